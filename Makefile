@@ -3,20 +3,20 @@ PYTHON ?= python3
 VENV ?= .venv
 RUN = $(VENV)/bin/python
 
-.PHONY: demo test check docs lowest lowest-torch pythons lint types bench gpu slurm clean
+.PHONY: demo test check docs site lowest lowest-torch pythons lint types bench gpu slurm clean
 
-demo: $(VENV)/demo-ready            ## make a volume, denoise it, show before and after
+demo: $(VENV)/demo-ready            ## make a volume, denoise it, write a report of what was done
 	$(RUN) -m penstock demo
 
-test: $(VENV)/ready                 ## the default tests: two and a half minutes on two cores
+test: $(VENV)/ready                 ## the default tests
 	OMP_NUM_THREADS=1 $(RUN) $(COVERED) -m pytest -n 2 --dist worksteal
 
 # The commands of README and docs take longest, and begin first.
 check: COVERED = -m coverage run    ## what CI runs
-check: lint types test lowest pythons
+check: lint types test lowest pythons site
 	$(RUN) tests/coverage_gates.py
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist worksteal -m "slow or docs" --maxfail 3 \
-		tests/test_docs.py tests
+	SITE=build/site OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist worksteal -m "slow or docs or hypothesis" \
+		--hypothesis-profile many --maxfail 3 tests/test_docs.py tests
 
 LOWEST = $(addprefix tests/, data/test_bad_stores.py data/test_chips.py data/test_generate.py data/test_grid.py \
 	data/test_killed_sinks.py data/test_netcdf.py data/test_normalize.py data/test_packed.py \
@@ -66,6 +66,9 @@ pythons:                            ## the core alone, and its tests, on each ot
 docs: $(VENV)/ready                 ## every command of README and docs, in order
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -m docs tests/test_docs.py
 
+site: $(VENV)/ready                 ## the site, in build/site: open build/site/index.html
+	OMP_NUM_THREADS=1 $(RUN) -m sphinx -b html -W --keep-going -E -q -d build/doctrees docs build/site
+
 lint: $(VENV)/ready
 	$(RUN) -m ruff check
 	$(RUN) -m ruff format --check
@@ -87,19 +90,23 @@ gpu: $(VENV)/ready                  ## tests that need a CUDA device
 	$(RUN) -m pytest -m gpu
 
 slurm: $(VENV)/ready                ## tests on a SLURM of two nodes, started here (root, slurm-wlm, iproute2)
-	$(RUN) -m pytest -m slurm tests/cluster/test_slurm_cluster.py tests/cluster/test_slurm_workers.py
+	$(RUN) -m pytest -m slurm tests/cluster
 
 # torch goes in by exact version: asked for in a range, or by another package, pip would fetch the
 # newest build with gigabytes of CUDA libraries. What is never imported need not be compiled.
 PIP = $(RUN) -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
 $(VENV)/demo-ready: pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || \
+		{ echo "there is no $(PYTHON); install Python 3.11 or newer, or name one: make demo PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("$(PYTHON) is Python %d.%d, and Penstock needs 3.11 or newer; name one: make demo PYTHON=python3.12" % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) "$$(grep '^torch==' constraints.txt)" -e '.[demo]'
+	$(PIP) "$$(grep '^torch==' constraints.txt)" -e '.[demo]' || \
+		{ echo "pip could not install it; without a network, PIP_INDEX_URL may name an index of yours"; exit 1; }
 	touch $@
 
 $(VENV)/ready: $(VENV)/demo-ready
-	$(PIP) -e '.[test]'
+	$(PIP) -e '.[test,docs]'
 	touch $@
 
 INSTALL_LOWEST = $(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
@@ -117,4 +124,4 @@ $(VENV)-lowest-torch/ready: pyproject.toml lowest.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-lowest $(VENV)-lowest-torch $(VENV)-other demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-lowest $(VENV)-lowest-torch $(VENV)-other build demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -248,7 +248,7 @@ def plan(job: Job) -> dict[str, Any]:
     """What Penstock plans for the job; not timed."""
     from penstock.base.config.infer import InferConfig
     from penstock.base.config.knobs import add_flags, from_flags
-    from penstock.inference.job import Job as Inference
+    from penstock.inference.opening.job import Job as Inference
 
     parser = argparse.ArgumentParser()
     add_flags(parser, InferConfig)

@@ -1,21 +1,23 @@
 #!/usr/bin/env bash
 # What a GPU does with the refiner: memory and throughput, variants, the largest batch that fits; and
-# with the detector: the suite on generated scenes, ResNet-50 FPN in mixed precision, batch by batch.
+# with the detector: the suite on generated scenes, ResNet-50 FPN in mixed precision, batch by batch;
+# and how near `penstock infer` comes to what the card computes alone.
 #
 #     bash benchmarks/gpu.sh [FOLDER [PART...]]    about 40 minutes on one card; it goes on where it ended
 #
-# Parts: check limits variants tiles suite (default: all). What is kept lands in FOLDER (default
+# Parts: check limits variants tiles suite infer (default: all). What is kept lands in FOLDER (default
 # benchmarks/results/gpu): ledgers of raw records, CSV, reports, figures, settings. Each part can be
 # killed and run again: --resume measures only what is missing. Scenes, chips and weights of the
 # suite lie in WORK (default /tmp/penstock-gpu) and are not kept. A launch that crashes is a row like
 # any other; the exit code is then 1, at the end.
 #
-# DEVICE, PRESET, SCENES and CUT are there for tests/test_gpu.py, which runs a small suite on a CPU.
+# DEVICE, PRESET, SCENES, CUT and SMOKE are there for tests/test_gpu.py, which runs a small suite and
+# a small infer on a CPU.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=${1:-benchmarks/results/gpu}
 parts=("${@:2}")
-((${#parts[@]})) || parts=(check limits variants tiles suite)
+((${#parts[@]})) || parts=(check limits variants tiles suite infer)
 device=${DEVICE:-cuda}
 preset=$(realpath "${PRESET:-benchmarks/gpu_suite.json}")
 work=${WORK:-/tmp/penstock-gpu}
@@ -88,11 +90,17 @@ suite() { # In the folder of its data, so that no record holds a path of this ma
     popd >/dev/null
 }
 
+infer() { # Nets at each arithmetic, beside the limits of the same minutes; traces of copies.
+    "${PYTHON:-python3}" benchmarks/gpu_infer.py --device "$device" --folder "$folder/infer" \
+        --work "$work/infer" ${SMOKE:+--smoke} | tee "$work/infer.txt" || crashed $?
+    cp "$work/infer.txt" "$folder/infer/"
+}
+
 for part in "${parts[@]}"; do
     case $part in
-    check | limits | variants | tiles | suite) "$part" ;;
+    check | limits | variants | tiles | suite | infer) "$part" ;;
     *)
-        echo "there is no part $part; there are check, limits, variants, tiles, suite" >&2
+        echo "there is no part $part; there are check, limits, variants, tiles, suite, infer" >&2
         exit 2
         ;;
     esac

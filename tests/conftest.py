@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
+import signal
 import sys
+import tempfile
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,15 +23,44 @@ from penstock.reports.figures.canvas import STYLE
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# A machine that is busy makes no example wrong; fewer of them than usual keep tests quick.
-settings.register_profile("penstock", deadline=None, max_examples=20)
-settings.load_profile("penstock")
+# A shell that starts tests in the background has them ignore Ctrl-C, and all that they start too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _holds_tests(folder: str) -> bool:
+    """Whether what tests write has room there, scripts that are started among it."""
+    try:
+        room = os.statvfs(folder)
+    except (OSError, AttributeError):  # there is none on other systems
+        return False
+    free = room.f_bavail * room.f_frsize
+    return free > 2 << 30 and not room.f_flag & os.ST_NOEXEC and os.access(folder, os.W_OK)
+
+
+# What tests write is kept in memory where that can be, so that none waits for a disk.
+if _holds_tests("/dev/shm"):
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
+
+# Each law is held with a few examples whenever tests are run, and with many once in `make check`.
+# A machine that is busy makes no example wrong.
+for name, max_examples in (("few", 5), ("many", 100)):
+    settings.register_profile(name, deadline=None, max_examples=max_examples)
+settings.load_profile("few")
 
 
 def pytest_collection() -> None:
     """Thousands of tests and the libraries under them are all there to stay: searching them for
     garbage took a third of the collection."""
     gc.disable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest tests begin first. Of two workers one begins in the middle, so that is where all
+    of them but one stand."""
+    docs = [item for item in items if item.get_closest_marker("docs")]
+    others = [item for item in items if not item.get_closest_marker("docs")]
+    half = len(others) // 2
+    items[:] = [*docs[:1], *others[:half], *docs[1:], *others[half:]]
 
 
 def pytest_collection_finish() -> None:
@@ -47,6 +79,14 @@ def _frozen_uncounted() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _own_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Trainings that tell MLflow keep out of the store of whoever runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _few_dots() -> Iterator[None]:
     """Figures are quickly written; what is in them is looked for on their axes."""
     with pytest.MonkeyPatch.context() as patch:
@@ -60,6 +100,13 @@ def _little_grows() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(specimen, "PERIOD", (240, 240, 240))
         yield
+
+
+@pytest.fixture
+def on_disk() -> Iterator[Path]:
+    """A folder for files that must not lie in memory, as those of `tmp_path` may."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
 
 
 @pytest.fixture
@@ -89,6 +136,11 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+# A server that logs between two tests, when pytest takes no logs, would keep the captured stderr of
+# one for all others, and complain in theirs that it is closed.
+logging.getLogger("werkzeug").addHandler(logging.NullHandler())
 
 
 @pytest.fixture(scope="session")

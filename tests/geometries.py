@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from penstock.data.box import Box
-from penstock.inference.geometry import Geometry
+from penstock.inference.tiling.geometry import Geometry
 
 
 @st.composite

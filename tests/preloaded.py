@@ -15,8 +15,8 @@ from pathlib import Path
 PENSTOCK = "from penstock.cli import entry; entry()"
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
-    "penstock.cli.infer penstock.inference.run penstock.inference.station "
-    "penstock.inference.worker penstock.data.stores.tensorstore_open "
+    "penstock.cli.infer penstock.inference.run penstock.inference.sharing.station "
+    "penstock.inference.sharing.worker penstock.data.stores.tensorstore_open "
     "torch.fx.experimental.symbolic_shapes distributed.nanny distributed.http.worker".split()
 )
 

@@ -88,7 +88,7 @@ def asking(fails: bool = False) -> Any:
 def test_threads_are_those_of_the_calling_thread_alone() -> None:
     import torch
 
-    from penstock.inference import lane
+    from penstock.inference.lanes import lane
 
     for scope in (caller.torch_threads(1), lane.one_thread()):
         with pytest.raises(KeyError), scope:

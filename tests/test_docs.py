@@ -1,4 +1,5 @@
-"""Every command block of README and docs: parsed by the real parsers, and run in order."""
+"""Every command block of README and docs: parsed by the real parsers, and run in order; every link
+of them leads somewhere."""
 
 from __future__ import annotations
 
@@ -9,7 +10,9 @@ import shlex
 import subprocess
 import sys
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import pytest
@@ -18,7 +21,13 @@ import penstock
 from penstock.cli import VERBS
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("[0-9]*.md"))
+"""Each runs in a folder of its own, and its output is compared with what it shows."""
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "background").glob("*.md")),
+]
 FOLLOWED = "extending.md"
 """Its commands need what its steps make, and its code may be lines of a file: test_extending
 follows them."""
@@ -26,8 +35,15 @@ ELSEWHERE = {
     "make demo": "it makes an environment; CI runs it",
     "make test": "it is what runs this",
     "pip install": "it changes the environment; test_packaging builds the wheel",
+    "mlflow ui": "it serves until it is stopped; test_mlflow starts it",
+    "tensorboard": "it serves until it is stopped; test_tracking reads its files",
+    "comet upload": "it needs a key; test_comet uploads to a cloud of ours",
+    "wandb": "it needs a key, or a terminal; test_wandb has W&B read what it wrote",
+    'eval "$(register-python-argcomplete': "test_completion presses keys in such a shell",
     "nvidia-smi": "it needs a GPU, and never ends",
     "penstock plot gpu_metrics.csv": "nvidia-smi has not written it; test_plots has such a log",
+    "penstock dashboard outputs logs": "it never ends; test_server starts it",
+    "penstock dashboard outputs --port": "it never ends; test_server starts it",
     "penstock slurm submit": "it needs sbatch; test_slurm_cluster starts a SLURM",
     "penstock infer --cluster slurm": "it needs sbatch; test_slurm_workers starts a SLURM",
     "penstock slurm status": "it needs squeue",
@@ -36,15 +52,23 @@ ELSEWHERE = {
     "penstock scaling slurm-": "no job of SLURM has run; test_scaling_logs has such logs",
 }
 """What is not run here, and why."""
-MAY_SAY = {"penstock compare": (0, 1, 4)}
+MAY_SAY = {"penstock compare": (0, 1, 3, 4)}
 """Exit codes of commands that may find something; the others end with 0."""
 
 QUICKER = {
-    "penstock bench loader": "--loaders penstock torch",
-    "penstock bench model --tile-sizes 64 --mode train": "--limit-tolerance 0.5",
-    "penstock bench model": "--effort quick",
+    "penstock generate ufs-p1 data/ufs": "--grid 96 192",
+    "penstock bench loader": "--loaders penstock --no-ladder --batches 4",
+    "penstock bench queue": "--workers 2 --iterations 8",
+    "penstock tune loader": "--launches 1 --batches 6",
+    "penstock bench model --tile-sizes 64 --mode train": "--tile-sizes 32 --limit-tolerance 0.5 "
+    "--budget 500MiB",
+    "penstock bench model": "--effort quick --launch-seconds 0.2",
+    "penstock generate xview3": "--size 512 512",
 }
-"""What is added to commands that measure much, or often, for the sake of an interval."""
+"""What is added to commands that measure much, or often, for the sake of an interval, and to those
+that make what several commands read."""
+LONGEST_S = 400
+"""Most seconds of a command, so that one that hangs is named."""
 
 
 class Block(NamedTuple):
@@ -54,13 +78,23 @@ class Block(NamedTuple):
 
 
 def blocks() -> list[Block]:
-    fence = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-    return [Block(page.name, *found) for page in PAGES for found in fence.findall(page.read_text())]
+    fence = re.compile(r"^```([\w{}]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+    pages = [*PAGES, *TUTORIALS]
+    return [Block(page.name, *found) for page in pages for found in fence.findall(page.read_text())]
 
 
-def commands(block: Block) -> list[str]:
+def make_outputs() -> ModuleType:
+    """The script that runs tutorials, which is no module of a package."""
+    spec = spec_from_file_location("make_outputs", ROOT / "docs" / "make_outputs.py")
+    assert spec and spec.loader
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def commands(text: str) -> list[str]:
     """Lines of a shell block, continued ones joined, without comments."""
-    lines = block.text.replace("\\\n", " ").splitlines()
+    lines = text.replace("\\\n", " ").splitlines()
     return [words for line in lines if (words := re.sub(r"(^|\s)#.*$", "", line).strip())]
 
 
@@ -73,11 +107,15 @@ def quicker(command: str) -> str:
     return f"{command} {more}"
 
 
+def quicker_block(text: str) -> str:
+    return "\n".join(map(quicker, commands(text)))
+
+
 SHELL = [
     line
     for block in blocks()
     if block.language == "sh" and block.page != FOLLOWED
-    for line in commands(block)
+    for line in commands(block.text)
 ]
 
 
@@ -89,6 +127,7 @@ def test_every_block_says_what_it_is() -> None:
         "json",
         "toml",
         "text",
+        "{toctree}",
     }
     assert len(SHELL) > 20
     unused = [prefix for prefix in ELSEWHERE if not any(c.startswith(prefix) for c in SHELL)]
@@ -97,7 +136,7 @@ def test_every_block_says_what_it_is() -> None:
 
 @pytest.mark.parametrize("command", SHELL)
 def test_every_command_is_one_that_the_parsers_take(command: str) -> None:
-    words = shlex.split(command)
+    words = shlex.split(command.partition(" || ")[0])
     if words[0] == "./run_benchmark.sh":
         words = ["penstock", "suite", *words[1:]]
     if words[0] != "penstock":
@@ -134,10 +173,12 @@ def test_every_block_runs_in_order(tmp_path: Path) -> None:
         "PYTHON": sys.executable,
         "PYTHONPATH": str(Path(penstock.__file__).parent.parent),
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "XDG_DATA_HOME": str(tmp_path / "data"),
     }
     failed = []
+    tutorials = [page.name for page in TUTORIALS]
     for block in blocks():
-        if block.page == FOLLOWED:
+        if block.page in (FOLLOWED, *tutorials):
             continue
         if block.language == "python":
             jobs = [[sys.executable, "-W", "error", "-c", block.text]]
@@ -147,14 +188,66 @@ def test_every_block_runs_in_order(tmp_path: Path) -> None:
             (here / named[1]).write_text(block.text)
             continue
         elif block.language == "sh":
-            lines = [quicker(line) for line in commands(block) if not elsewhere(line)]
+            lines = [quicker(line) for line in commands(block.text) if not elsewhere(line)]
             jobs = [["bash", "-c", line] for line in lines]
         else:
             continue
         for job in jobs:
-            done = subprocess.run(job, cwd=here, env=environment, capture_output=True, text=True)
+            done = subprocess.run(
+                job, cwd=here, env=environment, capture_output=True, text=True, timeout=LONGEST_S
+            )
             allowed = next((c for p, c in MAY_SAY.items() if job[-1].startswith(p)), (0,))
             if done.returncode not in allowed:
                 said = (done.stdout + done.stderr)[-1500:]
                 failed.append(f"{block.page}: {job[-1]}\nexit {done.returncode}: {said}")
     assert not failed, "\n\n".join(failed)
+
+
+WORD = re.compile(r"[A-Za-z]{4,}")
+
+
+@pytest.mark.docs
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_a_tutorial_shows_what_its_commands_say(page: Path, tmp_path: Path) -> None:
+    """In the same words, most of them: times, and what they lead to, differ between machines."""
+    outputs, text = make_outputs(), page.read_text()
+    steps = []
+    for step in outputs.run(text, tmp_path, quicker_block):
+        assert step.exit_code == 0, f"{step.text}exit {step.exit_code}: {step.error[-1500:]}"
+        steps.append(step)
+    now = outputs.OUTPUT.finditer(outputs.filled(text, steps))
+    for before, after in zip(outputs.OUTPUT.finditer(text), now, strict=True):
+        words = WORD.findall(before["shown"])
+        gone = [word for word in words if word not in WORD.findall(after["shown"])]
+        assert words and len(gone) < len(words) / 2, (
+            f"{page.name} shows words that are not said (python docs/make_outputs.py {page.name} "
+            f"writes what is): {' '.join(gone)}\n{after['shown']}"
+        )
+    for picture in outputs.PICTURE.finditer(text):
+        assert (tmp_path / "here" / picture["file"]).is_file()
+
+
+LINKED = [*PAGES, *TUTORIALS, *(ROOT / "docs" / "tutorials").glob("index.md")]
+LINKED += [ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+LINKED += [ROOT / "benchmarks" / "README.md", ROOT / "training" / "README.md"]
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and the site make them."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    heads = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    """Links into docs/reference, which the site makes, are checked where the site is built."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for target, anchor in re.findall(r"\]\((?!\w+:)([^)#\s]*)(?:#([^)]*))?\)", text):
+        place = (page.parent / target).resolve() if target else page
+        if place.is_relative_to(ROOT / "docs" / "reference"):
+            continue
+        assert place.exists(), f"{page.name} links to {target}"
+        assert not anchor or anchor in anchors(place), f"{page.name} links to {target}#{anchor}"
+    for name in re.findall(r"\bdocs/[\w/-]+\.md\b", text):
+        assert (ROOT / name).is_file(), f"{page.name} names {name}"

@@ -9,6 +9,7 @@ import csv
 import gc
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -142,8 +143,8 @@ def test_patches_come_back_with_the_same_bits_alone_and_many_at_once(seam: str) 
 def test_blocks_are_read_into_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from penstock.inference.blocks import Loaded
-    from penstock.inference.transfers import Transfers
+    from penstock.inference.lanes.blocks import Loaded
+    from penstock.inference.lanes.transfers import Transfers
 
     upload, pinned = Transfers.upload, []
 
@@ -455,6 +456,34 @@ def test_the_benchmark_goes_on_after_a_crash_and_keeps_the_roofs_it_looks_up(
     assert (kept / "doctor.ledger" / "records.jsonl").read_text() == "roofs\n"
     code, calls = called(2)
     assert (code, len(calls)) == (2, 4), "what is refused is the end"
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_inference_has_a_twin_on_the_cpu(tmp_path: Path) -> None:
+    small = {"WORK": str(tmp_path / "work"), "SMOKE": "1", "PYTHON": sys.executable}
+    command = ["bash", str(BENCHMARKS / "gpu.sh"), str(tmp_path / "kept"), "infer"]
+    environment = {**os.environ, **small, "DEVICE": "cpu"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    kept = tmp_path / "kept" / "infer"
+    records = [json.loads(line) for line in (kept / "infer.jsonl").read_text().splitlines()]
+    limits = {r["name"] for r in records if r["kind"] == "limit"}
+    assert limits == {"read", "write", "copy"}, "there is no bus on a CPU"
+    for kind in ("alone", "infer"):
+        cases = [(r["net"], r["how"]) for r in records if r["kind"] == kind]
+        assert cases == [
+            ("identity", "eager"), ("three_conv", "eager"), ("three_conv", "compiled"),
+        ]  # fmt: skip
+        assert all(r["voxels_per_second"] > 0 for r in records if r["kind"] == kind)
+    assert len([*kept.glob("trace-*.json")]) == 3
+    assert (kept / "infer.txt").read_text() == done.stdout
+
+
+def test_how_much_of_the_copies_lies_beside_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    overlap_of = runpy.run_path(str(BENCHMARKS / "gpu_infer.py"))["overlap_of"]
+    assert overlap_of([], [(0.0, 9.0)]) is None
+    assert overlap_of([(0.0, 2.0), (4.0, 6.0)], [(1.0, 3.0), (3.0, 5.0)]) == 0.5
 
 
 @pytest.mark.slow

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 import penstock
-import penstock.models
 
 from .anew import imported_anew
 from .house import (
@@ -24,6 +23,7 @@ from .house import (
     PACKAGE,
     ROOT,
     SHIMS,
+    architecture,
     doors,
     files,
     imports_of,
@@ -67,6 +67,32 @@ def test_no_circle_of_imports() -> None:
         list(TopologicalSorter(graph).static_order())
     except CycleError as error:
         pytest.fail(" -> ".join(error.args[1]))
+
+
+@pytest.mark.parametrize("wing", ranks())
+def test_no_circle_among_the_folders_of_a_wing(wing: str) -> None:
+    """Each folder, and each room beside them, stands for itself."""
+    order = TopologicalSorter[str]()
+    for file in files():
+        for other in targets_of(file):
+            here, there = (place.split("/")[:2] for place in (file, other))
+            if here != there and {here[0], there[0]} == {wing}:
+                order.add(here[1], there[1])
+    order.prepare()
+
+
+def test_folders_of_inference_are_in_the_order_that_architecture_gives() -> None:
+    """The rooms beside them are the entries, which may import any of them."""
+    (said,) = re.findall(r"imports only\s+those to its left: `(.*?)`", architecture())
+    rank = {f: n for n, step in enumerate(said.split(" < ")) for f in step.split(", ")}
+    assert set(rank) == {file.split("/")[1] for file in files() if file.count("/") > 1
+                         and file.startswith("inference/")}  # fmt: skip
+    for file in (file for file in files() if file.split("/")[0] == "inference"):
+        for other in targets_of(file):
+            wing, there, *_ = other.split("/")
+            here = rank.get(file.split("/")[1], len(rank))
+            if wing == "inference" and there != file.split("/")[1]:
+                assert rank.get(there, len(rank)) <= here - (there in rank), f"{file} -> {other}"
 
 
 @pytest.mark.parametrize("wing", doors())
@@ -127,7 +153,6 @@ def test_every_name_of_every_door_is_the_same_before_and_after_all_rooms(
 
 @pytest.mark.parametrize(("shim", "name"), SHIMS.items())
 def test_an_old_import_path_still_works(shim: str, name: str) -> None:
-    assert penstock.models.torchvision  # before Lightning imports one that may not load
     assert getattr(importlib.import_module(module_of(shim)), name).__doc__
     assert len((PACKAGE / shim).read_text().splitlines()) <= 3
 
@@ -196,9 +221,11 @@ def test_one_default_per_knob() -> None:
     from penstock.base import InferConfig
 
     knobs = set(InferConfig.model_fields)
-    below = ["data/grid.py", "data/normalize.py", "base/threads.py"]
-    below += [f"inference/{room}.py" for room in ("geometry", "stitch", "plan", "memory", "lane")]
-    for file in below:
+    below = (
+        "base/threads data/grid data/normalize inference/tiling/geometry inference/tiling/stitch "
+        "inference/planning/plan inference/planning/memory inference/lanes/lane"
+    )
+    for file in (f"{room}.py" for room in below.split()):
         for node in nodes(file):
             if isinstance(node, ast.FunctionDef):
                 named = node.args.args[len(node.args.args) - len(node.args.defaults) :]
@@ -224,12 +251,19 @@ def test_no_two_public_classes_share_a_name() -> None:
     assert {name: where for name, where in homes.items() if len(where) > 1} == {}
 
 
+def _set_by(node: ast.AST) -> str | None:
+    """The name of a variable that is set here, or of a parameter."""
+    if isinstance(node, ast.arg):
+        return node.arg
+    return node.id if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) else None
+
+
 def test_names_say_what_they_hold() -> None:
     vague = [
-        f"{file}:{node.lineno} {node.id}"
+        f"{file}:{node.lineno} {name}"
         for file in files()
         for node in nodes(file)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in VAGUE
+        if (name := _set_by(node)) in VAGUE
     ]
     assert vague == []
 
@@ -280,6 +314,9 @@ def test_functions_that_doors_hand_out_tell_their_arguments() -> None:
                 r"^(Returns|Yields):$", text, re.MULTILINE
             ):
                 wrong.append(f"{where}: what it returns")
+        raises = any(isinstance(part, ast.Raise) and part.exc for part in ast.walk(node))
+        if (raises or "Raises `" in text) and "Raises:" not in text:
+            wrong.append(f"{where}: what it raises")
     assert wrong == []
 
 

@@ -385,6 +385,7 @@ OUTPUTS: list[tuple[list[str], str]] = [
     (["tune", "loader", "{a}", "--step-time", "1", "--output"], "mine.yaml"),
     (["predict", "{new}", "--data-root", "{a}", "--overwrite", "--output"], "mine.csv"),
     (["demo", "--out"], "before_after.png"),
+    (["demo", "--out"], "report.html"),
     (["demo", "--out"], "noisy.ome.zarr/mine"),
     (["train", "spiral", "--max-steps", "1", "--output-dir"], "args.json"),
     (["train", "spiral", "--max-steps", "1", "--overwrite", "--output-dir"], "best_model.pth"),

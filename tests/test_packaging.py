@@ -26,11 +26,13 @@ from .reports.kit import launch
 ROOT = Path(__file__).parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = set(PROJECT["optional-dependencies"])
+TOOLS = ("test", "docs")
+"""Extras of who works on Penstock: no library of theirs is imported by the package."""
 BLOCK = """
 import sys
 ABSENT = set('''
-    comet_ml contourpy dask faster_coco_eval imagecodecs jinja2 lightning_fabric
-    lightning_utilities markupsafe matplotlib mlflow netCDF4 numcodecs obstore pandas pyarrow
+    bokeh comet_ml contourpy dask faster_coco_eval imagecodecs jinja2 lightning_fabric
+    lightning_utilities markupsafe matplotlib mlflow netCDF4 numcodecs obstore pandas panel pyarrow
     pynvml rasterio safetensors scipy tensorboard tensorstore tifffile torch torchvision xarray
     xbatcher xxhash zarr zarrs
 '''.split())
@@ -58,7 +60,7 @@ def test_hints_name_the_distribution_and_its_extras() -> None:
     required = {e for text in sources for e in re.findall(r'require\(\s*"[\w.]+", "(\w+)"', text)}
     assert required and required <= EXTRAS
     named = re.compile(r"penstock(?:-dl)?\[([a-z,]+)\]")
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "training" / "README.md"]
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), ROOT / "training" / "README.md"]
     for text in [*sources, *(page.read_text() for page in pages)]:
         assert "penstock[" not in text
         for extras in named.findall(text):
@@ -70,7 +72,7 @@ def test_the_lowest_versions_that_are_tested_are_those_that_are_allowed() -> Non
     lines = (ROOT / "lowest.txt").read_text().splitlines()
     pins = dict(line.split("==") for line in lines if not line.startswith("#"))
     extras = PROJECT["optional-dependencies"]
-    asked = {line for name, extra in extras.items() if name != "test" for line in extra}
+    asked = {line for name, extra in extras.items() if name not in TOOLS for line in extra}
     asked |= {line for line in extras["test"] if line.startswith("pytorch-lightning")}
     least: dict[str, str] = {}
     for line in asked.union(PROJECT["dependencies"]):
@@ -108,6 +110,7 @@ WITHOUT = {
     "bench queue in.npy": "numcodecs.*dl[loaders]",
     "tune loader in.npy --step-time 0.1": "numcodecs.*dl[loaders]",
     "demo": "torch.*dl[demo]",
+    "dashboard .": "panel.*dl[dashboard]",
     "plot gpus.csv": "matplotlib.*dl[plot]",
     "report b.jsonl --output b.html": "jinja2.*dl[plot]",
 }
@@ -211,6 +214,11 @@ def test_the_demo_needs_no_more_than_its_extra(core: dict[str, str], tmp_path: P
     done = subprocess.run(command, capture_output=True, text=True, env=core, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "demo" / "before_after.png").exists()
+    page = tmp_path / "demo" / "report.html"
+    assert done.stdout.splitlines()[-1] == f"Report: {page}; open it in a browser"
+    told = page.read_text()
+    for what in ("dB after", "Stages over time", "Seams", "Memory of the job", "input, output"):
+        assert what in told, what
     makefile = (ROOT / "Makefile").read_text()
     assert "torch==' constraints.txt)\" -e '.[demo]'" in makefile
 

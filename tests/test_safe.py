@@ -230,10 +230,12 @@ def planted_lines(verb: str, every_kind: bool) -> Iterator[list[str]]:
     """Command lines of a verb: a key is in all that must be said, and in one flag after another.
 
     Left out is what takes seconds until it is refused: data of ``bench``, which a process of its
-    own asks for (`test_what_fails_tells_no_key`), and devices. Of kinds that take the same
+    own asks for (`test_what_fails_tells_no_key`), and devices; and the name and tags of
+    ``bench`` and ``doctor``, which need nothing else and would measure. Of kinds that take the same
     arguments, the presets of ``suite``, one is asked unless all are.
     """
     asked = set[tuple[str, ...]]()
+    left_out = {"device", "name", "tag"} if verb in ("bench", "doctor") else {"device"}
     parser = argparse.ArgumentParser()
     import_module(f"penstock.cli.{verb}").add_arguments(parser)
     for words, actions in ends(parser, [verb]):
@@ -245,7 +247,7 @@ def planted_lines(verb: str, every_kind: bool) -> Iterator[list[str]]:
         flags = [
             [(name := action.option_strings[0]), SPEC if name.endswith("spec") else URL]
             for action in sorted(actions, key=lambda action: not action.required)
-            if action.option_strings and action.nargs != 0 and action.dest != "device"
+            if action.option_strings and action.nargs != 0 and action.dest not in left_out
         ]
         required = sum(bool(action.option_strings and action.required) for action in actions)
         said = [*words, *(str(next(iter(place.choices or [URL]))) for place in places)]

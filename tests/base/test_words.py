@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+import numpy as np
 import pytest
 
 from penstock.base.config.infer import InferConfig
@@ -37,3 +38,8 @@ def test_flags_of_settings_give_them_again(more: dict[str, Any]) -> None:
     assert len(mapped) == len([each for each in as_settings(again)["out_spec"] if "{" in each])
     for name, value in wanted.items():
         assert mapped or as_settings(again)[name] == value, name
+
+
+def test_an_array_in_memory_is_told_in_words() -> None:
+    config = build(InferConfig, NEEDED | {"in_spec": np.zeros((2, 3, 4), "uint16")})
+    assert as_settings(config)["in_spec"] == "array in memory, uint16 (2, 3, 4)"

@@ -29,7 +29,7 @@ class Patches(nn.Module):
     def forward(self, x):
         assert x.device.type == "meta", "it was run"
         if x.shape[-1] % 4:
-            raise ValueError(f"a side of {x.shape[-1]} is no multiple of the patch, 4")
+            raise ValueError(f"a side of {x.shape[-1]} is not a multiple of the patch, 4")
         return {"map": self.proj(x), "mean": x.mean((2, 3))}
 
 class Valued(nn.Module):

@@ -259,7 +259,7 @@ def test_a_worker_that_nobody_waits_for_waits_no_longer(
     with alone.held(["gpu-0"], wanted):
         assert alone.running_beside() == 0
         with (
-            pytest.raises(PenstockError, match="nobody waits"),
+            pytest.raises(PenstockError, match="no client waits"),
             alone.held(["gpu-0"], lambda: False),
         ):
             raise AssertionError

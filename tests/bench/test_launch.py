@@ -96,9 +96,9 @@ def test_each_failure_is_the_right_row(
         ("nothing", "start", "exit code 0 and no result"),
         ("nonsense", "start", "exit code 0 and no result"),
         ("no_number", "start", "exit code 0 and no result"),
-        ("no_record", "report", "its answer is no record: samples_s.step.0"),
-        ("bad_case", "report", "its answer is no record: case"),
-        ("no_status", "report", "its answer is no record"),
+        ("no_record", "report", "its answer is not a record: samples_s.step.0"),
+        ("bad_case", "report", "its answer is not a record: case"),
+        ("no_status", "report", "its answer is not a record"),
     ],
 )
 def test_what_is_no_answer_is_a_crash(animal: str, stage: str, message: str) -> None:

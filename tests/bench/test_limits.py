@@ -230,6 +230,7 @@ def test_what_was_measured_is_found_again(tmp_path: Path) -> None:
         limits.measure_roofs("cpu", ["float32"], tmp_path, "quick", ledger, run)
         limits.noise_floor("cpu", "quick", ledger, always())
     assert limits.known_roof("here", "cpu", "float32", ledger) == 500
+    assert limits.known_disk("here", ledger) == 250 and limits.known_disk("there", ledger) is None
     for key, device, dtype in (
         ("there", "cpu", "float32"),
         ("here", "cuda:0", "float32"),
@@ -253,7 +254,7 @@ def test_tf32_is_a_roof_of_its_own(tmp_path: Path) -> None:
 def test_where_nothing_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert limits.default_ledger().path.parent == tmp_path / "penstock" / "doctor.ledger"
-    assert limits.known_roof("here", "cpu", "float32") is None
+    assert limits.known_roof("here", "cpu", "float32") is limits.known_disk("here") is None
     assert not list(tmp_path.iterdir())
 
 

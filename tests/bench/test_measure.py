@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.bench import measure as under_test
@@ -117,7 +117,6 @@ def test_sampling_ends_with_its_budget() -> None:
     assert RULES.seconds <= spent < RULES.seconds + noise.max()
 
 
-@settings(max_examples=8, deadline=None)
 @given(st.floats(1e-5, 0.1), st.floats(0, 0.4), st.integers(0, 99))
 def test_samples_are_never_dropped_and_it_always_ends(step: float, noise: float, seed: int) -> None:
     """All steps are accounted for: one first, the warm-up's, and whole windows."""

@@ -186,11 +186,11 @@ def test_an_interrupted_sweep_goes_on_with_resume(
     words = ("--tile-sizes", "16", "--batch-sizes", "1", "2", "3")
     append, kept = Ledger.append, []
 
-    def impatient(ledger: Ledger, record: Record) -> None:
-        append(ledger, record)
-        kept.append(record)
+    def impatient(ledger: Ledger, record: Record) -> Record:
+        kept.append(append(ledger, record))
         if len(kept) == 2:
             raise KeyboardInterrupt
+        return kept[-1]
 
     with monkeypatch.context() as patched:
         patched.setattr(Ledger, "append", impatient)

@@ -231,12 +231,16 @@ def test_a_checked_case_has_its_device_and_channels_and_was_not_run(nets: str) -
     ("net", "knobs", "sentence"),
     [
         ("nothing", {}, "--model .*nothing could not be made"),
-        ("Patches", {"tile": "18"}, "--tile-sizes 18: .* side of 18 is no multiple of the patch"),
+        (
+            "Patches",
+            {"tile": "18"},
+            "--tile-sizes 18: .* side of 18 is not a multiple of the patch",
+        ),
         ("Valued", {"tile": "64"}, "--tile-sizes 64: .* too wide for me$"),
         ("convs", {"tile": "4x16x16"}, "4x16x16 has 3 axes; model .* takes 2"),
         ("convs", {"channels": 4}, r"does not take a batch of shape \(1, 4, 16, 16\)"),
         ("convs", {"device": "cuda:7"}, "--device cuda:7: this machine has"),
-        ("convs", {"device": "abacus"}, "--device 'abacus' is no device"),
+        ("convs", {"device": "abacus"}, "--device 'abacus' is not a device"),
         ("convs", {"weights": "absent.pt"}, "--weights absent.pt: there is no such file"),
         ("frozen", {"mode": "train"}, "no parameters to train"),
         ("normed", {"mode": "train", "checkpointing": True}, "part 0 of .* counts its batches"),
@@ -323,5 +327,5 @@ def test_a_head_without_a_gradient_cannot_be_trained_on(nets: str) -> None:
 
 
 def test_a_prithvi_refiner_says_which_tile_would_do() -> None:
-    with pytest.raises(UsageError, match="100 is no multiple of 16"):
+    with pytest.raises(UsageError, match="100 is not a multiple of 16"):
         under_test.check({**CASE, "model": "prithvi-refiner-tiny", "tile": "100"})

@@ -300,9 +300,7 @@ def test_the_exit_code_of_launches_that_failed(
     code: int,
 ) -> None:
     fine = SimpleNamespace(error=None)
-    monkeypatch.setattr(
-        "penstock.bench.launch.launcher.ask_worker", lambda scenario, case, *_: fine
-    )
+    monkeypatch.setattr("penstock.cli.bench_queue.ask_worker", lambda scenario, case, *_: fine)
     monkeypatch.setattr("penstock.cli.sweep.run_sweep", failed(status, message))
     words = ["bench", "queue", str(data), "--output", str(tmp_path / "queue.csv")]
     assert main([*words, "--batch-size", "2", "--workers", "1", "--queue-sizes", "1"]) == code

@@ -22,13 +22,13 @@ import pytest
 from penstock.base.config.knobs import build
 from penstock.base.config.train import TrainConfig
 from penstock.base.errors import UsageError
+from penstock.base.run_names import SUITE_LEDGER
 from penstock.bench.launch.supervisor import LaunchRequest, run_launch
 from penstock.bench.measure import Rules, measure_scenario
 from penstock.bench.scenarios import train as scenario
 from penstock.bench.suite.preset import named_preset
 from penstock.bench.suite.run import (
     RULES,
-    SUITE_LEDGER,
     check_resumed_suite,
     check_suite_output,
     prepare_suite,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,29 @@ def test_warnings_of_noise(noise: dict[str, Any] | None, words: list[str]) -> No
     assert all(word in sentence for sentence, word in zip(said, words, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("versions", "warned"),
+    [
+        ({"torch": "2.13.0+cpu", "torchvision": "0.28.0"}, True),
+        ({"torch": "2.13.0+cpu", "torchvision": "0.28.0+cpu"}, False),
+        ({"torch": "2.13.0", "torchvision": "0.28.0"}, False),
+        ({"torch": "2.13.0+cpu"}, False),
+    ],
+)
+def test_builds_that_do_not_go_together(
+    versions: dict[str, str], warned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(package: str) -> str:
+        if package not in versions:
+            raise PackageNotFoundError(package)
+        return versions[package]
+
+    monkeypatch.setattr(doctor, "version", version)
+    said = [*doctor.build_warnings()]
+    assert len(said) == warned
+    assert all(each.endswith("Install both together, from one index.") for each in said)
+
+
 def test_what_could_not_be_measured_is_said() -> None:
     failed = {"value": None, "note": "torch is not here", "threshold": None}
     assert doctor.noise_lines(failed, "cpu") == ["not measured: torch is not here"]
@@ -141,7 +165,7 @@ def test_a_word_that_is_no_device_is_refused_at_once(
         monkeypatch.delattr(doctor, name)
     assert main(["doctor", "--device", device, *more]) == 2
     said = capsys.readouterr()
-    assert f"--device {device} is no device; give auto, cpu" in said.err and not said.out
+    assert f"--device {device} is not a device; give auto, cpu" in said.err and not said.out
 
 
 def test_a_gpu_is_refused_at_once_where_torch_is_built_without_any(

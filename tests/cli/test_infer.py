@@ -21,6 +21,8 @@ import yaml
 from penstock.base.config.infer import InferConfig
 from penstock.base.config.knobs import add_flags, build, from_flags
 from penstock.cli import main
+from penstock.cli.infer import shown_progress
+from penstock.inference.stages.summary import Progress
 
 from ..places import SHARED
 from ..seed_spec import seed_out_spec
@@ -424,6 +426,23 @@ def test_progress_that_cannot_be_told_ends_no_job(
                  "identity", "--patch", "16", "--overlap", "4")  # fmt: skip
     assert code == 0
     assert (read(tmp_path / "out.zarr/0") == volume).all()
+
+
+@pytest.mark.parametrize(
+    ("done", "line"),
+    [
+        (0, "0 of 32 patches, 1 of 6 blocks written, no patch is computed yet\n"),
+        (8, "8 of 32 patches, 1 of 6 blocks written, 2.0 MB/s, 3.00 s left\n"),
+        (32, "32 of 32 patches, 1 of 6 blocks written, 2.0 MB/s\n"),
+    ],
+)
+def test_the_time_left_is_told_while_it_is_known(
+    done: int, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("penstock.cli.infer.PLAIN_EVERY_SECONDS", 0)
+    with shown_progress() as progress:
+        progress(Progress(done, 32, 1, 6, 1.0, 2.0))
+    assert capsys.readouterr().err == line
 
 
 def test_a_pipe_that_breaks_elsewhere_is_no_success(

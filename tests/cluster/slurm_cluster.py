@@ -73,6 +73,18 @@ NodeName=n2 NodeAddr={network}.2 Port={slurmd} CPUs=2 RealMemory=2000
 PartitionName=low Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP PriorityTier=1
 PartitionName=high Nodes=n1,n2 MaxTime=INFINITE State=UP PriorityTier=10
 """
+SLOW_NET = """
+import time, torch
+
+class Slow(torch.nn.Module):
+    def forward(self, x):
+        time.sleep(0.05)
+        return x * 2
+
+def slow():
+    return Slow()
+"""
+"""The file of a model of which each forward takes a moment."""
 CGROUP_CONF = "CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\n"
 
 

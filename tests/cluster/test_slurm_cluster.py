@@ -7,7 +7,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from .slurm_cluster import NODES, Cluster, missing
 pytestmark = [
     pytest.mark.slurm,
     pytest.mark.skipif(missing() is not None, reason=f"no SLURM here: {missing()}"),
+    pytest.mark.usefixtures("used"),
 ]
 
 NAME = "a b'$(touch x)\"&;#--nodes=9 é`"
@@ -35,22 +36,6 @@ TRAIN = [
 LIMITS = ["--time", "10", "--env", "OMP_NUM_THREADS=1"]
 TWO_NODES = ["--nodes", "2", "--exclusive", *LIMITS]
 ONE_OF_EACH = ["--ntasks-per-node", "1", *LIMITS]
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    made = Cluster(tmp_path_factory.mktemp("slurm"))
-    try:
-        made.start()
-        yield made
-    finally:
-        made.stop()
-
-
-@pytest.fixture(autouse=True)
-def _as_its_user(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("PATH", "SLURM_CONF"):
-        monkeypatch.setenv(name, cluster.environment[name])
 
 
 @pytest.fixture(scope="module")

@@ -310,7 +310,7 @@ def test_a_study_without_gpus(capsys: pytest.CaptureFixture[str]) -> None:
             ["--study", "1,2", "--output", "log"],
             "--output log: the jobs of --study need a file eac",
         ),
-        (["--preset", "raven-3gpu"], "--preset raven-3gpu: there is none of that name; there are "),
+        (["--preset", "raven-3gpu"], "--preset raven-3gpu: no such preset; there are "),
         (["--job-name", "a\nb"], "--job-name: 'a\\nb' is not text in one line"),
         (["--config", "absent.yaml"], "--config absent.yaml: No such file"),
     ],
@@ -367,8 +367,8 @@ def test_without_slurm_it_says_so(
     ("text", "sentence"),
     [
         (None, "No such file"),
-        ("{", "is no list of jobs that penstock slurm submit wrote"),
-        ('{"jobs": [{"id": 1}]}', "is no list of jobs"),
+        ("{", "is not a list of jobs that penstock slurm submit wrote"),
+        ('{"jobs": [{"id": 1}]}', "is not a list of jobs"),
         ('{"format": "penstock-study", "version": 9}', "is penstock-study 9, not penstock-study 1"),
     ],
 )

@@ -33,6 +33,7 @@ from .test_slurm_jobs import HOSTILE, config_of, directives, recorded, recorder,
 __all__ = ["recorder", "spoken"]  # fixtures
 
 INFER = ["infer", "--model-type", "identity", "--in-spec", "in.zarr", "--out-spec", "out.zarr"]
+LAUNCH = "launch slurm --requeue --max-requeues 10 -- "
 ENVIRONMENT = {"SLURM_JOB_ID": "77", "SLURM_ARRAY_JOB_ID": "70", "SLURM_ARRAY_TASK_ID": "7"}
 
 
@@ -236,9 +237,15 @@ def test_a_verb_takes_the_place_of_the_script(
 ) -> None:
     (text,) = rendered(capsys, "--venv", "/env", "--", *words)
     got = directives(text)
-    assert got["--signal"] == "B:TERM@120" and "--requeue" in got
-    again = " ${SLURM_RESTART_COUNT:+--resume}" if resumes else ""
-    assert last_line(text) == f"exec python -u -m penstock {shlex.join(heard or words)}{again}"
+    heard, again = heard or words, " ${SLURM_RESTART_COUNT:+--resume}" if resumes else ""
+    goes_back = heard[0] != "plan"
+    assert got["--signal"] == f"B:{'USR1' if goes_back else 'TERM'}@120" and "--requeue" in got
+    launch = LAUNCH if goes_back else ""
+    assert last_line(text) == f"exec python -u -m penstock {launch}{shlex.join(heard)}{again}"
+    for flags in (["--no-requeue"], ["--max-requeues", "0"]):
+        (text,) = rendered(capsys, "--venv", "/env", *flags, "--", *words)
+        assert directives(text)["--signal"] == "B:TERM@120"
+        assert last_line(text) == f"exec python -u -m penstock {shlex.join(heard)}{again}"
 
 
 def test_a_program_gets_its_words_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
@@ -251,6 +258,17 @@ def test_a_program_gets_its_words_as_they_are(capsys: pytest.CaptureFixture[str]
     assert "--requeue" in directives(text) and directives(text)["--signal"] == "B:TERM@60"
     (text,) = rendered(capsys, "--nodes", "3", "--", "srun", "mine")
     assert directives(text)["--nodes"] == "3"
+
+
+def test_a_second_variable_does_not_take_the_place_of_the_first(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (text,) = rendered(capsys, "--env", "A=1", "B=2", "--env", "C=3", "--", "true")
+    assert [line for line in text.splitlines() if line.startswith("export ")] == [
+        "export A=1",
+        "export B=2",
+        "export C=3",
+    ]
 
 
 @given(st.lists(HOSTILE, max_size=4), st.booleans())
@@ -298,7 +316,7 @@ def test_what_a_verb_is_given_is_what_it_hears(
          "run-%j: the parts of infer are several jobs"),
         (["--", *INFER, "--weights", "%a/64"],
          "%a/64: %a is the number of an array's element; give --array, such as --array 3,7"),
-        (["--array", "0", "--", "true"], "--array: '0' makes no element; 0-0 makes the one of"),
+        (["--array", "0", "--", "true"], "--array: '0' has no elements; 0-0 has one"),
         (["--array", "4", "--output", "log-%j", "--", *INFER], "--output log-%j: a job's log is"),
         (["--array", "2", "--", "train", "spiral", "--output-dir", "x"],
          "--output-dir x: the jobs of --array need a folder each"),
@@ -349,7 +367,7 @@ def test_an_array_of_infer_is_a_chain(capsys: pytest.CaptureFixture[str]) -> Non
     assert [job["--error"] for job in (begin, parts, finish)] == [
         "prepare.err", "%a.err", "finish.err",
     ]  # fmt: skip
-    line = f"exec python -u -m penstock {shlex.join(INFER)}"
+    line = f"exec python -u -m penstock {LAUNCH}{shlex.join(INFER)}"
     assert list(map(last_line, scripts)) == [
         f"{line} --prepare --workers 64 ${{SLURM_RESTART_COUNT:+--resume}}",
         f'{line} --part "${{SLURM_ARRAY_TASK_ID}}/64"',

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,8 +26,9 @@ from penstock.cluster import slurm_workers
 from penstock.cluster.absence import Absence
 from penstock.cluster.slurm_states import JobState
 from penstock.cluster.slurm_workers import WorkerJobs
+from penstock.instruments.ledger import Ledger
 
-from .slurm_cluster import NODES, Cluster, missing
+from .slurm_cluster import NODES, SLOW_NET, Cluster, missing
 
 on_slurm = pytest.mark.skipif(missing() is not None, reason=f"no SLURM here: {missing()}")
 NASTY = "a b'$(touch x)\"&;# é`"
@@ -79,7 +82,7 @@ def test_what_the_preset_sets_is_quoted_for_the_shell() -> None:
     [
         (None, None, "--cluster slurm needs --workers N"),
         ("time: '30'", None, r"--cluster slurm:\./mine.yaml needs --workers N"),
-        ("array: 4", 2, "a preset with an array is not one of workers"),
+        ("array: 4", 2, "a preset with an array is not a preset of workers"),
         ("exclusive: true\ngpus_per_node: 4", 2, "has room for 4"),
         ("nodes: none", 2, "mine.yaml: nodes"),
     ],
@@ -147,41 +150,22 @@ def test_jobs_that_all_end_at_once_are_replaced_before_the_run_is_given_up(
         kept.tend(0)
 
 
-NET = """
-import time, torch
-
-class Slow(torch.nn.Module):
-    def forward(self, x):
-        time.sleep(0.05)
-        return x * 2
-
-def slow():
-    return Slow()
-"""
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    made = Cluster(tmp_path_factory.mktemp("slurm"))
-    try:
-        made.start()
-        yield made
-    finally:
-        made.stop()
+@pytest.fixture
+def ready(used: Cluster) -> Cluster:
+    """The cluster, with a preset of its workers."""
+    _needs_jobqueue()
+    Path("net.py").write_text(SLOW_NET)
+    preset("cpus_per_task: 2\ntime: '10'\nenv: {OMP_NUM_THREADS: 1}")
+    return used
 
 
 @pytest.fixture
-def started(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """The cluster, with this process as its user, and something to infer."""
-    _needs_jobqueue()
-    for name in ("PATH", "SLURM_CONF"):
-        monkeypatch.setenv(name, cluster.environment[name])
+def started(ready: Cluster) -> Cluster:
+    """The cluster, and something to infer."""
     array = np.random.default_rng(0).normal(900, 200, (48, 64, 80)).astype("float32")
     np.save("in.npy", array)
-    Path("net.py").write_text(NET)
-    preset("cpus_per_task: 2\ntime: '10'\nenv: {OMP_NUM_THREADS: 1}")
     assert main(words("alone.zarr")) == 0
-    return cluster
+    return ready
 
 
 def words(out: str, *more: str) -> list[str]:
@@ -205,7 +189,10 @@ SLURM = ("--cluster", "slurm:./mine.yaml", "--workers", "2", "--parts", "30")
 
 @pytest.mark.slurm
 @on_slurm
-def test_a_volume_on_two_nodes_of_which_one_job_is_cancelled(started: Cluster) -> None:
+@pytest.mark.parametrize("what", ["cancelled", "drained", "down"])
+def test_a_volume_on_two_nodes_of_which_one_is_lost(what: str, started: Cluster) -> None:
+    """A job that is cancelled, also on a node that is drained and takes no other, ends with notice;
+    one on a node that goes down does not."""
     client = subprocess.Popen(
         [sys.executable, "-m", "penstock", *words("out.zarr", *SLURM)],
         stderr=subprocess.PIPE, text=True,
@@ -219,14 +206,82 @@ def test_a_volume_on_two_nodes_of_which_one_job_is_cancelled(started: Cluster) -
     started.wait("two workers at work", at_work)
     jobs = dict(line.split() for line in jobs_of(started))
     assert sorted(jobs.values()) == [*NODES]
-    started.say("scancel", min(jobs))
-    said = client.communicate(timeout=120)[1]
+    node = f"nodename={jobs[min(jobs)]}"
+    if what != "cancelled":
+        state = "drain" if what == "drained" else what
+        started.say("scontrol", "update", node, f"state={state}", "reason=test")
+    if what != "down":
+        started.say("scancel", min(jobs))
+    try:
+        said = client.communicate(timeout=200)[1]
+    finally:
+        if what != "cancelled":
+            started.say("scontrol", "update", node, "state=resume")
     assert client.returncode == 0, said
     assert np.array_equal(values("out.zarr"), values("alone.zarr"))
     summary = json.loads((folder / "summary.json").read_text())
-    assert "died on the way" not in " ".join(summary["notes"]), "it left with notice"
+    if what != "down":
+        assert "died on the way" not in " ".join(summary["notes"]), "it left with notice"
     assert len([*Path("out.zarr.penstock.workers").glob("slurm-*.out")]) >= 2
     started.wait("no job", lambda: not started.say("squeue", "--noheader").strip())
+
+
+@pytest.mark.slurm
+@on_slurm
+def test_a_benchmark_on_the_workers_of_two_nodes(
+    ready: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A case at a time on each, and each record says where it ran."""
+    asked = ("bench model --model net.py:slow --trust-model --tile-sizes 16 --channels 1 "
+             "--batch-sizes 1 2 3 4 5 6 --device cpu --threads 1 --launch-seconds 0.5 "
+             "--effort quick --output out.csv")  # fmt: skip
+    preset("nodes: 2\ncpus_per_task: 2\ntime: '10'\nenv: {OMP_NUM_THREADS: 1}")
+    code = main([*asked.split(), *SLURM[:2]])
+    said = capsys.readouterr()
+    assert code == 0, said.err
+    records = Ledger(Path("out.ledger")).records()
+    assert sorted(record.case["batch"] for record in records) == [1, 2, 3, 4, 5, 6]
+    on_node: dict[str, list[tuple[datetime, timedelta]]] = {node: [] for node in NODES}
+    for record in records:
+        assert record.ok, record.error
+        worker = record.environment["worker"]
+        assert worker["address"].startswith("tcp://198.18.0.") and worker["alone_on"]
+        seconds = (record.warmup.setup_s or 0) + sum(record.samples_s["step"])
+        began = datetime.fromisoformat(record.time)
+        on_node[worker["host"]].append((began, timedelta(seconds=seconds)))
+    for node, launches in on_node.items():
+        assert launches, f"{node} took none"
+        for (began, took), (later, _) in itertools.pairwise(sorted(launches)):
+            assert began + took <= later
+    counted = ", ".join(f"{len(launches)} on {node}" for node, launches in on_node.items())
+    assert f"Launches: {counted}, all of one kind of machine" in said.out
+    ready.wait("no job", lambda: not ready.say("squeue", "--noheader").strip())
+
+
+@pytest.mark.slurm
+@on_slurm
+def test_a_suite_on_the_workers_of_two_nodes(ready: Cluster) -> None:
+    """The command of docs/cluster.md, on two runs: each node trains one of them."""
+    make = "generate xview3 scenes --scenes 2 --size 256 256 --objects 8"
+    cut = ("suite preprocess --data-root scenes --train-labels scenes/labels/train.csv "
+           "--val-labels scenes/labels/validation.csv --output-dir chips "
+           "--chip-size 128 --overlap 32")  # fmt: skip
+    assert [main(words.split()) for words in (make, cut)] == [0, 0]
+    runs = {"name": "small", "batch_sizes": [1, 2], "num_workers_list": [0], "epochs": 1,
+            "train": {"backbone": "mobilenet", "device": "cpu"}}  # fmt: skip
+    Path("small.json").write_text(json.dumps(runs))
+    preset("nodes: 2\ncpus_per_task: 2\ntime: '10'\nenv: {OMP_NUM_THREADS: 1}")
+    asked = ("suite benchmark --config small.json --data-root scenes --train-chips chips/train "
+             "--val-chips chips/val --output-dir suite")  # fmt: skip
+    assert main([*asked.split(), *SLURM[:2]]) == 0
+    records = Ledger(Path("suite/suite.ledger")).records()
+    assert all(record.ok for record in records), [record.error for record in records]
+    assert {record.environment["worker"]["host"] for record in records} == {*NODES}
+    report = json.loads(Path("suite/benchmark_report.json").read_text())
+    assert [(run["batch_size"], run["status"]) for run in report["runs"]] == [(1, "ok"), (2, "ok")]
+    for run in report["runs"]:
+        assert Path("suite", run["folders"][0], "training_results.json").is_file()
+    ready.wait("no job", lambda: not ready.say("squeue", "--noheader").strip())
 
 
 @pytest.mark.slurm

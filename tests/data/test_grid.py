@@ -7,12 +7,12 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.data.box import Box
 from penstock.data.grid import Grid, flatten, indices, reflect, unflatten
-from penstock.inference.geometry import Block, Geometry
+from penstock.inference.tiling.geometry import Block, Geometry
 
 from ..geometries import geometries
 
@@ -70,7 +70,6 @@ def test_reflection_is_that_of_numpy(length: int, before: int, after: int) -> No
     assert (ours == np.pad(data, (before, after), mode="reflect")).all()
 
 
-@settings(max_examples=25, deadline=None)
 @given(geometries())
 def test_cores_own_every_voxel_once(geometry: Geometry) -> None:
     counts = np.zeros(geometry.domain.shape, int)
@@ -82,7 +81,6 @@ def test_cores_own_every_voxel_once(geometry: Geometry) -> None:
     assert (counts == 1).all()
 
 
-@settings(max_examples=25, deadline=None)
 @given(geometries())
 def test_blocks_bring_every_region_all_that_it_needs(geometry: Geometry) -> None:
     """Each voxel of each region is in the support of as many blocks of it as have its patches."""
@@ -100,7 +98,6 @@ def test_blocks_bring_every_region_all_that_it_needs(geometry: Geometry) -> None
         assert (counts == 1).all()
 
 
-@settings(max_examples=25, deadline=None)
 @given(geometries())
 def test_counts_are_those_of_the_real_sequence(geometry: Geometry) -> None:
     blocks = list(geometry.blocks())

@@ -195,7 +195,7 @@ def test_what_is_no_netcdf_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
     pytest.importorskip("netCDF4")
     (tmp_path / "text.nc").write_text("not a NetCDF at all")
     assert main(["generate", "--from", str(tmp_path / "text.nc"), str(tmp_path / "data")]) == 2
-    assert "text.nc is no NetCDF file" in capsys.readouterr().err
+    assert "text.nc is not a NetCDF file" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not ERA.exists(), reason=f"{ERA} is absent")

@@ -6,7 +6,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -24,7 +24,6 @@ def percentile(array: np.ndarray, q: float, pieces: int = 1) -> float:
     return histogram.percentile(q)
 
 
-@settings(max_examples=25, deadline=None)
 @given(dtype=st.sampled_from(DTYPES), data=st.data())
 def test_percentiles_are_exactly_those_of_numpy(dtype: str, data: st.DataObject) -> None:
     kind = np.dtype(dtype)

@@ -143,7 +143,7 @@ def test_overwrite_removes_a_packed_data_set_and_nothing_else(tmp_path: Path) ->
 
     other = tmp_path / "other"
     (other / "inputs.zarr").mkdir(parents=True)
-    with pytest.raises(UsageError, match="is no packed data set; nothing was removed"):
+    with pytest.raises(UsageError, match="is not a packed data set; nothing was removed"):
         write_small(other, overwrite=True)
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="is not a folder"):
@@ -207,7 +207,7 @@ def _broken(root: Path, what: str) -> None:
         ("a later version", "version 9 of the format; this Penstock reads 1"),
         ("no ids", "ids.npy: No such file"),
         ("other samples", "the numbers of samples differ: dataset.json 4, ids.npy 5"),
-        ("no array", "inputs.zarr is no Zarr array"),
+        ("no array", "inputs.zarr is not a Zarr array"),
         ("axes", r"has shape \(5, 4, 6, 5\) and axes \['sample', 'lat'\]"),
         ("malformed", "malformed"),
     ],

@@ -198,7 +198,7 @@ def test_what_cannot_be_written_leaves_the_old_volume_alone(tmp_path: Path) -> N
     with pytest.raises(UsageError, match="are not multiples of chunks"):
         write_volume(packed.root, (8, 16, 16), shards=(9, 9, 9), overwrite=True)
     (packed.root / "notes.txt").write_text("mine")
-    with pytest.raises(UsageError, match=r"notes\.txt, which is no part .* nothing was removed"):
+    with pytest.raises(UsageError, match=r"notes\.txt, which is not part .* nothing was removed"):
         write_volume(packed.root, (8, 16, 16), overwrite=True)
     assert deliver(packed.root) == Delivery(0, 0, 0)
     with pytest.raises(UsageError, match="N5 has no place for checksums"):

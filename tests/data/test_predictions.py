@@ -61,7 +61,7 @@ def test_predictions_come_back(tmp_path: Path) -> None:
         (f"{HEADER}\n1,2,,True,,,1,HIGH\n", "line 2: scene_id is empty"),
         (
             f"{HEADER}\n1,2,a,True,,-5,1,HIGH\n",
-            "line 2: vessel_length_m is '-5', less than nothing",
+            "line 2: vessel_length_m is '-5', below 0",
         ),
         (f"{HEADER}\n", "holds no labels to score against"),
     ],
@@ -122,7 +122,9 @@ def test_a_shoreline_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     array = np.empty(1, object)
     array[0] = Evil()
     np.save(tmp_path / "s.npy", array, allow_pickle=True)
-    with pytest.raises(UsageError, match=r"s\.npy cannot be read: it holds .*, which is no array"):
+    with pytest.raises(
+        UsageError, match=r"s\.npy cannot be read: it holds .*, which is not an array"
+    ):
         read_shoreline(tmp_path / "s.npy")
     assert not Path("evil").exists()
 

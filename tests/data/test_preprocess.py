@@ -248,7 +248,7 @@ def nothing_valid(data: Path) -> None:
         (no_train, "--data-root .* has no folder train or training"),
         (cut_short, "VV_dB.tif cannot be read at rows"),
         (no_raster, "owiWindSpeed.tif is missing"),
-        (no_tiff, "bathymetry.tif is no raster that can be read"),
+        (no_tiff, "bathymetry.tif is not a raster that can be read"),
         (add_a_column, "validation.csv has a column 'colour', which labels do not have"),
         (nothing_valid, "2 scenes under .*train give no chip with a valid pixel"),
     ],

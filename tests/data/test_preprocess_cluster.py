@@ -22,6 +22,7 @@ from penstock.data.scenes.cutting import SceneJob
 from penstock.data.scenes.labels import read_labels
 from penstock.data.scenes.scene import scene_folders
 
+from ..preloaded import forked_workers
 from .kit import CHIP, NAMES, OVERLAP, words_of
 
 if not find_spec("distributed"):
@@ -90,7 +91,7 @@ def test_a_worker_that_is_killed_changes_no_byte(
     data = Path(os.path.relpath(data))
     assert main(words_of(data, Path("alone"), *more)) == 0
     alone = capsys.readouterr().out
-    with Killer(tmp_path / "out", 1) as killer:
+    with forked_workers(), Killer(tmp_path / "out", 1) as killer:
         for _ in range(20):  # the scenes may be cut before anybody has looked
             shutil.rmtree("out", ignore_errors=True)
             capsys.readouterr()

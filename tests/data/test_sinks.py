@@ -253,7 +253,7 @@ class TestExisting:
         mine = sink.local_path / key
         mine.parent.mkdir(parents=True, exist_ok=True)
         mine.write_text("mine")
-        with pytest.raises(UsageError, match=f"also holds {key}, which is no part of the array"):
+        with pytest.raises(UsageError, match=f"also holds {key}, which is not part of the array"):
             open_out(target, overwrite=True)
         assert mine.read_text() == "mine"
         np.testing.assert_array_equal(open_source(sink.local_path).read(DOMAIN), DATA)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.base.errors import UsageError
@@ -246,7 +246,6 @@ def tiff(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return open_source(request.param(tmp_path_factory.mktemp("tiff")))
 
 
-@settings(max_examples=30, deadline=None)
 @given(corners=st.tuples(*(st.tuples(st.integers(0, n), st.integers(0, n)) for n in SHAPE)))
 def test_any_box_of_a_tiff(tiff: Source, corners: tuple[tuple[int, int], ...]) -> None:
     box = Box(tuple(map(min, corners)), tuple(map(max, corners)))

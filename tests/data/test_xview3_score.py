@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.base.config.data import XView3Rules
@@ -248,7 +248,6 @@ def test_what_cannot_be_measured_is_null() -> None:
     assert (nothing.loc_fscore, nothing.vessel_fscore, nothing.aggregate) == (0.0, None, 0.0)
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.booleans())
 def test_the_score_does_not_know_the_order_of_rows(seed: int, strict: bool) -> None:
     rng = np.random.default_rng(seed)

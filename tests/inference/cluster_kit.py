@@ -20,6 +20,7 @@ import pytest
 
 import penstock
 from penstock.cli import main
+from penstock.inference.planning import cuts
 
 from ..preloaded import started
 from .kit import Array
@@ -30,7 +31,9 @@ WORDS = ("--in-spec in.npy --model-type net.py:slow --patch 16 --overlap 4 --blo
          "--devices cpu --threads 1 --batch 1 --seam-mode blend --head-kind intensity "
          "--normalize global --spill never").split()  # fmt: skip
 NET = """
+import itertools
 import time
+from pathlib import Path
 import torch
 from torch import nn
 
@@ -64,6 +67,18 @@ def quick():
 
 def slow():
     return SqueezeExcite(0.002)
+
+class Held(nn.Module):
+    # Of all patches a process computes no more than some while there is a file.
+    def forward(self, x):
+        while next(FORWARDS) > 28 and Path("hold").exists():
+            time.sleep(0.05)
+        return x
+
+FORWARDS = itertools.count()
+
+def held():
+    return nn.Sequential(Held(), SqueezeExcite(0.002))
 
 def slower():
     return SqueezeExcite(0.05)
@@ -99,6 +114,14 @@ def infer(*words: str, out: str = "out.zarr") -> int:
 def values(path: str) -> Array:
     source = penstock.open_source(path)
     return source.read(source.domain)
+
+
+def make_blocks_small(monkeypatch: pytest.MonkeyPatch, net: str = NET) -> None:
+    """Give blocks 2 x 2 x 2 patches, here and in workers: these run the code of the net."""
+    monkeypatch.setattr(cuts, "BLOCK_VOXELS", 28**3)
+    Path("net.py").write_text(
+        net + "\nfrom penstock.inference.planning import cuts\ncuts.BLOCK_VOXELS = 28**3\n"
+    )
 
 
 def eventually(seconds: float = 300) -> Iterator[None]:
@@ -183,12 +206,13 @@ class Scheduler:
         nanny: bool = False,
         stall: Stall | None = None,
         path: str = "",
+        python: str = sys.executable,
     ) -> psutil.Process:
         """A worker with one thread of Dask.
 
         It is started by the words ``within``, below a process that starts it again if ``nanny``.
-        All that it says and hears goes through ``stall``. ``path`` is a folder that its imports
-        look at first.
+        All that it says and hears goes through ``stall``. ``path`` are folders that its imports
+        look at first. It runs on ``python``.
         """
         words = ["--nthreads", "1", "--nanny" if nanny else "--no-nanny", "--no-dashboard",
                  "--memory-limit", "0"]  # fmt: skip
@@ -201,7 +225,7 @@ class Scheduler:
             to = f"tcp://127.0.0.1:{there}"
         paths = [word for word in (path, os.environ.get("PYTHONPATH")) if word]
         variables = {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(paths)}
-        return self._start("dask_worker", *words, to=to, within=within, **variables)
+        return self._start("dask_worker", *words, to=to, within=within, python=python, **variables)
 
     def _start(
         self,
@@ -209,6 +233,7 @@ class Scheduler:
         *words: str,
         to: str = "",
         within: Sequence[str] = (),
+        python: str = sys.executable,
         **variables: str,
     ) -> psutil.Process:
         where = [to] if to else ["--scheduler-file", str(self.file)]
@@ -221,7 +246,7 @@ class Scheduler:
             process = psutil.Process(started(folder, given, code).pid)
         else:
             process = psutil.Popen(
-                [*within, sys.executable, "-m", f"distributed.cli.{command}", *given],
+                [*within, python, "-m", f"distributed.cli.{command}", *given],
                 env={**os.environ, **variables}, stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )  # fmt: skip

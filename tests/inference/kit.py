@@ -17,9 +17,9 @@ import penstock
 from penstock.base.config.infer import InferConfig
 from penstock.base.config.knobs import build
 from penstock.data.box import Box
-from penstock.inference.geometry import PatchShape
-from penstock.inference.job import Job
-from penstock.inference.memory import Facts
+from penstock.inference.opening.job import Job
+from penstock.inference.planning.memory import Facts
+from penstock.inference.tiling.geometry import PatchShape
 
 Array = NDArray[Any]
 SMALL: dict[str, Any] = {"model": "identity", "patch": 8, "overlap": 2, "devices": "cpu"}

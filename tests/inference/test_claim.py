@@ -29,7 +29,7 @@ from penstock.data import specimen
 from penstock.data.stores import claim, marker
 from penstock.data.stores.open import open_source
 from penstock.inference import run as infer
-from penstock.inference.job import Job
+from penstock.inference.opening.job import Job
 
 from ..preloaded import started
 from .kit import crossed
@@ -321,7 +321,10 @@ penstock.run_inference(data, "out.zarr", model="identity", overwrite=True, **{kn
 
 @pytest.mark.parametrize(
     ("step", "before"),
-    crossed(["inference.journal.Journal.begin", "data.stores.claim.Claims.name"], [True, False]),
+    crossed(
+        ["inference.run_folder.journal.Journal.begin", "data.stores.claim.Claims.name"],
+        [True, False],
+    ),
 )
 def test_a_run_that_was_killed_before_it_had_the_output_strands_nobody(
     step: str, before: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -402,7 +405,9 @@ def test_a_run_of_an_older_version_goes_on_when_told(tmp_path: Path) -> None:
 def test_what_is_no_lock_of_ours_stays(tmp_path: Path) -> None:
     lock = tmp_path / "out.zarr.penstock-lock"
     lock.write_text("mine")
-    with pytest.raises(UsageError, match=r"penstock-lock is no lock of Penstock's; move it away"):
+    with pytest.raises(
+        UsageError, match=r"penstock-lock is not a lock of Penstock's; move it away"
+    ):
         write(tmp_path / "out.zarr")
     assert lock.read_text() == "mine" and len(list(tmp_path.iterdir())) == 1
 
@@ -558,7 +563,7 @@ def test_a_folder_of_other_files_is_no_run_folder(name: str, tmp_path: Path) -> 
     folder.mkdir()
     (folder / name).write_text('{"mine": 1}\n')
     for knobs in ({}, {"resume": True}, {"overwrite": True}):
-        with pytest.raises(UsageError, match=rf"mine: holds {name} and is no run folder"):
+        with pytest.raises(UsageError, match=rf"mine: holds {name} and is not a run folder"):
             write(tmp_path / "out.zarr", run_dir=folder, **knobs)
     assert (folder / name).read_text() == '{"mine": 1}\n'
     assert sorted(path.name for path in tmp_path.rglob("*")) == sorted(["mine", name])

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import platform
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import penstock
 from penstock.cli import main
 
 from .cluster_kit import (
@@ -26,17 +31,21 @@ from .cluster_kit import (
     place,
     scheduler,
     values,
+    write_input,
     written,
+    written_alone,
 )
 from .faulty_s3 import door_to, get, new
 from .kit import Array
 
 __all__ = ["alone", "place", "scheduler"]  # fixtures
 
-pytest.importorskip("distributed")
+distributed = pytest.importorskip("distributed")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 
 FOLDER = Path("out.zarr.penstock")
+FEWER = (32, 48, 48)
+"""A volume of 18 units."""
 
 
 @pytest.fixture
@@ -51,7 +60,7 @@ def client() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         words[words.index("net.py:slow")] = model
         started.append(subprocess.Popen(
             [sys.executable, "-m", "penstock", "infer", *words],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         ))  # fmt: skip
         return started[-1]
 
@@ -86,6 +95,7 @@ def test_a_worker_that_is_asked_to_leave_writes_what_is_whole_and_is_not_blamed(
     nanny: bool, scheduler: Scheduler, client: Start
 ) -> None:
     """Of the only part, so that all of it is given out again."""
+    write_input(FEWER)
     each = ("--normalize", "percentile")  # one block to compute for each to write
     assert infer(*each, out="alone.zarr") == 0
     leaver = scheduler.worker(nanny=nanny)
@@ -98,14 +108,52 @@ def test_a_worker_that_is_asked_to_leave_writes_what_is_whole_and_is_not_blamed(
     leaver.send_signal(signal.SIGTERM)
     before = units_in(log)
     leaver.wait(300)
-    assert before < units_in(log) < 60
+    assert before < units_in(log) < 18
     assert job.poll() is None
     scheduler.worker()
     code, said = ended(job)
     assert code == 0, said
     assert "died" not in notes() and "failed" not in notes()
     assert np.array_equal(values("out.zarr"), values("alone.zarr"))
-    assert units_in([*FOLDER.glob("done-*.log")]) == 60  # none of them twice
+    assert units_in([*FOLDER.glob("done-*.log")]) == 18  # none of them twice
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signals", ["TERM", "INT", "TERM INT", "INT INT"])
+def test_a_client_that_is_asked_to_end_has_its_workers_write_what_is_whole(
+    signals: str, client: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C goes to all processes of a terminal. A second signal waits for no worker: of those,
+    each could go on for ten minutes."""
+    write_input(FEWER)
+    each = ("--normalize", "percentile", "--parts", "2", "--max-inflight-batches", "4")
+    first, *second = (getattr(signal, f"SIG{name}") for name in signals.split())
+    job = client("local:2", *each, "--grace", "600s", model="net.py:slower")
+    for _ in eventually():
+        if len([*written(FOLDER)]) >= 3:
+            break
+    os.killpg(job.pid, first) if first == signal.SIGINT else job.send_signal(first)
+    answer = f"{first.name}: workers write what is whole, for 10 min 5 s at most"
+    assert any(answer in line for line in job.stderr or ()), "all that it said held no answer"
+    for number in second:
+        job.send_signal(number)
+    code, said = ended(job)
+    assert code == 3, said
+    assert "Traceback" not in said
+    units = units_in([*FOLDER.glob("done-*.log")])
+    assert 3 <= units < 18
+    why = "interrupted" if second else f"are not written when {first.name} ended the job"
+    assert why in said
+    assert main(["status", "out.zarr"]) == 3
+    line = capsys.readouterr().out
+    assert line.startswith(f"ended: {units} of 18 blocks") and why in line
+    assert "died" not in line
+    if not second:
+        each = (*each, "--model-type", "net.py:slower")
+        assert infer(*each, "--cluster", "local:2", "--resume") == 0
+        assert json.loads((FOLDER / "summary.json").read_text())["units_skipped"] == units
+        assert infer(*each, out="alone.zarr") == 0
+        assert np.array_equal(values("out.zarr"), values("alone.zarr"))
 
 
 @pytest.mark.slow
@@ -145,6 +193,60 @@ def test_a_worker_that_falls_silent_is_done_without(
     finally:
         stall.close()
         scheduler.close()
+
+
+@pytest.mark.slow
+def test_what_a_worker_lacks_is_named_with_its_host(
+    scheduler: Scheduler, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is on a host of its own, where the folder ``own`` is empty, and there is no GPU."""
+    Path("own").mkdir()
+    own = 'hostname n9 && mount -t tmpfs tmpfs own && exec "$@"'
+    hidden = ("unshare", "--mount", "--uts", "sh", "-c", own, "sh")
+    if subprocess.run([*hidden, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("it takes the rights of root to mount a disk")
+    for name in ("net.py", "in.npy"):
+        shutil.copy(name, "own")
+    Path("own/net.pt").write_bytes(b"looked for by the worker, and not there")
+    scheduler.worker(within=hidden)
+    for words, said in {
+        ("--model-type", "own/net.py:slow"): "own/net.py:slow: there is no file ",
+        ("--weights", "own/net.pt"): "own/net.pt: there is no such file",
+        ("--in-spec", "own/in.npy"): "own/in.npy: no such file",
+        ("--devices", "cuda"): "--devices cuda: this machine has 0 CUDA devices",
+    }.items():
+        assert infer(*words, "--cluster", scheduler.address) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("penstock infer: on the worker n9: --") and said in line
+    assert not Path("out.zarr").exists() and not FOLDER.exists()
+
+
+def other_python() -> str | None:
+    """Another Python of this machine: those that ``make pythons`` tests."""
+    places = ["/usr/bin", "/usr/local/bin", *Path.home().glob(".pyenv/versions/3.*/bin")]
+    for folder, minor in itertools.product(places, (12, 13, 14)):
+        python = Path(folder, f"python3.{minor}")
+        if minor != sys.version_info.minor and python.exists():
+            return str(python)
+    return None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(other_python() is None, reason="there is no other Python, from 3.12, here")
+def test_a_worker_of_another_python_is_named_and_does_nothing(
+    scheduler: Scheduler, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has our Dask and our Penstock: what these import there is no code of one Python alone."""
+    ours = [str(Path(module.__file__ or "").parents[1]) for module in (distributed, penstock)]
+    scheduler.worker(path=os.pathsep.join(ours), python=other_python() or "")
+    before = written_alone()
+    for out in ("out.zarr", "alone.zarr"):
+        assert infer("--cluster", scheduler.address, "--overwrite", out=out) == 2
+        (line,) = capsys.readouterr().err.strip().splitlines()[-1:]
+        here = re.escape(platform.python_version())
+        assert re.search(rf": it has Python 3\.1[2-4]\.\w+, here it is {here}; workers need", line)
+    assert not Path("out.zarr").exists() and not FOLDER.exists()
+    assert np.array_equal(values("alone.zarr"), before), "what is refused empties no output"
 
 
 @pytest.mark.slow

@@ -70,10 +70,11 @@ def test_an_output_on_a_disk_that_fills_is_told_and_resumed(
     out = place / "out.zarr"
     folder = place / "out.zarr.penstock" if beside else tmp_path / "run"
     command = words(tmp_path, out, *(() if beside else ("--run-dir", folder)))
-    assert main(command) == 1
+    assert main(command) == 3
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("penstock infer: write failed at block ")
     assert "No space left on device" in error and "Traceback" not in error
+    assert error.endswith("; make room there, then run again with --resume")
     assert 0 < check_notes(out, folder) < 27
     assert not (folder / "retries.jsonl").exists()
     remount("size=4m")
@@ -114,7 +115,7 @@ def test_a_disk_that_becomes_read_only_is_told_and_resumed(
     disk: tuple[Path, Callable[[str], None]], tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    from penstock.inference.journal import Journal
+    from penstock.inference.run_folder.journal import Journal
 
     place, remount = disk
     remount("size=4m")
@@ -125,7 +126,8 @@ def test_a_disk_that_becomes_read_only_is_told_and_resumed(
         if self.written == 5:
             subprocess.run(["mount", "-o", "remount,ro", str(place)], check=False)
 
-    command = words(tmp_path, out, "--run-dir", tmp_path / "run")
+    # One writer: while the disk becomes read-only, no other finishes what is left.
+    command = words(tmp_path, out, "--run-dir", tmp_path / "run", "--writer-workers", "1")
     with monkeypatch.context() as patch:
         patch.setattr(Journal, "note", noted)
         code = main(command)

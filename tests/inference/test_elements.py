@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,9 @@ import pytest
 
 import penstock
 from penstock.cli import main
+from penstock.data.normalize import Histogram
 from penstock.data.stores import marker
-from penstock.inference.run_folder import open_run
+from penstock.inference.run_folder.reader import open_run
 
 from ..preloaded import started
 from .kit import Array
@@ -102,6 +106,24 @@ def test_another_run_of_the_output_is_refused_while_elements_write_and_seen_by_t
     assert infer("--finish", normalize="none") == 3
 
 
+def test_a_share_of_statistics_ends_at_a_signal_and_is_counted_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second one: what there is to count is one piece."""
+    assert infer("--prepare", "--workers", "2") == 0
+    with monkeypatch.context() as patch:
+
+        def told(self: Histogram, values: Array) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.3)
+
+        patch.setattr(Histogram, "add", told)
+        assert infer("--statistics", "2/2") == 3
+    assert "SIGTERM ended the job; run again" in capsys.readouterr().err
+    assert infer("--statistics", "2/2") == 0
+    assert "round 1; missing: 1 share" in capsys.readouterr().out
+
+
 def test_an_element_that_was_killed_goes_on_by_itself() -> None:
     assert infer("--prepare", "--workers", "2", normalize="none") == 0
     words = [*WORDS, "none", "--out-spec", "out.zarr", "--part", "1/2"]
@@ -145,7 +167,7 @@ def log_of(element: int) -> list[str]:
 KILLED = """
 import os, signal, sys
 from penstock.cli import main
-from penstock.inference.journal import Journal
+from penstock.inference.run_folder.journal import Journal
 note = Journal.note
 def killed(self, *args):
     note(self, *args)

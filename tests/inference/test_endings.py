@@ -21,9 +21,10 @@ from penstock.base.config.knobs import build
 from penstock.base.errors import Incomplete, StageError
 from penstock.cli import main
 from penstock.data.stores import claim
-from penstock.inference import cuts, ending
 from penstock.inference import run as infer
-from penstock.inference.job import Job
+from penstock.inference.opening.job import Job
+from penstock.inference.planning import cuts
+from penstock.inference.run_folder import ending
 
 from ..preloaded import started
 from .faulty_s3 import distinct, door_to, get, new, put, write_model
@@ -238,7 +239,7 @@ def test_progress_within_a_block_and_retries_are_no_stall(
 
 
 def test_a_stall_names_the_oldest_work(tmp_path: Path) -> None:
-    from penstock.inference.watchdog import Watchdog
+    from penstock.inference.stages.watchdog import Watchdog
 
     now = [0.0]
     dog = Watchdog(10, None, lambda: now[0])

@@ -15,8 +15,10 @@ from torch import nn
 import penstock
 from penstock.base.errors import StageError, UsageError
 from penstock.data.stores.memory import MemorySink, MemorySource
-from penstock.inference import journal, reading, stitch
 from penstock.inference import run as infer
+from penstock.inference.run_folder import journal
+from penstock.inference.stages import reading
+from penstock.inference.tiling import stitch
 
 from .kit import SMALL, arange, conv, job
 

@@ -23,7 +23,7 @@ from penstock.base.config.infer import InferConfig
 from penstock.base.config.knobs import build, read_yaml
 from penstock.base.errors import StageError, UsageError
 from penstock.cli import main
-from penstock.inference.job import Job
+from penstock.inference.opening.job import Job
 
 from ..places import ROOT
 from .kit import Array, arange, crossed, run

@@ -19,8 +19,8 @@ import penstock
 from penstock.base.config.infer import InferConfig
 from penstock.base.config.knobs import build
 from penstock.base.errors import UsageError
-from penstock.inference import identity
-from penstock.inference.job import Job
+from penstock.inference.opening import identity
+from penstock.inference.opening.job import Job
 
 from .. import house
 from ..places import ROOT
@@ -275,7 +275,7 @@ def test_the_maker_names_code_versions_and_machine(tmp_path: Path) -> None:
     assert made["gpus"] == [] and len(made["code"]) == 16
 
 
-@pytest.mark.parametrize("place", ["inference/stitch.py", "data/stores/tensorstore.py"])
+@pytest.mark.parametrize("place", ["inference/tiling/stitch.py", "data/stores/tensorstore.py"])
 def test_a_changed_line_of_the_code_is_another_maker(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,7 +304,7 @@ def test_every_room_that_a_run_imports_is_known_to_compute_voxels_or_not() -> No
     voxel_code = {place for place in identity.VOXEL_CODE if (identity._PACKAGE / place).exists()}
     assert voxel_code == set(identity.VOXEL_CODE)
     others = {file for file in rooms if not any(Path(file).is_relative_to(p) for p in voxel_code)}
-    assert {file.split("/")[0] for file in others} == {"base", "instruments"}
+    assert {file.split("/")[0] for file in others} == {"base", "cluster", "instruments"}
 
 
 @pytest.mark.parametrize("what", ["code", "torch", "tensorstore", "instructions", "gpus"])

@@ -241,8 +241,13 @@ def test_nan_stays_where_it_was(normalize: str, seam: str) -> None:
     assert (np.isnan(out) == spoilt).all()
     np.testing.assert_allclose(out[~spoilt], data[~spoilt], rtol=1e-5, atol=1e-3)
     whole = np.zeros(data.shape, "uint16")
-    run(data, out=whole, patch=4, overlap=2, normalize=normalize, seam_mode=seam, norm_lower=1)
+    summary = penstock.run_inference(
+        data, whole, model="identity", devices="cpu", patch=4, overlap=2, block=4,
+        normalize=normalize, seam_mode=seam, norm_lower=1,
+    )  # fmt: skip
     assert (whole[spoilt] == 0).all()
+    assert summary.not_finite == 2
+    assert any(line.startswith("Not finite: 2 voxels of the input") for line in summary.lines())
 
 
 @pytest.mark.parametrize(("value", "normalize"), crossed([0, 7, 65535], ["global", "percentile"]))

@@ -24,8 +24,9 @@ from torch import nn
 import penstock
 from penstock.base.errors import UsageError
 from penstock.data.stores.open import open_source
-from penstock.inference import facts, net, outputs, scatter
-from penstock.inference.journal import Journal
+from penstock.inference.lanes import scatter
+from penstock.inference.opening import facts, net, outputs
+from penstock.inference.run_folder.journal import Journal
 from penstock.instruments import environment
 from penstock.instruments.spans import Probe
 from penstock.models import devices as models_devices
@@ -335,7 +336,7 @@ def test_a_resume_is_refused_on_another_kind_of_device(tmp_path: Path) -> None:
     assert content["fingerprint"]["devices"] == ["cpu"]
     content["fingerprint"]["devices"] = ["cuda"]
     noted.write_text(json.dumps(content))
-    with pytest.raises(UsageError, match=r"had devices \['cuda'\], this one has \['cpu'\]"):
+    with pytest.raises(UsageError, match=r"had devices \['cuda'\], and here it is \['cpu'\]"):
         penstock.run_inference(source, out, resume=True, **SMALL)
     del content["fingerprint"]["devices"]  # as an older version left it
     noted.write_text(json.dumps(content))

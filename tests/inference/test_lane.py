@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,22 +24,25 @@ from penstock.base.config.infer import InferConfig
 from penstock.base.config.knobs import build
 from penstock.base.errors import StageError, UsageError
 from penstock.data.stores.claim import Claims
-from penstock.inference import cuts, equipment, job, transfers
-from penstock.inference.blocks import Computed, Loaded
-from penstock.inference.ending import EndRequest
-from penstock.inference.forward import Forward
-from penstock.inference.job import Job
-from penstock.inference.journal import Journal
-from penstock.inference.lane import Lane
-from penstock.inference.pipeline import Pipeline
-from penstock.inference.queues import Queues
-from penstock.inference.reading import BlockReader, wanted_blocks
+from penstock.inference.lanes import equipment, transfers
+from penstock.inference.lanes.blocks import Computed, Loaded
+from penstock.inference.lanes.forward import Forward
+from penstock.inference.lanes.lane import Lane
+from penstock.inference.lanes.transfers import GpuClock, Transfers
+from penstock.inference.opening import job
+from penstock.inference.opening.job import Job
+from penstock.inference.planning import cuts
 from penstock.inference.run import run_job
-from penstock.inference.statistics import find_scalings
-from penstock.inference.traffic import read_range
-from penstock.inference.transfers import GpuClock, Transfers
-from penstock.inference.watch import Watch
-from penstock.inference.worker import Worker
+from penstock.inference.run_folder.ending import EndRequest
+from penstock.inference.run_folder.journal import Journal
+from penstock.inference.sharing.worker import Worker
+from penstock.inference.stages.pipeline import Pipeline
+from penstock.inference.stages.queues import Queues
+from penstock.inference.stages.reading import BlockReader, wanted_blocks
+from penstock.inference.stages.statistics import find_scalings
+from penstock.inference.stages.watch import Watch
+from penstock.inference.tiling.traffic import read_range
+from penstock.instruments.spans import Probe
 
 from .kit import Array, arange, conv, run
 
@@ -271,8 +276,16 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, Stream]:
     streams = {name: Stream(name) for name in ("main", "up", "down")}
     Event.made = []
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: streams["main"])
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    inside = [streams["main"]]
+
+    @contextlib.contextmanager
+    def entered(stream: Stream) -> Iterator[None]:
+        inside.append(stream)
+        yield
+        inside.pop()
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: inside[-1])
+    monkeypatch.setattr(torch.cuda, "stream", entered)
     monkeypatch.setattr(Tensor, "pin_memory", lambda self: self)
     monkeypatch.setattr(Tensor, "record_stream", lambda self, stream: None)
     monkeypatch.setattr(transfers, "_to_pinned", Tensor.clone)
@@ -299,6 +312,29 @@ def test_copies_wait_for_no_more_than_they_must_and_nobody_spins(
     for here, there in zip(alone, done, strict=True):
         for head, other in zip(here.outputs, there.outputs, strict=True):
             assert torch.equal(head, other)
+
+
+def test_a_trace_shows_copies_beside_what_is_computed(
+    gpu: dict[str, Stream], one_thread: None, tmp_path: Path
+) -> None:
+    """Each by events of the stream that it runs on, and on a track of its own."""
+    begun = started(arange((20, 20, 20)), conv())
+    one, probe = lane_of(begun), Probe(tmp_path / "trace.json")
+    one.clock = one.transfers.clock = GpuClock(CPU, probe)
+    one.transfers.streams = gpu["up"], gpu["down"]  # type: ignore[assignment]
+    list(through(begun, one))
+    one.clock.report(wait=True)
+    probe.close()
+    blocks = begun.job.geometry.count_blocks()
+    totals = probe.totals()
+    assert totals["upload"].count == totals["download"].count == blocks
+    timed = [event.on for event in Event.made if event.timed]
+    assert timed.count("up") == timed.count("down") == 2 * blocks
+    tracks: dict[str, set[int]] = {}
+    for event in json.loads((tmp_path / "trace.json").read_text())[:-1]:
+        tracks.setdefault(event["name"], set()).add(event["tid"])
+    assert tracks["forward"] == tracks["stitch"]
+    assert len(tracks["forward"] | tracks["upload"] | tracks["download"]) == 3
 
 
 def test_an_array_is_not_read_into_again_before_its_upload_ends(

@@ -12,8 +12,9 @@ import pytest
 import penstock
 from penstock.base.errors import StageError
 from penstock.cli import main
-from penstock.inference import out_of_memory
 from penstock.inference import run as infer
+from penstock.inference.lanes import out_of_memory
+from penstock.inference.run_folder.log_file import read_units
 
 from .faulty_s3 import distinct, write_model
 from .kit import job
@@ -67,8 +68,12 @@ def test_what_ran_in_smaller_batches_is_listed_and_survives_a_resume(
     assert json.loads((folder / "summary.json").read_text())["halved"] == len(rows)
     with (folder / "halved.jsonl").open("a") as torn:
         torn.write('{"unit": [0, 0')
+    (folder / "halved.jsonl").write_text('{"unit": [0, 0')
+    lines = (folder / "done.log").read_text().splitlines(keepends=True)
+    (folder / "done.log").write_text("".join(x for x in lines if not x.startswith("0 0 0 ")))
     assert main([*command, "--resume"]) == 0
     assert "Halved: 2 " in capsys.readouterr().out
+    assert len(read_units((folder / "halved.jsonl").read_bytes())) == 2
     assert main([*command, "--overwrite", "--oom", "stop"]) == 3
     assert not (folder / "halved.jsonl").exists()
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from penstock.data.box import Box
 from penstock.data.grid import indices
-from penstock.inference.geometry import Block, Geometry
-from penstock.inference.part_work import part_work
-from penstock.inference.parts import Parts
+from penstock.inference.tiling.geometry import Block, Geometry
+from penstock.inference.tiling.part_work import part_work
+from penstock.inference.tiling.parts import Parts
 
 from ..geometries import geometries
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from penstock.base.errors import Refused, UsageError
 from penstock.data.box import Box
 from penstock.data.grid import indices
-from penstock.inference.geometry import Geometry
-from penstock.inference.parts import Parts, fit_parts
-from penstock.inference.plan import make_plan
+from penstock.inference.planning.plan import make_plan
+from penstock.inference.tiling.geometry import Geometry
+from penstock.inference.tiling.parts import Parts, fit_parts
 
 from ..geometries import geometries
 from .kit import SEED, config, facts

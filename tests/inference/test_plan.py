@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tifffile
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
@@ -24,14 +24,14 @@ from penstock.base.threads import Flow, Pool
 from penstock.data.box import Box
 from penstock.data.grid import Grid, indices
 from penstock.data.stores.open import open_source
-from penstock.inference.geometry import Geometry, patch_shape
-from penstock.inference.job import Job
-from penstock.inference.plan import make_plan
-from penstock.inference.reading import BlockReader, wanted_blocks
-from penstock.inference.retries import Retries
-from penstock.inference.selection import select
-from penstock.inference.stitch import Assembly
-from penstock.inference.traffic import largest_block, open_peak, read_range, reads
+from penstock.inference.opening.job import Job
+from penstock.inference.opening.selection import select
+from penstock.inference.planning.plan import make_plan
+from penstock.inference.stages.reading import BlockReader, wanted_blocks
+from penstock.inference.stages.retries import Retries
+from penstock.inference.tiling.geometry import Geometry, patch_shape
+from penstock.inference.tiling.stitch import Assembly
+from penstock.inference.tiling.traffic import largest_block, open_peak, read_range, reads
 
 from ..geometries import geometries
 from .kit import SEED, config, facts
@@ -44,6 +44,15 @@ def test_the_seeds_volume_computes_each_patch_once() -> None:
     assert plan.read_amplification < 1.1
     assert plan.num_units == 80 * 42 * 56
     assert plan.memory.total < plan.memory_limit
+
+
+def test_a_patch_far_longer_than_the_volume_is_told() -> None:
+    def notes(depth: int) -> list[str]:
+        plan = make_plan(config(), facts((depth, 200, 300)), SEED)
+        return [text for what, text in plan.lines() if what == "note" and "reflected" in text]
+
+    assert notes(33) == []
+    assert len(notes(32)) == 1 and notes(32)[0].startswith("along z the patch")
 
 
 def test_a_petabyte_plans_in_constant_memory() -> None:
@@ -152,7 +161,6 @@ def test_a_tiff_is_read_into_the_array_that_is_given(tmp_path: Path) -> None:
     assert peak < data.nbytes / 2
 
 
-@settings(max_examples=20)
 @given(geometries())
 def test_units_held_are_those_that_the_plan_counts(geometry: Geometry) -> None:
     held, most = 0, 0
@@ -171,7 +179,6 @@ def test_units_held_are_those_that_the_plan_counts(geometry: Geometry) -> None:
         assert open_peak(geometry) == most
 
 
-@settings(max_examples=20)
 @given(geometries())
 def test_no_block_is_larger_than_the_largest(geometry: Geometry) -> None:
     largest = largest_block(geometry)
@@ -182,7 +189,6 @@ def test_no_block_is_larger_than_the_largest(geometry: Geometry) -> None:
             assert all(n <= m for n, m in zip(box.shape, bound, strict=True)), name
 
 
-@settings(max_examples=20)
 @given(geometries(), st.tuples(*[st.integers(1, 5)] * 3))
 def test_voxels_decoded_are_counted_chunk_by_chunk(
     geometry: Geometry, chunk: tuple[int, ...]
@@ -238,7 +244,7 @@ def test_selections_that_name_nothing_or_too_much(text: list[str]) -> None:
 @pytest.mark.parametrize("seam", ["trim", "blend"])
 def test_regions_do_not_change_the_result(seam: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan of a machine with little memory, forced on a small volume."""
-    from penstock.inference import cuts
+    from penstock.inference.planning import cuts
 
     volume = np.random.default_rng(0).normal(size=(40, 50, 60)).astype("float32")
 

@@ -18,9 +18,10 @@ import penstock
 from penstock.base.config.infer import InferConfig
 from penstock.cli import main
 from penstock.inference import recompute
-from penstock.inference.job import Job
+from penstock.inference.opening.job import Job
 from penstock.inference.recompute import Recomputed, blocks_for, difference_of
-from penstock.inference.unit_log import read_lines
+from penstock.inference.run_folder.unit_log import read_lines
+from penstock.inference.tiling.geometry import narrowed
 
 from .kit import Array, crossed, opened
 
@@ -73,8 +74,8 @@ def log_of(folder: str = "out.zarr.penstock") -> Any:
 
 def forge(index: tuple[int, ...], by: int = 1) -> None:
     """Change a voxel of a block as one that was computed wrongly: its checksum is of that."""
-    from penstock.inference.checks import check_of
-    from penstock.inference.unit_log import line_of
+    from penstock.inference.run_folder.checks import check_of
+    from penstock.inference.run_folder.unit_log import line_of
 
     array = ts.open({"driver": "zarr3", "kvstore": {"driver": "file", "path": "out.zarr/0"}})
     array = array.result()
@@ -154,7 +155,8 @@ def test_only_the_blocks_that_reach_a_unit_are_computed(seam: str, region: int) 
     for block in geometry.blocks():
         reach = block.support & geometry.regions[block.region]
         if any((reach & geometry.units.cell(key[1:])).size for key in keys):
-            wanted.append(replace(block, number=len(wanted)))
+            touched = [key[1:] for key in keys if (reach & geometry.units.cell(key[1:])).size]
+            wanted.append(replace(narrowed(geometry, block, touched), number=len(wanted)))
     assert list(blocks_for(geometry, keys)) == wanted
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,12 @@ import penstock
 from penstock.base.errors import UsageError
 from penstock.cli import main
 from penstock.data.stores.bucket import Bucket
-from penstock.inference import remote_folder, remote_log
-from penstock.inference.remote_folder import RemoteFolder
-from penstock.inference.remote_log import RemoteLog, RemoteNotes
-from penstock.inference.status import read_status
-from penstock.inference.unit_log import Key, line_of
+from penstock.inference.run_folder import bucket as remote_folder
+from penstock.inference.run_folder import bucket_log as remote_log
+from penstock.inference.run_folder.bucket import RemoteFolder
+from penstock.inference.run_folder.bucket_log import RemoteLog, RemoteNotes
+from penstock.inference.run_folder.unit_log import Key, line_of
+from penstock.inference.status import RunStatus, read_status
 
 from ..preloaded import started
 from .faulty_s3 import BODY, door_to
@@ -64,7 +67,7 @@ def document(run_dir: str, name: str) -> Any:
 KILLED = """
 import os, signal, sys
 from penstock.cli import main
-from penstock.inference.journal import Journal
+from penstock.inference.run_folder.journal import Journal
 note = Journal.note
 def killed(self, *args):
     note(self, *args)
@@ -165,20 +168,29 @@ def test_a_run_at_work_is_asked_and_another_run_keeps_off_its_folder(
 ) -> None:
     monkeypatch.setattr(remote_folder, "BEAT_S", 0.01)
     monkeypatch.setattr(remote_log, "FLUSH_S", 0.01)
-    states, net = [], Held()
+    net, states, asked = Held(), list[RunStatus](), list[Future[None]]()
     other: Any = {"run_dir": run_dir, **SMALL}
 
-    def look(progress: penstock.Progress) -> None:
-        states.append(read_status(run_dir))
-        if not net.go.is_set() and states[-1].per_second:
-            with pytest.raises(UsageError, match=r"another process is writing this output$"):
-                penstock.run_inference(arange((20, 20, 20)), "second.zarr", **other)
-            net.go.set()
+    def ask() -> None:
+        until = time.monotonic() + 30
+        while not read_status(run_dir).per_second and time.monotonic() < until:
+            time.sleep(0.02)
+        with pytest.raises(UsageError, match=r"another process is writing this output$"):
+            penstock.run_inference(arange((20, 20, 20)), "second.zarr", **other)
+        net.go.set()
 
     knobs = {**SMALL, "model": net, "block": 8, "batch": 1, "metrics_interval": 0.05}
-    penstock.run_inference(
-        arange((26, 26, 26)), "out.zarr", progress=look, run_dir=run_dir, **knobs
-    )
+    with ThreadPoolExecutor(1) as asker:
+
+        def look(progress: penstock.Progress) -> None:
+            if not asked:
+                states.append(read_status(run_dir))
+                asked.append(asker.submit(ask))
+
+        penstock.run_inference(
+            arange((26, 26, 26)), "out.zarr", progress=look, run_dir=run_dir, **knobs
+        )
+        asked[0].result()
     assert states[0].state == "running"
     assert states[0].units_done < read_status(run_dir).units_done
     assert read_status(run_dir).state == "done" and not Path("second.zarr").exists()
@@ -338,7 +350,7 @@ def test_what_can_be_no_run_folder_is_refused(
         error = capsys.readouterr().err
         assert said in error and len(error.strip().splitlines()) == 1
     assert main(["status", "s3://test-bucket/nowhere"]) == 2
-    assert "is no folder of a run of penstock infer" in capsys.readouterr().err
+    assert "is neither the run folder nor" in capsys.readouterr().err
 
 
 def test_a_run_folder_in_a_bucket_is_guarded_by_the_lock_of_an_output(run_dir: str) -> None:

@@ -11,7 +11,7 @@ import penstock
 from penstock.base.errors import UsageError
 from penstock.data.stores import kvstore
 from penstock.data.stores.tensorstore import TensorStoreSink
-from penstock.inference import journal
+from penstock.inference.run_folder import journal
 
 from .kit import SMALL, arange
 
@@ -103,5 +103,5 @@ def test_resume_refuses_another_model_of_the_same_name(tmp_path: Path) -> None:
     code.write_text("def net(x=None):\n    return lambda x: x * 1\n")
     penstock.run_inference(source, out, **knobs)
     code.write_text("def net(x=None):\n    return lambda x: x * 2\n")
-    with pytest.raises(UsageError, match=r"resume=True: the run in .* had model"):
+    with pytest.raises(UsageError, match=r"the run in .* had model"):
         penstock.run_inference(source, out, resume=True, **knobs)

@@ -15,14 +15,15 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock.base.config.infer import InferConfig
 from penstock.base.errors import StageError, StoreAway, UsageError
 from penstock.base.threads import Flow
 from penstock.base.units import parse_seconds
 from penstock.cli import main
 from penstock.data.stores import transient
 from penstock.data.stores.memory import MemorySink, MemorySource
-from penstock.inference import retries
 from penstock.inference import run as infer
+from penstock.inference.stages import retries
 
 from .faulty_s3 import BODY, Door, distinct, door_to, get, new, put
 from .kit import arange, job
@@ -78,6 +79,7 @@ def test_answers_of_a_real_server_are_told_apart(
         with pytest.raises(ValueError) as caught:
             sink.write(sink.domain, np.ones((1, 1, 4, 4, 4), "uint16"))
     assert transient.is_transient(caught.value) is passes
+    assert transient.is_full(caught.value) is (status == 507)
     assert "retry attempts" not in str(caught.value)
     assert (code or f"HTTP {status}") in str(caught.value)
 
@@ -101,10 +103,12 @@ def test_answers_of_a_real_server_are_told_apart(
     ],
 )
 def test_errors_of_the_system_are_told_apart(error: Exception, passes: bool) -> None:
-    assert transient.is_transient(error) is passes
     wrapped = RuntimeError("in other words")
     wrapped.__cause__ = error
-    assert transient.is_transient(wrapped) is passes
+    full = any(word in str(error) for word in ("space left", "quota", "'28'"))
+    for each in (error, wrapped):
+        assert transient.is_transient(each) is passes
+        assert transient.is_full(each) is full
 
 
 # --- in a job -------------------------------------------------------------------------------------
@@ -137,9 +141,11 @@ def test_faults_that_pass_are_counted_and_change_no_voxel(
 
 
 @pytest.mark.parametrize("owner", [MemorySource, MemorySink])
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EACCES])
+@pytest.mark.parametrize(
+    ("number", "code"), [(errno.ENOSPC, 3), (errno.EDQUOT, 3), (errno.EACCES, 1)]
+)
 def test_faults_that_stay_are_told_at_once(
-    owner: Any, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    owner: Any, number: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = "read" if owner is MemorySource else "write"
     started = job(tmp_path, normalize="percentile")
@@ -147,7 +153,8 @@ def test_faults_that_stay_are_told_at_once(
     monkeypatch.setattr(owner, stage, failing(getattr(owner, stage), error, range(3, 10**9)))
     with pytest.raises(StageError, match=rf"^{stage} failed at block .*as it is") as caught:
         infer.run_job(started)
-    assert caught.value.exit_code == 1
+    assert caught.value.exit_code == code
+    assert ("make room there, then run again" in str(caught.value)) == (code == 3)
     assert not (tmp_path / "run/retries.jsonl").exists()
 
 
@@ -160,7 +167,7 @@ def test_a_fault_that_outlasts_the_patience_ends_with_3_and_resumes(
     with monkeypatch.context() as patch:
         patch.setattr(MemorySource, "read", failing(MemorySource.read, stale, range(4, 10**9)))
         said = (
-            r"^read failed at block .*Stale file handle; it went on so for 1.00 s and \d+ "
+            r"^read failed at block .*Stale file handle; this went on for 1.00 s and \d+ "
             r"attempts? \(retry_for=\); run again with resume=True"
         )
         with pytest.raises(StageError, match=said) as caught:
@@ -343,6 +350,43 @@ def test_the_time_of_a_store_begins_anew_with_each_success_and_is_its_own(
     assert tries_of("---------+") == 10  # the first one's time is not added to this one's
     assert tries_of("-" * 40 + "+", during=lambda: tries_of("+")) == 41
     elsewhere = lambda: patient.run(Flow(), "out", "write", lambda: None)  # noqa: E731
-    with pytest.raises(StoreAway, match=r"it went on so for 10\.0 s and 10 attempts"):
+    with pytest.raises(StoreAway, match=r"this went on for 10\.0 s and 10 attempts"):
         tries_of("-" * 40, during=elsewhere)
+    assert patient.failing_s == 0
+
+
+class OnPaper(Flow):
+    """A flow whose waits move a clock, and take no time."""
+
+    now = 0.0
+
+    def pause(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.mark.parametrize("minutes", [1, 10, 14, 16, 60])
+def test_a_store_that_vanishes_is_waited_for_as_long_as_by_default_and_no_longer(
+    minutes: int,
+) -> None:
+    """A wait is of half a minute at most: so soon the end of an absence is seen."""
+    limit = InferConfig.model_fields["retry_for"].default
+    assert limit == 15 * 60
+    flow, away, tries = OnPaper(), minutes * 60.0, [0]
+    patient = retries.Retries(limit, None, lambda: flow.now, lambda: None)
+
+    def work() -> str:
+        tries[0] += 1
+        if flow.now < away:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+        return "written"
+
+    if minutes < 15:
+        assert patient.run(flow, "out", "write", work) == "written"
+        assert away <= flow.now <= away + retries.LONGEST_S
+        assert patient.count == tries[0] - 1 >= away / retries.LONGEST_S
+        assert patient.seconds == pytest.approx(flow.now)
+    else:
+        with pytest.raises(StoreAway, match=r"this went on for 15 min 0 s and \d+ attempts"):
+            patient.run(flow, "out", "write", work)
+        assert flow.now == pytest.approx(limit)
     assert patient.failing_s == 0

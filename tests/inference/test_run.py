@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -45,7 +45,6 @@ def jobs(draw: st.DrawFn) -> tuple[tuple[int, ...], dict[str, Any]]:
 # --- laws --------------------------------------------------------------------------------------
 
 
-@settings(max_examples=12)
 @given(jobs(), st.sampled_from(["percentile", "global", "none"]))
 def test_identity_returns_its_input(job: Any, normalize: str) -> None:
     shape, knobs = job
@@ -53,7 +52,6 @@ def test_identity_returns_its_input(job: Any, normalize: str) -> None:
     assert (run(data, normalize=normalize, **knobs) == data).all()
 
 
-@settings(max_examples=8)
 @given(jobs(), st.sampled_from(["uint16", "int16", "float32"]))
 def test_identity_blended_returns_its_input(job: Any, dtype: str) -> None:
     shape, knobs = job
@@ -62,7 +60,6 @@ def test_identity_blended_returns_its_input(job: Any, dtype: str) -> None:
     np.testing.assert_allclose(blended, data, rtol=1e-6, atol=1e-3)
 
 
-@settings(max_examples=6)
 @given(st.data(), st.sampled_from(["trim", "blend"]), st.sampled_from(["uint16", "float32"]))
 def test_the_result_is_the_same_to_the_bit_however_it_is_cut(
     data: st.DataObject, seam: str, dtype: str

@@ -18,9 +18,9 @@ from penstock.base.config.knobs import build
 from penstock.base.errors import Refused, UsageError
 from penstock.base.units import format_count
 from penstock.cli import main
-from penstock.inference.at_scale import Fleet, expect, load_of, patches_of_one
-from penstock.inference.plan import Plan, make_plan, plans_by_parts
-from penstock.inference.scale_report import at_rate, measured_rate, scale_lines
+from penstock.inference.planning.at_scale import Fleet, expect, load_of, patches_of_one
+from penstock.inference.planning.plan import Plan, make_plan, plans_by_parts
+from penstock.inference.planning.scale_report import at_rate, measured_rate, scale_lines
 
 from .kit import SEED, arange, config, facts
 
@@ -134,7 +134,7 @@ def test_a_simulation_says_where_its_numbers_lie() -> None:
 
 
 def test_the_rate_of_a_run_is_taken_from_its_folder(tmp_path: Path) -> None:
-    source = arange((40, 40, 40))
+    source = arange((20, 20, 20))
     run = tmp_path / "run"
     penstock.run_inference(
         source, np.zeros_like(source), model="identity", patch=8, overlap=2, devices="cpu",
@@ -158,10 +158,10 @@ def test_the_rate_of_a_run_is_taken_from_its_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("--rate 1e6", "--rate says nothing without --workers N"),
-        ("--workers 4 --mtbf 3", "--mtbf says nothing without --rate"),
-        ("--workers 4 --simulate", "--simulate says nothing without --rate"),
-        ("--workers 4 --rate 1e6 --restart 5min", "--restart says nothing without --mtbf"),
+        ("--rate 1e6", "--rate has no effect without --workers N"),
+        ("--workers 4 --mtbf 3", "--mtbf has no effect without --rate"),
+        ("--workers 4 --simulate", "--simulate has no effect without --rate"),
+        ("--workers 4 --rate 1e6 --restart 5min", "--restart has no effect without --mtbf"),
         ("--workers 4 --rate 0", "not a number of voxels per second above 0"),
         ("--workers 4 --rate nowhere", "--rate nowhere: No such file or directory"),
         ("--workers 4 --rate 1e6 --mtbf 0", "--mtbf"),
@@ -219,7 +219,10 @@ def test_the_cheaper_way_with_borders_is_taken_by_the_rate_and_both_are_shown() 
         assert (plan.num_patches == once) == spills
         assert said["  taken"].startswith("spill: " if spills else "recompute: ")
         assert "1.00 of one process's" in said["  spill"] and "predicted" in said["  spill"]
-        assert "spilled in all, about" in said["  spill"]
+        assert (
+            " a patch (--rate), 191 MiB/s of scratch for each worker (assumed; " in said["  rates"]
+        )
+        assert "spilled in all, at most" in said["  spill"]
         assert "1.00" not in said["  recompute"] and "predicted" in said["  recompute"]
         assert expect(load_of(knobs, plan, Fleet(8, 1e4)), Fleet(8, 1e4)).seconds > 0
         assert "borders" in dict(scale_lines(knobs, scale, plan))
@@ -240,3 +243,24 @@ def test_what_is_spilled_at_once_is_refused_or_avoided_where_it_is_more_than_is_
     assert "--max-spill 977 KiB is less" in dict(plan.lines())["  taken"]
     assert make_plan(config(**knobs), cube, SEED).geometry.spills
     assert make_plan(config(**knobs, spill="never"), cube, SEED).ways is None
+
+
+def test_workers_of_this_machine_are_counted_and_both_ways_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    zarr.create_array("in.zarr", shape=(256,) * 3, chunks=(64,) * 3, dtype="uint16")
+    job = (
+        "plan --in-spec in.zarr --out-spec out.zarr --model-type identity --devices cpu "
+        "--patch 64 --overlap 10 --normalize none --cluster local:2 --rate 1e4"
+    )
+    assert main(job.split()) == 0
+    lines = [
+        re.split("  +", line.strip(), maxsplit=1) for line in capsys.readouterr().out.splitlines()
+    ]
+    said = {words[0]: words[1] for words in lines if len(words) == 2}
+    assert said["parts"].startswith("2 of ") and said["workers"].startswith("2 of ")
+    for way in ("recompute", "spill"):
+        assert re.search(r" patches, .* [KM]iB read, .* s predicted", said[way])
+    assert " spilled in all, at most " in said["spill"]
+    assert said["taken"].endswith(": it is predicted to end first")

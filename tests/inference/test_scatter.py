@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.data import Scaling
-from penstock.inference import cuts, scatter
-from penstock.inference.blocks import Loaded, Slot
-from penstock.inference.lane import Lane
-from penstock.inference.scatter import PatchScatter
-from penstock.inference.stitch import axis_weights, place_in_row
+from penstock.inference.lanes import scatter
+from penstock.inference.lanes.blocks import Loaded, Slot
+from penstock.inference.lanes.lane import Lane
+from penstock.inference.lanes.scatter import PatchScatter
+from penstock.inference.planning import cuts
+from penstock.inference.tiling.stitch import axis_weights, place_in_row
 
 from .kit import conv
 from .test_lane import CPU, lane_of, started, through

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.inference import simulation
-from penstock.inference.at_scale import Fleet, Load, expect
-from penstock.inference.part_work import PartWork, part_work
-from penstock.inference.plan import make_plan
-from penstock.inference.simulation import Outcome, simulate
+from penstock.inference.planning import simulation
+from penstock.inference.planning.at_scale import Fleet, Load, expect
+from penstock.inference.planning.plan import make_plan
+from penstock.inference.planning.simulation import Outcome, simulate
+from penstock.inference.tiling.part_work import PartWork, part_work
 
 from .kit import SEED, config, facts
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,18 @@ from penstock.base.config.infer import InferConfig
 from penstock.base.config.knobs import build
 from penstock.base.errors import PenstockError, UsageError
 from penstock.cli import main
-from penstock.inference import cuts
-from penstock.inference.beginning import begun
-from penstock.inference.ending import EndRequest
-from penstock.inference.job import Job
-from penstock.inference.journal import Prepared
-from penstock.inference.shared_statistics import shared_scalings
-from penstock.inference.station import open_task
-from penstock.inference.turns import Turns
-from penstock.inference.worker import Worker
+from penstock.data.grid import indices
+from penstock.inference.opening.job import Job
+from penstock.inference.planning import cuts
+from penstock.inference.planning.scratch import scratch_rate
+from penstock.inference.planning.spill_room import lying
+from penstock.inference.run_folder.ending import EndRequest
+from penstock.inference.run_folder.journal import Journal, Prepared
+from penstock.inference.sharing.station import open_task
+from penstock.inference.sharing.statistics import shared_scalings
+from penstock.inference.sharing.turns import Turns, turn_of
+from penstock.inference.sharing.worker import Worker
+from penstock.inference.stages.beginning import begun
 
 from .kit import Array
 
@@ -89,10 +93,11 @@ def run(job: Job, tasks: Iterable[int] | None = None) -> tuple[Worker, list[int]
             for task in given if tasks is None else tasks:
                 journal.refresh()
                 done.append(task)
-                if task < len(worker.parts):
-                    worker.compute([task], scalings)
+                turn = turn_of(task, worker.parts)
+                if turn.kind == "part":
+                    worker.compute([turn.part], scalings)
                 else:
-                    worker.join(task - len(worker.parts), scalings)
+                    worker.join(turn.part, scalings, whole=turn.kind == "join")
                 given.done(task)
     return worker, done
 
@@ -136,8 +141,41 @@ def test_a_run_that_was_cut_off_anywhere_goes_on_in_other_parts(seed: int) -> No
     assert not sum(worker.watch.patches_done)
 
 
+def test_what_can_be_joined_without_a_part_is_joined_and_the_rest_when_it_is_done() -> None:
+    job = opened()
+    parts = job.plan.parts
+    assert parts is not None
+    count, lost = len(parts), len(parts) // 2
+    others = [number for number in range(count) if number != lost]
+    spoilt = parts.targets(parts[lost])
+    salvage = [2 * count + number for number in spoilt]
+    worker, _ = run(job, [*others, *(count + n for n in others if n not in spoilt), *salvage])
+    reached = {
+        (0, *index)
+        for block in parts.blocks(parts[lost])
+        for index in indices(parts.geometry.units.touching(block.support))
+    }
+    every = {(0, *index) for index in indices(parts.geometry.units.cells)}
+    journal = Journal.open(job.run_dir, {}, resume=True)
+    assert journal.done == every - reached and reached
+    pieces = worker.pieces
+    assert pieces is not None
+    assert {*map(pieces_of, files())} <= {".".join(map(str, key)) for key in reached}
+    left = lying(pieces.folder, parts)
+    assert sum(left.values()) == sum(path.stat().st_size for path in files()) > 0
+    before = sum(worker.watch.patches_done)
+    worker, _ = run(opened(resume=True))
+    assert np.array_equal(values("out.zarr"), alone("blend"))
+    assert sum(worker.watch.patches_done) + before == job.geometry.cores.cells.size
+    assert not files()
+
+
+def pieces_of(piece: Path) -> str:
+    return piece.parent.name
+
+
 def test_pieces_that_never_come_back_whole_end_the_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.inference.spill import Pieces
+    from penstock.inference.stages.spill import Pieces
 
     monkeypatch.setattr(Pieces, "read", lambda *_: None)
     job = opened()
@@ -158,11 +196,28 @@ def test_a_worker_times_a_patch_and_settles_what_is_done_with_borders() -> None:
     ways = plan.ways
     assert ways is not None and ways.recomputed.seconds and ways.spilled.seconds
     assert plan.geometry.spills == ways.spills == (ways.spilled.seconds < ways.recomputed.seconds)
+    measured = (
+        r".* a patch \(measured on a worker\), .*/s of scratch for each worker \(measured on a"
+    )
+    assert re.match(measured, dict(plan.lines())["  rates"])
+    plan = open_task((settings(**shared, parts=8, spill_rate="1kB"), 2, "here"), 0).plan
+    assert not plan.geometry.spills, "too slow"
+    assert dict(plan.lines())["  rates"].endswith(
+        "1000 B/s of scratch for each worker (--spill-rate)"
+    )
     worker, _ = run(opened(), range(3))
     resumed = {**shared, "workers": 5, "resume": True}
     plan = open_task((settings(**resumed), 1, "here"), 0).plan
     assert plan.geometry.spills and plan.parts is not None and plan.parts.step == worker.parts.step
     assert not open_task((settings(**resumed, spill="never"), 1, "here"), 0).plan.geometry.spills
+
+
+def test_a_scratch_that_takes_nothing_has_no_rate(tmp_path: Path) -> None:
+    rate = scratch_rate(tmp_path / "not" / "there")
+    assert rate is not None and rate > 1e5
+    assert not [*tmp_path.glob("not*"), *tmp_path.glob("tmp*")]
+    if Path("/proc/self").exists():
+        assert scratch_rate(Path("/proc/self")) is None
 
 
 @pytest.mark.slow
@@ -179,8 +234,8 @@ def test_nothing_is_spilled_into_a_bucket(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--spill always --part 1/2", "--spill always is of --cluster"),
-        ("--max-spill 1GB", "--max-spill says nothing without --cluster"),
+        ("--spill always --part 1/2", "--spill always belongs to --cluster"),
+        ("--max-spill 1GB", "--max-spill has no effect without --cluster"),
         ("--spill always --cluster local:1 --normalize percentile", "nothing that two parts sha"),
     ],
 )

@@ -18,8 +18,9 @@ import penstock
 from penstock.base.files import lock_file
 from penstock.cli import main
 from penstock.data.stores.memory import MemorySink, MemorySource
-from penstock.inference import ending, retries
 from penstock.inference import run as infer
+from penstock.inference.run_folder import ending
+from penstock.inference.stages import retries
 from penstock.inference.status import read_status
 
 from ..preloaded import started

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.data.box import Box
-from penstock.inference.geometry import Geometry
-from penstock.inference.stitch import Assembly, axis_weights
+from penstock.inference.tiling.geometry import Geometry
+from penstock.inference.tiling.stitch import Assembly, axis_weights
 
 from ..geometries import geometries
 
@@ -28,7 +28,6 @@ def test_weights_are_a_partition_of_unity(
     np.testing.assert_allclose(total, 1, rtol=1e-6)
 
 
-@settings(max_examples=30, deadline=None)
 @given(geometries(), st.integers(1, 2))
 def test_assembly_gives_every_unit_once_and_whole(geometry: Geometry, channels: int) -> None:
     data = np.arange(channels * geometry.domain.size, dtype=np.float32)

@@ -8,14 +8,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.data.box import Box
 from penstock.data.grid import Grid, indices, reflect
-from penstock.inference.geometry import Geometry, PatchShape
-from penstock.inference.plan import make_plan
-from penstock.inference.traffic import CacheLevel, largest_block, open_peak, read_range, reads
+from penstock.inference.planning.plan import make_plan
+from penstock.inference.tiling.geometry import Geometry, PatchShape
+from penstock.inference.tiling.traffic import (
+    CacheLevel,
+    largest_block,
+    open_peak,
+    read_range,
+    reads,
+)
 
 from .kit import config, crossed, facts
 
@@ -58,7 +64,6 @@ def along(**changes: Any) -> Geometry:
     )
 
 
-@settings(max_examples=40)
 @given(long_geometries())
 def test_the_largest_block_is_as_long_as_the_longest_on_every_axis(geometry: Geometry) -> None:
     lengths: dict[str, list[tuple[int, ...]]] = {"read": [], "support": [], "hull": []}
@@ -109,7 +114,6 @@ def decoded(geometry: Geometry, chunk: tuple[int, ...], origin: tuple[int, ...])
     return [total[level] for level in LEVELS]
 
 
-@settings(max_examples=30)
 @given(
     long_geometries(),
     st.tuples(*[st.integers(1, 9)] * 3),
@@ -132,7 +136,6 @@ def test_chunk_lines_are_where_the_source_has_them() -> None:
     assert reads(geometry, (1, 1, 3), "layer", origin=(5, 5, -2))[1] == 12
 
 
-@settings(max_examples=20)
 @given(long_geometries(), st.tuples(*[st.integers(1, 9)] * 3))
 def test_better_caches_hold_more_and_decode_less(
     geometry: Geometry, chunk: tuple[int, ...]
@@ -162,7 +165,6 @@ def most_open(geometry: Geometry) -> int:
     return peak
 
 
-@settings(max_examples=40)
 @given(long_geometries())
 def test_the_open_peak_is_that_of_the_worst_region(geometry: Geometry) -> None:
     assert open_peak(geometry) == most_open(geometry)

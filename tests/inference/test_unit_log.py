@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
-from penstock.inference.checks import check_of
-from penstock.inference.folder import LocalFolder
-from penstock.inference.journal import Journal
-from penstock.inference.unit_log import Note, line_of, lost_line, read_lines
+from penstock.inference.run_folder.checks import check_of
+from penstock.inference.run_folder.journal import Journal
+from penstock.inference.run_folder.local import LocalFolder
+from penstock.inference.run_folder.unit_log import Note, line_of, lost_line, read_lines
 
 from .kit import SMALL, arange
 

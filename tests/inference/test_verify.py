@@ -20,7 +20,7 @@ from torch import nn
 import penstock
 from penstock.cli import main
 from penstock.inference import verify as verify_room
-from penstock.inference.run_folder import open_run
+from penstock.inference.run_folder.reader import open_run
 
 from ..preloaded import started
 from .faulty_s3 import Door
@@ -450,8 +450,8 @@ def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
         assert error.startswith("penstock verify: ") and said in error
 
     refused([tmp_path / "none.zarr"], "no such file or folder")
-    refused([out, "--run-dir", tmp_path / "none"], "none is no folder of a run of penstock infer")
-    refused([out, "--run-dir", out], "out.zarr is no folder of a run of penstock infer")
+    refused([out, "--run-dir", tmp_path / "none"], "none is not a run folder")
+    refused([out, "--run-dir", out], "out.zarr is not a run folder")
     refused([out, "--json", tmp_path / "no/found.json"], "is not a folder")
     refused([out, "--json", folder / "done.log", "--replace"], "which is what is read")
     refused([out, "--json", out / "found.json"], "found.json lies")
@@ -459,7 +459,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     refused([out, out], "wrote 1 output, not 2; name one of them")
     for share in ("0", "200%", "many"):
         refused([out, "--recompute", share], "is not a share such as 1% or 0.01")
-    for text, said in (("{", "run.json is damaged"), ("[]", "is no folder of a run"),
+    for text, said in (("{", "run.json is damaged"), ("[]", "is not a run folder"),
                        ('{"settings": {}, "fingerprint": {}}', "of an older version and lacks"),
                        (noted.replace('"domain"', '"doman"'), "lacks domain")):  # fmt: skip
         (folder / "run.json").write_text(text)
@@ -471,7 +471,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_a_run_under_way_is_not_forgotten_in(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from penstock.inference.journal import Journal
+    from penstock.inference.run_folder.journal import Journal
 
     path = tmp_path / "v3.zarr"
     stored(path)

@@ -216,7 +216,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def test_the_published_schema_is_the_records() -> None:
-    """To write it anew: python tests/instruments/test_ledger.py"""
+    """To write it anew: python -m tests.instruments.test_ledger"""
     assert json.loads(SCHEMA_FILE.read_text()) == json_schema()
 
 

@@ -1,4 +1,4 @@
-"""The page cache, of real files on the disk where the tests' folder is."""
+"""The page cache, of real files on a disk."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ PAGES = 64
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    path = tmp_path / "file"
+def path(on_disk: Path) -> Path:
+    path = on_disk / "file"
     path.write_bytes(os.urandom(PAGES * mmap.PAGESIZE))
     with path.open("rb") as file:
         os.fsync(file.fileno())
     pagecache.drop_pages([path])
     if pagecache.residency([path]) != 0:
-        pytest.skip("the tests' folder is in memory, or its file system keeps what it likes")
+        pytest.skip("temporary files lie in memory, or their file system keeps what it likes")
     return path
 
 

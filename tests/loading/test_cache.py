@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock.loading.cache
@@ -60,7 +60,6 @@ def most_hits(uses: Sequence[int], capacity: int) -> int:
     return best(0, frozenset())
 
 
-@settings(max_examples=50)
 @given(uses=st.lists(st.integers(0, 5), max_size=14), capacity=st.integers(0, 4))
 def test_no_cache_has_more_hits_than_one_that_sees_everything(
     uses: list[int], capacity: int
@@ -265,7 +264,6 @@ def test_whatever_bounds_it_lru_is_never_better(
     assert looks.most_ahead <= max(0, most + 5), "and one batch to its end"
 
 
-@settings(max_examples=30)
 @given(
     uses=st.lists(st.integers(0, 40), min_size=40, max_size=300),
     capacity=st.integers(1, 12),

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -27,7 +27,6 @@ pytest.importorskip("numcodecs")
 pytest.importorskip("tensorstore")
 
 
-@settings(max_examples=8)
 @given(
     workers=st.integers(1, 16),
     fetch=st.integers(0, 3),
@@ -68,7 +67,6 @@ def test_each_item_once_and_in_one_order_whatever_the_threads(
             assert sorted(items) == list(range(12))
 
 
-@settings(max_examples=10)
 @given(
     stop=st.integers(0, 6),
     first=st.tuples(st.sampled_from([1, 2]), st.integers(1, 8)),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -302,7 +302,6 @@ def fields(draw: st.DrawFn) -> Field:
     return Field("x", shape, chunks, np.dtype("i8"), offsets, channels, channel_axis, patch)
 
 
-@settings(max_examples=25)
 @given(field=fields(), data=st.data())
 def test_any_batch_of_any_field_holds_what_numpy_would_take(
     field: Field, data: st.DataObject

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock.loading.order
@@ -163,7 +163,6 @@ def epoch_of(order: Order, epoch: int = 0) -> Items:
     return np.concatenate([order.global_items(epoch, b) for b in range(order.num_batches)])
 
 
-@settings(max_examples=15)
 @given(order=orders(), epoch=st.integers(0, 3))
 def test_an_epoch_holds_every_item_exactly_once(order: Order, epoch: int) -> None:
     seen = epoch_of(order, epoch)
@@ -178,7 +177,6 @@ def test_an_epoch_holds_every_item_exactly_once(order: Order, epoch: int) -> Non
         assert 0 <= len(seen) - order.num_items < order.world_size
 
 
-@settings(max_examples=15)
 @given(order=orders(), epoch=st.integers(0, 3))
 def test_ranks_share_each_batch_in_equal_rows(order: Order, epoch: int) -> None:
     world = order.world_size
@@ -213,7 +211,6 @@ def test_shuffle_sample_keeps_the_patches_of_a_sample_together() -> None:
     assert sorted(samples[:, 0]) == list(range(20))
 
 
-@settings(max_examples=15)
 @given(
     samples=st.integers(1, 80),
     window=st.integers(1, 5),
@@ -302,7 +299,6 @@ def test_a_batch_past_the_epoch_is_an_index_error() -> None:
 # --- resume -------------------------------------------------------------------------------------
 
 
-@settings(max_examples=15)
 @given(order=orders(), data=st.data())
 def test_resume_with_other_ranks_sees_the_same_remaining_global_sequence(
     order: Order, data: st.DataObject
@@ -334,7 +330,6 @@ def test_resume_with_another_global_batch_goes_on_where_it_can() -> None:
         Order(100, 5, seed=3, shuffle="global", world_size=2).from_state(state)
 
 
-@settings(max_examples=15)
 @given(order=orders(), data=st.data())
 def test_resume_at_any_item_cuts_what_remains_anew(order: Order, data: st.DataObject) -> None:
     batch = data.draw(st.integers(0, order.num_batches))

@@ -103,7 +103,7 @@ def test_infer_gives_up_with_one_sentence(
                  "--devices", "cpu", "--retry-for", "0"]  # fmt: skip
         assert main(words) == 3
     said = capsys.readouterr().err
-    assert is_short(said) and "HTTP code 500]; it went on" in said
+    assert is_short(said) and "HTTP code 500]; this went on" in said
     assert said.startswith("penstock infer: read failed at block 0 ")
     assert 2 < tries - 1 <= max(asked.values()) <= tries < 9
 

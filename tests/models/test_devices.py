@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from penstock.base.errors import UsageError
-from penstock.inference.job import Job
-from penstock.inference.net import fit_batch
+from penstock.inference.opening.job import Job
+from penstock.inference.opening.net import fit_batch
 from penstock.models import devices, footprint
 from penstock.models import load as model
 
@@ -23,7 +23,7 @@ SHAPE = (2, 1, 8, 8, 8)
 
 
 class Positions(nn.Module):
-    """Has a buffer that is no part of its state."""
+    """Has a buffer that is not part of its state."""
 
     def __init__(self) -> None:
         super().__init__()

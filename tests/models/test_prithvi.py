@@ -213,9 +213,13 @@ def test_every_pixel_depends_on_the_whole_tile(tiny: Refiner) -> None:
 @pytest.mark.parametrize(
     ("size", "sides", "sentence"),
     [
-        ("tiny", (64, 100), "64 x 100 pixels .* 16 x 16: 100 is no multiple of 16; 96 and 112 are"),
-        ("tiny", (8, 64), "8 x 64 pixels .*: 8 is no multiple of 16; 16 is"),
-        ("600m", (256, 256), "256 x 256 pixels .* 256 is no multiple of 14; 252 and 266 are"),
+        (
+            "tiny",
+            (64, 100),
+            "64 x 100 pixels .* 16 x 16: 100 is not a multiple of 16; 96 and 112 are",
+        ),
+        ("tiny", (8, 64), "8 x 64 pixels .*: 8 is not a multiple of 16; 16 is"),
+        ("600m", (256, 256), "256 x 256 pixels .* 256 is not a multiple of 14; 252 and 266 are"),
     ],
 )
 def test_tiles_of_broken_patches_are_refused(
@@ -545,7 +549,7 @@ def test_the_registry_makes_a_model_of_two_axes() -> None:
     footprint = models_footprint.measure_footprint(model, (2, 6, 64, 96))
     assert [head.channels for head in footprint.heads] == [6]
     assert footprint.peak_bytes is not None  # played on shapes alone
-    with pytest.raises(UsageError, match="100 is no multiple of 16"):
+    with pytest.raises(UsageError, match="100 is not a multiple of 16"):
         models_footprint.measure_footprint(model, (1, 6, 100, 100))
 
 

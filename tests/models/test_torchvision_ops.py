@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import subprocess
 import sys
 from importlib import import_module
 from typing import Any
@@ -10,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+import penstock
 from penstock.base.errors import MissingDependency
 
 vision: Any = None
@@ -114,7 +116,6 @@ def test_nms_follows_a_long_chain_of_suppressions(monkeypatch: pytest.MonkeyPatc
     assert kept.tolist() == list(range(0, 50, 2))
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10_000), st.integers(0, 30), st.floats(0, 1))
 def test_nms_keeps_what_is_apart_and_nothing_else(seed: int, count: int, threshold: float) -> None:
     boxes, scores = some_boxes(seed, count, 10, 8), torch.arange(float(count))
@@ -202,6 +203,26 @@ def test_what_is_not_compiled_is_said() -> None:
     assert bool(vision.NOTE) != vision.COMPILED
     if vision.NOTE:
         assert "nms and roi_align are Penstock's" in vision.NOTE
+        assert vision.NOTE.endswith("install torch and torchvision together, from one index")
+
+
+def test_a_bare_import_of_torchvision_finds_ours_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    finder = penstock._Torchvision()
+    assert finder.find_spec("torchvision") is None, "it is loaded already"
+    monkeypatch.delitem(sys.modules, "penstock.models.torchvision_ops")
+    spec = finder.find_spec("torchvision")
+    assert spec is not None and spec.origin == vision.torchvision.__file__
+    assert finder.find_spec("torch") is None
+    monkeypatch.setattr(penstock.PathFinder, "find_spec", lambda name: None)
+    assert finder.find_spec("torchvision") is None, "as where it is not installed"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", ["torchvision", "pytorch_lightning"])
+def test_a_library_that_imports_torchvision_loads_after_penstock(library: str) -> None:
+    code = f"import penstock, {library}, torchvision; print(torchvision.ops.nms.__name__)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.stdout == "nms\n", run.stderr
 
 
 def test_without_torchvision_the_line_that_mends_it(monkeypatch: pytest.MonkeyPatch) -> None:

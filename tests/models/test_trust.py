@@ -356,7 +356,7 @@ def test_plan_runs_nothing_of_a_program(
 
 
 def test_the_page_has_a_row_for_every_format() -> None:
-    page = (ROOT / "docs" / "trust.md").read_text()
+    page = (ROOT / "docs" / "background" / "trust.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("| ")]
     for name in (*PROGRAMS, ".pth", ".safetensors", "file.py:function", "--trust-model"):
         assert any(name in row for row in rows), name
@@ -442,7 +442,7 @@ def test_a_condition_is_what_it_evaluates_to(rows: int, columns: int) -> None:
     "text", ["__import__('os')", "L['x'].numel()", "open('x')", "L['x'].size()[__import__('os')]"]
 )
 def test_a_condition_is_of_sizes_or_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="no condition"):
+    with pytest.raises(ValueError, match="not a condition"):
         input_sizes.condition(text)
 
 

@@ -277,5 +277,5 @@ def test_what_predict_is_given_is_a_file_of_weights(tmp_path: Path) -> None:
     path: Any = tmp_path / "notes.txt"
     path.write_text("no weights")
     config = PredictConfig(data_root=tmp_path, output=tmp_path / "out.csv")
-    with pytest.raises(UsageError, match=f"WEIGHTS {path} is no file of tensors only"):
+    with pytest.raises(UsageError, match=f"WEIGHTS {path} is not a file of tensors only"):
         predict(path, config)

@@ -17,6 +17,10 @@ CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
 PATIENCE_S = 120.0
+_AXE = """axe.run().then(found => JSON.stringify(found.violations.map(
+    each => [each.id, each.impact, each.nodes.map(node => node.html.slice(0, 200))])))"""
+AXE = Path(__file__).parents[2] / "node_modules" / "axe-core" / "axe.min.js"
+"""axe-core, which CI fetches: ``npm install --no-save axe-core``."""
 
 
 class Browser:
@@ -84,8 +88,12 @@ class Browser:
 
     def open(self, page: Path) -> None:
         """Load a file, and wait until it is loaded."""
+        self.go(page.as_uri())
+
+    def go(self, address: str) -> None:
+        """Load what lies at an address, and wait until it is loaded."""
         self.events.clear()
-        self.call("Page.navigate", url=page.as_uri())
+        self.call("Page.navigate", url=address)
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
             self.events.append(self._next())
 
@@ -94,6 +102,23 @@ class Browser:
         answer = self.call("Runtime.evaluate", expression=script, returnByValue=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
+
+    def until(self, script: str) -> Any:
+        """The value of an expression, once it is one that counts as true."""
+        until = time.monotonic() + PATIENCE_S
+        while not (value := self.run(script)):
+            assert time.monotonic() < until, f"it never came to {script}"
+            time.sleep(0.1)
+        return value
+
+    def axe(self, script: str) -> list[str]:
+        """The serious violations of the rules of accessibility that axe-core finds in the page."""
+        self.run(f"{script};0")
+        found = self.call(
+            "Runtime.evaluate", expression=_AXE, awaitPromise=True, returnByValue=True
+        )
+        violations = json.loads(found["result"]["value"])
+        return [str(each) for each in violations if each[1] in ("serious", "critical")]
 
     def complaints(self) -> list[dict[str, Any]]:
         """What the page wrote to its console, and what went wrong in it."""

@@ -11,7 +11,7 @@ from penstock.reports.html import html_page
 from penstock.reports.infer.report import report_of_run
 from penstock.reports.ledger_report import report_of_records
 
-from .browser import CHROMIUM, Browser
+from .browser import AXE, CHROMIUM, Browser
 from .kit import sized
 from .pages import run_folder
 from .test_html import hostile_report
@@ -88,3 +88,19 @@ def test_without_a_script_all_is_readable(browser: Browser, tmp_path: Path) -> N
         assert browser.run(FIRST.format(0)) == ["32", "64"]
     finally:
         browser.call("Emulation.setScriptExecutionDisabled", value=False)
+
+
+@pytest.mark.skipif(
+    not AXE.is_file(), reason="axe-core is not installed: npm install --no-save axe-core"
+)
+def test_readers_who_do_not_see_find_their_way(browser: Browser, tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "a.penstock", {"read": (8.0, 1.0, 1), "forward": (5.0, 4.0, 1)})
+    for report in (report_of_run(folder), report_of_records(sized({(32, 1): 4, (64, 1): 12}), "s")):
+        page = tmp_path / "page.html"
+        page.write_text(html_page(report))
+        browser.open(page)
+        for scheme in ("light", "dark"):
+            features = [{"name": "prefers-color-scheme", "value": scheme}]
+            browser.call("Emulation.setEmulatedMedia", features=features)
+            assert browser.axe(AXE.read_text()) == []
+    browser.call("Emulation.setEmulatedMedia", features=[])

@@ -6,7 +6,7 @@ import csv
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.base.errors import UsageError
@@ -59,7 +59,6 @@ def test_the_seeds_own_file_is_upgraded_in_place(tmp_path: Path) -> None:
 NOTHING = dict.fromkeys(COLUMNS, "")
 
 
-@settings(max_examples=15)
 @given(
     columns=st.lists(
         st.one_of(st.sampled_from(COLUMNS), st.text("abc_", min_size=1, max_size=3)),

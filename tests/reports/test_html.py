@@ -81,6 +81,7 @@ def test_the_verdict_of_a_sweep_turns_with_its_records() -> None:
     assert "1 launch]." in report_of_records([alone], "l").verdict[0]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_small_records_are_kept_in_the_page(tmp_path: Path) -> None:
     path = ledger(tmp_path / "s.jsonl", sized({(32, 1): 4.0}))
     page = page_of(report_of_records(sized({(32, 1): 4.0}), "s", [path]))
@@ -91,6 +92,7 @@ def test_small_records_are_kept_in_the_page(tmp_path: Path) -> None:
     assert "5 launches" in page.text and page.asked() == []
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_three_forms_say_the_same() -> None:
     report = report_of_records(sized(TIMES), "sweep.ledger")
     document, page = json_page(report), page_of(report)
@@ -122,7 +124,9 @@ def test_it_asks_for_nothing_and_runs_one_script() -> None:
     page = Page(text)
     assert page.asked() == []
     (policy,) = (a["content"] for tag, a in page.elements if "http-equiv" in a)
-    assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-")
+    assert policy.startswith(
+        "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-"
+    )
     assert [tag for tag, _ in page.elements].count("script") == 1
     names = [attrs["id"] for _, attrs in page.elements if "id" in attrs]
     assert len(names) == len(set(names))
@@ -196,6 +200,7 @@ def test_a_cell_is_sorted_by_its_quantity(text: str, order: float | None) -> Non
 # --- files --------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_one_file_of_each_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records = str(ledger(tmp_path / "s.jsonl", sized(TIMES)))
     for name in ("a.html", "a.json", "a.md"):

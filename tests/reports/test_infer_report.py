@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 
 from penstock.cli import main
+from penstock.reports.infer import limits
+from penstock.reports.infer.limits import limit_lines
+from penstock.reports.infer.record import InferenceRun
 from penstock.reports.infer.report import report_of_run
 from penstock.reports.infer.trace import BINS, read_timeline
 from penstock.reports.places import joined, places_of, reports_of_places
@@ -37,6 +40,13 @@ def test_the_verdict_names_the_bound_the_gain_and_the_waiting(tmp_path: Path) ->
     )
     assert rest[1].startswith("By its plan it computed 1.80 voxels for each that it wrote and read")
     assert rest[2] == "Peak memory 219 MiB is within the plan's 400 MiB, 55% of it [20 readings]."
+
+
+def test_a_page_says_what_its_run_is_called(tmp_path: Path) -> None:
+    run = {"name": "mine", "tags": {"study": "a", "who": "me"}}
+    report = report_of_run(run_folder(tmp_path / "a", READ, run=run))
+    assert report.about[0] == "mine, tagged study=a and who=me"
+    assert "tagged" not in str(report_of_run(run_folder(tmp_path / "b", READ)).about)
 
 
 def test_every_sentence_of_it_turns_with_the_record(tmp_path: Path) -> None:
@@ -73,7 +83,7 @@ def test_faults_seams_and_what_nothing_is_known_of(tmp_path: Path) -> None:
     for said in ("500 of 1,000 values (50.00%) were clipped to uint16", "1 of 8 chunks of the",
                  "2 blocks had patches in smaller batches", "a worker died",
                  "there are 1 + 4 + 4 planes between patches", "at least 8 x 8 x 8 voxels",
-                 "nothing is said of whether seams show"):  # fmt: skip
+                 "What this machine can do at most is not known"):  # fmt: skip
         assert said in page.text
     bare = run_folder(tmp_path / "b", READ, run={"fingerprint": {}, "plan": None, "makers": []})
     (bare / "metrics.jsonl").unlink()
@@ -162,6 +172,38 @@ def test_a_run_of_infer_as_it_is(tmp_path: Path) -> None:
     names = [figure["name"] for figure in document["chapters"][0]["figures"]]
     assert {"timeline", "stages", "ram"} <= set(names)
     titles = [section["title"] for section in document["chapters"][0]["sections"]]
-    assert titles == ["Stages", "Memory", "Seams", "Faults and values", "Settings"]
-    memory = document["chapters"][0]["sections"][1]["table"]
+    assert titles == [
+        "Stages",
+        "Limits of the machine",
+        "Memory",
+        "Seams",
+        "Faults and values",
+        "Settings",
+    ]
+    memory = document["chapters"][0]["sections"][2]["table"]
     assert memory[0] == ["part of the plan", "bytes", "share"] and memory[-1][0] == "total"
+
+
+def on_a_known_machine(folder: Path, **changes: Any) -> list[str]:
+    run_folder(folder, READ, **changes)
+    metrics = folder / "metrics.jsonl"
+    header, *rows = metrics.read_text().splitlines()
+    metrics.write_text("\n".join([json.dumps(json.loads(header) | {"machine_key": "m"}), *rows]))
+    return limit_lines(InferenceRun.read(folder))
+
+
+def test_a_run_is_set_beside_the_limits_of_its_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = {"plan": {"num_patches": 10, "patch_flops": 4e9, "cores": 4}}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (computed,) = on_a_known_machine(tmp_path / "a", run=dict(plan))
+    assert computed.startswith("While it worked the network computed 8.00 Gflop/s (products")
+    roofs = {("m", "cpu", "float32"): 16e9}
+    monkeypatch.setattr(limits, "known_roof", lambda *asked: roofs.get(asked))
+    monkeypatch.setattr(limits, "known_disk", {"m": 2.0**20}.get)
+    computed, read = on_a_known_machine(tmp_path / "b", run=dict(plan))
+    assert "8.00 Gflop/s, 50% of the 16.0 Gflop/s that matrix products of float32 reach" in computed
+    assert read.startswith("It read 1 B/s from disks in the mean and 1 B/s at most; the disk gives")
+    halves = on_a_known_machine(tmp_path / "c", run=dict(plan), units_written=2, units_skipped=2)
+    assert halves == [read]  # who computed the patches of the others is not known

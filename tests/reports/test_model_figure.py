@@ -263,7 +263,7 @@ def test_many_cells_fit(tmp_path: Path) -> None:
 
 def test_what_is_no_number_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bench.csv").write_text("tile_size,batch_size,avg_time_ms\n256,1,fast\n")
-    with pytest.raises(UsageError, match=r"bench\.csv has a field that is no number: .*'fast'"):
+    with pytest.raises(UsageError, match=r"bench\.csv has a field that is not a number: .*'fast'"):
         bench_figures(tmp_path / "bench.csv")
 
 

@@ -7,7 +7,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.reports.queue import model as queueing
@@ -143,7 +143,6 @@ def test_a_feed_that_cannot_be_is_refused(
 times = st.integers(1, 400).map(lambda n: n / 100)
 
 
-@settings(max_examples=60, deadline=None)
 @given(read=times, compute=times, queue=st.integers(1, 16))
 def test_the_closed_form_is_the_simulation_within_an_iteration(
     read: float, compute: float, queue: int
@@ -161,7 +160,6 @@ def test_the_closed_form_is_the_simulation_within_an_iteration(
         assert timeline.mean_s == pytest.approx(feed.mean_s(200), abs=2 * read / 200 + 1e-9)
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     workers=st.integers(1, 6),
     queue=st.integers(1, 8),
@@ -179,7 +177,6 @@ def test_in_the_long_run_every_feed_is_steady(
     assert all(0 <= depth <= queue for depth in timeline.left + timeline.taken)
 
 
-@settings(max_examples=50, deadline=None)
 @given(read=times, compute=times, queue=st.integers(1, 8), in_hand=st.integers(0, 2))
 def test_a_deeper_queue_is_never_slower(
     read: float, compute: float, queue: int, in_hand: int

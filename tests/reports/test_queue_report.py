@@ -318,6 +318,7 @@ def test_readings_alone_are_a_page_of_their_own(
     assert len(queue_cell.queue_cells(run(2.66))) == 1
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_figures_are_drawn_from_the_csv_alone(tmp_path: Path) -> None:
     path = tmp_path / "queue.csv"
     queue_report.append_queue_csv(run(2.66), path)

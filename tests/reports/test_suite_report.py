@@ -119,6 +119,7 @@ def test_failures_are_rows(tmp_path: Path) -> None:
     assert section.sentences == [section.sentences[0]], "nothing else can be said"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_files_of_a_report(tmp_path: Path) -> None:
     records = [made_up(case, 0, 5.0 + i) for i, case in enumerate(cases(tmp_path))]
     figures = plot_suite(records, tmp_path / "benchmark_report")

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import re
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
+from penstock.base import UsageError
 from penstock.cli import main
+from penstock.instruments import Ledger
+from penstock.reports.figures.vector import inline_svg
+from penstock.reports.training.detections import detection_pictures
+from penstock.reports.training.pictures import draw_curves
 from penstock.reports.training.report import report_of_training
 from penstock.scaling.page import report_of_scaling
 
+from ..bench.kit_suite import cases, made_up
+from ..scaling.kit import seed_logs
 from .pages import HOSTILE, page_of
 
 PHASES = ("data_wait", "transfer", "forward", "backward", "communication", "optimizer")
@@ -66,7 +78,7 @@ def training(
         "ranks": ranks, **results,
     }  # fmt: skip
     (folder / "training_results.json").write_text(json.dumps(document))
-    args = {"workload": "spiral", "epochs": 2, "experiment_name": HOSTILE}
+    args = {"workload": "spiral", "epochs": 2, "name": HOSTILE, "tags": {"study": HOSTILE}}
     (folder / "args.json").write_text(json.dumps(args))
     return folder
 
@@ -76,7 +88,9 @@ COMPUTING = {"data_wait": (0.2, 0.2), "forward": (0.7, 0.7), "optimizer": (0.1, 
 
 
 def test_the_verdict_of_a_training_turns_with_its_phases(tmp_path: Path) -> None:
-    first, speed, score, memory = report_of_training(training(tmp_path / "a", WAITING)).verdict
+    report = report_of_training(training(tmp_path / "a", WAITING))
+    assert report.about[0] == f"{HOSTILE}, tagged study={HOSTILE}"
+    first, speed, score, memory = report.verdict
     assert first == (
         "Bound by waiting for data: 65% of the time of steps [60%-70%, 2 epochs of one run]; "
         "without it steps would be at most 2.9x as fast: more --num-workers, or chips that are "
@@ -134,7 +148,7 @@ def test_several_trainings_are_a_study_of_scaling(
         "interval], 82 % of linear."
     )
     titles = [chapter["title"] for chapter in document["chapters"]]
-    assert titles == ["Scaling, hybrid", "Training: 1", "Training: 2"]
+    assert titles == ["Scaling, hybrid", "Scaling: Runs", "Training: 1", "Training: 2"]
     names = [figure["name"] for figure in document["chapters"][0]["figures"]]
     assert names == ["speedup", "efficiency", "epoch"]
     training(tmp_path / "runs" / "3", COMPUTING, world=4, parameters=7)
@@ -143,3 +157,71 @@ def test_several_trainings_are_a_study_of_scaling(
     alone = report_of_scaling([tmp_path / "runs" / "1"], "Scaling", print)
     assert alone.verdict[0] == "Nothing is said of scaling: 1 run of 1 size, and it takes 2."
     capsys.readouterr()
+    assert len(alone.chapters[0].sections[0].table) == 2  # the head, and the run
+
+
+def test_a_suite_comes_before_its_trainings_which_are_no_study(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    suite = tmp_path / "a" / "suite"
+    for place, case in enumerate(cases(tmp_path)[:2]):
+        training(suite / f"benchmark_quick_batch{place}_workers0", COMPUTING, world=1 + place)
+        Ledger(suite / "suite.ledger").append(made_up(case, 0, 5.0))
+    out = tmp_path / "s.json"
+    assert main(["report", str(tmp_path / "a"), "--output", str(out)]) == 0
+    document = json.loads(out.read_text())
+    assert document["verdict"][0].startswith("suite.ledger: ")
+    titles = [chapter["title"] for chapter in document["chapters"]]
+    assert [title.partition(":")[0] for title in titles] == ["suite.ledger", *["Training"] * 2]
+    for number in "12":
+        training(tmp_path / "a" / number, COMPUTING, world=int(number))
+    assert main(["report", str(tmp_path / "a"), "--output", str(out), "--overwrite"]) == 0
+    assert json.loads(out.read_text())["verdict"][0].startswith("Scaling: 2 processes")
+    capsys.readouterr()
+
+
+def test_curves_of_one_colour_differ_in_their_style() -> None:
+    figure = draw_curves("Scores", {f"score {n}": [(0, n / 9), (1, 0.5)] for n in range(9)})
+    lines = figure.axes[0].get_lines()
+    assert len({(line.get_color(), line.get_linestyle(), line.get_marker()) for line in lines}) == 9
+    assert set(draw_curves("Loss", {"loss": [(0, 0.5)]}).axes[0].get_xticks()) <= {0, 1, 2}
+
+
+def test_logs_of_jobs_are_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "logs").mkdir()
+    seed_logs(tmp_path / "logs")
+    out = tmp_path / "r.json"
+    named = [str(path) for path in sorted((tmp_path / "logs").iterdir())]
+    assert main(["report", *named, "--output", str(out)]) == 0
+    by_name = json.loads(out.read_text())
+    assert main(["report", str(tmp_path / "logs"), "--output", str(out), "--overwrite"]) == 0
+    assert json.loads(out.read_text())["verdict"] == by_name["verdict"]
+    assert " the speed of " in by_name["verdict"][0]
+    rows = by_name["chapters"][-1]["sections"][0]["table"]
+    assert rows[0][0] == "Job ID" and len(rows) == 1 + len(named)
+    (tmp_path / "empty").mkdir()
+    assert main(["report", str(tmp_path / "empty"), "--output", str(out), "--overwrite"]) == 2
+    assert "holds neither records" in capsys.readouterr().err
+
+
+def test_detections_are_drawn_on_their_chips(tmp_path: Path) -> None:
+    folder = training(tmp_path / "run", COMPUTING)
+    boxes = np.array([[10, 20, 30, 50], [1, 2, 3, 4]], np.float32)
+    image = np.arange(100 * 80, dtype=np.uint8).reshape(100, 80)
+    arrays = {"image_0": image, "true_0": boxes[:1], "predicted_0": boxes, "scores_0": boxes[:, 0]}
+    np.savez(folder / "pictures.npz", names=np.array([HOSTILE]), **arrays)
+    (picture,) = detection_pictures(folder)
+    assert picture.alt.startswith("1 chip with 1 true box and 2 predicted boxes")
+    (axis,) = picture.draw().axes
+    assert (np.asarray(axis.images[0].get_array()) == image).all()
+    true, *predicted = [patch.get_bbox().extents.tolist() for patch in axis.patches]
+    assert true == [7, 17, 33, 53] and predicted == boxes.tolist()
+    assert page_of(report_of_training(folder)).asked() == []
+    links = re.findall(r'"data:image/png;base64,([^"]+)"', inline_svg(picture.draw(), 1, "t", "a"))
+    assert [Image.open(BytesIO(base64.b64decode(link))).mode for link in links] == ["L"]
+    (folder / "pictures.npz").write_bytes(b"PK, but no archive")
+    with pytest.raises(UsageError, match=r"pictures\.npz is not as a training leaves it"):
+        report_of_training(folder)
+    np.savez(folder / "pictures.npz", names=np.array([{"a": "pickle"}], object))
+    with pytest.raises(UsageError, match="not as a training leaves it"):
+        report_of_training(folder)

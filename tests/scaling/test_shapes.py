@@ -11,7 +11,7 @@ import pytest
 from penstock.base.errors import UsageError
 from penstock.scaling.sources import attempt
 from penstock.scaling.sources.attempt import Attempt
-from penstock.scaling.sources.shapes import MOST, Shapes, layout_of
+from penstock.scaling.sources.shapes import MOST, Shapes, places_in
 from penstock.scaling.sources.slurm_log import read_log
 
 from .kit import MEASURED, log, our_log, read_text, results
@@ -130,7 +130,7 @@ def test_shapes_are_bounded() -> None:
     ],
 )
 def test_only_plain_lines_of_progress_are_read_by_position(line: bytes) -> None:
-    assert layout_of(line) is None
+    assert places_in(line) is None
 
 
 def test_a_compressed_log_is_read_and_a_damaged_one_is_refused(tmp_path: Path) -> None:

@@ -134,11 +134,11 @@ def test_a_run_of_several_tells_what_its_steps_took() -> None:
     one = DeviceStep(0.1, 0.06, 32, 100e6)
     several = run(2, 40.0, epochs=1, steps=100, batch=32, ranks=ranks)
     assert with_several(one, several).seen == (2, pytest.approx(0.30 + 0.031))
-    with pytest.raises(UsageError, match="is of one device, too"):
+    with pytest.raises(UsageError, match="is a run of one device, too"):
         with_several(one, replace(several, devices=1))
     with pytest.raises(UsageError, match="has batches of 16 on each device, and what is simulated"):
         with_several(one, replace(several, batch=16))
-    with pytest.raises(UsageError, match="tells no phases or steps"):
+    with pytest.raises(UsageError, match="lacks phases or steps"):
         with_several(one, run(2))
 
 
@@ -328,9 +328,9 @@ def test_a_run_of_one_device_gives_its_device() -> None:
     assert "is taken to have a gradient" not in " ".join(assumptions_of(told, a100()))
     fed = replace(one, ranks=(Rank(0, totals | {"data_wait": 0.1}, one.ranks[0].local, ()),))
     assert device_of_run(fed).data_s == 0
-    with pytest.raises(UsageError, match="is of 2 devices; a run of 1 is asked for"):
+    with pytest.raises(UsageError, match="is a run of 2 devices; give one of 1"):
         device_of_run(run(2))
-    with pytest.raises(UsageError, match="tells no phases"):
+    with pytest.raises(UsageError, match="lacks phases"):
         device_of_run(run(1))
 
 
@@ -338,7 +338,7 @@ def test_a_run_of_one_device_gives_its_device() -> None:
     "fields, words",
     [
         ({"between": 0.0}, "--between 0 must be above 0"),
-        ({"data_rate": 1e9}, "--data-rate says nothing without --sample-bytes"),
+        ({"data_rate": 1e9}, "--data-rate has no effect without --sample-bytes"),
         ({"inside_latency": -1.0}, "--inside-latency -1 must be above 0"),
     ],
 )

@@ -58,7 +58,7 @@ def test_simulate_from_a_run_of_one_and_one_of_several(
     assert "has batches of 32 on each device, and what is simulated has 64" in err
     code, _, err = said(["simulate", folders[0], folders[0]], capsys)
     assert code == 2
-    assert "is of one device, too" in err
+    assert "is a run of one device, too" in err
     told = results(4, 33.0, phases=phases) | {"parameters": 5}
     (tmp_path / "4" / "training_results.json").write_text(json.dumps(told))
     code, _, err = said(["simulate", *folders], capsys)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sqlite3
+import subprocess
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from penstock.base.errors import UsageError
 from penstock.scaling.runs import TrainingRun
+from penstock.scaling.sources import wandb
 from penstock.scaling.sources.read import read_runs
 from penstock.scaling.study import studies
 from penstock.scaling.tables import run_mark
@@ -297,3 +299,60 @@ def test_a_run_of_mlflow_that_stopped_early_is_not_whole(tmp_path: Path) -> None
     db.close()
     found = read_runs([tmp_path / "mlflow.db"])
     assert [(run.epochs, run.complete) for run in found] == [(2, False)] * 2
+
+
+def test_without_wandb_its_files_are_passed_over_with_the_line_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run.wandb").write_bytes(b":W&B")
+    monkeypatch.setattr(wandb, "find_spec", lambda name: None)
+    with pytest.raises(
+        UsageError, match=r"wandb is not installed; run: pip install 'penstock-dl\[track\]'"
+    ):
+        read_runs([tmp_path / "run.wandb"])
+    mlflow_database(tmp_path / "mlflow.db")
+    said: list[str] = []
+    check_tracked(read_runs([tmp_path], said.append))
+    assert len(said) == 1 and said[0].endswith("; it is passed over")
+
+
+def test_the_parts_of_a_run_of_wandb_are_one_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As W&B's reader prints them; tests/training/test_wandb.py has it read real files."""
+    config = {"world_size": 4, "batch_size": 8, "epochs": 2, "device": "auto",
+              "environment": {"device": "cpu", "launch": {"job_id": 7}}}  # fmt: skip
+    run = {"type": "run", "run": {"run_id": "a", "display_name": "mine",
+                                  "config": {"update": config}}}  # fmt: skip
+
+    def epoch(number: int) -> dict[str, Any]:
+        row = {"_step": number, "_timestamp": 50.0 + number, "train_s": 3.5, "val_s": 0.5,
+               "val_loss": 0.5, "note": "text"}  # fmt: skip
+        return {"type": "history", "history": {"item": row}}
+
+    printed = {
+        "1.wandb": [run, epoch(1), {"type": "exit", "exit": {"exit_code": 1}}],
+        "2.wandb": [run, epoch(2), {"type": "exit", "exit": {}}],
+        "3.wandb": [{"type": "header"}],
+    }
+
+    def reader(command: list[str], **how: Any) -> subprocess.CompletedProcess[str]:
+        lines = map(json.dumps, printed[Path(command[-1]).name])
+        return subprocess.CompletedProcess(command, 0, "\n".join(lines), "")
+
+    monkeypatch.setattr(wandb, "find_spec", lambda name: name)
+    monkeypatch.setattr(wandb.subprocess, "run", reader)
+    for name in printed:
+        (tmp_path / name).touch()
+    (found,) = read_runs([tmp_path])
+    assert (found.name, found.devices, found.job, found.device) == ("mine", 4, "7", "cpu")
+    assert (found.epochs, found.seconds, found.status) == (2, 8.0, "complete")
+    with pytest.raises(UsageError, match="holds no run"):
+        read_runs([tmp_path / "3.wandb"])
+
+    def broken(command: list[str], **how: Any) -> subprocess.CompletedProcess[str]:
+        raise subprocess.CalledProcessError(1, command)
+
+    monkeypatch.setattr(wandb.subprocess, "run", broken)
+    with pytest.raises(UsageError, match=r"1\.wandb is not a file of W&B's"):
+        read_runs([tmp_path / "1.wandb"])

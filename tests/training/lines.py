@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 
-if find_spec("torchvision"):  # which torchmetrics imports, and which may not load by itself
-    import penstock.models.torchvision_ops  # noqa: F401
+import penstock  # noqa: F401  # before Lightning imports a torchvision that may not load
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import pytorch_lightning as lightning

@@ -23,6 +23,7 @@ from .track_kit import (
     TRACKED_RUNS,
     WORDS,
     begun,
+    facts_of,
     needs,
     no_file_holds,
     series,
@@ -47,7 +48,7 @@ def read_comet(out: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 def test_without_a_key_comet_is_an_archive(tmp_path: Path) -> None:
     import torch
 
-    results = tracked(tmp_path, "comet", project="seas", experiment_name="mine")
+    results = tracked(tmp_path, "comet", project="seas", name="mine")
     (tracker,) = results["trackers"]
     (begin,) = told(tmp_path, "begin")
     assert (tracker["status"], tracker["dropped"]) == ("ok", 0), tracker
@@ -112,7 +113,7 @@ def test_an_archive_is_made_later_and_uploaded_where_there_is_a_key(
 ) -> None:
     log = events.EventLog(tmp_path / "events.jsonl")
     config = build(TrainConfig, {"output_dir": tmp_path})
-    known = tell.run_facts("spiral", config, 4, "cuda")
+    known = facts_of(config, 4, "cuda")
     log.begin(event="begin", step=0, run="a" * 32, trackers=["comet"], environment={}, **known)
     log.tell("step", 1, metrics={"train_loss_step": 0.5})
     log.close()
@@ -241,7 +242,7 @@ def test_a_live_run_whose_network_breaks_goes_on_live_and_not_as_an_archive(
         in done.stderr
     )
     done = penstock({**environment, "COMET_API_KEY": ""}, *sync)
-    assert "there is no key of Comet's to go on with it" in done.stderr
+    assert "at comet.com, and there is no key to go on with it" in done.stderr
     cloud.away = False
     done = penstock(environment, *sync)
     assert done.returncode == 0, done.stderr

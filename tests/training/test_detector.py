@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.base.config.knobs import build
@@ -21,6 +21,7 @@ from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
 from penstock.base.errors import Incomplete, UsageError
 from penstock.base.threads import usable_cores
 from penstock.cli import main
+from penstock.reports.training.detections import read_detections
 
 from .kit import torchrun
 
@@ -31,7 +32,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @given(seed=st.integers(0, 50), side=st.integers(4, 9))
-@settings(max_examples=30, deadline=None)
 def test_a_turned_box_holds_what_it_held(seed: int, side: int) -> None:
     import torch
 
@@ -123,6 +123,8 @@ def test_the_detector_takes_steps_and_is_scored(chips: dict[str, Path], tmp_path
     parts = [told[name] for name in told if name.startswith("loss_")]
     assert len(parts) == 5
     assert sum(parts) == pytest.approx(told["train_loss"], rel=1e-4)
+    samples = read_detections(tmp_path / "pictures.npz")
+    assert samples and samples[0].name.endswith("column 0")
 
 
 @pytest.mark.slow
@@ -208,6 +210,11 @@ def test_perfect_answers_score_perfectly(chips: dict[str, Path], tmp_path: Path)
     assert scores["val_loc_fscore"] > 0.97
     assert scores["val_vessel_fscore"] == scores["val_fishing_fscore"] == 1.0
     assert scores["val_length_acc"] > 0.9
+    pictures = workload.pictures(answers)
+    most = max(len(answer["true_labels"]) for answer in answers.values())
+    assert (pictures["true_0"] == pictures["predicted_0"]).all() and len(pictures["true_0"]) == most
+    assert pictures["image_0"].dtype == np.uint8 and 0 < pictures["image_0"].mean() < 255
+    assert len(pictures["names"]) == min(6, len(answers)) and (pictures["scores_0"] == 1).all()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.base.config.knobs import build
@@ -48,7 +48,6 @@ class Damaged:
     ranks=st.integers(1, 4),
     first=st.integers(0, 5),
 )
-@settings(max_examples=40, deadline=None)
 def test_a_feed_gives_the_order_from_any_batch_on(
     samples: int, batch: int, ranks: int, first: int
 ) -> None:

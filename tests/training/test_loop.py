@@ -95,7 +95,7 @@ def test_the_arguments_of_another_tool_are_kept(
 ) -> None:
     (tmp_path / "args.json").write_text(theirs)
     assert main(["train", "spiral", "--device", "cpu", "--output-dir", str(tmp_path)]) == 2
-    assert "its args.json is none of ours; give another folder" in capsys.readouterr().err
+    assert "Penstock did not write its args.json; give another folder" in capsys.readouterr().err
     assert [path.read_text() for path in tmp_path.iterdir()] == [theirs]
 
 
@@ -215,7 +215,7 @@ def test_runs_are_not_mixed(tmp_path: Path) -> None:
             train_workload("spiral", config_of(tmp_path, resume=True, **changes))
     last = tmp_path / "checkpoints" / "last.pt"
     last.write_bytes(last.read_bytes()[:-100])
-    with pytest.raises(UsageError, match=r"last.pt is no file of tensors"):
+    with pytest.raises(UsageError, match=r"last.pt is not a file of tensors"):
         train_workload("spiral", config_of(tmp_path, resume=True))
 
 
@@ -239,7 +239,7 @@ def test_a_file_of_code_is_not_executed(tmp_path: Path) -> None:
             return os.mkdir, (str(tmp_path / "executed"),)
 
     torch.save({"model": Evil()}, tmp_path / "evil.pt")
-    with pytest.raises(UsageError, match=r"--weights .* is no file of tensors"):
+    with pytest.raises(UsageError, match=r"--weights .* is not a file of tensors"):
         read_tensors(tmp_path / "evil.pt", "--weights")
     assert not (tmp_path / "executed").exists()
 

@@ -27,6 +27,7 @@ from .track_kit import (
     needs,
     no_file_holds,
     series,
+    served,
     stop_after_21,
     told,
     tracked,
@@ -34,6 +35,11 @@ from .track_kit import (
 )
 
 pytestmark = TRACKED_RUNS
+
+
+def store_of(folder: Path) -> str:
+    """The store of the user's, in these tests."""
+    return f"sqlite:///{folder}/data/penstock/mlflow.db"
 
 
 def read_mlflow(uri: str, run: str) -> tuple[Any, dict[str, list[tuple[int, float]]]]:
@@ -57,7 +63,7 @@ def test_a_run_is_read_back_from_a_server(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
-    results = tracked(tmp_path / "live", "mlflow", project="live", experiment_name="mine")
+    results = tracked(tmp_path / "live", "mlflow", project="live", name="mine")
     (tracker,) = results["trackers"]
     assert (tracker["status"], tracker["where"], tracker["dropped"]) == ("ok", server, 0)
     run, values = read_mlflow(server, tracker["run"])
@@ -150,7 +156,7 @@ def test_a_short_run_that_was_killed_is_in_its_database(tmp_path: Path) -> None:
     delivery = json.loads(state.read_text())[0]
     with (out / "track" / "mlflow.lock").open("a") as lock:
         until(lambda: lock_file(lock))  # its follower has ended
-    run, values = read_mlflow(f"sqlite:///{out}/mlflow.db", delivery["run"])
+    run, values = read_mlflow(store_of(tmp_path), delivery["run"])
     assert values == series(out) and values["train_loss_step"]
     assert run.info.status == "FAILED"
 
@@ -158,7 +164,7 @@ def test_a_short_run_that_was_killed_is_in_its_database(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @needs["mlflow"]
-def test_without_a_server_mlflow_is_a_database_of_the_run(
+def test_without_a_server_mlflow_is_a_database_of_the_user_s(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
@@ -166,11 +172,51 @@ def test_without_a_server_mlflow_is_a_database_of_the_run(
     monkeypatch.chdir(elsewhere)
     results = tracked(tmp_path / "out", "mlflow")
     (tracker,) = results["trackers"]
-    assert (tracker["status"], tracker["where"]) == ("ok", "mlflow.db")
-    run, values = read_mlflow(f"sqlite:///{tmp_path}/out/mlflow.db", tracker["run"])
+    store = tmp_path / "data" / "penstock"
+    assert (tracker["status"], tracker["where"]) == ("ok", str(store / "mlflow.db"))
+    run, values = read_mlflow(store_of(tmp_path), tracker["run"])
     assert values == series(tmp_path / "out")
-    assert run.info.artifact_uri.startswith((tmp_path / "out").as_uri())
+    assert run.info.artifact_uri.startswith(store.as_uri())
     assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@needs["mlflow"]
+def test_runs_at_once_are_side_by_side_in_mlflow_s_own_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four trainings begin in a store that is not there yet. A server that is started on it, as
+    ``mlflow ui`` does, lists them by name and by tag."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")  # --track-dir wins
+    store = tmp_path / "store"
+    words = [sys.executable, "-m", "penstock", "train", "spiral", *WORDS, "--track", "mlflow"]
+    processes = [
+        subprocess.Popen(
+            [*words, "--output-dir", f"{n}", "--track-dir", "store", "--name", f"run {n}",
+             "--tag", f"parity={'even' if n % 2 == 0 else 'odd'}"],
+            cwd=tmp_path, stdout=subprocess.DEVNULL,
+        )
+        for n in range(4)
+    ]  # fmt: skip
+    assert [process.wait() for process in processes] == [0] * 4
+    from mlflow.tracking import MlflowClient
+
+    with served(f"sqlite:///{store}/mlflow.db", tmp_path) as url:
+        client = MlflowClient(url)
+        (experiment,) = [each for each in client.search_experiments() if each.name == "penstock"]
+        found = client.search_runs([experiment.experiment_id])
+        assert sorted(run.info.run_name for run in found) == [f"run {n}" for n in range(4)]
+        even = client.search_runs([experiment.experiment_id], "tags.parity = 'even'")
+        assert sorted(run.info.run_name for run in even) == ["run 0", "run 2"]
+        assert {run.info.status for run in found} == {"FINISHED"}
+        # A run that goes on under another name and a further tag is the same run.
+        again = ["--output-dir", "0", "--epochs", "3", "--resume", "--name", "renamed"]
+        monkeypatch.chdir(tmp_path)
+        assert main([*words[3:], *again, "--tag", "more=yes", "--track-dir", "store"]) == 0
+        (renamed,) = client.search_runs([experiment.experiment_id], "tags.more = 'yes'")
+        assert (renamed.info.run_name, renamed.data.tags["parity"]) == ("renamed", "even")
+        assert len(client.search_runs([experiment.experiment_id])) == 4
 
 
 @pytest.mark.slow
@@ -250,7 +296,7 @@ def test_a_server_that_fails_after_it_has_made_a_run_is_not_asked_for_another(
     going = iter([True] * 3)
     delivery = follow.deliver_events(tmp_path, "mlflow", lambda seconds: next(going, False))
     assert delivery.error is None
-    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    client = MlflowClient(store_of(tmp_path))
     experiments = [each.experiment_id for each in client.search_experiments()]
     (run,) = client.search_runs(experiments)
     assert run.info.run_id == delivery.run

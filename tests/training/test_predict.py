@@ -314,7 +314,7 @@ def words(*said: str) -> Callable[[Path], Words]:
     [
         (another_model, "best_model.pth belongs to another model than the detector on mobilenet"),
         (words("--channels", "vh,vv"), "belongs to another model than .* that sees vh, vv: "),
-        (no_tensors, "best_model.pth is no file of tensors only"),
+        (no_tensors, "best_model.pth is not a file of tensors only"),
         (no_weights, "there are no weights .*best_model.pth"),
         (other_workload, "args.json is of workload spiral, and this takes detectors"),
         (no_run, "give --channels: the run of .*best_model.pth is not beside it"),
@@ -326,7 +326,10 @@ def words(*said: str) -> Callable[[Path], Words]:
         (words("--channels", "vh,hh"), "there is no channel 'hh'; there are vh, vv"),
         (words("--overlap", CHIP), f"--overlap {CHIP} must be less than --chip-size {CHIP}"),
         (words("--score-threshold", "0.01"), "--score-threshold '0.01': input should be greater"),
-        (strange_parts, "p.csv.parts is in the way of what is finished, and is none of ours"),
+        (
+            strange_parts,
+            "p.csv.parts is where finished scenes are kept, and Penstock did not write it",
+        ),
         (an_output, "p.csv exists; use --overwrite to replace it"),
     ],
 )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import subprocess
 import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 import pytest
 
@@ -21,6 +22,7 @@ from penstock.base.errors import MissingDependency, PenstockError, UsageError
 from penstock.base.files import lock_file
 from penstock.cli import main
 from penstock.training.tracking import events, follow, tell, trackers
+from penstock.training.tracking.mlflow import MLflow, default_store
 
 from ..places import ROOT
 from .track_kit import (
@@ -31,6 +33,7 @@ from .track_kit import (
     WORDS,
     begun,
     best_weights,
+    facts_of,
     needs,
     no_file_holds,
     series,
@@ -92,10 +95,11 @@ def test_events_are_those_of_the_run_and_tensorboard_reads_them(
 
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
     monkeypatch.setenv("SLURM_JOB_NAME", "spirals")
-    results = tracked(tmp_path, "tensorboard", project="seas")
+    results = tracked(tmp_path, "tensorboard", project="seas", tag={"study": "a"})
     (begin,) = told(tmp_path, "begin")
-    assert (begin["project"], begin["name"], begin["tags"]) == ("seas", "spiral_1cpu",
-                                                                ["spiral", "1cpu"])  # fmt: skip
+    assert (begin["project"], begin["tags"]) == ("seas", ["spiral", "1cpu"])
+    assert (begin["name"], begin["user_tags"]) == (results["name"], {"study": "a"})
+    assert re.fullmatch(r"spiral-1cpu-\d{8}-\d{6}-[0-9a-f]{4}", results["name"])
     assert begin["parameters"]["batch_size"] == 8
     assert begin["parameters"]["global_batch_size"] == results["global_batch_size"] == 8
     assert begin["parameters"]["hidden_dims"] == [8, 4]
@@ -129,7 +133,7 @@ def test_events_are_those_of_the_run_and_tensorboard_reads_them(
 
     (tracker,) = results["trackers"]
     assert tracker == {
-        "name": "tensorboard", "where": "track/tensorboard", "run": "spiral_1cpu",
+        "name": "tensorboard", "where": "track/tensorboard", "run": results["name"],
         "status": "ok", "dropped": 0, "error": None,
     }  # fmt: skip
     assert read_tensorboard(tmp_path) == rounded(series(tmp_path))
@@ -166,7 +170,7 @@ def test_only_the_first_of_two_ranks_tells(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     (begin,) = told(tmp_path, "begin")
-    assert begin["name"] == "spiral_2cpu"
+    assert begin["name"].startswith("spiral-2cpu-")
     assert begin["parameters"]["world_size"] == 2
     results = json.loads((tmp_path / "training_results.json").read_text())
     assert [event["step"] for event in told(tmp_path, "epoch")] == [9, 18]
@@ -207,7 +211,7 @@ class Slow:
     where = "a slow place"
     durable = True
 
-    def __init__(self, out: Path, before: Any = ()) -> None: ...
+    def __init__(self, out: Path, before: Any = (), store: Any = None) -> None: ...
 
     def open(self, begin: Any, run: str | None, keep: Any) -> str:
         return "one"
@@ -243,7 +247,7 @@ def test_a_slow_tracker_is_waited_for_while_it_gets_on(
     monkeypatch.setattr(tell, "_follower", follower)
     for out, stopped in ((tmp_path / "whole", False), (tmp_path / "stopped", True)):
         config = build(TrainConfig, {"output_dir": out, "track": ("mlflow",), "track_every": 1})
-        made = tell.Tracking(config, 0, tell.run_facts("spiral", config, 1, "cpu"))
+        made = tell.Tracking(config, 0, facts_of(config))
         for step in range(1, 6):
             made.step(step, 0, 0.5, 0.1, {})
         until(lambda: (out / "track" / "mlflow.json").exists())  # noqa: B023
@@ -318,13 +322,68 @@ def test_a_run_that_was_sent_elsewhere_before_is_said_to_be_elsewhere(
     assert out.startswith("tensorboard: track/tensorboard")
 
 
+class Listening:
+    """A tracker that keeps what it is told first."""
+
+    package, durable, where = "json", True, "track/told"
+    heard: ClassVar[list[tuple[Any, Any]]] = []
+
+    def __init__(self, out: Path, before: Any = (), store: Path | None = None) -> None:
+        self._store = store
+
+    def open(self, begin: events.Event, run: str | None, keep: Any) -> str:
+        self.heard.append((self._store, begin))
+        return "1"
+
+    def send(self, happened: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_a_run_goes_on_at_its_trackers_under_its_newest_name_and_tags(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was begun by a version that knew neither tags nor a store."""
+    monkeypatch.setitem(trackers.TRACKERS, "mlflow", Listening)
+    monkeypatch.setattr(Listening, "heard", [])
+    old = {"run": "a", "name": "spiral_1cpu", "tags": ["spiral"], "parameters": {"lr": 1}}
+    for more in ({}, {"name": "b", "user_tags": {"k": "v"}, "track_dir": "/s"}, {"name": "c"}):
+        log = events.EventLog(tmp_path / "events.jsonl")
+        log.begin(event="begin", step=0, environment={}, **(old | more))
+        log.close()
+        follow.deliver_events(tmp_path, "mlflow")
+    follow.deliver_events(tmp_path, "mlflow", store=Path("/other"))
+    stores, begins = zip(*Listening.heard, strict=True)
+    assert stores == (None, Path("/s"), Path("/s"))  # nothing is left to send to another
+    names = [(begin["name"], begin["user_tags"], begin["parameters"]) for begin in begins]
+    assert names == [
+        ("spiral_1cpu", {}, {"lr": 1}),
+        ("b", {"k": "v"}, {"lr": 1}),
+        ("c", {"k": "v"}, {"lr": 1}),
+    ]
+
+
+def test_mlflow_s_place_is_the_flag_s_or_the_server_s_or_the_user_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert MLflow(Path("run")).where == str(tmp_path / "penstock" / "mlflow.db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:word@server:5000/?token=abc")
+    assert MLflow(Path("run")).where == "http://server:5000/"
+    assert MLflow(Path("run"), (), tmp_path / "s").where == str(tmp_path / "s" / "mlflow.db")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    monkeypatch.delenv("XDG_DATA_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert default_store() == tmp_path / ".local" / "share" / "penstock"
+
+
 def test_what_a_tracker_left_is_never_the_run_s(watched: tell.Tracking, tmp_path: Path) -> None:
     for text in ("torn{", "[3]", '[{"where": "x", "sent": null}]'):
         (tmp_path / "track").mkdir(exist_ok=True)
         (tmp_path / "track" / "comet.json").write_text(text)
         told = watched._outcome_of("comet")
         assert (told["status"], told["dropped"]) == ("failed", None)
-        assert "comet.json is none of ours" in told["error"]
+        assert "comet.json was not written by Penstock" in told["error"]
         assert "comet: nobody knows what it has taken (" in follow.outcome_of_tracker(
             told, tmp_path
         )
@@ -338,7 +397,7 @@ def test_a_run_without_room_for_its_metrics_goes_on(tmp_path: Path) -> None:
     (tmp_path / "track" / "metrics-2.jsonl" / "full").mkdir(parents=True)
     (tmp_path / "track" / "metrics.jsonl").mkdir()
     config = build(TrainConfig, {"output_dir": tmp_path})
-    made = tell.Tracking(config, 0, tell.run_facts("spiral", config, 1, "cpu"))
+    made = tell.Tracking(config, 0, facts_of(config))
     made.step(10, 0, 0.5, 0.1, {})
     assert made.finish("complete", {}) == []
     assert [event["event"] for _, event in events.read_events(tmp_path / "events.jsonl")][
@@ -359,34 +418,39 @@ def test_the_trackers_that_can_be_asked_for_are_those_that_there_are() -> None:
 def test_no_file_of_a_run_holds_a_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    keys = "COMET_API_KEY MLFLOW_TRACKING_TOKEN MLFLOW_TRACKING_PASSWORD AWS_SECRET_ACCESS_KEY"
+    keys = (
+        "COMET_API_KEY MLFLOW_TRACKING_TOKEN MLFLOW_TRACKING_PASSWORD AWS_SECRET_ACCESS_KEY "
+        "WANDB_API_KEY"
+    )
     for name in keys.split():
         monkeypatch.setenv(name, KEY)
     for variable, value in NO_NETWORK.items():
         monkeypatch.setenv(variable, value)
     name = f"run-{KEY}"  # as somebody might call it who holds the key
     words = ["train", "spiral", *WORDS, "--output-dir", str(tmp_path), "--profile"]
-    words += ["--track", "comet,mlflow,tensorboard", "--experiment-name", name]
+    words += ["--track", "comet,mlflow,tensorboard,wandb", "--name", name, "--tag", f"a={KEY}"]
+    words += ["--track-dir", str(tmp_path / "store")]
     assert main(words) == 0
     assert KEY not in "".join(capfd.readouterr())
     told_of = json.loads((tmp_path / "training_results.json").read_text())["trackers"]
-    assert [each["status"] for each in told_of] == ["ok", "ok", "ok"]
+    assert [each["status"] for each in told_of] == ["ok"] * 4
     written = {path.name for path in tmp_path.rglob("*") if path.is_file()}
     assert {"events.jsonl", "mlflow.db", "rank0.json", "args.json"} <= written
     assert no_file_holds(KEY, tmp_path)
 
 
 def test_an_unknown_tracker_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "spiral", "--track", "comet,wandb"]) == 2
+    assert main(["train", "spiral", "--track", "comet,neptune"]) == 2
     said = capsys.readouterr().err
     assert said == (
-        "penstock train: --track 'wandb': input should be 'comet', 'mlflow' or 'tensorboard'\n"
+        "penstock train: --track 'neptune': input should be 'comet', 'mlflow', 'tensorboard' or "
+        "'wandb'\n"
     )
     assert main(["train", "spiral", "--track", ""]) == 2
     assert capsys.readouterr().err == "penstock train: --track: it is empty\n"
-    assert main(["track", "sync", "outputs", "--to", "wandb"]) == 2
+    assert main(["track", "sync", "outputs", "--to", "neptune"]) == 2
     assert capsys.readouterr().err == (
-        "penstock track: --to wandb: the trackers are comet, mlflow, tensorboard\n"
+        "penstock track: --to neptune: the trackers are comet, mlflow, tensorboard, wandb\n"
     )
     assert main(["track", "sync", "outputs", "--follow"]) == 2
     assert "--follow goes with one tracker" in capsys.readouterr().err

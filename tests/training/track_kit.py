@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
+import subprocess
+import sys
 import time
+import urllib.request
 import zipfile
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,6 +58,12 @@ def tracked(out: Path, *names: str, **changes: Any) -> dict[str, Any]:
     )
 
 
+def facts_of(config: TrainConfig, ranks: int = 1, device: str = "cpu") -> dict[str, Any]:
+    """The facts of a run of two spirals, as its trackers are told them."""
+    labels = {"name": config.name or "mine", "tags": dict(config.tag)}
+    return tell.run_facts("spiral", config, ranks, device, labels)
+
+
 def told(out: Path, kind: str) -> list[dict[str, Any]]:
     return [
         event for _, event in events.read_events(out / "events.jsonl") if event["event"] == kind
@@ -80,6 +92,33 @@ def stop_after_21(out: Path, *names: str) -> None:
         train_workload("spiral", config, progress=stop)
 
 
+@contextlib.contextmanager
+def served(store: str, folder: Path) -> Iterator[str]:
+    """The URL of an MLflow server on loopback that shows a store; ``folder`` takes its log."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--backend-store-uri", store, "--workers", "1"]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            command, cwd=folder, stdout=log, stderr=log, start_new_session=True,
+            env={**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true",
+                 "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+        )  # fmt: skip
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(600):
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health"):
+                break
+            assert process.poll() is None, (folder / "log").read_text()
+            time.sleep(0.2)
+        yield url
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
 def until(true: Any) -> None:
     for _ in range(1200):
         if true():
@@ -91,7 +130,7 @@ def until(true: Any) -> None:
 def begun(out: Path) -> Path:
     """The file of events of a run that has just begun."""
     log = events.EventLog(out / "events.jsonl")
-    known = tell.run_facts("spiral", build(TrainConfig, {"output_dir": out}), 1, "cpu")
+    known = facts_of(build(TrainConfig, {"output_dir": out}))
     log.begin(event="begin", step=0, run="a" * 32, trackers=[], environment={}, **known)
     log.tell("step", 1, metrics={"train_loss_step": 0.5})
     log.close()

@@ -35,7 +35,12 @@ from .config.knobs import as_words as as_words
 from .config.knobs import build as build
 from .config.knobs import check_file as check_file
 from .config.knobs import from_flags as from_flags
+from .config.knobs import knob_of as knob_of
 from .config.knobs import read_yaml as read_yaml
+from .config.labels import MOST_NAME as MOST_NAME
+from .config.labels import Labels as Labels
+from .config.labels import default_name as default_name
+from .config.labels import run_labels as run_labels
 from .config.sharing import OnCluster as OnCluster
 from .config.sharing import OnWorkers as OnWorkers
 from .config.sharing import share_of as share_of
@@ -54,6 +59,7 @@ from .errors import PenstockError as PenstockError
 from .errors import Refused as Refused
 from .errors import StageError as StageError
 from .errors import StoreAway as StoreAway
+from .errors import StoreFull as StoreFull
 from .errors import UsageError as UsageError
 from .errors import absent as absent
 from .errors import describe as describe
@@ -68,6 +74,7 @@ from .failure import TRACEBACK_FILE as TRACEBACK_FILE
 from .failure import keep_traceback_in as keep_traceback_in
 from .failure import traceback_of as traceback_of
 from .files import absolute as absolute
+from .files import append_line as append_line
 from .files import check_alone as check_alone
 from .files import check_apart as check_apart
 from .files import check_folder as check_folder
@@ -83,7 +90,9 @@ from .files import store_around as store_around
 from .files import system_errors as system_errors
 from .files import write_json as write_json
 from .groups import group_by as group_by
+from .heap import HEAP_VARIABLES as HEAP_VARIABLES
 from .heap import one_heap as one_heap
+from .heap import trim_heap as trim_heap
 from .orphans import death_signal as death_signal
 from .orphans import end_with_parent as end_with_parent
 from .orphans import for_children as for_children
@@ -96,8 +105,10 @@ from .outputs import is_written_by_us as is_written_by_us
 from .outputs import write_output as write_output
 from .outputs import writing_output as writing_output
 from .run_names import ARGS as ARGS
+from .run_names import PICTURES as PICTURES
 from .run_names import RESULTS as RESULTS
 from .run_names import STEPS as STEPS
+from .run_names import SUITE_LEDGER as SUITE_LEDGER
 from .safe_text import SafeStream as SafeStream
 from .safe_text import for_code_block as for_code_block
 from .safe_text import for_markdown as for_markdown

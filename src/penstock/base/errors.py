@@ -6,8 +6,9 @@
     │   └── MissingDependency    2  an optional package is absent            (an ImportError)
     ├── StageError               1  a stage failed on a block; 3 where --resume goes on as it is
     ├── Incomplete               3  not every planned block was written
-    │   └── StoreAway            3  a store has failed for longer than the job waits
-    └── NotComparable            4  two measurements say nothing about each other
+    │   ├── StoreAway            3  a store has failed for longer than the job waits
+    │   └── StoreFull            3  a store has no room left
+    └── NotComparable            4  two measurements cannot be compared
 
 A message is one sentence that names the numbers and the flag or path at fault.
 """
@@ -67,8 +68,12 @@ class StoreAway(Incomplete):
     """A store has failed for longer than a job waits for it; the last fault is chained."""
 
 
+class StoreFull(Incomplete):
+    """A store has no room left; the last fault is chained."""
+
+
 class NotComparable(PenstockError):
-    """Two measurements differ in more than what is compared, or share nothing."""
+    """Two measurements cannot be compared: they differ in other settings too, or share no case."""
 
     exit_code = 4
 

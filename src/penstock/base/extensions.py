@@ -40,11 +40,11 @@ def find_extension(group: str, name: str) -> EntryPoint | None:
 
 @contextlib.contextmanager
 def blaming(entry: EntryPoint | None, where: str) -> Iterator[None]:
-    """Say of what fails within whose entry point it is.
+    """Name the package of an entry point in errors that its code raises.
 
     Args:
-        entry: The entry point in use. None, where the code is no other package's, changes nothing.
-        where: What is done, at the head of the message.
+        entry: The entry point in use. None changes nothing: the code is Penstock's own.
+        where: The beginning of the message: what was being done.
 
     Yields:
         Nothing.

@@ -83,8 +83,8 @@ def lock_file(file: IO[Any], *, wait: bool = False) -> bool:
         wait: Wait while another process holds the lock.
 
     Returns:
-        False where another process holds the lock. True too where there are no locks: on Windows,
-        and on some file systems.
+        False where another process holds the lock. True as well on systems without locks: Windows,
+        and some file systems.
     """
     if fcntl is None:
         return True
@@ -295,6 +295,22 @@ def read_json(path: Path) -> Any:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not JSON: {describe(error)}") from error
+
+
+def append_line(file: IO[bytes], line: str) -> None:
+    """Add a line to a file that is open to be read and appended to.
+
+    Half a line, which a kill or a full disk has left at its end, is ended first.
+
+    Args:
+        file: The file.
+        line: The line, without its newline.
+    """
+    torn = False
+    if file.seek(0, os.SEEK_END):
+        file.seek(-1, os.SEEK_END)
+        torn = file.read(1) != b"\n"
+    file.write(b"\n" * torn + line.encode() + b"\n")
 
 
 @contextmanager

@@ -1,10 +1,10 @@
-"""A process that was started for another one ends with it, however that one ended.
+"""A child process ends when the process that started it ends, in whatever way.
 
 A launcher leaves its process number in the variable `PARENT`; what it starts calls
-`end_with_parent`. On Linux the kernel then sends the signal. It sends it when the *thread* ends
-that started the process, so a launcher starts its processes in a thread that outlives them: one
-that waits for them. Elsewhere a thread looks every second, and also where the launcher was gone
-before the kernel could be asked.
+`end_with_parent`. On Linux the kernel then sends the signal. It does so when the *thread* that
+started the process ends. So a launcher starts processes in a thread that waits for them. On other
+systems, and where the launcher was gone before the kernel could be asked, a thread looks every
+second.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 
 
 def for_children(variables: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment for a process that is to end with this one: this one's, or ``variables``."""
+    """The environment for a child process that ends with this one: ``variables``, or this
+    process's."""
     return {**(os.environ if variables is None else variables), PARENT: str(os.getpid())}
 
 

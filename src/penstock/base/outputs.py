@@ -21,11 +21,20 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from .errors import UsageError
-from .files import check_local, nearest, real, replacing, store_around, system_errors, unwritable
+from .files import (
+    append_line,
+    check_local,
+    nearest,
+    real,
+    replacing,
+    store_around,
+    system_errors,
+    unwritable,
+)
 
 REGISTER = ".penstock-files"
 LOCK_SUFFIX = ".penstock-lock"
-"""Ends the name of the file beside an output that says who writes it."""
+"""Suffix of the file beside an output that names its writer."""
 _BEGUN = "begun"
 """Stands in place of a hash while Penstock writes: a kill may leave the file in any state."""
 _REPORTS = ("penstock-suite", "penstock-jobs")
@@ -85,7 +94,7 @@ def check_replaceable(path: Path, flag: str = "") -> None:
 
 
 def is_written_by_us(path: Path) -> bool:
-    """Whether nothing of anybody else's is lost where the file is replaced."""
+    """Whether the file may be replaced: nobody but Penstock wrote it."""
     place = real(path)
     if place.is_dir():  # the register has the name of a folder, and no hash
         return not any(place.iterdir()) or _BEGUN in _states_of(place)
@@ -142,7 +151,8 @@ def write_output(flag: str, path: Path, text: str, *, replace: bool) -> None:
 
 
 def begin_output(path: Path) -> None:
-    """Note that a file begins to grow, or a folder to fill: it is ours, however that ends."""
+    """Note that Penstock begins to write a file or a folder. It counts as ours even after a
+    crash."""
     _note(real(path), _BEGUN)
 
 
@@ -204,7 +214,7 @@ def _note(place: Path, sha256: str) -> None:
     """Append to the register. Where that fails, the next run asks for ``--replace``."""
     if _states_of(place)[-1:] == [sha256]:
         return
-    line = json.dumps({"name": place.name, "sha256": sha256}) + "\n"
+    line = json.dumps({"name": place.name, "sha256": sha256})
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
     with contextlib.suppress(OSError):
         mode = place.parent.stat().st_mode & 0o666  # all who may write in the folder
@@ -212,10 +222,7 @@ def _note(place: Path, sha256: str) -> None:
         with os.fdopen(register, "r+b", buffering=0) as file:
             with contextlib.suppress(OSError):  # another user's
                 _register(place).chmod(mode)
-            if file.seek(0, os.SEEK_END):
-                file.seek(-1, os.SEEK_END)
-                line = line if file.read(1) == b"\n" else "\n" + line  # the last line was torn
-            file.write(line.encode())
+            append_line(file, line)
 
 
 def _digest(path: Path) -> str:

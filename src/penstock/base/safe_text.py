@@ -30,7 +30,7 @@ def for_terminal(text: str) -> str:
     >>> print(for_terminal("a\x1b[2Jb"))
     a\x1b[2Jb
     """
-    return _CONTROL.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
+    return _CONTROL.sub(lambda match: match.group().encode("unicode_escape").decode(), text)
 
 
 def for_markdown(text: str) -> str:

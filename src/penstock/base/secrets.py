@@ -92,7 +92,7 @@ def redact(text: str) -> str:
     '{"headers": "***"}'
     """
     text = _LOGIN.sub("//", text)
-    text = _QUERY.sub(lambda found: _unsigned(found.group()), text)
+    text = _QUERY.sub(lambda match: _unsigned(match.group()), text)
     text = _HEADERS_IN_JSON.sub(rf'\1"{HIDDEN}"', text)
     text = _IN_JSON.sub(rf"\g<field>\g<q>{HIDDEN}\g<q>", text)
     text = _HEADER.sub(rf"\1\2{HIDDEN}", text)
@@ -143,8 +143,8 @@ def _without(keys: Iterable[str], text: str) -> str:
 
 
 def _holds_key(name: str, value: str) -> bool:
-    """Whether the value of a variable that is named like a key is one, not a setting, a number or a
-    place."""
+    """Whether the value of a variable that is named like a key is a key: no setting, number or
+    path."""
     if len(value) < _LEAST or _PLACE.match(value):
         return False
     if len(value) < _LONG and (value.isalpha() or value.isdecimal()):

@@ -1,4 +1,4 @@
-"""Bounded stages: threads joined by channels, held in check by budgets of bytes.
+"""Threads of a pipeline, joined by channels and bounded by budgets of bytes.
 
 There are four pieces. A `Channel` hands items on. A `Budget` bounds the bytes between two points of
 the pipeline. A `Pool` keeps arrays for their next use. A `Flow` owns the threads. And there is one
@@ -257,11 +257,11 @@ class Pool:
     """Arrays that are used again, all cut from buffers of one size.
 
     New memory costs a page fault for every 4 KiB. For short-lived arrays of many MiB that takes
-    longer than the work on them. As all buffers have one size, any buffer fits any array, and there
+    longer than the work on them. All buffers have one size, so any buffer fits any array, and there
     are never more buffers than were in use at once.
 
-    Buffers of memory that is dear, such as pinned memory, are made by ``make``, and no more than
-    ``most`` of them. An array that comes too late for one gets memory of its own size.
+    ``make`` makes buffers of scarce memory, such as pinned memory, and at most ``most`` of them.
+    Once these are taken, an array gets ordinary memory of its own size.
     """
 
     def __init__(

@@ -19,7 +19,6 @@ from .cases.queue import reading_alone as reading_alone
 from .launch.launcher import Launch as Launch
 from .launch.launcher import Launcher as Launcher
 from .launch.launcher import ask_worker as ask_worker
-from .launch.launcher import ask_worker_or_fail as ask_worker_or_fail
 from .launch.launcher import in_turn as in_turn
 from .launch.on_cluster import BENCH_LIBRARIES as BENCH_LIBRARIES
 from .launch.on_cluster import LaunchesOnCluster as LaunchesOnCluster
@@ -31,10 +30,13 @@ from .launch.sweep import launches_of as launches_of
 from .launch.sweep import run_sweep as run_sweep
 from .limits import budget_note as budget_note
 from .limits import default_ledger as default_ledger
+from .limits import known_disk as known_disk
 from .limits import known_roof as known_roof
 from .limits import measure_roofs as measure_roofs
 from .limits import model_limits as model_limits
 from .limits import noise_floor as noise_floor
+from .measure import Rules as Rules
+from .measure import measure_scenario as measure_scenario
 from .suite.preset import PRESET_DEFAULTS as PRESET_DEFAULTS
 from .suite.preset import SuitePreset as SuitePreset
 from .suite.preset import fit_preset as fit_preset
@@ -42,7 +44,6 @@ from .suite.preset import named_preset as named_preset
 from .suite.preset import read_preset as read_preset
 from .suite.run import DATA_KNOBS as DATA_KNOBS
 from .suite.run import ROOTS as ROOTS
-from .suite.run import SUITE_LEDGER as SUITE_LEDGER
 from .suite.run import SUITE_REPORT as SUITE_REPORT
 from .suite.run import SUITE_SYSTEM as SUITE_SYSTEM
 from .suite.run import Case as Case

@@ -33,7 +33,7 @@ CLIFF_MARGIN = 0.05
 
 
 class Trial(NamedTuple):
-    """The answer of one launch."""
+    """The result of one trial: whether a batch fits."""
 
     outcome: Literal["ok", "oom", "failed"]
     peak: int | None = None
@@ -191,7 +191,7 @@ class _Search:
         batch, step, walk, turned = 1, 1, "", False
         trials, predicted, failed, reason = 0, None, False, ""
         best = Trial("ok")
-        # Before the walk turned, the upper side may be one that nobody tried.
+        # Before the walk turned, the upper side may be untried.
         while high - low > max(1, self._tolerance * low if failed else 0):
             # At first nothing is known of the tile; the second answer may have given the line.
             if predicted is None and trials in (0, 2) and (edge := self._edge()) is not None:

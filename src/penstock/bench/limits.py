@@ -1,9 +1,9 @@
 """What a machine can do: its roofs and its noise, measured, and the batches of a model that fit it.
 
 A roof is the rate that the hardware reaches when nothing else is asked of it: products of large
-matrices, copies, reads. The noise floor is how far the same work differs from itself, measured as a
-comparison would be (A/A): launches of one case in the order A B B A, compared as if A and B were
-two things. A difference that is no larger than the noise says nothing.
+matrices, copies, reads. The noise floor is the difference between two measurements of the same work
+(A/A): launches of one case in the order A B B A, compared as if A and B were two things. A
+difference that is no larger than the noise says nothing.
 
     roof    work of a step / its median seconds
     noise   the 95 % interval of the ratio A/A; its farther end from 1 is the threshold
@@ -122,6 +122,26 @@ def known_roof(
     return max((rate for rate in rates if rate is not None), default=None)
 
 
+def known_disk(machine_key: str, ledger: Ledger | None = None) -> float | None:
+    """The newest measurement of a machine's disk; ``penstock doctor`` makes one.
+
+    Args:
+        machine_key: the machine, by `collect_environment`.
+        ledger: where to look; None for the one in the user's cache.
+
+    Returns:
+        Bytes per second that the device gave; None where there is no measurement, or where it is
+        not known that the page cache gave none of them.
+    """
+    roofs = [
+        _roof(records)
+        for records in _newest(machine_key, ledger or default_ledger())
+        if records[0].scenario == "disk" and not records[0].case["cached"]
+    ]
+    rates = [roof["value"] for roof in roofs if roof["value"] is not None and not roof["note"]]
+    return rates[-1] if rates else None
+
+
 def _matmul_case(device: str, dtype: str) -> dict[str, Any]:
     """A product that fills the device and takes no more than a tenth of a second."""
     cores = os.cpu_count() or 1
@@ -137,7 +157,7 @@ def _copy_case(device: str) -> dict[str, Any]:
 
 
 def _roof(records: Sequence[Record]) -> dict[str, Any]:
-    """The rate of a case by its launches, or why there is none."""
+    """The rate of a case from its launches, or the reason why there is none."""
     good = [record for record in records if record.ok]
     work = "flops" if records[0].scenario == "matmul" else "bytes"
     unit = "flop/s" if work == "flops" else "B/s"
@@ -164,7 +184,7 @@ def _roof(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def _note(record: Record) -> str:
-    """Where a read came from that should have come from the device."""
+    """The source of a read that should have come from the device."""
     if record.case.get("cached") is not False:
         return ""
     return {
@@ -321,7 +341,7 @@ def model_limits(
             memory_limit=budget if on_cpu else None,
         )
         record = run(request, launch=0, order=None, timeout_s=timeout_s)
-        ledger.append(record)
+        record = ledger.append(record)
         report(record)
         return _trial(record, budget or device_memory)
 
@@ -329,7 +349,7 @@ def model_limits(
 
 
 def budget_note(device: str) -> str:
-    """What a budget and a peak count on such a device, in words."""
+    """The memory that a budget and a peak count on such a device, in words."""
     if device == "cpu":
         return (
             "The kernel enforces the budget on all that a launch maps for itself: the interpreter "

@@ -32,7 +32,7 @@ from pydantic import BaseModel, ConfigDict
 
 from ..base import frozen_garbage
 from ..instruments import Clock, StopRule, WarmupRule, block_size, kernel_memory
-from .scenarios import Scenario, WrongResult
+from .scenarios import Scenario, WrongResult, backend_of
 
 if TYPE_CHECKING:
     from ..instruments import Gpu
@@ -42,7 +42,7 @@ CLOCKS_EVERY_S = 0.5
 
 
 class Rules(BaseModel):
-    """When sampling begins and when it ends."""
+    """Rules for when sampling begins and ends."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -56,7 +56,8 @@ class Rules(BaseModel):
     warmup_samples: int = 300
     series: int | None = None
     """The exact number of steps, each a sample of its own, after ``warmup_samples`` of warm-up. It
-    is for steps that are not alike and must be the same for all, such as waits for batches."""
+    is for steps that differ from each other and must be the same ones for every contender, such as
+    waits for batches."""
 
 
 class HostTimer:
@@ -323,20 +324,6 @@ class Device:
             "device_driver": grown,
             "alloc_retries": int(self._backend.memory_stats().get("num_alloc_retries", 0)),
         }
-
-
-def backend_of(device: str) -> Any:
-    """``torch.cuda``, with this device as the current one, or ``torch.mps``; None for the CPU,
-    which needs no torch.
-    """
-    kind = device.partition(":")[0]
-    if kind == "cpu":
-        return None
-    import torch
-
-    if kind == "cuda":
-        torch.cuda.set_device(torch.device(device))
-    return getattr(torch, kind)
 
 
 def _timer(device: str, clock: Clock) -> HostTimer | DeviceTimer:

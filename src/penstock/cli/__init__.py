@@ -1,7 +1,7 @@
 """The command line: one verb, one file.
 
-A verb's module has ``add_arguments(parser)`` and ``run(args) -> exit code``, and is imported only
-when its verb is asked for.
+A verb's module has ``EXAMPLES``, ``add_arguments(parser)`` and ``run(args) -> exit code``, and is
+imported only when its verb is asked for.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from types import FrameType
 
 from .. import __version__
 from ..base import PenstockError, SafeStream, absent, describe, speaking_flags, where_in_users_code
+from .verb_parser import VerbParser
 
 VERBS = {
     "infer": "run a model over a volume larger than memory",
@@ -30,21 +31,25 @@ VERBS = {
     "train": "train a workload, with every step timed; stop and resume exactly",
     "suite": "benchmark a machine by trainings of a detector, from presets",
     "predict": "find ships in whole scenes with a trained detector",
-    "track": "send the events of a run to Comet, MLflow or TensorBoard",
+    "track": "send the events of a run to Comet, MLflow, TensorBoard or W&B",
     "launch": "start the ranks of a training: torchrun, or a step of SLURM",
     "slurm": "jobs of SLURM: render, submit, status, collect, cancel",
     "bench": "measure a model, a loader or a queue",
     "tune": "find the settings that keep the accelerator fed",
     "score": "score detections by the rules of the xView3 challenge",
     "compare": "say whether B is faster or slower than A, and how certain that is",
+    "explain": "say what bound a run, what to change, what that gives, and if it held",
+    "trend": "show a case over commits, and the commits at which it became slower or faster",
     "scaling": "report how runs scale with devices, from logs; predict more devices",
     "report": "make a page of a ledger: tables, sentences, figures",
+    "dashboard": "compare runs in a browser, while they go on and after",
     "plot": "draw the figures of metrics or of a benchmark's CSV",
     "doctor": "say what this machine is, what limits it, how noisy it is",
-    "demo": "make a volume, denoise it, show before and after",
+    "demo": "make a volume, denoise it, write a report of what was done",
 }
 EXTRAS = {
-    "demo": "demo", "train": "train", "suite": "train", "predict": "train", "launch": "train"
+    "demo": "demo", "train": "train", "suite": "train", "predict": "train", "launch": "train",
+    "dashboard": "dashboard",
 }  # fmt: skip
 """The extra of Penstock that brings a verb's libraries, where it is not ``infer``."""
 AGAIN = {
@@ -102,23 +107,10 @@ def _main(argv: Sequence[str] | None) -> int:
     if "--debug" in words:  # of any verb, and of the processes that it starts
         words = [word for word in words if word != "--debug"]
         os.environ[_TRACED] = "1"
-    parser = argparse.ArgumentParser(
-        prog="penstock",
-        description="Deep learning on arrays larger than memory, every stage of it measured.",
-        epilog="penstock VERB --help lists the flags of a verb.",
-    )
-    parser.add_argument("--version", action="version", version=f"penstock {__version__}")
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    asked = words[0] if words and words[0] in VERBS else None
-    for name in [asked] if asked else VERBS:
-        summary = VERBS[name]
-        verb = verbs.add_parser(name, help=summary, description=summary, allow_abbrev=False)
-        if asked:
-            module = import_module(f"{__name__}.{name}")
-            module.add_arguments(verb)
-            verb.add_argument("--debug", action="store_true", help="show the traceback of an error")
-            verb.set_defaults(run=module.run)
-    args = parser.parse_args([*words, *others])
+    parser = parser_of(words)
+    args, unknown = parser.parse_known_args([*words, *others])
+    if unknown:
+        args.parser.refuse(unknown)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         try:
@@ -141,6 +133,37 @@ def _main(argv: Sequence[str] | None) -> int:
         _trace(error)
         print(f"penstock {args.verb}: {_fault(error)}", file=sys.stderr)
         return 1
+
+
+def parser_of(words: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser of a command line.
+
+    Args:
+        words: Those behind ``penstock``. Where the first is a verb, the parser knows no other;
+            else it knows all verbs, and no flags of theirs.
+
+    Returns:
+        The parser.
+    """
+    asked = words[0] if words and words[0] in VERBS else None
+    parser = argparse.ArgumentParser(
+        prog="penstock",
+        description="Deep learning on arrays larger than memory, every stage of it measured.",
+        epilog="penstock VERB --help shows examples of a verb, and lists its flags.",
+    )
+    parser.add_argument("--version", action="version", version=f"penstock {__version__}")
+    verbs = parser.add_subparsers(
+        dest="verb", metavar="VERB", required=True, parser_class=VerbParser
+    )
+    for name in [asked] if asked else VERBS:
+        summary = VERBS[name]
+        verb = verbs.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        if asked:
+            module = import_module(f"{__name__}.{name}")
+            module.add_arguments(verb)
+            verb.add_argument("--debug", action="store_true", help="show the traceback of an error")
+            verb.set_defaults(run=module.run)
+    return parser
 
 
 def _trace(error: Exception) -> None:
@@ -184,6 +207,10 @@ def entry() -> None:
 
     What torch made is kept out of the last garbage collection, which took 0.3 s.
     """
+    if "_ARGCOMPLETE" in os.environ:
+        from .completion import complete
+
+        complete(parser_of(os.environ["COMP_LINE"].split()[1:]))
     quiet_openmp()
     _end_dead_requests()
     with _told_safely():

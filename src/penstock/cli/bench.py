@@ -78,6 +78,14 @@ MOST_BATCH = 2**16
 """The largest batch that --find-limit tries."""
 
 
+EXAMPLES = """
+penstock bench model --tile-sizes 64 128 --batch-sizes 1 2 4   # memory and throughput
+penstock bench model --tile-sizes 64 --mode train --find-limit --budget 1GiB
+penstock bench loader data/ufs --threads 1 2 --batch-sizes 4   # how fast batches come, and why
+penstock bench queue data/ufs --workers 1 2 --queue-sizes 1 4 --compute-time 0.1
+"""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     about = "a model's memory and throughput over tile size and batch size"
     kinds = add_kinds(parser, {"model": about, **KINDS})
@@ -96,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
     cases = model_cases(config)
     read = [file for model in config.model for file in model_files(model)]
     read += filter(None, [config.weights])
-    ledger = open_outputs(config, NEEDS, read)
+    ledger = open_outputs(config, f"bench-model-{config.model[0]}", NEEDS, read)
     read.append(ledger.path)
     settings_file = config.recommend or config.output.with_suffix(f".{config.mode}.yaml")
     check_outputs(("--recommend", settings_file), replace=config.replace, inputs=read)
@@ -112,7 +120,8 @@ def run(args: argparse.Namespace) -> int:
             check_budget(config.budget, cases, facts)
         if config.find_limit:
             # These launches go into a ledger of their own: they are no measurements.
-            return _find_limit(config, cases, facts, Ledger(ledger.path.parent / "limits"))
+            limits = Ledger(ledger.path.parent / "limits", ledger.labels)
+            return _find_limit(config, cases, facts, limits)
         settings = settings_files(cases, settings_file)
         check_outputs(
             *(("--recommend", path) for path in settings), replace=config.replace, inputs=read

@@ -38,7 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     config = from_flags(BenchLoaderConfig, args, args.config)
 
-    ledger = open_outputs(config, LOADER_NEEDS, [Path(args.data)])
+    ledger = open_outputs(
+        config, f"bench-loader-{Path(args.data).stem}", LOADER_NEEDS, [Path(args.data)]
+    )
     asked, old = loader_cases(config, args.data), ledger if config.resume else None
     with launcher_of(config, [args.data], like=old) as launcher:
         cases = checked_loader_cases(asked, config, print, launcher)

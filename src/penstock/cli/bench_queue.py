@@ -19,7 +19,7 @@ from ..base import (
     from_flags,
 )
 from ..bench import (
-    ask_worker_or_fail,
+    ask_worker,
     lacks_package,
     launches_of,
     queue_case_name,
@@ -58,14 +58,14 @@ def run(args: argparse.Namespace) -> int:
 
     cases = queue_cases(args.data, config)
     read = [Path(args.data), *model_files(config.model)]
-    ledger = open_outputs(config, QUEUE_NEEDS, read)
+    ledger = open_outputs(config, f"bench-queue-{Path(args.data).stem}", QUEUE_NEEDS, read)
     read.append(ledger.path)
     figure = config.output.with_suffix(".png")
     check_outputs(("the figure of --output", figure), replace=config.replace, inputs=read)
     launches, old = launches_of(config.effort), ledger if config.resume else None
     device = config.device if config.compute == "train" else "cpu"
     with launcher_of(config, [args.data, *read[1:-1]], device, old) as launcher:
-        ask_worker_or_fail("queue", cases[0], config.timeout, launcher)
+        ask_worker("queue", cases[0], config.timeout, launcher)
         counts = f"{launches_each(launches)}, {config.iterations} iterations in each"
         print(f"{len(cases)} cases, {counts}")
         records = sweep(

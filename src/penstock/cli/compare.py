@@ -1,52 +1,57 @@
-"""``penstock compare A B``: a verdict on every case, and an exit code for a gate.
-
-Cases that cannot be compared are named, and the others are compared. The exit code is 0 where no
-case regressed, 1 where a case is slower or newly fails, 2 for wrong usage, 4 where no case can be
-compared.
-"""
+"""``penstock compare A B``: is B faster or slower than A, by how much, and how sure is that?"""
 
 from __future__ import annotations
 
 import argparse
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ..base import (
-    Replacing,
-    UsageError,
-    add_flags,
-    check_outputs,
-    for_terminal,
-    format_seconds,
-    from_flags,
-    scrub,
-    write_output,
+from ..base import Replacing, UsageError, add_flags
+
+if TYPE_CHECKING:  # the verb starts without what it only needs when it runs
+    from ..instruments import Record
+    from ..reports import Comparison
+
+EXAMPLES = """
+penstock compare logs/stage2_bench.ledger after.ledger   # a verdict on every case
+penstock compare denoised.ome.zarr other-denoised.ome.zarr   # two runs of infer, phase by phase
+penstock compare outputs/1 outputs/2                     # two trainings: phases, scores, settings
+penstock compare main HEAD --ledger logs --fail-if-slower 5% --markdown summary.md
+"""
+EPILOG = (
+    "exit codes: 0 no case regressed; 1 a case is slower or newly fails; 2 wrong usage; 3 with "
+    "--fail-if-slower, a case may be slower by more than that, and more launches tell; 4 no case "
+    "can be compared"
 )
-from ..instruments import CONFIDENCE, read_ledger
-from ..reports import Comparison, compare_records, ratio_words, select_records
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("a", type=Path, metavar="A", help="ledger (a folder or .jsonl): before")
-    parser.add_argument("b", type=Path, metavar="B", help="ledger: after; may be A, see --set-a")
+    parser.epilog = EPILOG
+    sides = "a ledger (a folder or .jsonl), a run, a folder of these, or a commit of --ledger"
+    parser.add_argument("a", metavar="A", help=f"before: {sides}")
+    parser.add_argument("b", metavar="B", help="after; may be A, see --set-a")
     parser.add_argument(
-        "--threshold",
-        type=float,
-        metavar="X",
-        help="change that matters, 0.05 for 5 %% (default: the noise within the launches, by A/A)",
+        "--ledger",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="where the launches of a commit are looked for: a ledger, or a folder of several",
     )
+    _add_limits(parser)
     parser.add_argument(
         "--confidence",
         type=float,
-        default=CONFIDENCE,
+        default=0.95,
         metavar="X",
-        help=f"confidence of intervals and verdicts (default: {CONFIDENCE})",
+        help="confidence of intervals and verdicts (default: 0.95)",
     )
     parser.add_argument(
         "--metric",
-        default="step",
         metavar="NAME",
-        help="time to compare: step, device, forward, backward, optimizer (default: step)",
+        help="time to compare: step, device, or a phase such as forward or read (default: step; of "
+        "trainings sample, the seconds of a step over its samples)",
     )
     for side in "ab":
         parser.add_argument(
@@ -61,49 +66,118 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--anyway", action="store_true", help="also compare different machines, work or models"
     )
     parser.add_argument(
+        "--phases", action="store_true", help="every phase of each case (always shown of runs)"
+    )
+    parser.add_argument(
         "--json", type=Path, metavar="FILE", help="also write the comparison to this file"
+    )
+    parser.add_argument(
+        "--markdown", type=Path, metavar="FILE", help="also write a summary for a pull request"
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the resampling (default: 0)")
     add_flags(parser, Replacing)
 
 
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    limits = parser.add_mutually_exclusive_group()
+    limits.add_argument(
+        "--threshold",
+        type=float,
+        metavar="X",
+        help="change that matters, 0.05 for 5 %% (default: the noise within the launches, by A/A)",
+    )
+    limits.add_argument(
+        "--fail-if-slower",
+        metavar="X",
+        help="a gate: the change that matters, 5%% or 0.05; exit code 3 where nothing is proven",
+    )
+
+
 def run(args: argparse.Namespace) -> int:
-    if args.threshold is not None and not args.threshold > 0:
-        raise UsageError(f"--threshold {args.threshold} must be more than 0, such as 0.05 for 5 %")
+    from ..base import check_outputs, from_flags, write_output
+    from ..reports import (
+        RUN_SCENARIOS,
+        compare_records,
+        comparison_in_markdown,
+        gate_sentence,
+    )
+
+    threshold = _threshold(args)
     if not 0.5 <= args.confidence < 1:
         raise UsageError(f"--confidence {args.confidence} must be from 0.5 to below 1")
     if args.seed < 0:
         raise UsageError(f"--seed {args.seed} must be 0 or more")
+    replace = from_flags(Replacing, args).replace
+    inputs = [path for path in (Path(args.a), Path(args.b), *args.ledger) if path.exists()]
+    outputs = [(flag, getattr(args, flag[2:])) for flag in ("--json", "--markdown")]
+    for flag, path in outputs:
+        if path is not None and not path.parent.is_dir():
+            raise UsageError(f"{flag} {path}: No such file or directory")
+    check_outputs(*outputs, replace=replace, inputs=inputs)
+
+    sides = _sides(args)
+    scenarios = {record.scenario for side in sides for record in side}
+    comparison = compare_records(
+        *sides,
+        threshold=threshold,
+        confidence=args.confidence,
+        anyway=args.anyway,
+        metric=args.metric or ("sample" if scenarios == {"training"} else "step"),
+        seed=args.seed,
+        detailed=args.phases or not scenarios.isdisjoint(RUN_SCENARIOS),
+    )
+    undecided = comparison.undecided if args.fail_if_slower else []
+    gate = gate_sentence(comparison, undecided) if args.fail_if_slower else ""
+    if args.json is not None:
+        text = json.dumps(comparison.as_dict() | {"gate": gate}, indent=1) + "\n"
+        write_output("--json", args.json, text, replace=replace)
+    if args.markdown is not None:
+        text = comparison_in_markdown(comparison, f"{args.a} to {args.b}", gate)
+        write_output("--markdown", args.markdown, text, replace=replace)
+    _print(comparison, gate)
+    return 1 if comparison.regressed else 3 if undecided else 0
+
+
+def _threshold(args: argparse.Namespace) -> float | None:
+    """The change that matters, if one was given."""
+    if args.fail_if_slower is not None:
+        return share_of_text("--fail-if-slower", args.fail_if_slower)
+    if args.threshold is not None and not args.threshold > 0:
+        raise UsageError(f"--threshold {args.threshold} must be more than 0, such as 0.05 for 5 %")
+    return args.threshold
+
+
+def share_of_text(flag: str, text: str) -> float:
+    """A share that is typed as ``5%`` or ``0.05``.
+
+    Raises `UsageError` for what is none, or not above 0.
+    """
+    number, percent, _ = text.strip().partition("%")
+    try:
+        value = float(number) / (100 if percent else 1)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 10:
+        raise UsageError(f"{flag} {text} is no share such as 5% or 0.05")
+    return value
+
+
+def _sides(args: argparse.Namespace) -> list[list[Record]]:
+    """The launches of both sides, with cases by which they can be paired."""
+    from ..reports import cases_of_sides, launches_named, select_records
+
     settings = {f"--set-{side}": _settings(args, side) for side in "ab"}
     a_knobs, b_knobs = map(sorted, settings.values())
     if a_knobs != b_knobs:
         raise UsageError(f"--set-a {a_knobs} and --set-b {b_knobs} must name the same knobs")
-
-    replace = from_flags(Replacing, args).replace
-    if args.json is not None and not args.json.parent.is_dir():
-        raise UsageError(f"--json {args.json}: No such file or directory")
-    check_outputs(("--json", args.json), replace=replace, inputs=(args.a, args.b))
-
     sides = []
-    for path, (flag, wanted) in zip((args.a, args.b), settings.items(), strict=True):
-        records = select_records(read_ledger(path), wanted)
+    for name, (flag, wanted) in zip((args.a, args.b), settings.items(), strict=True):
+        records = select_records(launches_named(name, args.ledger), wanted)
         if not records:
             knobs = " ".join(f"{knob}={value}" for knob, value in wanted.items())
-            raise UsageError(f"{path} holds no launch{f' with {flag} {knobs}' if knobs else ''}")
+            raise UsageError(f"{name} holds no launch{f' with {flag} {knobs}' if knobs else ''}")
         sides.append(records)
-    comparison = compare_records(
-        *sides,
-        threshold=args.threshold,
-        confidence=args.confidence,
-        anyway=args.anyway,
-        metric=args.metric,
-        seed=args.seed,
-    )
-    if args.json is not None:
-        text = json.dumps(comparison.as_dict(), indent=1) + "\n"
-        write_output("--json", args.json, text, replace=replace)
-    _print(comparison)
-    return int(comparison.regressed)
+    return cases_of_sides(*sides)
 
 
 def _settings(args: argparse.Namespace, side: str) -> dict[str, str]:
@@ -116,32 +190,39 @@ def _settings(args: argparse.Namespace, side: str) -> dict[str, str]:
     return settings
 
 
-def _print(comparison: Comparison) -> None:
-    """Print the table, the reason of every verdict but `same`, and the sentence."""
+def _print(comparison: Comparison, gate: str) -> None:
+    """Print the tables, the reason of every verdict other than `same`, and the summary."""
+    from ..reports import detail_sections, in_text
+
+    _print_cases(comparison)
+    lines = in_text(detail_sections(comparison))
+    lines += [
+        f"{r.label}: {r.verdict}: {r.reason}." for r in comparison.rows if r.verdict != "same"
+    ]
+    lines += [
+        f"Not compared: {reason}; --anyway compares all the same." for reason in comparison.left_out
+    ]
+    for side, labels in (("A", comparison.only_a), ("B", comparison.only_b)):
+        lines += [f"Only in {side}: {'; '.join(labels)}."] * bool(labels)
+    lines += [f"Not comparable, and compared all the same: {each}." for each in comparison.caveats]
+    lines += [f"{comparison.hosts}."] * bool(comparison.hosts)
+    print(*lines, comparison.sentence(), *[gate] * bool(gate), sep="\n")
+
+
+def _print_cases(comparison: Comparison) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
+    from ..base import for_terminal, format_seconds, scrub
+    from ..reports import or_dash, ratio_words
+
     table = Table("case", "A", "B", "B / A", "launches", "verdict", box=None, pad_edge=False)
     for row in comparison.rows:
-        times = ("-" if s is None else format_seconds(s) for s in (row.a_seconds, row.b_seconds))
+        times = (or_dash(s, format_seconds) for s in (row.a_seconds, row.b_seconds))
         ratio = "-" if row.ratio is None else ratio_words(row.ratio)
         launches = f"{row.a_launches} + {row.b_launches}"
         table.add_row(
             escape(for_terminal(scrub(row.label))), *times, escape(ratio), launches, row.verdict
         )
-    console = Console()
-    console.print(table)
-    for row in comparison.rows:
-        if row.verdict != "same":
-            print(f"{row.label}: {row.verdict}: {row.reason}.")
-    for reason in comparison.left_out:
-        print(f"Not compared: {reason}; --anyway compares all the same.")
-    for side, labels in (("A", comparison.only_a), ("B", comparison.only_b)):
-        if labels:
-            print(f"Only in {side}: {'; '.join(labels)}.")
-    for caveat in comparison.caveats:
-        print(f"Not comparable, and compared all the same: {caveat}.")
-    if comparison.hosts:
-        print(f"{comparison.hosts}.")
-    print(comparison.sentence())
+    Console().print(table)

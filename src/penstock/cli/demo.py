@@ -1,26 +1,45 @@
-"""``penstock demo``: a synthetic volume on disk, a denoiser run over it, and a picture of both."""
+"""``penstock demo``: a synthetic volume on disk, a denoiser run over it, and a page about it."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import math
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ..base import (
     InferConfig,
+    MissingDependency,
+    Refused,
     Replacing,
+    UsageError,
     add_flags,
     begin_output,
     build,
     check_folder,
     check_outputs,
     check_replaceable,
+    format_bytes,
     from_flags,
+    missing,
+    one_heap,
 )
 from ..data import Box, clean_volume, noisy, open_sink, open_source, psnr
-from ..reports import plot_before_after
+from ..instruments import available_memory
+from ..reports import places_of, plot_before_after, reports_of_places, write_report
 from .infer import print_plan, shown_progress
+
+NEEDED = ("torch", "tensorstore", "matplotlib", "jinja2")
+PAGE = "report.html"
+BYTES_OF_VOXEL = 40
+"""The most that the demo holds of its volume, clean, noisy and denoised, as it compares them."""
+EXAMPLES = """
+penstock demo
+penstock demo --out demo --shape 32 64 64
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,9 +59,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    for package in NEEDED:  # before the work, and not at its end
+        if find_spec(package) is None:
+            raise MissingDependency(missing(package, "demo"))
     from ..inference import Job, run_job
 
+    one_heap()
     shape, replace = tuple(args.shape), from_flags(Replacing, args).replace
+    _check_shape(shape)
     store, result = args.out / "noisy.ome.zarr", args.out / "denoised.ome.zarr"
     _check_output(args.out, (store, result), replace)
     clean = clean_volume(shape, args.seed)
@@ -83,14 +107,36 @@ def run(args: argparse.Namespace) -> int:
     )
     print(gain)
     print(f"Picture: {picture}")
-    print(f"Records: {job.run_dir}; figures of them: penstock plot {args.out / 'metrics.json'}")
+    print(f"Records: {job.run_dir}")
+    print(f"Report: {_report(result, args.out / PAGE, gain, replace)}; open it in a browser")
     return 0
+
+
+def _check_shape(shape: Sequence[int]) -> None:
+    """Refuse a volume without voxels, and one that does not fit into memory."""
+    if min(shape) < 1:
+        raise UsageError(f"--shape {' '.join(map(str, shape))}: give three numbers above 0, z y x")
+    needs, free = math.prod(shape) * BYTES_OF_VOXEL, available_memory()
+    if needs > free:
+        raise Refused(
+            f"--shape {' '.join(map(str, shape))}: the demo would hold {format_bytes(needs)}, and "
+            f"{format_bytes(free)} are free; give a smaller one (penstock generate volume makes "
+            "any size)"
+        )
+
+
+def _report(result: Path, page: Path, gain: str, replace: bool) -> Path:
+    """Write the report of the run, with the gain, and return its whole path."""
+    (report,) = reports_of_places(places_of(result))
+    report = dataclasses.replace(report, title="Penstock's demo", about=[gain, *report.about])
+    write_report(report, page, overwrite=True, replace=replace)
+    return page.resolve()
 
 
 def _check_output(out: Path, stores: Sequence[Path], replace: bool) -> None:
     """Refuse a folder in which a file of the user's has the name of one of the demo's."""
     check_folder(out, "--out")
-    names = ("metrics.json", "trace.json", "before_after.png")
+    names = ("metrics.json", "trace.json", "before_after.png", PAGE)
     check_outputs(*(("--out", out / name) for name in names), replace=replace)
     for store in stores:
         if not replace:

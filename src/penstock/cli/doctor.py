@@ -10,10 +10,12 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from ..base import (
+    Labels,
     Replacing,
     UsageError,
     add_flags,
@@ -36,13 +38,19 @@ from ..instruments import (
     read_conditions,
     swap_in_use,
 )
-from .sweep import check_ledger
+from .sweep import check_ledger, labelled
 
 Block = Mapping[str, Any]
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
 NOISY = 0.05
 """A noise floor above this share hides most of the differences that people look for."""
 MISSING = "not readable here"
+
+
+EXAMPLES = """
+penstock doctor
+penstock doctor --json machine.json
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,6 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder of the records (default: in the user's cache)",
     )
     add_flags(parser, Replacing)
+    add_flags(parser, Labels)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -96,6 +105,7 @@ def run(args: argparse.Namespace) -> int:
     findings: dict[str, Any] = {"environment": block, "readings": now, "device": device}
     if not args.no_measure:
         ledger = Ledger(args.ledger) if args.ledger else default_ledger()
+        labelled(ledger, from_flags(Labels, args), f"doctor-{device}")
         noise = noise_floor(device, args.effort, ledger, progress=_progress("noise floor"))
         if noise["threshold"] is None and args.device != "auto":
             raise UsageError(f"--device {device} cannot be measured: {noise['note']}")
@@ -107,7 +117,11 @@ def run(args: argparse.Namespace) -> int:
         show(f"Measured roofs of {device}", roof_lines(tops))
         print(f"The records are in {ledger.path}.\n")
         findings |= {"noise": noise, "roofs": tops, "ledger": str(ledger.path)}
-    doubts = [*condition_warnings(block, now), *noise_warnings(findings.get("noise"))]
+    doubts = [
+        *condition_warnings(block, now),
+        *noise_warnings(findings.get("noise")),
+        *build_warnings(),
+    ]
     findings["warnings"] = doubts
     show("Warnings", doubts or ["none"])
     if args.json:
@@ -119,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
 def check_device_name(asked: str) -> None:
     """Raise `UsageError` for what is no device, before anything is measured."""
     if not DEVICE.fullmatch(asked):
-        raise UsageError(f"--device {asked} is no device; give auto, cpu, cuda, cuda:1 or mps")
+        raise UsageError(f"--device {asked} is not a device; give auto, cpu, cuda, cuda:1 or mps")
 
 
 def pick_device(asked: str, block: Block) -> str:
@@ -276,4 +290,17 @@ def noise_warnings(noise: Block | None) -> Iterator[str]:
         yield (
             f"The noise floor is {100 * noise['threshold']:.1f} %: try --effort rigorous, or a "
             "quieter machine."
+        )
+
+
+def build_warnings() -> Iterator[str]:
+    """A sentence if torch and torchvision are of different builds, by their version's last part."""
+    try:
+        torch, torchvision = version("torch"), version("torchvision")
+    except PackageNotFoundError:
+        return
+    if torch.partition("+")[2] != torchvision.partition("+")[2]:
+        yield (
+            f"torch {torch} and torchvision {torchvision} are of different builds: nms and "
+            "roi_align may be Penstock's, which are slower. Install both together, from one index."
         )

@@ -1,10 +1,4 @@
-"""``penstock generate``: data to measure with.
-
-penstock generate ufs-p1 OUT --samples 64      synthetic weather, packed in the layout of a preset
-penstock generate --from FILE.nc OUT           a NetCDF, packed into inputs and targets
-penstock generate volume OUT --shape 128 512 512    synthetic microscopy, as OME-Zarr
-penstock generate xview3 OUT --scenes 4 --size 2048 2048    synthetic radar scenes, as xView3
-"""
+"""``penstock generate``: data to measure with."""
 
 from __future__ import annotations
 
@@ -54,6 +48,15 @@ KNOBS = {
 """The knobs of each kind; any other is refused."""
 
 
+EXAMPLES = """
+penstock generate volume noisy.ome.zarr --shape 64 160 160   # synthetic microscopy, as OME-Zarr
+penstock generate ufs-p1 data/ufs --samples 64               # synthetic weather, packed
+penstock generate xview3 scenes --scenes 4                   # synthetic radar scenes, as xView3
+penstock generate --from FILE.nc data/mine                   # a NetCDF, packed
+"""
+OFFERED = {"preset": (*PRESETS, VOLUME, XVIEW3)}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "penstock generate (PRESET | volume | xview3 | --from FILE.nc) OUT [flags]"
     parser.add_argument(
@@ -64,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("out", nargs="?", type=Path, metavar="OUT", help="the folder to make")
     parser.add_argument(
-        "--from", dest="source", type=Path, metavar="FILE.nc", help="pack this NetCDF"
+        "--from", dest="source", type=Path, metavar="FILE.nc", help="NetCDF file to pack"
     )
     add_flags(parser, GenerateConfig)
 

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from ..base import InferConfig, add_flags, format_seconds, from_flags, one_heap
-from ..models import check_model_name
+from ..models import REGISTRY, check_model_name
 from ..training import signals_handled
 from .progress import Bar, drawn_bar, say
 
@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 
 PLAIN_EVERY_SECONDS = 10.0
 """Seconds between two lines of progress, where there is no terminal to draw a bar on."""
+
+
+EXAMPLES = r"""
+penstock infer --in-spec noisy.ome.zarr --out-spec denoised.ome.zarr \
+    --model-type denoise-tiny --patch 48 64 64 --overlap 16 --normalize global
+"""
+OFFERED = {"model_type": REGISTRY}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,16 +59,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _asked_by_signals(request: EndRequest) -> Iterator[None]:
-    """Let the signals of a batch system ask the job to end; a second SIGTERM ends it at once."""
-    terms = itertools.count()
+def _asked_by_signals(request: EndRequest, *more: int) -> Iterator[None]:
+    """Let the signals of a batch system, and ``more``, ask the job to end. A second one of SIGTERM
+    and ``more`` ends it at once."""
+    asked = itertools.count()
 
     def ask(number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGTERM and next(terms):
+        if number in (signal.SIGTERM, *more) and next(asked):
             raise KeyboardInterrupt
         request.ask(signal.Signals(number).name)
 
-    with signals_handled(dict.fromkeys(_ASKING, ask)):
+    with signals_handled(dict.fromkeys((*_ASKING, *more), ask)):
         yield
 
 
@@ -74,7 +82,7 @@ def _run_on_cluster(config: InferConfig) -> int:
     from ..inference import EndRequest, run_on_cluster
 
     request = EndRequest()
-    with shown_progress() as progress, _asked_by_signals(request):
+    with shown_progress() as progress, _asked_by_signals(request, signal.SIGINT):
         summary = run_on_cluster(config, print_plan, progress, request, say)
     print("\n".join(summary.lines()))
     return 0
@@ -121,10 +129,12 @@ class _PlainLines:
             return
         self.due = progress.seconds + PLAIN_EVERY_SECONDS
         done, planned = progress.patches_done, progress.patches_planned
-        left = format_seconds(progress.seconds / done * (planned - done)) if done else "unknown"
+        rate = f"{progress.mb_per_second:.1f} MB/s"
+        if 0 < done < planned:
+            rate += f", {format_seconds(progress.seconds / done * (planned - done))} left"
         line = (
             f"{done} of {planned} patches, {progress.units_done} of {progress.units_planned} "
-            f"blocks written, {progress.mb_per_second:.1f} MB/s, {left} left"
+            f"blocks written, {rate if done else 'no patch is computed yet'}"
         )
         with contextlib.suppress(OSError):  # of a full disk, for example; the job goes on
             say(line)

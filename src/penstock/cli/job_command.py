@@ -85,4 +85,5 @@ def _verb(words: Sequence[str]) -> Command:
     config = from_flags(KNOBS[verb], args, getattr(args, "config", None)) if verb in KNOBS else None
     _, left = parser.parse_known_args([*asked, "--resume"])
     counts = isinstance(config, InferConfig) and config.normalize == "global"
-    return Command(tuple(words), "verb", resumes=not left, counts=counts)
+    goes_on = verb in WORK
+    return Command(tuple(words), "verb", resumes=not left, goes_on=goes_on, counts=counts)

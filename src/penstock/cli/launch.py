@@ -1,9 +1,6 @@
-"""``penstock launch``: start the ranks of a training.
+"""``penstock launch``: start the ranks of a training, or another verb in a job of SLURM.
 
-penstock launch torchrun --nproc-per-node 4 -- train spiral     on this machine, or on several
-penstock launch slurm -- train spiral                           inside a job of SLURM
-
-In a job, the launcher is the process of the batch script, so SLURM sends its signals to it:
+The launcher is the process of the batch script, so SLURM sends its signals to it. In a training:
 
     SIGUSR1   the time is nearly up ──▶ srun ──▶ every rank: save at a step's end, exit code 3
               ──▶ scontrol requeue, at which SLURM ends the ranks and the launcher
@@ -14,6 +11,9 @@ Whether a start of the job got anywhere is seen by its last checkpoint, not by a
 that must stop while it still starts has nothing to save. After such a start the job goes back into
 the queue once, which OUT/requeued.json notes. After a second one it ends, or it would come back
 for ever.
+
+Another verb is told by the same SIGUSR1, writes what is whole, and its job goes back into the queue
+a bounded number of times.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +30,7 @@ from types import FrameType
 from ..base import (
     TRAIN_DEFAULTS,
     Incomplete,
+    SlurmConfig,
     TorchrunConfig,
     TrainConfig,
     UsageError,
@@ -36,16 +38,26 @@ from ..base import (
     add_kinds,
     for_children,
     from_flags,
+    plural,
     require,
     usable_cores,
 )
+from ..cluster import own_job, requeue_job
 from ..training import run_in_step, signals_handled, time_of_last_checkpoint
-from . import dashed, train
+from . import VERBS, dashed, main, train
 
 KINDS = {
     "torchrun": "ranks on this machine, or on each of several",
-    "slurm": "ranks on the nodes of the job in which this runs",
+    "slurm": "ranks on the nodes of the job in which this runs, or another verb in it",
 }
+
+
+EXAMPLES = r"""
+penstock launch torchrun --nproc-per-node 4 -- train spiral   # on this machine, or on several
+penstock launch slurm -- train spiral                         # inside a job of SLURM
+penstock launch slurm --requeue -- infer --in-spec noisy.ome.zarr \
+    --out-spec denoised.ome.zarr --model-type denoise-tiny    # another verb, in this process
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,6 +67,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--requeue",
         action="store_true",
         help="put the job back into the queue after the signal to save (SIGUSR1)",
+    )
+    kinds["slurm"].add_argument(
+        "--max-requeues",
+        type=int,
+        default=SlurmConfig().max_requeues,
+        metavar="N",
+        help="restarts after which a verb other than train is not put back (default: %(default)s)",
     )
     for kind in kinds.values():
         add_command(kind)
@@ -66,6 +85,10 @@ def run(args: argparse.Namespace) -> int:
             "penstock launch needs signals that this system does not have; it runs on Linux and "
             "macOS, and penstock train trains on one device anywhere"
         )
+    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    verb = command[0] if command else None
+    if args.kind == "slurm" and verb in VERBS and verb != "train":
+        return _in_job(command, args.max_requeues if args.requeue else 0)
     words, config = training(args.command)
     if args.kind == "torchrun":
         return _torchrun(from_flags(TorchrunConfig, args), words, config.output_dir)
@@ -77,7 +100,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
         "command",
         nargs=argparse.REMAINDER,
         metavar="-- train WORKLOAD ...",
-        help="what each rank runs, with the flags of penstock train",
+        help="what each rank runs, with the flags of penstock train; of slurm also another verb",
     )
 
 
@@ -99,6 +122,32 @@ def training(command: Sequence[str]) -> tuple[list[str], TrainConfig]:
             "package.module:Class"
         )
     return words, train.config_of(args)
+
+
+def _in_job(words: Sequence[str], most: int) -> int:
+    """Run a verb in this process, whose job goes back into the queue, up to ``most`` times, if it
+    was told that its time is nearly up and has written what is whole."""
+    job, restarts = own_job(os.environ), int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+    heard, ear = socket.socketpair()  # of signals, whoever handles them
+    with heard, ear, signals_handled({signal.SIGUSR1: signal.default_int_handler}):
+        ear.setblocking(False)
+        before = signal.set_wakeup_fd(ear.fileno())
+        try:
+            code = main(words)
+        finally:
+            signal.set_wakeup_fd(before)
+            for number in (signal.SIGUSR1, signal.SIGTERM):  # SLURM sends them to scontrol, too
+                signal.signal(number, signal.SIG_IGN)
+            ear.close()
+        is_told = signal.SIGUSR1 in heard.recv(4096)
+        if is_told and code == Incomplete.exit_code and most:
+            if restarts >= most:
+                raise Incomplete(
+                    f"job {job} was started again {plural(restarts, 'time')} and does not go back "
+                    f"into the queue (--max-requeues {most}); submit it again"
+                )
+            requeue_job(job, "has written what is whole")
+    return code
 
 
 def _torchrun(config: TorchrunConfig, words: Sequence[str], out: Path) -> int:

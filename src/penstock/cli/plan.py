@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import re
 
 from ..base import InferConfig, ScaleConfig, UsageError, add_flags, from_flags
-from ..models import check_model_name
+from ..models import REGISTRY, check_model_name
 from .infer import print_plan
+
+EXAMPLES = r"""
+penstock plan --in-spec noisy.ome.zarr --out-spec denoised.ome.zarr \
+    --model-type denoise-tiny --patch 48 64 64 --overlap 16 --normalize global
+"""
+OFFERED = {"model_type": REGISTRY}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,10 +23,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = from_flags(InferConfig, args, args.config)
+    if config.workers is None and (local := re.fullmatch(r"local:(\d+)", config.cluster or "")):
+        config = config.model_copy(update={"workers": int(local[1])})
     scale = from_flags(ScaleConfig, args)
     if scale.model_fields_set and config.workers is None:
         flag = min(scale.model_fields_set).replace("_", "-")
-        raise UsageError(f"--{flag} says nothing without --workers N")
+        raise UsageError(f"--{flag} has no effect without --workers N or --cluster local:N")
     check_model_name(config.model_type, "--model-type")
     from ..inference import at_rate, plan_job, scale_lines
 

@@ -10,6 +10,11 @@ from pathlib import Path
 from ..base import BenchModelConfig, Replacing, UsageError, add_flags, from_flags, system_errors
 from ..reports import plot_bench, plot_gpu_metrics, plot_loader, plot_metrics, plot_queue
 
+EXAMPLES = """
+penstock plot metrics.json --mean --smooth 50 --out results/sys_plot
+penstock plot logs/stage2_bench.csv --output reports/stage2_bench.png
+"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     files = parser.add_mutually_exclusive_group()

@@ -1,8 +1,4 @@
-"""``penstock predict``: run a trained detector over whole scenes; write a submission to xView3.
-
-penstock predict RUN/best_model.pth --data-root DATA/validation --output predictions.csv
-penstock score xview3 --inference-file predictions.csv --label-file DATA/labels/validation.csv
-"""
+"""``penstock predict``: run a trained detector over whole scenes; write a submission to xView3."""
 
 from __future__ import annotations
 
@@ -16,7 +12,12 @@ from pathlib import Path
 from ..base import PredictConfig, add_flags, from_flags
 from ..cluster import named_tasks_on
 from ..instruments import Nvml
+from .one_launch import keep_launch
 from .progress import counted_progress, say
+
+EXAMPLES = """
+penstock predict run/best_model.pth --data-root scenes/validation --output predictions.csv
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,4 +56,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"least score {done.settings.threshold:.3f}, {done.settings.because}")
     for note in notes:
         print(note)
+    if not done.skipped:  # else these seconds are not of all that was done
+        work = {"scenes": done.scenes, "windows": done.windows}
+        keep_launch(config.output, "predict", config, {"step": took}, work)
     return 0

@@ -1,8 +1,4 @@
-"""``penstock preprocess``: cut satellite scenes into chips to train on.
-
-penstock preprocess --data_root DATA --train_label_file train.csv --val_label_file validation.csv \\
-                    --output_dir CHIPS
-"""
+"""``penstock preprocess``: cut satellite scenes into chips to train on."""
 
 from __future__ import annotations
 
@@ -16,6 +12,7 @@ from ..base import CHIP_OVERLAP, PreprocessConfig, UsageError, add_flags, check_
 from ..cluster import NamedTasks, named_tasks_on
 from ..data import (
     CHIP_LIBRARIES,
+    Done,
     Objects,
     channels_of,
     check_chips_output,
@@ -23,6 +20,7 @@ from ..data import (
     read_labels,
     scene_folders,
 )
+from .one_launch import keep_launch
 from .progress import counted_progress, say
 
 SPLITS: tuple[tuple[Literal["train", "validation"], str], ...] = (
@@ -32,6 +30,12 @@ SPLITS: tuple[tuple[Literal["train", "validation"], str], ...] = (
 """Pairs of the folder of the scenes and the folder of the chips."""
 SplitWork = tuple[Literal["train", "validation"], str, Path, dict[str, Path], Mapping[str, Objects]]
 """Such a pair, the file of labels, the folder of each scene and its labels."""
+
+
+EXAMPLES = r"""
+penstock preprocess --data-root scenes --train-label-file scenes/labels/train.csv \
+    --val-label-file scenes/labels/validation.csv --output-dir chips
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,10 +63,14 @@ def run(args: argparse.Namespace) -> int:
         overwrite, replace = config.overwrite_preproc, config.replace
         check_chips_output(config.output_dir / name, folders, config.layout, overwrite, replace)
     with named_tasks_on(config, "scene", CHIP_LIBRARIES, say) as cluster:
-        for each in work:
-            _cut(each, config, channels, overlap, cluster)
+        cut = {each[1]: _cut(each, config, channels, overlap, cluster) for each in work}
         for note in cluster.notes() if cluster else ():
             print(note)
+    if not any(done.resumed for done, _ in cut.values()):  # else the seconds are not of all of it
+        seconds = {name: took for name, (_, took) in cut.items()}
+        seconds = {"step": sum(seconds.values()), **seconds}
+        chips = {"chips": sum(done.chips for done, _ in cut.values())}
+        keep_launch(config.output_dir, "preprocess", config, seconds, chips)
     return 0
 
 
@@ -72,8 +80,8 @@ def _cut(
     channels: tuple[str, ...],
     overlap: int,
     cluster: NamedTasks | None,
-) -> None:
-    """Cut the scenes of a split, and say what became of them."""
+) -> tuple[Done, float]:
+    """Cut the scenes of a split, say what became of them, and return that and its seconds."""
     split, name, file, folders, labels = work
     began = time.perf_counter()
     with counted_progress(len(folders), "scenes", f"cutting {split}") as progress:
@@ -106,6 +114,7 @@ def _cut(
             "chips keep them as float16, rounded to some 3 digits; --dtype float32 keeps all "
             "(with --overwrite-preproc where chips are there)"
         )
+    return done, took
 
 
 def _check_apart(out: Path, scenes: Mapping[str, Path]) -> None:

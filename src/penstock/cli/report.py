@@ -1,11 +1,4 @@
-"""``penstock report RUN|LEDGER|FOLDER``: what was measured as a page: verdict, figures, tables.
-
-penstock report denoised.zarr --output report.html        a run of infer, by its output or folder
-penstock report logs/stage2_bench.ledger --output report.html
-penstock report outputs --output report.html              trainings, and how they scale
-penstock report logs --output report.html                 all records in a folder
-penstock report logs/stage2_bench.ledger                  report.md, figures and CSVs in a folder
-"""
+"""``penstock report RUN|LEDGER|FOLDER``: what was measured as a page: verdict, figures, tables."""
 
 from __future__ import annotations
 
@@ -16,9 +9,19 @@ from typing import TYPE_CHECKING
 
 from ..base import Replacing, add_flags
 
-if TYPE_CHECKING:  # the verb starts without what it only needs when it runs
+if TYPE_CHECKING:  # heavy imports wait until the verb runs
     from ..instruments import Record
     from ..reports import RecordPlace, Report
+
+
+EXAMPLES = """
+penstock report denoised.ome.zarr --output report.html   # a run of infer
+penstock report logs/stage2_bench.ledger --output report.html
+penstock report outputs --output report.html             # trainings, and how they scale
+penstock report slurm-*.out --output report.html         # logs of SLURM jobs, as a study
+penstock report logs --output report.html                # all records in a folder
+penstock report logs/stage2_bench.ledger                 # a folder: report.md, figures, CSVs
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,8 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="RUN|LEDGER|FOLDER",
         help="an output of infer or its run folder; the folder of a training; records of a "
-        "benchmark, a .ledger folder or a file (.jsonl, .jsonl.gz); or a folder that is searched "
-        "for these. Several trainings are a scaling study, too",
+        "benchmark, a .ledger folder or a file (.jsonl, .jsonl.gz); the output of SLURM jobs, or "
+        "what MLflow, Comet or W&B kept; or a folder that is searched for these. Several "
+        "trainings are a scaling study, too",
     )
     parser.add_argument(
         "--output",
@@ -50,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ..base import UsageError, check_local, check_outputs, from_flags
-    from ..reports import REPORT_SUFFIXES, check_report, places_of, records_of
+    from ..reports import REPORT_SUFFIXES, check_report, records_of
 
     for place in args.places:
         check_local(place, "RUN")
@@ -61,21 +65,42 @@ def run(args: argparse.Namespace) -> int:
     if output.suffix in REPORT_SUFFIXES and not output.is_dir():
         files = [path for path in args.places if path.is_file()]
         check_report(output, args.overwrite, replace, files)
-    places = [place for path in args.places for place in places_of(path)]
+    places, others = _sorted(args.places)
     records = records_of(places)
     if not records and (args.csv or args.parquet):
         source = " and ".join(map(str, args.places))
         raise UsageError(f"--csv and --parquet are of records of a benchmark; {source} holds none")
-    written = _write(args, places, records, output, replace)
+    written = _write(args, places, records, others, output, replace)
     written += _export(args, records, replace)
     print(*written, sep="\n")
     return 0
+
+
+def _sorted(paths: Sequence[Path]) -> tuple[list[RecordPlace], list[Path]]:
+    """The places of records, and the paths that are none: logs, and what trackers kept."""
+    from ..base import UsageError
+    from ..reports import places_of
+
+    places: list[RecordPlace] = []
+    others = []
+    for path in paths:
+        if path.is_file() and not path.name.endswith((".jsonl", ".jsonl.gz")):
+            others.append(path)
+            continue
+        try:
+            places += places_of(path)
+        except UsageError:
+            if not path.is_dir() or path.suffix in (".penstock", ".ledger"):
+                raise
+            others.append(path)
+    return places, others
 
 
 def _write(
     args: argparse.Namespace,
     places: Sequence[RecordPlace],
     records: Sequence[Record],
+    others: Sequence[Path],
     output: Path,
     replace: bool,
 ) -> list[Path]:
@@ -85,31 +110,40 @@ def _write(
         joined,
         report_of_records,
         reports_of_places,
+        trainings_of,
         write_page,
         write_report,
     )
 
     source = " and ".join(path.name or str(path) for path in args.places)
-    ledgers = all(place.kind == "ledger" and place.path in args.places for place in places)
+    given = all(place.kind == "ledger" and place.path in args.places for place in places)
+    ledgers = given and not others
     if ledgers and (output.suffix not in REPORT_SUFFIXES or output.is_dir()):
         return write_page(records, output, source, args.overwrite, replace, args.places)
     if ledgers:
         report = report_of_records(records, source, args.places)
     else:
         parts = reports_of_places(places)
-        trainings = [place.path for place in places if place.kind == "training"]
-        if len(trainings) > 1:
-            parts.insert(0, _scaling(trainings))
+        trainings = trainings_of(places)
+        if len(trainings) > 1 or others:
+            parts.insert(0, _scaling([*trainings, *others]))
         report = joined(parts, source)
     return write_report(report, output, args.overwrite, replace)
 
 
-def _scaling(trainings: Sequence[Path]) -> Report:
+def _scaling(paths: Sequence[Path]) -> Report:
     """The study that several trainings are, where they can be compared."""
+    from ..base import UsageError
+    from ..reports import places_of
     from ..scaling import report_of_scaling
     from .progress import say
 
-    return report_of_scaling(trainings, "Scaling", lambda line: say(f"penstock report: {line}"))
+    try:
+        return report_of_scaling(paths, "Scaling", lambda line: say(f"penstock report: {line}"))
+    except UsageError:
+        if len(paths) == 1 and paths[0].is_dir():
+            places_of(paths[0])  # which says all that could lie there
+        raise
 
 
 def _export(args: argparse.Namespace, records: Sequence[Record], replace: bool) -> list[Path]:

@@ -1,11 +1,5 @@
 """``penstock scaling``: how runs scale with devices, and a prediction for more of them.
 
-penstock scaling outputs/                        SLURM output, run folders, ledgers, tracker exports
-penstock scaling slurm-*.out --output reports    a page, CSVs and figures too
-penstock scaling outputs/ --metrics              total time, best validation loss, GPU-Util
-penstock scaling simulate RUN --between 50GB     8 to 4,096 devices, from a run of one
-penstock scaling simulate RUN RUN_OF_4           likewise, fitted to a run of several
-
 logs | results | ledger | tracker -> runs -> studies, by kind -> tables, sentences, figures
 """
 
@@ -60,14 +54,23 @@ from .sweep import figures_of
 SIMULATE = "simulate"
 
 
+EXAMPLES = """
+penstock scaling outputs/                       # SLURM output, run folders, ledgers, trackers
+penstock scaling slurm-*.out --output reports   # a page, CSVs and figures too
+penstock scaling outputs/ --metrics             # total time, best validation loss, GPU-Util
+penstock scaling simulate outputs/1             # 8 to 4,096 devices, from a run of one
+penstock scaling simulate outputs/1 outputs/4   # likewise, fitted to a run of several
+"""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "penstock scaling (PATH ... | simulate [RUN [RUN_OF_SEVERAL]]) [flags]"
     parser.add_argument(
         "paths",
         nargs="+",
         metavar="PATH",
-        help="output of SLURM jobs, folders of runs, ledgers, exports of Comet or MLflow; a folder "
-        "is searched for all of these (logs are *.out and *.log, or those with .gz)",
+        help="output of SLURM jobs, folders of runs, ledgers, exports of Comet, MLflow or W&B; a "
+        "folder is searched for all of these (logs are *.out and *.log, or those with .gz)",
     )
     parser.add_argument(
         "--baseline",

@@ -1,7 +1,4 @@
-"""``penstock score xview3``: the score of the xView3 challenge.
-
-penstock score xview3 --inference_file PREDICTIONS.csv --label_file LABELS.csv --shore_root SHORES
-"""
+"""``penstock score xview3``: the score of the xView3 challenge."""
 
 from __future__ import annotations
 
@@ -21,6 +18,11 @@ from ..data import (
     score_xview3,
     shoreline_path,
 )
+
+EXAMPLES = r"""
+penstock score xview3 --inference-file predictions.csv \
+    --label-file scenes/labels/validation.csv --shore-root scenes/shoreline
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,13 +1,4 @@
-"""``penstock slurm``: commands as jobs of SLURM.
-
-penstock slurm render --preset raven-4gpu -- train spiral       the script
-penstock slurm submit --study 1,4,8 --preset raven-4gpu -- train spiral
-penstock slurm submit --array 64 --preset ./mine.yaml -- infer ...
-penstock slurm submit --array 8 -- python mine.py               any command
-penstock slurm status outputs                                   the states of the jobs
-penstock slurm collect outputs --into study                     their logs and results together
-penstock slurm cancel outputs
-"""
+"""``penstock slurm``: commands as jobs of SLURM."""
 
 from __future__ import annotations
 
@@ -62,6 +53,19 @@ KINDS = {
     "collect": "copy the logs and results of a study into one folder",
     "cancel": "cancel jobs",
 }
+
+
+EXAMPLES = r"""
+penstock slurm render --preset raven-4gpu -- train spiral   # the script
+penstock slurm submit --study 1,4,8 --preset raven-4gpu -- train spiral
+penstock slurm submit --array 64 --preset ./mine.yaml -- infer --model-type denoise-tiny \
+    --in-spec noisy.ome.zarr --out-spec parts.ome.zarr      # one volume in 64 parts
+penstock slurm submit --array 8 -- python mine.py           # any command
+penstock slurm status outputs                               # the states of the jobs
+penstock slurm collect outputs --into study                 # their logs and results together
+penstock slurm cancel outputs
+"""
+OFFERED = {"preset": shipped_presets()}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,8 +1,4 @@
-"""``penstock status RUN``: how a run of ``infer`` stands, by the files of its folder.
-
-penstock status denoised.zarr
-penstock status denoised.zarr --watch
-"""
+"""``penstock status RUN``: how a run of ``infer`` stands, by the files of its folder."""
 
 from __future__ import annotations
 
@@ -10,6 +6,11 @@ import argparse
 import time
 
 from ..base import UsageError
+
+EXAMPLES = """
+penstock status denoised.ome.zarr
+penstock status denoised.ome.zarr --watch
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,11 +1,5 @@
 """``penstock suite``: benchmark a machine by trainings of the xView3 detector.
 
-penstock suite preprocess --data-root DATA --train-labels CSV --val-labels CSV --output-dir CHIPS
-penstock suite quick --train-chips CHIPS/train --val-chips CHIPS/val --output-dir OUT
-penstock suite laptop | gb200 | dgx-a100 ...           the presets of those machines
-penstock suite benchmark --config FILE.json ...        a preset of one's own
-penstock suite train ...                               one training, as penstock train
-
 ``run_benchmark.sh`` takes the same words. Each flag of the seed has both of its spellings:
 ``--train-labels`` is ``--train-label-file``, ``--train-chips`` is ``--train-chips-path``.
 """
@@ -18,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base import (
+    SUITE_LEDGER,
     Refused,
     SuiteConfig,
     UsageError,
@@ -33,12 +28,11 @@ from ..bench import (
     DATA_KNOBS,
     PRESET_DEFAULTS,
     ROOTS,
-    SUITE_LEDGER,
     SUITE_REPORT,
     SUITE_SYSTEM,
     Case,
     SuitePreset,
-    ask_worker_or_fail,
+    ask_worker,
     check_resumed_suite,
     check_suite_output,
     doubts_of_data,
@@ -56,7 +50,14 @@ from ..bench import (
 from ..instruments import Ledger, Record
 from ..reports import in_text, plot_suite, suite_sections, write_suite_report
 from . import preprocess, train
-from .sweep import figures_of, launcher_of, launches_each, print_written, shown_launches
+from .sweep import (
+    figures_of,
+    labelled,
+    launcher_of,
+    launches_each,
+    print_written,
+    shown_launches,
+)
 
 KINDS = {
     "preprocess": "cut scenes into chips, as penstock preprocess",
@@ -75,6 +76,19 @@ SPELLINGS = {
     "--val-chips": "val_chips_path",
 }
 """Flags of the seed's run_benchmark.sh. The seed's scripts have the names of the knobs."""
+
+
+EXAMPLES = r"""
+penstock suite preprocess --data-root scenes --train-labels scenes/labels/train.csv \
+    --val-labels scenes/labels/validation.csv --output-dir chips
+penstock suite train --train-chips chips/train --val-chips chips/val --output-dir run
+penstock suite benchmark --config mine.json --train-chips chips/train \
+    --val-chips chips/val --output-dir suite   # a preset of your own
+penstock suite laptop --train-chips chips/train --val-chips chips/val --output-dir suite
+penstock suite gb200 --train-chips chips/train --val-chips chips/val --output-dir suite
+penstock suite dgx-a100 --train-chips chips/train --val-chips chips/val --output-dir suite
+penstock suite quick --train-chips chips/train --val-chips chips/val --output-dir suite
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -137,12 +151,13 @@ def _benchmark(args: argparse.Namespace) -> int:
     old = Ledger(out / SUITE_LEDGER) if config.resume else None
     with launcher_of(config, _inputs(config), _device(asked), old) as launcher:
         case = suite_cases(asked[0], config)[0]
-        checked = ask_worker_or_fail("train", case, config.timeout, launcher)
+        checked = ask_worker("train", case, config.timeout, launcher)
         gpus = checked.facts["gpus"]
         presets, notes = _fitted(asked, gpus, config.anyway)
         if config.cluster is not None:
             _check_one_device(presets, any)
         notes += doubts_of_data(config)
+        ledger = labelled(Ledger(out / SUITE_LEDGER), config, f"suite-{presets[0].name}")
         cases = [case for preset in presets for case in suite_cases(preset, config)]
         if config.resume:
             check_resumed_suite(config, cases, checked.environment["machine_key"])
@@ -151,7 +166,7 @@ def _benchmark(args: argparse.Namespace) -> int:
         with held_alone(out / "suite.lock", "runs a suite"):
             prepare_suite(config, system)
             with shown_launches(suite_case_name, _outcome) as progress:
-                records = run_suite(cases, config, progress, launcher)
+                records = run_suite(cases, config, ledger, progress, launcher)
     figures = figures_of(lambda: plot_suite(records, out / SUITE_REPORT, config.replace))
     presets_asked = [preset.model_dump(mode="json") for preset in asked]
     written = write_suite_report(

@@ -15,8 +15,10 @@ from ..base import (
     OnWorkers,
     UsageError,
     check_outputs,
+    default_name,
     format_seconds,
     plural,
+    run_labels,
 )
 from ..bench import BENCH_LIBRARIES, Launcher, LaunchesOnCluster, SweepStep, in_turn, run_sweep
 from ..cluster import named_tasks_on
@@ -30,11 +32,14 @@ Outcome = Callable[[Record], str]
 """A function that tells the result of a launch in a few words."""
 
 
-def open_outputs(config: Any, needs: Iterable[str], inputs: Iterable[Path] = ()) -> Ledger:
+def open_outputs(
+    config: Any, what: str, needs: Iterable[str], inputs: Iterable[Path] = ()
+) -> Ledger:
     """The ledger of a benchmark, after it and the CSV were checked. Nothing is created.
 
     Args:
-        config: The knobs ``output``, ``ledger`` and ``replace``.
+        config: The knobs ``output``, ``ledger``, ``replace``, ``name`` and ``tag``.
+        what: What is measured, for the name of a run that is given none.
         needs: Columns that the CSV of such a benchmark has.
         inputs: Files and folders that are read.
 
@@ -49,6 +54,23 @@ def open_outputs(config: Any, needs: Iterable[str], inputs: Iterable[Path] = ())
     ledger = Ledger(config.ledger or config.output.with_suffix(".ledger"))
     check_csv(config.output, config.replace, needs, [*inputs, ledger.path])
     check_ledger(ledger, inputs)
+    return labelled(ledger, config, what)
+
+
+def labelled(ledger: Ledger, config: Any, what: str) -> Ledger:
+    """A ledger that labels the records of a run.
+
+    Args:
+        ledger: The ledger.
+        config: The knobs ``name``, ``tag`` and, if there is one, ``resume``.
+        what: What is measured, for the name of a run that is given none.
+
+    Returns:
+        The ledger. With ``resume`` the labels are those of its last record, and what is given.
+    """
+    last = ledger.records()[-1:] if getattr(config, "resume", False) else []
+    before = {"name": last[0].name, "tags": last[0].tags} if last else None
+    ledger.labels = run_labels(config, default_name(what), before)
     return ledger
 
 

@@ -1,9 +1,5 @@
 """``penstock track``: send the events of a run to trackers, once there is a network and a key.
 
-penstock track sync outputs                     to the trackers that the run was started with
-penstock track sync outputs --to mlflow         to $MLFLOW_TRACKING_URI, or a file beside the run
-penstock track sync outputs --to comet          to comet.com with a key, else into an archive
-
 Events that a tracker has are not sent again.
 """
 
@@ -27,6 +23,13 @@ PLACES = {"comet": "a key of Comet's", "mlflow": "MLFLOW_TRACKING_URI"}
 """The setting that leads to a tracker outside the run's folder."""
 
 
+EXAMPLES = """
+penstock track sync outputs               # to the trackers that the run was started with
+penstock track sync outputs --to mlflow   # to $MLFLOW_TRACKING_URI, or the user's own store
+penstock track sync outputs --to comet    # to comet.com with a key, else into an archive
+"""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=["sync"], metavar="sync")
     parser.add_argument("out", type=Path, metavar="OUT", help="folder of a run, its --output-dir")
@@ -35,6 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="TRACKER",
         help=f"{', '.join(NAMES)} (default: the trackers that the run was started with)",
+    )
+    parser.add_argument(
+        "--track-dir",
+        type=Path,
+        metavar="FOLDER",
+        help="folder of the store that runs share (default: that of the run)",
     )
     parser.add_argument(
         "--follow",
@@ -54,17 +63,17 @@ def run(args: argparse.Namespace) -> int:
         if len(names) != 1:
             raise UsageError(f"--follow goes with one tracker, such as --to {NAMES[0]}")
         return _follow(args.out, names[0])
-    sent = [_send(args.out, name) for name in names or trackers_of(args.out)]
+    sent = [_send(args.out, name, args.track_dir) for name in names or trackers_of(args.out)]
     if failures := list(filter(None, sent)):
         raise PenstockError("; ".join(failures))
     return 0
 
 
-def _send(out: Path, name: str) -> str | None:
+def _send(out: Path, name: str, store: Path | None) -> str | None:
     """Send a tracker the events that it lacks, and say so. Returns the error where that failed."""
     from ..training import TrackerProgress, deliver_events
 
-    delivery = deliver_events(out, name)
+    delivery = deliver_events(out, name, store=store)
     for other in TrackerProgress.load(out, name):
         if other.where != delivery.where and "://" in other.where:
             cure = f"; {PLACES[name]} leads there" if name in PLACES else ""

@@ -1,11 +1,4 @@
-"""``penstock train``: train a workload, with every step timed.
-
-penstock train spiral                              two spirals: a machine's first steps
-penstock train pairs --in-spec A --target-spec B   any model, from one array to another
-penstock train emulator --train-data-root DATA ... a graph network on packed fields
-penstock train --train-chips-path ...              the detector of the xView3 scenes
-penstock launch torchrun --nproc-per-node 8 -- train ...
-"""
+"""``penstock train``: train a workload, with every step timed."""
 
 from __future__ import annotations
 
@@ -43,6 +36,17 @@ MOST_SCORES = 4
 """Scores in a line; the others stand in training_results.json."""
 
 
+EXAMPLES = r"""
+penstock train spiral --epochs 5 --output-dir outputs   # two spirals: a machine's first steps
+penstock train pairs --model denoise-tiny --in-spec noisy.ome.zarr \
+    --target-spec clean.ome.zarr --tile-size 32 --output-dir denoiser   # an array to another
+penstock train --train-chips-path chips/train --val-chips-path chips/val \
+    --output-dir run                                    # the detector of the xView3 scenes
+penstock train emulator --train-data-root data/ufs --val-data-root data/ufs   # a graph network
+"""
+OFFERED = {"workload": TRAIN_DEFAULTS}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "workload",
@@ -52,9 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"{', '.join(TRAIN_DEFAULTS)}, or package.module:Class (default: detector)",
     )
     add_flags(parser, TrainConfig, config_file=True)
-    parser.add_argument(
-        "--max-epochs", dest="epochs", default=argparse.SUPPRESS, help=argparse.SUPPRESS
-    )
+    for spelling, knob in (("--max-epochs", "epochs"), ("--experiment-name", "name")):
+        parser.add_argument(spelling, dest=knob, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -90,7 +93,7 @@ def _train(workload: str, config: TrainConfig) -> int:
         summary = summary_lines(results, config.output_dir)
         print(*summary, *(last_lines(results, config.output_dir) if logged else ()), sep="\n")
         for each in results["trackers"]:
-            if each["status"] == "behind":  # it gave no reason, so nothing was said of it yet
+            if each["status"] == "behind":  # it gave no reason, so nothing was printed yet
                 say(outcome_of_tracker(each, config.output_dir))
     return 0
 

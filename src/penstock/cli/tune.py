@@ -54,13 +54,19 @@ from ..reports import (
     write_loader_yaml,
 )
 from .bench_queue import outcome
-from .sweep import Name, check_ledger, print_written, sweep
+from .sweep import Name, check_ledger, labelled, print_written, sweep
 
 LEAST_LAUNCHES = 3
-"""Launches of each part of a loader, before one of them is called a ceiling."""
+"""Launches of each part of a loader that are needed to call one of them the ceiling."""
 QUEUES = (1, 2, 4, 8)
 """Queues to choose from, as far as they fit into memory. Launches that only read use the deepest
 that leaves enough batches to time."""
+
+
+EXAMPLES = """
+penstock tune loader data/ufs --step-time 0.2
+penstock tune loader data/ufs --step-time 4=0.05 16=0.15   # the time of a step, by its batch
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,6 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
     ledger = Ledger(config.ledger or config.output.with_suffix(".ledger"))
     check_ledger(ledger, [Path(args.data)])
+    labelled(ledger, config, f"tune-loader-{Path(args.data).stem}")
     read = [Path(args.data), ledger.path]
     check_outputs(("--output", config.output), replace=config.replace, inputs=read)
     tried: list[BatchTrial] = []

@@ -1,8 +1,4 @@
-"""``penstock verify``: prove that an output is whole and of its run, by checksums.
-
-penstock verify denoised.zarr
-penstock verify denoised.zarr --recompute 1%
-"""
+"""``penstock verify``: prove that an output is whole and of its run, by checksums."""
 
 from __future__ import annotations
 
@@ -38,6 +34,12 @@ if TYPE_CHECKING:
 KINDS: tuple[Kind, ...] = ("damaged", "different", "missing")
 SHOWN = 10
 """Blocks of each kind that are printed; ``--json`` has all."""
+
+
+EXAMPLES = """
+penstock verify denoised.ome.zarr
+penstock verify denoised.ome.zarr --recompute 1%   # compute some blocks anew, and compare
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

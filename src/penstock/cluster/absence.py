@@ -1,4 +1,4 @@
-"""The time in which no worker is there: said now and then, and bounded."""
+"""The time without workers: reported now and then, and limited."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FIRST_S = 10.0
 
 @dataclass(slots=True)
 class Absence:
-    """Watches for how long no worker is there."""
+    """Measures how long there has been no worker."""
 
     timeout_s: float = float("inf")
     say: Callable[[str], None] = lambda sentence: None

@@ -1,10 +1,10 @@
 """The script of a SLURM job: what it asks for, and which command it becomes.
 
 The script of a training ends with ``exec penstock launch slurm``, which starts the ranks, receives
-SLURM's signals and goes on after a restart; see `cli.launch`. Another verb or program takes the
-script's place itself, and gets SIGTERM before its time is up. The user's words are quoted for the
-shell. No value holds a newline, behind which sbatch could read directives, or a login, because
-SLURM keeps scripts.
+SLURM's signals and goes on after a restart; see `cli.launch`. Another verb that goes on after a
+restart runs in that launcher too. Any other command takes the script's place itself, and gets
+SIGTERM before its time is up. The user's words are quoted for the shell. No value holds a newline,
+behind which sbatch could read directives, or a login, because SLURM keeps scripts.
 """
 
 from __future__ import annotations
@@ -65,10 +65,19 @@ def _command(config: SlurmConfig, command: Command, python: str) -> str:
     if command.kind == "ranks":
         launch = [python, "-m", "penstock", "launch", "slurm", *["--requeue"] * config.requeue]
         return shlex.join([*launch, "--", *command.words])
+    penstock = [python, "-u", "-m", "penstock"]
+    if _goes_back(config, command):
+        often = str(config.max_requeues)
+        penstock += ["launch", "slurm", "--requeue", "--max-requeues", often, "--"]
     words = [_numbered(word, is_element=config.array is not None) for word in command.words]
     if command.resumes:
         words.append("${SLURM_RESTART_COUNT:+--resume}")
-    return " ".join([shlex.join([python, "-u", "-m", "penstock"]), *words])
+    return " ".join([shlex.join(penstock), *words])
+
+
+def _goes_back(config: SlurmConfig, command: Command) -> bool:
+    """Whether a verb puts its job back into the queue before its time is up."""
+    return command.goes_on and config.requeue and config.max_requeues > 0
 
 
 def _numbered(word: str, is_element: bool) -> str:
@@ -117,7 +126,7 @@ def _check_words(words: Iterable[str]) -> None:
 def _resources(config: SlurmConfig, command: Command, waits_for: str | None) -> Iterator[str]:
     """The options of sbatch that are set; one with the value True has no argument."""
     gpus, before = config.gpus_per_node, config.signal
-    signal = "USR1" if command.kind == "ranks" else "TERM"
+    signal = "USR1" if command.kind == "ranks" or _goes_back(config, command) else "TERM"
     options = {
         "job-name": config.job_name,
         "nodes": config.nodes,
@@ -147,7 +156,11 @@ def _resources(config: SlurmConfig, command: Command, waits_for: str | None) -> 
 
 
 def parse_sizes(text: str) -> list[int]:
-    """The numbers of ranks in a text such as ``1,4,8``. Raises `UsageError` for other texts."""
+    """The numbers of ranks in a text such as ``1,4,8``.
+
+    Raises:
+        UsageError: The text is no such list.
+    """
     if not re.fullmatch(r"[1-9]\d{0,6}(,[1-9]\d{0,6})*", text, re.ASCII):
         raise UsageError(f"--study {text!r} is not a list of numbers of devices such as 1,4,8")
     sizes = [int(number) for number in text.split(",")]

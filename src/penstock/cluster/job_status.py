@@ -101,7 +101,7 @@ def job_statuses(targets: Sequence[str]) -> list[JobStatus]:
 
 
 def _forgotten(job: SlurmJob, states: Sequence[JobState]) -> Iterator[str]:
-    """The job, or the elements of an array, that SLURM says nothing of."""
+    """The job, or the elements of an array, that SLURM does not know any more."""
     if job.array is None:
         yield from [job.id] * (not states)
         return
@@ -119,7 +119,7 @@ def is_job_number(target: str) -> bool:
 
 
 def table_of(rows: Iterable[JobStatus]) -> list[str]:
-    """A line for each job. Elements of an array of which the same is to be said share one.
+    """A line for each job. Elements of an array that stand alike share a line.
 
     Args:
         rows: The jobs.

@@ -1,9 +1,9 @@
 """A worker of Dask that leaves with notice: SIGTERM, by which SLURM says that a job's time is up or
 its node is wanted, a scheduler that needs fewer workers, or a nanny that is ended.
 
-What leaves with notice first ends what it is at, and is no death. It is also a preload of Dask's
-worker (``--preload``) and of its nanny (``--preload-nanny``), which without it kills its worker 8 s
-after SIGTERM.
+Such a worker first finishes what it does, and does not count as dead. It is also a preload of
+Dask's worker (``--preload``) and of its nanny (``--preload-nanny``), which without it kills its
+worker 8 s after SIGTERM.
 """
 
 from __future__ import annotations

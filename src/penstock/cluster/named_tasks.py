@@ -20,14 +20,14 @@ from .tasks import TaskFailure, Tasks, UnfitWorker, tell_begun, worker_notes
 from .workers import Workers, connected
 
 REASONS = 3
-"""Pieces whose reasons an error tells; it names all."""
+"""Number of pieces whose reasons an error gives; it names all pieces."""
 Holder = Callable[[Any], contextlib.AbstractContextManager[object]]
 """Gives the context that a worker holds while it does a piece, by the work of the piece."""
 Piece = TypeVar("Piece")
 
 
 def nothing(work: Any) -> contextlib.AbstractContextManager[object]:
-    """Hold nothing, whatever the piece."""
+    """A context that does nothing."""
     return contextlib.nullcontext()
 
 
@@ -79,7 +79,7 @@ class NamedTasks:
                 is called.
             names: The names of the pieces.
             work_of: What ``function`` is called with, by the name of the piece.
-            go_on: How the rest is done later, for an error.
+            go_on: The words of an error that say how to do the rest later.
 
         Yields:
             The name of a piece, and what ``function`` returned.

@@ -31,6 +31,20 @@ def job_of(environ: Mapping[str, str]) -> str:
     return environ.get("SLURM_JOB_ID", "")
 
 
+def own_job(environ: Mapping[str, str]) -> str:
+    """The number of the job in which this process runs.
+
+    Raises:
+        UsageError: It runs in no job.
+    """
+    if not (job := job_of(environ)):
+        raise UsageError(
+            "launch slurm runs inside a job, and SLURM_JOB_ID is not set; penstock slurm submit "
+            "makes a job, salloc an interactive one"
+        )
+    return job
+
+
 PORT, PORTS = 15_000, 10_000
 """The ranks of a job meet at port PORT + (number of the job modulo PORTS)."""
 
@@ -147,5 +161,5 @@ def _meeting_point(environ: Mapping[str, str], nodes: int) -> str:
 def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
     text = environ.get(name, "" if default is None else str(default))
     if not re.fullmatch(r"\d{1,9}", text, re.ASCII):
-        raise UsageError(f"{name} is {text!r}, which is no number of ranks, nodes or ports")
+        raise UsageError(f"{name} is {text!r}, which is not a number of ranks, nodes or ports")
     return int(text)

@@ -74,6 +74,6 @@ def _path_of(name: str) -> Path:
         [*shipped_presets(), *sorted(path.stem for path in folder.glob("*.yaml"))]
     )
     raise UsageError(
-        f"--preset {name}: there is none of that name; there are {', '.join(names)}, the files "
+        f"--preset {name}: no such preset; there are {', '.join(names)}, the files "
         f"NAME.yaml in {folder}, and any file by its path"
     )

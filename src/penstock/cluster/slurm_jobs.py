@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -81,7 +82,9 @@ def read_study(path: Path) -> SlurmStudy:
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
     except (ValidationError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is no list of jobs that penstock slurm submit wrote") from error
+        raise UsageError(
+            f"{path} is not a list of jobs that penstock slurm submit wrote"
+        ) from error
     if (study.format, study.version) != ("penstock-study", 1):
         raise UsageError(f"{path} is {study.format} {study.version}, not penstock-study 1")
     return study
@@ -135,7 +138,8 @@ def submit_steps(steps: Sequence[Step], python: str) -> Iterator[SlurmJob]:
 def check_places(config: SlurmConfig) -> None:
     """Check the folder of a job and those of its logs. Nothing is made.
 
-    Raises `UsageError` for one that cannot be written to, or lies inside an array.
+    Raises:
+        UsageError: A folder cannot be written to, or lies inside an array.
     """
     check_folder(Path(config.folder), "--folder")
     for flag, path in (("--output", config.output), ("--error", config.error)):
@@ -321,9 +325,27 @@ def ask_slurm(command: Sequence[str], text: str | None = None) -> subprocess.Com
         raise PenstockError(f"{command[0]} did not answer within {SAY_WITHIN_S:g} s") from error
 
 
+def requeue_job(job: str, became: str) -> None:
+    """Put the job in which this process runs back into the queue.
+
+    Args:
+        job: Its number.
+        became: What has become of it, such as ``has saved``.
+
+    Raises:
+        PenstockError: SLURM refused.
+    """
+    # Said before SLURM is asked, because it ends the job at once.
+    sys.stderr.write(f"penstock launch: job {job} {became} and goes back into the queue\n")
+    sys.stderr.flush()
+    ended = ask_slurm(["scontrol", "requeue", job])
+    if ended.returncode:
+        raise PenstockError(f"job {job} {became} and was not requeued: {complaint_of(ended)}")
+
+
 def _without_job(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what sbatch would hand on from the job in which it runs, and SLURM
-    does not set anew: a job would take itself for an element or a restart."""
+    """The environment without variables of the job that this process runs in. sbatch would pass
+    them on, and the new job would take itself for an element of an array, or for a restart."""
     return {
         name: text
         for name, text in environ.items()

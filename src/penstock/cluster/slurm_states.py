@@ -55,7 +55,7 @@ class JobState:
             incomplete: The meaning of exit code 3 for its command; None where it has none.
 
         Returns:
-            Words that commas part.
+            Words, separated by commas.
         """
         words = [self.state]
         if self.exit_code == Incomplete.exit_code and self.ended and incomplete:
@@ -131,7 +131,11 @@ _BOOKS = (
 
 
 def cancel_jobs(jobs: Sequence[str]) -> None:
-    """Cancel jobs; those that have ended are no error. Raises `UsageError` if SLURM refuses."""
+    """Cancel jobs. Jobs that have ended are ignored.
+
+    Raises:
+        UsageError: SLURM refuses.
+    """
     ended = ask_slurm(["scancel", *jobs])
     if ended.returncode or "error: " in ended.stderr:
         complaint = complaint_of(ended)

@@ -38,6 +38,9 @@ class Command:
     """The folder of a training; %j may stand for the number of its job."""
     resumes: bool = False
     """True of a verb that takes ``--resume``, with which a restarted job goes on."""
+    goes_on: bool = False
+    """True of a verb that begins where an earlier life of its job ended, so that the job may go
+    back into the queue."""
     counts: bool = False
     """True of an infer with percentiles of the whole volume, which an array counts before."""
 

@@ -23,8 +23,7 @@ from .worker_side import worker_address
 from .workers import Workers
 
 DEATHS = 3
-"""Workers that die at one task, one after the other with nothing made safe, before it is given
-up."""
+"""Workers that may die at one task, without progress, before the task is given up."""
 AHEAD = 3
 """Tasks given out for each one that can run: the next is there when one ends."""
 AHEAD_S = 2.0
@@ -41,7 +40,7 @@ class UnfitWorker(UsageError):
 
 
 class WorkerLeaves(PenstockError):
-    """A worker leaves before its task is done: another one does it, and nobody is blamed."""
+    """A worker leaves before its task is done. Another one does it, and the task has not failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,7 @@ class _Task:
     """Times that it was begun because an earlier try raised."""
     submitted: int = 0
     died: set[str] = field(default_factory=set)
-    """Workers that died at it since anything of it was made safe."""
+    """Workers that died at it since some of it was last made safe."""
     future: Any = None
 
 
@@ -242,7 +241,7 @@ class Tasks:
         if len(task.died) >= DEATHS:
             del self._pending[task.number]
             self.client.cancel([task.future], force=True)
-            sentence = f"{DEATHS} workers died at it, one after the other, and nothing was written"
+            sentence = f"{DEATHS} workers died at it, one after the other"
             yield TaskOutcome(task.number, TaskFailure(sentence, True, 1), task.tries)
 
     def _end(self, ended: Sequence[tuple[_Task, Any]]) -> Iterator[TaskOutcome]:
@@ -254,7 +253,7 @@ class Tasks:
         for task, result in zip(tasks, _results(self.client, tasks), strict=True):
             self._running = {w: n for w, n in self._running.items() if n != task.number}
             again = isinstance(result, TaskFailure) and self._tries_again(task, result)
-            if again:
+            if again and result.unfit is None:  # that was no try
                 task.tries += 1
                 self.retried += 1
             lost = again or result is None
@@ -276,7 +275,7 @@ class Tasks:
 
     def is_over(self, failure: TaskFailure) -> bool:
         """Whether a task failed since a store is away for every worker, as far as one can see."""
-        # What became safe is told a moment later.
+        # News of safe work arrives a moment later.
         return failure.away and time.monotonic() - self._safe > 0.9 * self.patience_s > 0
 
 
@@ -307,8 +306,8 @@ def _results(client: Any, tasks: Sequence[_Task]) -> list[Any]:
         results: dict[str, Any] = await client.gather(there, errors="skip", asynchronous=True)
         return results
 
-    try:
-        fetched = client.sync(gather, callback_timeout=FETCH_S)
+    try:  # each question is told to all who listen, to us too: none is asked for nothing
+        fetched = client.sync(gather, callback_timeout=FETCH_S) if there else {}
     except TimeoutError:  # a worker died just now, and Dask does its tasks again
         fetched = dict.fromkeys(there)
     return [

@@ -34,7 +34,7 @@ def still_wanted() -> Callable[[], bool]:
 
 
 def client_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Those of the client's variables that a worker has a value of its own for.
+    """The client's values of the variables that a worker sets for itself.
 
     Args:
         variables: The client's, before it started workers: a nanny sets them there too.
@@ -46,10 +46,9 @@ def client_variables(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def variables_of_client(client: Mapping[str, str]) -> dict[str, str]:
-    """The variables of this worker, as the client has those that make a worker.
-
-    A nanny of Dask gives its worker one thread of OpenMP, for example. What somebody set to another
-    value stays.
+    """The environment of this worker, with the client's values of what Dask set when it started the
+    worker. Dask's nanny gives a worker one thread of OpenMP, for example. A value that somebody
+    else set stays.
 
     Args:
         client: What `client_variables` said at the client.

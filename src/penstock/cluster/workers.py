@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import logging
+import platform
 import re
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from ..base import DISTRIBUTION, UsageError, describe, environment_kept, require, usable_cores
+from . import deaf
 from .absence import Absence
-from .slurm_workers import WORKER_ENVIRONMENT, SlurmWorkers, WorkerJobs, slurm_workers
+from .slurm_workers import (
+    LOST_S,
+    WORKER_ENVIRONMENT,
+    WORKER_SETTINGS,
+    SlurmWorkers,
+    WorkerJobs,
+    slurm_workers,
+)
 
 CONNECT_S = 30.0
 """Seconds within which a scheduler must answer."""
@@ -37,8 +50,10 @@ class Workers:
     absence: Absence = field(default_factory=Absence)
     slurm: SlurmWorkers | None = None
     """The jobs of SLURM that the workers are, if they are."""
-    versions: dict[str, str | None] = field(default_factory=dict)
-    """The version of Penstock on each worker that was asked, None if it did not say."""
+    refill: Callable[[], None] = lambda: None
+    """Has workers of this machine started again that nobody else starts."""
+    differences: dict[str, str] = field(default_factory=dict)
+    """Why each worker that was asked cannot take our tasks; "" if it can, or did not answer."""
 
     @property
     def expected(self) -> int:
@@ -53,6 +68,7 @@ class Workers:
             Incomplete: There is no worker, and the time to wait for one is over.
         """
         lanes = self.lanes()
+        self.refill()
         standing = self.slurm.tend(lanes) if self.slurm else None
         self.absence.note(lanes, self.where, standing)
         return lanes
@@ -68,19 +84,17 @@ class Workers:
         *args: Any,
         within_s: float,
         of: Iterable[str] | None = None,
-        raised: bool = False,
     ) -> list[Any]:
         """What workers answer at once, aside from their tasks.
 
         Args:
-            function: What a worker can import; it is quick, or a coroutine function.
+            function: What a worker can load; it is quick, or a coroutine function.
             args: What it is called with.
             within_s: How long an answer may take.
             of: The workers that are asked; all by default.
-            raised: Whether what a worker raised is its answer. Else it has none.
 
         Returns:
-            The answers, without those of workers that were silent.
+            The answers. A worker that is silent, raises an error or dies meanwhile gives none.
         """
 
         async def answer(address: str) -> Any:
@@ -88,15 +102,14 @@ class Workers:
             return (await asyncio.wait_for(asked, within_s))[address]
 
         async def all_of(addresses: Iterable[str]) -> list[Any]:
-            answers = await asyncio.gather(*map(answer, addresses), return_exceptions=True)
-            return [each for each in answers if not isinstance(each, TimeoutError | OSError)]
+            return await asyncio.gather(*map(answer, addresses), return_exceptions=True)
 
         try:
             asked = [*(self.hosts() if of is None else of)]
             answers = self.client.sync(all_of, asked, callback_timeout=2 * within_s)
         except Exception:  # the scheduler is gone
             return []
-        return [each for each in answers if raised or not isinstance(each, BaseException)]
+        return [each for each in answers if not isinstance(each, BaseException)]
 
     def hosts(self) -> dict[str, str]:
         """The host of each worker, by the worker's address."""
@@ -107,25 +120,34 @@ class Workers:
 
         Raises `UsageError` if there are no others.
         """
-        mine = installed_version()
-        for address in self.hosts().keys() - self.versions.keys():
-            # Of a task that a worker cannot load, Dask may never say anything.
-            answers = self.ask(installed_version, within_s=ANSWER_S, of=[address], raised=True)
-            (said,) = answers or [None]
-            self.versions[address] = "" if isinstance(said, BaseException) else said
-        strange = {
-            address: f"it has Penstock {theirs or 'not at all'}, here it is {mine}"
-            for address, theirs in self.versions.items()
-            if theirs not in (mine, None)
-        }
+        for address in self.hosts().keys() - self.differences.keys():
+            self.differences[address] = self._difference(address)
+        strange = {address: why for address, why in self.differences.items() if why}
         present = self.hosts().keys()
         if present and present <= strange.keys():
             address = min(present)
             raise UsageError(
                 f"--cluster: no worker can take part. {address}: {strange[address]}; workers need "
-                "this version of Penstock"
+                "this version of Penstock, on this version of Python"
             )
         return strange
+
+    def _difference(self, address: str) -> str:
+        """Why a worker cannot take our tasks; "" if it can, or does not answer."""
+        # What one Python has pickled another may not read, and what is compiled for one does not
+        # load in another: the worker would fail with errors of libraries.
+        pythons = self.ask(platform.python_version, within_s=ANSWER_S, of=[address])
+        if not pythons:
+            return ""
+        here = platform.python_version()
+        if _minor(pythons[0]) != _minor(here):
+            return f"it has Python {pythons[0]}, here it is {here}"
+        # Of a task that a worker cannot load, Dask may never say anything.
+        question = version_question()
+        answers, mine = self.ask(question, within_s=ANSWER_S, of=[address]), question()
+        if answers in ([], [mine]):
+            return ""
+        return f"it has Penstock {answers[0]}, here it is {mine}"
 
     def peers(self) -> int:
         """The most workers on one host."""
@@ -153,12 +175,27 @@ class Workers:
         return facts
 
 
-def installed_version() -> str:
-    """The version of Penstock that is installed here."""
-    try:
-        return metadata.version(DISTRIBUTION)
-    except metadata.PackageNotFoundError:
-        return "that is not installed"
+def version_question() -> Callable[[], str]:
+    """A function that returns the version of Penstock where it is called, or why there is none."""
+    module = __name__
+
+    # Dask sends the code of an inner function. One of a module it sends by name, which says nothing
+    # to a worker without that module; and the worker's error comes back as words of Dask's own.
+    def version() -> str:
+        try:
+            importlib.import_module(module)
+        except ImportError:
+            return "not at all"
+        try:
+            return metadata.version(DISTRIBUTION)
+        except metadata.PackageNotFoundError:
+            return "that is not installed"
+
+    return version
+
+
+def _minor(version: str) -> list[str]:
+    return version.split(".")[:2]
 
 
 @contextlib.contextmanager
@@ -168,6 +205,7 @@ def connected(
     count: int | None = None,
     logs: Path = Path("outputs"),
     absence: Absence | None = None,
+    preload: str | None = None,
 ) -> Iterator[Workers]:
     """Workers to give tasks to, until the context ends.
 
@@ -178,6 +216,7 @@ def connected(
         count: Number of jobs of SLURM; None for the ranks of the preset.
         logs: Folder of the logs of those jobs.
         absence: What is done while there is no worker; None to wait for ever.
+        preload: A module that workers of this machine load as they start.
 
     Returns:
         The workers.
@@ -190,11 +229,13 @@ def connected(
     absence = absence or Absence()
     if local := re.fullmatch(r"local(?::([1-9]\d*))?", address):
         processes = int(local[1]) if local[1] else gpus or usable_cores()
-        local_ones = _local(distributed, processes, gpus)
+        local_ones = _local(distributed, processes, gpus, preload)
         # A nanny leaves in this process the variables that it sets for its worker, for good.
         with environment_kept(), local_ones as cluster, _client(distributed, cluster) as client:
-            yield Workers(client, f"{processes} process(es) of this machine", absence)
+            where, refill = f"{processes} process(es) of this machine", partial(_refill, cluster)
+            yield Workers(client, where, absence, refill=refill)
     elif re.match(r"(tcp|tls|ucx|ws|wss)://", address):
+        _check_scheduler(distributed, address)
         with _client(distributed, address) as client:
             yield Workers(client, address, absence)
     elif slurm := re.fullmatch(r"slurm(?::(.+))?", address):
@@ -209,36 +250,76 @@ def connected(
 
 
 @contextlib.contextmanager
-def _local(distributed: Any, count: int, gpus: int) -> Iterator[Any]:
+def _local(distributed: Any, count: int, gpus: int, preload: str | None) -> Iterator[Any]:
     """A scheduler in this process and so many workers, each in a process of its own that is
     started again if it dies."""
     loopback = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
     quiet = logging.CRITICAL  # deaths are counted and told by `tasks`
-    options = {**loopback, "nthreads": 1, "memory_limit": 0, "silence_logs": quiet}
+    options: dict[str, Any] = {**loopback, "nthreads": 1, "memory_limit": 0, "silence_logs": quiet}
+    options["preload"] = [deaf.__name__, *([preload] if preload else [])]
     workers = {}
     for number in range(count):
         mine = {"CUDA_VISIBLE_DEVICES": str(number % gpus)} if gpus else {}
         resources = {"resources": {"GPU": 1}} if gpus else {}
         workers[number] = {
             "cls": distributed.Nanny,
-            "options": {**options, **resources, "env": {**WORKER_ENVIRONMENT, **mine}},
+            "options": {**options, **resources, "env": mine},
         }
     scheduler = {
         "cls": distributed.Scheduler,
         "options": {**loopback, "dashboard": False, "port": 0},
     }
-    cluster = distributed.SpecCluster(workers=workers, scheduler=scheduler, silence_logs=quiet)
-    with contextlib.closing(cluster):
-        yield cluster
+    dask = require("dask", "cluster")
+    nanny = "distributed.nanny.pre-spawn-environ"
+    variables = {f"{nanny}.{name}": text for name, text in WORKER_ENVIRONMENT.items()}
+    lost = {"distributed.deploy.lost-worker-timeout": f"{LOST_S}s"}
+    with dask.config.set({**lost, **variables, **WORKER_SETTINGS}):
+        cluster = distributed.SpecCluster(workers=workers, scheduler=scheduler, silence_logs=quiet)
+        with contextlib.closing(cluster):
+            yield cluster
+
+
+def _refill(cluster: Any) -> None:
+    """Start workers anew whose nannies have ended: one does so if its worker dies while it starts,
+    and if that takes longer than a lost worker is waited for."""
+    for name, nanny in [*cluster.workers.items()]:
+        if nanny.status.name in ("closed", "failed"):
+            cluster.workers.pop(name, None)
+    cluster.scale(len(cluster.worker_spec))
+
+
+def _check_scheduler(distributed: Any, address: str) -> None:
+    """Ask a scheduler who it is: a client would wait for ever for one that says nothing.
+
+    Raises `UsageError` if none answers.
+    """
+
+    async def ask() -> str:
+        arguments = distributed.Security().get_connection_args("client")
+        async with distributed.rpc(address, connection_args=arguments) as there:
+            return str((await asyncio.wait_for(there.identity(), CONNECT_S))["type"])
+
+    try:
+        with ThreadPoolExecutor(1) as aside:  # the caller may have a loop of its own
+            kind = aside.submit(asyncio.run, ask()).result()
+    except TimeoutError as error:
+        raise UsageError(
+            f"--cluster {address}: no scheduler answers within {CONNECT_S:.0f} s"
+        ) from error
+    except Exception as error:  # whatever answers there may say anything
+        raise UsageError(
+            f"--cluster {address}: no scheduler answers there ({describe(error)})"
+        ) from error
+    if kind != "Scheduler":
+        raise UsageError(f"--cluster {address} is the address of a {kind.lower()} of Dask; give "
+                         "that of its scheduler")  # fmt: skip
 
 
 @contextlib.contextmanager
 def _client(distributed: Any, where: Any) -> Iterator[Any]:
-    try:
+    with warnings.catch_warnings():
+        # Dask's table of versions says of another Python what `strangers` says in a sentence.
+        warnings.filterwarnings("ignore", r"(?s)\s*Mismatched versions found.*\| python ")
         client = distributed.Client(where, timeout=CONNECT_S, set_as_default=False)
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"--cluster {where}: no scheduler answers within {CONNECT_S:.0f} s ({describe(error)})"
-        ) from error
     with contextlib.closing(client):
         yield client

@@ -35,6 +35,7 @@ from .scenes.labels import read_predictions as read_predictions
 from .scenes.labels import write_predictions as write_predictions
 from .scenes.matching import keep_strongest as keep_strongest
 from .scenes.objects import Objects as Objects
+from .scenes.preprocess import Done as Done
 from .scenes.preprocess import check_chips_output as check_chips_output
 from .scenes.preprocess import preprocess_scenes as preprocess_scenes
 from .scenes.scene import CHANNELS as CHANNELS
@@ -82,6 +83,7 @@ from .stores.protocols import is_file as is_file
 from .stores.protocols import overlap as overlap
 from .stores.protocols import same_array as same_array
 from .stores.tensorstore import plainly as plainly
+from .stores.transient import is_full as is_full
 from .stores.transient import is_transient as is_transient
 from .stores.transient import requests_repeated as requests_repeated
 from .stores.written import Written as Written

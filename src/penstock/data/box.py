@@ -1,7 +1,7 @@
 """Box: a half-open region of an n-d array in literal coordinates.
 
-A box knows nothing of arrays, stores or devices. Its origin may be anywhere; ``slices`` and
-``within`` turn it into indices only when an array is at hand.
+A box is independent of arrays, stores and devices. Its origin may be anywhere; ``slices`` and
+``within`` turn it into indices of an array.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@
 
 Patch ``k`` owns the core ``[k * stride, (k + 1) * stride)`` counted from the volume's origin and
 reads ``overlap // 2`` voxels before it and the rest of ``overlap`` after it; past the volume's edge
-the data is reflected. The patch grid knows nothing of units, workers or devices, so neither does
-the result. Nothing here holds a list of anything: a petabyte volume takes no more memory than
-a cube of ten voxels, and this module touches no array.
+the data is reflected. The patch grid does not depend on units, workers or devices, so the result
+does not either. Nothing here is a list: a petabyte volume takes no more memory than a cube of ten
+voxels. No array is read.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from .netcdf_axes import Axes
 from .packed.format import ArrayLayout, channel_name
 
 _BOUNDS = ("bounds", "climatology")
-"""Attributes that name another variable, of the ends of cells."""
+"""Attributes that name the variable with the bounds of cells."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Stacked:
     ids: range
     """The step of the file that is offset 0 of each sample."""
     offsets: tuple[int, ...]
-    """Steps that the inputs are taken from."""
+    """Steps of the inputs, relative to the sample's time."""
     left_out: tuple[str, ...]
     """Variables of two axes and more that were not chosen and cannot be inputs."""
     _dataset: Any
@@ -127,7 +127,7 @@ def _open(path: Path, where: str) -> Any:
                 path, engine="netcdf4", cache=False, decode_times=False, decode_timedelta=False
             )
     except (OSError, ValueError) as error:
-        raise UsageError(f"{where} is no NetCDF file: {describe(error)}") from error
+        raise UsageError(f"{where} is not a NetCDF file: {describe(error)}") from error
 
 
 def _numeric(dataset: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Microscopy without end: any box of a synthetic volume, from a random seed and its place.
+"""An endless synthetic volume: any box of it follows from a random seed and the box's place.
 
 A `Specimen` takes memory that goes with the box, so that a volume of any size can be written piece
 by piece. Intensities are ADU, lengths are voxels, axes are z, y, x.
@@ -30,8 +30,8 @@ _TAPS = range(-2, 4)
 
 
 class Specimen:
-    """Microscopy without end in any direction. What lies in a box follows from the seed and from
-    where the box is; the size of the box and earlier calls play no part.
+    """A synthetic microscopy volume without end in any direction. What lies in a box follows from
+    the seed and from where the box is; the size of the box and earlier calls play no part.
 
     It is what a `clean_volume` of the size of `PERIOD` would show if it had no faces: what leaves
     through one face comes in through the opposite one. The beads of that period are held, some 50

@@ -1,8 +1,8 @@
 """Synthetic light-sheet volumes with a known truth, and the noise of a camera.
 
-A stand-in for a microscope in demos, training and tests: no file and no download, the same numbers
-from the same seed (up to the rounding of exp and sin on another processor). It imitates how such
-data looks to a denoiser, not how neurons grow.
+A stand-in for a microscope in demos, training and tests, without files and downloads. One seed
+always gives the same numbers (up to the rounding of exp and sin on another processor). It imitates
+how such data looks to a denoiser, not how neurons grow.
 
 Intensities are ADU, the counts that a camera gives out; lengths are voxels; axes are z, y, x.
 

@@ -27,24 +27,24 @@ from ..base import (
 )
 from ..data import Box, Claims, Sink, flatten, indices
 from ..models import check_model_name, set_cuda_flags
-from .ending import EndRequest
-from .geometry import Block, Geometry
-from .job import Job
-from .journal import Journal
-from .pipeline import Pipeline
-from .queues import Queues
-from .reading import BlockReader
-from .run_files import read_document
-from .run_folder import RunFolder, Stored
-from .statistics import find_scalings
-from .summary import Progress
-from .unit_log import Key
+from .opening.job import Job
+from .run_folder.ending import EndRequest
+from .run_folder.files import read_document
+from .run_folder.journal import Journal
+from .run_folder.reader import RunFolder, Stored
+from .run_folder.unit_log import Key
+from .stages.pipeline import Pipeline
+from .stages.queues import Queues
+from .stages.reading import BlockReader
+from .stages.statistics import find_scalings
+from .stages.summary import Progress
+from .stages.watch import Watch
+from .tiling.geometry import Block, Geometry, narrowed
 from .verify import Finding, Proof
-from .watch import Watch
 
 NOT_AGAIN = frozenset(
     "overwrite replace resume resume_anyway require_lock trace metrics_json "
-    "part parts workers prepare statistics finish cluster spill max_spill".split()
+    "part parts workers prepare statistics finish cluster spill max_spill spill_rate".split()
 )
 """Settings of a run that say nothing of its voxels."""
 _OF_MACHINE = frozenset(("outputs", "devices", "arithmetic"))
@@ -54,7 +54,7 @@ _TOLERANCE = {"float16": 1e-2, "float32": 1e-4, "float64": 1e-4}
 
 @dataclass
 class Recomputed:
-    """What was computed anew, and what came out."""
+    """The units that were computed anew, and how they compare."""
 
     sampled: int
     population: int
@@ -66,7 +66,7 @@ class Recomputed:
     near: int = 0
     """Units of another maker that differ within the tolerance."""
     largest: float = 0.0
-    """The largest difference among these, on the scale of the tolerance."""
+    """The largest difference among those units, on the scale of the tolerance."""
     findings: list[Finding] = field(default_factory=list)
 
     def chance(self, damaged: int) -> float:
@@ -188,23 +188,26 @@ def _compute(
 
 
 def blocks_for(geometry: Geometry, keys: Sequence[Key]) -> Iterator[Block]:
-    """The blocks that contribute to some units, in visiting order, numbered without gaps."""
+    """The blocks that contribute to some units, as far as these need them, in visiting order,
+    numbered without gaps."""
     regions, number = geometry.regions, itertools.count()
-    wanted: dict[tuple[int, int], set[int]] = {}
+    wanted: dict[tuple[int, int], dict[int, list[list[int]]]] = {}
     for volume, *index in keys:
         cell = geometry.units.cell(index)
         place = regions.touching(cell).start
         blocks = geometry.blocks_of(regions.cell(place))
-        flat = {
-            flatten(at, blocks.cells) for at in indices(blocks.touching(geometry.patches_for(cell)))
-        }
-        wanted.setdefault((volume, flatten(place, regions.cells)), set()).update(flat)
-    for (volume, region), flat in sorted(wanted.items()):
+        units = wanted.setdefault((volume, flatten(place, regions.cells)), {})
+        for at in indices(blocks.touching(geometry.patches_for(cell))):
+            units.setdefault(flatten(at, blocks.cells), []).append(index)
+    for (volume, region), units in sorted(wanted.items()):
         blocks = geometry.blocks_of(regions[region])
-        for patches in (blocks[at] for at in sorted(flat)):
+        for flat in sorted(units):
+            patches = blocks[flat]
             core, support = geometry.core_of(patches), geometry.support_of(patches)
-            read = geometry.read_of(patches)
-            yield Block(next(number), volume, region, patches, core, support, read)
+            block = Block(
+                next(number), volume, region, patches, core, support, geometry.read_of(patches)
+            )
+            yield narrowed(geometry, block, units[flat])
 
 
 def _tolerance(stored: Stored, kind: str) -> float:
@@ -215,7 +218,7 @@ def _tolerance(stored: Stored, kind: str) -> float:
 
 
 class _Comparison:
-    """Stands in place of the sinks of a job, and compares what is written with what is stored."""
+    """Takes the place of a job's sinks, and compares what would be written with what is stored."""
 
     def __init__(self, run: RunFolder, job: Job, keys: Sequence[Key], done: Recomputed) -> None:
         self.run, self.done = run, done

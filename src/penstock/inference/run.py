@@ -21,16 +21,16 @@ from ..base import (
 )
 from ..data import Claims
 from ..models import set_cuda_flags
-from .beginning import begun
-from .ending import EndRequest
-from .job import Job
-from .journal import Journal
-from .pipeline import Pipeline
-from .queues import Queues
-from .reading import BlockReader, wanted_blocks
-from .statistics import find_scalings
-from .summary import Progress, Summary
-from .watch import Watch, forgoing
+from .opening.job import Job
+from .run_folder.ending import EndRequest
+from .run_folder.journal import Journal
+from .stages.beginning import begun
+from .stages.pipeline import Pipeline
+from .stages.queues import Queues
+from .stages.reading import BlockReader, wanted_blocks
+from .stages.statistics import find_scalings
+from .stages.summary import Progress, Summary
+from .stages.watch import Watch, forgoing
 
 
 @speaks_python(InferConfig, model_type="model")

@@ -1,4 +1,5 @@
-"""How a run stands, by the files of its folder alone: it may be at work elsewhere, or be dead."""
+"""The state of a run, read from the files of its folder alone. The run may be at work on another
+machine, or be dead."""
 
 from __future__ import annotations
 
@@ -13,13 +14,13 @@ from typing import Any, Literal
 
 from ..base import UsageError, describe, format_seconds, plural, significant
 from ..data import open_written
-from .contents import is_run, rows_of
-from .ending import ENDING_FILE
-from .folder import Folder, Notes, folder_at
-from .journal import WORKERS_FILE
-from .remote_folder import RemoteFolder
-from .run_files import default_run_dir
-from .unit_log import Key, Note
+from .run_folder.bucket import RemoteFolder
+from .run_folder.contents import is_run, rows_of
+from .run_folder.ending import ENDING_FILE
+from .run_folder.files import default_run_dir
+from .run_folder.journal import WORKERS_FILE
+from .run_folder.local import Folder, Notes, folder_at
+from .run_folder.unit_log import Key, Note
 
 State = Literal["running", "done", "ended", "killed"]
 _OF_WORKERS = ("present", "died", "unfit", "retried")
@@ -27,17 +28,17 @@ _OF_WORKERS = ("present", "died", "unfit", "retried")
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """How a run stands."""
+    """The state of a run."""
 
     state: State
-    """``ended`` is a run that stopped itself, ``killed`` one that left no word."""
+    """``ended`` is a run that stopped by itself, ``killed`` one that left no reason."""
     why: str
-    """The sentence that ended it; empty otherwise."""
+    """The reason why it ended; empty otherwise."""
     units_done: int
     units_planned: int | None
     """None for a run of an older version."""
     per_second: float | None
-    """Units per second of late, all processes together. None if no row tells."""
+    """Units per second lately, all processes together. None if it is not known."""
     retries: int
     retry_seconds: float
     failing: tuple[float, float] | None
@@ -56,7 +57,7 @@ class RunStatus:
         return self.units_planned is not None and self.units_done >= self.units_planned
 
     def line(self) -> str:
-        """All of it for a reader, in one line."""
+        """The state in one line."""
         of = f" of {self.units_planned:,}" if self.units_planned is not None else ""
         words = [f"{self.state}: {self.units_done:,}{of} blocks are written"]
         if self.units_planned:
@@ -120,7 +121,7 @@ def run_folder_of(named: str) -> Path | str:
         folder_of_output = default_run_dir(open_written(named, "RUN"))
         if folder_of_output is not None and (folder_of_output / "run.json").is_file():
             return folder_of_output
-    raise UsageError(f"{named}: is no folder of a run of penstock infer, and no output of one")
+    raise UsageError(f"{named} is neither the run folder nor an output of penstock infer")
 
 
 def read_status(place: Path | str) -> RunStatus:

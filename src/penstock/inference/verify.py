@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from ..base import Flow, Incomplete, PenstockError, Stopped, describe
 from ..data import Box, Grid, Source, indices, is_damage
 from ..instruments import Probe
-from .checks import digest_of
-from .retries import Retries
-from .run_folder import RunFolder, Stored
-from .unit_log import CHECKSUM, Key
+from .run_folder.checks import digest_of
+from .run_folder.reader import RunFolder, Stored
+from .run_folder.unit_log import CHECKSUM, Key
+from .stages.retries import Retries
 
 SLAB_BYTES = 64 * 2**20
 """Bytes of a unit that a thread holds at a time, unless one layer of its chunks has more."""
@@ -37,7 +37,7 @@ class Finding:
 
 @dataclass
 class Proof:
-    """What was read of an output, and what was found."""
+    """The result of verifying an output: what was read, and what is wrong with it."""
 
     units: int
     """Units of the run's plan."""

@@ -1,3 +1,8 @@
+from .commits import commit_named as commit_named
+from .commits import commits_between as commits_between
+from .commits import in_order as in_order
+from .commits import is_hash as is_hash
+from .commits import short_commit as short_commit
 from .conditions import CONDITIONS_WATCH_S as CONDITIONS_WATCH_S
 from .conditions import condition_warnings as condition_warnings
 from .conditions import read_conditions as read_conditions
@@ -5,10 +10,12 @@ from .conditions import swap_in_use as swap_in_use
 from .cuda import Gpu as Gpu
 from .environment import BUSY as BUSY
 from .environment import ENVIRONMENT_VARIABLES as ENVIRONMENT_VARIABLES
+from .environment import ask_git as ask_git
 from .environment import available_memory as available_memory
 from .environment import cgroup_folders as cgroup_folders
 from .environment import collect_environment as collect_environment
 from .environment import commit_of as commit_of
+from .environment import machine_and_commit as machine_and_commit
 from .environment import torch_flags as torch_flags
 from .gpus import Nvml as Nvml
 from .gpus import TelemetryRow as TelemetryRow
@@ -17,6 +24,7 @@ from .ledger import Ledger as Ledger
 from .ledger import ledger_to_csv as ledger_to_csv
 from .ledger import ledger_to_parquet as ledger_to_parquet
 from .ledger import read_ledger as read_ledger
+from .ledger import record_cells as record_cells
 from .machine import ThisMachine as ThisMachine
 from .machine import kernel_memory as kernel_memory
 from .machine import peak_rss as peak_rss
@@ -53,11 +61,17 @@ from .stats.intervals import drift as drift
 from .stats.intervals import mad as mad
 from .stats.intervals import median_interval as median_interval
 from .stats.intervals import quantile as quantile
+from .stats.significance import Resampled as Resampled
 from .stats.significance import benjamini_hochberg as benjamini_hochberg
 from .stats.significance import hierarchical_bootstrap_ratio as hierarchical_bootstrap_ratio
 from .stats.significance import launch_medians as launch_medians
 from .stats.significance import permutation_test as permutation_test
 from .stats.significance import relabellings as relabellings
+from .stats.significance import resampled as resampled
+from .stats.significance import resampled_ratio as resampled_ratio
+from .stats.steps import LevelStep as LevelStep
+from .stats.steps import fewest_values as fewest_values
+from .stats.steps import steps_of as steps_of
 from .stats.stopping import StopRule as StopRule
 from .stats.stopping import WarmupRule as WarmupRule
 from .stats.stopping import block_size as block_size

@@ -98,7 +98,7 @@ def _ulimits() -> dict[str, str | None]:
 
 
 def _busy() -> list[dict[str, Any]]:
-    """Processes of others that use the processor, the busiest first."""
+    """Other processes that use the processor, the busiest first."""
     this = psutil.Process()
     ours = {this.pid, *(child.pid for child in this.children(recursive=True))}
     others = [p for p in psutil.process_iter(["name"]) if p.pid not in ours]

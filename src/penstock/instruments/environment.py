@@ -25,7 +25,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -102,6 +102,18 @@ def machine_key(machine: Block, gpus: list[Block] | None) -> str:
         gpus and [gpu["name"] for gpu in gpus],
     ]
     return hashlib.sha256(canonical(stable).encode()).hexdigest()[:16]
+
+
+@functools.cache
+def this_machine_key() -> str:
+    """The `machine_key` of the machine that this process runs on."""
+    return machine_key(_machine(), gpus_or_none(_OF_GPUS))
+
+
+def machine_and_commit() -> Block:
+    """The machine that a run is on and the commit of the folder that it was started in, by which
+    runs are compared: ``machine_key`` and ``git``."""
+    return {"machine_key": this_machine_key(), "git": _git()}
 
 
 def torch_flags() -> Block:
@@ -249,9 +261,7 @@ def _version(library: str) -> str | None:
 
 def _git(folder: Path | None = None) -> Block | None:
     """Commit and changes. Files that git does not track, such as results, do not make it dirty."""
-    # A file monitor is a program that a repository may name; it is not ours to start.
-    command = "git --no-optional-locks -c core.fsmonitor=false status --porcelain=v2 --branch"
-    status = _said([*command.split(), "--untracked-files=no"], folder)
+    status = ask_git(["status", "--porcelain=v2", "--branch", "--untracked-files=no"], folder)
     if status is None:
         return None
     lines = status.splitlines()
@@ -260,6 +270,20 @@ def _git(folder: Path | None = None) -> Block | None:
         "commit": None if oid == "(initial)" else oid,
         "dirty": any(not line.startswith("#") for line in lines),
     }
+
+
+def ask_git(words: Sequence[str], folder: Path | None = None) -> str | None:
+    """Ask git.
+
+    Args:
+        words: the words behind ``git``.
+        folder: where it is asked; None for the current folder.
+
+    Returns:
+        What it says; None where it fails, is absent, or says nothing in time.
+    """
+    # A file monitor is a program that a repository may name; it is not ours to start.
+    return _said(["git", "--no-optional-locks", "-c", "core.fsmonitor=false", *words], folder)
 
 
 def _said(command: list[str], folder: Path | None = None) -> str | None:

@@ -15,7 +15,7 @@ import gzip
 import json
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,16 +28,30 @@ LEDGER_FILE = "records.jsonl"
 
 
 class Ledger:
-    """The records of a folder. The first `append` makes it."""
+    """The records of a folder. The first `append` makes it.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: the folder.
+        labels: the name and the tags of the run whose records are appended; see `run_labels`.
+    """
+
+    def __init__(self, folder: Path, labels: Mapping[str, Any] | None = None) -> None:
         self.path = Path(folder) / LEDGER_FILE
+        self.labels = dict(labels or {})
 
-    def append(self, record: Record) -> None:
-        """Add a record. It is whole and on the disk when this returns.
+    def append(self, record: Record) -> Record:
+        """Add a record, labelled. It is whole and on the disk when this returns.
 
-        Raises `UsageError` for a folder that cannot be written.
+        Args:
+            record: the record of a launch.
+
+        Returns:
+            The record as it was written.
+
+        Raises:
+            UsageError: the folder cannot be written.
         """
+        record = record.model_copy(update=self.labels)
         line = record.line().encode() + b"\n"
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,6 +67,7 @@ class Ledger:
                 _sync_folder(self.path.parent)
         except OSError as error:
             raise UsageError(f"{self.path} cannot be written: {error}") from error
+        return record
 
     def records(self) -> list[Record]:
         """The records in the order in which they were appended; none where there is no file."""
@@ -62,7 +77,8 @@ class Ledger:
 def read_ledger(path: Path) -> list[Record]:
     """The records of a ledger's folder, or of a file of such lines with any name, ``.gz`` or not.
 
-    Raises `UsageError` for a file that cannot be read, and for a line that is no record.
+    Raises:
+        UsageError: the file cannot be read, or a line is not a record.
     """
     path = Path(path)
     path = path / LEDGER_FILE if path.is_dir() else path
@@ -77,7 +93,7 @@ def read_ledger(path: Path) -> list[Record]:
     if _is_json(rest):
         lines.append(rest)
     elif rest and not rest.startswith(b"{"):  # no torn record: `_mend` would cut off a user's text
-        raise UsageError(f"{path} is no ledger: it ends with {rest[:40]!r}")
+        raise UsageError(f"{path} is not a ledger: it ends with {rest[:40]!r}")
     return [_parse(line, path, number) for number, line in enumerate(lines, 1)]
 
 
@@ -114,7 +130,7 @@ def _mend(file: IO[bytes]) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Put a folder on the disk: the name of a new file is there only then."""
+    """Sync a folder to the disk. Before that, a new file may have no name after a crash."""
     if os.name == "nt":  # there a folder cannot be opened
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -135,7 +151,7 @@ def ledger_to_csv(records: Sequence[Record], path: Path, replace: bool = False) 
     Raises:
         UsageError: it cannot be written.
     """
-    rows = [row(record) for record in records]
+    rows = [record_cells(record) for record in records]
     with (
         system_errors(f"{path} cannot be written"),
         writing_output(path, replace=replace) as draft,
@@ -168,7 +184,8 @@ def ledger_to_parquet(records: Sequence[Record], path: Path, replace: bool = Fal
             return arrow.array([None if value is None else str(value) for value in values])
 
     rows = [
-        row(record) | {f"samples.{name}": list(raw) for name, raw in record.samples_s.items()}
+        record_cells(record)
+        | {f"samples.{name}": list(raw) for name, raw in record.samples_s.items()}
         for record in records
     ]
     columns = {name: column([cells.get(name) for cells in rows]) for name in _columns(rows)}
@@ -179,12 +196,13 @@ def ledger_to_parquet(records: Sequence[Record], path: Path, replace: bool = Fal
         parquet.write_table(arrow.table(columns), draft)
 
 
-def row(record: Record) -> dict[str, Any]:
+def record_cells(record: Record) -> dict[str, Any]:
     """A record as flat cells, each named by its place: ``case.batch``, ``step.median_s``."""
     cells: dict[str, Any] = {
         name: getattr(record, name)
-        for name in ("id", "time", "scenario", "key", "launch", "order", "status")
+        for name in ("id", "time", "scenario", "key", "launch", "order", "status", "name")
     }
+    cells |= {f"tags.{key}": text for key, text in record.tags.items()}
     cells["machine_key"] = record.environment.get("machine_key")
     cells |= {f"case.{name}": _flat(value) for name, value in record.case.items()}
     cells |= {f"work.{name}": value for name, value in record.work.items()}

@@ -14,7 +14,7 @@ import psutil
 ProcessKey = tuple[int, float]
 """The process id and the time when that process began, because ids are used again."""
 Pair = tuple[int, int]
-"""Bytes (read, written) or (sent, received), counted since a moment that does not move."""
+"""Bytes (read, written) or (sent, received), counted since a fixed moment."""
 Answer = TypeVar("Answer")
 
 
@@ -128,7 +128,8 @@ def peak_rss() -> int:
 def kernel_memory(status: Path = Path("/proc/self/status")) -> dict[str, int]:
     """What Linux counts of a process's memory, in bytes by its own names: VmHWM is the peak.
 
-    Raises `OSError` where there is no such file.
+    Raises:
+        OSError: there is no such file.
     """
     fields = re.findall(r"(\w+):\s+(\d+) kB", status.read_text())
     return {name: int(kib) * 1024 for name, kib in fields}

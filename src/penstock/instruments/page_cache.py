@@ -1,4 +1,4 @@
-"""The page cache of files: how much of them it holds, and how to have none or all of it there.
+"""The page cache: how much of some files it holds, and how to empty or fill it for them.
 
 A file that was read lately comes from memory and not from its device, so a timed reader must say
 which. `drop_pages` asks the kernel to forget, `warm_pages` reads, and `residency` says what came of

@@ -72,13 +72,13 @@ class Memory(_Part):
     host_counted: int | None = None
     """The peak of what a memory limit counts: private mappings, touched or not."""
     device_allocated: int | None = None
-    """Alive in tensors after the last step."""
+    """Bytes alive in tensors after the last step."""
     device_peak: int | None = None
-    """The most that was alive in tensors."""
+    """Peak of the bytes alive in tensors."""
     device_reserved: int | None = None
-    """The most that torch's allocator held."""
+    """Peak of the bytes that torch's allocator held."""
     device_driver: int | None = None
-    """The most that the driver (NVML) counted on the device above what it held before."""
+    """Peak of the device's bytes by the driver (NVML), less what the device held before."""
     alloc_retries: int | None = None
     """The times that the allocator emptied its cache to go on; above 0 the batch hardly fits."""
 
@@ -102,6 +102,10 @@ class Record(_Part):
     time: str
     """The time when the launch began, in ISO 8601 with its offset."""
     scenario: str
+    name: str | None = None
+    """Name of the run that the launch belongs to; no part of the key."""
+    tags: dict[str, str] = {}
+    """Tags of that run."""
     case: dict[str, Any]
     """All knobs, plain values."""
     key: str
@@ -160,7 +164,7 @@ def case_key(scenario: str, case: Mapping[str, Any]) -> str:
 
 
 class _Header(BaseModel):
-    """What is read of a line first: a later schema may have changed all the rest."""
+    """All that a record of a later schema is sure to have."""
 
     schema_version: int = Field(alias="schema")
 
@@ -168,17 +172,29 @@ class _Header(BaseModel):
 def parse_record(line: str | bytes) -> Record:
     """A record from its line.
 
-    Raises `UsageError` for a line of a newer schema and `ValueError` for what is no record.
+    Raises:
+        UsageError: the record is of a newer schema.
+        ValueError: the line is not a record.
     """
     try:
-        schema = _Header.model_validate_json(line).schema_version
-        if schema > SCHEMA:
-            raise UsageError(
-                f"the record is of schema {schema}, newer than the {SCHEMA} that this version of "
-                "Penstock reads; upgrade Penstock"
-            )
-        return Record.model_validate_json(line)
+        try:
+            record = Record.model_validate_json(line)
+        except ValidationError:
+            _check_schema(_Header.model_validate_json(line).schema_version)
+            raise
+        if "schema_version" not in record.model_fields_set:
+            raise ValueError("schema: Field required")
+        _check_schema(record.schema_version)
+        return record
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise ValueError(f"{where}: {first['msg']}" if where else first["msg"]) from None
+
+
+def _check_schema(schema: int) -> None:
+    if schema > SCHEMA:
+        raise UsageError(
+            f"the record is of schema {schema}, newer than the {SCHEMA} that this version of "
+            "Penstock reads; upgrade Penstock"
+        )

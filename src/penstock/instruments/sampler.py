@@ -1,8 +1,8 @@
 """Telemetry: what a job takes from its machine, sampled in the background, a row at a time on disk.
 
-It watches and never steers: a reading that fails is null and is named once in ``monitor_error``,
-and the job goes on. Each row reaches the operating system before the next is taken, so a killed
-job leaves every row but the one it was writing.
+It never disturbs the job: a reading that fails is null, and ``monitor_error`` names it once. Each
+row reaches the operating system before the next is taken, so a killed job leaves every row but the
+one it was writing.
 
 The first line of the file is the header; every other line is a row:
 
@@ -41,6 +41,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..base import UsageError, describe
+from .environment import machine_and_commit
 from .gpus import Nvml, TelemetryRow
 from .machine import Answer, Pair, Processes, ThisMachine, Usage
 from .spans import Clock
@@ -198,6 +199,7 @@ class Sampler:
             "interval": self._interval,
             "pid": os.getpid(),
             "cpu_count": os.cpu_count(),
+            **machine_and_commit(),
         }
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -296,7 +298,10 @@ def read_rows(path: Path) -> tuple[TelemetryRow, list[TelemetryRow]]:
     """The header and the rows that `Sampler` wrote.
 
     A line that is not whole is left out: the writer was killed, or the disk was full, while it
-    wrote. Raises `UsageError` for a file without such a header.
+    wrote.
+
+    Raises:
+        UsageError: the file has no such header.
     """
     records = []
     with Path(path).open(encoding="utf-8", errors="replace") as lines:

@@ -94,7 +94,16 @@ class Probe:
             end = {"name": "end", "ph": "i", "ts": 0, "pid": 1, "tid": 0, "s": "g"}
             self._write(json.dumps(end) + "\n]\n", last=True)
 
-    def record(self, stage: str, start: float, end: float, what: object, *, waiting: bool) -> None:
+    def record(
+        self,
+        stage: str,
+        start: float,
+        end: float,
+        what: object,
+        *,
+        waiting: bool,
+        track: int = 0,
+    ) -> None:
         """Count a span that is over.
 
         Args:
@@ -103,8 +112,9 @@ class Probe:
             end: its last second.
             what: what it was done on, for the trace.
             waiting: whether it was a wait.
+            track: the track of the thread in the trace: a viewer shows what overlaps on several.
         """
-        thread = threading.get_ident()
+        thread = threading.get_ident() + track
         with self._lock:
             totals = self.stages.setdefault(stage, StageTotals())
             # By name: where one pipeline follows another, its threads take the place of the others.
@@ -149,7 +159,7 @@ class Probe:
 def bottleneck(
     stages: Mapping[str, StageTotals], seconds: float, cpu_seconds: float, cores: int
 ) -> str:
-    """What held a job back, in one sentence with its numbers.
+    """The bottleneck of a job, in one sentence with its numbers.
 
     Where the processor was nearly full, stages that compete for it cannot be told apart by their
     times. So the processor is named, and the stage that worked most.

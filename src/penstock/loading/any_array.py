@@ -98,7 +98,7 @@ def _open_any(place: str | Path, name: str) -> Packed:
     path = Path(first_level_of(str(path)))
     where = f"{name} {path}"
     if not any((path / m).is_file() for m in (".zarray", "zarr.json", "attributes.json")):
-        return open_dataset(path, name)  # which says that it is none
+        return open_dataset(path, name)  # which says that it is not a data set
     try:
         array = _open_array_alone(path, where)
     except UsageError:

@@ -1,4 +1,4 @@
-"""The arguments of a `Loader` about its arrays, checked, as a selection and stacks."""
+"""Checks the arguments of a `Loader` about its arrays, and makes a selection and stacks of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def selection_of(
     names: Sequence[str], *, offsets: Any, channels: Any, patch: Any, channel_axis: Any,
     normalise: Any,
 ) -> Selection:  # fmt: skip
-    """What an item wants of each array, from the arguments of `penstock.Loader`."""
+    """The part of each array that an item takes, from the arguments of `penstock.Loader`."""
     return Selection(
         offsets=_for_each(names, "offsets", offsets, _numbers),
         channels=_for_each(names, "channels", channels, _numbers),

@@ -20,8 +20,8 @@ from .ring import aligned
 class Batch(dict[str, NDArray[Any]]):
     """One batch: the name of each array to its rows, (row, [time,] ...).
 
-    The memory is the loader's. It comes back to the loader when the last view is gone. Hold a batch
-    as long as it is needed, and copy what must be kept for good.
+    The memory is the loader's, which uses it again when the last view is gone. Hold a batch as long
+    as it is needed, and copy what must be kept for longer.
 
     Args:
         arrays: The arrays by name.
@@ -74,7 +74,7 @@ def transformed(batch: Batch, transform: Transform) -> Batch:
 
 @dataclass(frozen=True, slots=True)
 class ChannelStack:
-    """Arrays that are one array in a batch, their channels one behind the other.
+    """Arrays that become one array of a batch, with their channels one behind the other.
 
     An array with several offsets gives its channels once for each. One without channels is a
     channel.

@@ -1,11 +1,11 @@
-"""A cache of chunks that does not guess: it knows which chunks will be used.
+"""A cache of chunks that knows which chunks will be used.
 
     batches to come ──▶ Foresight ──▶ uses, announced ──▶ NextUseCache ──▶ what is used last goes
                             ▲                                  │
                             └──────── look, to be sure ◀───────┘
 
-`NextUseCache` evicts the chunk that is used furthest ahead. `Foresight` tells it as much of the
-future as makes a difference. Neither knows what a chunk is, and neither touches a file.
+`NextUseCache` evicts the chunk whose next use is furthest ahead. `Foresight` tells it as much of
+the future as makes a difference. Both are independent of what a chunk is, and read no file.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class NextUseCache(Generic[Key, Value]):
     needed, the chunk that is used furthest ahead goes first. A chunk without an announced use
     counts as furthest of all. Of two equal chunks the one touched longer ago goes. So without
     announced uses this is an LRU cache, and with all of them and chunks of one size no cache has
-    fewer misses. Not all need be announced: where more than one chunk without an announced use
-    could go, the cache calls `look` before it chooses.
+    fewer misses. Uses may be announced late: if several chunks without an announced use could go,
+    the cache calls `look` before it chooses.
 
     Threads may share it, and their uses may overtake one another. Of threads that miss a chunk at
     once, one gets None and makes it, and the others wait for its `put`. A caller that abandons
@@ -117,13 +117,13 @@ class NextUseCache(Generic[Key, Value]):
             return kept
 
     def give_up(self, key: Key) -> None:
-        """Make a missed chunk no longer. A thread that waits for it makes it instead."""
+        """Stop making a missed chunk. A thread that waits for it makes it instead."""
         with self._changed:
             self._making.discard(key)
             self._changed.notify_all()
 
     def let_go(self) -> None:
-        """Let no thread wait any longer for chunks that others make: those may never be done."""
+        """Wake every thread that waits for a chunk of another thread: the chunk may never come."""
         with self._changed:
             self._making.clear()
             self._changed.notify_all()
@@ -189,7 +189,7 @@ class NextUseCache(Generic[Key, Value]):
 
 
 class Foresight(Generic[Batch, Key]):
-    """Batches to come. It tells a cache of as many of them as make a difference.
+    """Batches to come. It announces as many of them to a cache as make a difference.
 
     `take` hands batches on, one after another. When the cache would have to guess, `look` announces
     one batch more. So the cache evicts what Belady's rule with sight of the whole epoch would

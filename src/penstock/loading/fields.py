@@ -1,4 +1,4 @@
-"""What a batch reads and where it goes: chunk reads with their destinations, as plain data.
+"""The chunks that a batch reads, and where they go in the batch, as plain data.
 
     array   (sample, lat, lon, channels)            batch  (row, [time,] lat, lon, channels)
             ┌────┬────┬──┐                                  ┌───────────┐
@@ -93,7 +93,7 @@ class ChunkRead:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One stored array and what an item wants of it. Axis 0 counts the samples."""
+    """One stored array, and the part of it that an item takes. Axis 0 counts the samples."""
 
     name: str
     shape: tuple[int, ...]

@@ -22,11 +22,12 @@ class Ring:
     thread, even inside the garbage collector: the callback puts the buffer into a `SimpleQueue`,
     which allows that, and takes no lock. Only one thread, the planner, lends.
 
-    A copy to a device may still have to read a pinned buffer whose views are gone. Of arrays nobody
-    sees the copies: the planner waits until all devices have done what was asked of them by then.
-    Tensors are seen by torch. It notes an event for each copy, on any stream, and hands the memory
-    out again after these. So memory that is lent as tensors goes back to torch. The planner waits
-    only for the stream of the thread that let it go, so that copies do not fall behind.
+    A copy to a device may still have to read a pinned buffer whose views are gone. Copies from
+    arrays cannot be seen: the planner waits until all devices have finished the work that was
+    queued by then. Tensors are seen by torch. It notes an event for each copy, on any stream, and
+    hands the memory out again after these. So memory that is lent as tensors goes back to torch.
+    The planner waits only for the stream of the thread that let it go, so that copies do not fall
+    behind.
     """
 
     def __init__(self, nbytes: int, usual: int, limit: int | None, pin: bool) -> None:
@@ -111,7 +112,8 @@ class Ring:
         self.made -= 1
 
     def _synchronize(self) -> None:
-        """Wait for each device that may copy: torch holds memory of all that it copies to."""
+        """Wait for each device that may still copy. Torch holds memory on every device that it
+        copies to."""
         cuda = _cuda()
         for device in range(cuda.device_count()):
             if device == self._device or cuda.memory_reserved(device):
@@ -130,7 +132,7 @@ class _Left(NamedTuple):
     """Says that memory which was lent as tensors has gone back to torch."""
 
     event: Any
-    """The end of what its last stream had to do by then; None while that is captured as a graph."""
+    """The end of its last stream's work; None while that stream is captured as a graph."""
 
 
 def _leave(returned: SimpleQueue[Any]) -> None:

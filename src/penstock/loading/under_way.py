@@ -1,4 +1,4 @@
-"""Batches under way: how many there may be, in which buffers, and what is left to do of each."""
+"""Batches under way: their number, their buffers, and the work that is left on each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .ring import Ring
 
 
 class BatchWork:
-    """A batch under way, and what is left to do of it."""
+    """A batch under way, and the work that is left on it."""
 
     def __init__(
         self, batch: Batch, out: Mapping[str, NDArray[Any]], place: int, tasks_left: int
@@ -37,7 +37,7 @@ class BatchWork:
         return all(reading.done() for reading in self.readings)
 
     def wait(self, check: Check) -> Traffic:
-        """Wait until all was read; the bytes that were."""
+        """Wait until everything is read. Returns the bytes that were read."""
         readings, self.readings = self.readings, ()
         return reduce(Traffic.plus, (reading.wait(check) for reading in readings), Traffic())
 
@@ -72,7 +72,7 @@ def tickets_of(work: BatchWork, tasks: Sequence[Task], held: int) -> Iterator[Ti
 
 
 class ReadAhead:
-    """How many batches may be begun ahead of those that the user took."""
+    """The number of batches that may be begun ahead of those that the user took."""
 
     def __init__(self, flow: Flow, ring: Ring, queue: int) -> None:
         self._flow, self._ring, self._queue = flow, ring, queue
@@ -132,7 +132,7 @@ class ReadAhead:
 
 
 class OwnReads:
-    """Batches that an engine reads in threads of its own, as long as anybody waits for them."""
+    """Batches that an engine reads in threads of its own."""
 
     def __init__(self, drivers: int) -> None:
         self._drivers = drivers

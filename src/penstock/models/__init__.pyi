@@ -19,6 +19,7 @@ from .load import Model as Model
 from .load import float32_default as float32_default
 from .load import load_model as load_model
 from .recompute import recompute_activations as recompute_activations
+from .registry import REGISTRY as REGISTRY
 from .registry import check_model_name as check_model_name
 from .registry import model_files as model_files
 from .torchvision_ops import COMPILED as COMPILED

@@ -60,7 +60,7 @@ Target = dict[str, Tensor]
 def targets_of(
     points: ArrayLike, is_vessel: ArrayLike, is_fishing: ArrayLike, length_m: ArrayLike
 ) -> Target:
-    """What the detector is to find in one image.
+    """The objects that the detector should find in one image.
 
     Args:
         points: Row and column of each object, shape (n, 2).
@@ -139,7 +139,7 @@ class Heads(parts.roi_heads.RoIHeads):  # type: ignore[misc]
             raise ValueError("a detector that trains needs targets")
         proposals, matched, labels, corrections = self.select_training_samples(proposals, targets)
         kinds, boxes, lengths = self._predict(features, proposals, image_shapes)
-        none = kinds.new_full((1,), torch.nan)  # what boxes of an empty image are matched with
+        none = kinds.new_full((1,), torch.nan)  # stands for the targets of an empty image
         lengths_of = [each["lengths"] if len(each["lengths"]) else none for each in targets]
         true_lengths = torch.cat([of[i] for of, i in zip(lengths_of, matched, strict=True)])
         return [], losses(

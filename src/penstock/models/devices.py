@@ -71,7 +71,8 @@ def _move_literals(program: torch.fx.GraphModule, device: torch.device) -> None:
 def find_devices(names: Sequence[str]) -> list[torch.device]:
     """Devices by name, each checked to exist. ``auto`` is all CUDA devices, else MPS, else the CPU.
 
-    Raises `UsageError` that says what this machine has instead.
+    Raises:
+        UsageError: A device does not exist; the message says what this machine has instead.
     """
     devices: list[torch.device] = []
     for name in names:
@@ -80,7 +81,9 @@ def find_devices(names: Sequence[str]) -> list[torch.device]:
         try:
             device = torch.device(name)
         except RuntimeError as error:
-            raise UsageError(f"--devices {name!r} is no device; try cpu, cuda:0 or mps") from error
+            raise UsageError(
+                f"--devices {name!r} is not a device; try cpu, cuda:0 or mps"
+            ) from error
         count = torch.cuda.device_count()
         if device.type == "cuda" and (device.index or 0) >= count:
             raise UsageError(f"--devices {name}: this machine has {count} CUDA devices; try cpu")

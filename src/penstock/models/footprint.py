@@ -12,6 +12,7 @@ import torch
 import torch.fx
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from ..base import UsageError
 from . import user_code
@@ -29,10 +30,13 @@ class Footprint:
     the net could not be run on shapes."""
     channels_last: bool = True
     """False for a net that fails on inputs and convolutions that are laid out channels last."""
+    flops: int | None = None
+    """Floating-point operations of one forward: those of its products, convolutions and attention.
+    None if the net could not be run on shapes."""
 
 
 class _Peak(TorchDispatchMode):
-    """Adds up the storages that are alive while operators run."""
+    """Adds up the storages that are alive while operators run, and what they compute."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -43,11 +47,13 @@ class _Peak(TorchDispatchMode):
     def __init__(self, weights: Iterable[Tensor] = ()) -> None:
         """``weights`` are not counted, and no views of them, which linear layers take."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self.alive = self.peak = 0
+        self.alive = self.peak = self.flops = 0
         self._known = {weight.untyped_storage()._cdata for weight in weights}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
+        if count := flop_registry.get(func.overloadpacket):
+            self.flops += count(*args, **(kwargs or {}), out_val=out)
         convolves = func is torch.ops.aten.convolution.default
         if convolves and any(_is_last(tensor) for tensor in args[:2]):
             out = out.to(memory_format=CHANNELS_LAST[out.ndim])  # on shapes alone torch forgets it
@@ -81,7 +87,7 @@ def _is_last(tensor: Tensor) -> bool:
 def _zeros(
     model: Model, shape: Sequence[int], channels_last: bool, device: str | None = None
 ) -> Tensor:
-    """An input laid out as a lane lays it out."""
+    """An input in the memory layout that a lane uses."""
     layout = CHANNELS_LAST[len(shape)] if channels_last else torch.contiguous_format
     empty = torch.empty(tuple(shape), dtype=model.dtype, device=device, memory_format=layout)
     return empty.zero_()
@@ -104,6 +110,7 @@ def measure_footprint(model: Model, shape: Sequence[int]) -> Footprint:
         UsageError: The net does not take the shape, or returns another one.
     """
     peak: int | None
+    flops: int | None
     for channels_last in (True, False):
         try:
             if isinstance(model.module, torch.jit.ScriptModule):
@@ -114,7 +121,7 @@ def measure_footprint(model: Model, shape: Sequence[int]) -> Footprint:
             with torch.no_grad(), counter:
                 x = _zeros(model, shape, channels_last, "meta")
                 outputs = there(x)
-            peak = counter.peak
+            peak, flops = counter.peak, counter.flops
             break
         except UsageError:
             raise
@@ -122,7 +129,7 @@ def measure_footprint(model: Model, shape: Sequence[int]) -> Footprint:
             continue
     else:
         outputs, shape, channels_last = _run_once(model, shape)
-        peak = None
+        peak = flops = None
     heads = model.heads(outputs)
     for name, tensor in heads.items():
         if tensor.ndim == len(shape) and tensor.shape[0] != shape[0]:
@@ -137,7 +144,7 @@ def measure_footprint(model: Model, shape: Sequence[int]) -> Footprint:
         if tensor.is_complex():
             raise UsageError(f"model {model.name} returns complex numbers (head {name})")
     returned = tuple(Head(name, tensor.shape[1], tensor.dtype) for name, tensor in heads.items())
-    return Footprint(returned, peak, channels_last)
+    return Footprint(returned, peak, channels_last, flops)
 
 
 def _run_once(model: Model, shape: Sequence[int]) -> tuple[Any, Sequence[int], bool]:

@@ -47,7 +47,7 @@ def _linear(node: ast.expr) -> Linear:
             _SYMBOL.fullmatch(symbol)
         ):
             return 1, symbol, 0
-    raise ValueError(f"{ast.unparse(node)!r} is no size")
+    raise ValueError(f"{ast.unparse(node)!r} is not a size")
 
 
 def _joined(added: bool, parts: Sequence[ast.expr]) -> Linear:
@@ -108,7 +108,7 @@ def _read(node: ast.expr) -> Condition:
             every = all if isinstance(node.op, ast.And) else any
             parts = [_read(part) for part in node.values]
             return lambda shape: every(part(shape) for part in parts)
-    raise ValueError(f"{ast.unparse(node)!r} is no condition on sizes")
+    raise ValueError(f"{ast.unparse(node)!r} is not a condition on sizes")
 
 
 def fits(

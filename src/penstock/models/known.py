@@ -1,6 +1,5 @@
-"""Models whose facts a plan needs are known here, where torch is not installed.
-
-Each number is what the module itself says; tests hold the two equal.
+"""The facts of our own models that a plan needs where torch is not installed. Tests compare each
+number with the module itself.
 """
 
 from __future__ import annotations
@@ -92,8 +91,8 @@ def known_model(name: object, in_channels: int | None) -> KnownModel | None:
 
 
 def _denoise_tiny(batch: int, sides: Sequence[int]) -> int:
-    """Those of the last level's first convolution: its input and output, each a second time in
-    another layout, beside what the skips and the level below hold."""
+    """The values of the last level's first convolution: its input and output, each a second time in
+    another layout, beside those that the skips and the level below hold."""
     return batch * (65 * math.prod(sides) + 8 * math.prod(side // 2 for side in sides))
 
 

@@ -142,7 +142,7 @@ class Refiner(nn.Module):
                 fit = f"{below} and {below + self.patch} are" if below else f"{self.patch} is"
                 raise UsageError(
                     f"a tile of {shape[2]} x {shape[3]} pixels is not made of whole patches of "
-                    f"{self.patch} x {self.patch}: {side} is no multiple of {self.patch}; {fit}"
+                    f"{self.patch} x {self.patch}: {side} is not a multiple of {self.patch}; {fit}"
                 )
 
     def set_checkpointing(self, enabled: bool) -> None:

@@ -60,7 +60,7 @@ def added_model(model: Any) -> EntryPoint | None:
 
 
 def model_files(model: Any) -> list[Path]:
-    """The files that a model is made from, as far as they are seen from its name.
+    """The files that a model is made from, as far as its name tells.
 
     Args:
         model: A name, a reference or a file; anything that is no text has none.

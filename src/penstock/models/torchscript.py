@@ -4,7 +4,7 @@ TorchScript is a language of its own: no Python of the file runs, and its pickle
 But its code runs as soon as it is loaded, and among its operators are those that write a file
 (`torch.save`) or map one, that start remote work, or that load compiled classes. So its code may
 only call operators that compute (`pt2.OPERATORS`), what the language has for lists, dicts and
-texts, and functions of its own. `Unchecked` is raised for all else.
+texts, and functions of its own. `Unchecked` is raised for everything else.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def load(path: Path) -> nn.Module:
         check_names(path, file)
         described = [e for e in file.infolist() if e.filename.endswith((".py", "pkl"))]
         if sum(entry.file_size for entry in described) > _CODE_BYTES:
-            raise ValueError("its code is larger than any")
+            raise ValueError(f"its code and pickles take more than {_CODE_BYTES:,} bytes")
         if not any(entry.filename.endswith("/data.pkl") for entry in described):
             raise ValueError("it holds no module")
         for entry in file.infolist():

@@ -1,4 +1,4 @@
-"""torchvision, whichever way it loads.
+"""Imports torchvision, with stand-ins for operators that do not load.
 
 torchvision's detection models need two operators, ``nms`` and ``roi_align``, that are compiled
 against one build of torch. Beside another build (PyPI's torchvision beside a CPU-only torch, say)
@@ -72,9 +72,9 @@ def roi_align(
     """Features (N, C, H, W) under regions (K, 5: image, x0, y0, x1, y1) -> (K, C, height, width).
 
     A region is cut into bins, a bin holds ``sampling_ratio`` squared sampling points (below 1: as
-    many as pixels), each read between four pixels; the bin is their mean. Which is to say that a
-    bin is a weighted sum of pixels, and a bag of weighted rows is what ``embedding_bag`` adds up,
-    forward and backward, without a copy of what it reads.
+    many as pixels), each read between four pixels; the bin is their mean. So a bin is a weighted
+    sum of pixels. ``embedding_bag`` adds up weighted rows, forward and backward, without a copy of
+    what it reads.
     """
     batch, channels, height, width = input.shape
     dtype = torch.promote_types(input.dtype, torch.float32)
@@ -196,6 +196,7 @@ NOTE = (
     ""
     if COMPILED
     else f"torchvision {torchvision.__version__} does not load its compiled operators beside torch "
-    f"{torch.__version__}: nms and roi_align are Penstock's in plain torch, which are slower"
+    f"{torch.__version__}: nms and roi_align are Penstock's in plain torch, which are slower; "
+    "install torch and torchvision together, from one index"
 )
 """One sentence for the user, empty where there is nothing to say."""

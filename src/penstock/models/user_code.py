@@ -54,7 +54,14 @@ def find_reference(reference: str) -> Iterator[Any]:
     """Hold the object that ``module:name`` or ``file.py:name`` names. Call it inside the context:
     only there are the modules beside it found.
 
-    Raises what its import raises, and `UsageError` if there is no such file.
+    Args:
+        reference: The module or file, and the name in it.
+
+    Yields:
+        The object.
+
+    Raises:
+        UsageError: There is no such file. What the import itself raises comes through.
     """
     place, _, attribute = reference.rpartition(":")
     file = Path(place) if place.endswith(".py") else None

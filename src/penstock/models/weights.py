@@ -49,7 +49,7 @@ def read_tensors(path: Path, flag: str) -> Any:
     # Readers raise errors of many types for a damaged file.
     except Exception as error:
         raise UsageError(
-            f"{flag} {path} is no file of tensors only, or it is damaged (nothing else is read: "
+            f"{flag} {path} is not a file of tensors only, or it is damaged (nothing else is read: "
             "unpickling a file runs its code)"
         ) from error
 

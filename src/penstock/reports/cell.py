@@ -17,9 +17,11 @@ from ..instruments import (
     Failure,
     Interval,
     Record,
+    Resampled,
     commit_of,
-    hierarchical_bootstrap_ratio,
     median_interval,
+    resampled,
+    resampled_ratio,
 )
 from .table import Columns, Row, read_csv
 
@@ -217,16 +219,16 @@ def speed_up(time: Interval, a: Cell, b: Cell, quantity: str) -> Interval | None
 
 def bootstrap_ratio(a: Sequence[ArrayLike], b: Sequence[ArrayLike]) -> Interval:
     """The median of the launches of ``b`` over that of ``a``, with its interval."""
-    return _bootstrapped(*(tuple(np.asarray(x, np.float64).tobytes() for x in y) for y in (a, b)))
+    of_a, of_b = (tuple(np.asarray(x, np.float64).tobytes() for x in side) for side in (a, b))
+    # The seeds are always the same, so that a report of the same records is the same to the digit.
+    return resampled_ratio(_resampled(of_a, 1), _resampled(of_b, 0))
 
 
-@lru_cache(maxsize=2**14)
-def _bootstrapped(a: tuple[bytes, ...], b: tuple[bytes, ...]) -> Interval:
-    """`bootstrap_ratio` of the bytes of samples: tables, sentences and figures of a report ask for
-    the same ratios again."""
-    of_a, of_b = ([np.frombuffer(samples) for samples in side] for side in (a, b))
-    # The seed is always the same, so that a report of the same records is the same to the digit.
-    return hierarchical_bootstrap_ratio(of_a, of_b, DRAWS, np.random.default_rng(0))
+@lru_cache(maxsize=2**10)
+def _resampled(side: tuple[bytes, ...], seed: int) -> Resampled:
+    """A side of a ratio from the bytes of its samples: a report compares each case with many."""
+    launches = [np.frombuffer(samples) for samples in side]
+    return resampled(launches, DRAWS, np.random.default_rng(seed))
 
 
 def inverse(ratio: Interval, work: float = 1.0) -> Interval:

@@ -35,6 +35,8 @@ import numpy as np
 
 from ..base import NotComparable, UsageError, group_by, plural
 from ..instruments import Record, case_key
+from .phases import Quantity, quantities_of
+from .run_settings import settings_that_differ
 from .verdicts import (
     ComparedCase,
     Judge,
@@ -45,6 +47,16 @@ from .verdicts import (
     ratio_words,
 )
 from .words import hosts_of, listed
+
+
+@dataclass(frozen=True, slots=True)
+class CaseDetail:
+    """What a case was started with, and each of its quantities, on both sides."""
+
+    label: str
+    settings: tuple[tuple[str, str, str], ...]
+    """The settings that differ: name, value of A, value of B."""
+    quantities: tuple[Quantity, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +79,24 @@ class Comparison:
     """The number of shared cases that were not compared."""
     hosts: str = ""
     """A sentence if the sides ran on other hosts of one kind; else it is empty."""
+    details: tuple[CaseDetail, ...] = ()
+    """The cases that were compared, quantity by quantity, where that was asked for."""
 
     @property
     def regressed(self) -> bool:
         return any(row.verdict in ("slower", "fails") for row in self.rows)
+
+    @property
+    def undecided(self) -> list[str]:
+        """The labels of the cases that may be slower by more than the threshold, for all that was
+        measured."""
+        limit = 1 + self.threshold
+        return [
+            row.label
+            for row in self.rows
+            if row.verdict == "inconclusive"
+            and (row.ratio is None or row.ratio.high is None or row.ratio.high > limit)
+        ]
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -110,6 +136,7 @@ def compare_records(
     anyway: bool,
     metric: str,
     seed: int,
+    detailed: bool = False,
 ) -> Comparison:
     """Give a verdict on every case that both sides have. Less time is better.
 
@@ -121,6 +148,7 @@ def compare_records(
         anyway: Compare cases, too, whose machine, schema, work or model differ.
         metric: The name in ``Record.samples_s`` of the seconds that are compared.
         seed: The seed of the bootstrap and of the permutation test.
+        detailed: Compare the settings and every quantity of each case, too.
 
     Returns:
         A row for each case that was compared, and the labels of the others with the reasons.
@@ -156,7 +184,13 @@ def compare_records(
         left_out=() if anyway else unlike,
         unlike=len(pairs.shared) - len(compared),
         hosts=_other_hosts(compared),
+        details=tuple(_detail(pair, judge, rng) for pair in compared if detailed),
     )
+
+
+def _detail(pair: Pair, judge: Judge, rng: np.random.Generator) -> CaseDetail:
+    settings = settings_that_differ(pair.a, pair.b)
+    return CaseDetail(pair.label, tuple(settings), tuple(quantities_of(pair, judge, rng)))
 
 
 def _other_hosts(pairs: Sequence[Pair]) -> str:

@@ -26,13 +26,13 @@ class Picture:
     """The name of its file, without a suffix, where a page keeps figures in files."""
     caption: str
     alt: str
-    """Words with its numbers, for readers who do not see it."""
+    """Text with its numbers, for readers who cannot see it."""
     draw: Callable[[], Figure]
 
 
 @dataclass(frozen=True)
 class Chapter:
-    """What a report says of one kind of measurement."""
+    """The chapter of a report on one kind of measurement."""
 
     title: str
     sections: Sequence[Section] = ()
@@ -49,16 +49,16 @@ class Raw:
     place: str
     """The path, as the user may give it to another verb."""
     holds: str
-    """The amount of it, such as ``45 launches, 120 KiB``."""
+    """Its size, such as ``45 launches, 120 KiB``."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """All that a report says."""
+    """The content of a report."""
 
     title: str
     verdict: Sequence[str]
-    """Sentences on what it comes to, the most important first; never empty."""
+    """The verdict: sentences, the most important first; never empty."""
     about: Sequence[str] = ()
     """Lines on what was measured, on which machines, and when."""
     chapters: Sequence[Chapter] = ()
@@ -66,8 +66,14 @@ class Report:
 
 
 def shown(text: str, most: int = LONGEST) -> str:
-    r"""A text of others as a report has it: without control characters and keys, and not longer
-    than a reader takes.
+    r"""Foreign text made fit for a report: no control characters, no keys, and cut to a length.
+
+    Args:
+        text: The text.
+        most: The most characters of it.
+
+    Returns:
+        The text that is left, in which a cut is told.
 
     >>> shown("a\x1b[2Jb"), shown("x" * 1000, 8)
     ('a\\x1b[2Jb', 'xxxxxxxx … (1,000 characters)')

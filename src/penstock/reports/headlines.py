@@ -1,4 +1,4 @@
-"""What a ledger comes to, in sentences: what bounds each benchmark, and what would change that.
+"""The verdicts on a ledger, in sentences: what bounds each benchmark, and what would change that.
 
 The first sentence of a kind is its verdict. Each gives the launches behind it and, where there are
 several, an interval. Where nothing was measured, the sentence says that.
@@ -26,7 +26,7 @@ from .words import bracket, of_launches, times_bracket
 
 _GOALS = ("throughput", "training", "latency")
 _NAMED = 3
-"""More ladders than this are in the chapter alone."""
+"""Most ladders that the verdict names. The chapter has all."""
 
 
 def model_headlines(records: Iterable[Record]) -> list[str]:
@@ -90,7 +90,8 @@ def ladder_headlines(records: Iterable[Record]) -> list[str]:
 
 
 def _bound(ladder: Ladder) -> str:
-    """``Bound by decode (batch 4, 2 threads): without it a batch would take 1.6x less ...``."""
+    """The sentence ``Bound by decode (batch 4, 2 threads): without it a batch would take 1.6x
+    less``."""
     limit, steps = ladder.limiting, list(ladder.costs)
     if limit is None:
         return ""
@@ -103,7 +104,7 @@ def _bound(ladder: Ladder) -> str:
     if limit == top and limit == steps[0]:
         return f"{start}: {took}, and no other step was measured."
     line = f"{start}: {format_seconds(ladder.costs[limit])} of {took}, {share:.0%}"
-    gain = _without(ladder, top, limit, steps)
+    gain = gain_without(ladder, top, limit, steps)
     if gain is None:
         return f"{line}."
     return (
@@ -112,7 +113,7 @@ def _bound(ladder: Ladder) -> str:
     )
 
 
-def _without(ladder: Ladder, top: str, limit: str, steps: Sequence[str]) -> Interval | None:
+def gain_without(ladder: Ladder, top: str, limit: str, steps: Sequence[str]) -> Interval | None:
     """How many times as fast the top rung would be if the limiting step cost nothing."""
     below = steps[steps.index(limit) - 1] if limit != steps[0] else None
     times = {

@@ -25,7 +25,7 @@ MOST_FIGURES = 40
 """The most figures on a page. A chapter whose figures are left out says how many there are."""
 
 MOST_RECORDS = 2**20
-"""Bytes of a page that may be records."""
+"""Most bytes of records inside a page."""
 _WIDE = 9.5
 """Inches of a figure that takes the whole width of a page."""
 
@@ -131,9 +131,8 @@ def _table(section: Section) -> _Table:
 
 
 def _records(report: Report) -> list[tuple[Raw, str, str]]:
-    """The files of records, each with the name and content of what a reader can keep of it.
-
-    Small ones are part of the page, so that a report that was sent still has what it says in it.
+    """The files of records, each with a name and a link. Small files are part of the page, so that
+    a report that is sent by mail still holds its numbers.
     """
     room, records = MOST_RECORDS, []
     for raw in report.raw:
@@ -149,7 +148,7 @@ def _kept(path: Path, room: int) -> str:
         if path.stat().st_size > 16 * room:
             return ""
         text = scrub(path.read_text(encoding="utf-8", errors="replace"))
-    except (OSError, ValueError):  # a name from elsewhere may be no path at all
+    except (OSError, ValueError):  # a name from elsewhere need not be a path
         return ""
     packed = gzip.compress(text.encode(), mtime=0)  # the same page from the same records
     link = f"data:application/gzip;base64,{base64.b64encode(packed).decode()}"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from ..base import UsageError, format_bytes, group_by, plural
 from ..instruments import LEDGER_FILE, Record
+from .change import change_section
 from .content import Chapter, Picture, Raw, Report
 from .headlines import (
     ladder_headlines,
@@ -16,6 +18,7 @@ from .headlines import (
     queue_headlines,
     suite_headlines,
 )
+from .ledger_changes import explain_records
 from .loader.ladder import ladder_sections
 from .loader.report import loader_sections
 from .model.report import model_sections
@@ -29,6 +32,7 @@ from .pictures import (
 from .queue.report import queue_sections
 from .suite.report import suite_sections
 from .table import Section
+from .timed import TIMED, timed_headlines, timed_sections
 from .words import hosts_of, listed, machine_words
 
 
@@ -58,6 +62,7 @@ KINDS = {
     "train": Kind(
         "Training", suite_headlines, lambda r: suite_sections(r, ()), suite_pictures
     ),
+    **dict.fromkeys(TIMED, Kind("Times", timed_headlines, timed_sections, lambda records: [])),
 }  # fmt: skip
 
 
@@ -68,8 +73,10 @@ def kinds_of(records: Sequence[Record], source: str) -> dict[str, Kind]:
     """
     held = {record.scenario for record in records}
     kinds = {name: kind for name, kind in KINDS.items() if name in held}
-    if "loader" in kinds:  # whose sections hold the ladders
-        kinds.pop("ladder", None)
+    # The sections of the first hold those of the others.
+    for first, *others in (("loader", "ladder"), [name for name in TIMED if name in kinds] or [""]):
+        for other in others if first in kinds else ():
+            kinds.pop(other, None)
     if not kinds:
         scenarios = ", ".join(sorted(held)) or "no records"
         raise UsageError(f"{source} holds {scenarios}; a report is of {', '.join(KINDS)}")
@@ -79,7 +86,7 @@ def kinds_of(records: Sequence[Record], source: str) -> dict[str, Kind]:
 def report_of_records(
     records: Sequence[Record], source: str, places: Sequence[Path] = ()
 ) -> Report:
-    """What records say.
+    """The report of records.
 
     Args:
         records: The launches of one or more ledgers.
@@ -96,6 +103,9 @@ def report_of_records(
     for kind in kinds_of(records, source).values():
         verdict += kind.headlines(records)
         chapters.append(Chapter(kind.title, kind.sections(records), kind.pictures(records)))
+    changes, held, _ = explain_records(records)
+    advice = change_section(changes, [each.sentence() for each in held])
+    chapters[-1] = replace(chapters[-1], sections=[*chapters[-1].sections, *advice])
     return Report(
         source,
         verdict or ["Nothing here supports a verdict."],
@@ -106,7 +116,7 @@ def report_of_records(
 
 
 def raw_of_ledger(place: Path, records: Sequence[Record] | None = None) -> Raw:
-    """Where the records of a ledger lie, and how much they are."""
+    """The place of a ledger's records, and their size."""
     file = place / LEDGER_FILE if place.is_dir() else place
     size = format_bytes(file.stat().st_size)
     count = f"{plural(len(records), 'launch')}, " if records is not None else ""

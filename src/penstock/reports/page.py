@@ -6,7 +6,7 @@
 
     report.html             all in one file
     report.md               and its figures beside it, report_model_rates_1.png ...
-    report.json             all but the figures
+    report.json everything but the figures
 
 Everything is computed from records, so a page can be made again from its ledger on any machine.
 """

@@ -1,13 +1,14 @@
-"""What lies at a path that a user names: a ledger, the folder of a run, or a folder of several."""
+"""Finds the records at a path that a user names: a ledger, the folder of a run, or a folder of
+several."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from ..base import ARGS, RESULTS, STEPS, UsageError, describe, plural
+from ..base import ARGS, RESULTS, STEPS, SUITE_LEDGER, UsageError, describe, plural
 from ..instruments import LEDGER_FILE, Record, read_ledger
 from .content import Chapter, Report
 from .infer.report import report_of_run
@@ -40,24 +41,47 @@ def places_of(named: Path) -> list[RecordPlace]:
     Raises:
         UsageError: Nothing that a report is made of lies there.
     """
-    if kind := _kind_of(named):
+    if kind := kind_of_place(named):
         return [RecordPlace(kind, named)]
     beside = named.with_name(f"{named.name}.penstock") if named.name else named
-    if _kind_of(beside) == "inference":
+    if kind_of_place(beside) == "inference":
         return [RecordPlace("inference", beside)]
+    beside = named.with_name(f"{named.name}.ledger") if named.name else named
+    if kind_of_place(beside) == "ledger":  # of preprocess or predict, which wrote what is named
+        return [RecordPlace("ledger", beside)]
     if named.suffix == ".penstock":
-        raise UsageError(f"{named} is no folder of a run of penstock infer: it has no run.json")
+        raise UsageError(f"{named} is not a run folder of penstock infer: it has no run.json")
     if not named.is_dir() or named.suffix == ".ledger":
         return [RecordPlace("ledger", named)]  # its reader says what is wrong with it
-    places = sorted(_below(named), key=lambda place: place.path)
+    places = sorted(_below(named), key=_before_what_it_made)
     if not places:
         raise UsageError(
-            f"{named} holds neither records of a benchmark nor the folder of a run or a training"
+            f"{named} holds neither records of a benchmark, nor the folder of a run or a training, "
+            "nor logs of jobs, nor what a tracker kept"
         )
     return places
 
 
-def _kind_of(path: Path) -> PlaceKind | None:
+def places_in(folder: Path, others: Iterable[Path] = ()) -> list[RecordPlace]:
+    """The places that lie in a folder itself, and those of other paths.
+
+    Args:
+        folder: A folder, of which only the entries are looked at.
+        others: Paths that a user names.
+
+    Returns:
+        The places.
+
+    Raises:
+        UsageError: One of the others holds nothing.
+    """
+    entries = sorted(folder.iterdir())[:MOST_FOLDERS]
+    inside = [RecordPlace(kind, path) for path in entries if (kind := kind_of_place(path))]
+    return [*inside, *(place for path in others for place in places_of(path))]
+
+
+def kind_of_place(path: Path) -> PlaceKind | None:
+    """What a folder holds: a ledger, a run or a training; None where it is none of these."""
     if path.is_dir():
         if (path / LEDGER_FILE).is_file():
             return "ledger"
@@ -68,6 +92,18 @@ def _kind_of(path: Path) -> PlaceKind | None:
     return None
 
 
+def _before_what_it_made(place: RecordPlace) -> Path:
+    """The order of places: by name, and a suite before its trainings."""
+    return place.path.parent if place.path.name == SUITE_LEDGER else place.path
+
+
+def trainings_of(places: Sequence[RecordPlace]) -> list[Path]:
+    """The folders of trainings that may be a study: those of a suite are compared by the suite."""
+    suites = {place.path.parent for place in places if place.path.name == SUITE_LEDGER}
+    trainings = [place.path for place in places if place.kind == "training"]
+    return [path for path in trainings if path.parent not in suites]
+
+
 def _below(folder: Path) -> Iterator[RecordPlace]:
     """The places in a folder and the folders below it; no link is followed, no array entered."""
     for count, (at, folders, names) in enumerate(os.walk(folder)):
@@ -76,7 +112,7 @@ def _below(folder: Path) -> Iterator[RecordPlace]:
                 f"{folder} holds more than {MOST_FOLDERS:,} folders; name one below it"
             )
         path = Path(at)
-        kind = _kind_of(path)
+        kind = kind_of_place(path)
         if kind is not None:
             yield RecordPlace(kind, path)
         inside = kind is not None or any(name in names for name in _STORES)
@@ -86,7 +122,8 @@ def _below(folder: Path) -> Iterator[RecordPlace]:
 def reports_of_places(places: Sequence[RecordPlace]) -> list[Report]:
     """A report of each place.
 
-    Raises `UsageError` if a place cannot be read, or holds nothing that can be shown.
+    Raises:
+        UsageError: A place cannot be read, or holds nothing that can be shown.
     """
     return [_report_of(place) for place in places]
 

@@ -29,7 +29,7 @@ def reading_numbers(source: str | Path) -> Iterator[None]:
     except UsageError:
         raise
     except ValueError as error:
-        raise UsageError(f"{source} has a field that is no number: {error}") from error
+        raise UsageError(f"{source} has a field that is not a number: {error}") from error
 
 
 def scaled(value: float | None, factor: float) -> float | None:

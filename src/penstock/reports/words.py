@@ -1,4 +1,4 @@
-"""Numbers in words, as tables and sentences have them: lists, intervals, machines."""
+"""Texts of tables and sentences: lists, numbers, intervals, machines."""
 
 from __future__ import annotations
 
@@ -19,6 +19,19 @@ def listed(words: Sequence[str]) -> str:
     ('a', 'a, b and c')
     """
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
+def labels_line(document: Mapping[str, Any]) -> list[str]:
+    """A line on the name and the tags of a run, none where its document has neither.
+
+    >>> labels_line({"name": "mine", "tags": {"study": "a"}}), labels_line({})
+    (['mine, tagged study=a'], [])
+    """
+    tags = document.get("tags")
+    words = [f"{key}={text}" for key, text in tags.items()] if isinstance(tags, Mapping) else []
+    tagged = f"tagged {listed(words)}" if words else ""
+    line = ", ".join(filter(None, [str(document.get("name") or ""), tagged]))
+    return [line] if line else []
 
 
 def or_dash(value: float | None, form: Form = significant) -> str:
@@ -44,7 +57,13 @@ def spread(interval: Interval | None, form: Form = significant) -> str:
 def bracket(interval: Interval, count: str, form: Form = format_seconds) -> str:
     """An interval and the count behind it, ``[1.2 s - 1.4 s, 5 launches]``.
 
-    It is the count alone if an end is not known, or if a single value is behind both.
+    Args:
+        interval: The interval.
+        count: What is behind it, in words.
+        form: A function that writes an end.
+
+    Returns:
+        The text: the count alone if an end is not known, or if a single value is behind both.
     """
     ends = spread(interval, form) if interval.n > 1 else "-"
     return f"[{count}]" if ends == "-" else f"[{ends}, {count}]"

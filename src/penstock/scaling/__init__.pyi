@@ -15,7 +15,17 @@ from .simulate import device_of_run as device_of_run
 from .simulate import predict_steps as predict_steps
 from .simulate import with_batch as with_batch
 from .simulate import with_several as with_several
+from .sources.comet import CometArchive as CometArchive
+from .sources.comet import comet_experiment as comet_experiment
+from .sources.comet import experiments_of as experiments_of
+from .sources.mlflow import mlflow_files as mlflow_files
+from .sources.ours import results_run as results_run
+from .sources.read import KeptRun as KeptRun
 from .sources.read import read_runs as read_runs
+from .sources.read import runs_of_file as runs_of_file
+from .sources.settings import plain as plain
+from .sources.tracked import TrackedRun as TrackedRun
+from .sources.tracked import training_runs as training_runs
 from .study import Study as Study
 from .study import same_settings as same_settings
 from .study import studies as studies

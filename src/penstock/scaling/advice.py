@@ -61,7 +61,7 @@ def advice(study: Study) -> Iterator[str]:
 
 
 def _surely(interval: Interval, least: float, most: float) -> str:
-    """The words ", though not surely", unless the whole interval lies within the bounds."""
+    """The words ", though not surely" if a part of the interval lies outside the bounds."""
     low, high = interval.low, interval.high
     sure = low is not None and high is not None and least <= low and high <= most
     return "" if sure else ", though not surely"

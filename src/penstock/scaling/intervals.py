@@ -25,7 +25,8 @@ _DRAWS = 4000
 _ANGLES = np.linspace(0, math.pi / 2, 4_001)
 _COSINES = np.cos(_ANGLES)
 _FARTHEST = 100.0
-"""The most that a drawn logarithm may lie from its mean, as the t of two runs has no bounds."""
+"""Largest distance of a drawn logarithm from its mean. Without it the t of two runs has no
+bounds."""
 
 
 def students_t(freedom: float, confidence: float = CONFIDENCE) -> float:
@@ -61,7 +62,7 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> Interval:
 
 
 def drawn_means(times: Sequence[float], rng: np.random.Generator) -> Floats:
-    """Random draws of the mean of times, by their t; for one run, its time again and again."""
+    """Random draws of the mean of times, by their t. For one run every draw is its time."""
     n, middle = len(times), math.log(np.mean(times))
     if n == 1:
         return np.full(_DRAWS, math.exp(middle))

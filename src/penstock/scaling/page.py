@@ -7,14 +7,14 @@ from functools import partial
 from pathlib import Path
 
 from ..base import NotComparable, plural, significant
-from ..reports import Chapter, Figure, Picture, Report
+from ..reports import Chapter, Figure, Picture, Report, Section
 from .advice import advice, exposed, interval_text, rank_lines
 from .figures import FIGURES
 from .report import scaling_sections
 from .runs import TrainingRun
 from .sources.read import read_runs
 from .study import Study, studies
-from .tables import label
+from .tables import diverged, label, run_mark, summary_rows
 
 _CAPTIONS = {
     "speedup": "Speed-up over the baseline, measured, ideal, and by the laws that were fitted.",
@@ -25,7 +25,7 @@ _CAPTIONS = {
 
 
 def report_of_scaling(paths: Sequence[Path], title: str, say: Callable[[str], None]) -> Report:
-    """What runs on several numbers of devices say of scaling.
+    """The report of runs on several numbers of devices.
 
     Args:
         paths: Folders of runs, logs, ledgers or exports of trackers, or folders of these.
@@ -40,19 +40,21 @@ def report_of_scaling(paths: Sequence[Path], title: str, say: Callable[[str], No
         UsageError: A path cannot be read, or holds no run.
     """
     runs = read_runs(list(paths), say)
+    marks = [*filter(None, map(run_mark, runs)), *diverged(runs)]
+    listed = Chapter("Runs", [Section("Runs", summary_rows(runs), marks)])
     try:
         compared = studies(runs, None, False)
     except NotComparable as error:
         line = f"Nothing is said of scaling: {error}."
-        return Report(title, [line], [plural(len(runs), "run")])
+        return Report(title, [line], [plural(len(runs), "run")], [listed])
     several = [study for study in compared if len(study.points) > 1]
     if not several:
         sizes = plural(len({run.devices for run in runs if run.complete}), "size")
         line = f"Nothing is said of scaling: {plural(len(runs), 'run')} of {sizes}, and it takes 2."
-        return Report(title, [line], [plural(len(runs), "run")])
+        return Report(title, [line], [plural(len(runs), "run")], [listed])
     chapters = [_chapter(study, len(several) > 1) for study in several]
     verdict = [line for study in several for line in _verdict(study)]
-    return Report(title, verdict, [_of_runs(runs)], chapters)
+    return Report(title, verdict, [_of_runs(runs)], [*chapters, listed])
 
 
 def _verdict(study: Study) -> list[str]:

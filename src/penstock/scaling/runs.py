@@ -1,4 +1,4 @@
-"""A training by its log, its record or a tracker, and the measurements of its ranks."""
+"""A training as its log, its record or a tracker has it, and the measurements of its ranks."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ..base import UsageError
 Status = Literal[
     "complete", "crashed", "cancelled", "preempted", "timeout", "stopped", "unfinished", "unknown"
 ]
-"""The end of a run; ``unknown`` where nothing tells how far it came."""
+"""The end of a run; ``unknown`` if it cannot be told."""
 
 A_GPU = "a GPU"
-"""The device of a run that used GPUs and did not name them."""
+"""The device of a run that used GPUs but did not name them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,8 @@ class TrainingRun:
     """Readings of GPU-Util, in percent."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Settings that must be equal among runs that are compared."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """The user's tags of the run."""
     gradient_bytes: int | None = None
     """Bytes of the gradients of one device, which are summed over all devices."""
 
@@ -112,7 +114,7 @@ class TrainingRun:
         return None not in (self.work, self.batch, self.global_batch)
 
     def scored(self, score: float | None) -> float | None:
-        """A score; None where the run diverged, as it says nothing then."""
+        """A score; None where the run diverged, because its score means nothing then."""
         return None if self.diverged else score
 
     @property

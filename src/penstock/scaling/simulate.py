@@ -1,4 +1,4 @@
-"""Steps on more devices than were measured, from the phases of one device and a stated network.
+"""Predicts steps on more devices than were measured, from one device's phases and a stated network.
 
     one device     │ data │ forward │ backward ······ │ optimizer │
     N devices      │ data │ forward │ backward ······ │ rest of the sum │ optimizer │
@@ -39,7 +39,7 @@ from .straggler import phases_of
 Algorithm = Literal["ring", "tree"]
 
 NOTABLE_WAIT = 0.02
-"""The share of a step above which a wait for data counts; less is the handing over of a batch."""
+"""The share of a step above which a wait for data counts. Handing over a batch takes less."""
 _COMPUTE = ("transfer", "forward", "backward", "optimizer")
 
 
@@ -60,7 +60,7 @@ class DeviceStep:
     data_s: float = 0.0
     """Seconds in which its loader makes a batch; 0 where the device never waited for it."""
     reads_s: float = 0.0
-    """The same for a run without workers, whose steps begin when the batch is there."""
+    """Seconds of reading in a run without workers, whose steps begin when the batch is there."""
     scaled_from: int | None = None
     """The batch that was measured; None where it is this one."""
     counted: float | None = None
@@ -225,7 +225,7 @@ def _check(device: DeviceStep, network: Network) -> None:
         if not (0 < value < math.inf) and not (zero and value == 0):
             raise UsageError(f"{flag} {value:g} must be above 0")
     if network.data_rate is not None and not device.sample_bytes:
-        raise UsageError("--data-rate says nothing without --sample-bytes")
+        raise UsageError("--data-rate has no effect without --sample-bytes")
     if not 0 <= device.backward_s <= device.compute_s:
         raise UsageError(
             f"a backward pass of {device.backward_s:g} s is not a part of the {device.compute_s:g} "
@@ -240,11 +240,11 @@ def device_of_run(run: TrainingRun) -> DeviceStep:
         UsageError: The run is of several devices, or lacks phases, steps, batch or parameters.
     """
     if run.devices != 1:
-        raise UsageError(f"{run.source} is of {run.devices} devices; a run of 1 is asked for")
+        raise UsageError(f"{run.source} is a run of {run.devices} devices; give one of 1")
     phases = phases_of([run])
     parameters, gradients = run.settings.get("parameters"), run.gradient_bytes
     if not phases or not run.steps or not run.batch or parameters is None:
-        raise UsageError(f"{run.source} tells no phases, steps, batch or parameters of its model")
+        raise UsageError(f"{run.source} lacks phases, steps, batch or parameters of its model")
     each = {name: total / run.steps for name, total in phases.items()}
     compute = sum(each.get(name, 0.0) for name in _COMPUTE)
     waited = _notable(each.get("data_wait", 0.0), compute)
@@ -283,9 +283,9 @@ def with_several(device: DeviceStep, run: TrainingRun) -> DeviceStep:
     """
     phases = phases_of([run])
     if run.devices < 2:
-        raise UsageError(f"{run.source} is of one device, too; a second run is one of several")
+        raise UsageError(f"{run.source} is a run of one device, too; give a second run of several")
     if not phases or not run.steps:
-        raise UsageError(f"{run.source} tells no phases or steps")
+        raise UsageError(f"{run.source} lacks phases or steps")
     if run.batch != device.batch:
         raise UsageError(
             f"{run.source} has batches of {run.batch} on each device, and what is simulated has "

@@ -1,4 +1,4 @@
-"""The rank that the others wait for, and the phases of a run's steps.
+"""Finds the rank that the others wait for, and the phases of a run's steps.
 
     rank 0   │ work of its own │▒▒▒▒▒▒▒ wait ▒▒▒▒▒▒▒│ sum │
     rank 1   │ work of its own                 │▒ w ▒│ sum │    ◀ the straggler
@@ -43,7 +43,7 @@ class Straggler:
 
 
 def straggler(run: TrainingRun) -> Straggler | None:
-    """The rank that holds the others up; None where none surely does, or nothing was measured."""
+    """The rank that holds the others up. None if no rank surely does, or nothing was measured."""
     ranks = [rank for rank in run.ranks if rank.local and rank.waits]
     steps = min((len(rank.local) for rank in ranks), default=0)
     if len(ranks) < 2 or len(ranks) < run.devices or not steps:

@@ -1,4 +1,5 @@
-"""Studies of scaling: how much faster more devices were, among runs that are otherwise alike.
+"""Studies of scaling: how much faster training was on more devices, among runs that are otherwise
+alike.
 
     TrainingRun ──▶ Configuration (devices, nodes) ──▶ Study (weak | strong | hybrid)
                                                         └──▶ ScalingPoint, Amdahl, USL

@@ -61,14 +61,16 @@ def heading(run: TrainingRun) -> str:
 
 def summary_table(runs: Sequence[TrainingRun]) -> list[str]:
     """A line for each run; a star marks a run that is not complete, and a line below says why."""
-    devices = {"processes": "Procs", "devices": "Count"}.get(units(runs), "GPUs")
-    head = ("Job ID", "Configuration", devices, "Nodes", "Time (s)", "Time/Epoch (s)")
-    head_, *lines = (
-        _cells(row, (10, 30, 6, 6, 10, 14, 9, 7))
-        for row in ((*head, "Val Loss", "Val Acc"), *map(_summary_row, runs))
-    )
+    head_, *lines = (_cells(row, (10, 30, 6, 6, 10, 14, 9, 7)) for row in summary_rows(runs))
     title = ["BENCHMARK RESULTS SUMMARY", "=" * WIDE, head_, "-" * WIDE]
     return [*title, *lines, "=" * WIDE, *filter(None, map(run_mark, runs)), *diverged(runs)]
+
+
+def summary_rows(runs: Sequence[TrainingRun]) -> list[tuple[str, ...]]:
+    """The cells of `summary_table`, its head first."""
+    devices = {"processes": "Procs", "devices": "Count"}.get(units(runs), "GPUs")
+    head = ("Job ID", "Configuration", devices, "Nodes", "Time (s)", "Time/Epoch (s)")
+    return [(*head, "Val Loss", "Val Acc"), *map(_summary_row, runs)]
 
 
 def _summary_row(run: TrainingRun) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from .tracking.follow import deliver_events as deliver_events
 from .tracking.follow import outcome_of_tracker as outcome_of_tracker
 from .tracking.follow import trackers_of as trackers_of
 from .tracking.protocol import TRACKING_FOLDER as TRACKING_FOLDER
+from .tracking.protocol import flat as flat
 from .tracking.trackers import TRACKERS as TRACKERS
 from .workloads import Workload as Workload
 from .workloads import check_workload as check_workload

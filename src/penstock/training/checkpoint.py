@@ -51,7 +51,8 @@ class Checkpoints:
         self._put(self.last, {"format": FORMAT, "version": VERSION, **state})
 
     def rank(self, epoch: int, scores: Mapping[str, float]) -> bool:
-        """Rank an epoch among the best; whether it is the best. The earlier of equal ones wins."""
+        """Rank an epoch among the best. Returns whether it is the best; of equal epochs the earlier
+        wins."""
         score = scores[self._judge]
         file = f"epoch={epoch:02d}-{self._judge}={score:.4f}.pt"
         entry = {"score": score, "epoch": epoch, "file": file, "scores": dict(scores)}
@@ -100,7 +101,7 @@ def read(path: Path, workload: str) -> State:
     """The state in a file. Raises `UsageError` if it holds none, or one of another workload."""
     state = read_tensors(path, "--resume")
     if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise UsageError(f"--resume: {path} is no checkpoint of penstock train")
+        raise UsageError(f"--resume: {path} is not a checkpoint of penstock train")
     if state.get("version") != VERSION:
         raise UsageError(
             f"--resume: {path} has version {state.get('version')} of the format; this Penstock "

@@ -1,6 +1,6 @@
 """Scenes given to detectors on the workers of a cluster: one task a scene.
 
-A worker loads the weights once and writes nothing; what it found travels to the client.
+A worker loads the weights once and writes nothing; it sends the objects to the client.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DETECTOR_LIBRARIES = ("penstock-dl", "numpy", "torch", "torchvision", "rasterio"
 
 @dataclass(frozen=True, slots=True)
 class SceneToSearch:
-    """A scene, and what finds objects in it."""
+    """A scene and its detector."""
 
     folder: Path
     weights: Path

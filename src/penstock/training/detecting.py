@@ -64,7 +64,8 @@ def detect(
     config: PredictConfig,
     advance: Callable[[int, int], None],
 ) -> Objects:
-    """The objects of a scene. ``advance`` is called with the windows done and those looked at."""
+    """The objects of a scene. ``advance`` is called with the numbers of windows done and of those
+    that the detector saw."""
     rows, columns = cuts
     device = next(net.parameters()).device
     half = torch.float16 if device.type == "cuda" else torch.bfloat16

@@ -1,4 +1,5 @@
-"""Training: one loop of steps for every workload, each step timed, and a run that can be killed.
+"""Training: one loop of steps for every workload. Each step is timed, and a run may be killed at
+any time.
 
     Order ──▶ Feed ──▶ transfer ──▶ forward ──▶ backward ──▶ (sum over ranks) ──▶ optimizer
       ▲                                                                              │
@@ -236,7 +237,7 @@ class _Training:
         self.val_feed.close()
 
     def _epoch(self, epoch: int) -> bool:
-        """Take the steps that an epoch still has; whether the epoch has any."""
+        """Take the remaining steps of an epoch. Returns whether there were any."""
         number, last = self.state.position.batch, self.order.num_batches
         self._since = self.clock()
         if number < last:
@@ -330,6 +331,7 @@ class _Training:
         self.checkpoints.tidy(epoch)
         if best:
             self.checkpoints.save_weights(self.stepper.module.state_dict())
+            self.report.write_pictures(self.stepper.pictures)
         self._results("running", None)
         self._tell(epoch, scores, validated=True)
 

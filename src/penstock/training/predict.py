@@ -49,7 +49,7 @@ from .ranks import device_of
 
 @dataclass(frozen=True, slots=True)
 class PredictionSummary:
-    """The objects of all scenes, and what was looked at."""
+    """The objects of all scenes, and counts of scenes and windows."""
 
     scenes: int
     """The number of scenes that were looked at."""
@@ -152,7 +152,9 @@ class _Parts:
         before = _json(folder / _ASKED)
         if not before:  # a run that was stopped as it began, or another folder
             if any(path.suffix != ".part" for path in folder.iterdir()):
-                raise UsageError(f"{folder} is in the way of what is finished, and is none of ours")
+                raise UsageError(
+                    f"{folder} is where finished scenes are kept, and Penstock did not write it"
+                )
         elif config.overwrite:
             parts.remove()
         elif not config.resume:

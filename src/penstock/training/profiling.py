@@ -6,8 +6,8 @@
     OUT/profile/rank0.json       a trace that Perfetto and chrome://tracing open, of each rank
     OUT/profile/operators.txt    the operators that took most, and the phases of a step; of rank 0
 
-Our phases are annotations in the trace. A phase has its name when it ends, and an annotation needs
-one when it begins, so an annotation gets a number first and its name in the file.
+Phases are annotations in the trace. The name of a phase is known only at its end, and an annotation
+needs one at its begin: so it gets a number first, and its name when the file is written.
 
     annotation 7    ├───────────────────────────────────┤   begun and ended by the main thread
     laps                               ▲ backward        ▲ communication

@@ -59,7 +59,7 @@ def ranks_of(config: TrainConfig) -> Iterator[Any]:
 
 
 def _no_defect(error: BaseException, config: TrainConfig, ranks: int) -> str | None:
-    """A sentence for an error of torch that is no defect: too little memory, or a lost rank."""
+    """A sentence for an error of torch that is not a bug: too little memory, or a lost rank."""
     if not isinstance(error, RuntimeError):
         return None
     text = str(error)
@@ -141,7 +141,8 @@ def _devices(place: Place, config: TrainConfig, device: torch.device) -> int | l
 def device_of(name: str) -> torch.device:
     """The device that ``--device`` names; ``auto`` is a CUDA device if there is one, else the CPU.
 
-    Raises `UsageError` if torch finds no such device.
+    Raises:
+        UsageError: Torch finds no such device.
     """
     there = {
         "cuda": torch.cuda.is_available(),
@@ -222,7 +223,7 @@ def device_name(device: torch.device) -> str:
 
 
 def host_name() -> str:
-    """The name of this node, as SLURM has it if it does: its nodes may share a machine."""
+    """The name of this node: SLURM's name if there is one, since its nodes may share a machine."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 

@@ -2,24 +2,39 @@
 
 OUT/args.json               written as the run begins
 OUT/training_results.json   written at the end of each epoch and of the run
+OUT/pictures.npz            what the best model made of some samples, where the workload shows any
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from .. import __version__
-from ..base import ARGS, RESULTS, TrainConfig, scrubbed, write_json
-from ..instruments import collect_environment, torch_flags
+from ..base import (
+    ARGS,
+    PICTURES,
+    RESULTS,
+    Labels,
+    TrainConfig,
+    default_name,
+    read_json,
+    replacing,
+    run_labels,
+    scrubbed,
+    write_json,
+)
+from ..instruments import collect_environment, machine_and_commit, torch_flags
 from .checkpoint import Checkpoints
 from .ranks import device_name, gather, host_name, job_facts
 from .run_state import RunState
 from .step import Stepper
 from .step_log import StepLog, memory
-from .tracking.tell import run_facts
+from .tracking.tell import kind_of_run, run_facts
 from .workloads import Workload
 
 
@@ -42,12 +57,22 @@ class RunReport:
         self._stepper, self._state, self._checkpoints = stepper, state, checkpoints
         self._global_batch = global_batch
         self._job = job_facts(gather(host_name(), fabric.world_size))
+        self.labels = fabric.broadcast(self._labels())
+        """The name and the tags of the run, the same on every rank."""
+        self._made_on = machine_and_commit() if fabric.is_global_zero else {}
+
+    def _labels(self) -> dict[str, Any]:
+        before = self._config.output_dir / ARGS
+        resumed = read_json(before) if self._config.resume and before.is_file() else None
+        kind = kind_of_run(self._name, self._fabric.world_size, self._fabric.device.type)
+        return run_labels(self._config, default_name(*kind), resumed)
 
     def write_args(self) -> None:
-        """Write the arguments, first of all files: they tell which run the others belong to."""
+        """Write the arguments before all other files: they tell which run those belong to."""
         args = {
             "workload": self._name,
-            **self._config.model_dump(mode="json"),
+            **self.labels,
+            **self._config.model_dump(mode="json", exclude=set(Labels.model_fields)),
             "penstock": __version__,
             "torch": torch.__version__,
             "launch": self._job,
@@ -58,7 +83,9 @@ class RunReport:
     def facts(self) -> dict[str, Any]:
         """The name, tags, parameters and environment of the run, for trackers."""
         device = self._fabric.device
-        facts = run_facts(self._name, self._config, self._fabric.world_size, device.type)
+        facts = run_facts(
+            self._name, self._config, self._fabric.world_size, device.type, self.labels
+        )
         facts["parameters"] |= {
             "global_batch_size": self._global_batch,
             "model_parameters": self._stepper.parameters,
@@ -86,6 +113,7 @@ class RunReport:
         samples, trained = sum(r["samples"] for r in rows), sum(r["train_s"] for r in rows)
         return {
             "workload": self._name,
+            **self.labels,
             "status": status,
             "parameters": stepper.parameters,
             "trainable_parameters": stepper.trainable_parameters,
@@ -109,11 +137,19 @@ class RunReport:
             "history": rows,
             "ranks": gather(mine, fabric.world_size),
             "launch": self._job,
+            **self._made_on,
             "resumed_at_steps": self._state.resumed,
         }
 
     def write_results(self, results: Mapping[str, Any]) -> None:
         self._write(RESULTS, results)
+
+    def write_pictures(self, pictures: Callable[[], Mapping[str, NDArray[Any]]] | None) -> None:
+        """Keep what the model made of some samples, where the workload shows any."""
+        if pictures is not None and self._fabric.is_global_zero:
+            arrays: Mapping[str, Any] = pictures()
+            with replacing(self._config.output_dir / PICTURES) as draft, draft.open("wb") as file:
+                np.savez_compressed(file, **arrays)
 
     def _write(self, name: str, document: Mapping[str, Any]) -> None:
         if self._fabric.is_global_zero:

@@ -1,11 +1,20 @@
-"""The folder of a run: two runs are never mixed in it, and files of others are never removed."""
+"""The folder of a run. It never mixes two runs, and never removes foreign files."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
 
-from ..base import ARGS, RESULTS, STEPS, TRACEBACK_FILE, TrainConfig, UsageError, read_json
+from ..base import (
+    ARGS,
+    PICTURES,
+    RESULTS,
+    STEPS,
+    TRACEBACK_FILE,
+    TrainConfig,
+    UsageError,
+    read_json,
+)
 from ..data import DOCUMENT
 from .checkpoint import BEST, CHECKPOINTS, LAST
 from .profiling import PROFILE_FOLDER
@@ -15,6 +24,7 @@ from .tracking.protocol import TRACKING_FOLDER
 OURS = (
     RESULTS,
     BEST,
+    PICTURES,
     CHECKPOINTS,
     STEPS,
     EVENTS,
@@ -22,7 +32,7 @@ OURS = (
     PROFILE_FOLDER,
     TRACEBACK_FILE,
 )
-"""The files and folders that a run leaves, and that another run must not find."""
+"""The files and folders of a run. Another run must not find them."""
 
 
 def data_folders(config: TrainConfig) -> dict[str, Path | None]:
@@ -86,12 +96,14 @@ def _left_by_a_run(out: Path, *, replaced: bool) -> list[Path]:
     has_args = (out / ARGS).exists()
     args = read_json(out / ARGS) if has_args else {"workload": None}
     if not (isinstance(args, dict) and "workload" in args):
-        raise UsageError(f"--output-dir {out}: its {ARGS} is none of ours; give another folder")
+        raise UsageError(
+            f"--output-dir {out}: Penstock did not write its {ARGS}; give another folder"
+        )
     if there and not replaced:
         raise UsageError(f"--output-dir {out} holds a run; use --resume or --overwrite")
     if there and not has_args:
         raise UsageError(
             f"--output-dir {out} holds {there[0].name} and no {ARGS}, which every run leaves: it "
-            "may be somebody else's, and nothing was removed"
+            "may not be Penstock's, and nothing was removed"
         )
     return there

@@ -21,12 +21,12 @@ from ..base import (
     death_signal,
     write_json,
 )
-from ..cluster import ask_slurm, complaint_of, find_place, job_of, with_job_number
+from ..cluster import find_place, job_of, own_job, requeue_job, with_job_number
 
 WAIT_S = 60
 """The seconds that ranks have after one has ended. They may have to write the results."""
 REQUEUED = "requeued.json"
-"""The file in a run's folder that names the last job that was requeued with nothing saved."""
+"""The file in a run's folder that names the last job that was requeued without a checkpoint."""
 
 
 def time_of_last_checkpoint(out: Path) -> int | None:
@@ -55,17 +55,13 @@ def run_in_step(
         UsageError: This process is in no job, or is a rank already; or the folder is another job's.
         PenstockError: The job could not be requeued, or gets no further.
     """
-    if "SLURM_JOB_ID" not in environ:
-        raise UsageError(
-            "launch slurm runs inside a job, and SLURM_JOB_ID is not set; penstock slurm submit "
-            "makes a job, salloc an interactive one"
-        )
+    job = own_job(environ)
     if (place := find_place(environ)).world_size > 1:
         raise UsageError(
             f"launch slurm starts the ranks, and this is rank {place.rank} of "
             f"{place.world_size} already: leave out srun"
         )
-    job, out = job_of(environ), _folder(config, environ)
+    out = _folder(config, environ)
     command = [*srun(environ), sys.executable, "-m", "penstock", *words, *added(config, environ)]
     settings = {"OMP_NUM_THREADS": environ.get("SLURM_CPUS_PER_TASK", "1"), "PYTHONUNBUFFERED": "1"}
     before = time_of_last_checkpoint(out)
@@ -76,7 +72,8 @@ def run_in_step(
 
 
 def _requeue(job: str, out: Path, *, saved: bool) -> None:
-    """Put a job back into the queue, unless neither this life of it nor the last saved anything."""
+    """Put a job back into the queue, unless this start of it and the one before both saved
+    nothing."""
     became = "has saved" if saved else "was stopped before it had saved anything new"
     if not saved:
         now = {"job_id": job, "checkpoint": time_of_last_checkpoint(out)}
@@ -92,12 +89,7 @@ def _requeue(job: str, out: Path, *, saved: bool) -> None:
                 f"job {job} {became} and is not put back into the queue: {out / REQUEUED} cannot "
                 f"be written: {error.strerror}"
             ) from error
-    # Written before SLURM is asked, because it ends the job at once.
-    sys.stderr.write(f"penstock launch: job {job} {became} and goes back into the queue\n")
-    sys.stderr.flush()
-    ended = ask_slurm(["scontrol", "requeue", job])
-    if ended.returncode:
-        raise PenstockError(f"job {job} {became} and was not requeued: {complaint_of(ended)}")
+    requeue_job(job, became)
 
 
 def srun(environ: Mapping[str, str]) -> list[str]:
@@ -182,7 +174,7 @@ def _supervise(command: Sequence[str], environ: Mapping[str, str]) -> tuple[int,
 
 
 def _was_stopped(code: int) -> bool:
-    """Whether a run was stopped by the signal, after a step or before it had a handler."""
+    """Whether the signal stopped a run, after a step or before it had a handler."""
     return code in (Incomplete.exit_code, 128 + signal.SIGUSR1)
 
 

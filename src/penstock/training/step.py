@@ -1,4 +1,4 @@
-"""The steps of a training: each takes batches and changes weights, and its phases are timed.
+"""The steps of a training. Each takes batches, changes weights, and has its phases timed.
 
 batch ──▶ transfer ──▶ forward ──▶ backward ──┬──▶ (sum over ranks) ──▶ optimizer
   ▲                                           │
@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -73,6 +75,8 @@ class Stepper:
         self._sums = any(isinstance(m, DistributedDataParallel) for m in self._model.modules())
         on_cuda = fabric.device.type == "cuda"
         self.laps = DeviceLaps(torch.cuda) if on_cuda else Laps(clock)
+        self.pictures: Callable[[], Mapping[str, NDArray[Any]]] | None = None
+        """Shows the last validation, on the first rank, where the workload can."""
 
     def take(self, batches: Iterator[tuple[Items, Batch]], share: int) -> StepTaken:
         """Take a step on the mean gradient of ``share`` batches."""
@@ -133,7 +137,10 @@ class Stepper:
             # The last batches are filled up with samples that other ranks have answered, too.
             answered = {index: answer for part in every for index, answer in part.items()}
             assert len(answered) == len(self.workload.val), "a validation sample was not answered"
-            scores = self.workload.scores(dict(sorted(answered.items())))
+            answered = dict(sorted(answered.items()))
+            scores = self.workload.scores(answered)
+            if show := getattr(self.workload, "pictures", None):
+                self.pictures = partial(show, answered)
         return self.fabric.broadcast(scores)
 
     def to_device(self, batch: Batch) -> Batch:

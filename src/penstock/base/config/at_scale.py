@@ -12,7 +12,7 @@ from ..units import parse_seconds
 from .knobs import Bytes, Knobs, Natural, Positive, Seconds, flag, folder_place
 
 RUNS = 20
-"""Simulated runs if none are asked for: their interval is from about the first to the last."""
+"""Number of simulated runs by default. Their interval spans nearly all of them."""
 
 
 def _rate(value: object) -> object:
@@ -27,7 +27,7 @@ def _rate(value: object) -> object:
 
 
 def _hours(value: object) -> float:
-    """Seconds of a time that is in hours if it has no unit."""
+    """The seconds of a time; a number without a unit counts hours."""
     try:
         return 3600 * float(str(value))
     except ValueError:
@@ -105,12 +105,12 @@ class ScaleConfig(Knobs):
     @model_validator(mode="after")
     def _goes_together(self) -> ScaleConfig:
         if self.restart is not None and self.mtbf is None:
-            raise ValueError("--restart says nothing without --mtbf")
+            raise ValueError("--restart has no effect without --mtbf")
         if self.rate is None:
             for name in ("mtbf", "stragglers", "simulate"):
                 if getattr(self, name) is not None:
                     raise ValueError(
-                        f"--{name} says nothing without --rate, the voxels per second of one "
+                        f"--{name} has no effect without --rate, the voxels per second of one "
                         "worker or the folder of a run"
                     )
         return self

@@ -22,6 +22,7 @@ from .knobs import (
     flag,
     many,
 )
+from .labels import Labels
 from .sharing import OnWorkers
 
 
@@ -30,8 +31,8 @@ def _of_loader(name: str) -> Any:
     return copy(LoaderConfig.model_fields[name])
 
 
-class RecordKnobs(Replacing):
-    """Where launches are recorded, and how long one may take."""
+class RecordKnobs(Replacing, Labels):
+    """The place where launches are recorded, and the most time that one may take."""
 
     ledger: Path | None = flag(
         None, help="folder of the raw records (default: OUTPUT with the suffix .ledger)"
@@ -41,7 +42,7 @@ class RecordKnobs(Replacing):
 
 
 class SweepKnobs(RecordKnobs, OnWorkers):
-    """How often a case is launched, where, and whether launches of an earlier run count."""
+    """The number of launches of each case, their device, and whether earlier launches count."""
 
     effort: Literal["quick", "standard", "rigorous"] = flag(
         "standard", help="1, 5 or 10 launches of each case; one launch is never compared"

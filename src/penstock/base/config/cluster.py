@@ -63,7 +63,7 @@ def _counted(array: str) -> str:
     if not number.isdecimal():
         return array
     if int(number) == 0:
-        raise ValueError(f"{array!r} makes no element; 0-0 makes the one of number 0")
+        raise ValueError(f"{array!r} has no elements; 0-0 has one, number 0")
     return f"1-{number}{percent}{most}"
 
 
@@ -146,26 +146,32 @@ class SlurmConfig(Knobs):
     )
     requeue: bool = flag(
         True,
-        help="begin again after a preemption or a lost node, and go on; a training is also put "
-        "back into the queue before its time is up (default: of a command that is not "
-        "Penstock's, no)",
+        help="begin again after a preemption or a lost node, and go on; also go back into the "
+        "queue before the time is up (default: only for commands of Penstock)",
+    )
+    max_requeues: Natural = flag(
+        10,
+        help="restarts after which a verb other than train no longer goes back into the queue by "
+        "itself",
     )
     signal: Natural = flag(
         120,
         help="seconds before its end at which the job gets the signal to save; 0: no signal "
-        "(default: 120, of a command that is not Penstock's 0)",
+        "(default: 120; 0 for a command that is not Penstock's)",
     )
     modules: Annotated[tuple[_Module, ...], BeforeValidator(many)] = flag(
         (), help="environment modules to load after a purge (default: none)"
     )
     venv: _OnePath | None = flag(None, help="virtual environment to activate")
     env: Annotated[tuple[_Variable, ...], BeforeValidator(_settings)] = flag(
-        (), help="variables to set, NAME=VALUE (default: none beside those of the shell)"
+        (),
+        help="variables to set, NAME=VALUE; a second --env adds to the first (default: none beside "
+        "those of the shell)",
     )
     folder: _Folder = flag("outputs", help="folder of logs, runs and the list of jobs")
     output: _OnePath | None = flag(
         None,
-        help="file of the job's output (default: FOLDER/slurm-%j.out, of an array "
+        help="file of the job's output (default: FOLDER/slurm-%j.out, for an array "
         "FOLDER/slurm-%A_%a.out)",
     )
     error: _OnePath | None = flag(None, help="file of its errors (default: that of its output)")
@@ -182,14 +188,15 @@ class SlurmConfig(Knobs):
 
     @property
     def parts(self) -> int | None:
-        """Elements of an array that counts from 1; None for another one, and for none."""
+        """Number of elements of an array that counts from 1; None for any other array, and without
+        one."""
         counted = re.fullmatch(r"1-(\d+)(%\d+)?", self.array or "")
         return int(counted[1]) if counted else None
 
     @property
     def on_one_node(self) -> bool:
-        """Whether nothing says how many ranks a node takes: a study then asks for one that takes
-        them all."""
+        """Whether the ranks of a node are left open. A study then asks for one node with all
+        ranks."""
         return self.ntasks_per_node is None and not self.gpus
 
     @model_validator(mode="after")

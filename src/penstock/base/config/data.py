@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from .knobs import Bytes, Knobs, Names, Natural, Positive, Replacing, Shape, flag, many
+from .labels import Labels
 from .sharing import OnCluster
 
 PRESET_SAMPLES = 64
@@ -136,7 +137,7 @@ class LoaderConfig(Knobs):
 CHIP_OVERLAP = 64
 
 
-class PreprocessConfig(OnCluster):
+class PreprocessConfig(OnCluster, Labels):
     """The knobs of ``penstock preprocess``."""
 
     data_root: Path = flag(help="folder with train/ and validation/, a folder for each scene")
@@ -169,7 +170,7 @@ class PreprocessConfig(OnCluster):
     )
 
 
-class PredictConfig(OnCluster):
+class PredictConfig(OnCluster, Labels):
     """The knobs of ``penstock predict``."""
 
     data_root: Path = flag(help="folder whose folders are scenes, such as DATA/validation")

@@ -22,6 +22,7 @@ from .knobs import (
     flag,
     many,
 )
+from .labels import Labels
 from .sharing import Sharing
 
 
@@ -67,20 +68,19 @@ class Unattended(Sharing):
 
     retry_for: Seconds = flag(
         900.0,
-        help="how long a store may go on failing by faults that may pass, such as a server that is "
-        "busy or away, with no read or write that succeeds, before the job ends with exit code 3 "
-        "(default: 15min)",
+        help="how long a store may fail without a success, by faults that may pass such as a busy "
+        "server, before the job ends with exit code 3 (default: 15min)",
     )
     stall_timeout: Seconds = flag(
         1800.0,
         help="how long a block may make no progress in a stage before the job ends with exit code "
-        "3 and the stacks of its threads in the run folder; 0 is for ever (default: 30min)",
+        "3 and the stacks of its threads in the run folder; 0: no limit (default: 30min)",
     )
     oom: Literal["stop", "halve"] = flag(
         "stop",
-        help="what happens when a device has no memory left for a batch: stop: the job ends with "
-        "exit code 3 and names the batch that fits; halve: these patches run in smaller batches, "
-        "which may change their last bits, and the blocks that they are in are listed",
+        help="when a device has no memory left for a batch: stop: end with exit code 3, and name "
+        "the batch that fits; halve: run its patches in smaller batches, which may change their "
+        "last bits, and list their blocks",
     )
     grace: Seconds = flag(
         20.0,
@@ -89,7 +89,7 @@ class Unattended(Sharing):
     )
 
 
-class InferConfig(Unattended):
+class InferConfig(Unattended, Labels):
     """The knobs of ``penstock infer`` and `penstock.run_inference`."""
 
     # what

@@ -69,13 +69,13 @@ def listed(value: object) -> object:
     return tuple(names)
 
 
-TrackerName = Literal["comet", "mlflow", "tensorboard"]
+TrackerName = Literal["comet", "mlflow", "tensorboard", "wandb"]
 Trackers = Annotated[tuple[TrackerName, ...], BeforeValidator(listed)]
 
 
 def _tile(value: object) -> str:
     if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){0,2}", str(value)):
-        raise ValueError(f"{str(value)!r} is no tile such as 256 or 32x256x256")
+        raise ValueError(f"{str(value)!r} is not a tile such as 256 or 32x256x256")
     return str(value)
 
 
@@ -89,6 +89,7 @@ def flag(default: Any = ..., *, help: str, alias: str | None = None, const: Any 
     return Field(default, description=help, json_schema_extra=extra)
 
 
+_KNOB = "penstock_knob"
 TRUST_MODEL = "give a .pt2 or TorchScript file that cannot be checked to torch: it may run any code"
 
 
@@ -146,7 +147,7 @@ def check_file(model: type[Knobs], settings: Mapping[str, Any], file: str) -> No
         model.model_validate({str(key).replace("-", "_"): value for key, value in settings.items()})
     except ValidationError as error:
         for each in error.errors():
-            # Flags may bring what lacks here, and what goes with the rest.
+            # Flags may add what is missing in the file.
             if each["loc"] and each["type"] != "missing":
                 raise UsageError(f"{file}: {_fault(each, str)}") from None
 
@@ -239,7 +240,12 @@ def add_flags(
     if config_file:
         parser.add_argument("--config", type=Path, metavar="FILE.yaml", help="settings; flags win")
     for flag, options in _flags_of(model):
-        parser.add_argument(flag, **options)
+        vars(parser.add_argument(flag, **options))[_KNOB] = (model, options["dest"])
+
+
+def knob_of(action: argparse.Action) -> tuple[type[Knobs], str] | None:
+    """The class and the name of the knob that a flag sets; None for a flag of the verb's own."""
+    return vars(action).get(_KNOB)
 
 
 @cache
@@ -250,17 +256,21 @@ def _flags_of(model: type[Knobs]) -> list[tuple[str, dict[str, Any]]]:
     for name, info in sorted(fields, key=lambda field: field[0] not in model.__annotations__):
         dashed, kind = "--" + name.replace("_", "-"), str(info.annotation)
         text = info.description or ""
-        plain = info.default is False or info.default in (None, ..., ("all",))
+        plain = info.default is False or info.default in (None, ..., ("all",), {})
         if not plain and not info.is_required() and "default" not in text:
             text += f" (default: {_typed(info.default)})"
         text = text.replace("%", "%%")
         options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": text}
         if info.annotation is bool:
             options["action"] = argparse.BooleanOptionalAction
+        elif "Mapping" in kind:
+            options |= {"action": "append", "metavar": "KEY=VALUE"}
         else:
             may_be_empty = "tuple[()]" in kind or "_switch" in str(info.metadata)
             options["nargs"] = "*" if may_be_empty else "+" if "tuple" in kind else None
             options["metavar"] = _metavar(info)
+            if "NAME=VALUE" in text:  # a second one sets another variable
+                options["action"] = "extend"
         flags.append((dashed, options))
         extra = info.json_schema_extra
         if isinstance(extra, dict):
@@ -354,4 +364,6 @@ def _plain(value: Any) -> Any:
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return [_plain(v) for v in value]
+    if hasattr(value, "__array_interface__"):  # its numbers would be many, and say nothing
+        return f"array in memory, {value.dtype} {tuple(value.shape)}"
     return value if value is None or isinstance(value, str | int | float | bool) else str(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from .knobs import Bytes, Natural, Positive, Replacing, Seconds, flag
 
@@ -47,15 +47,15 @@ class OnWorkers(Replacing):
 
 
 class OnCluster(OnWorkers):
-    """Workers of a cluster, and what may happen to the parts that they are given."""
+    """Workers of a cluster, and the limits on failures of their parts."""
 
     max_failed_parts: Natural = flag(
         0, help="parts (or scenes) that may fail before the job of a cluster is given up"
     )
     mixed_arithmetic: bool = flag(
         False,
-        help="take workers of other code, versions or kinds of machine as well, which may change "
-        "the last bits",
+        help="also take workers with other code, versions or kinds of machine; the last bits may "
+        "differ",
     )
 
 
@@ -73,10 +73,15 @@ class Sharing(OnCluster):
     spill: Literal["auto", "never", "always"] = flag(
         "auto",
         help="patches on borders of parts, with --cluster: never: both sides compute them; always: "
-        "one does, and the other's share is spilled to the run folder; auto: what is sooner",
+        "one does, and the other's share is spilled to the run folder; auto: whichever ends sooner",
     )
     max_spill: Bytes | None = flag(
         None, help="most bytes that may lie spilled in the run folder at once (default: any)"
+    )
+    spill_rate: Annotated[Bytes, Field(ge=1)] | None = flag(
+        None,
+        help="bytes per second that a worker writes to, and reads from, the run folder, such as "
+        "1GB, for --spill auto (default: a worker measures it)",
     )
     prepare: bool = flag(
         False, help="make output and run folder for an array of --part i/n, and write no block"
@@ -127,9 +132,9 @@ class Sharing(OnCluster):
         named = "--spill always" if self.spill == "always" else "--max-spill"
         if self.spill == "always" or self.max_spill is not None:
             if given:
-                raise ValueError(f"{named} is of --cluster; the elements of an array spill nothing")
+                raise ValueError(f"{named} belongs to --cluster; an array's elements do not spill")
             if self.cluster is None and self.workers is None:
-                raise ValueError(f"{named} says nothing without --cluster or --workers")
+                raise ValueError(f"{named} has no effect without --cluster or --workers")
         if self.prepare and self.workers is None:
             raise ValueError("--prepare needs --workers N, the number of elements of the array")
         return self

@@ -62,15 +62,15 @@ def speaks_python(
 def in_python(message: str, model: type[Knobs], parameters: Mapping[str, str]) -> str:
     """A message with its flags as parameters of a call. What is no knob of ``model`` stays."""
 
-    def renamed(found: re.Match[str]) -> str:
-        name, value = found[1].replace("-", "_"), found[2]
+    def renamed(match: re.Match[str]) -> str:
+        name, value = match[1].replace("-", "_"), match[2]
         rest = "" if value is None else f" {value}"
-        if (alias := _aliases(model).get(found[1])) is not None:
+        if (alias := _aliases(model).get(match[1])) is not None:
             knob, constant = alias
             return f"{parameters.get(knob, knob)}={constant!r}{rest}"
         knob = name if name in model.model_fields else name.removeprefix("no_")
         if knob not in model.model_fields:
-            return found[0]
+            return match[0]
         called, kind = parameters.get(knob, knob), model.model_fields[knob].annotation
         if kind is bool:
             return f"{called}={knob == name}{rest}"

@@ -7,11 +7,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from .knobs import TRUST_MODEL, Knobs, Natural, Positive, Tile, Trackers, flag, many
+from .knobs import TRUST_MODEL, Natural, Positive, Tile, Trackers, flag, many
+from .labels import Labels
 from .sharing import OnWorkers
 
 
-class TrainConfig(Knobs):
+class TrainConfig(Labels):
     """The knobs of ``penstock train``. A workload's own defaults stand in `TRAIN_DEFAULTS`."""
 
     # data
@@ -98,13 +99,15 @@ class TrainConfig(Knobs):
 
     # trackers and profile
     track: Trackers = flag(
-        (), help="comet, mlflow, tensorboard: the trackers of the run (default: none)"
+        (), help="comet, mlflow, tensorboard, wandb: the trackers of the run (default: none)"
     )
     track_every: Positive = flag(10, help="steps between two that trackers are sent")
-    project: str = flag("penstock", help="project (Comet) or experiment (MLflow) of the run")
-    experiment_name: str | None = flag(
-        None, help="name of the run (default: its workload and devices, such as spiral_4gpu)"
+    track_dir: Path | None = flag(
+        None,
+        help="folder of the store that runs share, in which MLflow shows them side by side "
+        "(default: MLFLOW_TRACKING_URI, else ~/.local/share/penstock)",
     )
+    project: str = flag("penstock", help="project (Comet) or experiment (MLflow) of the run")
     profile: bool = flag(False, help="record steps with torch's profiler")
     profile_steps: Positive = flag(5, help="steps that --profile records, after 5 others")
 
@@ -229,7 +232,7 @@ TRAIN_FIXED = tuple(
 """Knobs that may not change where a run is resumed: it would be another run."""
 
 
-class SuiteConfig(OnWorkers):
+class SuiteConfig(OnWorkers, Labels):
     """The knobs of a benchmark of ``penstock suite``, beside its preset."""
 
     data_root: Path | None = flag(None, help="folder of the scenes, with train/ and validation/")

@@ -31,7 +31,8 @@ class VerifyConfig(Replacing):
     readers: Positive = flag(4, help="threads that read")
     retry_for: Seconds = flag(
         900.0,
-        help="how long a store may go on failing by faults that may pass (default: 15min)",
+        help="how long a store may fail without a success, by faults that may pass "
+        "(default: 15min)",
     )
     recompute: Annotated[float, BeforeValidator(_share)] | None = flag(
         None, help="share of the blocks, such as 1%, to compute anew from the input and compare"

@@ -10,7 +10,7 @@ from typing import Any
 from ...base import BenchLoaderConfig, UsageError
 from ...instruments import Record
 from ...loading import CONTENDERS
-from ..launch.launcher import Launcher, ask_worker_or_fail, in_turn
+from ..launch.launcher import Launcher, ask_worker, in_turn
 
 Case = dict[str, Any]
 RUNGS = ("L0", "L1", "L2", "L3", "L4", "L5")
@@ -90,7 +90,7 @@ def checked_loader_cases(
     answers: dict[int, Record] = {}
     for case in cases:
         if case["batch"] not in answers:
-            answer = ask_worker_or_fail("loader", case, config.timeout, launcher)
+            answer = ask_worker("loader", case, config.timeout, launcher)
             answers[case["batch"]] = answer
             say(f"Batches of {case['batch']}, shuffle {case['shuffle']}: {answer.facts['price']}")
             _check_enough(case, answer.facts["samples"], config)

@@ -17,8 +17,16 @@ Facts = dict[str, Any]
 
 
 def model_cases(config: BenchModelConfig) -> list[Case]:
-    """The product of all axes, each point once. Raises `UsageError` for knobs that exclude each
-    other.
+    """The product of all axes, each point once.
+
+    Args:
+        config: the knobs of the benchmark.
+
+    Returns:
+        A case of scenario ``model`` for each point.
+
+    Raises:
+        UsageError: knobs exclude each other.
     """
     weights = config.weights
     if weights is not None and not is_file(weights, f"--weights {weights}"):
@@ -85,7 +93,7 @@ def checked_model_cases(
             [case[n] for n in ("model", "tile", "channels", "dtype", "checkpointing")]
         )
         if point not in answers:
-            answers[point] = ask_worker("model", case, timeout_s, launcher)
+            answers[point] = ask_worker("model", case, timeout_s, launcher, may_fail=True)
         answer = answers[point]
         here = answer.environment.get("machine_key", here)
         filled = {name: answer.case[name] for name in ("device", "channels")} if answer.ok else {}
@@ -97,12 +105,15 @@ def checked_model_cases(
 
 
 def check_budget(budget: int, cases: Sequence[Case], facts: Sequence[Facts]) -> None:
-    """Raise `Refused` for a budget that every case exceeds before its first sample.
+    """Refuse a budget that every case exceeds before its first sample.
 
     Args:
         budget: the bytes that a launch may take.
         cases: the cases, on one device.
         facts: the facts of each case.
+
+    Raises:
+        Refused: the budget holds no launch.
     """
     on_cpu = cases[0]["device"] == "cpu"
     counted = ("model_bytes", "process_bytes") if on_cpu else ("model_bytes",)
@@ -118,14 +129,17 @@ def check_budget(budget: int, cases: Sequence[Case], facts: Sequence[Facts]) -> 
 def check_same_work(
     ledger: Ledger, cases: Sequence[Case], facts: Sequence[Facts], here: str | None
 ) -> None:
-    """Raise `UsageError` where the ledger's launches of these cases ran on another machine, or with
-    another model of the same name: new launches could not be compared with them.
+    """Check that new launches can be compared with those of a ledger.
 
     Args:
         ledger: the ledger that ``--resume`` goes on with.
         cases: the cases.
         facts: the facts of each case.
         here: the key of the machine that measures, if it is known.
+
+    Raises:
+        UsageError: the ledger has launches of these cases on another machine, or with another model
+            of the same name.
     """
     structures = {
         case_key("model", case): each.get("structure")

@@ -1,8 +1,9 @@
-"""What a case takes of a host, which no other case of a worker takes meanwhile: its GPU, or cores.
+"""Locks on what a case uses of a host: its GPU, or cores. No other case of a worker uses them
+meanwhile.
 
 A worker locks a file for the GPU or for each core that it may use, in the host's folder for
-temporary files. So workers whose cores differ, as those of SLURM's jobs do, do not wait for each
-other, and what a worker that died held is free.
+temporary files. So workers with different cores, such as jobs of SLURM, do not wait for each other,
+and a worker that dies frees its locks.
 """
 
 from __future__ import annotations
@@ -63,11 +64,11 @@ def taken_words(names: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def held(names: Sequence[str], wanted: Callable[[], bool]) -> Iterator[None]:
-    """Hold what has these names, once no other case of this host holds any of it.
+    """Hold these resources, once no other case of this host holds any of them.
 
     Args:
         names: the names.
-        wanted: is called now and then; a worker that nobody waits for stops waiting itself.
+        wanted: is called now and then. Once it is false, the worker stops waiting.
 
     Raises:
         PenstockError: nobody waits any more, or the folder of the locks is another user's.
@@ -76,7 +77,7 @@ def held(names: Sequence[str], wanted: Callable[[], bool]) -> Iterator[None]:
     places = [folder / f"{name}.lock" for name in names]
     while (locks := _locked(places)) is None:
         if not wanted():
-            raise PenstockError("nobody waits for it any more")
+            raise PenstockError("no client waits for this case any more")
         time.sleep(LOOK_EVERY_S * (0.5 + random.random()))
     mine = folder / f"{_case()}{next(_COUNT)}.lock"
     with locks, mine.open("a") as file:

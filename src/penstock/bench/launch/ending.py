@@ -1,7 +1,7 @@
-"""What became of a launch: its answer, and where none came, how its process ended.
+"""The outcome of a launch: its answer, or else how its process ended.
 
-The kernel's own count of kills for memory tells a worker that it killed from one that somebody else
-killed.
+The kernel's own count of out-of-memory kills tells whether the kernel or somebody else killed a
+worker.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...instruments import Failure, Status, cgroup_folders
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What the supervisor saw of a worker."""
+    """The end of a worker, as the supervisor saw it."""
 
     exit: int | None
     """The exit code of `subprocess`; None where it did not start, or did not end when killed."""
@@ -35,7 +35,7 @@ class Ending:
 
 
 def outcome(ending: Ending, fate: tuple[Status, str]) -> dict[str, Any]:
-    """The fields of the record: what the worker said, or what its end says in its place."""
+    """The fields of the record, from the worker's answer, or else from its end."""
     stage, answer = _heard(ending.said)
     if "result" in answer:
         return {**answer["result"], "status": "ok"}

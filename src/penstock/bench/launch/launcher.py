@@ -53,48 +53,35 @@ def in_turn(
 
 
 def ask_worker(
-    scenario: str, case: Mapping[str, Any], timeout_s: float, launcher: Launcher = in_turn
+    scenario: str,
+    case: Mapping[str, Any],
+    timeout_s: float,
+    launcher: Launcher = in_turn,
+    *,
+    may_fail: bool = False,
 ) -> Record:
-    """What a process of its own says of a case, without a measurement.
+    """Ask a process of its own about a case, without a measurement.
 
     Args:
         scenario: the name of the scenario.
         case: its knobs.
         timeout_s: the seconds that the process may take.
         launcher: runs the process.
+        may_fail: whether a case that makes sense and cannot be measured is an answer.
 
     Returns:
-        A record with the resolved case and its facts, or with a failure other than that of the
-        case.
+        A record with the resolved case and its facts; with ``may_fail`` perhaps a failure.
 
     Raises:
         UsageError: the case makes no sense; it has the case's sentence.
+        PenstockError: the case cannot be measured; it has the sentence of the failure.
     """
     asked = Launch(LaunchRequest(scenario, case, task="check"), 0, None, timeout_s)
     ((_, answer),) = launcher([asked])
-    if answer.status == "unsupported" and answer.error is not None:
+    if answer.error is None:
+        return answer
+    if answer.status == "unsupported":
         raise UsageError(answer.error.message)
-    return answer
-
-
-def ask_worker_or_fail(
-    scenario: str, case: Mapping[str, Any], timeout_s: float, launcher: Launcher = in_turn
-) -> Record:
-    """`ask_worker`, for when a case that cannot be measured leaves nothing to do.
-
-    Args:
-        scenario: the name of the scenario.
-        case: its knobs.
-        timeout_s: the seconds that the process may take.
-        launcher: runs the process.
-
-    Returns:
-        A record with the resolved case and its facts.
-
-    Raises:
-        PenstockError: the case cannot be measured; it has the sentence of the failure.
-    """
-    answer = ask_worker(scenario, case, timeout_s, launcher)
-    if answer.error is not None:
-        raise PenstockError(answer.error.message)
-    return answer
+    if may_fail:
+        return answer
+    raise PenstockError(answer.error.message)

@@ -3,11 +3,11 @@
     client   launches in the order of the sweep ------>  workers, each one launch at a time
              <- the record of each, as its launch ends
 
-A worker supervises a launch as `in_turn` does on one machine: the same process, deadline and
-memory. It runs it in the folder in which the client was started, so that the relative paths of a
-case mean what they mean there. What a launch takes of its host is held by it `alone`. The record
-has the environment of the worker's machine. A training is written into a folder of its own, which
-the client moves into place; so a worker that was taken for dead and goes on spoils nothing.
+A worker supervises a launch as `in_turn` does on one machine, with the same process, deadline and
+memory limit. It works in the folder in which the client was started, so that relative paths of a
+case mean the same. What a launch takes of its host is held by it `alone`. The record has the
+environment of the worker's machine. A training is written into a folder of its own, which the
+client moves into place; so a worker that only seemed dead and goes on does no harm.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class RemoteLaunch:
     """The folder in which the client was started."""
     variables: Mapping[str, str]
     kind: Kind | None
-    """That of the first worker; None before it has answered."""
+    """The kind of the first worker; None before it has answered."""
 
 
 class LaunchesOnCluster:
@@ -126,7 +126,7 @@ class LaunchesOnCluster:
                         shutil.rmtree(path, ignore_errors=True)
 
     def like(self, records: Iterable[Record]) -> None:
-        """Take only workers of the kind that measured these records, the last that tells it."""
+        """Take only workers of the kind that measured these records."""
         for record in records:
             self._kind = kind_of(record.environment) or self._kind
 
@@ -152,8 +152,8 @@ class LaunchesOnCluster:
 
 
 def kind_of(environment: Mapping[str, Any]) -> Kind | None:
-    """What is the same for workers whose launches may be compared: their machine, and what of it
-    they may use. None for an environment that does not say it.
+    """The kind of a worker: its machine, and its share of that machine. Launches on workers of one
+    kind may be compared. None for an environment that does not tell.
     """
     if not environment.get("machine_key"):
         return None

@@ -1,5 +1,5 @@
-"""What a worker is asked to do: in a room of its own, for a worker needs nothing else of those who
-ask, and is soon there."""
+"""The request to a worker. It has a file of its own, so that a worker imports nothing else and
+starts fast."""
 
 from __future__ import annotations
 

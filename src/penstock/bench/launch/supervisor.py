@@ -1,4 +1,4 @@
-"""The supervisor: one launch is one fresh process, and whatever becomes of it is a record.
+"""The supervisor: one launch is one fresh process, and any end of it becomes a record.
 
     supervisor                           worker, leader of a session of its own
         | -- the request, a file -------------> |
@@ -51,7 +51,7 @@ WORKER = (sys.executable, "-m", "penstock.bench.launch.worker")
 STDERR_BYTES = 4096
 SAMPLE_EVERY_S = 0.1
 ASK_EVERY_S = 1.0
-"""The time in which a launch goes on that nobody waits for."""
+"""Seconds for which a launch goes on after its client is gone."""
 SAMPLE_SHARE = 0.05
 """The share of a core that watching a process tree may take."""
 DIE_WITHIN_S = 10.0
@@ -69,7 +69,7 @@ class LaunchPlace:
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Facts of the place for the record's environment."""
     wanted: Callable[[], bool] | None = None
-    """Is called again and again; the worker is killed once it says that nobody waits for it."""
+    """Called again and again. Once it is false, the worker is killed."""
 
 
 def run_launch(
@@ -116,10 +116,10 @@ def run_launch(
         record = _record(request, outcome(ending, fate) | stated, ending, surroundings)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        fault = f"its answer is no record: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+        fault = f"its answer is not a record: {'.'.join(map(str, first['loc']))}: {first['msg']}"
         failed = failure("crash", "report", fault, ending)
         return _record(request, failed | stated, ending, surroundings)
-    if record.ok and ending.exit != 0:  # unloading a driver, say; that takes nothing back
+    if record.ok and ending.exit != 0:  # while it unloads a driver, say; the answer still counts
         return record.model_copy(update={"facts": {**record.facts, "ended": fate[1]}})
     return record
 
@@ -127,7 +127,7 @@ def run_launch(
 def _record(
     request: LaunchRequest, stated: Mapping[str, Any], ending: Ending, surroundings: dict[str, Any]
 ) -> Record:
-    """The record of what was stated, with what was seen from outside, and without secrets."""
+    """The record: the worker's answer, what was seen from outside, and no secrets."""
     bare = Record.model_validate({"case": dict(request.case), **stated})
     # A launch may end between two looks at it.
     held = [count for count in (ending.peak, bare.memory.host_baseline) if count is not None]
@@ -189,7 +189,7 @@ def _supervise(
         process.stderr,
         selectors.DefaultSelector() as selector,
     ):
-        with contextlib.suppress(OSError):  # where memory runs out, it goes before us
+        with contextlib.suppress(OSError):  # if memory runs out, the kernel kills it before us
             Path(f"/proc/{process.pid}/oom_score_adj").write_text("1000")
         selector.register(ended, selectors.EVENT_READ)
         selector.register(pipe, selectors.EVENT_READ, (said, None))
@@ -304,6 +304,6 @@ class _Watch:
         held = sum(usage.rss for usage in processes.values())
         if len(processes) > 1:
             held = self._tree.pss() or held
-        self.peak = max(held, self.peak or 0) or None  # one that has ended holds 0
-        # Of a process that has ended Linux tells nothing more.
+        self.peak = max(held, self.peak or 0) or None  # a process that has ended holds 0
+        # Linux tells nothing more of it either.
         self.peak_kernel = kernel_memory(self._status).get("VmHWM", self.peak_kernel)

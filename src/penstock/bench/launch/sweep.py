@@ -105,7 +105,7 @@ def run_sweep(
     records = [r for r in ledger.records() if r.key in keys] if resume else []
     # One that failed is among them: that it ran out of memory or of time is its result.
     behind = {(record.key, record.launch) for record in records}
-    state = _Progress(launch_order(len(cases), launches, seed), progress)
+    state = _Counter(launch_order(len(cases), launches, seed), progress)
     for record in records:
         state.note(record)
 
@@ -124,7 +124,7 @@ def run_sweep(
 
     ran = []
     for launch, record in launcher(missing()):
-        ledger.append(record)
+        record = ledger.append(record)
         ran.append(record)
         state.note(record)
         state.step(launch.request.case, launch.number, record=record)
@@ -132,7 +132,7 @@ def run_sweep(
 
 
 @dataclass
-class _Progress:
+class _Counter:
     pairs: list[tuple[int, int]]
     tell: Callable[[SweepStep], None]
     hopeless: dict[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The worker: measures one case in a process of its own, and says on a pipe how it went.
+"""The worker: measures one case in a process of its own, and reports on a pipe.
 
     python -m penstock.bench.launch.worker REQUEST.json FD
 
@@ -88,7 +88,7 @@ def main(request_path: str, descriptor: str) -> int:
 
 
 def limit_memory(most: int) -> None:
-    """Have the kernel refuse this process more private memory than that.
+    """Limit the private memory of this process; the kernel refuses more.
 
     It counts the heap and private mappings, touched or not, with those of torch and its libraries.
     It does not count files and memory that other processes share. Only Linux enforces it on

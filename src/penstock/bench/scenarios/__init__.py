@@ -72,6 +72,20 @@ def flags_of_bench() -> Iterator[None]:
         raise UsageError(text) from error
 
 
+def backend_of(device: str) -> Any:
+    """``torch.cuda``, with this device as the current one, or ``torch.mps``; None for the CPU,
+    which needs no torch.
+    """
+    kind = device.partition(":")[0]
+    if kind == "cpu":
+        return None
+    import torch
+
+    if kind == "cuda":
+        torch.cuda.set_device(torch.device(device))
+    return getattr(torch, kind)
+
+
 def make(name: str, case: Mapping[str, Any]) -> Scenario:
     """Set up a scenario of this family, or a user's ``package.module:Class``, from its case."""
     find(name)

@@ -1,4 +1,4 @@
-"""Emulated computing: what stands for a training step while batches are read beside it.
+"""Emulated computing, in place of a training step, while batches are read beside it.
 
     none    nothing: the batches come as fast as they are read
     sleep   the processor is idle, as while an accelerator works
@@ -22,7 +22,7 @@ import numpy as np
 
 from ...base import UsageError
 from ...instruments import Clock
-from ..measure import backend_of
+from . import backend_of
 
 _STACK, _SIDE = 64, 48
 """Matrices of a piece of busy work. They are so small that any BLAS multiplies them by one thread,

@@ -68,7 +68,7 @@ class LoaderScenario:
             "samples": case["batch"],
             "bytes": case["batch"] * self._packed.sample_bytes,
         }
-        try:  # made in vain: what is to be imported is imported, and what is missing is said
+        try:  # opened once beforehand: imports are done then, and a missing package is reported
             contender = self._make()
             self._ahead = ahead_of(contender)
             contender.close()
@@ -152,7 +152,7 @@ class LoaderScenario:
             raise UsageError(str(error).replace(self._data.url, case["data"])) from error
 
     def _settle(self) -> None:
-        """Before the last wait of the warm-up: use up what was read ahead, and begin to count."""
+        """Before the last wait of the warm-up, use up what was read ahead, and begin to count."""
         # Whoever measures does this between warm-up and samples. Then it has nothing left to do,
         # and nobody reads ahead meanwhile.
         gc.collect()
@@ -197,7 +197,7 @@ class LoaderScenario:
         if self._data.patch is not None:
             needs = [sum(p.stat().st_size for p in self._data.files_of(b)) for b in ahead]
             return float((now - self._stored) / (batches + self._lead) / np.mean(needs))
-        # The smallest chunks, for nobody needs less than those of one array.
+        # The smallest chunks: a batch needs those of one array at least.
         size = min(array.chunks[0] for array in self._packed.arrays.values())
         chunks = [len(np.unique(samples // size)) for samples in ahead]
         samples = max(self._case["batch"], size * sum(chunks) / len(chunks))
@@ -225,7 +225,7 @@ def check(case: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def price_of(data: CaseData) -> Price:
-    """What the order of a case costs and buys."""
+    """The price of a case's order: what it costs in reads, and how well it mixes."""
     arrays = data.packed.arrays.items()
     fields = [
         cut_of(array) or Field(name, array.shape, array.chunks, array.dtype)

@@ -252,7 +252,7 @@ class Counters:
                 continue
             with contextlib.suppress(psutil.NoSuchProcess):
                 times = process.cpu_times()
-                # Those below it that have ended count with who waited for them.
+                # Children that have ended count in the process that waited for them.
                 cpu_s += times.user + times.system + times.children_user + times.children_system
                 if hasattr(process, "io_counters"):
                     stored += process.io_counters().read_chars
@@ -267,7 +267,7 @@ class Counters:
 
 
 def read_case_store() -> int:
-    """Bytes that this thread has read; 0 where nobody counts them."""
+    """Bytes that this thread has read; 0 where the system does not count them."""
     try:
         counters = Path("/proc/thread-self/io").read_text()
     except OSError:

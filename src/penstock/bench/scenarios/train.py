@@ -1,6 +1,6 @@
 """Scenario ``train``: one whole training, as `penstock.training.loop` runs it.
 
-    first step    what a run pays before it begins: libraries, the data opened   nothing is counted
+    first step the cost before a run begins: libraries, the data opened   nothing is counted
     second step   the training, its validations and its checkpoints              samples, counted
 
 A sample is the time of a run, and a launch has one. The steps of the training have clocks of their

@@ -31,7 +31,7 @@ PRESET_DEFAULTS = ("laptop", "gb200", "dgx-a100")
 
 OWN = frozenset(
     "train_data_root val_data_root train_label_file val_label_file train_chips_path val_chips_path "
-    "output_dir epochs batch_size num_workers learning_rate distributed seed resume "
+    "output_dir name tag epochs batch_size num_workers learning_rate distributed seed resume "
     "overwrite".split()
 )
 """Knobs of a training that the suite sets, and a preset's ``train`` may not."""
@@ -79,7 +79,8 @@ def named_preset(name: str) -> SuitePreset:
 def read_preset(path: Path) -> SuitePreset:
     """A preset from a user's file.
 
-    Raises `UsageError` with one sentence for the first thing that is wrong with it.
+    Raises:
+        UsageError: the file cannot be read or is wrong; the sentence names the first fault.
     """
     where = f"--config {path}"
     try:

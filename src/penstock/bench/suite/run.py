@@ -22,8 +22,11 @@ from typing import Any
 
 from ...base import (
     ARGS,
+    MOST_NAME,
+    SUITE_LEDGER,
     TRAIN_DEFAULTS,
     TRAIN_KNOBS,
+    Labels,
     SuiteConfig,
     TrainConfig,
     UsageError,
@@ -44,7 +47,7 @@ from ..launch.launcher import Launch, Launcher, in_turn
 from ..launch.sweep import SweepStep, launches_of, run_sweep
 from .preset import SuitePreset
 
-SUITE_LEDGER, SUITE_SYSTEM, SUITE_REPORT = "suite.ledger", "system_info.json", "benchmark_report"
+SUITE_SYSTEM, SUITE_REPORT = "system_info.json", "benchmark_report"
 FOLDERS = "benchmark_*_batch*_workers*"
 _LEFT = (ARGS, "telemetry.jsonl", LEDGER_FILE)
 """Files of which each folder of a suite has at least one."""
@@ -106,7 +109,7 @@ def with_roots(config: SuiteConfig, presets: Iterable[SuitePreset]) -> SuiteConf
 
 
 def doubts_of_data(config: SuiteConfig) -> list[str]:
-    """Sentences on what is doubtful of the data, before it is trained on."""
+    """Warnings about the data, before it is trained on."""
     assert config.train_chips_path is not None and config.val_chips_path is not None
     note = seen_again(Chips(config.train_chips_path), Chips(config.val_chips_path))
     return [note] if note else []
@@ -126,7 +129,7 @@ def roots_of(data_root: Path, given: Mapping[str, Path | None]) -> dict[str, Pat
 
 
 def _how_to_cut(config: SuiteConfig) -> str:
-    """The command that makes the chips, with what the user has given of it."""
+    """The command that makes the chips, with the paths that the user gave."""
     chips = config.train_chips_path
     out = chips.parent if chips is not None and chips.name == "train" else Path("CHIPS")
     flags = {
@@ -150,7 +153,7 @@ def suite_cases(preset: SuitePreset, config: SuiteConfig) -> list[Case]:
         Cases of scenario ``train``.
     """
     of_others = frozenset().union(*TRAIN_KNOBS.values()) - TRAIN_KNOBS[WORKLOAD]
-    left_out = {*of_others, "output_dir", "resume", "overwrite"}
+    left_out = {*of_others, *Labels.model_fields, "output_dir", "resume", "overwrite"}
     about = {"workload": WORKLOAD, "preset": preset.name}
     about |= {name: getattr(preset, name) for name in KEPT}
     cases = []
@@ -170,8 +173,11 @@ def suite_cases(preset: SuitePreset, config: SuiteConfig) -> list[Case]:
 
 
 def check_suite_output(config: SuiteConfig) -> None:
-    """Raise `UsageError` where ``--output-dir`` holds a suite, and neither ``--resume`` nor
-    ``--overwrite`` is given.
+    """Check the folder of a suite before it is used.
+
+    Raises:
+        UsageError: ``--output-dir`` holds a suite, and neither ``--resume`` nor ``--overwrite`` is
+            given; or it holds foreign files.
     """
     out = config.output_dir
     check_folder(out, "--output-dir")
@@ -189,18 +195,21 @@ def check_suite_output(config: SuiteConfig) -> None:
             check_replaceable(path, "--output-dir")
         elif any(path.iterdir()) and not any((path / name).is_file() for name in _LEFT):
             raise UsageError(
-                f"--output-dir: {path} is in the way and is no part of a suite; --replace replaces "
-                "it all the same"
+                f"--output-dir: {path} is in the way and is not part of a suite; --replace "
+                "replaces it all the same"
             )
 
 
 def check_resumed_suite(config: SuiteConfig, cases: Iterable[Case], here: str) -> None:
-    """Raise `UsageError` where the ledger holds other runs, or runs of another machine.
+    """Check that a suite can be resumed from its ledger.
 
     Args:
         config: its ``output_dir`` holds the ledger.
         cases: the cases of this suite.
         here: the key of this machine.
+
+    Raises:
+        UsageError: the ledger holds other runs, or runs of another machine.
     """
     ours = {case_key("train", case) for case in cases}
     for record in _ledger(config.output_dir).records():
@@ -222,7 +231,7 @@ def _ledger(out: Path) -> Ledger:
 
 
 def _parts(out: Path) -> list[Path]:
-    """The parts of a suite in a folder: one that was killed may have no ledger yet."""
+    """The parts of a suite in a folder. A suite that was killed may have no ledger yet."""
     names = (SUITE_LEDGER, SUITE_SYSTEM, f"{SUITE_REPORT}.*", f"{SUITE_REPORT}_*.png", FOLDERS)
     return [path for name in names for path in out.glob(name)]
 
@@ -253,6 +262,7 @@ def prepare_suite(config: SuiteConfig, system: Mapping[str, Any]) -> None:
 def run_suite(
     cases: Sequence[Case],
     config: SuiteConfig,
+    ledger: Ledger,
     progress: Callable[[SweepStep], None],
     launcher: Launcher = in_turn,
 ) -> list[Record]:
@@ -261,6 +271,7 @@ def run_suite(
     Args:
         cases: the cases, as `suite_cases` made them.
         config: the knobs of the suite.
+        ledger: takes the records, and labels them; trainings are named after it.
         progress: is called before and after each launch.
         launcher: runs the launches.
 
@@ -268,18 +279,23 @@ def run_suite(
         The records of all cases, the resumed ones among them.
     """
     out = config.output_dir
+    of_launch = ("output_dir", *Labels.model_fields)
 
     def placed(launch: Launch) -> Launch:
-        folder = out / launch_folder(launch.request.case, launch.number)
+        part = launch_folder(launch.request.case, launch.number)
+        folder = out / part
         check_alone(folder / TRAIN_LOCK, TRAINS)
         shutil.rmtree(folder, ignore_errors=True)  # of a launch that was interrupted
-        case = {**launch.request.case, "output_dir": str(folder)}
+        name = f"{ledger.labels['name']} {part}"[:MOST_NAME]
+        labels = {"name": name, "tag": ledger.labels["tags"]}
+        case = {**launch.request.case, **labels, "output_dir": str(folder)}
         return replace(launch, request=replace(launch.request, case=case))
 
     def run(launches: Iterable[Launch]) -> Iterator[tuple[Launch, Record]]:
         for launch, record in launcher(map(placed, launches)):
             case = dict(launch.request.case)
-            folder = Path(case.pop("output_dir"))
+            folder = Path(case["output_dir"])
+            case = {name: value for name, value in case.items() if name not in of_launch}
             if not case["save_checkpoints"]:
                 shutil.rmtree(folder / "checkpoints", ignore_errors=True)
             bare = replace(launch, request=replace(launch.request, case=case))
@@ -289,7 +305,7 @@ def run_suite(
         "train",
         cases,
         launches_of(config.effort),
-        _ledger(out),
+        ledger,
         rules=RULES,
         timeout_s=config.timeout,
         memory_limit=None,

@@ -41,9 +41,7 @@ class PlaneChecks:
         self._checks = np.repeat(of_zeros, planes)
 
     def of_piece(self, piece: Box, values: NDArray[Any]) -> NDArray[np.uint32]:
-        """The part of a piece in the CRC of each of its planes; any number of threads may
-        call it.
-        """
+        """Add a piece to the CRC of each of its planes. Any number of threads may call it."""
         flat = np.ascontiguousarray(values).reshape(-1, values.shape[-1])
         # All ones go in, which the first step turns round; the last step is undone.
         linear = [zlib.crc32(row.data, _ONES) ^ _ONES for row in flat]

@@ -1,7 +1,7 @@
 """The folder of a packed data set while it is written: emptied, marked, finished.
 
-What is not known as ours is never removed, and nothing takes a folder for a whole data set before
-its document is there.
+Foreign files are never removed, and a folder counts as a whole data set only once it has its
+document.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def clear(root: Path, overwrite: bool, also: Iterable[str] = ()) -> None:
         return
     document = next((root / name for name in (DOCUMENT, UNFINISHED) if name in there), None)
     if document is None:
-        raise UsageError(f"OUT {root} exists and is no packed data set; nothing was removed")
+        raise UsageError(f"OUT {root} exists and is not a packed data set; nothing was removed")
     arrays = read_document(document, f"OUT {root}").get("arrays")
     if not overwrite:
         raise UsageError(f"OUT {root} exists; use --overwrite to replace it")
@@ -83,7 +83,7 @@ def clear(root: Path, overwrite: bool, also: Iterable[str] = ()) -> None:
     ours = {DOCUMENT, UNFINISHED, IDS, CHECKS, STATISTICS, *paths, *also}
     if strangers := sorted(there - ours):
         raise UsageError(
-            f"OUT {root} holds {strangers[0]}, which is no part of a packed data set; nothing was "
+            f"OUT {root} holds {strangers[0]}, which is not part of a packed data set; nothing was "
             "removed"
         )
     # The document goes first: from here on nobody takes the folder for a whole data set.
@@ -98,9 +98,7 @@ def clear(root: Path, overwrite: bool, also: Iterable[str] = ()) -> None:
 
 
 def mark_unfinished(root: Path, paths: Sequence[str]) -> None:
-    """Name the arrays that will be here, so that the folder is known as ours if it is
-    never finished.
-    """
+    """List the arrays that will be here, so that an unfinished folder can be recognised as ours."""
     arrays = {path.removesuffix(".zarr"): {"path": path} for path in paths}
     document = {"format": FORMAT, "version": VERSION, "arrays": arrays}
     (root / UNFINISHED).write_text(json.dumps(document))

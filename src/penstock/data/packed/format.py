@@ -39,7 +39,7 @@ def read_text(path: Path, where: str) -> str:
 
 
 def parse_document(text: str, where: str, name: str = DOCUMENT) -> dict[str, Any]:
-    """What the document of a packed data set says.
+    """The parsed document of a packed data set.
 
     Args:
         text: the document, JSON.
@@ -179,7 +179,7 @@ class Packed:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of all chunks, as the files are long."""
+        """Bytes of all chunk files on disk."""
         return sum(stored_bytes(array.path) for array in self.arrays.values())
 
     def statistics(self) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
@@ -282,7 +282,7 @@ def open_packed_array(root: Path, name: str, entry: Mapping[str, Any], where: st
         if metadata["codecs"][0]["name"] == "sharding_indexed":
             shards, chunks = chunks, metadata["codecs"][0]["configuration"]["chunk_shape"]
     else:
-        raise UsageError(f"{where}: {entry['path']} is no Zarr array")
+        raise UsageError(f"{where}: {entry['path']} is not a Zarr array")
     axes = tuple(entry["axes"])
     if len(axes) != len(metadata["shape"]) or axes[0] != "sample":
         raise UsageError(

@@ -15,9 +15,8 @@ ids the numbers of the planes. It has no statistics.
     VOLUME/zarr.json, VOLUME/0    the group and its array (z, y, x), called ``volume`` here
     VOLUME/dataset.json, ids.npy, checks.npz    as above
 
-So whatever reads and checks a data set reads and checks a volume.
-
-No values are read here; that is the work of `loading`.
+So code that reads and checks a data set also reads and checks a volume. No values are read here;
+that is the work of `loading`.
 """
 
 from __future__ import annotations
@@ -115,7 +114,7 @@ def _finish(
     moments: Mapping[str, Moments],
     facts: Mapping[str, Any],
 ) -> None:
-    """Write all that is beside the arrays, the document last."""
+    """Write everything beside the arrays, the document last."""
     np.save(root / IDS, np.asarray(ids, np.int64))
     np.savez(root / CHECKS, ids=np.asarray(ids, np.int64), **checks)  # type: ignore[arg-type]
     saved = {f"{name}.mean": of_array.mean for name, of_array in moments.items()}

@@ -1,4 +1,4 @@
-"""Chips on disk: what a detector trains on, a scene in a few files.
+"""Chips on disk, the training data of a detector: a scene is a few files.
 
     OUT/index.json                    what is here, written last
     OUT/SCENE/chips.zarr              radar (row, column, channel, y, x), a shard is a row of chips
@@ -153,8 +153,8 @@ class Chips:
 
 
 def seen_again(train: Chips, val: Chips) -> str:
-    """Say where scenes that are validated on are trained on too, by their names or by what their
-    rasters and labels are.
+    """Warn if scenes for validation are also trained on, by their names or by their rasters and
+    labels.
 
     Args:
         train: chips that are trained on.

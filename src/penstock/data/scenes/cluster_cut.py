@@ -1,7 +1,7 @@
 """Scenes cut on the workers of a cluster: one task a scene.
 
 A worker cuts into a folder of its own inside the scene's, and moves the chips into place once they
-are whole. So a worker that was taken for dead and goes on spoils nothing.
+are whole. So a worker that only seemed dead and goes on does no harm.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def cut_on_cluster(
 
     Args:
         cluster: The workers.
-        jobs: What is to be done, by the name of the scene.
+        jobs: The cuts to make, by the name of the scene.
         progress: Called with the number of scenes that are done.
 
     Returns:

@@ -81,7 +81,7 @@ class SceneJob:
 def _manifest(
     scene: Scene, labels: Objects, settings: Mapping[str, Any], layout: Layout
 ) -> dict[str, Any]:
-    """All that a scene's chips depend on. Cutting adds what it finds out."""
+    """Everything that a scene's chips depend on. Cutting adds its findings."""
     stats = {name: (scene.folder / CHANNELS[name].file).stat() for name in scene.channels}
     return {
         "format": FORMAT,

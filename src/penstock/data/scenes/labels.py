@@ -1,6 +1,5 @@
-"""The CSV files of xView3: labels, with many cells that say nothing, and predictions.
-
-An empty cell means unknown: neither yes nor no, neither 0 metres nor the mean.
+"""The CSV files of xView3: labels, with many empty cells, and predictions. An empty cell means
+unknown: it is neither yes nor no, neither 0 metres nor the mean.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ def label_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except (UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"{path} is no CSV: {describe(error)}") from error
+        raise UsageError(f"{path} is not a CSV: {describe(error)}") from error
 
 
 def ternary(text: str, name: str = "") -> int:
@@ -110,7 +109,7 @@ def _measure(text: str, name: str = "") -> float:
         return math.nan
     number = _number(text, name)
     if number < 0:
-        raise ValueError(f"{name} is {text!r}, less than nothing")
+        raise ValueError(f"{name} is {text!r}, below 0")
     return number
 
 
@@ -161,7 +160,7 @@ def read_predictions(path: Path) -> Objects:
     except OSError as error:
         raise UsageError(f"{where}: {error.strerror}") from error
     except (UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"{where} is no CSV: {error}") from error
+        raise UsageError(f"{where} is not a CSV: {error}") from error
 
     def column(of: str, parse: Callable[[str], Any]) -> list[Any]:
         values = []

@@ -1,7 +1,8 @@
 """Points matched by distance, and counted.
 
-A pair is one prediction and one label closer than the tolerance, each in one pair at most, chosen
-so that there are as many pairs as there can be and their distances add up to the least.
+A pair is one prediction and one label closer than the tolerance, each in one pair at most. Pairs
+are chosen so that there are as many as possible, and of such choices the one with the smallest sum
+of distances.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ def more_pairs(
     label_of: dict[int, int] = {}  # the label of each paired prediction
 
     def free_label(newest: int, wants: dict[int, int]) -> int | None:
-        """A label that becomes free if others change theirs; ``wants`` has who would take each."""
+        """A label that becomes free if other predictions change theirs. ``wants`` gives the
+        prediction that would take each label."""
         waiting = [newest]
         for prediction in waiting:  # which grows
             for label in near[prediction]:
@@ -94,8 +96,8 @@ def more_pairs(
 def keep_strongest(
     points: NDArray[np.float64], scores: NDArray[np.float64], radius: float
 ) -> Indices:
-    """Points without those that lie near a stronger one: one object that overlapping chips detected
-    twice becomes one.
+    """Points without those that lie near a stronger one. An object that two overlapping chips
+    detected is kept once.
 
     Args:
         points: rows and columns, shape (n, 2).

@@ -101,7 +101,7 @@ class Objects:
     def as_lists(self) -> dict[str, list[Any]]:
         """Columns of labels for `of`, without the scene, as JSON takes them: None for NaN.
 
-        Lines are left out: they say where a label stands in its file, and nothing of the scene.
+        Line numbers are left out: they are facts of the file, not of the scene.
         """
         columns = {name: getattr(self, name).tolist() for name in _OF_LABELS}
         for name in ("length_m", "shore_km"):

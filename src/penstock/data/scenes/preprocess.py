@@ -1,9 +1,9 @@
 """Scenes cut into chips: all of them at once, each whole or not at all.
 
 Threads take one scene each, or the workers of a cluster do (`cluster_cut`). A scene that an earlier
-run finished is left as it is; one that was left half done is cut again. The index of all scenes is
-written last. `chips` says what lies where. The other layout, ``reference``, has the files of the
-xView3 reference.
+run finished is left as it is; an unfinished one is cut again. The index of all scenes is written
+last. `chips` says what lies where. The other layout, ``reference``, has the files of the xView3
+reference.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Done:
     chips: int
     """Chips with at least one valid pixel."""
     rounded: int
-    """Scenes whose rasters are of more bits than their chips."""
+    """Scenes whose rasters have more bits than their chips."""
     resumed: int
     """Scenes that an earlier run had finished."""
     labels: int
@@ -84,7 +84,7 @@ def preprocess_scenes(
         workers: threads; each takes one scene.
         overwrite: replace chips of other settings.
         background: annotate some chips without objects, in the layout ``reference``.
-        replace: replace what is not known as ours.
+        replace: replace files that Penstock did not write.
         dtype: of the chips, ``float16`` or ``float32``.
         cluster: workers that cut the scenes in place of threads.
         progress: called with the number of scenes that are done.
@@ -175,7 +175,7 @@ def _run_all(
                 if job.exception() is not None:
                     break
                 progress(done)
-        finally:  # an error, or somebody's Ctrl-C, ends the others at their next row
+        finally:  # after an error or Ctrl-C, the others end at their next row
             stop.set()
             for job in jobs:
                 job.cancel()
@@ -196,7 +196,7 @@ def check_chips_output(
         replace: whether anything may be replaced.
 
     Raises:
-        UsageError: something there is not known as ours.
+        UsageError: Penstock did not write a file that is there.
     """
     check_folder(out, "--output-dir")
     tables = [INDEX] if layout == "penstock" else _tables(out)

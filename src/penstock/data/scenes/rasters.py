@@ -45,7 +45,7 @@ class Pixels:
             self._page: Any = self._tiff.pages[0]
         except Exception as error:  # a damaged header may raise anything
             self.close()
-            raise UsageError(f"{path} is no TIFF that can be read: {describe(error)}") from error
+            raise UsageError(f"{path} is not a TIFF that can be read: {describe(error)}") from error
         page = self._page
         if page.samplesperpixel != 1:
             self.close()
@@ -192,7 +192,7 @@ def read_coarse(path: Path, coarse: Any, fine: Any, *, kind: str, zero_is_missin
 
 
 def _around(at: NDArray[np.float64], length: int) -> tuple[int, int]:
-    """The pixels that ``at`` lies between, of the ``length`` that there are."""
+    """The two pixels, of ``length``, that ``at`` lies between."""
     first = min(max(math.floor(at[0]), 0), length - 1)
     return first, max(min(math.floor(at[-1]) + 2, length), first + 1)
 
@@ -231,7 +231,8 @@ def _between(
 def _neighbours(
     at: NDArray[np.float64], length: int
 ) -> tuple[NDArray[np.intp], NDArray[np.intp], FloatArray]:
-    """The pixels on both sides of each place, and how far it is from the first to the second."""
+    """The pixels on both sides of each place, and its distance from the first one as a share of a
+    pixel."""
     at = np.clip(at, 0, length - 1)
     lower = np.floor(at).astype(np.intp)
     return lower, np.minimum(lower + 1, length - 1), (at - lower).astype(np.float32)

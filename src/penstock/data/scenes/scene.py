@@ -53,7 +53,11 @@ CHANNELS = {
 
 
 def channels_of(text: str) -> tuple[str, ...]:
-    """The names in ``vh,vv,bathymetry``; `UsageError` for one that does not exist."""
+    """The names in ``vh,vv,bathymetry``.
+
+    Raises:
+        UsageError: There is no such channel, one is given twice, or no radar is among them.
+    """
     names = tuple(name.strip() for name in text.split(","))
     for name in names:
         if name not in CHANNELS:
@@ -123,7 +127,9 @@ class Scene(AbstractContextManager["Scene"]):
                 warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
                 return rasterio.open(path)
         except rasterio.errors.RasterioIOError as error:
-            raise UsageError(f"{path} is no raster that can be read: {describe(error)}") from error
+            raise UsageError(
+                f"{path} is not a raster that can be read: {describe(error)}"
+            ) from error
 
     def read(self, name: str, rows: tuple[int, int], columns: tuple[int, int]) -> Values:
         """A channel's values in a window of 10 m pixels; NaN where they are missing.

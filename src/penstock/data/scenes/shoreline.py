@@ -34,7 +34,7 @@ _ADMITTED = {
 class _ArraysOnly(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ADMITTED:
-            raise pickle.UnpicklingError(f"it holds {module}.{name}, which is no array")
+            raise pickle.UnpicklingError(f"it holds {module}.{name}, which is not an array")
         return super().find_class(module.replace("numpy.core", "numpy._core"), name)
 
 
@@ -54,7 +54,8 @@ def shoreline_path(root: Path, scene: str) -> Path:
 def read_shoreline(path: Path) -> list[Contour]:
     """The contours of a scene; none where it has no shore.
 
-    Raises `UsageError`, naming the file, where it is absent or holds anything else.
+    Raises:
+        UsageError: the file is absent or holds anything else; the message names it.
     """
     try:
         with path.open("rb") as file:

@@ -1,8 +1,8 @@
 """Synthetic radar scenes: sea, ships, land and everything that looks like a ship.
 
 A stand-in for xView3, so that preprocessing, training and scores can be tried without two
-terabytes. The same numbers from the same seed; what a detector must learn is there, what an
-oceanographer would miss is not.
+terabytes. One seed always gives the same numbers. The scenes hold what a detector must learn, but
+not everything that an oceanographer would expect.
 
     sigma0 = (sea x wakes + hulls + sidelobes  or  land) x speckle + noise of the instrument
              sea:      falls with incidence, varies with the wind, K-distributed: gamma x gamma
@@ -34,7 +34,7 @@ STRIP = 256
 LOOKS = 4.4
 """Equivalent number of looks of a Sentinel-1 GRD product: the shape of its gamma speckle."""
 REACH = 96
-"""Pixels from a target beyond which it leaves no trace."""
+"""Distance in pixels beyond which a target leaves no trace."""
 APART = 25
 """Least pixels between two labelled targets."""
 NEAR_SHORE = 1.9
@@ -261,7 +261,7 @@ def _sidelobes(target: Target, down: NDArray[Any], right: NDArray[Any]) -> NDArr
 
 
 def _wake(along: NDArray[Any], across: NDArray[Any]) -> NDArray[Any]:
-    """What the sea is multiplied with: dark where it was churned, bright at the wake's arms."""
+    """A factor on the sea's power: dark where it was churned, bright at the wake's arms."""
     behind = np.clip(-along, 0, None)
     fade = np.exp(-behind / 40) * (behind > 1)
     churned = np.exp(-((across / (1 + behind / 30)) ** 2))

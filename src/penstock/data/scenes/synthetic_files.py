@@ -1,4 +1,4 @@
-"""Scenes that never were, written in the layout of xView3: rasters, shorelines, labels."""
+"""Writes synthetic scenes in the layout of xView3: rasters, shorelines, labels."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def write_data_set(
 
 
 SYNTHETIC = "synthetic.json"
-"""Says of a folder that it was made here and may be replaced; nothing else is ever removed."""
+"""The file that marks a folder as made here. Only such a folder may be replaced."""
 
 
 def clear_data_set(root: Path, overwrite: bool) -> None:

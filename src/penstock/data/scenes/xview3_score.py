@@ -8,7 +8,7 @@
     aggregate = localisation x (1 + shore + vessel + fishing + length) / 5
 
 ``strict_official`` gives the numbers of the official script of the xView3 challenge to the last
-digits. By default what is askew in them is put right:
+digits. By default their quirks are repaired:
 
 =====================================  =========================================================
 official                               here
@@ -191,7 +191,7 @@ def _kept(predicted: Objects, labels: Objects, rules: XView3Rules) -> tuple[Obje
 
 def _aggregate(parts: Sequence[float | None]) -> float | None:
     location, *others = parts
-    if location == 0:  # nothing was found, and whatever else there is to score counts for nothing
+    if location == 0:  # nothing was found, so no other part of the score counts
         return 0.0
     measured = [part for part in others if part is not None]
     if location is None or len(measured) < len(others):
@@ -308,8 +308,8 @@ def best_threshold(
 ) -> tuple[float, float]:
     """The least score worth keeping. Choose it on scenes that are not the ones it is reported for.
 
-    Every score is weighed by the pairs that there can be from it on, and those that promise most
-    are scored.
+    Each score is ranked by the pairs that are possible from it on, and the most promising ones are
+    scored.
 
     Args:
         predicted: predictions with scores.

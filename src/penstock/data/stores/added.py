@@ -23,7 +23,7 @@ def added_store(place: str) -> EntryPoint | None:
 
 
 def and_added() -> str:
-    """The suffixes that other packages open, to put behind a list of ours."""
+    """The suffixes that other packages open, as a text that follows a list of ours."""
     names = ", ".join(f"*.{n}" for n in extension_names(_GROUP) if f".{n}" not in OURS)
     return f" (and of other packages: {names})" if names else ""
 

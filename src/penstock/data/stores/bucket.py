@@ -11,7 +11,7 @@ from ...base import Incomplete, UsageError, describe, redact
 from .transient import is_transient
 
 PATIENCE_S = 30.0
-"""Seconds for which a store that has answered before is asked again."""
+"""Seconds for which a failed request is repeated, once the store has answered."""
 LONGEST_WAIT_S = 1.0
 AT_ONCE = 64
 """Objects that are read or deleted at a time."""
@@ -31,7 +31,7 @@ class Bucket:
 
     @property
     def address(self) -> str:
-        """One text for one place, as `Located.address`."""
+        """The canonical text of the place, as `Located.address`."""
         from .kvstore import address
 
         return address(self._kvstore.spec())
@@ -59,7 +59,7 @@ class Bucket:
         self._do([name], lambda kvstore, name: kvstore.write(name, content))
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete objects; those that are not there are none."""
+        """Delete objects. Missing objects are ignored."""
         for some in _batches(names):
             self._do(some, lambda kvstore, name: kvstore.write(name, None))
 
@@ -73,7 +73,8 @@ class Bucket:
         return sorted(key.decode(errors="replace") for key in listed)
 
     def _do(self, names: Iterable[str], start: Callable[[Any, str], Any]) -> list[Any]:
-        """Start something for each name and wait for all, again as long as errors may pass."""
+        """Start a request for each name and wait for all. Repeat them as long as errors may
+        pass."""
         from .kvstore import explained_errors
 
         end = time.monotonic() + PATIENCE_S * self._has_answered

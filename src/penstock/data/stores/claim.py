@@ -23,7 +23,8 @@ from .protocols import Sink
 
 RENEW_S = 5.0
 RELEASE_WITHIN_S = 10.0
-"""Seconds that a run waits at its end for a store that does not answer. Then its claims run out."""
+"""Seconds that a run waits at its end for a store that does not answer. Then it lets its claims
+expire."""
 
 
 class Claims:
@@ -136,7 +137,7 @@ class Claims:
             marker.outputs[path] = sink.name
 
     def name(self) -> None:
-        """From now on the outputs are made by this run."""
+        """Name this run as the maker of the outputs."""
         for marker in self._markers.values():
             marker.made_by = dict.fromkeys(marker.outputs, marker.run)
             marker.renew()
@@ -148,7 +149,7 @@ class Claims:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Within it a unit may be written: no other run takes an output meanwhile.
+        """A context in which a unit may be written: no other run takes an output meanwhile.
 
         Raises:
             Lost: another run has taken an output.

@@ -1,4 +1,4 @@
-"""A fence around writes: who takes an output waits until no write of another process is under way.
+"""A fence around writes: a run that takes an output waits until no other process is writing to it.
 
 A process may be stopped between its look at the marker and the end of its write, and go on when the
 output is another run's. So it holds a shared lock on the store's folder during both. A taker first
@@ -23,7 +23,8 @@ except ImportError:  # Windows
 
 @contextlib.contextmanager
 def writing(folder: Path | None) -> Iterator[None]:
-    """Within it the process may look at the marker of a store and write into its folder."""
+    """A context in which the process may look at the marker of a store and write into its
+    folder."""
     with _locked(folder, shared=True):
         yield
 
@@ -36,7 +37,7 @@ def wait_for_writes(folder: Path | None, seconds: float) -> bool:
         seconds: how long to wait at most.
 
     Returns:
-        Whether that is so.
+        False if a write was still under way at the end.
     """
     end = time.monotonic() + seconds
     while True:

@@ -20,7 +20,7 @@ def owner_of_array(run: str) -> dict[str, Any]:
         run: The id of their run.
 
     Returns:
-        The owner, whose machine is none: no process can tell whether it lives but by its beats.
+        The owner. It names no machine, so only its beats tell whether it is alive.
     """
     return {"host": "an array", "machine": f"array {run}", "pid": 0, "started": 0.0, "claim": run}
 
@@ -46,7 +46,7 @@ class JoinedMarker(Marker):
         """Whether the store did not answer when the marker was last looked at."""
 
     def _take(self, check: Callable[[str, str | None], None]) -> None:
-        """Join the owner. The entries stand as its first process has made them."""
+        """Join the owner. Its first process has made the entries already."""
         entries, generation = self._read()
         self.made_by = dict.fromkeys(self.outputs, self.run)
         while self.beats and all(self._is_free(entries.get(path)) for path in self.outputs):
@@ -64,7 +64,7 @@ class JoinedMarker(Marker):
 
     def _our_beat(self, entries: Mapping[str, Entry]) -> int:
         beat = super()._our_beat(entries)
-        if beat != self._beat or self._missed:  # the client could not beat either
+        if beat != self._beat or self._missed:  # then the client cannot beat either
             self._beat, self._beaten, self._missed = beat, clock(), False
         elif not self.beats and clock() - self._beaten > LEASE_S:
             self._lost = Lost("the client of this job has been silent; nothing more is written")

@@ -22,8 +22,8 @@ def read_object(url: str, key: str, *, strict: bool = False) -> bytes | None:
     Args:
         url: the URL that it lies below.
         key: its name below the URL.
-        strict: raise where access is denied. A store that may be read and not listed answers so to
-            a key that it lacks, which else is None.
+        strict: raise where access is denied. A store that may be read but not listed also denies
+            access to a missing key; by default that is None.
 
     Returns:
         The bytes, None where there is no such object.
@@ -118,7 +118,7 @@ def open_kvstore(spec: Any, where: str) -> Any:
 
 
 def is_store(root: Any, where: str) -> bool:
-    """Whether Zarr or N5 metadata lies there, or what a killed deletion of it left.
+    """Whether Zarr or N5 metadata lies there, or the rest of a deletion that was killed.
 
     A folder of other things raises `UsageError`. A folder that holds only folders, or only a key
     that a killed run was writing, counts as empty.
@@ -170,7 +170,7 @@ def check_deletable(root: Any, where: str, arrays: Sequence[str] = ()) -> None:
         first, *rest = sorted(foreign)
         others = f" and {len(rest)} more" if rest else ""
         raise UsageError(
-            f"{where}: also holds {first}{others}, which is no part of the array; nothing is "
+            f"{where}: also holds {first}{others}, which is not part of the array; nothing is "
             "deleted, so move it away or write elsewhere"
         )
 
@@ -208,7 +208,7 @@ def store_folder(spec: Mapping[str, Any], array: Path | None) -> Path | None:
 
 
 def address(spec: Any) -> str:
-    """One text for one place, however a ``ts.KvStore.Spec`` names it."""
+    """The canonical text of a place, however a ``ts.KvStore.Spec`` names it."""
     return _address(spec.to_json()) if spec else "no key-value store"
 
 
@@ -224,7 +224,11 @@ def _address(parts: Mapping[str, Any]) -> str:
 
 @contextmanager
 def explained_errors(where: str) -> Iterator[None]:
-    """Turn TensorStore's errors into a `UsageError` of one sentence."""
+    """A context that turns TensorStore's errors into one sentence.
+
+    Raises:
+        UsageError: TensorStore raised an error; the sentence begins with ``where``.
+    """
     try:
         yield
     except UsageError:

@@ -9,8 +9,8 @@ It is JSON. ``claims`` has an entry for each output, by its path below the store
     time     the time of the last beat, by the owner's clock
 
 Each change is written on condition that the marker is as it was read, so only one of two that want
-an output gets it. A process of this machine that is gone has left its output. One of another
-machine has left it when no beat is seen for `LEASE_S`; no two clocks are compared for that.
+an output gets it. A process of this machine that is gone has given up its output. A process of
+another machine has given it up when no beat is seen for `LEASE_S`, by the reader's clock alone.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .transient import is_transient
 
 LEASE_S = 30.0
 FORGOTTEN_S = 3600.0
-"""A beat as old as this by the clock is not waited for."""
+"""A beat that is older by the clock is not waited for."""
 _TRIES = 100
 """Tries to change a marker that others keep changing."""
 HELD: set[str] = set()
@@ -221,7 +221,7 @@ class Marker:
             for entry in entries.values():
                 _ = entry["run"], entry["owner"], entry["beat"], entry["time"]
         except (ValueError, KeyError, TypeError):
-            raise UsageError(f"{self.key} is no lock of Penstock's; move it away") from None
+            raise UsageError(f"{self.key} is not a lock of Penstock's; move it away") from None
         return entries, marker.stamp.generation
 
     def _write(self, entries: Mapping[str, Entry] | None, generation: bytes) -> bool:
@@ -235,7 +235,7 @@ class Marker:
 
 
 def clock() -> float:
-    """Seconds that go on while the process is stopped and the machine sleeps."""
+    """A clock in seconds that also runs while the process is stopped or the machine sleeps."""
     if hasattr(time, "CLOCK_BOOTTIME"):  # only on Linux does the other one stop
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     return time.monotonic()
@@ -243,7 +243,8 @@ def clock() -> float:
 
 @cache
 def _machine() -> str:
-    """A text for this machine since its start and for the processes that can be seen from here."""
+    """A name for this boot of this machine, and for the set of processes that can be seen from
+    here."""
     words = [platform.node()]
     with contextlib.suppress(OSError):
         words.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())

@@ -1,8 +1,8 @@
 """Arrays in memory, and files mapped into it. Nothing is cached: nothing is decoded.
 
 A page of a mapped file counts as this process's memory once it is read, so each read gives the
-pages back; they stay in the system's page cache. Another thread that reads just then only maps
-them anew.
+pages back; they stay in the system's page cache. A thread that reads them at that moment just maps
+them again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Chunks of the input that its store does not hold, and that read as the fill value.
+"""Counts chunks that the input's store does not hold. They read as the fill value.
 
 Nothing is listed: a petabyte has too many keys. Each chunk is looked at once, with the block that
 owns its first voxel. A chunk whose voxels vary is there. For a chunk of one value the store is
@@ -117,7 +117,11 @@ class ChunkCounter:
 
 
 def check_knows_chunks(source: Source) -> None:
-    """Refuse ``--missing error`` for a source that does not tell which chunks it holds."""
+    """Check that ``--missing error`` can be kept.
+
+    Raises:
+        UsageError: The source does not tell which chunks it holds.
+    """
     if source.tells_absent is False:
         raise UsageError(
             f"--missing error: {source.name} does not tell which of its chunks it holds"

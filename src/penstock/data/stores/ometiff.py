@@ -3,8 +3,8 @@
 Axis letters are those of tifffile: ``S`` (samples, as in RGB) counts as c, and ``Q`` or ``I`` (a
 stack of unknown meaning) as z where there is no other. Physical sizes come from OME metadata.
 
-tifffile makes the best of a damaged file and only logs what is wrong. Here that is an error: a
-volume cut short must not pass for a smaller one.
+tifffile reads what it can of a damaged file and only logs what is wrong. Here that is an error: a
+truncated volume must not pass for a smaller one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where arrays come from and go to: the Source and Sink protocols, and how one is opened.
+"""The protocols of inputs and outputs, Source and Sink, and what stores share.
 
 Every store is seen as five axes, ``t c z y x``; an axis that the data lacks has length 1. A store
 knows nothing of patches, models or devices, and does no blending: it reads a box and writes a box.
@@ -55,7 +55,7 @@ class Source(Protocol):
     """Five axes, literal coordinates; the origin may be non-zero."""
     dtype: np.dtype[Any]
     chunks: tuple[int, ...]
-    """The least that can be read without decoding the same bytes twice."""
+    """The smallest region that can be read without decoding the same bytes twice."""
     grid_origin: tuple[int, ...]
     """A coordinate on each axis where a chunk starts; it may lie outside ``domain``."""
     axes: str
@@ -118,8 +118,7 @@ class Sink(Protocol):
     domain: Box
     dtype: np.dtype[Any]
     write_grid: tuple[int, ...]
-    """The least that can be written without reading back: a shard, or a chunk where there are no
-    shards."""
+    """The smallest region that can be written without reading back: a shard, or else a chunk."""
     grid_origin: tuple[int, ...]
     """A coordinate on each axis where a cell of ``write_grid`` starts."""
     local_path: Path | None
@@ -138,7 +137,7 @@ class Sink(Protocol):
         """Raise `UsageError` where `create` would delete something and may not; changes nothing."""
 
     def create(self) -> None:
-        """Bring the array into being, or open the one that exists for writing."""
+        """Create the array, or open an existing one for writing."""
 
     def write(self, box: Box, array: NDArray[Any]) -> None:
         """Write a box; on return it is durable as far as the store can say.
@@ -155,8 +154,8 @@ class Sink(Protocol):
 def same_array(source: Source, sink: Sink) -> bool:
     """Whether creating or writing ``sink`` would touch what ``source`` reads.
 
-    True also where one lies inside the other's folder. Not foolproof: hard links, mounts and two
-    names of one server are not seen through.
+    True also where one lies inside the other's folder. It does not recognise hard links, mounts, or
+    two names of one server.
 
     Args:
         source: an input.
@@ -254,11 +253,11 @@ def to_five(array: Any, axes: str) -> Any:
     return ordered[tuple(slice(None) if axis in axes else None for axis in AXES)]
 
 
-def check_dtype(dtype: Any, where: str, known: Sequence[str] = INPUT_DTYPES) -> np.dtype[Any]:
+def check_dtype(dtype: Any, where: str, allowed: Sequence[str] = INPUT_DTYPES) -> np.dtype[Any]:
     """``dtype`` (or its name) in native byte order; `UsageError` where Penstock cannot take it."""
     dtype_name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
-    if dtype_name not in known:
-        raise UsageError(f"{where}: dtype {dtype_name} is not one of {', '.join(known)}")
+    if dtype_name not in allowed:
+        raise UsageError(f"{where}: dtype {dtype_name} is not one of {', '.join(allowed)}")
     return np.dtype(dtype_name)
 
 

@@ -1,7 +1,7 @@
 """An open TensorStore as a source or a sink: Zarr, N5, precomputed, casts and views.
 
-What TensorStore gives is put right twice: axes are permuted to t c z y x, and messages lose the
-dump of the spec that TensorStore appends and are kept to one short line.
+Two things are changed: axes are permuted to t c z y x, and messages are cut to one short line,
+without the dump of the spec that TensorStore appends.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _BRIEF = {
     for kind in ("http", "s3", "gcs")
 }
 """TensorStore's own tries of one request, two seconds in all: without them one busy answer would
-cost a block of a thousand chunks. By default they go on for a quarter of an hour and say nothing.
-What takes longer is an error here, and tried again by whoever reads and writes, who counts it."""
+cost a block of a thousand chunks. By default TensorStore tries silently for a quarter of an hour.
+Here a longer fault is an error; the reader or writer counts it and tries again."""
 # These stand above a spec's own mode, so that reading from a sink's spec deletes nothing.
 EXISTING = {"open": True, "create": False, "delete_existing": False, "read": True}
 
@@ -143,9 +143,7 @@ class TensorStoreSink:
                 self.root.write(f"{DELETING}-check", None).result()
 
     def create(self) -> None:
-        """Create the store. Killed at any point, it leaves what the next run takes for a
-        store or nothing.
-        """
+        """Create the store. If it is killed, the next run finds a whole store or nothing."""
         with explained_errors(self.where):
             if self.replaces is not None:
                 self.root.write(DELETING, json.dumps({"arrays": self.replaces}).encode()).result()
@@ -170,7 +168,7 @@ class TensorStoreSink:
 
     @property
     def fill(self) -> object:
-        """What chunks that are not stored read as; chunks full of it are not stored."""
+        """The fill value: missing chunks read as it, and chunks full of it are not stored."""
         value = self._view.fill_value
         if value is None:  # N5 has none, and what it lacks reads as 0
             return 0
@@ -182,7 +180,11 @@ class TensorStoreSink:
 
 @contextmanager
 def plainly() -> Iterator[None]:
-    """Raise errors of reading and writing again as one sentence."""
+    """A context that turns errors of reading and writing into one sentence.
+
+    Raises:
+        ValueError: TensorStore failed to read or to write.
+    """
     try:
         yield
     except (ValueError, OSError) as error:

@@ -1,10 +1,11 @@
-"""Which errors of a store may be over when it is asked again, and which will stay."""
+"""Tells errors of a store that may pass from those of a full store and those that will stay."""
 
 from __future__ import annotations
 
 import errno
 import re
 import sys
+from collections.abc import Iterator
 
 _PASSING = frozenset(
     getattr(errno, name)
@@ -17,40 +18,57 @@ _PASSING = frozenset(
 )
 """Errors of the system that a network, a file server or a disk may get over."""
 _PASSING_HTTP = frozenset({408, 425, 429, 500, 502, 503, 504})
+_FULL = frozenset(getattr(errno, n) for n in ("ENOSPC", "EDQUOT") if hasattr(errno, n))
+_FULL_HTTP = 507
 _PASSING_CODE = re.compile(r"(UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED): ")
 _OS_ERROR = re.compile(r"\[os_error_code='(\d+)'\]")
 _HTTP = re.compile(r"\[(?:http_response_code='|HTTP code )(\d+)'?\]")
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether an error of a store may be over when it is asked again.
-
-    A full disk, a quota, a permission, an expired token, a bucket that is not there and a chunk
-    that cannot be decoded are not.
+    """Whether an error of a store may pass, so that another try can succeed. A full disk, a quota,
+    a permission, an expired token, a missing bucket and a chunk that cannot be decoded will not
+    pass.
     """
-    link: BaseException | None = error
-    while link is not None:
-        if (passing := _judged(link)) is not None:
-            return passing
-        link = link.__cause__
-    return False
+    judged = (_judged(link) for link in _links(error))
+    return next((passing for passing in judged if passing is not None), False)
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error says that a store, or a quota, has no room left."""
+    return any(_number(link) in _FULL or _answer(link) == _FULL_HTTP for link in _links(error))
+
+
+def _links(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def _number(error: BaseException) -> int | None:
+    """The number of an error of the system; TensorStore has it in the text of a `ValueError`."""
+    if isinstance(error, OSError):
+        return error.errno
+    number = _OS_ERROR.search(str(error))
+    return None if number is None else int(number[1])
+
+
+def _answer(error: BaseException) -> int | None:
+    """The HTTP status in the text of an error."""
+    answer = _HTTP.search(str(error))
+    return None if answer is None else int(answer[1])
 
 
 def _judged(error: BaseException) -> bool | None:
-    """The same of one error alone; None if it does not tell."""
+    """The answer for one error, without its causes; None if it does not tell."""
     if isinstance(error, ConnectionError | TimeoutError):
         return True
-    if isinstance(error, OSError) and error.errno is not None:
-        return error.errno in _PASSING
-    # TensorStore raises `ValueError`; all that it knows stands in the text.
-    text = str(error)
-    if (system := _OS_ERROR.search(text)) is not None:
-        return int(system[1]) in _PASSING
-    if _PASSING_CODE.match(text):
+    if (number := _number(error)) is not None:
+        return number in _PASSING
+    if _PASSING_CODE.match(str(error)):
         return True
-    if (answer := _HTTP.search(text)) is not None:
-        return int(answer[1]) in _PASSING_HTTP
-    return None
+    answer = _answer(error)
+    return None if answer is None else answer in _PASSING_HTTP
 
 
 def requests_repeated() -> int:

@@ -1,4 +1,4 @@
-"""An output that is read again: opened for reading, and found where the run that wrote it lies."""
+"""Reads an output again, and finds the run that wrote it."""
 
 from __future__ import annotations
 

@@ -16,12 +16,12 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate and where the true value may lie."""
+    """An estimate, and the interval in which the true value may lie."""
 
     value: float
     low: float | None
     high: float | None
-    """The upper end; None where so few values cannot bound it with the confidence."""
+    """The upper end; None where the values are too few to bound it."""
     n: int
     """The number of values, or of launches on the smaller side."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,6 +17,49 @@ from .intervals import CONFIDENCE, Floats, Interval
 def launch_medians(launches: Sequence[ArrayLike]) -> Floats:
     """The median of each launch's samples."""
     return np.array([np.median(np.asarray(samples, np.float64)) for samples in launches])
+
+
+class Resampled(NamedTuple):
+    """One side of a ratio."""
+
+    median: float
+    """The median of the launches' medians."""
+    draws: Floats
+    """The same of launches that are drawn again, and samples within them; empty for one launch."""
+    launches: int
+
+
+def resampled(launches: Sequence[ArrayLike], draws: int, rng: np.random.Generator) -> Resampled:
+    """One side of a ratio, with the draws of a bootstrap.
+
+    Args:
+        launches: the samples of each launch.
+        draws: how often launches are drawn.
+        rng: the source of random numbers, another one for each side.
+
+    Returns:
+        The side, which may stand in several ratios.
+    """
+    drawn = _resampled_medians(launches, draws, rng) if len(launches) > 1 else np.empty(0)
+    return Resampled(float(np.median(launch_medians(launches))), drawn, len(launches))
+
+
+def resampled_ratio(a: Resampled, b: Resampled, confidence: float = CONFIDENCE) -> Interval:
+    """The median of ``b`` over that of ``a``, with the interval of `hierarchical_bootstrap_ratio`.
+
+    Args:
+        a: one side.
+        b: the other side, of as many draws.
+        confidence: the probability that the interval holds the true ratio.
+
+    Returns:
+        The ratio, its interval, and the launches of the smaller side.
+    """
+    value, n = b.median / a.median, min(a.launches, b.launches)
+    if n < 2:
+        return Interval(value, None, None, n)
+    low, high = np.quantile(b.draws / a.draws, ((1 - confidence) / 2, (1 + confidence) / 2))
+    return Interval(value, float(low), float(high), n)
 
 
 def hierarchical_bootstrap_ratio(
@@ -42,13 +85,8 @@ def hierarchical_bootstrap_ratio(
     Returns:
         The ratio, its interval, and the launches of the smaller side.
     """
-    value = float(np.median(launch_medians(b)) / np.median(launch_medians(a)))
-    n = min(len(a), len(b))
-    if n < 2:
-        return Interval(value, None, None, n)
-    ratios = _resampled_medians(b, draws, rng) / _resampled_medians(a, draws, rng)
-    low, high = np.quantile(ratios, ((1 - confidence) / 2, (1 + confidence) / 2))
-    return Interval(value, float(low), float(high), n)
+    of_b, of_a = resampled(b, draws, rng), resampled(a, draws, rng)
+    return resampled_ratio(of_a, of_b, confidence)
 
 
 def _resampled_medians(
@@ -117,8 +155,8 @@ def permutation_test(
 
 
 def relabellings(n: int, m: int, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """Which of n + m launches are called A: as they are in the first row, then all other ways, or
-    some.
+    """Ways to label n of n + m launches as A: the true one in the first row, then all others, or a
+    sample.
 
     Args:
         n: the launches that are called A.

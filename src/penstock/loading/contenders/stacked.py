@@ -1,7 +1,7 @@
 """What the contenders share: arrays to open, whole samples to deliver, an order to keep.
 
-Each contender is a few lines that use a library as those do who know it well. None is tuned beyond
-its library's documentation. None is held back: nothing is decoded without need.
+Each contender is a few lines that use a library as its experts do. None is tuned beyond its
+library's documentation, and none is held back: nothing is decoded without need.
 """
 
 from __future__ import annotations

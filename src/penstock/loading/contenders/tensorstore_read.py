@@ -1,4 +1,4 @@
-"""Plain TensorStore, in two ways: as its documentation shows, and as one writes who knows it well.
+"""Plain TensorStore, in two ways: as its documentation shows, and as an expert writes it.
 
 The first is one ``read()`` of the batch's samples for each array, all started at once. The second
 is a loop that reads into buffers that are used again, which is up to twice as fast.

@@ -94,7 +94,7 @@ class TorchWorkers:
             yield {name: tensor.numpy() for name, tensor in batch.items()}
 
     def close(self) -> None:
-        """End the workers: they live as long as anybody holds the loader's iterator."""
+        """End the workers, which live as long as the loader's iterator."""
         if self._running is not None:
             self._running.close()  # type: ignore[attr-defined]
         self._running = self._loader = None

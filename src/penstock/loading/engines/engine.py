@@ -78,7 +78,7 @@ class Task(Protocol):
 
 
 class Reading(Protocol):
-    """A task that was begun and goes on by itself."""
+    """A task that was started and runs by itself."""
 
     def done(self) -> bool:
         """Whether `wait` would return at once."""
@@ -162,7 +162,7 @@ class Engine(ABC):
         """The batches of `plan` are over: no more of their tasks will run."""
 
     def cancel(self) -> None:  # noqa: B027
-        """End tasks that wait for bytes. Nobody looks at what they raise."""
+        """End tasks that wait for bytes. Their errors are ignored."""
 
     def read_into(
         self,

@@ -33,7 +33,7 @@ from .selection import Arrays, Location, Normaliser, Rows, Selection
 from .zarr_metadata import ChunkLayout, read_layout
 
 _SLACK = 1 << 16
-"""The most bytes that a chunk which cannot be compressed is larger than its data."""
+"""Most bytes by which an incompressible chunk may exceed its data."""
 _NOTE = 1 << 10
 """The most bytes that one foreseen use of a chunk takes: that of a batch of one row and chunk."""
 _NOTES = 1 / 16
@@ -74,9 +74,8 @@ def _fields_of(
 def reason_for_native(
     places: Mapping[str, Location], selection: Selection, knobs: EngineKnobs
 ) -> str | None:
-    """Why to read with this engine rather than with TensorStore, None where there is no reason.
-
-    Reads only metadata. `Unsupported` where this engine cannot read the arrays.
+    """The reason to read with this engine rather than with TensorStore, or None. Reads only
+    metadata. `Unsupported` where this engine cannot read the arrays.
     """
     fields = _fields_of(_read_layouts(places), places, selection)
     if knobs.cache_bytes:
@@ -283,7 +282,7 @@ class ChunkTask:
             self.scatter(cached, out)
             return Traffic(0 if fetched is None else fetched.nbytes)  # read in vain
         try:
-            check()  # it may have waited for another worker when all were told to stop
+            check()  # it may have waited for another worker when all were stopped
             pool = engine.decoded[self.field.name]
             chunk = pool.take(self.field.chunks, self.layout.dtype)
             traffic = self.fill(chunk, fetched)
@@ -308,9 +307,8 @@ class ChunkTask:
         return traffic
 
     def follows(self, other: ChunkTask) -> bool:
-        """Whether this chunk comes right behind another along the last axis of the batch.
-
-        The batch takes all of both along that axis, and the same of both along the others.
+        """Whether this chunk comes right behind another along the last axis of the batch, and the
+        batch takes all of both along that axis, and the same part along the others.
         """
         copies, before = self.read.copies, other.read.copies
         return (

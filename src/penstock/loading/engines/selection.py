@@ -70,7 +70,8 @@ def locate(data: Any) -> dict[str, Location]:
 
 @dataclass(frozen=True)
 class Selection:
-    """What an item wants of each array, by the array's name. See `Field` for each setting."""
+    """The part of each array that an item takes, by the array's name. See `Field` for each
+    setting."""
 
     offsets: Mapping[str, Sequence[int]] = field(default_factory=dict)
     channels: Mapping[str, Sequence[int]] = field(default_factory=dict)

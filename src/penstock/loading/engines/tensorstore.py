@@ -44,8 +44,8 @@ _PATIENCE = {
     f"{kind}_request_retries": {"max_retries": 5, "initial_delay": "1s"}
     for kind in ("s3", "gcs", "http")
 }
-"""Waits of 1, 2, 4, 8 and 16 s, half a minute for a network that falters. TensorStore's default is
-a quarter of an hour, in which a training stands still and says nothing."""
+"""Waits of 1, 2, 4, 8 and 16 s, half a minute for a network that falters. By default TensorStore
+waits silently for a quarter of an hour, while a training stands still."""
 _MARKERS = {".zarray": "zarr", "zarr.json": "zarr3", "attributes.json": "n5"}
 _UNFILLED = {"fill_missing_data_reads": False}
 """Have TensorStore raise an error for a missing chunk."""

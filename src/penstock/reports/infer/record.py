@@ -1,4 +1,4 @@
-"""What the folder of an inference run holds, read without trusting that it is whole."""
+"""The content of an inference run's folder. Files may be missing or damaged."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Telemetry:
 
 @dataclass(frozen=True)
 class InferenceRun:
-    """A run, done or not."""
+    """A run, finished or not."""
 
     folder: Path
     content: Mapping[str, Any]
-    """That of run.json."""
+    """The content of run.json."""
     summary: Mapping[str, Any] | None
-    """That of summary.json; None for a run that is not done."""
+    """The content of summary.json; None for a run that is not finished."""
     status: RunStatus
     telemetry: Sequence[Telemetry]
 
@@ -108,7 +108,8 @@ class InferenceRun:
 
     @property
     def trace(self) -> Path | None:
-        """The trace, where it still lies; a path may be relative to where the run was started."""
+        """The trace, if it can be found; its path may be relative to the folder where the run was
+        started."""
         named = self.settings.get("trace")
         if not named:
             return None

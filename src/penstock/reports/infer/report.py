@@ -6,8 +6,13 @@ import time
 from pathlib import Path
 
 from ...base import format_bytes, plural
+from ..change import change_section
 from ..content import Chapter, Raw, Report
 from ..table import Section
+from ..words import labels_line
+from .changes import changes_of_run
+from .limits import limit_lines
+from .output import look_at_output
 from .pictures import stage_pictures, telemetry_pictures
 from .record import InferenceRun
 from .sentences import (
@@ -24,7 +29,7 @@ from .sentences import (
 
 
 def report_of_run(folder: Path) -> Report:
-    """What the folder of an inference run says.
+    """The report of an inference run.
 
     Args:
         folder: The folder, with run.json in it. The run may be under way, or have been killed.
@@ -40,17 +45,19 @@ def report_of_run(folder: Path) -> Report:
 
 
 def run_chapter(run: InferenceRun) -> Chapter:
-    """All that a run says, but for its verdict."""
-    sections = []
+    """The chapters of a run, without its verdict."""
+    sections, look = [], look_at_output(run)
     if run.stages:
         sections.append(Section("Stages", stage_table(run), use_lines(run)))
+        sections.append(Section("Limits of the machine", (), limit_lines(run)))
+    sections += change_section(changes_of_run(run))
     sections.append(Section("Memory", memory_table(run), memory_lines(run)))
-    sections.append(Section("Seams", (), seam_lines(run)))
+    sections.append(Section("Seams", (), [*seam_lines(run), *look.sentences]))
     sections.append(Section("Faults and values", (), trouble_lines(run)))
     if table := worker_table(run):
         sections.append(Section("Processes", table))
     sections.append(Section("Settings", settings_table(run)))
-    pictures = [*stage_pictures(run), *telemetry_pictures(run)]
+    pictures = [*look.pictures, *stage_pictures(run), *telemetry_pictures(run)]
     return Chapter(f"Inference: {run.name}", sections, pictures)
 
 
@@ -67,6 +74,7 @@ def about(run: InferenceRun) -> list[str]:
     began = time.strftime("%Y-%m-%d %H:%M", time.gmtime((run.folder / "run.json").stat().st_mtime))
     processes = plural(run.processes, "process")
     return [
+        *labels_line(run.content),
         f"{model} over {shape} (t c z y x) voxels, on {devices}, {processes}",
         ", ".join([f"begun {began} UTC", *cores, *gpus, *versions]),
     ]

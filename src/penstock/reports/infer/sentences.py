@@ -1,4 +1,4 @@
-"""What a run of inference says of itself: what bound it, what waited, memory, seams.
+"""Sentences on a run of inference: what bound it, what waited, memory, seams.
 
 A run is one measurement: its times have no interval over runs, and each sentence says so. What was
 read many times while it ran has the interval (95 %) of the median of those readings.
@@ -19,7 +19,7 @@ _ONE_RUN = "one run, no interval"
 _FULL = 0.85
 """A share of the cores above which more of them would help."""
 _STARVED = 0.7
-"""A computing stage that had a processor for less of its time had to share it."""
+"""A computing stage that had a processor for a smaller share of its time had to wait for it."""
 _CURES = {
     "read": "more --prep-workers, or an input of larger chunks",
     "normalise": "more --prep-workers",
@@ -68,6 +68,12 @@ def busy_shares(run: InferenceRun) -> dict[str, float]:
     return dict(sorted(shares.items(), key=lambda each: -each[1]))
 
 
+def processor_share(run: InferenceRun) -> float:
+    """The share of the cores' time that the run used."""
+    assert run.summary is not None
+    return (run.summary.get("cpu_seconds") or 0.0) / _worked(run) / (run.cores or 1)
+
+
 def gain(run: InferenceRun) -> str:
     """How much faster the run could be at most if what bound it were relieved, and by what."""
     assert run.summary is not None
@@ -79,7 +85,7 @@ def gain(run: InferenceRun) -> str:
         most = (cores + 2) / cores
         return f"Two more cores would give at most {most:.1f}x ({_ONE_RUN})."
     (fullest, share), *others = shares.items()
-    if (had := _on_processor(run, fullest)) is not None:
+    if (had := processor_had(run, fullest)) is not None:
         return (
             f"But it had a processor for at most {had:.0%} of that time: others used the cores, or "
             f"a limit held it. With cores of its own it would be at most {1 / had:.1f}x as fast "
@@ -97,9 +103,9 @@ def gain(run: InferenceRun) -> str:
     return f"{_cure(run, fullest)} would give at most {most:.1f}x: {why} ({_ONE_RUN})."
 
 
-def _on_processor(run: InferenceRun, stage: str) -> float | None:
-    """The share of a computing stage's time that it can have had a processor; None if that says
-    nothing of other processes."""
+def processor_had(run: InferenceRun, stage: str) -> float | None:
+    """The largest share of a computing stage's time in which it can have had a processor. None if
+    other processes cannot be the reason."""
     assert run.summary is not None
     cpu, busy = run.summary.get("cpu_seconds"), run.stages[stage].busy
     if stage not in ("forward", "normalise", "stitch", "statistics") or run.on_gpu or not cpu:
@@ -128,7 +134,7 @@ def waited(run: InferenceRun) -> str:
 
 
 def speed_lines(run: InferenceRun) -> list[str]:
-    """What the run did, how fast, and of that how much was not computed twice."""
+    """The work of the run, its speed, and the share that was not computed twice."""
     summary, seconds = run.summary, run.seconds
     if summary is None or not seconds:
         return []
@@ -206,7 +212,7 @@ def _spread(interval: Interval, scale: float) -> str:
 
 
 def seam_lines(run: InferenceRun) -> list[str]:
-    """How patches meet: what each voxel sees, how many seams there are, and what they cost."""
+    """How patches meet: the context of each voxel, the number of seams, and their cost."""
     fingerprint = run.fingerprint
     patch, overlap = fingerprint.get("patch"), fingerprint.get("overlap")
     mode = (fingerprint.get("seam") or ["?"])[0]
@@ -226,7 +232,6 @@ def seam_lines(run: InferenceRun) -> list[str]:
     lines = [
         f"Seams are {how}; there are {planes} planes between patches along {axes}.",
         f"Each voxel sees at least {context} voxels of context inside the volume.",
-        "The reach of the network is not in the record, so nothing is said of whether seams show.",
     ]
     if not any(overlap):
         lines.append("Patches do not overlap: at a seam a voxel sees nothing of its neighbour.")
@@ -234,7 +239,8 @@ def seam_lines(run: InferenceRun) -> list[str]:
 
 
 def trouble_lines(run: InferenceRun) -> list[str]:
-    """What a reader must know: values made up or cut, faults tried again, smaller batches."""
+    """Warnings: values that were filled in or clipped, faults that were tried again, smaller
+    batches."""
     summary = run.summary or {}
     lines = []
     for head in summary.get("clipped") or ():
@@ -290,7 +296,7 @@ def _share(stage: StageTotals, worked: float) -> float:
 
 
 def settings_table(run: InferenceRun) -> list[tuple[str, ...]]:
-    """What the user set."""
+    """The settings of the user."""
     return [
         ("setting", "value"),
         *((name.replace("_", "-"), _value(value)) for name, value in run.settings.items()),

@@ -22,12 +22,12 @@ class StageTimeline:
     """How many threads of each stage worked in each part of the time."""
 
     seconds: float
-    """The end of what is shown."""
+    """The last second that is shown."""
     stages: dict[str, NDArray[np.float64]]
     """Mean number of threads at work, `BINS` values for each stage, in the order of their begin."""
     spans: int
     whole: bool
-    """False if the trace is longer than what was read of it."""
+    """False if only a part of the trace was read."""
 
 
 def read_timeline(path: Path) -> StageTimeline | None:

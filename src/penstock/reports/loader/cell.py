@@ -39,12 +39,12 @@ COUNTS = ("duplicates", "missing", "wrong")
 """The counts of a check of the batches: samples that came twice, never, or with wrong values."""
 
 COLD_MOST = 0.05
-"""More of the data than this in the page cache is not a cold cache."""
+"""Largest share of the data in the page cache at which the cache still counts as cold."""
 WARM_LEAST = 0.95
-"""A file of which this share is in the page cache is read from memory."""
+"""A file counts as read from memory if this share of it is in the page cache."""
 FRESH_LEAST = 0.9
 """The least share of bytes that must be read while a batch is waited for. Below it, too much was
-read before. A few batches more or less in a queue, out of some ten, are within it."""
+read before. It allows for a few batches more or less in a queue, out of some ten."""
 
 
 class LoaderCell(Cell):
@@ -155,7 +155,7 @@ def loader_cells(records: Iterable[Record], scenario: str = "loader") -> list[Lo
 
 
 def way(case: Mapping[str, Any]) -> list[str]:
-    """How far away the data is, in words, by a case or its row in a CSV.
+    """The distance to the data, in words, by a case or its row in a CSV.
 
     >>> way({"latency_ms": "20.0", "endpoint": None})
     ['every request 20 ms late']

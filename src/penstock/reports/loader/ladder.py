@@ -96,7 +96,7 @@ class Ladder:
         return f"{line}; it keeps {speed}."
 
     def _of_lowest(self, limit: str) -> str:
-        """Say that the lowest rung limits. It includes what would be below it."""
+        """Say that the lowest rung limits. It stands for everything below it, too."""
         top = list(self.measured)[-1]
         kept = self.kept(top, limit)
         what, far = f"Step {_rung(limit)}", ""

@@ -1,10 +1,10 @@
-"""What a loader benchmark measured: the seed's table, one line for each case, the ladder.
+"""The report of a loader benchmark: the seed's table, one line for each case, the ladder.
 
 The seconds of a batch are the time that a launch took for its batches over their number, as the
 seed counted them: a queue hands batches out in bursts, and the median of such waits would be that
 of a full queue. A cell's value is the median over its launches, with an interval (95 %) that is
 bootstrapped over launches. Waits are the raw ones, each a batch, of all launches together. The wait
-in which an epoch begins is for a first batch, and is not among them.
+for the first batch of an epoch is left out.
 
 MB is 10^6 bytes here, and MB/s "decoded" counts the bytes of the batch that was asked for, so that
 all loaders and all rungs of the ladder are compared by what they deliver. What a reader fetched and
@@ -19,9 +19,9 @@ The ladder takes the same batches a step further each time:
     L4  loader    the same through the loader: tickets, queue, ring of buffers
     L5  transfer  and to the device
 
-Each rung does what the one below it does and something more, so what it takes longer is the cost of
-that, and the step with the greatest cost is what limits. A rung that one above it beats was
-measured too slow: its cost is not told apart from that of the steps above.
+Each rung does the work of the one below it and one step more, so the difference is the cost of that
+step, and the step that costs most is the limit. A rung that is slower than one above it was
+measured too slow: its cost cannot be told apart from that of the steps above.
 """
 
 from __future__ import annotations

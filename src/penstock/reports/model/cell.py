@@ -181,7 +181,7 @@ class ModelCell(Cell):
 
     @property
     def has_result(self) -> bool:
-        """Whether it was measured or failed, and not only tried for its memory."""
+        """Whether it was measured or has failed. A launch that only tried its memory is neither."""
         return any(self.row.get(n) for n in ("error", "avg_time_ms", "median_time_ms"))
 
     @property

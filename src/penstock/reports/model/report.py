@@ -1,4 +1,4 @@
-"""What a model benchmark measured: rows of a CSV, a table and sentences.
+"""The report of a model benchmark: rows of a CSV, a table and sentences.
 
 Cells that differ only in tile and batch form a group. Cells are compared only within a group, where
 the model, the mode, the device, the machine and every other knob are the same.
@@ -54,9 +54,8 @@ def labelled(cells: Iterable[ModelCell]) -> list[tuple[str, list[ModelCell]]]:
 def _with_failures(
     groups: Mapping[tuple[str, ...], list[ModelCell]],
 ) -> dict[tuple[str, ...], list[ModelCell]]:
-    """The groups, with each case that failed before its model was built beside those it belongs to.
-
-    The structure of its model is not known. Where all else fits a single group, it is of that one.
+    """The groups, each with the cases that failed before their model was built. The structure of
+    such a model is not known, so its case joins a group if everything else fits that group alone.
     """
     place = MODEL_COLUMNS.apart.index("structure")
     joined = dict(groups)
@@ -109,7 +108,7 @@ def append_model_csv(records: Iterable[Record], path: Path, when: str | None = N
 
 
 def append_limits(records: Iterable[Record], path: Path) -> None:
-    """Add a row with memory and no times for each case of which it was only tried if it fits.
+    """Add a row with memory and no times for each case that was only tried for its memory.
 
     Args:
         records: The launches of one or more benchmarks.
@@ -138,7 +137,7 @@ def _compare(group: Sequence[ModelCell]) -> list[str]:
 
 
 def _troubles(cell: ModelCell) -> str:
-    """Say what a reader must know: failures, an unsettled warm-up, a full allocator."""
+    """Warn of failures, an unsettled warm-up, or a full allocator."""
     launches, troubles = plural(len(cell.records), "launch"), []
     if cell.status != "ok":
         failed = sum(record.status == cell.status for record in cell.records)

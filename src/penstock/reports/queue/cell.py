@@ -36,11 +36,11 @@ QUEUE_COLUMNS = Columns(
 )
 
 LONGER = 1.05
-"""A step that takes so many times as long beside readers as alone contends with them."""
+"""Ratio of a step's time beside readers to its time alone, above which it contends with them."""
 
 
 NEAR = 0.02
-"""A utilisation that is as near to the model's as this was predicted."""
+"""Largest distance of a utilisation from the model's at which it counts as predicted."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,8 @@ class QueueCell(Cell):
     """
 
     step_s: float | None = None
-    """Seconds of a step that never waits, by all cells of the group; None is by its launches."""
+    """Seconds of a step that never waits, from all cells of the group; None takes the cell's
+    launches."""
     alone: Interval | None = None
     """Seconds from one batch to the next with as many workers while nothing computes."""
     predicted: Predicted | None = None

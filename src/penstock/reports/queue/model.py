@@ -1,4 +1,5 @@
-"""A model of the queue between reading and computing: what a queue can do and what it cannot.
+"""A model of the queue between reading and computing: what a deeper queue changes, and what it
+cannot.
 
     readers  R seconds for a batch   ──▶ │ queue of q │ ──▶   step of C seconds
     there are W, and a batch comes every `interval_s` seconds while all of them read
@@ -64,7 +65,7 @@ class QueueModel:
 
     @property
     def steady_s(self) -> float:
-        """Seconds of an iteration after the queue is empty, or full for good."""
+        """Seconds of an iteration in the steady state, when the queue stays empty or stays full."""
         if self.workers == 0:
             return self.interval_s + self.compute_s
         return max(self.compute_s, self.interval_s)

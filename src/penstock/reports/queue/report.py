@@ -1,4 +1,4 @@
-"""What a queue benchmark measured, beside the predictions of a model and the seed's table.
+"""The report of a queue benchmark, beside the predictions of a model and the seed's table.
 
 Batches are first read while nothing computes, which gives the seconds from one batch to the next
 for each number of workers. The model predicts every case from these seconds and from the seconds of

@@ -1,4 +1,4 @@
-"""What a suite measured: a row for each run, a table, sentences, and the files of its report.
+"""The report of a suite: a row for each run, a table, sentences, and its files.
 
 A run is one batch size with one number of workers. All its launches are one row. Its
 
@@ -226,7 +226,7 @@ def write_suite_report(
         records: The launches of a suite.
         presets: The presets as they were asked for, for the JSON file.
         system: The machine: ``machine``, ``libraries``, ``devices`` and ``git``.
-        notes: Sentences on presets that are not run as they stand.
+        notes: Sentences on presets that were changed before they ran.
         figures: The figures that the page shows; they lie in ``out``.
         replace: Replace files that Penstock did not write.
 

@@ -13,6 +13,7 @@ from ..content import Picture
 from ..figures.canvas import (
     LEGEND,
     STYLE,
+    Axes,
     Figure,
     blank,
     colour_at,
@@ -24,6 +25,8 @@ from .record import TrainingFolder
 
 _MOST_POINTS = 2000
 """Points of a curve. More do not show."""
+_STYLES = ("o-", "s--", "^:")
+"""Styles of curves: one for the first colours, the next for those that come again."""
 
 
 def training_pictures(run: TrainingFolder) -> list[Picture]:
@@ -56,10 +59,17 @@ def draw_curves(title: str, curves: dict[str, list[tuple[int, float]]]) -> Figur
     for place, (name, points) in enumerate(curves.items()):
         x, y = zip(*points, strict=True)
         label = name.replace("_", " ")
-        axis.plot(np.add(x, 1), y, "o-", markersize=4, color=colour_at(place), label=label)
-    axis.locator_params(axis="x", integer=True)
+        style = _STYLES[place // len(STYLE["colours"]) % len(_STYLES)]
+        axis.plot(np.add(x, 1), y, style, markersize=4, color=colour_at(place), label=label)
+    _whole_epochs(axis, max(points[-1][0] + 1 for points in curves.values()))
     figure.legend(loc="outside lower center", ncols=4, **LEGEND)
     return figure
+
+
+def _whole_epochs(axis: Axes, last: int) -> None:
+    """Show whole epochs, also where there is one."""
+    axis.set_xlim(0.5, last + 0.5)
+    axis.locator_params(axis="x", integer=True, min_n_ticks=1)
 
 
 def _phases_picture(run: TrainingFolder) -> Picture:
@@ -89,7 +99,7 @@ def draw_phases(phases: dict[str, list[float]], rank: int) -> Figure:
         label = name.replace("_", " ")
         axis.bar(np.arange(1, count + 1), heights, bottom=bottom, color=colour, label=label)
         bottom += heights
-    axis.locator_params(axis="x", integer=True)
+    _whole_epochs(axis, max(1, count))
     axis.grid(visible=False, axis="x")
     if phases:
         figure.legend(loc="outside lower center", ncols=3, **LEGEND)
@@ -128,6 +138,7 @@ def draw_steps(seconds: Sequence[np.ndarray], ranks: Sequence[int]) -> Figure:
                 x[::every], 1e3 * values[::every], ".", markersize=1.5, alpha=0.4, color=colour
             )
         axis.plot(x[::every], smooth[::every], linewidth=1.6, color=colour, label=f"rank {rank}")
+    axis.locator_params(axis="x", integer=True, min_n_ticks=1)
     finite = np.concatenate([values[np.isfinite(values)] for values in seconds])
     if finite.size:  # a first step may take a thousand times as long
         axis.set_ylim(0, 1.5e3 * float(np.quantile(finite, 0.99)) or 1.0)

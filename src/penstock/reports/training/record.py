@@ -1,4 +1,4 @@
-"""What the folder of a training holds, read without trusting that it is whole."""
+"""The content of a training's folder. Files may be missing or damaged."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class TrainingFolder:
-    """A training, done or not."""
+    """A training, finished or not."""
 
     folder: Path
     args: Mapping[str, Any]

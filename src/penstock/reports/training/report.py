@@ -7,15 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from ...base import ARGS, RESULTS, STEPS, format_bytes
+from ..change import change_section
 from ..content import Chapter, Raw, Report
 from ..table import Section
+from ..words import labels_line
+from .changes import changes_of_training
+from .detections import detection_pictures
 from .pictures import training_pictures
+from .ranks import rank_lines
 from .record import TrainingFolder
 from .sentences import epoch_table, headlines, phase_table
 
 
 def report_of_training(folder: Path) -> Report:
-    """What the folder of a training says.
+    """The report of a training.
 
     Args:
         folder: The folder, with args.json or training_results.json in it. The training may be
@@ -32,10 +37,13 @@ def report_of_training(folder: Path) -> Report:
     sections = [
         Section("Epochs", epoch_table(run)),
         Section("Phases of a step", phase_table(run)),
+        *change_section(changes_of_training(run), rank_lines(run)),
         Section("Settings", _settings(run.args)),
     ]
-    kept = [section for section in sections if section.table]
-    chapter = Chapter(f"Training: {name}", kept, training_pictures(run))
+    kept = [section for section in sections if section.table or section.sentences]
+    chapter = Chapter(
+        f"Training: {name}", kept, [*training_pictures(run), *detection_pictures(folder)]
+    )
     return Report(name, headlines(run), _about(run), [chapter], _raw(folder))
 
 
@@ -49,15 +57,15 @@ def _about(run: TrainingFolder) -> list[str]:
     if results.get("global_batch_size"):
         words.append(f"batches of {results['global_batch_size']} in all")
     versions = [f"{name} {run.args[name]}" for name in ("penstock", "torch") if run.args.get(name)]
-    return [", ".join([*words, *versions])]
+    return [*labels_line(run.args), ", ".join([*words, *versions])]
 
 
 def _settings(args: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """The settings that say something."""
+    """The settings that are not None, False or empty."""
     lines = [
         (name.replace("_", "-"), str(value))
         for name, value in args.items()
-        if value not in (None, False, "", [])
+        if value not in (None, False, "", []) and name not in ("name", "tags")
     ]
     return [("setting", "value"), *lines] if lines else []
 

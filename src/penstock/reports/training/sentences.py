@@ -1,4 +1,4 @@
-"""What a training says of itself: what bound it, its speed, its scores, its ranks."""
+"""Sentences on a training: what bound it, its speed, its scores, its ranks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def headlines(run: TrainingFolder) -> list[str]:
 
 
 def bound(run: TrainingFolder) -> str:
-    """The kind of phase that took most of the steps, and what the rest would allow."""
+    """The kind of phase that took most of the steps' time, and the speed without it."""
     phases = run.phases
     step = sum(phases.values())
     if not step:

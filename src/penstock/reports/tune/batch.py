@@ -16,9 +16,9 @@ from .loader import Advice, Goal, ReadAlone, recommend_loader
 def step_of(batch: int, steps: Mapping[int, float]) -> tuple[float, int]:
     """The seconds of a step, and the batch that they were measured for: this or the next larger.
 
-    A smaller batch has its share of the step of a larger one. A real step hardly takes less,
-    because its constant costs do not shrink. So a loader that feeds the share feeds the real step.
-    Nothing is claimed of a larger batch.
+    A smaller batch gets its share of the larger batch's step. A real step hardly takes less,
+    because its constant costs do not shrink. So a loader that feeds the scaled step feeds the real
+    one. Nothing is claimed of a batch larger than all that were timed.
 
     Args:
         batch: The batch size.
@@ -40,7 +40,7 @@ class BatchTrial:
 
     goal: Goal
     timed_batch: int
-    """The batch whose step was timed: this one, or a larger one of which this takes its share."""
+    """The batch whose step was timed: this one, or a larger one whose time is scaled down."""
     timed_s: float
     batch_bytes: int
     memory: Mapping[int, int]

@@ -37,7 +37,7 @@ STEPS = 200
 BEGUN = 20
 """The first steps that do not count, in which the queue of the start is used up."""
 CEILINGS = {"L1": "storage", "L2": "decode", "L3": "scatter"}
-"""The ceiling of each rung: what limits if the rung is too slow and the one below is not."""
+"""The ceiling of each rung: the limit if this rung is too slow and the one below is not."""
 
 
 @dataclass(frozen=True)

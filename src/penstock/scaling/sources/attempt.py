@@ -1,6 +1,5 @@
-"""What a job's lines tell of one training: fields, epochs, scores, the times of ranks, and its end.
-
-An attempt keeps what is asked of it and no more. So a log of any length takes the same memory.
+"""One attempt of a training, from the lines of a job: fields, epochs, scores, times of ranks, its
+end. An attempt keeps only what is asked for, so a log of any length takes the same memory.
 """
 
 from __future__ import annotations
@@ -107,7 +106,7 @@ class Attempt:
 
     @property
     def trained(self) -> bool:
-        """Whether it printed anything of a training, or of its end."""
+        """Whether it printed a line of a training, or of its end."""
         return bool(self.fields.keys() & _OF_A_TRAINING or self.totals or self.done or self.end)
 
     def of_the_job(self) -> Attempt:
@@ -132,7 +131,8 @@ class Attempt:
                 kept = keep(self, said) is not False
                 break
         if end := end_in(line):
-            # A job that is stopped or cancelled also ends with an error. SLURM's own word counts.
+            # A job that is stopped or cancelled also ends with an error. SLURM's own message
+            # decides.
             before = self.end
             if before in (None, "crashed") or (before == "stopped" and end != "crashed"):
                 self.end = end
@@ -280,7 +280,8 @@ _KINDS: tuple[tuple[_Known, Callable[[Attempt, re.Match[str]], object]], ...] = 
     (_GLOO.match, lambda attempt, line: attempt.fields.setdefault("cuda available", "False")),
     (_FIELD.match, _take_fields),
 )
-"""Each kind of line: how it is known and how it is kept. The first that fits counts."""
+"""Kinds of lines: the pattern of each, and the function that keeps it. The first that fits
+counts."""
 
 
 def _number(text: str) -> float | None:

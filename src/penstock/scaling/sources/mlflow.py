@@ -42,17 +42,21 @@ def mlflow_database(path: Path) -> Iterator[TrackedRun]:
                 ):
                     number = math.nan if value is None else value
                     metrics.setdefault(key, []).append((step, number, time / 1e3))
-                parameters: dict[str, str] = {}
-                for table in ("params", "tags"):
-                    rows = db.execute(f"select key, value from {table} where run_uuid = ?", (run,))
-                    parameters |= dict(rows)
-                yield _tracked(path, run, name, parameters, metrics, status, *times)
+                parameters, tags = (
+                    dict(db.execute(f"select key, value from {table} where run_uuid = ?", (run,)))
+                    for table in ("params", "tags")
+                )
+                yield _tracked(path, run, name, parameters, tags, metrics, status, *times)
     except sqlite3.Error as error:
         raise UsageError(f"{path} is not a database of MLflow: {error}") from error
 
 
 def mlflow_files(folder: Path) -> Iterator[TrackedRun]:
-    """The runs of MLflow's store of files below a folder: EXPERIMENT/RUN/meta.yaml."""
+    """The runs of MLflow's store of files below a folder: EXPERIMENT/RUN/meta.yaml.
+
+    Raises:
+        UsageError: A file that tells of a run cannot be read.
+    """
     for meta in sorted(folder.glob("**/meta.yaml")):
         home = meta.parent
         if not (home / "params").is_dir() and not (home / "metrics").is_dir():
@@ -65,14 +69,16 @@ def mlflow_files(folder: Path) -> Iterator[TrackedRun]:
             continue
         texts = {kind: dict(_texts(home / kind)) for kind in ("params", "tags", "metrics")}
         metrics = {name: list(_points(text)) for name, text in texts["metrics"].items()}
-        parameters = {
-            name: text.strip() for name, text in (texts["params"] | texts["tags"]).items()
-        }
+        parameters, tags = (
+            {name: text.strip() for name, text in texts[kind].items()}
+            for kind in ("params", "tags")
+        )
         yield _tracked(
             home,
             home.name,
             about.get("run_name") or home.name,
             parameters,
+            tags,
             metrics,
             about.get("status"),
             about.get("start_time"),
@@ -99,6 +105,7 @@ def _tracked(
     run: str,
     name: object,
     parameters: Mapping[str, str],
+    tags: Mapping[str, str],
     metrics: Mapping[str, Series],
     status: object,
     *milliseconds: object,
@@ -106,4 +113,5 @@ def _tracked(
     became = _STATUS.get(str(status), "unfinished")
     began, ended = (time / 1e3 if isinstance(time, int | float) else None for time in milliseconds)
     title = str(name or run[:8])
-    return TrackedRun(path, run, title, parameters, metrics, became, began, ended)
+    texts = {**parameters, **tags}
+    return TrackedRun(path, run, title, texts, metrics, became, began, ended, tags=tags)

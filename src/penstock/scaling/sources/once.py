@@ -1,4 +1,4 @@
-"""Each run once, however many files hold it; and runs whose times contradict each other.
+"""Drops copies of runs that several files hold, and finds runs whose times contradict each other.
 
 Ledgers, trackers and folders keep a time to its last digit, which no two runs share. A log has two
 digits: it is dropped where one of the others is of the same job and devices, and of the same

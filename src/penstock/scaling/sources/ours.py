@@ -41,7 +41,19 @@ def runs_of_ledger(path: Path) -> Iterator[TrainingRun]:
 
 
 def results_run(results: Any, source: str, folder: Path | None) -> TrainingRun:
-    """The run of a `training_results.json`, with the steps of its ranks from its folder."""
+    """The run of a `training_results.json`, with the steps of its ranks from its folder.
+
+    Args:
+        results: Content of the file.
+        source: The place that the run names as its source.
+        folder: The folder of the training; None where it is not there.
+
+    Returns:
+        The run.
+
+    Raises:
+        UsageError: It is not what a training left.
+    """
     try:
         return _results_run(results, source, folder)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -76,7 +88,7 @@ def _results_run(results: Mapping[str, Any], source: str, folder: Path | None) -
     return TrainingRun(
         source=source,
         job=str(job.get("job_id") or (folder.name if folder else source.rpartition(" ")[2])),
-        name=str(job.get("job_name") or results.get("workload") or "train"),
+        name=str(results.get("name") or job.get("job_name") or results.get("workload") or "train"),
         devices=int(results["world_size"]),
         nodes=job.get("nodes") or len({rank.host for rank in ranks if rank.host}) or None,
         seconds=seconds if epochs else None,
@@ -92,6 +104,7 @@ def _results_run(results: Mapping[str, Any], source: str, folder: Path | None) -
         status=_STATUS.get(results.get("status", ""), "unfinished"),
         restarts=job.get("restarts") or 0,
         device=results.get("device"),
+        tags=results.get("tags") or {},
         ranks=tuple(ranks),
         utilisation=_busy(folder, int(results["world_size"]), job.get("nodes") or 1),
         gradient_bytes=results.get("gradient_bytes"),

@@ -5,6 +5,7 @@
     records.jsonl                a ledger: its launches of scenario ``train``
     MLflow                       a store of files (``mlruns``) or a database of SQLite
     Comet                        metrics as JSON or CSV, or the archive of an offline experiment
+    W&B                          files of offline runs
 
 All runs below a folder are taken together, each once. With several paths, or below a folder, a file
 that cannot be read or holds no run is passed over with a sentence; a single path is refused.
@@ -26,10 +27,13 @@ from .mlflow import mlflow_database, mlflow_files
 from .once import contradiction, each_once
 from .ours import results_run, rows_of, runs_of_ledger
 from .slurm_log import read_log
-from .tracked import Say, training_runs
+from .tracked import Say, TrackedRun, training_runs
+from .wandb import SUFFIX, wandb_runs
 
 Contents = TrainingRun | CometArchive
 """The content of a file. Each part of an experiment that was resumed is an archive."""
+KeptRun = TrainingRun | TrackedRun | CometArchive
+"""A run as its source keeps it: of a tracker with all that was tracked."""
 _Item = TypeVar("_Item")
 _Held = TypeVar("_Held")
 
@@ -90,7 +94,7 @@ def _each(
 def _holds_none(path: Path) -> UsageError:
     return UsageError(
         f"{path} holds no run: it is neither the output of a SLURM job, nor a folder with "
-        f"{RESULTS}, a ledger of training, or an export of MLflow or Comet"
+        f"{RESULTS}, a ledger of training, or what MLflow, Comet or W&B kept"
     )
 
 
@@ -106,31 +110,48 @@ def _read_path(path: Path, say: Say) -> list[Contents]:
     return contents
 
 
-def _read_file(path: Path, say: Say) -> Iterable[Contents]:
-    """The content of a file, known by its first bytes, its name, or else its lines."""
-    with path.open("rb") as file:
+def _read_file(path: Path, say: Say) -> Iterator[Contents]:
+    """The content of a file; what trackers kept as trainings."""
+    tracked: list[TrackedRun] = []
+    for run in runs_of_file(path):
+        if isinstance(run, TrackedRun):
+            tracked.append(run)
+        else:
+            yield run
+    yield from training_runs(tracked, path, say)
+
+
+def runs_of_file(path: Path) -> Iterable[KeptRun]:
+    """The runs of a file, known by its first bytes, its name, or else its lines.
+
+    Raises:
+        UsageError: The file cannot be read.
+    """
+    with system_errors(f"{path} cannot be read"), path.open("rb") as file:
         head = file.read(4096)
     if head.startswith(b"SQLite format 3\0"):
-        return training_runs(mlflow_database(path), path, say)
+        return mlflow_database(path)
     if head.startswith(b"PK\x03\x04") or path.suffix == ".zip":
         return comet_archive(path)
+    if path.suffix == SUFFIX:
+        return wandb_runs([path])
     if path.name.endswith((".jsonl", ".jsonl.gz")):
         return runs_of_ledger(path)
     if path.suffix == ".csv":
-        return training_runs(comet_runs(rows_of(path), path), path, say)
+        return comet_runs(rows_of(path), path)
     if path.suffix == ".json":
-        return _read_json(path, say)
+        return _runs_of_json(path)
     runs = read_log(path)  # a log may begin with "[rank: 0]", as JSON does
     if runs or not head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"[")):
         return runs
-    return _each([path], partial(_read_json, say=say), lambda error: None)
+    return _each([path], _runs_of_json, lambda error: None)
 
 
-def _read_json(path: Path, say: Say) -> Iterable[TrainingRun]:
+def _runs_of_json(path: Path) -> Iterable[KeptRun]:
     value = read_json(path)
     if isinstance(value, dict) and "world_size" in value:
         return [results_run(value, str(path), path.parent)]
-    return training_runs(comet_runs(value, path), path, say)
+    return comet_runs(value, path)
 
 
 def _read_folder(folder: Path, say: Say) -> Iterator[Contents]:
@@ -153,6 +174,10 @@ def _read_folder(folder: Path, say: Say) -> Iterator[Contents]:
         ),
         ([folder], lambda p: training_runs(mlflow_files(p), p, say)),
         (_of_trackers(folder, "**/*.zip"), comet_archive),
+        (
+            [folder],
+            lambda p: training_runs(wandb_runs(_of_trackers(p, f"**/*{SUFFIX}")), p, say),
+        ),
     )
     for paths, read in readers:
         # The user did not name these files, so they may be something else.

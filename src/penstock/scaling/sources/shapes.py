@@ -32,7 +32,7 @@ _PLAIN = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d{1,2})?")
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class NumberPlaces:
     """The places of the numbers in lines of progress of one shape."""
 
     epoch: slice
@@ -62,8 +62,8 @@ class Shapes:
     """The shapes of a log's lines."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, Layout | None] = {}
-        """The layout of a shape, None for one that says nothing."""
+        self._known: dict[bytes, NumberPlaces | None] = {}
+        """The places of a shape, None for one that says nothing."""
 
     def take(self, line: bytes, attempt: Attempt) -> bool:
         """Take a line into an attempt by the shape that it shares with an earlier one.
@@ -72,26 +72,26 @@ class Shapes:
             False if its shape is not known.
         """
         try:
-            layout = self._known[line.translate(_AS_ZERO)]
+            places = self._known[line.translate(_AS_ZERO)]
         except KeyError:
             return False
-        if layout is not None:
-            layout.read(line, attempt)
+        if places is not None:
+            places.read(line, attempt)
         return True
 
     def learn(self, line: bytes, *, kept: bool) -> None:
         """Note the shape of a line that was taken in full; ``kept`` says that it told something."""
         if len(line) > LONGEST:
             return
-        layout = layout_of(line) if kept else None
-        if layout is None and kept:
+        places = places_in(line) if kept else None
+        if places is None and kept:
             return
         if len(self._known) == MOST:
             self._known.clear()
-        self._known[line.translate(_AS_ZERO)] = layout
+        self._known[line.translate(_AS_ZERO)] = places
 
 
-def layout_of(line: bytes) -> Layout | None:
+def places_in(line: bytes) -> NumberPlaces | None:
     """The places of the numbers in a line; None if it is no plain line of progress."""
     if _NOT_FINITE.search(line):
         return None
@@ -105,10 +105,10 @@ def layout_of(line: bytes) -> Layout | None:
 
 def _with_scores(
     line: bytes, epoch: slice, of_all: bool, done: slice | None, steps: slice | None
-) -> Layout | None:
+) -> NumberPlaces | None:
     places: dict[str, list[slice]] = {"val_loss": [], "val_acc": []}
     for score in SCORE.finditer(line.decode("latin-1")):  # a byte is a character
         if not _PLAIN.fullmatch(score[2]):
             return None
         places[score[1]].append(slice(*score.span(2)))
-    return Layout(epoch, of_all, done, steps, *map(tuple, places.values()))
+    return NumberPlaces(epoch, of_all, done, steps, *map(tuple, places.values()))

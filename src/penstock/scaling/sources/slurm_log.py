@@ -11,7 +11,7 @@ A file, compressed (``.gz``) or not, is read once, in little memory; a carriage 
 as well. Lines that differ in their digits alone are read by position; see `shapes`. Under srun
 every rank prints: the slowest counts, and all are kept. Where two ranks print at once, one line may
 hold the words of both. ``WORLD_SIZE`` is 1 under srun, so tasks and batches count first. A job that
-did not end well gives a run with what it printed so far, and with how it ended.
+failed gives a run with what it printed until then, and with how it ended.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs as experiment trackers keep them, MLflow in its stores and Comet in its exports.
+"""Runs as experiment trackers keep them: MLflow in its stores, Comet in exports, W&B offline.
 
     metrics     by name, each a series of (step, value, time)
     parameters  by name, as text
@@ -21,7 +21,7 @@ import contextlib
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -65,6 +65,8 @@ class TrackedRun:
     ended: float | None = None
     first_epoch_missing: bool = False
     """True if the first epoch was over at ``began``."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """Those of the parameters that the tracker keeps as tags."""
 
     @cached_property
     def texts(self) -> dict[str, str]:
@@ -133,7 +135,16 @@ class TrackedRun:
 
 
 def training_runs(tracked: Iterable[TrackedRun], path: Path, say: Say) -> Iterator[TrainingRun]:
-    """The runs with a known number of devices; ``say`` gets a sentence on the others."""
+    """The runs with a known number of devices.
+
+    Args:
+        tracked: The runs as their tracker keeps them.
+        path: The file or folder that they are from.
+        say: Takes a sentence on those that are left out.
+
+    Yields:
+        The runs as trainings.
+    """
     left = 0
     for run in tracked:
         devices = run.whole("devices")

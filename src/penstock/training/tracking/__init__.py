@@ -1,1 +1,1 @@
-"""Experiment trackers that follow a run: Comet, MLflow and TensorBoard."""
+"""Experiment trackers that follow a run: Comet, MLflow, TensorBoard, W&B."""

@@ -15,7 +15,7 @@ from urllib.parse import urljoin, urlsplit
 
 from ...base import PenstockError, learn_secret, require, scrub
 from .events import Event
-from .protocol import TRACKING_FOLDER, Keep, flat
+from .protocol import TRACKING_FOLDER, Keep, flat, words_of
 
 
 class Comet:
@@ -24,13 +24,13 @@ class Comet:
     A run that began live goes on live, or waits, and one that began as an archive goes on as one.
     Only so is it one experiment with its parts in order.
 
-    Comet's `log_metric` takes no time, so the time of a metric is when it was sent: about a second
-    late for a live run. OUT/events.jsonl has the true times.
+    Comet's `log_metric` has no argument for the time, so a metric gets the time at which it was
+    sent: about a second late for a live run. OUT/events.jsonl has the true times.
     """
 
     package = "comet_ml"
 
-    def __init__(self, out: Path, before: Sequence[str] = ()) -> None:
+    def __init__(self, out: Path, before: Sequence[str] = (), store: Path | None = None) -> None:
         for name, value in _COMET.items():
             os.environ.setdefault(name, value)
         self._comet = require("comet_ml", "track")
@@ -47,7 +47,7 @@ class Comet:
     def open(self, begin: Event, run: str | None, keep: Keep) -> str:
         key = str(begin["run"])
         if self.durable and not self._key:
-            raise PenstockError("the run is there, and there is no key of Comet's to go on with it")
+            raise PenstockError("the run is at comet.com, and there is no key to go on with it")
         if self.durable and not _answers(self._address):  # Comet would wait for minutes
             raise PenstockError("it does not answer")
         self._forget()
@@ -71,7 +71,7 @@ class Comet:
             keep(key)
         if self.durable or run is None:  # also for one that is there: it may have failed here
             experiment.set_name(begin["name"])
-            experiment.add_tags(begin["tags"])
+            experiment.add_tags([*begin["tags"], *words_of(begin["user_tags"])])
             experiment.log_parameters(flat(begin["parameters"]))
             experiment.log_others(flat(begin["environment"]))
         self._times = [begin["time"]]
@@ -114,8 +114,8 @@ _COMET = {
     "COMET_LOGGING_CONSOLE": "CRITICAL",
     "COMET_TIMEOUT_CLEANING": "60",
 }
-"""The variables with which Comet patches no other library, reports nothing to its makers, prints
-nothing, and gives up on a server soon; we try again."""
+"""Variables for Comet: patch no other library, report nothing to its makers, print nothing, and
+give up on a server soon. We try again."""
 _REACHED_WITHIN_S = 10.0
 
 

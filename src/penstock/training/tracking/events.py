@@ -4,10 +4,11 @@
     sampler ──▶
 
 Every tracker reads the file at its own pace, while the training goes on or years later, so a slow
-or broken tracker does not slow the training. To tell an event costs the training one small dict.
+or broken tracker does not slow the training. An event costs the training one small dict.
 An event that finds no room in the queue, because the disk hangs, is dropped and counted.
 
-    begin    run, name, project, tags, parameters, environment; step, from which a run goes on
+    begin    run, name, project, tags (words that describe it), user_tags, parameters, environment;
+             step, from which a run goes on
     step     metrics of one step; epoch
     epoch    metrics of an epoch and of its validation; epoch
     system   metrics of the machine

@@ -1,4 +1,4 @@
-"""The events of a run, sent to one of its trackers: while the run goes on, or years later.
+"""Sends the events of a run to one of its trackers, while the run goes on or years later.
 
 A tracker that fails is tried again after longer and longer waits; its failure is reported once.
 OUT/track/NAME.json says how far a tracker has come, so no event is sent twice, and a resumed run
@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -114,11 +114,11 @@ class TrackerProgress:
         try:
             places = [TrackerProgress(**entry) for entry in json.loads(path.read_text())]
             if not all(isinstance(each.sent, int) for each in places):
-                raise ValueError("it does not say how far its tracker has come")
+                raise ValueError("it lacks the progress of its tracker")
         except FileNotFoundError:
             return []
         except (ValueError, TypeError) as error:
-            raise UsageError(f"{path} is none of ours: {describe(error)}") from error
+            raise UsageError(f"{path} was not written by Penstock: {describe(error)}") from error
         return places
 
     def save(self, out: Path, name: str) -> None:
@@ -140,6 +140,7 @@ def deliver_events(
     name: str,
     goes_on: Callable[[float], bool] = lambda seconds: False,
     tell: Callable[[str], None] = lambda sentence: None,
+    store: Path | None = None,
 ) -> TrackerProgress:
     """Send a tracker the events that it lacks.
 
@@ -149,6 +150,8 @@ def deliver_events(
         goes_on: Called with seconds to wait at most; whether more events may come. While they may,
             a failure is tried again.
         tell: Called with a sentence about the first of several failures.
+        store: The folder for what several runs share; by default the one that the run was started
+            with.
 
     Returns:
         How far the tracker has come; its ``error`` says why no further.
@@ -169,18 +172,25 @@ def deliver_events(
         while not lock_file(lock):
             if not goes_on(LOOK_EVERY_S):
                 raise UsageError(f"another process sends the events of {out} to {name} now")
-        return _Sending(out, name, file, begins).run(goes_on, tell)
+        return _Sending(out, name, file, begins, store).run(goes_on, tell)
 
 
 class _Sending:
     """Sends the events of a run to one tracker, while it alone holds the lock."""
 
     def __init__(
-        self, out: Path, name: str, file: IO[bytes], begins: list[tuple[int, Event]]
+        self,
+        out: Path,
+        name: str,
+        file: IO[bytes],
+        begins: list[tuple[int, Event]],
+        store: Path | None,
     ) -> None:
         self._out, self._name, self._file, self._begins = out, name, file, begins
         places = TrackerProgress.load(out, name)
-        self._tracker = TRACKERS[name](out, [each.where for each in places if each.run])
+        asked = next((e["track_dir"] for _, e in reversed(begins) if e.get("track_dir")), None)
+        store = store or (Path(asked) if asked else None)
+        self._tracker = TRACKERS[name](out, [each.where for each in places if each.run], store)
         where = self._tracker.where
         there = (each for each in places if each.where == where)
         self._progress = next(there, TrackerProgress(where))
@@ -216,7 +226,7 @@ class _Sending:
         """Send events; whether they were the last."""
         tracker, progress = self._tracker, self._progress
         if not self._run:
-            self._run = tracker.open(self._begins[0][1], progress.run, self._keep)
+            self._run = tracker.open(_one_begin(self._begins), progress.run, self._keep)
             progress.run = self._run if tracker.durable else progress.run
         tracker.send([event for at, event in events if not was_retaken(self._begins, at, event)])
         self._place = place
@@ -239,8 +249,19 @@ class _Sending:
         self._progress.save(self._out, self._name)
 
 
+def _one_begin(begins: Sequence[tuple[int, Event]]) -> Event:
+    """The first event of a run, with its newest name and all of its tags."""
+    tags = {key: text for _, begin in begins for key, text in begin.get("user_tags", {}).items()}
+    names = [begin["name"] for _, begin in begins if "name" in begin]  # a resumption may lack it
+    return {**begins[0][1], "name": names[-1], "user_tags": tags}
+
+
 def trackers_of(out: Path) -> list[str]:
-    """The trackers that a run was started with. Raises `UsageError` if the folder holds no run."""
+    """The trackers that a run was started with.
+
+    Raises:
+        UsageError: The folder holds no run.
+    """
     names = [name for _, event in begins_of(out) for name in event.get("trackers", ())]
     if not names:
         raise UsageError(f"{out} holds no {EVENTS} of a run; train with --track")

@@ -1,33 +1,41 @@
-"""The events of a run as an MLflow run."""
+"""The events of a run as an MLflow run.
+
+Without a server all runs of a user lie in one store, so that ``mlflow ui`` shows them side by side.
+Several runs may write to it at once.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ...base import replacing, require, scrub
+from ...base import lock_file, replacing, require, scrub
 from .events import Event
 from .protocol import Keep, flat
 
 
 class MLflow:
-    """A tracker that sends to an MLflow server, or to a database in the run's folder."""
+    """A tracker that sends to an MLflow server, or to a database of the user's."""
 
     package = "mlflow"
     durable = True
     MOST_TEXT = 500
     """The most characters of a parameter or a tag: old servers take no more."""
 
-    def __init__(self, out: Path, before: Sequence[str] = ()) -> None:
-        given = os.environ.get("MLFLOW_TRACKING_URI")
-        self._out = out.resolve()
-        self._uri = given or f"sqlite:///{self._out / 'mlflow.db'}"
-        self.where = "mlflow.db"
+    def __init__(self, out: Path, before: Sequence[str] = (), store: Path | None = None) -> None:
+        given = None if store else os.environ.get("MLFLOW_TRACKING_URI")
+        self._store: Path | None = None
         if given:
+            self._uri = given
             parts = urlsplit(given)
             self.where = scrub(parts._replace(query="", fragment="").geturl())
+        else:
+            self._store = (store or default_store()).resolve()
+            self.where = str(self._store / DATABASE)
+            self._uri = f"sqlite:///{self.where}?timeout={WAIT_S}"
         self._last: Event | None = None
 
     def open(self, begin: Event, run: str | None, keep: Keep) -> str:
@@ -37,22 +45,20 @@ class MLflow:
         from mlflow.entities import Param, RunTag
         from mlflow.tracking import MlflowClient
 
-        database = self._out / "mlflow.db"
-        if self.where == database.name and not database.exists():
-            # MLflow cannot use a database if it was killed while it made the tables.
-            with replacing(database) as draft:
-                MlflowClient(f"sqlite:///{draft}").search_experiments()
-        self._client = client = MlflowClient(self._uri)
+        with self._alone():
+            self._client = client = MlflowClient(self._uri)
+            number = self._experiment(begin["project"])
         if run is None:
-            experiment = client.get_experiment_by_name(begin["project"])
-            number = experiment.experiment_id if experiment else self._experiment(begin["project"])
             made = client.create_run(number, round(begin["time"] * 1000), run_name=begin["name"])
             run = str(made.info.run_id)
             keep(run)
+        else:
+            client.update_run(run, name=begin["name"])
         self._run = run
         # Also for a run that is there: it may have failed here before, and to send the same again
         # changes nothing.
-        tags = flat(begin["environment"]) | {"tags": " ".join(begin["tags"]), "run": begin["run"]}
+        tags = flat(begin["environment"]) | begin["user_tags"]
+        tags |= {"tags": " ".join(begin["tags"]), "run": begin["run"]}
         params = flat(begin["parameters"])
         client.log_batch(
             run,
@@ -61,10 +67,31 @@ class MLflow:
         )
         return run
 
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold the store's lock, and make its database where there is none. Two processes that make
+        tables, or an experiment, at once would both fail."""
+        if self._store is None:
+            yield
+            return
+        from mlflow.tracking import MlflowClient
+
+        self._store.mkdir(parents=True, exist_ok=True)
+        with (self._store / f"{DATABASE}.lock").open("a") as lock:
+            lock_file(lock, wait=True)
+            if not (self._store / DATABASE).exists():
+                # MLflow cannot use a database if it was killed while it made the tables.
+                with replacing(self._store / DATABASE) as draft:
+                    MlflowClient(f"sqlite:///{draft}").search_experiments()
+            yield
+
     def _experiment(self, project: str) -> str:
-        """Make an experiment; artifacts of our database lie beside it."""
-        ours = self.where == "mlflow.db"
-        artifacts = (self._out / "mlruns").as_uri() if ours else None
+        """The number of an experiment, which is made if it is not there; artifacts of our database
+        lie beside it."""
+        experiment = self._client.get_experiment_by_name(project)
+        if experiment is not None:
+            return str(experiment.experiment_id)
+        artifacts = (self._store / "mlruns").as_uri() if self._store else None
         return str(self._client.create_experiment(project, artifact_location=artifacts))
 
     def send(self, events: Sequence[Event]) -> None:
@@ -92,11 +119,22 @@ class MLflow:
         self._client.set_terminated(self._run, status or "FAILED", round(self._last["time"] * 1000))
 
 
+DATABASE = "mlflow.db"
+WAIT_S = 60
+"""The seconds that a write waits while other runs write to the same database."""
+
+
+def default_store() -> Path:
+    """The folder of the user's in which runs are kept together."""
+    home = os.environ.get("XDG_DATA_HOME") or Path("~/.local/share").expanduser()
+    return Path(home) / "penstock"
+
+
 _MLFLOW = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
 }
-"""The variables with which MLflow sends nothing to its makers, prints nothing, and gives up on a
-server soon; we try again."""
+"""Variables for MLflow: send nothing to its makers, print nothing, and give up on a server soon. We
+try again."""

@@ -19,18 +19,25 @@ class Tracker(Protocol):
 
     package: str
     where: str
-    """The place of the run for people: a path within the run's folder, or a URL without login."""
+    """The place of the run for people: a path, within the run's folder or whole, or a URL without
+    login."""
     durable: bool
     """True if events are stored when they were sent, not only when the tracker is closed."""
 
-    def __init__(self, out: Path, before: Sequence[str] = ()) -> None:
-        """``before`` holds every ``where`` at which the run has begun."""
+    def __init__(self, out: Path, before: Sequence[str] = (), store: Path | None = None) -> None:
+        """Say where the run will be; nothing is made or reached for yet.
+
+        Args:
+            out: The folder of the run.
+            before: Every ``where`` at which the run has begun.
+            store: The folder for what several runs share, None for the user's own.
+        """
 
     def open(self, begin: Event, run: str | None, keep: Keep) -> str:
         """Begin a run, or go on with one that began here before.
 
         Args:
-            begin: The first event of the run.
+            begin: The first event of the run, with the newest name and tags.
             run: The run's name at the tracker, None if it has not begun there.
             keep: Called with that name as soon as there is one, so that the run goes on under it
                 after an error.
@@ -47,6 +54,13 @@ class Tracker(Protocol):
 def flat(value: Mapping[str, Any], before: str = "") -> dict[str, str]:
     """Nested settings as texts by dotted names, without those that are None.
 
+    Args:
+        value: The settings.
+        before: What stands before each name.
+
+    Returns:
+        The texts.
+
     >>> flat({"launch": {"job_id": "7", "hosts": ["a", "b"]}, "git": None})
     {'launch.job_id': '7', 'launch.hosts': 'a b'}
     """
@@ -59,3 +73,8 @@ def flat(value: Mapping[str, Any], before: str = "") -> dict[str, str]:
         elif item is not None:
             texts[before + key] = str(item)
     return texts
+
+
+def words_of(tags: Mapping[str, str]) -> list[str]:
+    """Tags as words, for trackers whose tags have no values."""
+    return [f"{key}={value}" for key, value in tags.items()]

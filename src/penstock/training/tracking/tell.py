@@ -81,6 +81,8 @@ class Tracking(Untracked):
         with contextlib.suppress(OSError):  # `begin` raises what is wrong with the file
             earlier = next((event.get("run") for _, event in begins_of(out)), None)
         run = {"run": earlier or uuid.uuid4().hex, "trackers": list(config.track)}
+        if config.track_dir is not None:
+            run["track_dir"] = str(config.track_dir.expanduser().resolve())
         self._log.begin(event="begin", step=step, **scrubbed({**run, **facts}))
         self._followers = dict[str, subprocess.Popen[bytes]]()
         for name in config.track:
@@ -162,8 +164,8 @@ def _wait_for(
     stopped: Callable[[], bool],
     say: Callable[[str], None],
 ) -> None:
-    """Wait for the process of a tracker. End it if it makes no progress, and after ``until`` also
-    if the run was not complete or the user does not want to wait."""
+    """Wait for the process of a tracker. End it if it makes no progress. After ``until``, end it as
+    well if the run was not complete or the user does not want to wait."""
     said = not complete
     while follower.poll() is None:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -187,17 +189,27 @@ class _TellingSampler(Sampler):
         return row
 
 
-def run_facts(workload: str, config: TrainConfig, world_size: int, device: str) -> dict[str, Any]:
-    """The project, name, tags and parameters of a run, without knobs that do not affect it."""
+def kind_of_run(workload: str, world_size: int, device: str) -> tuple[str, str]:
+    """A word for a workload, and one for its devices, such as ``4gpu``."""
     kind = "gpu" if device == "cuda" else device
-    label = re.sub(r"\W+", "_", workload.rpartition(":")[2])
+    return re.sub(r"\W+", "_", workload.rpartition(":")[2]), f"{world_size}{kind}"
+
+
+def run_facts(
+    workload: str, config: TrainConfig, world_size: int, device: str, labels: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The project, name, tags and parameters of a run, without knobs that do not affect it.
+
+    ``labels`` are its name and its tags. A tracker gets the words ``tags`` beside the user's own.
+    """
     settings = config.model_dump(mode="json", exclude_none=True)
     others = frozenset().union(*TRAIN_KNOBS.values()) - TRAIN_KNOBS.get(workload, frozenset())
     silent = _SILENT if workload not in TRAIN_KNOBS else _SILENT | others
     return {
         "project": config.project,
-        "name": config.experiment_name or f"{label}_{world_size}{kind}",
-        "tags": [label, f"{world_size}{kind}"],
+        "name": labels["name"],
+        "tags": [*kind_of_run(workload, world_size, device)],
+        "user_tags": labels["tags"],
         "parameters": {
             "workload": workload,
             "world_size": world_size,
@@ -207,7 +219,7 @@ def run_facts(workload: str, config: TrainConfig, world_size: int, device: str) 
 
 
 _SILENT = frozenset(
-    "output_dir resume overwrite track track_every project experiment_name profile "
+    "name tag output_dir resume overwrite track track_every track_dir project profile "
     "profile_steps".split()
 )
 """The knobs that change neither what is learned nor how fast."""

@@ -17,7 +17,7 @@ class TensorBoard:
     package = "tensorboard"
     durable = True
 
-    def __init__(self, out: Path, before: Sequence[str] = ()) -> None:
+    def __init__(self, out: Path, before: Sequence[str] = (), store: Path | None = None) -> None:
         self.where = f"{TRACKING_FOLDER}/tensorboard"
         self._folder = out / self.where
 
@@ -30,9 +30,10 @@ class TensorBoard:
         self._writer = EventFileWriter(str(self._folder))
         if run is None:
             environment = flat(begin["environment"])
+            parameters = flat({**begin["parameters"], "tag": begin["user_tags"]})
             table = "\n".join(f"    {name}: {value}" for name, value in environment.items())
             for summary in (
-                hparams.hparams_pb(flat(begin["parameters"]), trial_id=begin["name"]),
+                hparams.hparams_pb(parameters, trial_id=begin["name"]),
                 text.text_pb("environment", table),
             ):
                 self._add(begin, summary)

@@ -1,8 +1,9 @@
-"""The trackers Comet, MLflow and TensorBoard, and where each stores a run.
+"""The trackers Comet, MLflow, TensorBoard and Weights & Biases, and where each stores a run.
 
     comet         the experiment at comet.com, with a key and a network; else OUT/track/comet/*.zip
-    mlflow        the server of MLFLOW_TRACKING_URI; else OUT/mlflow.db
+    mlflow        the server of MLFLOW_TRACKING_URI; else ~/.local/share/penstock/mlflow.db
     tensorboard   OUT/track/tensorboard
+    wandb         OUT/track/wandb, offline
 
 Each runs in a process of its own (see `tell`), so what it imports, patches or waits for does not
 affect the training. Trackers read keys from their own environment variables. Every sentence about a
@@ -22,6 +23,7 @@ from .comet import Comet
 from .mlflow import MLflow
 from .protocol import Tracker
 from .tensorboard import TensorBoard
+from .wandb import WeightsAndBiases
 
 
 def check_trackers(trackers: Sequence[str]) -> None:
@@ -36,4 +38,5 @@ TRACKERS: dict[str, type[Tracker]] = {
     "comet": Comet,
     "mlflow": MLflow,
     "tensorboard": TensorBoard,
+    "wandb": WeightsAndBiases,
 }

@@ -59,6 +59,8 @@ class Workload(Protocol):
         collate(samples)       a batch of samples; without it, torch's default
         feed(split, order)     the batches of ``train`` or ``val``, a `Feed`
         feeds_by_threads       True if forked processes cannot read the samples
+        pictures(answers)      arrays that show what the model made of some of ``val``, which a
+                               report draws; the detector says what they are called
         notes, facts           sentences for the user, and facts for the results
     """
 
@@ -112,7 +114,8 @@ class Feed(Protocol):
 def check_workload(name: str) -> None:
     """Refuse the name of a workload that does not exist, without importing any.
 
-    Raises `UsageError`.
+    Raises:
+        UsageError: There is no such workload.
     """
     if ":" not in WORKLOADS.get(name, name) and find_extension(_GROUP, name) is None:
         names = ", ".join(dict.fromkeys([*WORKLOADS, *extension_names(_GROUP)]))
@@ -157,7 +160,7 @@ def _added(name: str) -> Callable[[TrainConfig], Any]:
     with blaming(entry, f"workload {name}"):
         workload: Callable[[TrainConfig], Any] = entry.load()
         if not callable(workload):
-            raise UsageError(f"workload {name}: {workload!r:.80} is no class")
+            raise UsageError(f"workload {name}: {workload!r:.80} is not a class")
         return workload
 
 

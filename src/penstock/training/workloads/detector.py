@@ -42,6 +42,8 @@ from . import Answer
 
 RULES = XView3Rules(drop_low_detect=True, costly_dist=True)
 """The rules of the challenge's leaderboard."""
+MOST_SHOWN = 6
+"""The most chips whose detections are kept to be looked at."""
 _SAME_OBJECT = 5.0
 """The most pixels between detections of overlapping chips that are one object."""
 
@@ -53,6 +55,8 @@ class DetectorWorkload:
     judge = "val_best_loc_fscore"
     """The F score of locations at the best threshold, which `predict` then uses."""
     higher_is_better = True
+    _best_threshold = 0.0
+    """The threshold of the last `scores`."""
 
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
@@ -113,9 +117,9 @@ class DetectorWorkload:
         sure = objects[objects.score >= self.config.score_threshold]
         score = score_xview3(sure, labels, RULES, self._shorelines())
         scores = {f"val_{name}": value for name, value in score.as_dict().items()}
-        scores["val_best_threshold"], scores["val_best_loc_fscore"] = best_threshold(
-            objects, labels, RULES
-        )
+        threshold, fscore = best_threshold(objects, labels, RULES)
+        scores |= {"val_best_threshold": threshold, "val_best_loc_fscore": fscore}
+        self._best_threshold = threshold
         precision = coco_ap(
             (
                 ImageResult(
@@ -132,6 +136,30 @@ class DetectorWorkload:
         )
         scores |= {f"val_{name}": value for name, value in precision.items()}
         return {name: math.nan if value is None else value for name, value in scores.items()}
+
+    def pictures(self, answers: Mapping[int, Answer]) -> dict[str, NDArray[Any]]:
+        """The chips with the most objects, with the true boxes and those that it predicts at the
+        best threshold of the last `scores`.
+
+        Of chip ``i`` there are ``image_i`` (row, column) in 256 greys, ``true_i`` and
+        ``predicted_i`` (box, 4) with x0, y0, x1, y1 in its pixels, and ``scores_i``. ``names`` are
+        scene and place.
+        """
+        most = sorted(answers, key=lambda index: -len(answers[index]["true_labels"]))[:MOST_SHOWN]
+        arrays: dict[str, NDArray[Any]] = {}
+        names = []
+        for number, index in enumerate(most):
+            chip, answer = self.chips.read(index), answers[index]
+            sure = answer["scores"] >= self._best_threshold
+            arrays |= {
+                f"image_{number}": greys(chip.image[0], chip.valid[0]),
+                f"true_{number}": answer["true_boxes"].astype(np.float32),
+                f"predicted_{number}": answer["boxes"][sure].astype(np.float32),
+                f"scores_{number}": answer["scores"][sure].astype(np.float32),
+            }
+            row, column = chip.offset
+            names.append(f"{self.chips.scene_of(index)}, row {row}, column {column}")
+        return {**arrays, "names": np.array(names)}
 
     def joined(self, answers: Mapping[int, Answer]) -> Objects:
         """The detections of whole scenes with any score, each object once."""
@@ -177,6 +205,15 @@ def picture(image: NDArray[np.float32], valid: NDArray[np.bool_]) -> Tensor:
     return torch.from_numpy(np.concatenate([image, valid.astype(np.float32)]))
 
 
+def greys(image: NDArray[np.float32], valid: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    """A channel in 256 greys, from its 1st to its 99.5th percentile; 0 where it has no value."""
+    if not valid.any():
+        return np.zeros(image.shape, np.uint8)
+    low, high = np.percentile(image[valid], (1, 99.5))
+    scaled = (image - low) / (high - low) if high > low else np.zeros_like(image)
+    return np.where(valid, 255 * scaled.clip(0, 1), 0).astype(np.uint8)
+
+
 def turn(image: Tensor, target: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
     """Turn or mirror an image and its boxes in one of eight ways, at random."""
     flip_rows, flip_columns, swap = (torch.rand(3) < 0.5).tolist()
@@ -201,7 +238,7 @@ def chosen(num_points: Any, background: float, seed: int) -> Any:
 
 
 def owned(
-    found: Mapping[str, Tensor], core: Sequence[int], offset: tuple[int, int]
+    detections: Mapping[str, Tensor], core: Sequence[int], offset: tuple[int, int]
 ) -> dict[str, NDArray[Any]]:
     """The detections in the core of a chip (row0, row1, column0, column1) and a little around it,
     in the coordinates of the scene: columns of `Objects`.
@@ -209,7 +246,7 @@ def owned(
     Two chips may place an object on the border of their cores a pixel apart, so that neither has it
     in its core. The margin keeps both detections, and `joined` makes them one.
     """
-    columns = points_of(found)
+    columns = points_of(detections)
     at = columns["points"]
     row0, row1, column0, column1 = core
     around = _SAME_OBJECT / 2
@@ -295,7 +332,7 @@ def _check_labels(chips: Chips, file: Path, split: Literal["train", "val"]) -> N
 
 
 def _differing(labels: Objects, others: Objects) -> list[int]:
-    """The indices of labels that differ, whatever lines of a file they stand on."""
+    """The indices of labels that differ. The line of a label in its file does not matter."""
     same = np.ones(len(labels), bool)
     for field in fields(Objects):
         if field.name != "lines":

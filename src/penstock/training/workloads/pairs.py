@@ -1,4 +1,4 @@
-"""Pairs of arrays: a model learns to make one array of another, tile by tile.
+"""Pairs of arrays: a model learns to turn one array into another, tile by tile.
 
     in_spec      ├──────────── train ────────────┼── val ──┤      the same cut of both arrays
     target_spec  ├──────────── train ────────────┼── val ──┤

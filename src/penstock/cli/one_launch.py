@@ -1,0 +1,53 @@
+"""The record of a command that is no benchmark: one launch, in a ledger beside what it wrote."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+from ..base import Labels, as_settings, default_name, redacted, run_labels
+from ..instruments import Ledger, Record, case_key, collect_environment, peak_rss
+
+
+def keep_launch(
+    output: Path,
+    scenario: str,
+    config: Labels,
+    seconds: Mapping[str, float],
+    work: Mapping[str, float],
+) -> None:
+    """Add a launch to the ledger ``OUTPUT.ledger``, where ``penstock compare OUTPUT`` finds it.
+
+    Args:
+        output: What the command wrote.
+        scenario: The verb.
+        config: Its settings, which are kept without keys and logins, its name and its tags.
+        seconds: Its seconds, and those of its parts: ``step`` is all of them.
+        work: What it did in these seconds.
+
+    Raises:
+        UsageError: The ledger cannot be written.
+    """
+    given = as_settings(config)
+    settings = {name: given[name] for name in given if name not in Labels.model_fields}
+    rates = {f"{what}/s": count / seconds["step"] for what, count in work.items()}
+    record = Record.model_validate(
+        {
+            "id": uuid.uuid4().hex,
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "scenario": scenario,
+            "case": {},
+            "key": case_key(scenario, {}),
+            "launch": 0,
+            "status": "ok",
+            "work": dict(work),
+            "samples_s": {name: (value,) for name, value in seconds.items()},
+            "memory": {"host_peak_kernel": peak_rss()},
+            "facts": {"settings": redacted(settings), "rates": rates},
+            "environment": collect_environment(),
+        }
+    )
+    labels = run_labels(config, default_name(scenario))
+    Ledger(output.with_name(f"{output.name}.ledger"), labels).append(record)

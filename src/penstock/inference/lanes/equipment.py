@@ -1,0 +1,40 @@
+"""What a process takes from one part of a job to the next: its arrays, and the net on each device.
+
+To place a net on a GPU, to compile it and to pin memory takes seconds. A job of one process does so
+once, and so does a worker that computes a thousand parts.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ...base import Pool
+from ..opening.job import Job
+from ..opening.net import records_graphs
+from .forward import Forward
+from .transfers import pinned
+
+
+class Equipment:
+    """Pools of arrays, and the net on each device."""
+
+    def __init__(self, job: Job) -> None:
+        self._job, plan = job, job.plan
+        pins = plan.pinned_blocks
+        self.read_pool = Pool(plan.read_buffer_bytes, pinned if pins else None, pins)
+        """Arrays of blocks as read."""
+        self.block_pool = Pool(plan.block_buffer_bytes)
+        """Arrays of blocks as computed."""
+        self.unit_pool = Pool(plan.unit_buffer_bytes)
+        """Arrays of write units."""
+        self._forwards: dict[torch.device, Forward] = {}
+
+    def forward_on(self, device: torch.device) -> Forward:
+        """The net on a device.
+
+        It is made when it is first asked for. CUDA graphs belong to the thread that recorded them,
+        and each part has threads of its own; a net that records some is made anew each time.
+        """
+        if device not in self._forwards or records_graphs(self._job.config):
+            self._forwards[device] = Forward(device, self._job)
+        return self._forwards[device]

@@ -1,0 +1,104 @@
+"""The net on a device, and the check of what it returns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from ...base import PenstockError, plural, torch_threads
+from ...models import placed
+from ..opening.job import Job
+
+TIMED = 3
+"""Forwards that are timed for an estimate, if they do not take long."""
+LONG_S = 5.0
+"""Seconds of such forwards after which no other is begun."""
+
+
+class Forward:
+    """The net on a device. It checks that each forward returns heads like those of the first."""
+
+    def __init__(self, device: torch.device, job: Job) -> None:
+        self.device, self.job = device, job
+        config, net = job.config, job.net
+        self.module = placed(net.model.module, device, net.footprint.channels_last)
+        if config.compile:
+            dynamic = {"auto": None, "true": True, "false": False}[config.compile_dynamic]
+            self.module = torch.compile(self.module, mode=config.compile_mode, dynamic=dynamic)  # type: ignore[assignment]
+        self._dtypes: list[torch.dtype] = []
+        """Dtypes of the heads, known after the first forward."""
+
+    def autocast(self) -> torch.autocast:
+        """The context that the model runs in. Enter one around all of a lane's work as well: torch
+        keeps the weights that it has cast until the outermost context ends."""
+        amp = self.job.net.amp
+        return torch.autocast(self.device.type, amp, amp is not None)
+
+    def run(self, batch: Tensor) -> list[Tensor]:
+        """The model's heads, one for each sink, shape (batch, channels, z, y, x)."""
+        model = self.job.net.model
+        with self.autocast():
+            heads = model.heads(self.module(batch.to(model.dtype)))
+        outputs = self._checked(heads, (len(batch), *batch.shape[2:]))
+        if len(outputs) == 1 and len(self.job.heads) > 1:
+            outputs = list(outputs[0].split(1, dim=1))
+        return outputs if self.job.net.shape.model_axes == 3 else [o.unsqueeze(2) for o in outputs]
+
+    def _checked(self, heads: Mapping[str, Tensor], sides: tuple[int, ...]) -> list[Tensor]:
+        """The heads in their order. ``sides`` are (batch, spatial axes of a patch).
+
+        Raises `PenstockError` if a forward returns other heads than the first one did, or heads of
+        another shape or dtype. Autocast may turn floats into half precision.
+        """
+        expected = self.job.net.footprint.heads
+        if heads.keys() != {head.name for head in expected}:
+            raise PenstockError(
+                f"the model returned {plural(len(heads), 'head')}, {', '.join(heads)}, and not "
+                f"{len(expected)}, {', '.join(head.name for head in expected)}, as at first"
+            )
+        outputs = [heads[head.name] for head in expected]
+        dtypes = self._dtypes or [
+            output.dtype
+            if output.is_floating_point() and head.dtype.is_floating_point
+            else head.dtype
+            for output, head in zip(outputs, expected, strict=True)
+        ]
+        for head, output, dtype in zip(expected, outputs, dtypes, strict=True):
+            shape = (sides[0], head.channels, *sides[1:])
+            if output.shape != shape or output.dtype != dtype:
+                raise PenstockError(
+                    f"the model returned {tuple(output.shape)} of {output.dtype} as {head.name}, "
+                    f"and not {shape} of {dtype} as at first"
+                )
+        self._dtypes = dtypes
+        return outputs
+
+
+def seconds_of_patch(job: Job) -> float | None:
+    """The seconds of a patch, by forwards of zeros on the first device as if all were like it.
+
+    The net is not compiled for it. None if the net fails on zeros.
+    """
+    device, net = job.devices[0], job.net
+    shape = (net.forward, net.model.in_channels, *net.shape.seen)
+    seconds: list[float] = []
+    try:
+        module = placed(net.model.module, device, net.footprint.channels_last)
+        empty = torch.empty(shape, dtype=net.model.dtype, device=device, memory_format=net.layout)
+        zeros = empty.zero_()
+        with (
+            torch_threads(job.config.threads),
+            torch.no_grad(),
+            torch.autocast(device.type, net.amp, net.amp is not None),
+        ):
+            while len(seconds) < TIMED and sum(seconds) < LONG_S:  # the first one makes plans
+                began = time.perf_counter()
+                heads = net.model.heads(module(zeros))
+                next(iter(heads.values())).flatten()[0].item()  # a GPU is waited for
+                seconds.append(time.perf_counter() - began)
+    except Exception:  # of a user's net; where it fails on the input, too, the job will say so
+        return None
+    return min(seconds) / net.forward / len(job.devices)

@@ -1,0 +1,155 @@
+"""Puts patches of a batch back into their blocks: denormalised, then trimmed or blended.
+
+The kind of a head decides what is done: labels are copied as integers, other values are brought
+back to the range of the input where that is asked for. A trimmed patch gives the voxels that it
+owns. A blended patch adds all that it sees, each voxel by its weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from functools import lru_cache, partial
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...data import Scaling
+from ..opening.heads import HeadPlan
+from ..opening.job import Job
+from ..tiling.stitch import axis_weights, place_in_row
+from .blocks import Slot
+from .values import count_clipped, note_labels, note_range, to_range_
+
+
+class PatchScatter:
+    """Puts the output of a net for some patches into the blocks of these patches."""
+
+    def __init__(self, device: torch.device, job: Job, *, together: bool) -> None:
+        """With ``together``, patches that are alike are treated at once. A GPU would idle while
+        kernels are started for each patch; a CPU keeps the values of one patch in its cache."""
+        self._heads, self._geometry, self._together = job.heads, job.geometry, together
+        # Not a cache of the module: what lies on a device goes with the lane.
+        floor = job.config.min_blend_weight
+        self._weights_on = lru_cache(maxsize=1024)(partial(_weights_on, device, floor))
+        # The part of a patch's output that counts, and buffers for it.
+        before, stride = job.geometry.before, job.geometry.stride
+        self._core = (slice(None), slice(None), *slices_of(before, stride))
+        rows = job.net.batch if together else 1
+        self._values = [
+            torch.empty(
+                (rows, head.channels, *(job.geometry.patch if head.blended else stride)),
+                dtype=torch_dtype(head.work),
+                device=device,
+            )
+            for head in job.heads
+        ]
+
+    def put(self, head: int, output_BCZYX: Tensor, slots: Sequence[Slot]) -> None:
+        """Put one head of some patches into their blocks."""
+        row = 0
+        for _, group in groupby(slots, partial(self._alike, self._heads[head])):
+            alike = list(group)
+            self._put(head, output_BCZYX[row : row + len(alike)], alike)
+            row += len(alike)
+
+    def _alike(self, plan: HeadPlan, slot: Slot) -> Hashable:
+        """Equal for patches that can be treated at once: they lie in one block, and have the same
+        weights, or own boxes of one shape."""
+        if not self._together:
+            return id(slot)
+        if plan.blended:
+            return id(slot.owner), *self._places_in_rows(slot)
+        sides = zip(self._geometry.stride, slot.owner.block.core.shape, slot.place, strict=True)
+        return id(slot.owner), *(min(stride, side - place) for stride, side, place in sides)
+
+    def _put(self, head: int, output_BCZYX: Tensor, slots: Sequence[Slot]) -> None:
+        """Put one head of patches that are alike into their block."""
+        plan, owner = self._heads[head], slots[0].owner
+        target, tally = owner.outputs[head], owner.tally[head]
+        places = [slot.place for slot in slots]
+        if plan.kind == "labels":
+            parts, labels = _meeting(target, output_BCZYX[self._core], places)
+            _copy(parts, note_labels(labels, target.dtype, tally))
+            return
+        values, scaling = self._values[head], owner.loaded.scaling
+        if len(slots) < len(values):
+            values = values[: len(slots)]
+        values.copy_(output_BCZYX if plan.blended else output_BCZYX[self._core])
+        if plan.denormalized and scaling != Scaling():
+            values.mul_(scaling.scale).add_(scaling.lower)
+        span = note_range(values, tally)
+        if plan.blended:
+            self._add(target, values, slots)
+            return
+        parts, values = _meeting(target, values, places)
+        count_clipped(values, span, plan.dtype, tally)
+        _copy(parts, to_range_(values, plan.dtype))
+
+    def _add(self, target: Tensor, values: Tensor, slots: Sequence[Slot]) -> None:
+        """Add patches to the sums of their block, each voxel by its weight."""
+        sides = zip(self._geometry.patch, self._geometry.overlap, strict=True)
+        axes = zip(sides, self._places_in_rows(slots[0]), strict=True)
+        for axis, ((patch, overlap), place) in enumerate(axes):
+            weights = self._weights_on(values.dtype, patch, overlap, *place)
+            values.mul_(weights.view([-1 if a == axis else 1 for a in range(3)]))
+        for row, slot in enumerate(slots):
+            # At the volume's lower edges a patch sees more than it contributes to.
+            block = slot.owner.block
+            outside = zip(slot.place, block.read.start, block.support.start, strict=True)
+            begin = tuple(place + read - support for place, read, support in outside)
+            (part,), of_patch = _meeting(target, values[row : row + 1], [begin])
+            part.add_(of_patch[0])
+
+    def _places_in_rows(self, slot: Slot) -> Iterator[tuple[int, int]]:
+        """For each axis the index and count that decide the weights of a patch."""
+        geometry = self._geometry
+        counts = geometry.cores.cells.shape
+        rows = zip(geometry.patch, geometry.overlap, slot.index, counts, strict=True)
+        return (place_in_row(*row) for row in rows)
+
+
+def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype
+
+
+def slices_of(start: Sequence[int], shape: Sequence[int]) -> Iterator[slice]:
+    """Slices of ``shape`` voxels from ``start``, without those before voxel 0."""
+    return (slice(max(a, 0), a + n) for a, n in zip(start, shape, strict=True))
+
+
+def _meeting(
+    target: Tensor, values_BCZYX: Tensor, begins: Sequence[Sequence[int]]
+) -> tuple[list[Tensor], Tensor]:
+    """The voxels that patches and their block share: a part of the block for each patch, and the
+    part of the patches' values.
+
+    The values of a patch begin at its ``begins`` in the block, which may lie before its first
+    voxel. At the upper edges both parts end with the block. All patches must meet it alike.
+    """
+    shape = values_BCZYX.shape[2:]
+    parts = [target[(slice(None), *slices_of(begin, shape))] for begin in begins]
+    first = [max(-b, 0) for b in begins[0]]
+    inside = slices_of(first, parts[0].shape[1:])
+    return parts, values_BCZYX[(slice(None), slice(None), *inside)]
+
+
+def _copy(parts: Sequence[Tensor], values_BCZYX: Tensor) -> None:
+    for row, part in enumerate(parts):
+        part.copy_(values_BCZYX[row])
+
+
+def _weights_on(
+    device: torch.device,
+    floor: float,
+    dtype: torch.dtype,
+    patch: int,
+    overlap: int,
+    index: int,
+    count: int,
+) -> Tensor:
+    """`axis_weights` on a device."""
+    weights = torch.from_numpy(axis_weights(patch, overlap, floor, index, count))
+    return weights.to(dtype).to(device)

@@ -1,0 +1,119 @@
+"""Values on their way out of a net: floats are rounded, clipped and counted, labels are checked.
+
+Each head of a block has a tally of four integers on the device that computes it, so nothing waits
+for a GPU. The tally is checked on the host when the block is there.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...base import PenstockError
+from ..opening.heads import HeadPlan, float_range, whole_range
+
+LOW, HIGH, CLIPPED, SPOILT = range(4)
+"""The entries of a head's tally: the least and the largest label, the number of values that were
+clipped to the range of the output, and the number of patches that hold labels which are no whole
+numbers, or other values which are not finite."""
+Range = tuple[float, float] | tuple[Tensor, Tensor]
+"""The least and the largest of some values. Those of a GPU are tensors there, not waited for."""
+NOTHING = (torch.iinfo(torch.int64).max, torch.iinfo(torch.int64).min, 0, 0)
+
+
+def check_labels(head: HeadPlan, low: int, high: int, spoilt: int) -> None:
+    """Raise `PenstockError` if the output's dtype cannot hold the labels."""
+    if spoilt:
+        raise PenstockError(
+            f"head {head.name} is of labels but has values that are no whole numbers; "
+            "give --head-kind scores or intensity"
+        )
+    least, most = whole_range(head.dtype)
+    if low <= high and (low < least or high > most):
+        wide = np.result_type(np.min_scalar_type(low), np.min_scalar_type(high))
+        raise PenstockError(
+            f"head {head.name} has labels from {low} to {high}, which {head.dtype} does not hold; "
+            f"give --out-dtype {wide.name!r}"
+        )
+
+
+def note_labels(labels: Tensor, dtype: torch.dtype, tally: Tensor) -> Tensor:
+    """Labels as integers that can be copied into a tensor of ``dtype``. Notes their range."""
+    if labels.dtype == dtype and not labels.is_floating_point():
+        return labels
+    if labels.is_floating_point():
+        whole = (labels == labels.round()) & (labels.abs() < 2.0**63)
+        tally[SPOILT] += ~whole.all()
+    # The larger half of uint64 is negative here; no other dtype holds it anyway.
+    labels = labels.view(torch.int64) if labels.dtype == torch.uint64 else labels.to(torch.int64)
+    low, high = torch.aminmax(labels)
+    tally[LOW] = torch.minimum(tally[LOW], low)
+    tally[HIGH] = torch.maximum(tally[HIGH], high)
+    return labels
+
+
+def note_range(values: Tensor, tally: Tensor) -> Range:
+    """The least and the largest value. Notes a value that is not finite."""
+    low, high = torch.aminmax(values)  # a NaN anywhere makes both NaN
+    if values.device.type != "cpu":
+        tally[SPOILT] += low * 0 + high * 0 != 0  # NaN, and infinity times 0, differ from 0
+        return low, high
+    least, most = low.item(), high.item()
+    if not (math.isfinite(least) and math.isfinite(most)):
+        tally[SPOILT] += 1
+    return least, most
+
+
+def count_clipped(values: Tensor, span: Range, dtype: np.dtype[Any], tally: Tensor) -> None:
+    """Count the values that a dtype cannot hold; ``span`` is the range of all values."""
+    limits = float_range(dtype)
+    if limits is None:
+        return
+    # On a GPU, which is not waited for, all values are counted.
+    if values.device.type == "cpu" and limits[0] <= span[0] and span[1] < limits[1]:
+        return
+    tally[CLIPPED] += ((values < limits[0]) | (values >= limits[1])).sum()
+
+
+def to_range_(values: Tensor, dtype: np.dtype[Any]) -> Tensor:
+    """Round (half to even) where ``dtype`` is of integers, and clip to its range, in place."""
+    if dtype.kind == "f" and dtype.itemsize > 2:
+        return values
+    if dtype.kind != "f":
+        values.round_()
+    return values.clamp_(*_clamps(dtype, values.dtype))
+
+
+@lru_cache
+def _clamps(dtype: np.dtype[Any], floats: torch.dtype) -> tuple[float, float]:
+    """The range of a dtype in floats of another.
+
+    The largest integers of 32 bits are no float32, and those of 64 no float64: the nearest one
+    below stands for them.
+    """
+    if dtype.kind == "f":
+        return float(np.finfo(dtype).min), float(np.finfo(dtype).max)
+    low, high = whole_range(dtype)
+    kind = np.float64 if floats == torch.float64 else np.float32
+    most = kind(high)
+    if int(most) > high:
+        most = np.nextafter(most, kind(0))
+    return float(low), float(most)
+
+
+def cast(sums: NDArray[Any], out: NDArray[Any]) -> int:
+    """Convert blended sums into an array of the sink's dtype. ``sums`` is overwritten.
+
+    Returns how many values were clipped to the range of that dtype.
+    """
+    values, tally = torch.from_numpy(sums), torch.tensor(NOTHING)
+    if float_range(out.dtype) is not None:
+        count_clipped(values, note_range(values, tally), out.dtype, tally)
+    torch.from_numpy(out).copy_(to_range_(values, out.dtype))
+    return int(tally[CLIPPED])

@@ -1,0 +1,120 @@
+"""Gathers the facts that a plan needs: of the opened job, and of the machine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from ...base import InferConfig, usable_cores
+from ...data import Source, why_no_lock
+from ...instruments import available_memory
+from ..planning.memory import Facts, resident_bytes
+from .heads import HeadPlan, is_wide
+from .known_net import HostDevice, KnownNet
+from .outputs import Output
+
+if TYPE_CHECKING:
+    import torch
+
+    from .net import Net
+
+WITHOUT_TORCH = (
+    "torch is not installed here: this is the plan for a CPU, and base lacks what torch takes"
+)
+
+
+def gather_facts(
+    config: InferConfig,
+    source: Source,
+    devices: Sequence[torch.device | HostDevice],
+    net: Net | KnownNet,
+    heads: Sequence[HeadPlan],
+    outputs: Sequence[Output],
+    num_volumes: int,
+    judging_bytes: int,
+    peers: int = 1,
+) -> Facts:
+    """The facts of a job. ``judging_bytes`` is the memory that judging heads left in the heap: the
+    forwards use it again and are counted apart, so the base does not count it."""
+    # This call makes a GPU's context, which takes memory of this process: so it comes before base.
+    device_bytes = _free_device_memory(devices)
+    unloaded = net.model.weight_bytes if isinstance(net, KnownNet) else 0
+    return Facts(
+        domain=source.domain[2:],
+        source_itemsize=source.dtype.itemsize,
+        source_chunk=source.chunks[2:],
+        chunk_bytes=math.prod(source.chunks) * source.dtype.itemsize,
+        source_origin=source.grid_origin[2:],
+        source_is_float=source.dtype.kind == "f",
+        source_cache=source.cache_bytes or None,
+        source_caches=source.with_cache(1).cache_bytes != 0,
+        num_volumes=num_volumes,
+        batch=net.batch,
+        in_channels=net.model.in_channels,
+        out_channels=tuple(head.channels for head in heads),
+        out_itemsizes=tuple(head.dtype.itemsize for head in heads),
+        sum_itemsizes=tuple(head.blended * head.work.itemsize for head in heads),
+        write_grids=tuple(output.sink.write_grid[2:] for output in outputs),
+        anchor=outputs[0].anchor,
+        weight_bytes=net.model.weight_bytes,
+        forward_bytes=net.footprint.peak_bytes,
+        devices=tuple(device.type for device in devices),
+        base_bytes=resident_bytes() - judging_bytes + unloaded,
+        available_bytes=available_memory() // peers,
+        cores=usable_cores(),
+        device_bytes=device_bytes,
+        cast_bytes=net.model.weight_bytes // 2 if net.amp is not None else 0,
+        work_itemsize=max(
+            net.carrier.itemsize,
+            *(8 if head.kind == "labels" else head.work.itemsize for head in heads),
+        ),
+        spill_rate=config.spill_rate,
+        spill_rate_from="--spill-rate",
+        patch_flops=net.patch_flops,
+        heads=tuple(head.line() for head in heads),
+        notes=tuple(_notes(config, source, devices, net, outputs)),
+    )
+
+
+def _free_device_memory(devices: Sequence[torch.device | HostDevice]) -> int | None:
+    gpus = [d for d in devices if not isinstance(d, HostDevice) and d.type == "cuda"]
+    if not gpus:
+        return None
+    import torch
+
+    return min(torch.cuda.mem_get_info(device)[0] for device in gpus)
+
+
+def _notes(
+    config: InferConfig,
+    source: Source,
+    devices: Sequence[torch.device | HostDevice],
+    net: Net | KnownNet,
+    outputs: Sequence[Output],
+) -> Iterator[str]:
+    """Sentences that the plan prints about how the model is run."""
+    yield from filter(None, (why_no_lock(output.sink) for output in outputs))
+    if isinstance(net, KnownNet):
+        yield WITHOUT_TORCH
+    dtype = str(net.model.dtype).removeprefix("torch.")
+    if is_wide(source.dtype) and dtype != "float64":
+        yield f"the model takes {dtype}: it does not see all digits of {source.dtype}"
+    if config.normalize == "global" and config.model_fields_set & {"norm_lower", "norm_upper"}:
+        yield (
+            f"--norm-lower {config.norm_lower:g} and --norm-upper {config.norm_upper:g} are "
+            "percentiles of the whole volume; intensities are --normalize fixed --clip-norm 0 1"
+        )
+    if not net.footprint.channels_last:
+        yield "the model fails on tensors that are laid out channels last: it is slower without"
+    on_cuda = all(device.type == "cuda" for device in devices)
+    if on_cuda and config.cudnn_benchmark:
+        yield (
+            "--cudnn-benchmark lets cuDNN take free memory of the device to work in, which device "
+            "memory does not count"
+        )
+    if config.amp == "auto" and on_cuda and dtype == "float32" and net.amp is None:
+        yield (
+            "autocast is off, as values that are brought to no range are more than half "
+            "precision holds; --normalize with --clip-norm, or --amp, turns it on"
+        )

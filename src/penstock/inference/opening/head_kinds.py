@@ -1,0 +1,160 @@
+"""Finds the kind of each head of a model by running the model on one patch of the input.
+
+Integers and booleans are labels. Floats are assumed to be intensities, and the plan says so. But
+floats that lie within [0, 1], or sum to 1 over their channels, look like probabilities where the
+input does neither. Nothing tells the output of a denoiser from that of a classifier then, so the
+user has to say. A patch of zeros shows nothing, so a place is searched where the input varies.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...base import HeadKind, InferConfig, UsageError
+from ...data import Box, Source, block_scaling, reflect
+from ...models import error_in_user_code
+from .heads import HeadPart, Origin, said_kinds
+from .net import Net, fixed_scaling
+from .selection import Volume
+
+_PLACES = (1 / 2, 1 / 4, 3 / 4)
+"""Positions along each axis, as fractions of the volume, that are tried until a patch varies."""
+_SUM_TOLERANCE = 1e-2
+"""The largest difference of a sum from 1. Probabilities in half precision are off by less."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A patch of the input, shape (channels, z, y, x)."""
+
+    stored: NDArray[Any]
+    shown: NDArray[np.float64]
+    """The same patch normalised and clipped: the input of the net."""
+
+
+def head_kinds(
+    config: InferConfig, parts: Sequence[HeadPart], net: Net, candidates: Iterator[Seen]
+) -> list[tuple[HeadKind, Origin]]:
+    """The kind of each part, and its source.
+
+    ``candidates`` are patches of the input. They are read only if a kind is neither said nor known.
+    Raises `UsageError` for a head that looks like probabilities.
+    """
+    kinds: list[tuple[HeadKind, Origin] | None] = []
+    for part, said in zip(parts, said_kinds(config.head_kind, parts), strict=True):
+        if said is not None:
+            kinds.append((said, "said"))
+        elif net.model.kind is not None:
+            kinds.append((net.model.kind, "known"))
+        else:
+            kinds.append(None if "float" in part.dtype else ("labels", "assumed"))
+    if None in kinds:
+        seen = _varied(candidates)
+        outputs = _returned(net, seen)
+        for part, kind in zip(parts, kinds, strict=True):
+            if kind is None:
+                _refuse_probabilities(part, outputs, seen, net.model.name)
+    return [kind or ("intensity", "assumed") for kind in kinds]
+
+
+def seen_patches(
+    config: InferConfig,
+    source: Source,
+    volume: Volume,
+    shape: Sequence[int],
+    clip: tuple[float, float] | None,
+) -> Iterator[Seen]:
+    """Patches from the middle of a volume and around it, as stored and as the net sees them.
+
+    Each is normalised by its own percentiles, which stand for those of its block or volume.
+    """
+    for patch in _patches(source, volume, shape):
+        scaling = fixed_scaling(config) or block_scaling(
+            patch, config.norm_lower, config.norm_upper, config.eps
+        )
+        values = patch.astype(np.float64)
+        values[~np.isfinite(values)] = scaling.lower
+        values = (values - scaling.lower) / scaling.scale
+        yield Seen(patch, values.clip(*clip) if clip else values)
+
+
+def _patches(source: Source, volume: Volume, shape: Sequence[int]) -> Iterator[NDArray[Any]]:
+    """Patches of shape (channels, z, y, x), reflected where the volume is thinner."""
+    domain = source.domain[2:]
+    for places in itertools.product(_PLACES, repeat=3):
+        axes = []
+        for low, high, side, place in zip(domain.start, domain.stop, shape, places, strict=True):
+            start = max(low, min(int(low + (high - low) * place) - side // 2, high - side))
+            axes.append(reflect(np.arange(start, start + side), low, high))
+        box = Box(tuple(int(a.min()) for a in axes), tuple(int(a.max()) + 1 for a in axes))
+        array = np.empty((len(volume.channels), *box.shape), source.dtype)
+        volume.read(source, box, array)
+        within = (a - start for a, start in zip(axes, box.start, strict=True))
+        yield array[np.ix_(np.arange(len(array)), *within)]
+
+
+def _varied(candidates: Iterator[Seen]) -> Seen:
+    """The first patch that holds more than one value, or else the first patch."""
+    first = next(candidates)
+    varied = (seen for seen in itertools.chain([first], candidates) if np.ptp(seen.shown) > 0)
+    return next(varied, first)
+
+
+def _returned(net: Net, seen: Seen) -> dict[str, Tensor]:
+    """The heads of one patch in float64, shape (channels, spatial...); run on the CPU."""
+    model = net.model
+    patch = torch.from_numpy(seen.shown).to(model.dtype).reshape(model.in_channels, *net.shape.seen)
+    # A program that was exported for one size of batch takes no other.
+    fixed = isinstance(model.module, torch.fx.GraphModule)
+    failed: Exception | None = None
+    for rows in (net.forward,) if fixed else (min(2, net.forward), net.forward):
+        batch = patch.expand(rows, *patch.shape).contiguous(memory_format=net.layout)
+        try:
+            with torch.no_grad():  # what the net caches must serve a training, too
+                heads = model.heads(model.module(batch))
+            return {name: head[0].double() for name, head in heads.items()}
+        except Exception as error:
+            failed = error
+    assert failed is not None
+    raise UsageError(
+        f"model {model.name} fails on a patch of the input: {error_in_user_code(failed)}"
+    ) from failed
+
+
+def _refuse_probabilities(
+    part: HeadPart, outputs: dict[str, Tensor], seen: Seen, model: str
+) -> None:
+    head = outputs[part.head].numpy()
+    values = head if part.channel is None else head[part.channel]
+    inputs = (seen.stored, seen.shown)
+    if _within_one(values) and not any(map(_within_one, inputs)):
+        what = f"lies between {values.min():.3g} and {values.max():.3g}"
+    elif _sums_to_one(head) and not any(map(_sums_to_one, inputs)):
+        what = f"sums to 1 over its {len(head)} channels"
+    else:
+        return
+    low, high = seen.shown.min(), seen.shown.max()
+    raise UsageError(
+        f"model {model}: head {part.name} {what} on a patch of the input that the net sees as "
+        f"{low:.3g} to {high:.3g}; say what it is: --head-kind scores for probabilities, labels "
+        "for classes, intensity for an image (see penstock infer --help)"
+    )
+
+
+def _within_one(values: NDArray[Any]) -> bool:
+    return bool(values.min() >= 0 and values.max() <= 1)
+
+
+def _sums_to_one(values: NDArray[Any]) -> bool:
+    """Whether several channels sum to 1 at every voxel."""
+    return len(values) > 1 and bool(
+        np.all(np.abs(values.astype(np.float64).sum(axis=0) - 1) < _SUM_TOLERANCE)
+    )

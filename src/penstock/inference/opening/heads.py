@@ -1,0 +1,217 @@
+"""The kinds of a model's heads, and how the values of each kind are treated.
+
+    intensity   brought back to the range of the input, and blended; dtype of the input
+    scores      blended, never brought back; float32
+    labels      never brought back, never blended: the patch that owns a voxel decides; the
+                integers of the net, never converted to floats
+
+An existing output, or ``--out-dtype``, sets another dtype. The kind of a head comes from the user,
+from the registry of models, or from a test on a patch of the input (`head_kinds`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import numpy as np
+
+from ...base import HeadKind, InferConfig, UsageError, plural
+
+if TYPE_CHECKING:
+    from ...models import Head, KnownHead
+
+Origin = Literal["said", "known", "assumed"]
+
+_WIDE = ("int32", "uint32", "int64", "uint64", "float64")
+
+
+def is_wide(dtype: np.dtype[Any]) -> bool:
+    """Whether a dtype holds values that float32 does not.
+
+    >>> is_wide(np.dtype("uint32")), is_wide(np.dtype("uint16"))
+    (True, False)
+    """
+    return dtype.name in _WIDE
+
+
+@dataclass(frozen=True, slots=True)
+class HeadPart:
+    """The part of a model that one output takes: a head, or a channel of the only head."""
+
+    name: str
+    channels: int
+    dtype: str
+    """Dtype of the head, by torch's name."""
+    channel: int | None = None
+    """Channel of the only head, where each channel has an output of its own; else None."""
+
+    @property
+    def head(self) -> str:
+        """The name of its head."""
+        return self.name if self.channel is None else self.name.rpartition(".")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadPlan:
+    """How the values of a head are treated between the net and the output."""
+
+    name: str
+    channels: int
+    kind: HeadKind
+    origin: Origin
+    dtype: np.dtype[Any]
+    """Dtype of the output."""
+    work: np.dtype[Any]
+    """Dtype in which values are brought back and blended patches are summed: float32, or float64
+    where the dtypes need it."""
+    blended: bool
+    denormalized: bool
+
+    @property
+    def kept(self) -> np.dtype[Any]:
+        """The dtype in which blocks, and units under way, hold the values."""
+        return self.work if self.blended else self.dtype
+
+    def line(self) -> str:
+        """The head in words."""
+        assumed = ", assumed (--head-kind says otherwise)" if self.origin == "assumed" else ""
+        back = "denormalised" if self.denormalized else "not denormalised"
+        seam = "blended" if self.blended else "trimmed"
+        return f"{self.name}: {self.kind}{assumed}; {back}, {seam}, {self.dtype}"
+
+
+def split(heads: Sequence[Head | KnownHead], num_outputs: int, model: str) -> list[HeadPart]:
+    """The part of the model that each output takes: a head, or a channel of the only head.
+
+    Raises `UsageError` where the number of outputs fits neither.
+    """
+    dtypes = [str(head.dtype).removeprefix("torch.") for head in heads]
+    if len(heads) == 1 < num_outputs == heads[0].channels:
+        only = heads[0].name
+        return [HeadPart(f"{only}.{i}", 1, dtypes[0], i) for i in range(num_outputs)]
+    if len(heads) != num_outputs:
+        shown = ", ".join(f"{head.name} ({head.channels} channels)" for head in heads)
+        raise UsageError(
+            f"model {model} returns {plural(len(heads), 'head')}, {shown}, but --out-spec "
+            f"names {num_outputs}"
+        )
+    pairs = zip(heads, dtypes, strict=True)
+    return [HeadPart(head.name, head.channels, dtype) for head, dtype in pairs]
+
+
+def said_kinds(said: Sequence[str] | None, parts: Sequence[HeadPart]) -> list[HeadKind | None]:
+    """The kind that ``--head-kind`` gives each part, None where it gives none.
+
+    Raises `UsageError` for a name that no head has, and for too few or too many kinds.
+    """
+    if said is None:
+        return [None] * len(parts)
+    named = dict(word.rsplit("=", 1) for word in said if "=" in word)
+    if named:
+        names = {part.name for part in parts} | {part.head for part in parts}
+        for name in named:
+            if name not in names:
+                shown = ", ".join(part.name for part in parts)
+                raise UsageError(f"--head-kind {name!r}: the model has no such head, but {shown}")
+        kinds = [named.get(part.name, named.get(part.head)) for part in parts]
+        return cast("list[HeadKind | None]", kinds)
+    if len(said) not in (1, len(parts)):
+        raise UsageError(
+            f"--head-kind names {len(said)} kinds but the model has {plural(len(parts), 'head')}"
+        )
+    return cast("list[HeadKind | None]", [*said] * len(parts) if len(said) == 1 else [*said])
+
+
+def default_dtype(kind: HeadKind, part: HeadPart, source: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype of a new output. Labels that a net returns as floats become int32."""
+    if kind == "intensity":
+        return source
+    if kind == "scores":
+        return np.dtype(np.float32)
+    if part.dtype == "bool":
+        return np.dtype(np.uint8)
+    return np.dtype(part.dtype if "int" in part.dtype else np.int32)
+
+
+def plan_heads(
+    config: InferConfig,
+    parts: Sequence[HeadPart],
+    kinds: Sequence[tuple[HeadKind, Origin]],
+    dtypes: Sequence[np.dtype[Any]],
+    *,
+    fine: bool,
+) -> tuple[HeadPlan, ...]:
+    """How each head is treated. ``dtypes`` are those of the outputs; ``fine`` says that patches are
+    normalised in float64."""
+    heads = []
+    for part, (kind, origin), dtype in zip(parts, kinds, dtypes, strict=True):
+        wide = (fine or part.dtype == "float64") and is_wide(dtype)
+        heads.append(
+            HeadPlan(
+                name=part.name,
+                channels=part.channels,
+                kind=kind,
+                origin=origin,
+                dtype=dtype,
+                work=np.dtype(np.float64 if wide else np.float32),
+                blended=config.seam_mode == "blend" and kind != "labels",
+                denormalized=config.denormalize and kind == "intensity",
+            )
+        )
+    return tuple(heads)
+
+
+def whole_range(dtype: np.dtype[Any]) -> tuple[int, int]:
+    """The integers that a dtype holds, every one between the two.
+
+    >>> whole_range(np.dtype("float32"))
+    (-16777216, 16777216)
+    """
+    if dtype.kind == "b":
+        return 0, 1
+    if dtype.kind == "f":
+        most = 2 ** (np.finfo(dtype).nmant + 1)
+        return -most, most
+    info = np.iinfo(dtype)
+    return int(info.min), int(info.max)
+
+
+@lru_cache
+def float_range(dtype: np.dtype[Any]) -> tuple[float, float] | None:
+    """The range of floats that a dtype takes without clipping: from the first number up to, but
+    without, the second. None where nothing is clipped.
+
+    >>> float_range(np.dtype("uint8"))
+    (-0.5, 255.5)
+    """
+    if dtype.kind == "f":
+        most = float(np.finfo(dtype).max)
+        return (-most, float(np.nextafter(most, np.inf))) if dtype.itemsize == 2 else None
+    low, high = whole_range(dtype)
+    return low - 0.5, high + 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Clipped:
+    """How much of an output was clipped to the range of its dtype."""
+
+    head: str
+    output: str
+    dtype: str
+    clipped: int
+    values: int
+    """Number of values: voxels times channels."""
+
+    @property
+    def share(self) -> float:
+        return self.clipped / self.values if self.values else 0.0
+
+    def line(self) -> str:
+        return (
+            f"Clipped: {100 * self.share:.1f} % of {self.output} (head {self.head}, "
+            f"{self.clipped:,} of {self.values:,} values) were outside the range of {self.dtype}; "
+            "give a wider --out-dtype, or say what the head is by --head-kind"
+        )

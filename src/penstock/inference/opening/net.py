@@ -1,0 +1,163 @@
+"""The model as a job runs it: dtypes, patches at a time, memory."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from ...base import InferConfig, UsageError
+from ...data import Scaling
+from ...models import CHANNELS_LAST, Footprint, Model, measure_footprint, placed
+from ..planning.memory import CPU_FORWARD
+from ..tiling.geometry import PatchShape
+from .heads import is_wide
+
+GPU_BATCH = 16
+"""Patches in one forward on a GPU, if the user does not say."""
+
+
+_RECORD_GRAPHS = ("reduce-overhead", "max-autotune")
+"""The modes of torch.compile that record CUDA graphs."""
+
+
+@dataclass(frozen=True)
+class Net:
+    """A model fitted to a job."""
+
+    model: Model
+    shape: PatchShape
+    amp: torch.dtype | None
+    """The dtype of autocast; None: off."""
+    carrier: torch.dtype
+    """Dtype in which patches are normalised: float32, or float64 if the input needs it."""
+    clip: tuple[float, float] | None
+    """Range that normalised values are clipped to; None: no clipping."""
+    batch: int
+    """Patches gathered before a forward."""
+    forward: int
+    """Patches in one forward. On a CPU a batch is run in several forwards."""
+    footprint: Footprint
+
+    @property
+    def patch_flops(self) -> float | None:
+        """Floating-point operations of a forward for each patch; None if unknown."""
+        flops = self.footprint.flops
+        return None if flops is None else flops / self.forward
+
+    @property
+    def layout(self) -> torch.memory_format:
+        """Memory layout of batches."""
+        axes = 2 + self.shape.model_axes
+        return CHANNELS_LAST[axes] if self.footprint.channels_last else torch.contiguous_format
+
+
+def fit_net(
+    config: InferConfig,
+    devices: Sequence[torch.device],
+    model: Model,
+    shape: PatchShape,
+    dtype: np.dtype[np.generic],
+) -> Net:
+    """Fit a model to the patches of an input of ``dtype``, and to its devices.
+
+    Raises `UsageError` if the model does not take such a batch.
+    """
+    on_cpu = all(device.type == "cpu" for device in devices)
+    amp = choose_amp(config, devices, model.dtype)
+    # A Mac's GPU has no float64.
+    fine = is_wide(dtype) and all(device.type != "mps" for device in devices)
+    if fine and not model.weight_bytes:
+        with contextlib.suppress(UsageError):  # a net that makes float32 tensors itself fails
+            wide = replace(model, weightless_dtype=torch.float64)
+            fit_batch(wide, shape, config.batch, on_cpu=on_cpu)
+            model = wide
+    forward, footprint = fit_batch(model, shape, config.batch, on_cpu=on_cpu)
+    # All lanes on the CPU share this one.
+    module = placed(model.module, torch.device("cpu"), footprint.channels_last)
+    return Net(
+        model=replace(model, module=module),
+        shape=shape,
+        amp=amp,
+        carrier=torch.float64 if fine else torch.float32,
+        clip=None if config.clip_norm is None else config.clip_norm or (0.0, 1.0),
+        batch=-(-(config.batch or CPU_FORWARD) // forward) * forward if on_cpu else forward,
+        forward=forward,
+        footprint=footprint,
+    )
+
+
+def fit_batch(
+    model: Model, shape: PatchShape, batch: int | None, *, on_cpu: bool
+) -> tuple[int, Footprint]:
+    """The number of patches in one forward, and its footprint. ``batch`` is what the user says."""
+    # A net that was exported for one size of batch takes no other.
+    if on_cpu:
+        *sizes, last = (CPU_FORWARD, 1, batch) if batch else (CPU_FORWARD, 1)
+    else:
+        *sizes, last = (batch,) if batch else (GPU_BATCH, 1)
+    patch = (model.in_channels, *shape.seen)
+    for size in sizes:
+        with contextlib.suppress(UsageError):
+            return size, measure_footprint(model, (size, *patch))
+    return last, measure_footprint(model, (last, *patch))
+
+
+def check_graphs(config: InferConfig, devices: Sequence[torch.device]) -> None:
+    """Raise `UsageError` if torch would not keep the CUDA graphs of lanes apart.
+
+    Each lane has a thread of its own. Until 2.13 torch kept graphs for the thread that imported
+    their code, and failed in others. It still counts forwards for all threads together. With a
+    second lane, a forward in several graphs could lose what one graph hands to the next.
+    """
+    lanes = sum(device.type == "cuda" for device in devices)
+    if not records_graphs(config) or not lanes:
+        return
+    why = f"--compile-mode {config.compile_mode} records CUDA graphs"
+    if torch.__version__ < "2.13":
+        raise UsageError(
+            f"{why}, which torch {torch.__version__} cannot do in a lane's thread; take torch 2.13 "
+            "or later, or --compile-mode max-autotune-no-cudagraphs"
+        )
+    if lanes > 1:
+        raise UsageError(
+            f"{why}, which torch does not keep apart for the {lanes} devices of one process; name "
+            "one of --devices, or take --compile-mode max-autotune-no-cudagraphs"
+        )
+
+
+def records_graphs(config: InferConfig) -> bool:
+    """Whether a net that is compiled so records CUDA graphs, on a GPU."""
+    return config.compile and config.compile_mode in _RECORD_GRAPHS
+
+
+def fixed_scaling(config: InferConfig) -> Scaling | None:
+    """The scaling of patches, or None if percentiles of the data decide it."""
+    low, high = config.norm_lower, config.norm_upper
+    if config.normalize == "none":
+        return Scaling()
+    if config.normalize == "fixed":
+        return Scaling.of_range(low, high, low, high, config.eps)
+    return None
+
+
+def choose_amp(
+    config: InferConfig, devices: Sequence[torch.device], dtype: torch.dtype
+) -> torch.dtype | None:
+    """The dtype of autocast for a net of ``dtype``; None: off.
+
+    By default it is fp16 on CUDA, which keeps 11 bits of an intensity where bf16 keeps 8. But fp16
+    ends at 65,504, so it is used only for values that are normalised to a range, and only for a net
+    of float32.
+    """
+    chosen = config.amp
+    if chosen == "auto":
+        ranged = config.normalize in ("percentile", "global") or (
+            config.normalize == "fixed" and config.clip_norm is not None
+        )
+        on_cuda = all(device.type == "cuda" for device in devices)
+        chosen = "fp16" if on_cuda and ranged and dtype == torch.float32 else "off"
+    return {"fp16": torch.float16, "bf16": torch.bfloat16, "off": None}[chosen]

@@ -1,0 +1,181 @@
+"""The outputs of a job: a sink for each head, and the place of each volume in it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...base import HeadKind, InferConfig, UsageError
+from ...data import Box, Sink, Source, open_sink, overlap, same_array
+from ..tiling.geometry import per_axis
+from .heads import HeadPart, Origin, default_dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A sink, and the place of each volume in it."""
+
+    sink: Sink
+    channels: int
+    """Channels of the head that it takes."""
+    offset: tuple[int, ...]
+    """Shift from the source's spatial coordinates to the sink's, z y x."""
+    places: tuple[tuple[int, int], ...]
+    """The time point and the first channel of each volume, in the sink's coordinates."""
+
+    @property
+    def anchor(self) -> tuple[int, ...]:
+        """A corner of the sink's spatial chunk grid, in source coordinates."""
+        lines = zip(self.sink.grid_origin[2:], self.offset, strict=True)
+        return tuple(line - offset for line, offset in lines)
+
+    def box(self, volume: int, unit: Box) -> Box:
+        """A unit of a volume in the sink, t c z y x."""
+        return Box.of(self.places[volume], (1, self.channels)) + unit.shift(self.offset)
+
+
+def open_outputs(
+    config: InferConfig,
+    source: Source,
+    selected: tuple[Sequence[int], Sequence[int]],
+    at_once: int,
+    parts: Sequence[HeadPart],
+    kinds: Sequence[tuple[HeadKind, Origin]],
+) -> list[Output]:
+    """Open an output for each part of the model. Creates nothing.
+
+    ``selected`` are the times and channels of the source, ``at_once`` is how many channels the
+    model takes. Raises `UsageError` for a sink that cannot take its part, and for two sinks that
+    overlap or whose chunks do not line up.
+    """
+    times, channels = selected
+    outputs: list[Output] = []
+    dtypes = _dtypes(config.out_dtype, source.dtype, parts, kinds)
+    for spec, part, dtype in zip(config.out_spec, parts, dtypes, strict=True):
+        shape = (len(times), len(channels) // at_once * part.channels, *source.domain.shape[2:])
+        sink = open_sink(
+            spec,
+            domain=Box.of((0,) * 5, shape),
+            dtype=dtype,
+            like=source,
+            chunks=_chunks(config),
+            shards=config.shards and per_axis(config.shards, plane=False, thin=1),
+            overwrite=config.overwrite,
+            resume=config.resumes,
+            at=(0, 0, *source.domain.start[2:]),
+        )
+        if same_array(source, sink):
+            itself = sink.address == source.address
+            how = "is the input itself" if itself else "and the input lie inside one another"
+            raise UsageError(f"--out-spec {sink.name} {how}")
+        _check_axes(sink, source.domain, part.channels)
+        firsts = channels if at_once == 1 else range(len(channels) // at_once)
+        places = itertools.product(
+            _places(sink, source.domain, 0, times, 1, whole=True),
+            _places(sink, source.domain, 1, firsts, part.channels, whole=at_once == 1),
+        )
+        offset = zip(source.domain.start[2:], sink.domain.start[2:], strict=True)
+        shift = tuple(there - here for here, there in offset)
+        outputs.append(Output(sink, part.channels, shift, tuple(places)))
+    for one, other in itertools.combinations(outputs, 2):
+        _check_pair(one, other)
+    return outputs
+
+
+def _dtypes(
+    said: Sequence[str] | None,
+    source: np.dtype[Any],
+    parts: Sequence[HeadPart],
+    kinds: Sequence[tuple[HeadKind, Origin]],
+) -> list[np.dtype[Any]]:
+    """The dtype of each output, if it is new."""
+    if said is None:
+        pairs = zip(parts, kinds, strict=True)
+        return [default_dtype(kind, part, source) for part, (kind, _) in pairs]
+    if len(said) not in (1, len(parts)):
+        raise UsageError(f"--out-dtype names {len(said)} dtypes but there are {len(parts)} outputs")
+    return [_dtype(name) for name in ([*said] * len(parts) if len(said) == 1 else said)]
+
+
+def _check_axes(sink: Sink, domain: Box, channels: int) -> None:
+    """Refuse a sink of another space than the source, and one that keeps in one chunk what is
+    written in several pieces."""
+    have = sink.domain.shape
+    for axis, name in enumerate("zyx", start=2):
+        if have[axis] != domain.shape[axis]:
+            raise UsageError(
+                f"--out-spec {sink.name} has {have[axis]} along {name} but this job "
+                f"writes {domain.shape[axis]}"
+            )
+    for axis, name, once in ((0, "t", 1), (1, "c", channels)):
+        grid = sink.write_grid[axis]
+        if once % grid and once < have[axis]:
+            raise UsageError(
+                f"--out-spec {sink.name} keeps {grid} along {name} in one chunk but {once} "
+                "is written at a time; give it chunks of 1 there"
+            )
+
+
+def _places(
+    sink: Sink, domain: Box, axis: int, selected: Sequence[int], size: int, *, whole: bool
+) -> list[int]:
+    """The first index in a sink of each selected time or channel, which takes ``size``.
+
+    Along t and c a sink may hold just what is selected, in that order, or, if ``whole``, all that
+    the source has, at the same indices.
+    """
+    start, extent = sink.domain.start[axis], sink.domain.shape[axis]
+    if extent == len(selected) * size:
+        return [start + i * size for i in range(len(selected))]
+    if whole and extent == domain.shape[axis] * size:
+        return [start + (i - domain.start[axis]) * size for i in selected]
+    raise UsageError(
+        f"--out-spec {sink.name} has {extent} along {'tc'[axis]} but this job "
+        f"writes {len(selected) * size}"
+    )
+
+
+def _check_pair(one: Output, other: Output) -> None:
+    if overlap(one.sink, other.sink):
+        raise UsageError(f"--out-spec {one.sink.name} and {other.sink.name} overlap")
+    for axis, grid in enumerate(other.sink.write_grid[2:]):
+        if (one.anchor[axis] - other.anchor[axis]) % grid:
+            raise UsageError(
+                f"--out-spec {one.sink.name} and {other.sink.name}: their chunks begin at "
+                f"different places along {'zyx'[axis]}"
+            )
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    try:
+        return np.dtype(name)
+    except TypeError:
+        raise UsageError(f"--out-dtype {name!r} is not a dtype; try uint16 or float32") from None
+
+
+def _chunks(config: InferConfig) -> tuple[int, ...] | None:
+    """The chunks of a new output: what the user said, or what divides their block evenly.
+
+    None if nothing of a sensible size does: then the store chooses.
+    """
+    if config.chunks is not None:
+        return per_axis(config.chunks, plane=False, thin=1)
+    if config.block is None or config.shards is not None:
+        return None
+    sides = tuple(chunk_side(n) for n in per_axis(config.block, plane=False, thin=1))
+    return sides if all(sides) else None
+
+
+def chunk_side(block: int) -> int:
+    """The side of a chunk, nearest 128, that divides a block's side evenly.
+
+    0 if none between a quarter of 128 and 4 times 128 does: tiny chunks make too many files, and
+    huge ones take too much memory.
+    """
+    divisors = (n for n in range(1, min(block, 4 * 128) + 1) if block % n == 0)
+    side = min(divisors, key=lambda n: max(n / 128, 128 / n))
+    return side if side >= min(block, 128 // 4) else 0

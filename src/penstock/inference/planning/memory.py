@@ -1,0 +1,208 @@
+"""The memory that a job needs on the host and on a device, in bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import psutil
+
+from ...data import Box
+from ..tiling.traffic import BlockShape
+
+LIBRARY_BYTES = 2 * 32 * 2**20
+"""Bytes that torch gives cuBLAS and cuBLASLt to work in, at most: those of a Hopper GPU."""
+RUNTIME_BYTES = 80 * 2**20
+"""Bytes of thread stacks, arenas and codecs, as measured: see benchmarks/README.md."""
+CPU_FORWARD = 2
+"""Patches in one forward on a CPU, whatever the batch, so that a result does not depend on the
+batch. For a single patch torch uses kernels of its own for small convolutions, a quarter to a third
+slower than oneDNN's; more than two patches leave the cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The facts about source, sinks, model and machine that a plan is computed from."""
+
+    domain: Box
+    """Spatial domain of the source, z y x."""
+    source_itemsize: int
+    source_chunk: tuple[int, ...]
+    """Spatial shape of a chunk, z y x."""
+    chunk_bytes: int
+    """Bytes of a decoded chunk, all its axes."""
+    source_origin: tuple[int, ...]
+    """A corner of the source's chunk grid."""
+    source_is_float: bool
+    source_cache: int | None
+    """Bytes of decoded chunks that the user's spec lets the source keep. None: the plan chooses."""
+    source_caches: bool
+    """True if the source can keep decoded chunks."""
+    num_volumes: int
+    """Number of volumes: pairs of time point and channel group."""
+    batch: int
+    """Patches gathered before a forward."""
+    in_channels: int
+    out_channels: tuple[int, ...]
+    """Channels of each head."""
+    out_itemsizes: tuple[int, ...]
+    sum_itemsizes: tuple[int, ...]
+    """Bytes of a value in the sums of each head. 0 for a head that is not blended."""
+    write_grids: tuple[tuple[int, ...], ...]
+    """Spatial write grid of each sink."""
+    anchor: tuple[int, ...]
+    """A corner of the sinks' chunk grids, z y x, in source coordinates."""
+    weight_bytes: int
+    forward_bytes: int | None
+    """Most bytes in one forward of a full batch. None if unknown."""
+    devices: tuple[str, ...]
+    """Device types, one for each device."""
+    base_bytes: int
+    """Bytes that this process holds already, model weights included."""
+    available_bytes: int
+    """Bytes that the machine can still give to this process."""
+    cores: int
+    """Number of cores that can decode chunks at once."""
+    device_bytes: int | None
+    """Free bytes of the device that has the fewest. None on the CPU."""
+    cast_bytes: int = 0
+    """Bytes of the weights in half precision, which autocast keeps beside the others."""
+    work_itemsize: int = 4
+    """Bytes of a value while patches are normalised and brought back."""
+    patch_seconds: float | None = None
+    """Seconds that a worker takes for a patch. None: not known."""
+    patch_seconds_from: str = ""
+    """Who says so, for the printed plan; likewise below."""
+    spill_rate: float | None = None
+    """Bytes per second that a worker writes, or reads, of what is spilled. None: not known."""
+    spill_rate_from: str = ""
+    patch_flops: float | None = None
+    """Floating-point operations of a forward for each patch. None if unknown."""
+    heads: tuple[str, ...] = ()
+    """One line about each head for the printed plan."""
+    notes: tuple[str, ...] = ()
+    """Sentences for the printed plan about how the model is run."""
+
+    @property
+    def on_host(self) -> bool:
+        """Whether the model runs on the CPU alone."""
+        return all(device == "cpu" for device in self.devices)
+
+    @property
+    def in_bytes(self) -> int:
+        """Bytes for each voxel of a volume, all its channels."""
+        return self.in_channels * self.source_itemsize
+
+    @property
+    def out_bytes(self) -> int:
+        """Bytes for each voxel of all outputs."""
+        pairs = zip(self.out_channels, self.out_itemsizes, strict=True)
+        return sum(channels * itemsize for channels, itemsize in pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """Predicted peak of host memory, by cause, bytes."""
+
+    base: int
+    forward: int
+    blocks: int
+    assembly: int
+    writing: int
+    cache: int
+    decoding: int
+    """Bytes of decoded chunks that do not fit into the cache."""
+    runtime: int = RUNTIME_BYTES
+
+    @property
+    def total(self) -> int:
+        return sum(getattr(self, name) for name in self.__slots__)
+
+
+def resident_bytes() -> int:
+    """Bytes of memory that this process holds."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def chunks_of_block(facts: Facts, block: BlockShape) -> int:
+    """Chunks of the source that a block touches at most."""
+    lengths = zip(block.read.shape, facts.source_chunk, facts.domain.shape, strict=True)
+    return math.prod(min(-(-(n - 1) // chunk) + 1, -(-all_ // chunk)) for n, chunk, all_ in lengths)
+
+
+def block_bytes_of(facts: Facts, read: int, support: int) -> int:
+    """Bytes of a block: the array as read and the outputs. Both are kept for the next block. An
+    input of floats adds one byte a voxel that says whether it was finite."""
+    came = support * (sum(block_voxel_bytes(facts)) + facts.source_is_float)
+    return read * facts.in_bytes + came
+
+
+def block_voxel_bytes(facts: Facts) -> list[int]:
+    """Bytes of a voxel of a block, for each head. A blended head holds sums."""
+    each = zip(facts.out_channels, facts.out_itemsizes, facts.sum_itemsizes, strict=True)
+    return [channels * (sums or out) for channels, out, sums in each]
+
+
+def unit_voxel_bytes(facts: Facts) -> list[int]:
+    """Bytes of a voxel of a unit, for each head. A buffer serves sums and what is written."""
+    each = zip(facts.out_channels, facts.out_itemsizes, facts.sum_itemsizes, strict=True)
+    return [channels * max(sums, out) for channels, out, sums in each]
+
+
+def block_budget(facts: Facts, patch: int, block: int, workers: int, batches: int | None) -> int:
+    """Bytes that blocks under way may take, for each device.
+
+    ``patch`` is the size of a block of one patch, ``block`` that of the largest block, ``batches``
+    the most batches that the user allows. A batch can hold patches of as many blocks as it has
+    rows, and releases none of them before it is full. So there must be room for all of them, and
+    for one more block.
+    """
+    least = facts.batch * patch + 2 * block
+    budget = least + max(1, workers // len(facts.devices)) * block
+    return budget if batches is None else min(budget, max(least, batches * facts.batch * patch))
+
+
+def pinned_blocks(facts: Facts, budget: int, largest: BlockShape) -> int:
+    """Number of the largest blocks that lie in pinned memory at once, for all CUDA devices."""
+    block = block_bytes_of(facts, largest.read.size, largest.support.size)
+    return facts.devices.count("cuda") * (budget // block)
+
+
+def blocks_bytes(facts: Facts, budget: int, largest: BlockShape) -> int:
+    """Bytes of blocks under way on the host, for all devices.
+
+    The arrays of a CUDA device are pinned, as read and as they come down. Torch pins in powers of
+    two, and pinned memory is kept. Small blocks that find none of their size come on top.
+    """
+    heads = (largest.support.size * count for count in block_voxel_bytes(facts))
+    arrays = (largest.hull.size * facts.in_bytes, *heads)
+    pinned = sum(1 << (count - 1).bit_length() for count in arrays)
+    return len(facts.devices) * budget + pinned_blocks(facts, budget, largest) * pinned
+
+
+def device_bytes(facts: Facts, computing: int, buffers: int, budget: int) -> int:
+    """Bytes on each device. In the forward, the copies that cuDNN makes of the input and output of
+    a convolution count already."""
+    return facts.weight_bytes + computing + buffers + budget + LIBRARY_BYTES
+
+
+def computing_bytes(facts: Facts, patch: int) -> tuple[int, int]:
+    """Bytes of a full batch's forward at its peak, and of its patches on the way in and out."""
+    channels = facts.in_channels + sum(facts.out_channels)
+    buffers = facts.batch * patch * facts.work_itemsize * channels
+    return max(facts.forward_bytes or 0, buffers) + facts.cast_bytes, buffers
+
+
+def cache_bytes(facts: Facts, voxels: int) -> int:
+    """Bytes of a read cache that holds so many voxels of each channel."""
+    if facts.source_cache is not None:
+        return facts.source_cache
+    # The store's own records of each chunk count as well. The margin matters: a cache that is one
+    # chunk too small for what is read again is of no use at all.
+    held = voxels * facts.in_bytes
+    return held + held // 32 + 2**20 if held else 0
+
+
+def in_words(shape: Sequence[int]) -> str:
+    return " x ".join(str(n) for n in shape)

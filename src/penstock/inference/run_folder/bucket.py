@@ -1,0 +1,180 @@
+"""The folder of a run in a bucket: each file is an object that is written whole.
+
+    run.json, statistics.json, summary.json, ...   as in a local folder
+    done/RUN/WRITER.START/000000007.log            what done.log has; see `bucket_log`
+    alive/WRITER.START.json                        that a process is at work, and its last metrics
+
+Nothing can be appended to an object. Rows of metrics, retries and the like grow in a folder of the
+machine, and are copied when the process ends; all but metrics also every `BEAT_S`.
+
+The folder itself has no lock. The lock beside the output keeps other runs away from it; the summary
+says so where an output has none. A run of another output is refused while objects below ``alive/``
+are fresh.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import json
+import math
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from ...base import PenstockError, UsageError, has_login, is_draft, redact
+from ...data import Bucket
+from .bucket_log import RemoteLog, RemoteNotes, forget_units
+from .contents import TAIL_BYTES, is_run, rows_of, tail_of
+from .unit_log import Key
+
+ALIVE = "alive/"
+BEAT_S = 15.0
+FRESH_S = 60.0
+"""Seconds after its last beat for which a process counts as at work, by the clocks of both."""
+ROWS = 40
+"""Rows of metrics in a beat."""
+_STORES = ("zarr.json", ".zarray", ".zgroup", "attributes.json")
+
+
+class RemoteFolder:
+    """A run folder below a URL."""
+
+    def __init__(self, url: str) -> None:
+        if has_login(url):
+            raise UsageError("--run-dir: the URL holds a login; give keys by the environment")
+        if not re.match(r"(s3|gs)://[^|{}?#]+$", url):
+            raise UsageError(
+                f"--run-dir {redact(url)}: a run folder is a folder of this machine, or a prefix "
+                "such as s3://BUCKET/PREFIX or gs://BUCKET/PREFIX"
+            )
+        self.place = url.rstrip("/")
+        self.bucket = Bucket(self.place)
+        self._here: Path | None = None
+        self._copied: dict[str, int] = {}
+        """Bytes of each file of `here` as it was copied last."""
+        self._beaten = -math.inf
+
+    def __str__(self) -> str:
+        return self.place
+
+    @property
+    def address(self) -> str:
+        return self.bucket.address
+
+    @property
+    def here(self) -> Path:
+        if self._here is None:
+            self._here = Path(tempfile.mkdtemp(prefix="penstock-run-"))
+        return self._here
+
+    def check(self) -> None:
+        content, *stores = self.bucket.read_all(["run.json", *_STORES])
+        if content is not None and not is_run(content):
+            raise UsageError(f"--run-dir {self}: holds a run.json of others; name another one")
+        if any(store is not None for store in stores):
+            raise UsageError(f"--run-dir {self}: is an array or a group; name another one")
+
+    def make(self) -> None:
+        """Nothing: a bucket has no folders."""
+
+    def read(self, name: str) -> bytes | None:
+        return self.bucket.read(name)
+
+    def write(self, name: str, content: bytes) -> None:
+        self.bucket.write(name, content)
+
+    def names(self, pattern: str) -> list[str]:
+        depth, names = pattern.count("/"), self.bucket.names(pattern.partition("*")[0])
+        return [n for n in names if n.count("/") == depth and fnmatch.fnmatchcase(n, pattern)]
+
+    def delete(self, pattern: str) -> None:
+        below = pattern.endswith("/")
+        self.bucket.delete(self.bucket.names(pattern) if below else self.names(pattern))
+
+    def set_aside(self, name: str) -> None:
+        if (content := self.read(name)) is not None:
+            path = PurePosixPath(name)
+            number = len(self.names(f"{path.stem}*{path.suffix}"))
+            self.write(f"{path.stem}-{number}{path.suffix}", content)
+            self.delete(name)
+
+    def rows(self, name: str) -> Path:
+        file = self.here / name
+        if not file.exists() and (content := self.read(name)) is not None:
+            file.write_bytes(content)
+        return file
+
+    def log(self, run: str, writer: str | None, outputs: Sequence[str]) -> RemoteLog:
+        if writer is None and self._is_taken(run, outputs):
+            raise BlockingIOError
+        return RemoteLog(self.bucket, run, writer, partial(self._beat, run))
+
+    def _is_taken(self, run: str, outputs: Sequence[str]) -> bool:
+        """Whether a run of other outputs is at work here. One of the same has lost them by now."""
+        before = json.loads(self.read("run.json") or b"{}")
+        theirs = before.get("fingerprint", {}).get("outputs")
+        return before.get("run") not in (None, run) and theirs != outputs and self.at_work() > 0
+
+    def notes(self, run: str, makers: list[dict[str, Any]] | None = None) -> RemoteNotes:
+        return RemoteNotes(self.bucket, run, [{}] if makers is None else makers)
+
+    def forget(self, run: str, keys: list[Key]) -> None:
+        if self.at_work():
+            raise BlockingIOError
+        forget_units(self.bucket, run, keys)
+
+    def at_work(self) -> int:
+        now = time.time()
+        beats = self._beats()
+        return sum(not beat["ended"] and now - beat["time"] < FRESH_S for beat in beats)
+
+    def telemetry(self) -> list[list[dict[str, Any]]]:
+        return [beat["rows"] for beat in self._beats() if beat["rows"]]
+
+    def tail(self, name: str) -> bytes:
+        return (self.read(name) or b"")[-TAIL_BYTES:]
+
+    def close(self) -> None:
+        if self._here is None:
+            return
+        with contextlib.suppress(PenstockError, OSError):
+            self._copy("*")
+        shutil.rmtree(self._here, ignore_errors=True)
+        self._here = None
+
+    def _beats(self) -> list[dict[str, Any]]:
+        contents = self.bucket.read_all(self.bucket.names(ALIVE))
+        return [json.loads(content) for content in contents if content is not None]
+
+    def _beat(self, run: str, name: str, ended: bool) -> None:
+        """Record that a process is at work, or that it has ended. Readers can do without it."""
+        if not ended and time.monotonic() - self._beaten < BEAT_S:
+            return
+        self._beaten = time.monotonic()
+        with contextlib.suppress(PenstockError, OSError):
+            beat = {"run": run, "time": time.time(), "ended": ended, "rows": self._last_rows()}
+            self.write(f"{ALIVE}{name}.json", json.dumps(beat).encode())
+            self._copy("[!m]*")  # all but metrics, which grow all the time
+
+    def _last_rows(self) -> list[dict[str, Any]]:
+        """Some of the last rows of metrics, the very last among them."""
+        rows = []
+        for file in [] if self._here is None else self._here.glob("metrics*.jsonl"):
+            rows = rows_of(tail_of(file))
+        step = -(-len(rows) // ROWS) or 1
+        return [{"time": row["time"], "gauges": row["gauges"]} for row in rows[::-step][::-1]]
+
+    def _copy(self, pattern: str) -> None:
+        """Copy the files that have grown since."""
+        for file in [] if self._here is None else self._here.glob(pattern):
+            if is_draft(file.name):
+                continue
+            if (size := file.stat().st_size) != self._copied.get(file.name):
+                self.write(file.name, file.read_bytes())
+                self._copied[file.name] = size

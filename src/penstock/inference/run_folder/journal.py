@@ -1,0 +1,329 @@
+"""The run folder: what a run keeps beside its output, so that a killed run can be resumed.
+
+    run.json         name, settings, fingerprint and plan of the run; the makers of its units:
+                     versions, code and kind of machine
+    done.log         one line for each write unit with its checksums, appended and synced after the
+                     unit is written; see `unit_log`
+    statistics.json  exact global percentiles
+    metrics.jsonl    rows of telemetry
+    retries.jsonl    a row for each read or write that failed and was tried again
+    halved.jsonl     a row for each unit with patches that ran in a smaller batch, as memory ran out
+    workers.json     the workers of a cluster: how many are there, died, or were left out
+    stacks.txt       the stack of each thread, of a run that made no progress any more
+    ended.json       why a run ended, if it was not done; a run that was killed leaves none
+    summary.json     written last, by a run that succeeded
+
+A line that is not whole, because the run was killed, is ignored and its unit is written again. To
+write a unit twice does no harm; to leave out one that was never written would.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ...base import TRACEBACK_FILE, UsageError, scrubbed
+from .ending import ENDING_FILE
+from .files import HALVED_FILE, RunFiles, read_document
+from .local import Folder, Log, Notes, folder_at
+from .log_file import of_each
+from .unit_log import CHECKSUM, Key, line_of, maker_line
+
+STATISTICS_FOLDER = "statistics"
+"""Counts of values by several processes, before they are merged."""
+SPILL_FOLDER = "spill"
+"""Pieces of units, until these are whole."""
+RETRIES_FILE = "retries.jsonl"
+STACKS_FILE = "stacks.txt"
+WORKERS_FILE = "workers.json"
+RUN_FILES = ("run.json", "done.log", "statistics.json", "metrics.jsonl", HALVED_FILE,
+             "summary.json", RETRIES_FILE, STACKS_FILE, WORKERS_FILE, ENDING_FILE,
+             TRACEBACK_FILE)  # fmt: skip
+"""The files of a run folder."""
+_OF_ONE_START = ("summary.json", WORKERS_FILE, ENDING_FILE, TRACEBACK_FILE,
+                 *(f(n) for n in (RETRIES_FILE, STACKS_FILE) for f in (str, of_each)))  # fmt: skip
+"""Files that tell of one start of a run, and are removed when it is resumed."""
+_OF_ONE_RUN = (
+    "statistics.json",
+    *map(of_each, ("done.log", "summary.json", "metrics.jsonl", HALVED_FILE)),
+)
+"""Files that are removed as well when a run begins anew."""
+_OLDER = {"code": "of an older version"}
+"""The maker of a run that was begun by a version which noted none."""
+
+
+class OtherMaker(UsageError):
+    """Other code, other versions or another kind of machine made the units of the run."""
+
+
+class Prepared(NamedTuple):
+    """How a run is cut for several processes, as --prepare has settled it."""
+
+    part: tuple[int, ...]
+    """Shape of a part, z y x."""
+    elements: int
+    """Number of processes."""
+    spills: bool = False
+    """True if parts spill what is on their borders."""
+
+    @classmethod
+    def read(cls, place: Path | str | None) -> Prepared:
+        """What a run folder says. Raises `UsageError` if the run is not prepared."""
+        run = None if place is None else read_document(folder_at(place), "run.json")
+        prepared = (run or {}).get("prepared")
+        if prepared is None:
+            raise UsageError(
+                f"no run is prepared in {place}; run --prepare --workers N first, with a --run-dir "
+                "that all processes see, such as s3://BUCKET/PREFIX"
+            )
+        return cls(tuple(prepared["part"]), prepared["elements"], prepared.get("spills", False))
+
+
+class Journal(RunFiles):
+    """The record of one run. Without a folder it only counts units."""
+
+    def __init__(
+        self,
+        place: Path | str | None,
+        fingerprint: Mapping[str, Any],
+        maker: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(place)
+        self.fingerprint: dict[str, Any] = scrubbed(json.loads(json.dumps(fingerprint)))
+        noted = {**(maker or {}), "checksum": CHECKSUM}
+        self.makers: list[dict[str, Any]] = [json.loads(json.dumps(noted))]
+        self.maker = 0
+        """Index of this process among the makers."""
+        self.run = uuid.uuid4().hex
+        """Name of the run, also in the marker of its output. A resumed run keeps its name."""
+        self.lacking: list[str] = []
+        """One sentence that says why the run folder is not locked; empty if it is."""
+        self.done: set[Key] = set()
+        self.statistics: dict[str, dict[str, Any]] = {}
+        self.written = self.skipped = self.voxels = 0
+        self._replaces: list[str | None] = []
+        """Names of the runs that made the outputs which this run replaces."""
+        self._before: Mapping[str, Any] | None = None
+        self._anyway = False
+        self._log: Log | None = None
+        self._notes: Notes | None = None
+        self._lock = threading.Lock()
+
+    @classmethod
+    def open(
+        cls,
+        place: Path | str | None,
+        fingerprint: Mapping[str, Any],
+        maker: Mapping[str, Any] | None = None,
+        *,
+        resume: bool,
+        anyway: bool = False,
+    ) -> Journal:
+        """Open a run folder, and if ``resume`` read what an earlier run left. Creates nothing.
+
+        Raises `UsageError` if the earlier run had other settings, naming the first difference, or
+        if the folder is not a run folder. ``anyway`` allows another ``maker``.
+        """
+        journal = cls(place, fingerprint, maker)
+        if (folder := journal.folder) is None:
+            return journal
+        folder.check()
+        before = read_document(folder, "run.json") if resume else None
+        if before is None:
+            return journal
+        _check_same(folder, _settled(before.get("fingerprint", {})), journal.fingerprint)
+        journal.makers, journal.maker = _with_maker(
+            folder, before.get("makers", [_OLDER]), journal.makers[0], anyway
+        )
+        journal._before, journal._anyway = before, anyway
+        journal._replaces = before.get("replaces", [])
+        journal.run = before.get("run", journal.run)
+        journal.refresh()
+        journal.skipped = len(journal.done)
+        return journal
+
+    @property
+    def before(self) -> Mapping[str, Any]:
+        """The run.json of the run that is resumed, empty if there is none."""
+        return self._before or {}
+
+    def refresh(self) -> None:
+        """Read which units other processes have written, and which percentiles they have found."""
+        if self.folder is None:
+            return
+        if self._notes is None:
+            self._notes = self.folder.notes(self.run)
+        self.done |= self._notes.fresh().keys()
+        self.statistics = read_document(self.folder, "statistics.json") or self.statistics
+
+    def check_maker(self, output: str, made_by: str | None) -> None:
+        """Raise `UsageError` if a run is resumed whose output belongs to another run by now.
+
+        ``made_by`` is the run that the marker of the output names, or None.
+        """
+        if self._before is None:
+            self._replaces = list({*self._replaces, made_by})  # called again while the job waits
+            return
+        if not self.done and made_by in self._replaces:
+            return  # killed before the marker named it: all of the output is written anyway
+        mine = self._before.get("run")
+        if made_by is None and (mine is None or self._anyway or not self._before.get("locked")):
+            return  # made before there were markers, or where none could be
+        if made_by is None:
+            raise UsageError(
+                f"--resume: no lock beside {output} names the run in {self.folder} any more, so "
+                "the output may be another's; --resume-anyway goes on, --overwrite begins anew"
+            )
+        if made_by != mine:
+            raise made_anew(output, self.folder)
+
+    def lock(self) -> None:
+        """Make the folder and lock its log. The log is not changed.
+
+        Raises `UsageError` if another process writes this run.
+        """
+        if self.folder is None or self._log is not None:
+            return
+        self.folder.make()
+        try:
+            self._log = self.folder.log(self.run, self.writer, self.fingerprint.get("outputs", ()))
+        except BlockingIOError:
+            raise UsageError(
+                f"--run-dir {self.folder}: another process is writing this output"
+            ) from None
+        if self._log.lacking is not None:
+            self.lacking.append(f"--run-dir {self.folder} has no lock: {self._log.lacking}")
+
+    def join(self) -> None:
+        """Begin the log of this ``writer`` in the folder of a run that several processes share."""
+        self.lock()
+        if self._log is not None:
+            self._log.begin(anew=False)
+            # In full: run.json names those of the process that began the run.
+            self._append(maker_line(self.makers[self.maker]))
+
+    def begin(
+        self,
+        settings: Mapping[str, Any],
+        *,
+        prepared: Prepared | None = None,
+        **facts: Any,
+    ) -> None:
+        """Make the folder and start the log. Units that were done before stay in it.
+
+        ``prepared`` says how several processes share it. ``facts`` are further fields of run.json:
+        ``name`` and ``tags``, ``plan`` and its ``units``, and ``locked``, which says that the
+        output's marker names this run. Raises `UsageError`, and changes nothing, if another process
+        writes this run.
+        """
+        if self.folder is None:
+            return
+        self.lock()
+        assert self._log is not None
+        self.folder.delete("alive/")  # of processes of an earlier start, where there is no lock
+        self._log.begin(anew=not self.done)
+        if not self.done:
+            self._notes = None  # its logs are others from now on
+            self.folder.delete(f"{STATISTICS_FOLDER}/")
+        if self._before is None or not (prepared and prepared.spills):
+            self.folder.delete(f"{SPILL_FOLDER}/")
+        for old in _OF_ONE_START if self.done else (*_OF_ONE_START, *_OF_ONE_RUN):
+            self.folder.delete(old)
+        if self.done:  # by the run that is resumed
+            self.folder.set_aside("metrics.jsonl")
+        run = {  # written first: it says which run the folder belongs to
+            "run": self.run,
+            "locked": False,
+            "units": 0,
+            **facts,
+            "replaces": self._replaces,
+            "settings": settings,
+            "fingerprint": self.fingerprint,
+            "makers": self.makers,
+            "prepared": prepared and prepared._asdict(),
+        }
+        self.save("run.json", run)
+        self.save("statistics.json", self.statistics)
+        if len(self.makers) > 1:
+            self._append(f"# maker {self.maker}\n")
+
+    def note(self, key: Key, voxels: int, checks: Sequence[str] = ()) -> None:
+        """Note that a unit of so many voxels has been written, with a check for each output."""
+        with self._lock:
+            self.written += 1
+            self.voxels += voxels
+            self._append(line_of(key, checks))
+
+    @property
+    def safe(self) -> int:
+        """Units that this process has written and that a kill would not take off the list."""
+        return self.written - (self._log.pending if self._log is not None else 0)
+
+    def flush(self) -> None:
+        """Sync the notes. Raises `UsageError` if the store of the run folder refuses."""
+        if self._log is not None:
+            self._log.flush()
+
+    def _append(self, line: str) -> None:
+        if self._log is not None:
+            self._log.append(line)
+
+    def save_statistics(self, volume: int, scaling: Mapping[str, Any]) -> None:
+        self.statistics[str(volume)] = dict(scaling)
+        self.save("statistics.json", self.statistics)
+
+    def close(self) -> None:
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+        if self.folder is not None:
+            self.folder.close()
+
+
+def made_anew(output: str, folder: Folder | None) -> UsageError:
+    """The error for an output that belongs to another run by now."""
+    return UsageError(
+        f"--resume: {output} was made anew by another run than that in {folder}; resume that one, "
+        "or --overwrite"
+    )
+
+
+def _check_same(folder: Folder, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    if (name := _differing(before, now)) is not None:
+        raise UsageError(
+            f"the run in {folder} had {name} {before[name]!r}, and here it is {now[name]!r}; give "
+            "the same settings, or --overwrite to begin anew"
+        )
+
+
+def _with_maker(
+    folder: Folder, makers: list[dict[str, Any]], mine: dict[str, Any], anyway: bool
+) -> tuple[list[dict[str, Any]], int]:
+    """The makers of a run with this process among them, and its index."""
+    name = _differing(makers[-1], mine)
+    if mine not in makers:
+        if name is not None and not anyway:
+            raise OtherMaker(
+                f"--resume: the run in {folder} was made with {name} {makers[-1][name]!r}, here it "
+                f"is {mine[name]!r}, which may change voxels; --resume-anyway goes on and notes "
+                "which blocks are whose, --overwrite begins anew"
+            )
+        makers = [*makers, mine]
+    return makers, makers.index(mine)
+
+
+def _settled(fingerprint: dict[str, Any]) -> dict[str, Any]:
+    """A fingerprint as this version writes it: older ones kept the folder of a model's file."""
+    if "model" in fingerprint:
+        name, *rest = fingerprint["model"]
+        fingerprint["model"] = [Path(name).name, *rest]
+    return fingerprint
+
+
+def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """The first key whose value differs. What an older version did not note counts as equal."""
+    return next((name for name, value in now.items() if before.get(name, value) != value), None)

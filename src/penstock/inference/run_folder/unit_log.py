@@ -1,0 +1,89 @@
+"""The lines of done.log: which units are written, by which maker, and the checksums of each.
+
+    0 2 0 128 v5f1c0a9e5f1c0a9e   volume 0, unit 2 0 128, a check for each output of the run
+    # maker 1                     maker 1 of run.json made the units of the lines below
+    # maker {"code": "1f0c", ...} that maker made them, which run.json need not name
+    # lost 0 2 0 128              the unit is not in the output any more
+
+A check is that of the values as they are decoded: in C order, little-endian, in the dtype of the
+output. It begins with f where every value is the fill value of its store, which may then keep no
+chunk for the unit, else with v. All checks are equally long, so a torn one is not believed. A line
+of a run of an older version has none.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+Key = tuple[int, ...]
+CHECKSUM = "xxh3_64"
+"""The name of the checksum, which stands among the facts of a maker."""
+_LINE = re.compile(rb"(\d+) (-?\d+) (-?\d+) (-?\d+)((?: [vf][0-9a-f]{16})*)\n")
+_MAKER = re.compile(rb"# maker (?:(\d+)|({.*}))\n")
+_LOST = b"# lost "
+
+
+class Note(NamedTuple):
+    """What the log says of a unit."""
+
+    maker: int
+    """Index of its maker: of those in run.json, and then of those that logs alone name."""
+    checks: tuple[str, ...] = ()
+    """A check for each output. Empty for a unit of an older version."""
+
+
+def line_of(key: Key, checks: Iterable[str] = ()) -> str:
+    """The line that notes a unit."""
+    return " ".join([*map(str, key), *checks]) + "\n"
+
+
+def lost_line(key: Key) -> str:
+    """The line that takes a unit off the list."""
+    return _LOST.decode() + line_of(key)
+
+
+def maker_line(maker: Mapping[str, Any]) -> str:
+    """The line that names the maker of the units below it."""
+    return f"# maker {json.dumps(maker)}\n"
+
+
+def read_lines(
+    lines: Iterable[bytes], makers: list[dict[str, Any]] | None = None
+) -> dict[Key, Note]:
+    """The units that a log names. A line that is damaged or not whole says nothing.
+
+    ``makers`` are those of run.json; the log's own are added to them.
+    """
+    notes: dict[Key, Note] = {}
+    maker, makers = 0, [{}] if makers is None else makers
+    for line in lines:
+        if (named := parse_line(line)) is not None:
+            notes[named[0]] = Note(maker, named[1])
+        elif (begun := _MAKER.fullmatch(line)) is not None:
+            maker = int(begun[1]) if begun[1] else _index_of(begun[2], makers)
+        elif line.startswith(_LOST) and (lost := parse_line(line[len(_LOST) :])) is not None:
+            notes.pop(lost[0], None)
+    return notes
+
+
+def _index_of(text: bytes, makers: list[dict[str, Any]]) -> int:
+    """The index of a maker that a log describes, which is added where it is new."""
+    try:
+        maker = json.loads(text)
+    except ValueError:  # damaged: the maker is not known
+        maker = {}
+    if maker not in makers:
+        makers.append(maker)
+    return makers.index(maker)
+
+
+def parse_line(line: bytes) -> tuple[Key, tuple[str, ...]] | None:
+    """The unit that a line names, and its checks. None for any other line."""
+    whole = _LINE.fullmatch(line)
+    if whole is None:
+        return None
+    *key, checks = whole.groups()
+    return tuple(map(int, key)), tuple(checks.decode().split())

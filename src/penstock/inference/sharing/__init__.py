@@ -1,0 +1,1 @@
+"""One job on several processes: workers, their parts, and what they agree on."""

@@ -1,0 +1,359 @@
+"""A volume on the workers of a cluster: the client, which has neither model nor device.
+
+A worker opens the job and plans it. The client claims the outputs, gives the parts out one by one,
+and at the end proves by the logs that every unit is written. It can be killed: another one goes on
+with ``--resume``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from ...base import (
+    Incomplete,
+    InferConfig,
+    PenstockError,
+    UsageError,
+    format_bytes,
+    format_seconds,
+    plural,
+)
+from ...cluster import Absence, TaskFailure, Tasks, Workers, connected, worker_notes
+from ...data import Claims, Sink, is_transient, open_source
+from ...instruments import Nvml
+from ..opening.outputs import open_outputs
+from ..planning.plan import Plan
+from ..planning.spill_room import SpillRoom, SpillTable, lying
+from ..run_folder.ending import EndRequest
+from ..run_folder.journal import SPILL_FOLDER, WORKERS_FILE, Journal, Prepared
+from ..run_folder.local import LocalFolder
+from ..stages.beginning import begun
+from ..stages.retries import patiently
+from ..stages.summary import Progress, Summary, merged
+from ..tiling.parts import Parts
+from . import ahead, station
+from .completeness import missing_parts
+from .settled import logs_of, settled, whole
+from .turns import Turns, turn_of
+from .visibility import check_seen
+
+SHARES_PER_LANE = 4
+"""Shares into which counting the input's values is cut, for each task that can run at a time."""
+_READ = TypeAdapter(Summary).validate_python
+
+
+@dataclass(frozen=True)
+class RemoteJob:
+    """A job that workers have opened, with the outputs opened here."""
+
+    config: InferConfig
+    opened: station.Opened
+
+    @property
+    def plan(self) -> Plan:
+        """What the worker has planned."""
+        return self.opened.plan
+
+    @property
+    def parts(self) -> Parts:
+        assert self.plan.parts is not None
+        return self.plan.parts
+
+    @property
+    def run_dir(self) -> Path | str | None:
+        return self.opened.run_dir
+
+    @cached_property
+    def sinks(self) -> list[Sink]:
+        """The outputs, by what the worker knows of the model's heads."""
+        opened, source = self.opened, open_source(self.config.in_spec, level=self.config.level)
+        outputs = open_outputs(
+            self.config, source, opened.selected, opened.at_once, opened.head_parts, opened.kinds
+        )
+        return [output.sink for output in outputs]
+
+    def fingerprint(self) -> dict[str, Any]:
+        return self.opened.fingerprint
+
+    def maker(self) -> dict[str, Any]:
+        return self.opened.maker
+
+
+def run_on_cluster(
+    config: InferConfig,
+    show: Callable[[Plan], None] = lambda plan: None,
+    progress: Callable[[Progress], None] | None = None,
+    request: EndRequest | None = None,
+    say: Callable[[str], None] = lambda sentence: None,
+) -> Summary:
+    """Run a model over a volume on the workers of a cluster.
+
+    Args:
+        config: The settings of the job; ``cluster`` names the workers.
+        show: A function that is called with the plan.
+        progress: A function that is called with the progress while the job runs.
+        request: By this the job can be asked to end.
+        say: A function that is called now and then with a sentence, while there is no worker.
+
+    Returns:
+        What the workers did together.
+
+    Raises:
+        UsageError: The job cannot be done as asked. Nothing was created.
+        Incomplete: Parts failed, no worker came, or the job was asked to end; ``--resume`` goes on.
+        PenstockError: The scheduler is gone.
+    """
+    address, config = str(config.cluster), settled(config)
+    request = request or EndRequest()
+    absence = Absence(config.worker_timeout, say, lambda: request.why)
+    gpus, logs = len(Nvml()()), logs_of(config)
+    with connected(address, gpus, config.workers, logs, absence, ahead.__name__) as workers:
+        workers.wait()
+        peers = workers.peers()
+        if config.workers is None:
+            config = config.model_copy(update={"workers": workers.expected})
+        job = RemoteJob(config, _opened(workers, config, peers, request))
+        show(job.plan)
+        job.plan.refuse()
+        if job.run_dir is None:
+            raise UsageError("--cluster needs an output that several processes can open")
+        check_seen(job.run_dir, workers)
+        began = time.monotonic()
+        with begun(job, _prepared(job, workers)) as (journal, claims):
+            for sink in job.sinks:
+                patiently(config.retry_for, sink.name, sink.create)
+            client = _Client(job, workers, journal, claims, peers, progress, request)
+            summary = client.run(began)
+            patiently(config.retry_for, "the lock", claims.confirm)
+            for sink in job.sinks:
+                sink.close()
+    journal.save("summary.json", asdict(summary))
+    return summary
+
+
+def _opened(
+    workers: Workers, config: InferConfig, peers: int, request: EndRequest
+) -> station.Opened:
+    """The job as a worker opens it. Raises `UsageError` with what it says if it cannot."""
+    order = (config, peers, platform.node())
+    tasks = Tasks(workers, station.open_task, order, f"open-{uuid.uuid4().hex[:12]}", 0)
+    (outcome,) = tasks.run([0], lambda word: request.check(0))
+    if isinstance(outcome.result, TaskFailure):
+        raise _error(outcome.result)
+    opened: station.Opened = outcome.result
+    return opened
+
+
+def _error(failure: TaskFailure) -> PenstockError:
+    """The error that a worker met, for this process's exit code."""
+    kinds = {2: UsageError, 3: Incomplete}
+    return kinds.get(failure.exit_code, PenstockError)(failure.sentence)
+
+
+def _prepared(job: RemoteJob, workers: Workers) -> Prepared:
+    """How the run is cut. A resumed run goes on with the shares that its values were counted in."""
+    elements = SHARES_PER_LANE * workers.expected
+    with contextlib.suppress(UsageError):
+        if job.config.resumes:
+            elements = Prepared.read(job.run_dir).elements
+    return Prepared(job.parts.step, elements, job.plan.geometry.spills)
+
+
+class _Client:
+    """Gives the parts of a job to the workers, and gathers what they tell."""
+
+    def __init__(
+        self,
+        job: RemoteJob,
+        workers: Workers,
+        journal: Journal,
+        claims: Claims,
+        peers: int,
+        progress: Callable[[Progress], None] | None,
+        request: EndRequest,
+    ) -> None:
+        self.job, self.workers, self.journal, self.claims = job, workers, journal, claims
+        self.progress, self.request = progress, request
+        config = job.config.model_copy(
+            update={
+                "resume": True,
+                "overwrite": False,
+                "run_dir": whole(job.run_dir),
+                "spill": "always" if job.plan.geometry.spills else "never",
+            }
+        )
+        self.order = station.JobOrder(
+            f"penstock-{uuid.uuid4().hex[:12]}", config, job.parts.step,
+            _prepared(job, workers).elements, journal.run, claims.owner, peers,
+        )  # fmt: skip
+        self.words: dict[str, dict[str, Any]] = {}
+        """The last word of each worker on its progress."""
+        self.summaries: dict[str, Summary] = {}
+        """What each worker has done."""
+        self.failed: dict[str, str] = {}
+        """Parts that were given up, each with the reason."""
+        self.rounds: list[Tasks] = []
+        """The tasks of each round: of counting, and of computing."""
+        self.standing: dict[str, int] = {}
+        """How the workers stand, as the run folder has it."""
+        self.began = 0.0
+        self.first: float | None = None
+        """When the first part was begun."""
+
+    def run(self, began: float) -> Summary:
+        """Count, compute, and prove that nothing is missing. ``began`` is when the job began."""
+        self.began = began
+        topic = self.order.topic
+        try:
+            if self.job.opened.counts:
+                self._count()
+            self._compute()
+        finally:
+            if not isinstance(sys.exception(), KeyboardInterrupt):  # a second signal: at once
+                within = self.job.config.grace + 2 * station.MARGIN_S
+                for summary in self.workers.ask(station.leave, topic, within_s=within):
+                    if summary is not None:
+                        self._keep(summary)
+        self.journal.refresh()
+        self._check_complete()
+        if self.journal.folder is not None:
+            self.journal.folder.delete(f"{SPILL_FOLDER}/")
+        seconds = time.monotonic() - began
+        notes = [*worker_notes(self.rounds, "part")]
+        planned, skipped = self.job.plan.num_units, self.journal.skipped
+        return replace(
+            merged(self.summaries, seconds, planned, len(self.journal.halved()), notes),
+            # By the logs: workers that died have not told of their last units.
+            units_written=planned - skipped,
+            units_skipped=skipped,
+            startup_seconds=(self.first or self.began) - self.began,
+        )
+
+    def _count(self) -> None:
+        """Count the values of the input: once, or twice where they are wide."""
+        missing = True
+        while missing and not self.request.why:
+            for function, count in ((station.count_task, self.order.elements), (station.lacks, 1)):
+                for outcome in self._tasks(function).run(range(count), self._attend):
+                    if isinstance(outcome.result, TaskFailure):
+                        raise _error(outcome.result)
+                    missing = outcome.result == "lacking"
+
+    def _compute(self) -> None:
+        """Give out the parts that are not done, and stop where too many fail."""
+        tasks, done = self._tasks(station.part_task), self.journal.done
+        lacking = missing_parts(self.job.plan, done) if done else None
+        parts, room = self.job.parts, self._room()
+        turns = Turns(parts, lacking, lambda: self.request.why, room)
+        for outcome in tasks.run(turns, self._tick):
+            if isinstance(outcome.result, TaskFailure):
+                if outcome.result.exit_code == 2:
+                    raise _error(outcome.result)
+                self.failed[str(turn_of(outcome.number, parts))] = outcome.result.sentence
+                many = len(self.failed) > self.job.config.max_failed_parts
+                if many or tasks.is_over(outcome.result):
+                    return
+                turns.given_up(outcome.number)
+            else:
+                self._keep(outcome.result)
+                turns.done(outcome.number)
+        if turns.is_stuck:
+            limit = format_bytes(self.job.config.max_spill or 0)
+            self.failed["others"] = f"what lies spilled leaves them no room (--max-spill {limit})"
+
+    def _room(self) -> SpillRoom | None:
+        """The room for what lies spilled, less what an earlier start has left."""
+        folder, config, parts = self.journal.folder, self.job.config, self.job.parts
+        if not parts.geometry.spills or not isinstance(folder, LocalFolder):
+            return None
+        pieces = folder.path / SPILL_FOLDER / self.journal.run
+        table = SpillTable(parts, self.job.plan.facts)
+        return SpillRoom(table, config.max_spill, partial(lying, pieces, parts), self.journal.done)
+
+    def _tasks(self, function: Callable[..., Any]) -> Tasks:
+        config = self.job.config
+        limits = (config.part_retries, config.retry_for)
+        tasks = Tasks(self.workers, function, self.order, self.order.topic, *limits)
+        self.rounds.append(tasks)
+        return tasks
+
+    def _keep(self, result: dict[str, Any]) -> None:
+        self.summaries[result["name"]] = _READ(result["summary"])
+
+    def _attend(self, word: dict[str, Any] | None) -> None:
+        """Look after the claims, a request to end, and the workers."""
+        try:
+            self.claims.check()
+        except PenstockError as error:  # workers report it themselves if it lasts
+            if not is_transient(error):
+                raise
+        if self.request.why:
+            self._ask_end()
+        self._say_standing()
+
+    def _tick(self, word: dict[str, Any] | None) -> None:
+        """Take in what a worker told of a part, and show the progress of all."""
+        self._attend(word)
+        if self.first is None and word is not None:
+            self.first = time.monotonic()
+        if word is not None and "patches" in word:
+            self.words[word["name"]] = word
+        if self.progress is None:
+            return
+        plan, seconds = self.job.plan, time.monotonic() - self.began
+        patches, units, voxels = (
+            sum(each[what] for each in self.words.values())
+            for what in ("patches", "units", "voxels")
+        )
+        left = plan.num_units - self.journal.skipped
+        rate = voxels / plan.voxels * plan.input_bytes / seconds / 1e6
+        planned = round(plan.num_patches * left / plan.num_units)
+        self.progress(Progress(min(patches, planned), planned, units, left, seconds, rate))
+
+    def _say_standing(self) -> None:
+        """Keep how the workers stand for ``penstock status``, as often as it changes."""
+        deaths, retried = (sum(getattr(t, n) for t in self.rounds) for n in ("deaths", "retried"))
+        unfit = {address for tasks in self.rounds for address in tasks.unfit}
+        present = self.rounds[-1].present
+        standing = {"present": present, "died": deaths, "retried": retried, "unfit": len(unfit)}
+        if standing != self.standing:
+            self.standing = standing
+            with contextlib.suppress(OSError):
+                self.journal.save(WORKERS_FILE, standing)
+
+    def _ask_end(self) -> None:
+        """Ask the workers once to write what is whole, and wait as long as they may take for it."""
+        tasks, within = self.rounds[-1], self.job.config.grace + station.MARGIN_S
+        if not tasks.ends:
+            tasks.ends = True
+            self.workers.absence.say(
+                f"{self.request.why}: workers write what is whole, for {format_seconds(within)} at "
+                "most; a second signal ends the job at once"
+            )
+            asked = (station.ask_end, self.order.topic, self.request.why)
+            self.workers.ask(*asked, within_s=station.MARGIN_S)
+        self.request.check(within)
+
+    def _check_complete(self) -> None:
+        """Raise `Incomplete` unless every unit is noted in a log."""
+        lacking = missing_parts(self.job.plan, self.journal.done)
+        if not lacking:
+            return
+        why = f" when {self.request.why} ended the job" if self.request.why else ""
+        reasons = "; ".join(f"{name}: {text}" for name, text in [*self.failed.items()][:3])
+        raise Incomplete(
+            f"{sum(lacking.values())} of {self.job.plan.num_units} blocks, in "
+            f"{plural(len(lacking), 'part')}, are not written{why}"
+            f"{f' ({reasons})' if reasons else ''}; run again with --resume"
+        )

@@ -1,0 +1,57 @@
+"""The settings of a job with places that its workers find, whatever folder they were started in."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from ...base import InferConfig, UsageError
+
+
+def settled(config: InferConfig) -> InferConfig:
+    """The settings with all paths made absolute, since workers may run in other folders.
+
+    Raises `UsageError` for what no other process can open.
+    """
+    if not isinstance(config.model_type, str):
+        raise UsageError("--cluster needs a model by name, reference or file, not a module")
+    specs = [config.in_spec, *config.out_spec]
+    if any(not isinstance(spec, str | Path | dict) for spec in specs):
+        raise UsageError("--cluster needs an input and outputs that workers open, not arrays")
+    name, colon, function = config.model_type.rpartition(":")
+    file = Path(name if colon else function)
+    model = config.model_type
+    if file.is_file():
+        model = f"{file.absolute()}{colon}{function if colon else ''}"
+    folders = {name: whole(getattr(config, name)) for name in ("weights", "run_dir")}
+    return config.model_copy(
+        update={
+            **folders,
+            "in_spec": _absolute(config.in_spec),
+            "out_spec": tuple(map(_absolute, config.out_spec)),
+            "model_type": model,
+        }
+    )
+
+
+def logs_of(config: InferConfig) -> Path:
+    """The folder of the logs of jobs that are workers: beside the run folder where it is known."""
+    spec = str(config.out_spec[0])
+    local = not isinstance(config.out_spec[0], dict) and not re.search(r"://|[{|]", spec)
+    beside = Path(f"{spec.rstrip('/')}.penstock" if local else "penstock")
+    run = config.run_dir if isinstance(config.run_dir, Path) else beside
+    return run.with_name(f"{run.name}.workers").absolute()
+
+
+def _absolute(spec: Any) -> Any:
+    """A path from the root. URLs and the JSON of TensorStore are left as they are."""
+    text = str(spec)
+    if isinstance(spec, dict) or "://" in text or text.lstrip().startswith("{"):
+        return spec
+    return str(Path(text).absolute())
+
+
+def whole(path: Path | str | None) -> Path | str | None:
+    """A local path from the root; a URL as it is."""
+    return path.absolute() if isinstance(path, Path) else path

@@ -1,0 +1,316 @@
+"""A worker of a cluster in a job: what its tasks do. It opens the job once, and does what it is
+given.
+
+A worker may die or restart at any time. What it has written is in its log, and others do the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import platform
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...base import HeadKind, InferConfig, PenstockError, UsageError, describe, one_heap
+from ...cluster import UnfitWorker, WorkerLeaves, before_leaving, tell_begun, tell_progress
+from ...data import Claims, Scaling
+from ..opening.heads import HeadPart, Origin
+from ..planning.plan import Plan, make_plan
+from ..planning.scratch import scratch_rate
+from ..run_folder.ending import EndRequest
+from ..run_folder.journal import Journal, OtherMaker, Prepared
+from ..stages.retries import patiently
+from ..stages.summary import Progress
+from .turns import turn_of
+
+if TYPE_CHECKING:
+    from ..opening.job import Job
+
+TELL_S = 0.5
+"""Seconds between two messages of a worker on its progress."""
+MARGIN_S = 5.0
+"""Seconds beyond ``--grace`` in which a part that was asked to end is waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobOrder:
+    """What each worker needs to take part in a job."""
+
+    topic: str
+    config: InferConfig
+    part: tuple[int, ...]
+    """Shape of a part, z y x."""
+    elements: int
+    """Shares in which the values of the input are counted."""
+    run: str
+    owner: Mapping[str, Any]
+    """The owner in the outputs' markers: the client."""
+    peers: int
+    """Workers on one host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A job as a worker has opened it, for a client that has neither model nor device."""
+
+    plan: Plan
+    fingerprint: dict[str, Any]
+    maker: dict[str, Any]
+    run_dir: Path | str | None
+    selected: tuple[Sequence[int], Sequence[int]]
+    """Times and channels of the input."""
+    at_once: int
+    """Channels that the model takes."""
+    head_parts: Sequence[HeadPart]
+    kinds: Sequence[tuple[HeadKind, Origin]]
+    counts: bool
+    """True if the values of the input are to be counted for percentiles."""
+
+
+def open_task(order: tuple[InferConfig, int, str], number: int) -> Opened:
+    """Open a job on a worker and plan it. Nothing is created.
+
+    ``order`` are the settings, the number of workers on one host, and the client's host.
+    """
+    config, peers, client = order
+    try:
+        return _opened(config, peers)
+    except UsageError as error:
+        if platform.node() == client:
+            raise
+        raise UsageError(f"on the worker {platform.node()}: {describe(error)}") from error
+
+
+def _opened(config: InferConfig, peers: int) -> Opened:
+    from ..opening.job import Job
+    from .statistics import needs_counting
+
+    one_heap()
+    job = Job(config, peers=peers)
+    return Opened(
+        _settled(job, peers), job.fingerprint(), job.maker(), job.run_dir, job.selected,
+        job.net.model.in_channels, job.head_parts, job.head_kinds, needs_counting(job),
+    )  # fmt: skip
+
+
+def _settled(job: Job, peers: int) -> Plan:
+    """The plan of a job, with the choice of how to treat borders. A resumed run keeps its choice
+    and its parts; another one chooses by the time of a patch and the rate of the scratch."""
+    from ..lanes.forward import seconds_of_patch
+
+    config, plan = job.config, job.plan
+    if plan.ways is None or config.spill == "never":
+        return plan
+    facts, part, choice = plan.facts, None, {"spill": str(config.spill)}
+    if isinstance(job.run_dir, str):  # a bucket
+        if config.spill == "always":
+            raise UsageError(
+                f"--spill always: workers cannot spill to {job.run_dir}; name a --run-dir on a "
+                "file system that all of them share"
+            )
+        choice["spill"] = "never"
+    elif config.resumes:
+        with contextlib.suppress(UsageError):
+            before = Prepared.read(job.run_dir)
+            part = before.part if before.spills and config.parts is None else None
+            if config.spill == "auto":
+                choice["spill"] = "always" if before.spills else "never"
+    if choice["spill"] == "auto" and isinstance(job.run_dir, Path):
+        here = "measured on a worker"
+        facts = replace(facts, patch_seconds=seconds_of_patch(job), patch_seconds_from=here)
+        rate = None if facts.spill_rate else scratch_rate(job.run_dir)
+        if rate is not None:  # which workers of one host share
+            facts = replace(facts, spill_rate=rate / peers, spill_rate_from=here)
+    return make_plan(config.model_copy(update=choice), facts, plan.shape, part)
+
+
+class Station:
+    """The place of one process in a job of a cluster."""
+
+    def __init__(self, order: JobOrder) -> None:
+        from ..opening.job import Job
+        from .worker import Worker
+
+        one_heap()
+        self.order, self.lock = order, threading.Lock()
+        self.request = EndRequest()
+        self.scalings: Mapping[int, Scaling] | None = None
+        self.job = Job(order.config, order.part, order.peers)
+        with contextlib.ExitStack() as ends:
+            self.journal = ends.enter_context(contextlib.closing(self._journal()))
+            claims = Claims.join(self.job.sinks, order.run, order.owner, beats=False)
+            self.worker = Worker(self.job, self.journal, claims, self.request)
+            self.worker.watch.create_sinks()
+            ends.enter_context(self.worker.at_work())
+            self.ends = ends.pop_all()
+        before_leaving(order.topic, self.end_part)
+
+    def _journal(self) -> Journal:
+        """The journal of the run, with a log of this process's own."""
+        config, job = self.order.config, self.job
+        host = platform.node()
+        anyway = config.resume_anyway or config.mixed_arithmetic
+        try:
+            journal = Journal.open(
+                job.run_dir, job.fingerprint(), job.maker(), resume=True, anyway=anyway
+            )
+        except OtherMaker as error:
+            raise UnfitWorker(f"{error}; --mixed-arithmetic takes such workers as well") from error
+        if journal.run != self.order.run:
+            raise UsageError(
+                f"--run-dir {job.run_dir}: the worker on {host} does not see the run there; give "
+                "--run-dir s3://BUCKET/PREFIX, or a folder that all workers share"
+            )
+        journal.writer = f"{host}-{os.getpid()}"
+        journal.join()
+        return journal
+
+    def count(self, number: int) -> str:
+        """Count a share of the values of the input."""
+        from .statistics import count_share, folder_of
+
+        with self.lock:
+            self._begin(number)
+            folder, elements = folder_of(self.journal), self.order.elements
+            count_share(self.job, self.worker.watch, folder, number + 1, elements)
+            return "counted"
+
+    def lacks(self) -> str:
+        """Whether shares of the values are not counted yet: another round, or one that was lost."""
+        from .statistics import Round, folder_of, open_round
+
+        opened = open_round(self.job, folder_of(self.journal), self.order.elements)
+        return "lacking" if isinstance(opened, Round) else "known"
+
+    def compute(self, number: int) -> dict[str, Any]:
+        """Compute a part, or join the borders of one, and return the summary of all that this
+        process has done. `turn_of` tells the two by their number."""
+        from .statistics import shared_scalings
+
+        with self.lock:
+            self._begin(number)
+            self.journal.refresh()
+            if self.scalings is None:
+                self.scalings = shared_scalings(self.job, self.journal, self.order.elements)
+            self._compute(number, self.scalings)
+            return self.result()
+
+    def _compute(self, number: int, scalings: Mapping[int, Scaling]) -> None:
+        """Do a task. Raises `WorkerLeaves` if it was asked to end meanwhile."""
+        telling, turn = _Telling(self, number), turn_of(number, self.worker.parts)
+        try:
+            if turn.kind == "part":
+                self.worker.compute([turn.part], scalings, telling)
+            else:
+                whole = turn.kind == "join"
+                self.worker.join(turn.part, scalings, telling, whole=whole)
+        except PenstockError as error:
+            if not self.request.why:
+                raise
+            raise WorkerLeaves(self.request.why) from error
+        if self.request.why:
+            raise WorkerLeaves(self.request.why)
+
+    def end_part(self, why: str = "its worker") -> None:
+        """Ask the part to end, and wait until it has written what is whole."""
+        self.request.ask(why)
+        if self.lock.acquire(timeout=self.order.config.grace + MARGIN_S):
+            self.ends.close()  # its log with it
+            self.lock.release()
+
+    def _begin(self, number: int) -> None:
+        """Say that a task begins. Raises `WorkerLeaves` where none may."""
+        if self.request.why:
+            raise WorkerLeaves(self.request.why)
+        tell_begun(self.order.topic, number)
+
+    def close(self) -> dict[str, Any]:
+        """End a part that nobody waits for, and close the log. Returns what `result` does."""
+        before_leaving(self.order.topic, None)
+        self.request.ask("the client")
+        with self.lock:
+            self.ends.close()
+            return self.result()
+
+    def result(self) -> dict[str, Any]:
+        """What this process has done, for the client."""
+        return {"name": self.journal.writer, "summary": asdict(self.worker.summary())}
+
+
+class _Telling:
+    """Tells the client now and then how far a part is."""
+
+    def __init__(self, station: Station, number: int) -> None:
+        self.station, self.number, self.due = station, number, 0.0
+        self.units = station.worker.safe
+
+    def __call__(self, progress: Progress) -> None:
+        journal, now = self.station.journal, time.monotonic()
+        if now < self.due:
+            return
+        self.due = now + TELL_S
+        tell_progress(
+            self.station.order.topic,
+            self.number,
+            safe=self.station.worker.safe > self.units,
+            name=journal.writer,
+            patches=sum(self.station.worker.watch.patches_done),
+            units=journal.written,
+            voxels=journal.voxels,
+        )
+        self.units = self.station.worker.safe
+
+
+_STATIONS: dict[str, Station] = {}
+_OPENING = threading.Lock()
+
+
+def _station(order: JobOrder) -> Station:
+    with _OPENING:
+        if order.topic not in _STATIONS:
+            for topic, station in [*_STATIONS.items()]:
+                if station.order.config.run_dir == order.config.run_dir:  # its client was killed
+                    del _STATIONS[topic]
+                    station.request.ask("another client")
+                    station.close()
+            limit = order.config.retry_for
+            try:
+                station = patiently(limit, "opening the job", lambda: Station(order))
+            except UsageError as error:  # which another worker has opened: this one lacks something
+                raise UnfitWorker(describe(error)) from error
+            _STATIONS[order.topic] = station
+        return _STATIONS[order.topic]
+
+
+def count_task(order: JobOrder, number: int) -> str:
+    """Count a share of the values of the input, on a worker."""
+    return _station(order).count(number)
+
+
+def lacks(order: JobOrder, number: int) -> str:
+    """Whether values of the input are not counted yet, asked of a worker."""
+    return _station(order).lacks()
+
+
+def part_task(order: JobOrder, number: int) -> dict[str, Any]:
+    """Compute a part on a worker."""
+    return _station(order).compute(number)
+
+
+async def ask_end(topic: str, why: str) -> None:
+    """Ask a worker to write what is whole and to end its part."""
+    if (station := _STATIONS.get(topic)) is not None:
+        station.request.ask(why)
+
+
+async def leave(topic: str) -> dict[str, Any] | None:
+    """End a worker's place in a job: close its log, and tell what it has done."""
+    station = _STATIONS.pop(topic, None)
+    # Aside: a part that was given up may have to end, and the worker's beats go on meanwhile.
+    return None if station is None else await asyncio.to_thread(station.close)

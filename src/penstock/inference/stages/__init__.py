@@ -1,0 +1,1 @@
+"""A running job, from beginning to summary: read, forward, stitch, write, each watched."""

@@ -1,0 +1,150 @@
+"""How a run begins: its folder is opened, its outputs are claimed and named after it."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+from ...base import (
+    InferConfig,
+    Labels,
+    UsageError,
+    as_settings,
+    default_name,
+    keep_traceback_in,
+    run_labels,
+    system_errors,
+)
+from ...data import Claims, Sink
+from ..planning.plan import Plan
+from ..run_folder.ending import noting_end
+from ..run_folder.journal import Journal, Prepared
+from .retries import patiently, saying_full
+
+
+class Runnable(Protocol):
+    """The attributes of a job that are needed to begin it. `Job` has them, and so has a client
+    whose workers open the job."""
+
+    @property
+    def config(self) -> InferConfig:
+        """The settings."""
+
+    @property
+    def plan(self) -> Plan:
+        """The plan."""
+
+    @property
+    def run_dir(self) -> Path | str | None:
+        """The run folder: a path, or the URL of one in a bucket; None for an output in memory."""
+
+    @property
+    def sinks(self) -> list[Sink]:
+        """The outputs."""
+
+    def fingerprint(self) -> dict[str, Any]:
+        """The settings and facts that must be equal for a run to be resumed."""
+
+    def maker(self) -> dict[str, Any]:
+        """The code, versions and machine, which may change the last bits of voxels."""
+
+
+@contextlib.contextmanager
+def begun(job: Runnable, prepared: Prepared | None = None) -> Iterator[tuple[Journal, Claims]]:
+    """A run whose outputs are claimed; from here to the end they belong to it.
+
+    ``prepared`` says how several processes share it. Raises `UsageError` if another process writes
+    an output, or the run folder cannot be used, and `StoreAway` if a store does not answer.
+    """
+    resume = job.config.resumes and all(sink.exists for sink in job.sinks)
+    with system_errors(f"--run-dir {job.run_dir}"):
+        journal = Journal.open(
+            job.run_dir,
+            job.fingerprint() if job.run_dir else {},
+            job.maker() if job.run_dir else {},
+            resume=resume,
+            anyway=job.config.resume_anyway,
+        )
+    with contextlib.closing(journal), keep_traceback_in(journal.here):
+        for sink in job.sinks:  # before the list of what is in the old output is lost
+            sink.check()
+        claims = patiently(
+            job.config.retry_for,
+            "the lock",
+            lambda: Claims.take(job.sinks, journal.run, journal.check_maker),
+        )
+        with contextlib.closing(claims):
+            _begin(job, journal, claims, prepared)
+            with noting_end(journal.save):
+                yield journal, claims
+
+
+def _begin(job: Runnable, journal: Journal, claims: Claims, prepared: Prepared | None) -> None:
+    """Begin the run folder, and name the run in the outputs' markers."""
+    _say_unlocked(claims.lacking, job.config.require_lock)
+    with system_errors(f"--run-dir {job.run_dir}"), saying_full():
+        journal.lock()
+        if isinstance(job.run_dir, str) and not claims.owner:
+            why = "no output has a lock, which would guard it too"
+            journal.lacking.append(f"--run-dir {job.run_dir} has no lock: {why}")
+        _say_unlocked(journal.lacking, job.config.require_lock)
+        # Before the output is replaced: a kill in between would leave a list of units that were
+        # written to the old one. And before a trace is begun: another run may be writing both.
+        units, locked = job.plan.num_units, not claims.lacking
+        settings = as_settings(job.config)
+        settings = {name: settings[name] for name in settings if name not in Labels.model_fields}
+        journal.begin(
+            settings,
+            units=units,
+            locked=locked,
+            prepared=prepared,
+            plan=plan_numbers(job.plan),
+            **_labels(job, journal),
+        )
+    patiently(job.config.retry_for, "the lock", claims.name)
+
+
+def _labels(job: Runnable, journal: Journal) -> dict[str, Any]:
+    """The name and the tags of a run; one that is resumed keeps its own."""
+    kinds = Counter("gpu" if kind == "cuda" else kind for kind in job.plan.facts.devices)
+    devices = "-".join(f"{count}{kind}" for kind, count in kinds.items())
+    model = str(next(iter(journal.fingerprint.get("model", ())), "infer"))
+    return run_labels(job.config, default_name(f"infer-{model}", devices), journal.before)
+
+
+def plan_numbers(plan: Plan) -> dict[str, Any]:
+    """A plan in plain numbers, which a report sets beside what was measured.
+
+    Args:
+        plan: The plan.
+
+    Returns:
+        Counts, bytes, amplifications, the shape of a unit, and the parts of the memory ceiling.
+    """
+    names = (
+        *("num_units", "num_blocks", "num_patches", "batch", "voxels", "input_bytes"),
+        *("output_bytes", "read_bytes", "statistics_bytes", "patch_amplification"),
+        *("read_amplification", "memory_limit", "device_peak"),
+    )
+    return {
+        **{name: getattr(plan, name) for name in names},
+        "patch_flops": plan.facts.patch_flops,
+        "unit": list(plan.geometry.unit),
+        "regions": len(plan.geometry.regions),
+        "devices": list(plan.facts.devices),
+        "cores": plan.facts.cores,
+        "spill": plan.spill and asdict(plan.spill),
+        "memory": {part: getattr(plan.memory, part) for part in plan.memory.__slots__},
+    }
+
+
+def _say_unlocked(reasons: Sequence[str], required: bool) -> None:
+    for why in reasons:
+        if required:
+            raise UsageError(f"--require-lock: {why}")
+        warnings.warn(f"{why}; see that nobody else writes it", RuntimeWarning, stacklevel=4)

@@ -1,0 +1,237 @@
+"""The progress of an inference, and the summary at its end."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ...base import format_bytes, format_seconds, plural, usable_cores
+from ...data import ChunkCount
+from ...instruments import StageTotals, bottleneck
+from ..opening.heads import Clipped
+
+CLIPPED_SHARE = 0.01
+"""Share of an output's values. The summary says so if more are clipped to its dtype's range."""
+STRAGGLER_SHARE = 0.7
+"""Share of the usual worker's rate. A slower worker is named in the summary."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The progress of a job."""
+
+    patches_done: int
+    """Patches that the model has computed."""
+    patches_planned: int
+    units_done: int
+    """Units that are written."""
+    units_planned: int
+    seconds: float
+    mb_per_second: float
+    """Raw input bytes through the model per second, in units of 10^6."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerShare:
+    """The work of one of several processes."""
+
+    name: str
+    seconds: float
+    """Seconds in which it computed parts."""
+    voxels: int
+
+    @property
+    def mvox_per_second(self) -> float:
+        return self.voxels / self.seconds / 1e6 if self.seconds else 0.0
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The result of a job: counts, times and sentences."""
+
+    seconds: float
+    voxels: int
+    input_bytes: int
+    """Raw bytes of the input that this run turned into output."""
+    units_written: int
+    units_skipped: int
+    """Units that an earlier run has written and this run left alone."""
+    units_planned: int
+    stages: dict[str, StageTotals]
+    bound_by: str
+    cpu_seconds: float
+    """Seconds of processor time of this process, all threads added up."""
+    peak_rss: int | None
+    """Most bytes seen in the process tree. None if memory was not sampled."""
+    planned_peak: int
+    clipped: tuple[Clipped, ...] = ()
+    """One entry for each head: the values that were clipped to the range of its output's dtype."""
+    not_finite: int = 0
+    """Voxels of the input that this run read as NaN or infinite, in any channel."""
+    chunks: ChunkCount | None = None
+    """Chunks of the input that this run read. None if the input does not tell which it holds."""
+    unlocked: tuple[str, ...] = ()
+    """One sentence for each output, or run folder, that was not locked, with the reason."""
+    halved: int = 0
+    """Units with patches that ran in a smaller batch, as a device had no memory left; those of
+    earlier parts of the run count."""
+    retries: int = 0
+    """Reads and writes that failed and were tried again, each try counted."""
+    retry_seconds: float = 0.0
+    """Seconds that these took, all threads added up."""
+    requests_repeated: int = 0
+    """Requests to S3 or Google Cloud Storage that TensorStore sent again by itself."""
+    workers: tuple[WorkerShare, ...] = ()
+    """One entry for each process, if several shared the job."""
+    startup_seconds: float = 0.0
+    """Seconds before the first part of a job on a cluster was begun: opening, and percentiles."""
+    notes: tuple[str, ...] = ()
+    """Sentences on what else the reader should know, such as workers that died."""
+
+    @property
+    def mb_per_second(self) -> float:
+        """Raw input bytes per second, in units of 10^6."""
+        return self.input_bytes / self.seconds / 1e6
+
+    @property
+    def mvox_per_second(self) -> float:
+        return self.voxels / self.seconds / 1e6
+
+    def lines(self) -> Iterator[str]:
+        """The summary in words."""
+        yield f"Total time: {self.seconds:.2f} s"
+        yield f"Throughput: {self.mb_per_second:.2f} MB/s"
+        yield f"            {self.mvox_per_second:.2f} Mvox/s"
+        yield from self._worker_lines()
+        for name, stage in self.stages.items():
+            yield (
+                f"  {name:<10} busy {format_seconds(stage.busy):>12}   waited "
+                f"{format_seconds(stage.waited):>12}   in {plural(stage.threads, 'thread')}"
+            )
+        yield self.bound_by
+        if self.peak_rss is not None:
+            yield (
+                f"Peak memory: {format_bytes(self.peak_rss)} of {format_bytes(self.planned_peak)} "
+                "planned"
+            )
+        for head in self.clipped:
+            if head.share > CLIPPED_SHARE:
+                yield head.line()
+        if self.not_finite:
+            yield (
+                f"Not finite: {plural(self.not_finite, 'voxel')} of the input; the output has NaN "
+                "there, or 0 if it holds integers"
+            )
+        if self.chunks is not None and self.chunks.absent:
+            yield self.chunks.line()
+        if self.halved:
+            yield (
+                f"Halved: {plural(self.halved, 'block')} of those to write had patches in smaller "
+                "batches, as memory ran out: their last bits may differ from another run's; "
+                "halved.jsonl in the run folder lists them"
+            )
+        if self.retries or self.requests_repeated:
+            yield (
+                f"Retries: reads and writes failed {plural(self.retries, 'time')} and were tried "
+                f"again, {format_seconds(self.retry_seconds)} in all threads; TensorStore sent "
+                f"{plural(self.requests_repeated, 'request')} again"
+            )
+        yield from (f"Not locked: {why}" for why in self.unlocked)
+        yield from self.notes
+        skipped = f", {self.units_skipped} by an earlier run" if self.units_skipped else ""
+        yield f"Blocks written: {self.units_written} of {self.units_planned} planned{skipped}"
+
+    def _worker_lines(self) -> Iterator[str]:
+        """The balance of several processes: how evenly, and how much of the time, they worked."""
+        rates = sorted(worker.mvox_per_second for worker in self.workers if worker.voxels)
+        if not rates:
+            return
+        usual = statistics.median(rates)
+        computing = max(self.seconds - self.startup_seconds, 1e-9)
+        share = self.voxels / computing / 1e6 / (len(self.workers) * usual)
+        yield (
+            f"Workers: {len(self.workers)}, {rates[0]:.2f} to {rates[-1]:.2f} Mvox/s each while at "
+            f"work, {usual:.2f} the usual one; together {share:.0%} of as many usual ones that "
+            "never wait"
+        )
+        if self.startup_seconds:
+            yield f"Start: the first part was begun after {format_seconds(self.startup_seconds)}"
+        for worker in self.workers:
+            if worker.voxels and worker.mvox_per_second < STRAGGLER_SHARE * usual:
+                yield (
+                    f"  {worker.name} was slow: {worker.mvox_per_second:.2f} Mvox/s over "
+                    f"{format_seconds(worker.seconds)}"
+                )
+
+
+def merged(
+    each: Mapping[str, Summary],
+    seconds: float,
+    planned: int,
+    halved: int,
+    notes: Sequence[str] = (),
+) -> Summary:
+    """The summary of a job that several processes shared.
+
+    Args:
+        each: What each process did, by its name; none may be missing.
+        seconds: How long the job took.
+        planned: The units of the job.
+        halved: `Summary.halved`. Two processes may have computed one unit.
+        notes: Sentences for `Summary.notes`.
+
+    Returns:
+        Sums over the processes. Threads and peaks are those of the process with the most.
+    """
+    shares = [*each.values()]
+    stages = _added_stages([share.stages for share in shares])
+    worked = sum(share.seconds for share in shares)
+    written = sum(share.units_written for share in shares)
+    cpu_seconds = sum(share.cpu_seconds for share in shares)
+    chunks = [share.chunks for share in shares if share.chunks is not None]
+    rates = [share.peak_rss for share in shares if share.peak_rss is not None]
+    return Summary(
+        seconds=seconds,
+        voxels=sum(share.voxels for share in shares),
+        input_bytes=sum(share.input_bytes for share in shares),
+        units_written=written,
+        units_skipped=max(0, planned - written),
+        units_planned=planned,
+        stages=stages,
+        bound_by=bottleneck(stages, worked, cpu_seconds, usable_cores()),
+        cpu_seconds=cpu_seconds,
+        peak_rss=max(rates, default=None),
+        planned_peak=max((share.planned_peak for share in shares), default=0),
+        clipped=tuple(map(_added_clipped, zip(*(share.clipped for share in shares), strict=True))),
+        not_finite=sum(share.not_finite for share in shares),
+        chunks=ChunkCount(sum(c.read for c in chunks), sum(c.absent for c in chunks))
+        if chunks
+        else None,
+        unlocked=tuple(dict.fromkeys(why for share in shares for why in share.unlocked)),
+        halved=halved,
+        retries=sum(share.retries for share in shares),
+        retry_seconds=sum(share.retry_seconds for share in shares),
+        requests_repeated=sum(share.requests_repeated for share in shares),
+        workers=tuple(
+            WorkerShare(name, share.seconds, share.voxels) for name, share in each.items()
+        ),
+        notes=tuple(notes),
+    )
+
+
+def _added_stages(each: Sequence[Mapping[str, StageTotals]]) -> dict[str, StageTotals]:
+    total: dict[str, StageTotals] = {}
+    for stages in each:
+        for name, stage in stages.items():
+            sums = total.setdefault(name, StageTotals())
+            sums.busy += stage.busy
+            sums.waited += stage.waited
+            sums.count += stage.count
+            sums.threads = max(sums.threads, stage.threads)
+    return total
+
+
+def _added_clipped(heads: Sequence[Clipped]) -> Clipped:
+    clipped, values = sum(head.clipped for head in heads), sum(head.values for head in heads)
+    return replace(heads[0], clipped=clipped, values=values)

@@ -1,0 +1,216 @@
+"""The clocks and counters of a running job, and the progress and summary made of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from ...base import (
+    PenstockError,
+    StageError,
+    Stopped,
+    begin_output,
+    describe,
+    end_output,
+    usable_cores,
+    writing_output,
+)
+from ...data import ChunkCount, requests_repeated
+from ...instruments import Probe, Sampler, bottleneck, export_reference
+from ..lanes.out_of_memory import Halvings
+from ..opening.heads import Clipped
+from ..opening.job import Job
+from ..run_folder.ending import EndRequest
+from ..run_folder.files import HALVED_FILE
+from ..run_folder.journal import RETRIES_FILE, STACKS_FILE, Journal
+from ..tiling.parts import Extent
+from .queues import Queues
+from .retries import Retries, saying_full
+from .summary import Progress, Summary
+from .watchdog import Watchdog
+
+_STAGES = ("statistics", "read", "normalise", "upload", "forward", "download", "stitch", "spill",
+           "join", "checksum", "write", "note")  # fmt: skip
+
+
+class Watch:
+    """Times the stages of a job, samples its queues, and counts patches and values."""
+
+    def __init__(
+        self,
+        job: Job,
+        journal: Journal,
+        queues: Queues,
+        request: EndRequest,
+        extent: Extent | None = None,
+    ) -> None:
+        """``extent`` is the share of the job that this process does, all of it by default."""
+        self.job, self.journal, self.queues = job, journal, queues
+        self.request, self.extent = request, extent or job.plan.extent
+        self.probe = Probe(job.config.trace)
+        stacks, rows = journal.own_rows(STACKS_FILE), journal.own_rows(RETRIES_FILE)
+        self.watchdog = Watchdog(job.config.stall_timeout, stacks, self.probe.clock)
+        self.retries = Retries(
+            job.config.retry_for, rows, self.probe.clock, self.watchdog.progressed
+        )
+        self.halvings = Halvings(job, journal.own_rows(HALVED_FILE), resumed=bool(journal.done))
+        self._requests_before = requests_repeated()
+        self.patches_done = [0] * len(job.devices)
+        """Patches that each lane has run."""
+        self._clipped = [0] * len(job.heads)
+        self._not_finite = 0
+        self._values = [0] * len(job.heads)
+        self._counting = threading.Lock()
+        self._sampler: Sampler | None = None
+        self._cpu_before: float | None = None
+        self._cpu_seconds = 0.0
+
+    def create_sinks(self) -> None:
+        """Make the outputs, or open those that are there to go on with."""
+        for sink in self.job.sinks:
+            self.retries.run(self.queues.flow, sink.name, f"create {sink.name}", sink.create)
+
+    @contextlib.contextmanager
+    def sampling(self) -> Iterator[None]:
+        """Sample queues and machine while the job runs, and write trace and metrics at its end."""
+        config = self.job.config
+        rows = self.journal.own_rows("metrics.jsonl")
+        if rows is None and config.metrics_json is not None:
+            rows = config.metrics_json.with_suffix(".jsonl")
+        self._cpu_before = _cpu_seconds()
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.probe.close)
+            if rows is not None:
+                self._sampler = Sampler(
+                    rows, config.metrics_interval, self._gauges, self.queues.limits()
+                )
+                if config.metrics_json is not None:
+                    if self.journal.folder is None:
+                        begin_output(rows)
+                        stack.callback(end_output, rows)
+                    stack.callback(_export, rows, config.metrics_json, config.replace)
+                stack.enter_context(self._sampler)
+            yield
+        self._cpu_seconds, self._cpu_before = self.cpu_seconds, None
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Seconds of processor time of this process since sampling began."""
+        before = self._cpu_before
+        return self._cpu_seconds if before is None else _cpu_seconds() - before
+
+    def _gauges(self) -> dict[str, float]:
+        return {
+            **self.queues.lengths(),
+            "blocks_written": self.journal.written,
+            "retries": self.retries.count,
+            "retry_seconds": self.retries.seconds,
+            "failing_seconds": self.retries.failing_s,
+            "retry_for": self.retries.limit_s,
+        }
+
+    @contextlib.contextmanager
+    def stage(self, name: str, where: object, timed: bool = True) -> Iterator[None]:
+        """Time a stage, and say which stage and block an error came from."""
+        span = self.probe.span(name, where) if timed else contextlib.nullcontext()
+        try:
+            with self.watchdog.working(name, where), span, saying_full():
+                yield
+        except (Stopped, StageError):
+            raise
+        except Exception as error:
+            raise StageError(name, str(where), error) from error
+
+    def check(self, grace_s: float) -> None:
+        """Raise if a stage hangs, or if the job was asked to end more than ``grace_s`` ago."""
+        self.watchdog.check()
+        self.request.check(grace_s)
+
+    def count_clipped(self, head: int, clipped: int, values: int) -> None:
+        """Add values of a head, and how many of them were clipped."""
+        with self._counting:
+            self._clipped[head] += clipped
+            self._values[head] += values
+
+    def count_not_finite(self, voxels: int) -> None:
+        """Add voxels whose input is not finite."""
+        with self._counting:
+            self._not_finite += voxels
+
+    def progress(self) -> Progress:
+        extent, seconds = self.extent, self.probe.elapsed
+        units = extent.units - self.journal.skipped
+        # A resumed run learns which patches it can leave out only when it comes to them.
+        patches = round(extent.patches * units / max(1, extent.units))
+        done = min(patches, sum(self.patches_done))
+        share = done / self.job.plan.num_patches
+        return Progress(
+            patches if self.journal.written == units else done,
+            patches,
+            self.journal.written,
+            units,
+            seconds,
+            share * self.job.plan.input_bytes / seconds / 1e6,
+        )
+
+    def summary(
+        self,
+        chunks: ChunkCount | None,
+        unlocked: tuple[str, ...],
+        seconds: float | None = None,
+    ) -> Summary:
+        """What the job did in so many ``seconds``, all since its begin by default; see `Summary`
+        for ``chunks`` and ``unlocked``."""
+        plan, journal = self.job.plan, self.journal
+        seconds = self.probe.elapsed if seconds is None else seconds
+        totals = self.probe.totals()
+        stages = {name: totals[name] for name in _STAGES if name in totals}
+        clipped = zip(self.job.heads, self.job.sinks, self._clipped, self._values, strict=True)
+        return Summary(
+            seconds=seconds,
+            voxels=journal.voxels,
+            input_bytes=round(plan.input_bytes * journal.voxels / plan.voxels),
+            units_written=journal.written,
+            units_skipped=journal.skipped,
+            units_planned=self.extent.units,
+            stages=stages,
+            bound_by=bottleneck(stages, seconds, self.cpu_seconds, usable_cores()),
+            cpu_seconds=self.cpu_seconds,
+            peak_rss=self._sampler.peak_rss if self._sampler else None,
+            planned_peak=plan.memory.total,
+            clipped=tuple(
+                Clipped(head.name, sink.name, sink.dtype.name, count, values)
+                for head, sink, count, values in clipped
+            ),
+            not_finite=self._not_finite,
+            chunks=chunks,
+            unlocked=unlocked,
+            halved=len(self.halvings.units),
+            retries=self.retries.count,
+            retry_seconds=self.retries.seconds,
+            requests_repeated=requests_repeated() - self._requests_before,
+        )
+
+
+def _cpu_seconds() -> float:
+    now = os.times()
+    return now.user + now.system
+
+
+def _export(rows: Path, metrics: Path, replace: bool) -> None:
+    with forgoing(f"--metrics-json {metrics}"), writing_output(metrics, replace=replace) as draft:
+        export_reference(rows, draft)
+
+
+@contextlib.contextmanager
+def forgoing(what: str) -> Iterator[None]:
+    """Warn if a record cannot be written. The job goes on."""
+    try:
+        yield
+    except (OSError, PenstockError) as error:
+        why = getattr(error, "strerror", None) or describe(error)
+        warnings.warn(f"{what}: {why}", RuntimeWarning, stacklevel=4)

@@ -1,0 +1,76 @@
+"""Watches the work of each thread: a job without progress ends instead of hanging."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from ...base import Incomplete, StageError, format_seconds
+from ...instruments import Clock
+
+
+class _Work(NamedTuple):
+    stage: str
+    where: object
+    since: float
+    """The second of its last progress."""
+
+
+class Watchdog:
+    """Knows the piece of work of each thread, and when it last made progress."""
+
+    def __init__(self, limit_s: float, stacks: Path | None, clock: Clock) -> None:
+        """``limit_s`` is how long a piece of work may go without progress; 0 means any time. The
+        stacks of all threads go to the file ``stacks``."""
+        self.limit_s, self.stacks, self.clock = limit_s, stacks, clock
+        self._works: dict[int, _Work] = {}
+
+    @contextlib.contextmanager
+    def working(self, stage: str, where: object) -> Iterator[None]:
+        """Watch a piece of work of this thread, in place of the one that it is a part of."""
+        thread = threading.get_ident()
+        outer = self._works.get(thread)
+        self._works[thread] = _Work(stage, where, self.clock())
+        try:
+            yield
+        finally:
+            if outer is None:
+                del self._works[thread]
+            else:
+                self._works[thread] = outer._replace(since=self.clock())
+
+    def progressed(self) -> None:
+        """Say that the work of this thread goes on."""
+        thread = threading.get_ident()
+        if (work := self._works.get(thread)) is not None:
+            self._works[thread] = work._replace(since=self.clock())
+
+    def check(self) -> None:
+        """Raise `StageError` if a piece of work has made no progress for too long."""
+        if not self.limit_s:
+            return
+        # Stitching waits for other stages and for nothing else.
+        works = [work for work in list(self._works.values()) if work.stage != "stitch"]
+        oldest = min(works, key=lambda work: work.since, default=None)
+        if oldest is None or self.clock() - oldest.since <= self.limit_s:
+            return
+        cause = Incomplete(
+            f"no progress for {format_seconds(self.limit_s)} (--stall-timeout)"
+            f"{self._dumped()}; run again with --resume"
+        )
+        raise StageError(oldest.stage, str(oldest.where), cause)
+
+    def _dumped(self) -> str:
+        """Write the stacks, and return the words that say where."""
+        if self.stacks is None:
+            return ""
+        try:
+            with self.stacks.open("w") as file:
+                faulthandler.dump_traceback(file, all_threads=True)
+        except OSError as error:
+            return f", and the stacks cannot be written to {self.stacks}: {error.strerror}"
+        return f", {self.stacks} has the stack of each thread"

@@ -1,0 +1,262 @@
+"""What a geometry costs in traffic: voxels decoded for what is read, voxels held until written.
+
+Every box of a geometry is a product of three intervals, so every count here is made of one short
+table for each axis, whose rows are the blocks along it:
+
+    axis x    ├───────── region 0 ─────────┼─────────── region 1 ───────────┤
+    rows      ├── 0 ──┼── 1 ──┼── 2 ──┤    ┊
+                                   ├── 3 ──┼── 4 ──┼── 5 ──┼── …     a block that two regions share
+                                                                     is computed, and here, twice
+
+A petabyte volume has some thousand rows an axis. `plan` turns these counts into bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...data import Box, reflect
+from .geometry import Geometry
+
+CacheLevel = Literal["layer", "row", "none"]
+"""The decoded chunks that a read cache still holds when the next block needs them."""
+
+Ints = NDArray[np.int64]
+
+
+class Spans(NamedTuple):
+    """Intervals along one axis, two arrays of shape (intervals,), in voxels or patch indices."""
+
+    start: Ints
+    stop: Ints
+
+    @property
+    def length(self) -> Ints:
+        return self.stop - self.start
+
+
+class Blocks(NamedTuple):
+    """The blocks along one axis, region after region: arrays of shape (blocks,), in voxels."""
+
+    region: Ints
+    """Index of a block's region along the axis, from 0."""
+    read: Spans
+    support: Spans
+
+
+@dataclass(frozen=True, slots=True)
+class BlockShape:
+    """The boxes of the largest possible block. No real block need have them."""
+
+    read: Box
+    support: Box
+    hull: Box
+    """The read box, and all voxels that it is reflected from at the volume's edges."""
+
+
+@lru_cache(maxsize=8)
+def largest_block(geometry: Geometry) -> BlockShape:
+    """A block exactly as long, on each axis, as the longest there is on that axis."""
+    reads, supports, hulls = [], [], []
+    for axis in range(3):
+        _, read, support = blocks_along(geometry, axis)
+        inside = _mirrored(read, geometry.domain.start[axis], geometry.domain.stop[axis])
+        hull = Spans(np.minimum(read.start, inside.start), np.maximum(read.stop, inside.stop))
+        reads.append(int(read.length.max()))
+        supports.append(int(support.length.max()))
+        hulls.append(int(hull.length.max()))
+    return BlockShape(*(Box.of((0, 0, 0), lengths) for lengths in (reads, supports, hulls)))
+
+
+def read_range(box: Box, domain: Box) -> Box:
+    """The voxels of the volume that a read box needs once its outside is reflected."""
+    if box in domain:
+        return box
+    mirrored = [
+        _mirrored(Spans(np.array([a]), np.array([b])), low, high)
+        for a, b, low, high in zip(box.start, box.stop, domain.start, domain.stop, strict=True)
+    ]
+    return Box(tuple(int(m.start[0]) for m in mirrored), tuple(int(m.stop[0]) for m in mirrored))
+
+
+def reads(
+    geometry: Geometry,
+    chunk: tuple[int, ...],
+    level: CacheLevel,
+    *,
+    origin: tuple[int, ...] = (0, 0, 0),
+) -> tuple[int, int]:
+    """How many voxels a cache level must hold, and how many are decoded with it, for one channel.
+
+    ``origin`` lies on a chunk line of the source along each axis.
+
+    Blocks are visited x fastest, z slowest. Chunks that several blocks share are decoded once
+    along an axis if the cache still holds them when the next block along it comes: a row of
+    blocks must fit for y, a whole layer for z. Shared chunks along x are always held as the
+    next block follows at once, if there is a cache at all.
+    """
+    once, again = _decoded(geometry, chunk, origin)
+    kept = {"layer": 3, "row": 2, "none": 0}[level]
+    voxels = math.prod(int((again if a < 3 - kept else once)[a].sum()) for a in range(3))
+    extents = [int(lengths.max()) for lengths in once]
+    deepest = largest_block(geometry).read.shape
+    deep = [min(n, d + 2 * (c - 1)) for n, d, c in zip(extents, deepest, chunk, strict=True)]
+    held = {"layer": deep[0] * extents[1] * extents[2], "row": deep[0] * deep[1] * extents[2]}
+    return held.get(level, 0), voxels
+
+
+@lru_cache(maxsize=8)
+def open_peak(geometry: Geometry) -> int:
+    """Most voxels in open units at once, in whichever region that is.
+
+    A unit is open from the first block that touches it to the last. Along one axis, units of 4
+    voxels and blocks of 3:
+
+        units      ├──── a ────┼──── b ────┼──── c ────┤
+        blocks     ├── 0 ───┼── 1 ───┼── 2 ───┼── 3 ───┤
+
+        opened         4        8       12       12       voxels of units opened by then
+        unclosed      12       12        8        4       voxels of units not closed before
+        under way      4        8        8        4       opened + unclosed - 12, all there are
+
+    So of three axes the peak is that of ``opened + unclosed - all``. In voxels of the axes to come,
+    a unit layer was opened before, is being opened or is yet to be: ``opened`` of a volume is
+    ``before * all + here * opened`` of a plane, ``unclosed`` likewise, and `_most` goes from axis
+    to axis with nothing but their three factors.
+    """
+    return _most(1, 1, -1, [_units_along(geometry, axis) for axis in range(3)])
+
+
+class UnitsAlong(NamedTuple):
+    """Units along an axis at each of its blocks: arrays of shape (blocks,), in voxels."""
+
+    whole: Ints
+    """Length of the block's region: of all its units."""
+    before: Ints
+    """Length of the units of the region opened by earlier blocks."""
+    opening: Ints
+    """Length of those that this block is the first to touch."""
+    after: Ints
+    """Length of those closed by later blocks."""
+    closing: Ints
+    """Length of those that this block is the last to touch."""
+
+    def kinds(self) -> Iterator[tuple[int, int, UnitsAlong]]:
+        """(opening, closing, the blocks with these two): few kinds, however many blocks."""
+        for opening, closing in {*zip(self.opening.tolist(), self.closing.tolist(), strict=True)}:
+            rows = (self.opening == opening) & (self.closing == closing)
+            yield opening, closing, UnitsAlong(*(column[rows] for column in self))
+
+
+def _most(opened: int, unclosed: int, whole: int, axes: Sequence[UnitsAlong]) -> int:
+    """The most, over all blocks, of a sum of three volumes of units, each times a factor."""
+    units, *rest = axes
+
+    def of_all(blocks: UnitsAlong) -> Ints:
+        return opened * blocks.before + unclosed * blocks.after + whole * blocks.whole
+
+    if not rest:
+        return int((of_all(units) + opened * units.opening + unclosed * units.closing).max())
+    # Blocks that open and close alike differ only in the third factor: the largest is the worst.
+    return max(
+        _most(opened * opening, unclosed * closing, int(of_all(blocks).max()), rest)
+        for opening, closing, blocks in units.kinds()
+    )
+
+
+def _units_along(geometry: Geometry, axis: int) -> UnitsAlong:
+    low = geometry.domain.start[axis]
+    regions = Spans(*geometry.regions_along(axis))
+    units = Spans(*replace(geometry, region=geometry.unit).regions_along(axis))
+    region, _, support = blocks_along(geometry, axis)
+    # Supports step back where a new region begins. Shift each region by more than the volume: then
+    # all are sorted, and one search over all finds blocks of the unit's own region.
+    shift = geometry.domain.shape[axis] + 1
+    home = np.searchsorted(regions.start, units.start, side="right") - 1
+    first = np.searchsorted(support.stop + shift * region, units.start + shift * home, side="right")
+    last = np.searchsorted(support.start + shift * region, units.stop + shift * home) - 1
+    opening, closing = np.zeros_like(region), np.zeros_like(region)
+    np.add.at(opening, first, units.length)
+    np.add.at(closing, last, units.length)
+    return UnitsAlong(
+        whole=regions.length[region],
+        before=np.cumsum(opening) - opening - (regions.start[region] - low),
+        opening=opening,
+        after=(regions.stop[region] - low) - np.cumsum(closing),
+        closing=closing,
+    )
+
+
+@lru_cache(maxsize=6)
+def blocks_along(geometry: Geometry, axis: int) -> Blocks:
+    """The blocks of every region along an axis, the other axes left aside."""
+    low, high = geometry.domain.start[axis], geometry.domain.stop[axis]
+    stride, per_block = geometry.stride[axis], geometry.patches_per_block[axis]
+    patches = Spans(*geometry.patches_along(axis))
+    first = patches.start // per_block
+    count = -(-patches.stop // per_block) - first
+    region = np.repeat(np.arange(len(count)), count)
+    number = np.arange(len(region)) + (first - np.cumsum(count) + count)[region]
+    patches = Spans(
+        np.maximum(number * per_block, patches.start[region]),
+        np.minimum((number + 1) * per_block, patches.stop[region]),
+    )
+    read = _read_of(geometry, axis, patches)
+    if geometry.seam == "trim":
+        support = Spans(low + patches.start * stride, np.minimum(low + patches.stop * stride, high))
+    else:
+        support = Spans(np.maximum(read.start, low), np.minimum(read.stop, high))
+    return Blocks(region, read, support)
+
+
+def _read_of(geometry: Geometry, axis: int, patches: Spans) -> Spans:
+    """Voxels that ranges of patches see along an axis; may reach past the volume's edge."""
+    stride = geometry.stride[axis]
+    start = geometry.domain.start[axis] - geometry.before[axis] + patches.start * stride
+    return Spans(start, start + (patches.length - 1) * stride + geometry.patch[axis])
+
+
+@lru_cache(maxsize=8)
+def _decoded(
+    geometry: Geometry, chunk: tuple[int, ...], origin: tuple[int, ...]
+) -> tuple[list[Ints], list[Ints]]:
+    """Voxels decoded along each axis: by each of its regions, and by each of its blocks."""
+    once, again = [], []
+    for axis in range(3):
+        patches = Spans(*geometry.patches_along(axis))
+        of_regions, of_blocks = _read_of(geometry, axis, patches), blocks_along(geometry, axis).read
+        once.append(_touched(geometry, axis, of_regions, chunk[axis], origin[axis]))
+        again.append(_touched(geometry, axis, of_blocks, chunk[axis], origin[axis]))
+    return once, again
+
+
+def _touched(geometry: Geometry, axis: int, read: Spans, chunk: int, origin: int) -> Ints:
+    """Voxels along an axis of all the chunks that each read touches, those of the volume only."""
+    low, high = geometry.domain.start[axis], geometry.domain.stop[axis]
+    inside = _mirrored(read, low, high)
+    start = origin + (inside.start - origin) // chunk * chunk
+    stop = origin - (origin - inside.stop) // chunk * chunk
+    return np.minimum(stop, high) - np.maximum(start, low)
+
+
+def _mirrored(spans: Spans, low: int, high: int) -> Spans:
+    """The range of ``[low, high)`` that each interval covers once its outside is reflected.
+
+    A coordinate that runs on goes to and fro between the two mirrors, so its range ends at a
+    mirror that it meets, and else at one end of the interval.
+    """
+    period = max(1, 2 * (high - low - 1))
+
+    def meets(mirror: int) -> NDArray[np.bool_]:
+        return (spans.stop - 1 - mirror) // period > (spans.start - 1 - mirror) // period
+
+    ends = reflect(spans.start, low, high), reflect(spans.stop - 1, low, high)
+    start = np.where(meets(low), low, np.minimum(*ends))
+    return Spans(start, np.where(meets(high - 1), high - 1, np.maximum(*ends)) + 1)

@@ -1,0 +1,145 @@
+"""A change that may make a run faster: what it may give, how to test it, and whether it did."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..base import Knobs, as_words, plural
+from ..instruments import Interval
+from .table import Section
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change to a run."""
+
+    what: str
+    """Words for the change, a clause: ``2 workers that load batches in place of 0``."""
+    why: str
+    """The measurement that speaks for it, as a clause."""
+    gain: Interval
+    """The speed with it over that without it. An end is None where nothing bounds it."""
+    basis: str
+    """The basis of the interval: an assumption for each end, and a count."""
+    settings: Mapping[str, Any]
+    """The settings of the run that would test it, as far as they differ; empty where no setting
+    does it."""
+    command: str = ""
+    """The command that would test it."""
+
+    def sentence(self) -> str:
+        """The change with its gain and what that rests on."""
+        low, high = self.gain.low, self.gain.high
+        why = self.why[:1].upper() + self.why[1:]
+        if low is None and high is None:
+            return f"{self.what}: the gain is not known, for {self.basis}. {why}."
+        ends = f"[{_end(low)}-{_end(high)}: {self.basis}]"
+        return f"{self.what}: {self.gain.value:.2f}x as fast {ends}. {why}."
+
+
+def _end(end: float | None) -> str:
+    return "?" if end is None else f"{end:.2f}"
+
+
+def ranked(changes: Sequence[Change]) -> list[Change]:
+    """Changes by what they are expected to give, those of which nothing is known last."""
+    return sorted(changes, key=lambda c: (c.gain.high is None, -c.gain.value))
+
+
+def change_section(changes: Sequence[Change], more: Sequence[str] = ()) -> list[Section]:
+    """The section of a report on what to change; none where nothing speaks for a change.
+
+    Args:
+        changes: Changes in any order.
+        more: Sentences that come first.
+
+    Returns:
+        A section with a table of the commands that would test the changes, or nothing.
+    """
+    ordered = ranked(changes)
+    commands = [(c.what, c.command) for c in ordered if c.command]
+    table = [("change", "command that tests it"), *commands] if commands else []
+    lines = [*more, *(change.sentence() for change in ordered)]
+    return [Section("What to change", table, lines)] if lines else []
+
+
+def command_of(verb: Sequence[str], model: type[Knobs], settings: Mapping[str, Any]) -> str:
+    """The command line of some settings.
+
+    Args:
+        verb: The words before the flags.
+        model: The knobs.
+        settings: Their values; others than its knobs are left out.
+
+    Returns:
+        A line that a shell takes as it is.
+    """
+    kept = {
+        name: value
+        for name, value in settings.items()
+        if name in model.model_fields and value not in ([], ())
+    }
+    return shlex.join([*verb, *as_words(model, kept)])
+
+
+def place_beside(path: str, settings: Mapping[str, Any]) -> str:
+    """A name for the output of a test, beside that of the run.
+
+    >>> place_beside("out/d.ome.zarr", {"prep_workers": 8})
+    'out/d-prep-workers-8.ome.zarr'
+    """
+    place = Path(path)
+    stem, dot, suffix = place.name.partition(".")
+    words = [f"{name.replace('_', '-')}-{_plain(value)}" for name, value in settings.items()]
+    return str(place.with_name("-".join([stem, *words]) + dot + suffix))
+
+
+def _plain(value: Any) -> str:
+    values = value if isinstance(value, list | tuple) else [value]
+    return "-".join(str(each) for each in values)
+
+
+@dataclass(frozen=True)
+class Held:
+    """A change that was tested, and what it gave."""
+
+    change: Change
+    where: str
+    """The run that tested it."""
+    measured: Interval
+    """Its speed over that of the run that was explained."""
+    doubt: str = ""
+    """Why the test says nothing if it did not hold, as a clause."""
+
+    @property
+    def verdict(self) -> str:
+        """Whether the gain lies in the interval that was expected, as far as that is sure."""
+        if self.change.gain.low is None and self.change.gain.high is None:
+            return "was tested"
+        low = self.change.gain.low if self.change.gain.low is not None else 0.0
+        high = self.change.gain.high if self.change.gain.high is not None else float("inf")
+        if low <= self.measured.value <= high:
+            return "held"
+        ends = (self.measured.low, self.measured.high)
+        if None not in ends and ends[0] <= high and ends[1] >= low:  # type: ignore[operator]
+            return "may have held"
+        if self.measured.value > high:
+            return "gave more"
+        return "cannot be told" if self.doubt else "did not hold"
+
+    def sentence(self) -> str:
+        low, high = self.measured.low, self.measured.high
+        ends = "" if low is None or high is None else f"{low:.2f}-{high:.2f}, "
+        gain, verdict = self.change.gain, self.verdict
+        expected = f"{gain.value:.2f}x [{_end(gain.low)}-{_end(gain.high)}] was expected"
+        if verdict == "was tested":
+            expected = "nothing was foretold"
+        doubt = f"; {self.doubt}" if verdict == "cannot be told" else ""
+        return (
+            f"{self.change.what} {verdict}: {self.where} was {self.measured.value:.2f}x as fast "
+            f"[{ends}{plural(self.measured.n, 'launch')} each]; {expected}{doubt}."
+        )

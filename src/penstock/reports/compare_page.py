@@ -1,0 +1,117 @@
+"""A comparison as tables of its quantities, and as a summary in Markdown for a pull request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..base import format_seconds, plural
+from .compare import CaseDetail, Comparison
+from .content import clipped
+from .phases import HEAD, ONE_RUN
+from .table import Section, in_markdown
+from .verdicts import ComparedCase, ratio_words
+from .words import or_dash
+
+MOST_ROWS = 20
+"""The most cases that a summary shows; those that did not change come last."""
+_ORDER = ("fails", "slower", "mended", "faster", "inconclusive", "same")
+
+
+def detail_sections(comparison: Comparison) -> list[Section]:
+    """The settings that differ and the quantities of each case that was compared."""
+    sections = []
+    for detail in comparison.details:
+        several = len(comparison.details) > 1
+        name = f": {detail.label}" if several else ""
+        if detail.settings:
+            changed = [("setting", "A", "B"), *detail.settings]
+            sections.append(Section(f"Settings that differ{name}", changed))
+        table = [HEAD, *(row.line() for row in detail.quantities)]
+        sections.append(Section(f"Phase by phase{name}", table, _words(detail)))
+    return sections
+
+
+def _words(detail: CaseDetail) -> list[str]:
+    """What a reader must know of the intervals, and the phase that changed most."""
+    lines = []
+    moved = [
+        q
+        for q in detail.quantities
+        if q.kind == "seconds" and q.ratio is not None and not q.name.endswith(("step", "waits"))
+    ]
+    if moved:
+        most = max(moved, key=lambda q: abs((q.b or 0.0) - (q.a or 0.0)))
+        assert most.a is not None and most.b is not None and most.ratio is not None
+        by = f"{format_seconds(abs(most.b - most.a))} {'more' if most.b > most.a else 'less'}"
+        doubt = "" if most.ratio.excludes(1) else ", which may be chance"
+        lines.append(
+            f"{most.name} moved most: {by}, {ratio_words(most.ratio)} times as long{doubt}."
+        )
+    if any(q.verdict == ONE_RUN for q in detail.quantities):
+        lines.append(
+            "The intervals are of the steps of these two runs: with one launch on a side nothing "
+            "is said of the next launch."
+        )
+    if not detail.settings:
+        lines.append("No setting differs.")
+    return lines
+
+
+def comparison_in_markdown(comparison: Comparison, source: str, gate: str = "") -> str:
+    """A summary that fits a pull request.
+
+    Args:
+        comparison: How B compares with A.
+        source: What A and B are, in words.
+        gate: The sentence of a gate; empty where there is none.
+
+    Returns:
+        Markdown: the verdict, a table of the cases, those that changed first, and what was left
+        out.
+    """
+    rows = sorted(comparison.rows, key=lambda row: _ORDER.index(row.verdict))
+    table = [("case", "A", "B", "B / A", "launches", "verdict"), *map(_line, rows[:MOST_ROWS])]
+    lines = [f"{row.label}: {row.reason}." for row in rows if row.verdict in ("fails", "slower")]
+    lines += [f"{len(rows) - MOST_ROWS} more cases are not shown."] * (len(rows) > MOST_ROWS)
+    lines += [f"Not compared: {reason}." for reason in comparison.left_out]
+    lines += [f"Compared all the same: {caveat}." for caveat in comparison.caveats]
+    lines += [f"{comparison.hosts}."] * bool(comparison.hosts)
+    verdict = [gate] * bool(gate) + [comparison.sentence()]
+    sections = [Section(f"Speed: {source}", (), verdict), Section("Cases", table, lines)]
+    if len(comparison.details) == 1:
+        sections += detail_sections(comparison)
+    return in_markdown(map(clipped, sections))
+
+
+def _line(row: ComparedCase) -> tuple[str, ...]:
+    return (
+        row.label,
+        or_dash(row.a_seconds, format_seconds),
+        or_dash(row.b_seconds, format_seconds),
+        "-" if row.ratio is None else ratio_words(row.ratio),
+        f"{row.a_launches} + {row.b_launches}",
+        row.verdict,
+    )
+
+
+def gate_sentence(comparison: Comparison, undecided: Sequence[str]) -> str:
+    """What a gate comes to, in a sentence.
+
+    Args:
+        comparison: How B compares with A.
+        undecided: The labels of the cases of which nothing is proven.
+
+    Returns:
+        The sentence.
+    """
+    limit = f"{100 * comparison.threshold:g} %"
+    if comparison.regressed:
+        slower = [row.label for row in comparison.rows if row.verdict in ("slower", "fails")]
+        cases = plural(len(slower), "case")
+        return f"The gate fails: {cases} slower by more than {limit}, or failing."
+    if undecided:
+        return (
+            f"The gate is undecided: {len(undecided)} of {plural(len(comparison.rows), 'case')} "
+            f"may be slower by more than {limit}; more launches tell."
+        )
+    return f"The gate holds: no case of {len(comparison.rows)} is slower by more than {limit}."

@@ -1,0 +1,130 @@
+"""Two sides of a case, quantity by quantity: phases, waits, rates, memory and scores.
+
+Where both sides have several launches, a phase is judged as a case is. Where a side is one launch,
+its steps tell how sure the times of that launch are, and nothing of the next launch: the interval
+is of these runs, and there is no verdict. A quantity that a launch has once has no interval at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..base import format_bytes, format_seconds, significant
+from ..instruments import Interval, Record, hierarchical_bootstrap_ratio
+from .verdicts import Judge, Pair, chances, ratio_words
+from .words import or_dash
+
+BLOCKS = 20
+"""Stretches of the steps of a launch that stand for launches where there is one: neighbouring steps
+are alike, so the interval is of stretches and not of steps."""
+_DRAWS = 2000
+ONE_RUN = "one launch each: of these alone"
+_NO_INTERVAL = "no interval"
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """One quantity on both sides of a case."""
+
+    name: str
+    kind: str
+    """``seconds``, ``rate``, ``bytes`` or ``score``."""
+    a: float | None
+    """The median over launches; None if no launch of A has it."""
+    b: float | None
+    ratio: Interval | None
+    """B over A; None if a side lacks it, or is 0."""
+    verdict: str
+    """A verdict of `Judge`, or why there is none."""
+
+    def line(self) -> tuple[str, ...]:
+        """The line of a table."""
+        form = _FORMS[self.kind]
+        ratio = "-" if self.ratio is None else ratio_words(self.ratio)
+        return self.name, or_dash(self.a, form), or_dash(self.b, form), ratio, self.verdict
+
+
+_FORMS: dict[str, Callable[[float], str]] = {
+    "seconds": format_seconds,
+    "rate": significant,
+    "bytes": format_bytes,
+    "score": lambda value: f"{value:.4g}",
+}
+HEAD = ("quantity", "A", "B", "B / A", "of it")
+
+
+def quantities_of(pair: Pair, judge: Judge, rng: np.random.Generator) -> list[Quantity]:
+    """Every quantity that a side of a case has.
+
+    Args:
+        pair: The launches of a case on both sides.
+        judge: The rules of a verdict.
+        rng: The source of random numbers.
+
+    Returns:
+        The phases first, then rates, memory and scores.
+    """
+    a, b = ([record for record in side if record.ok] for side in (pair.a, pair.b))
+    names = dict.fromkeys(name for record in (*a, *b) for name in record.samples_s)
+    rows = [_of_phase(pair, name, judge, rng) for name in names]
+    rows += _of_values(a, b, "rate", lambda record: record.facts.get("rates") or {})
+    rows += _of_values(a, b, "score", lambda record: record.facts.get("scores") or {})
+    rows += _of_values(a, b, "bytes", lambda record: record.memory.model_dump())
+    return [row for row in rows if row.a or row.b]
+
+
+def _of_phase(pair: Pair, name: str, judge: Judge, rng: np.random.Generator) -> Quantity:
+    of_a, of_b = (
+        [times for r in side if r.ok and (times := r.samples_s.get(name))]
+        for side in (pair.a, pair.b)
+    )
+    a, b = (
+        float(np.median([np.median(t) for t in side])) if side else None for side in (of_a, of_b)
+    )
+    if not (a and b):
+        return Quantity(name, "seconds", a, b, None, "-")
+    if min(len(of_a), len(of_b)) > 1 and min(map(min, of_a + of_b)) > 0:
+        phase = Pair(pair.key, name, pair.a, pair.b, of_a, of_b)
+        ratio = phase.ratio(judge.confidence, rng)
+        chance = chances([phase], judge.confidence, rng)
+        verdict = judge.case(phase, ratio, chance.get(pair.key)).verdict
+        return Quantity(name, "seconds", a, b, ratio, verdict)
+    of_a, of_b = (_stretches(side[0]) if len(side) == 1 else side for side in (of_a, of_b))
+    if min(len(of_a), len(of_b)) < 2:
+        return Quantity(name, "seconds", a, b, Interval(b / a, None, None, 1), _NO_INTERVAL)
+    ratio = hierarchical_bootstrap_ratio(of_a, of_b, _DRAWS, rng, judge.confidence)
+    return Quantity(name, "seconds", a, b, ratio, ONE_RUN)
+
+
+def _stretches(times: Sequence[float]) -> list[Any]:
+    """The steps of a launch in stretches of some three steps at least."""
+    return list(np.array_split(np.asarray(times), min(BLOCKS, len(times) // 3) or 1))
+
+
+def _of_values(
+    a: Sequence[Record], b: Sequence[Record], kind: str, values: Callable[[Record], Any]
+) -> list[Quantity]:
+    """Quantities that a launch has once."""
+    sides = [[values(record) for record in side] for side in (a, b)]
+    rows = []
+    for name in dict.fromkeys(name for side in sides for each in side for name in each):
+        read = [
+            [v for each in side if isinstance(v := each.get(name), int | float)] for side in sides
+        ]
+        one, other = (float(np.median(side)) if side else None for side in read)
+        ratio, verdict = None, "-"
+        if one and other and min(*read[0], *read[1]) > 0 and kind != "score":
+            of_a, of_b = ([[value] for value in side] for side in read)
+            ratio = hierarchical_bootstrap_ratio(of_a, of_b, _DRAWS, np.random.default_rng(0))
+        if ratio is not None or (one is not None and other is not None):
+            verdict = _ends(read)
+        rows.append(Quantity(name.replace("_", " "), kind, one, other, ratio, verdict))
+    return rows
+
+
+def _ends(read: Sequence[Sequence[float]]) -> str:
+    return f"{len(read[0])} + {len(read[1])} launches" if min(map(len, read)) > 1 else _NO_INTERVAL

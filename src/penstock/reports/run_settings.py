@@ -1,0 +1,90 @@
+"""The settings of runs: some tell cases apart, and some are the change that is compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..instruments import Record, case_key
+
+RUN_SCENARIOS = ("infer", "training", "preprocess", "predict")
+"""The scenarios of runs, whose settings are no case: those of run folders, and of the ledgers that
+preprocess and predict leave."""
+_PLACES = frozenset(
+    "in_spec out_spec run_dir metrics_json trace output_dir output overwrite resume replace "
+    "resume_anyway config name experiment_name project tag tags track track_dir penstock launch "
+    "torch debug data_root train_data_root val_data_root train_label_file val_label_file "
+    "train_chips_path val_chips_path target_spec weights profile".split()
+)
+"""Settings that say where things lie, or who hears of it: they tell no two cases apart."""
+
+
+def settings_of_launch(record: Record) -> dict[str, Any]:
+    """The settings that a launch was started with: the knobs of a case, or those of a run."""
+    settings = record.facts.get("settings", record.case)
+    return {name: value for name, value in settings.items() if name not in _PLACES}
+
+
+def cases_of_sides(*sides: Sequence[Record]) -> list[list[Record]]:
+    """The launches of some sides with cases by which they can be paired.
+
+    A setting that varies within a side tells its cases apart. A setting that is the same within
+    each side, and differs between them, is the change that is compared, and no part of a case.
+    Launches of a benchmark keep the case that they have.
+
+    Args:
+        sides: The launches of each side.
+
+    Returns:
+        The sides, with new cases and keys where launches were run folders.
+    """
+    runs = [[r for r in side if r.scenario in RUN_SCENARIOS] for side in sides]
+    telling: dict[str, set[str]] = {}
+    for side in runs:
+        for scenario in RUN_SCENARIOS:
+            same = [settings_of_launch(r) for r in side if r.scenario == scenario]
+            telling.setdefault(scenario, set()).update(_varying(same))
+
+    def with_case(record: Record) -> Record:
+        if record.scenario not in RUN_SCENARIOS:
+            return record
+        settings = settings_of_launch(record)
+        names = sorted(telling[record.scenario])
+        case = dict(record.case) | {name: settings.get(name) for name in names}
+        return record.model_copy(update={"case": case, "key": case_key(record.scenario, case)})
+
+    return [[with_case(record) for record in side] for side in sides]
+
+
+def _varying(settings: Sequence[Mapping[str, Any]]) -> set[str]:
+    """The names of settings that are not the same in all."""
+    names = {name for each in settings for name in each}
+    return {n for n in names if len({repr(each.get(n)) for each in settings}) > 1}
+
+
+def settings_that_differ(a: Sequence[Record], b: Sequence[Record]) -> list[tuple[str, str, str]]:
+    """The settings in which two sides differ, each with its values on both.
+
+    Args:
+        a: The launches of one side of a case.
+        b: Those of the other.
+
+    Returns:
+        A line for each such setting, by name; ``-`` where a side does not name it.
+    """
+    sides = [[settings_of_launch(record) for record in side] for side in (a, b)]
+    names = sorted({name for side in sides for each in side for name in each})
+    lines = []
+    for name in names:
+        values = [sorted({_words(each.get(name)) for each in side}) for side in sides]
+        if values[0] != values[1]:
+            lines.append((name.replace("_", "-"), *(" or ".join(each) for each in values)))
+    return [(name, one, other) for name, one, other in lines]
+
+
+def _words(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, list | tuple):
+        return " ".join(map(_words, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,1 @@
+"""A case over commits: series, steps, sentences, figure."""

@@ -1,0 +1,152 @@
+"""Completion: what argcomplete is told, and what bash and zsh make of it."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import argcomplete
+import pytest
+
+import penstock
+from penstock.cli import parser_of
+from penstock.cli.completion import offering
+
+REGISTER = Path(sys.executable).parent / "register-python-argcomplete"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the user is: a file, and a folder."""
+    here = tmp_path / "here"
+    (here / "volume.zarr").mkdir(parents=True)
+    (here / "model.py").touch()
+    monkeypatch.chdir(here)
+    return here
+
+
+CASES = [
+    ("penstock in", ["infer "]),
+    ("penstock t", ["train", "track", "tune"]),
+    ("penstock infer --seam-m", ["--seam-mode "]),
+    ("penstock infer --seam-mode ", ["blend", "trim"]),
+    ("penstock bench mo", ["model "]),
+    ("penstock bench model --mode t", ["train "]),
+    ("penstock bench model --tf32 --dtype b", ["bfloat16 "]),
+    ("penstock plan --patch ", []),
+    ("penstock plan --denormalize --no-tf", ["--no-tf32 "]),
+    ("penstock train sp", ["spiral "]),
+    ("penstock infer --model-type denoise-t", ["denoise-tiny "]),
+    ("penstock infer --model-type mod", ["model.py "]),
+    ("penstock infer --in-spec vol", ["volume.zarr/"]),
+    ("penstock report vol", ["volume.zarr/"]),
+    ("penstock slurm submit --preset raven", ["raven-1gpu", "raven-4gpu"]),
+]
+
+
+@pytest.mark.parametrize(("line", "offered"), CASES)
+def test_what_is_offered(line: str, offered: list[str], folder: Path) -> None:
+    finder = argcomplete.CompletionFinder(offering(parser_of(line.split()[1:])))
+    quote, prefix, _, before, last_break = argcomplete.split_line(line)
+    words = finder._get_completions(before, prefix, quote, last_break)
+    assert set(offered) <= set(words) if len(offered) > 1 else words == offered
+
+
+@pytest.mark.parametrize(
+    ("line", "verbs"), [("penstock in", []), ("penstock bench model --mode ", ["bench"])]
+)
+def test_only_the_verb_in_the_line_is_imported(line: str, verbs: list[str]) -> None:
+    """And nothing heavy: it happens at each press of the key."""
+    code = (
+        "import argcomplete, sys; from penstock.cli import VERBS, entry\n"
+        "heavy = {'torch', 'tensorstore', 'zarr', 'dask', 'pandas', 'matplotlib'}\n"
+        "heavy.update(f'penstock.cli.{verb}' for verb in VERBS)\n"
+        "def offered(parser): print(*sorted(heavy & set(sys.modules))); sys.exit()\n"
+        "argcomplete.autocomplete = offered; entry()"
+    )
+    told = {"_ARGCOMPLETE": "1", "COMP_LINE": line}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | told, capture_output=True, text=True
+    )
+    imported = [f"penstock.cli.{verb}" for verb in verbs]
+    assert (done.returncode, done.stdout.split()) == (0, imported), done.stderr
+
+
+def typed(shell: list[str], keys: str, until: str, folder: Path) -> str:
+    """What a terminal shows of a shell in which keys are pressed, up to some words."""
+    tools = folder.parent / "bin"
+    tools.mkdir()
+    ours = tools / "penstock"
+    ours.write_text(
+        f"#!{sys.executable}\n# PYTHON_ARGCOMPLETE_OK\nfrom penstock.cli import entry\nentry()\n"
+    )
+    ours.chmod(0o755)
+    environment = os.environ | {
+        "PATH": f"{tools}{os.pathsep}{REGISTER.parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(Path(penstock.__file__).parent.parent),
+        "PS1": "ready> ",
+        "TERM": "dumb",
+        "INPUTRC": os.devnull,
+    }
+    ours_end, theirs = pty.openpty()
+    process = subprocess.Popen(
+        shell, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, cwd=folder,
+        start_new_session=True,
+    )  # fmt: skip
+    os.close(theirs)
+    shown, deadline = "", time.monotonic() + 60
+    begin = "autoload -U compinit; compinit -u; " if shell[0] == "zsh" else ""
+    steps = [begin + 'eval "$(register-python-argcomplete penstock)"; echo set"up"\n', keys]
+    marks = ["\nsetup", until]
+    try:
+        for step, mark in zip(steps, marks, strict=True):
+            os.write(ours_end, step.encode())
+            seen = len(shown)
+            while mark not in shown[seen:].replace("\r", ""):
+                assert time.monotonic() < deadline, shown
+                if select.select([ours_end], [], [], 1.0)[0]:
+                    shown += os.read(ours_end, 2**16).decode(errors="replace")
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours_end)
+    return shown
+
+
+SHELLS = {
+    "bash": ["bash", "--norc", "--noprofile", "-i"],
+    "zsh": ["zsh", "-f", "-i"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not REGISTER.exists(), reason="argcomplete's script is not beside this Python")
+@pytest.mark.parametrize(
+    ("keys", "shown"),
+    [
+        ("penstock inf\t", "penstock infer "),
+        ("penstock infer --seam-mo\t", "--seam-mode "),
+        ("penstock infer --seam-mode tr\t", "--seam-mode trim "),
+        ("penstock report vol\t", "report volume.zarr/"),
+    ],
+)
+def test_bash_completes(keys: str, shown: str, folder: Path) -> None:
+    typed(SHELLS["bash"], keys, shown, folder)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+def test_zsh_completes(folder: Path) -> None:
+    setup = SHELLS["zsh"]
+    typed(
+        setup,
+        "autoload -U compinit; compinit -u; " * 0 + "penstock inf\t",
+        "penstock infer ",
+        folder,
+    )

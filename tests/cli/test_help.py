@@ -1,0 +1,72 @@
+"""The help of every verb and kind: it begins with examples, which the real parsers take."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Iterator
+
+import pytest
+
+from penstock.cli import VERBS, main, parser_of
+from penstock.cli.verb_parser import VerbParser, examples_of
+
+
+def kinds_of(parser: argparse.ArgumentParser) -> Iterator[VerbParser]:
+    """The parsers below a parser: a verb, and the kinds of it."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for each in dict.fromkeys(action.choices.values()):
+                assert isinstance(each, VerbParser)
+                yield each
+                yield from kinds_of(each)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_each_example_is_a_command_that_the_verb_takes(verb: str) -> None:
+    parser = parser_of([verb])
+    commands = examples_of(f"penstock {verb}")
+    for command in commands:
+        words = shlex.split(command.replace("\\\n", " "), comments=True)
+        assert words[0] == "penstock" and parser.parse_args(words[1:]).verb == verb
+        assert all(len(line) <= 100 for line in command.splitlines())
+    for each in kinds_of(parser):
+        assert examples_of(each.prog), f"{each.prog} has no example in EXAMPLES of its verb"
+
+
+def test_help_begins_with_the_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", "loader", "--help"])
+    title, command, empty, usage = capsys.readouterr().out.splitlines()[:4]
+    assert (title, empty) == ("example:", "")
+    assert command.startswith("  penstock bench loader data/ufs ")
+    assert usage.startswith("usage: penstock bench loader ")
+
+
+def test_help_of_a_verb_has_the_examples_of_all_its_kinds(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["slurm", "--help"])
+    told = capsys.readouterr().out
+    assert told.startswith("examples:\n  penstock slurm render ")
+    assert "\n      --in-spec noisy.ome.zarr" in told  # the second line of a command
+    assert told.index("penstock slurm cancel") < told.index("usage:")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("infer --input a --threads 1", "penstock infer: there is no --input (perhaps --in-spec)"),
+        ("bench model --tile=4", "there is no --tile=4 (perhaps --tile-sizes)"),
+        ("infer a.zarr b.zarr", "penstock infer: no flag takes a.zarr b.zarr"),
+        ("report x --zzz", "penstock report: there is no --zzz; penstock report --help lists"),
+    ],
+)
+def test_a_word_that_is_not_known_is_named(
+    words: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words.split())
+    assert ended.value.code == 2
+    assert sentence in capsys.readouterr().err

@@ -1,0 +1,135 @@
+"""The fixture of pytest: what it times, keeps and compares, and what it costs unused."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.cli import main, timed_test
+from penstock.instruments.ledger import Ledger
+from penstock.instruments.record import Record, case_key
+
+pytest_plugins = ["pytester"]
+PAGE = Path(__file__).parents[2] / "docs" / "compare.md"
+TEST = "def test_sum(penstock_bench):\n    penstock_bench(sum, range(300), work={'numbers': 300})\n"
+CASE = {"test": "test_it.py::test_sum"}
+
+
+def git(*words: str) -> str:
+    who = ("-c", "user.name=a", "-c", "user.email=a@b")
+    done = subprocess.run(["git", *who, *words], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def launch_at(commit: str, seconds: float, number: int, **facts: Any) -> Record:
+    return Record.model_validate(
+        {
+            "id": f"{commit}{number}", "time": "2026-01-01", "scenario": "pytest", "case": CASE,
+            "key": case_key("pytest", CASE), "launch": number, "status": "ok",
+            "samples_s": {"step": (seconds * (1 + number / 1000),) * 3}, "work": {"numbers": 300},
+            "facts": {"changes": None, **facts},
+            "environment": {"machine_key": "m", "git": {"commit": commit, "dirty": False}},
+        }
+    )  # fmt: skip
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """A repository with a test, on a branch of one commit; its machine is known at once."""
+    pytester.makepyfile(test_it=TEST)
+    git("init", "-q", "-b", "main")
+    git("add", "-A")
+    git("commit", "-qm", "one")
+    git("switch", "-qc", "feature")
+    git("commit", "-q", "--allow-empty", "-m", "two")
+    here = {"machine_key": "m", "git": {"commit": git("rev-parse", "HEAD"), "dirty": False}}
+    monkeypatch.setattr(timed_test, "collect_environment", lambda folder: here)
+    return pytester
+
+
+def run(project: pytest.Pytester, *words: str) -> pytest.RunResult:
+    plain = ("-p", "no:cacheprovider", "-p", "no:xdist")  # the fixture comes by its entry point
+    return project.runpytest_inprocess(*plain, "--penstock-seconds=0.01", *words)
+
+
+@pytest.mark.parametrize(
+    ("before", "words", "failed", "said"),
+    [
+        (1e-9, ["--penstock-fail-slower=5%"], 1, "*slower against main (*beyond 5.0 %*"),
+        (1e-9, [], 0, "*slower against main (*"),
+        (1.0, ["--penstock-fail-slower=5%"], 0, "*faster against main (*beyond 5.0 %*"),
+        (None, ["--penstock-fail-slower=5%"], 0, "*; no launch of main in the ledger"),
+        (1.0, ["--penstock-baseline=nowhere"], 0, "*; no launch of nowhere in the ledger"),
+    ],
+)
+def test_a_time_is_kept_and_compared_with_the_last_of_main(
+    project: pytest.Pytester, before: float | None, words: list[str], failed: int, said: str
+) -> None:
+    base, ours = git("rev-parse", "main"), git("rev-parse", "HEAD")
+    ledger = Ledger(project.path / "l")
+    now = 2e-6
+    for number in range(4):
+        if before is not None:
+            ledger.append(launch_at(base, before, number))
+        if number:
+            ledger.append(launch_at(ours, now, number - 1))
+    result = run(project, f"--penstock-ledger={project.path / 'l'}", *words)
+    result.assert_outcomes(passed=1 - failed, failed=failed)
+    result.stdout.fnmatch_lines(["*penstock: times*", f"test_it.py::test_sum: {said}"])
+    record = ledger.records()[-1]
+    assert (record.case, record.launch, record.name) == (CASE, 3, "test_sum")
+    assert record.work == {"numbers": 300} and record.samples_s["step"] and record.ok
+
+
+def test_without_a_ledger_nothing_is_kept_and_a_mistake_is_one_sentence(
+    project: pytest.Pytester,
+) -> None:
+    result = run(project)
+    result.stdout.fnmatch_lines(["test_it.py::test_sum: *; not kept: no --penstock-ledger"])
+    assert not list(project.path.glob("**/records.jsonl"))
+    result = run(project, "--penstock-fail-slower=fast", "--penstock-ledger=l")
+    assert result.ret != 0
+    result.stdout.fnmatch_lines(["*--penstock-fail-slower fast is no share such as 5% or 0.05*"])
+
+
+def test_other_machines_and_other_changes_are_no_side(project: pytest.Pytester) -> None:
+    base, ours = git("rev-parse", "main"), git("rev-parse", "HEAD")
+    ledger = Ledger(project.path / "l")
+    there = {"machine_key": "there", "git": {"commit": base, "dirty": False}}
+    ledger.append(launch_at(base, 1.0, 0).model_copy(update={"environment": there}))
+    ledger.append(launch_at(ours, 1.0, 0, changes="abc"))
+    result = run(project, "--penstock-ledger=l")
+    result.stdout.fnmatch_lines(["*; not compared: *the launches ran on 2 machines*"])
+    assert ledger.records()[-1].launch == 0
+
+
+def test_a_plugin_that_nobody_uses_imports_nothing() -> None:
+    code = (
+        "import sys, penstock.cli.pytest_plugin\n"
+        "print(sorted({'numpy', 'pydantic', 'torch', 'rich', 'psutil'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.slow
+def test_the_example_of_the_docs_with_xdist(
+    pytester: pytest.Pytester, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (example,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+    pytester.makepyfile(test_a=example, test_b=example)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    words = ("-p", "penstock.cli.pytest_plugin", "-p", "xdist.plugin", "-n", "2")
+    result = pytester.runpytest_subprocess(
+        *words, "--penstock-ledger=l", "--penstock-seconds=0.1", "-p", "no:cacheprovider"
+    )
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["test_a.py::test_standardise: *; beside 1 other worker of xdist"])
+    assert len(Ledger(pytester.path / "l").records()) == 2
+    assert main(["report", "l", "--output", "r.md"]) == 0
+    assert "test_b.py::test_standardise" in (pytester.path / "r.md").read_text()

@@ -1,0 +1,266 @@
+"""Every source of runs: its rows, and the details of each."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.base import UsageError
+from penstock.dashboard.catalogue import Catalogue
+from penstock.dashboard.listed_run import ListedRun
+from penstock.dashboard.sources.records import machine_of
+from penstock.instruments.ledger import record_cells
+
+from ..reports.kit import launch
+from ..reports.pages import run_folder
+from ..scaling.kit import log, write
+from .kit import HOSTILE, begun, catalogue_of, events_of, ledger_of, mlflow_store, training
+
+
+def only(catalogue: Catalogue) -> ListedRun:
+    (run,) = catalogue.runs
+    return run
+
+
+# --- ledgers --------------------------------------------------------------------------------------
+
+
+def test_launches_are_told_apart_by_the_knobs_that_differ(tmp_path: Path) -> None:
+    records = [launch(64, 1), launch(64, 2), launch(64, 2, 1, name="night", tags={"node": "a"})]
+    runs = catalogue_of(ledger_of(tmp_path / "l.ledger", records)).runs
+    names = {run.name for run in runs}
+    assert names == {"model batch=1", "model batch=2", "night batch=2 launch 2"}
+    tagged = next(run for run in runs if run.tags)
+    assert tagged.tags == {"node": "a"} and tagged.kind == "bench model"
+    assert tagged.result == "30.0 ms a step" and tagged.model == "prithvi-refiner-tiny"
+
+
+def test_details_of_a_launch_are_those_of_its_record(tmp_path: Path) -> None:
+    record = launch(64, 2, seconds=[0.03, 0.05, 0.04], environment={
+        "machine": {"processor": "EPYC", "cores": 4}, "load": {"one_minute": 3.0},
+    })  # fmt: skip
+    catalogue = catalogue_of(ledger_of(tmp_path / "l.ledger", [launch(8), record]))
+    run = next(run for run in catalogue.runs if "batch=2" in run.name)
+    details = catalogue.details(run)
+    assert details.settings["batch"] == "2" and details.settings["machine.cores"] == "4"
+    assert not any("load" in name for name in details.settings)
+    cells = record_cells(record)
+    for name in ("step.median_s", "work.pixels"):
+        assert details.metrics[name] == cells[name]
+    assert details.metrics["facts.parameters"] == 1000
+    curve = details.curves["step_s"]
+    assert curve.values.tolist() == [0.03, 0.05, 0.04] and curve.steps.tolist() == [1, 2, 3]
+    assert curve.seconds.tolist() == pytest.approx([0.03, 0.08, 0.12])
+    assert run.machine == "EPYC, 4 cores"
+
+
+def test_a_failed_launch_shows_its_error(tmp_path: Path) -> None:
+    catalogue = catalogue_of(ledger_of(tmp_path / "l.ledger", [launch(status="crash")]))
+    run = only(catalogue)
+    assert (run.status, run.result, run.seconds) == ("crash", "", None)
+    assert catalogue.details(run).error == "crash"
+
+
+def test_a_launch_of_a_training_joins_studies_of_scaling(tmp_path: Path) -> None:
+    told = {"world_size": 4, "training_s": 8.0, "epochs": 2, "status": "complete"}
+    record = launch().model_copy(
+        update={"scenario": "train", "case": {"workload": "spiral"}, "facts": {"training": told}}
+    )
+    catalogue = catalogue_of(ledger_of(tmp_path / "l.ledger", [record]))
+    details = catalogue.details(only(catalogue))
+    assert details.training is not None and details.training.devices == 4
+    assert details.settings["devices"] == "4" and only(catalogue).workload == "spiral"
+
+
+def test_a_packed_ledger_is_read_too(tmp_path: Path) -> None:
+    import gzip
+
+    path = tmp_path / "l.jsonl.gz"
+    path.write_bytes(gzip.compress((launch(8).line() + "\n").encode()))
+    catalogue = catalogue_of(path)
+    assert catalogue.details(only(catalogue)).settings["tile"] == "8"
+    path.write_bytes(path.read_bytes()[:-20])
+    (note,) = catalogue_of(path).notes
+    assert "cannot be read" in note
+
+
+def test_machines_are_named_by_their_gpus_first() -> None:
+    gpus = [{"name": "H200"}, {"name": "H200"}]
+    assert machine_of({"gpus": gpus, "machine": {"processor": "EPYC"}}) == "2 x H200"
+    assert machine_of({"machine_key": "abc"}) == "abc" and machine_of({}) == ""
+
+
+# --- trainings ------------------------------------------------------------------------------------
+
+
+def test_a_training_has_its_scores_steps_and_machine(tmp_path: Path) -> None:
+    folder = training(tmp_path / "lr3", 2, 12.0, learning_rate=0.003, name="a name",
+                      tags={"node": "h200"}, num_samples=7, backbone="resnet50")  # fmt: skip
+    events_of(folder)
+    catalogue = catalogue_of(tmp_path)
+    run = only(catalogue)
+    assert (run.name, run.kind, run.status, run.workload) == (
+        "a name", "training", "complete", "spiral",
+    )  # fmt: skip
+    assert run.tags == {"node": "h200"} and run.began == 1e9 and run.seconds == 12.0
+    assert run.model == "" and run.machine == "EPYC, 4 cores"
+    details = catalogue.details(run)
+    settings = details.settings
+    assert settings["devices"] == "2" and settings["learning_rate"] == "0.003"
+    assert settings["num_samples"] == "7" and settings["libraries.torch"] == "2.9"
+    assert "backbone" not in settings and "tags" not in settings and "name" not in settings
+    assert details.metrics["seconds"] == 12.5 and details.metrics["best_val_loss"] == pytest.approx(
+        0.68
+    )
+    loss = details.curves["train_loss"]
+    assert loss.values.tolist() == [1.0, 0.5, pytest.approx(1 / 3)]
+    assert loss.steps.tolist() == [4, 8, 12] and loss.epochs.tolist() == [1, 2, 3]
+    assert loss.seconds.tolist() == [3.0, 6.0, 9.0]
+    steps = details.curves["train_loss_step"]
+    assert steps.values.tolist() == pytest.approx([1 / n for n in range(1, 13)])
+    assert steps.epochs.tolist() == pytest.approx(np.arange(1, 13) / 4)
+    # Half a second for each step, and one for each validation that came before.
+    assert steps.seconds[[0, 3, 4, 11]].tolist() == [0.5, 2.0, 3.5, 8.0]
+    cpu = details.curves["system/cpu_percent"]
+    assert cpu.of_machine and cpu.seconds.tolist() == [1.0, 2.0, 3.0]
+    assert "transfer_s" not in details.curves and details.training is not None
+
+
+def test_a_training_that_has_just_begun_has_its_steps(tmp_path: Path) -> None:
+    begun(tmp_path / "living", steps=3)
+    catalogue = catalogue_of(tmp_path)
+    run = only(catalogue)
+    assert (run.name, run.status, run.result) == ("living", "unfinished", "")
+    details = catalogue.details(run)
+    assert details.training is None and len(details.curves["step_s"].values) == 3
+
+
+def test_the_model_of_a_training_is_of_its_workload(tmp_path: Path) -> None:
+    begun(tmp_path / "a", workload="detector", backbone="resnet18", model="denoise-net")
+    begun(tmp_path / "b", workload="mine", backbone="resnet18", model="mine-net")
+    models = {run.workload: run.model for run in catalogue_of(tmp_path).runs}
+    assert models == {"detector": "resnet18", "mine": "mine-net"}
+
+
+# --- inference, logs, trackers --------------------------------------------------------------------
+
+
+def test_a_run_of_inference_has_its_readings(tmp_path: Path) -> None:
+    run_folder(tmp_path / "a.penstock", {"read": (8.0, 1.0, 1), "forward": (5.0, 4.0, 1)},
+               run={"name": "mouse", "tags": {"k": "v"}})  # fmt: skip
+    catalogue = catalogue_of(tmp_path)
+    run = only(catalogue)
+    assert (run.name, run.kind, run.status, run.model) == (
+        "mouse", "inference", "complete", "identity",
+    )  # fmt: skip
+    assert run.result == "10.0 s" and run.tags == {"k": "v"}
+    details = catalogue.details(run)
+    assert details.metrics["seconds"] == 10.0 and details.metrics["stages.read.busy"] == 8.0
+    assert details.metrics["voxels_per_s"] == 552_960.0
+    assert details.curves["cpu_percent"].values.tolist() == [100.0 + t for t in range(20)]
+    assert details.curves["queue/prep"].of_machine and details.settings["devices"] == "1"
+
+
+def test_a_run_of_inference_that_was_killed_is_found_by_its_output(tmp_path: Path) -> None:
+    run_folder(tmp_path / "a.zarr.penstock")
+    (tmp_path / "a.zarr").mkdir()
+    run = only(catalogue_of(tmp_path / "a.zarr"))
+    assert run.status == "killed" and run.result == "0 of 4 blocks"
+
+
+def test_the_log_of_a_job(tmp_path: Path) -> None:
+    (path,) = write(tmp_path, {"slurm-77.out": log("77", 4, 95.23, ranks=4)})
+    catalogue = catalogue_of(path)
+    run = only(catalogue)
+    assert (run.name, run.kind, run.machine) == ("mlp 77", "job log", "NVIDIA A100-SXM4-40GB")
+    assert run.result == "1 min 35 s, val_loss 0.1187, val_acc 0.949"
+    details = catalogue.details(run)
+    assert details.settings["devices"] == "4" and details.metrics["seconds"] == 95.23
+    assert details.training is not None and details.training.devices == 4
+
+
+def test_a_store_of_mlflow_has_all_metrics(tmp_path: Path) -> None:
+    catalogue = catalogue_of(mlflow_store(tmp_path / "mlflow.db"))
+    runs = {run.name: run for run in catalogue.runs}
+    assert runs.keys() == {"tracked 0", "tracked 1"}
+    details = catalogue.details(runs["tracked 1"])
+    assert details.settings == {
+        "devices": "2", "world_size": "2", "learning_rate": "0.001", "machine.cores": "4",
+    }  # fmt: skip
+    assert runs["tracked 1"].tags == {"node": "a100"}
+    curve = details.curves["val_loss"]
+    assert curve.seconds.tolist() == [0, 10, 20, 30, 40] and curve.epochs.tolist() == [
+        0,
+        0,
+        1,
+        1,
+        2,
+    ]
+    assert details.metrics["val_loss"] == pytest.approx(1 / 6)
+    assert details.training is not None and details.training.seconds == 60.0
+
+
+def test_a_folder_of_mlflow_and_an_export_of_comet(tmp_path: Path) -> None:
+    home = tmp_path / "mlruns" / "0" / "abc"
+    for kind in ("params", "tags", "metrics"):
+        (home / kind).mkdir(parents=True)
+    (home / "meta.yaml").write_text("run_name: stored\nstatus: 3\nlifecycle_stage: active\n")
+    (home / "metrics" / "loss").write_text("1000 0.5 0\n2000 0.25 1\n")
+    rows = [{"metricName": "loss", "metricValue": 1 / n, "timestamp": 1e12 + n, "step": n}
+            for n in range(1, 4)]  # fmt: skip
+    (tmp_path / "comet.json").write_text(json.dumps(rows))
+    catalogue = catalogue_of(tmp_path / "mlruns", tmp_path / "comet.json")
+    stored, comet = sorted(catalogue.runs, key=lambda run: run.name, reverse=True)
+    assert stored.name == "stored" and stored.kind == "tracked" == comet.kind
+    assert catalogue.details(stored).curves["loss"].values.tolist() == [0.5, 0.25]
+    assert len(catalogue.details(comet).curves["loss"].values) == 3
+    assert catalogue.details(comet).training is None  # no number of devices is known
+
+
+# --- whatever lies there --------------------------------------------------------------------------
+
+
+def test_hostile_words_are_clipped_and_without_control_characters(tmp_path: Path) -> None:
+    begun(
+        tmp_path / "a", name=HOSTILE + "x" * 10**7, tags={HOSTILE: HOSTILE}, learning_rate=HOSTILE
+    )
+    ledger_of(tmp_path / "l.ledger", [launch(case={"model": HOSTILE, "tile": "y" * 10**6})])
+    catalogue = catalogue_of(tmp_path)
+    for run in catalogue.runs:
+        words = [run.name, run.model, run.source, *run.tags, *run.tags.values()]
+        words += catalogue.details(run).settings.values()
+        assert not any("\x1b" in word or "\u202e" in word or "\x00" in word for word in words)
+        assert max(map(len, words)) < 2100
+    assert any("<script>alert(1)</script>" in run.name for run in catalogue.runs)
+
+
+@pytest.mark.parametrize("kind", ["args", "ledger", "run", "db", "zip"])
+def test_what_is_broken_is_passed_over_with_a_sentence(tmp_path: Path, kind: str) -> None:
+    training(tmp_path / "good")
+    bad = tmp_path / "bad"
+    if kind == "args":
+        (begun(bad) / "args.json").write_text("{")
+    elif kind == "run":
+        bad.mkdir()
+        (bad / "run.json").write_text("[1")
+    elif kind == "ledger":
+        ledger_of(bad, [launch()])
+        with (bad / "records.jsonl").open("a") as file:
+            file.write('{"schema": 99}\nnonsense\n')
+    else:
+        (tmp_path / f"bad.{kind}").write_bytes(b"SQLite format 3\0 no" if kind == "db" else b"PK")
+    catalogue = catalogue_of(tmp_path)
+    assert "good" in {run.name for run in catalogue.runs}
+    assert catalogue.notes and all("bad" in note for note in catalogue.notes)
+    assert all(note.endswith("it is passed over") for note in catalogue.notes)
+
+
+def test_details_of_what_has_changed_since_are_refused(tmp_path: Path) -> None:
+    ledger = ledger_of(tmp_path / "l.ledger", [launch()])
+    catalogue = catalogue_of(ledger)
+    (ledger / "records.jsonl").write_text("x" * 99 + "\n")
+    with pytest.raises(UsageError, match="has changed"):
+        catalogue.details(only(catalogue))

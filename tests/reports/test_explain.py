@@ -1,0 +1,246 @@
+"""What bound a run, what to change, by how much, and whether that held."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.cli import main
+from penstock.instruments import Interval, Loopback
+from penstock.reports.change import Change, Held, place_beside, ranked
+from penstock.reports.explanation import Explanation, explain
+from penstock.reports.places import places_of
+from penstock.reports.training.ranks import covered
+
+from .pages import HOSTILE, run_folder
+from .test_training_report import COMPUTING, WAITING, training
+
+READ = {"read": (9.0, 0.1, 1), "forward": (2.0, 8.0, 1), "write": (1.0, 9.0, 2)}
+
+
+def explained(path: Path, *others: Path) -> Explanation:
+    (place,) = places_of(path)
+    return explain(place, others)
+
+
+def infer(
+    folder: Path, stages: Any = READ, settings: dict[str, Any] | None = None, **changes: Any
+) -> Path:
+    usual = {"model_type": "identity", "out_spec": [f"{folder.name}.zarr"], "prep_workers": 1}
+    run = {"settings": usual | (settings or {}), **changes.pop("run", {})}
+    return run_folder(folder, stages, run=run, **{"cpu_seconds": 12.0, **changes})
+
+
+# --- a run of infer -------------------------------------------------------------------------------
+
+
+def test_a_run_bound_by_reading_is_given_threads_and_the_command_to_test_them(
+    tmp_path: Path,
+) -> None:
+    found = explained(infer(tmp_path / "a"))
+    first = found.changes[0]
+    assert found.bound[0].startswith("Bound by read: its thread was busy 90% of the time")
+    assert first.sentence() == (
+        "2 threads for read in place of 1: 1.82x as fast [1.00-2.22: the store gives no more, to "
+        "nothing else takes longer; one run]. Read was busy for 90% of the time on 1 thread."
+    )
+    words = shlex.split(first.command)
+    assert words[:2] == ["penstock", "infer"] and words[-2:] == ["--prep-workers", "2"]
+    assert "a-prep-workers-2.zarr" in words
+
+
+def test_the_gain_turns_with_the_record(tmp_path: Path) -> None:
+    busier = READ | {"forward": (8.0, 2.0, 1)}
+    (first, *_) = explained(infer(tmp_path / "a", busier)).changes
+    assert first.gain.high == pytest.approx(1 / 0.8), "then forward binds"
+    assert explained(infer(tmp_path / "b", cpu_seconds=37.0)).changes == [], "the cores are full"
+    writing = {"read": (1.0, 9.0, 1), "write": (9.0, 0.1, 1)}
+    (first,) = explained(infer(tmp_path / "c", writing)).changes
+    assert first.settings == {"writer_workers": 2}
+
+
+def test_a_run_bound_by_computing_may_compute_less(tmp_path: Path) -> None:
+    computing = {"forward": (9.5, 0.1, 1), "read": (0.5, 9.0, 1)}
+    domain = [[0, 0, 0, 0, 0], [1, 1, 96, 240, 240]]
+    geometry = {"domain": domain, "patch": [64] * 3, "overlap": [32] * 3, "devices": ["cpu"]}
+    run = {"makers": [{"threads": 2}], "fingerprint": geometry}
+    folder = infer(tmp_path / "a", computing, run=run)
+    by = {name: change for change in explained(folder).changes for name in change.settings}
+    overlap, threads = by["overlap"], by["threads"]
+    assert overlap.settings == {"overlap": [16, 16, 16]}
+    assert overlap.gain.high == pytest.approx(192 / 50), "3 x 8 x 8 patches, and 2 x 5 x 5"
+    assert "192 patches; 50 would do" in overlap.sentence()
+    assert threads.settings == {"threads": 4} and threads.gain.high == 2.0
+    assert "on 2 threads" in threads.sentence()
+    (starved, _) = explained(infer(tmp_path / "b", computing, run=run, cpu_seconds=4.75)).changes
+    assert starved.gain.high == pytest.approx(2 * 192 / 50)
+    assert "others used the cores for up to 50% of the time" in starved.sentence()
+
+
+def test_a_test_beside_others_says_nothing_where_it_did_not_hold(tmp_path: Path) -> None:
+    computing = {"forward": (9.5, 0.1, 1), "read": (0.5, 9.0, 1)}
+    run = {"makers": [{"threads": 2}]}
+    base = infer(tmp_path / "a", computing, run=run)
+    infer(tmp_path / "b", computing, settings={"threads": 4}, seconds=30.0, cpu_seconds=4.75)
+    held = next(each for each in explained(base).held if each.where == "b")
+    assert held.verdict == "cannot be told"
+    assert "it had a processor for at most 50% of that time." in held.sentence()
+
+
+def test_a_run_that_is_not_done_says_that_it_cannot_know(tmp_path: Path) -> None:
+    found = explained(run_folder(tmp_path / "a"))
+    assert "What bound it cannot be said" in found.bound[1]
+    assert found.lines()[-1] == "Nothing that was measured speaks for a change."
+
+
+@pytest.mark.parametrize(
+    ("seconds", "verdict"), [(6.0, "held"), (10.5, "did not hold"), (2.0, "gave more")]
+)
+def test_a_test_beside_the_run_is_found_by_its_settings(
+    tmp_path: Path, seconds: float, verdict: str
+) -> None:
+    base = infer(tmp_path / "a")
+    infer(tmp_path / "b", seconds=seconds, settings={"prep_workers": 2})
+    infer(tmp_path / "c", seconds=1.0, settings={"prep_workers": 2, "batch": 7})
+    run_folder(tmp_path / "d")  # under way
+    (held,) = explained(base).held
+    assert held.verdict == verdict and held.where == "b"
+    assert f"{verdict}: b was {10 / seconds:.2f}x as fast [1 launch each]" in held.sentence()
+    elsewhere = infer(tmp_path / "x" / "y", seconds=5.0, settings={"prep_workers": 2})
+    assert [each.where for each in explained(base, elsewhere).held] == ["b", "y"]
+
+
+@pytest.mark.slow
+def test_a_slow_store_is_named_and_threads_help_as_foretold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each answer is late by a second, so that the machine's own noise is small."""
+    monkeypatch.chdir(tmp_path)
+    assert main("generate volume v.ome.zarr --shape 64 256 512".split()) == 0
+    with Loopback(tmp_path, 1.0) as store:
+        words = ["infer", "--in-spec", f"{store.url}/v.ome.zarr", "--model-type", "identity"]
+        words += "--patch 64 64 64 --overlap 0 --normalize none --block 64 128 128".split()
+        for out, threads in (("r.ome.zarr", "1"), ("r-prep-workers-2.ome.zarr", "2")):
+            assert main([*words, "--out-spec", out, "--prep-workers", threads]) == 0
+    found = explained(Path("r.ome.zarr"))
+    assert found.bound[0].startswith("Bound by read")
+    assert found.changes[0].settings == {"prep_workers": 2}
+    assert [(each.where, each.verdict) for each in found.held] == [
+        ("r-prep-workers-2.ome.zarr", "held")
+    ]
+
+
+# --- a training -----------------------------------------------------------------------------------
+
+
+def trained(folder: Path, phases: Any, args: dict[str, Any] | None = None, **changes: Any) -> Path:
+    training(folder, phases, **changes)
+    usual = {"workload": "spiral", "num_workers": 0, "batch_size": 32, "output_dir": folder.name}
+    (folder / "args.json").write_text(json.dumps(usual | (args or {})))
+    return folder
+
+
+def test_a_starved_training_is_given_workers(tmp_path: Path) -> None:
+    found = explained(trained(tmp_path / "a", WAITING))
+    first = found.changes[0]
+    assert found.bound[0].startswith("Bound by waiting for data: 65% of the time of steps")
+    assert first.settings == {"num_workers": 2} and first.gain.low == 1.0
+    assert 2.6 < first.gain.value < 3.1, "0.65 of a step is hidden behind the other 0.35"
+    assert "no gain if they share cores with the step" in first.sentence()
+    assert (
+        first.command == ("penstock train spiral --num-workers 2 --output-dir a-num-workers-2")
+        or "--num-workers 2" in first.command
+    )
+
+
+def test_workers_that_are_waited_for_bring_a_batch_a_step(tmp_path: Path) -> None:
+    folder = trained(tmp_path / "a", WAITING, {"num_workers": 2}, device="A GPU")
+    first = next(c for c in explained(folder).changes if "num_workers" in c.settings)
+    assert first.settings == {"num_workers": 4} and first.gain.value == pytest.approx(2.0, abs=0.1)
+    assert first.gain.low is not None and 1.2 < first.gain.low < 1.6, "half of the wait is left"
+    assert "mixed precision" not in " ".join(c.what for c in explained(folder).changes)
+
+
+def test_what_is_done_once_a_step_is_done_less_often_with_larger_batches(tmp_path: Path) -> None:
+    phases = {"forward": (0.5, 0.5), "optimizer": (0.3, 0.3), "communication": (0.2, 0.2)}
+    folder = trained(tmp_path / "a", phases, world=2, device="A GPU")
+    changes = explained(folder).changes
+    batch = next(c for c in changes if "batch_size" in c.settings)
+    assert batch.gain.value == pytest.approx(1 / 0.75) and batch.gain.high == 2.0
+    assert "50% of a step is communication and optimizer" in batch.sentence()
+    start = "penstock launch torchrun --nproc-per-node 2 -- train spiral "
+    assert batch.command.startswith(start)
+    amp = next(c for c in changes if "amp" in c.settings)
+    assert amp.gain.high == pytest.approx(1 / 0.75)
+    assert [c.gain.value for c in changes] == sorted((c.gain.value for c in changes), reverse=True)
+
+
+def test_a_load_that_is_shorter_than_handing_it_over_says_nothing(tmp_path: Path) -> None:
+    short = {name: tuple(s / 1000 for s in each) for name, each in WAITING.items()}
+    base = trained(tmp_path / "a", short)
+    change = next(c for c in explained(base).changes if "num_workers" in c.settings)
+    assert "the gain is not known, for handing a batch" in change.sentence()
+    trained(tmp_path / "b", COMPUTING, {"num_workers": 2})
+    (held,) = explained(base).held
+    assert held.verdict == "was tested" and "nothing was foretold" in held.sentence()
+
+
+def test_ranks_are_merged(tmp_path: Path) -> None:
+    phases = {"forward": (0.5, 0.5), "communication": (0.2, 0.2)}
+    folder = trained(tmp_path / "a", phases, world=2, slow=1.2)
+    # The first rank waits for the last, which has a fifth more to do and waits less.
+    path = folder / "steps" / "rank0.csv"
+    path.write_text(path.read_text().replace("0.200000", "0.300000").replace(",0.7,", ",0.8,"))
+    lines = explained(folder).bound
+    assert "25% is the sum over ranks that no computing hides, 200 ms" in lines[1]
+    assert "6% waiting for the last of 2 ranks, 50.0 ms" in lines[1]
+    assert lines[2] == "Rank 1 is the last in 100% of 10 steps; 50% would be chance."
+    assert "is not known: no trace of a profiler shows it" in lines[3]
+    (folder / "profile").mkdir()
+    events = [
+        {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 0, "dur": 4e6},
+        {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce", "ts": 3e6, "dur": 4e6},
+        {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 0, "dur": 9e6},
+        {"ph": "i", "name": 3},
+    ]
+    for rank in (0, 1):
+        text = json.dumps({"traceEvents": events})
+        (folder / "profile" / f"rank{rank}.json").write_text(text)
+    line = explained(folder).bound[-1]
+    assert line.startswith("25% of the 8.00 s in which ranks summed was hidden behind computing")
+    assert "[25%-25%, 2 traces of the profiler]" in line
+
+
+def test_covered_seconds() -> None:
+    assert covered([]) == 0 and covered([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)]) == 4.0
+
+
+# --- words ----------------------------------------------------------------------------------------
+
+
+def test_changes_rank_by_what_they_give_and_the_unknown_comes_last() -> None:
+    one, two, unknown = (
+        Change(name, "", Interval(value, 1.0, high, 1), "", {})
+        for name, value, high in (("one", 1.2, 2.0), ("two", 1.5, 2.0), ("three", 9.0, None))
+    )
+    assert [c.what for c in ranked([one, unknown, two])] == ["two", "one", "three"]
+    near = Held(one, "x", Interval(2.2, 1.9, 2.5, 1))
+    assert near.verdict == "may have held" and "1.90-2.50, 1 launch each" in near.sentence()
+    assert place_beside("a/b.c.zarr", {"overlap": [8, 8]}) == "a/b-overlap-8-8.c.zarr"
+
+
+def test_names_are_text_and_a_command_is_quoted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    infer(tmp_path / "a", settings={"in_spec": HOSTILE})
+    code = main(["explain", str(tmp_path / "a"), "--json", str(tmp_path / "e.json")])
+    assert code == 0, capsys.readouterr().err
+    out = capsys.readouterr().out
+    assert "\x1b" not in out and "\x00" not in out
+    (run,) = json.loads((tmp_path / "e.json").read_text())["runs"]
+    assert HOSTILE in shlex.split(run["changes"][0]["command"])
+    assert main(["explain", str(tmp_path / "nothing")]) == 2

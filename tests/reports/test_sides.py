@@ -1,0 +1,215 @@
+"""Sides of a comparison: runs phase by phase, commits of a ledger, a gate, a summary."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.base.errors import UsageError
+from penstock.instruments.commits import commit_named, commits_between, in_order
+from penstock.instruments.record import Record
+from penstock.reports.launches import launches_of
+from penstock.reports.places import places_of
+from penstock.reports.sides import launches_at, launches_named
+
+from .pages import HOSTILE, run_folder
+from .test_compare import launches, record, run, store
+from .test_training_report import COMPUTING, WAITING, training
+
+READ = {"read": (36.0, 2.0, 4), "forward": (5.0, 5.0, 1)}
+ONE, TWO = "ab12" + "0" * 36, "ab13" + "0" * 36
+
+
+def test_two_trainings_phase_by_phase(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = training(tmp_path / "a", WAITING), training(tmp_path / "b", COMPUTING)
+    assert run(a, b) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "training 31.2 ms 31.2 ms 1.000 1 + 1 inconclusive" in out  # 1 s over 32 samples
+    assert "data_wait 650 ms 200 ms 0.2857 [0.2857 to 0.3333] one launch each" in out
+    assert "forward moved most: 450 ms more, 3.500 [2.333 to 3.500] times as long." in out
+    assert "nothing is said of the next launch. - No setting differs." in out
+    assert "samples/s 640 640 1.000 no interval" in out
+
+
+def test_runs_of_each_side_are_judged_and_what_differs_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for side, workers, base in (("a", 1, 10.0), ("b", 2, 5.0)):
+        for number in range(4):
+            folder = tmp_path / side / str(number)
+            settings = {"prep_workers": workers, "out_spec": str(number), "model_type": HOSTILE}
+            run_folder(folder, READ, base + number / 100, run={"settings": settings})
+    assert run(tmp_path / "b", tmp_path / "a", "--fail-if-slower", "5%") == 1
+    out = capsys.readouterr().out
+    assert "infer: slower: B takes 1.997" in out
+    assert "prep-workers  2  1" in out and "out-spec" not in out
+    assert out.splitlines()[-1] == ("The gate fails: 1 case slower by more than 5 %, or failing.")
+    assert run(tmp_path / "a", tmp_path / "b", "--fail-if-slower", "0.05") == 0
+    assert "The gate holds: no case of 1 is slower by more than 5 %." in capsys.readouterr().out
+
+
+def test_settings_that_vary_within_a_side_tell_its_cases_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for side in "ab":
+        for batch in (1, 2):
+            settings = {"batch": batch, "amp": side == "b"}
+            run_folder(tmp_path / side / str(batch), READ, run={"settings": settings})
+    assert run(tmp_path / "a", tmp_path / "b") == 0
+    out = capsys.readouterr().out
+    assert "batch=1: inconclusive" in out and "batch=2: inconclusive" in out
+    assert out.count("amp  false  true") == 2
+
+
+def test_a_gate_that_cannot_tell_ends_with_three(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(0)
+    a = store(tmp_path / "a", launches(rng, n=1))
+    b = store(tmp_path / "b", launches(rng, n=1))
+    assert run(a, b, "--fail-if-slower", "5%", "--markdown", tmp_path / "m.md") == 3
+    line = "The gate is undecided: 1 of 1 case may be slower by more than 5 %; more launches tell."
+    assert line in capsys.readouterr().out
+    assert f"- {line}\n" in (tmp_path / "m.md").read_text()
+    assert run(a, b) == 0  # no gate
+
+
+def test_a_summary_shows_changes_first_and_takes_names_as_text(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    a, b = (
+        [
+            each
+            for knob in (HOSTILE, *map(str, range(30)))
+            for each in launches(
+                rng, noise=1e-3, knobs={"model": knob}, level=level if knob == HOSTILE else 1
+            )
+        ]
+        for level in (1, 2)
+    )
+    a, b = store(tmp_path / "a", a), store(tmp_path / "b", b)
+    assert run(a, b, "--markdown", tmp_path / "m.md", "--json", tmp_path / "m.json") == 1
+    text = (tmp_path / "m.md").read_text()
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    assert table[2].endswith("| 5 + 5 | slower |") and len(table) == 22
+    assert "- 11 more cases are not shown." in text and "<script>" not in text
+    assert json.loads((tmp_path / "m.json").read_text())["gate"] == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--fail-if-slower", "fast"], "--fail-if-slower fast is no share such as 5% or 0.05"),
+        (["--fail-if-slower", "-5%"], "--fail-if-slower -5% is no share"),
+        (["--markdown", "/nowhere/x.md"], "--markdown /nowhere/x.md: No such file"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    tmp_path: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = store(tmp_path / "a", [record()])
+    words = [f"{words[0]}={words[1]}"]
+    assert run(a, a, *words) == 2
+    assert message in capsys.readouterr().out
+
+
+def test_a_run_that_is_not_done_has_no_times(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is not done, and has no times yet"):
+        launches_of(places_of(run_folder(tmp_path / "a")))
+    folder = training(tmp_path / "t", WAITING, epoch_times_s=[])
+    with pytest.raises(UsageError, match="no epoch has ended"):
+        launches_of(places_of(folder))
+    broken = run_folder(tmp_path / "u.penstock", READ)
+    (broken / "summary.json").write_text('{"seconds": 1.0}')
+    with pytest.raises(UsageError, match="not what Penstock left there"):
+        launches_of(places_of(tmp_path / "u.penstock"))
+
+
+# --- commits --------------------------------------------------------------------------------------
+
+
+def made_at(commit: str, number: int = 0, dirty: bool = False) -> Record:
+    git = {"commit": commit, "dirty": dirty}
+    return record(launch=number, environment={"machine_key": "here", "git": git})
+
+
+def test_a_commit_stands_for_the_launches_made_at_it(tmp_path: Path) -> None:
+    both = [made_at(ONE), made_at(ONE, 1), made_at(TWO, 2), made_at(TWO, 3, dirty=True)]
+    ledger = store(tmp_path / "l", both)
+    assert [r.launch for r in launches_named("ab12", [ledger])] == [0, 1]
+    assert [r.launch for r in launches_named(TWO, [tmp_path])] == [2]
+    assert [r.launch for r in launches_at("ab13+dirty", both, "l")] == [3]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("ab1", "was made at it: it has launches of ab12000000 and ab13000000"),
+        ("beef", "beef is no path, and no launch of l was made at it"),
+        ("--all", "--all is no path, and no launch of l was made at it"),
+        ("ab13", r"ab13\+dirty names its launches with changes"),
+    ],
+)
+def test_a_commit_that_is_not_there_is_one_sentence(name: str, message: str) -> None:
+    records = [made_at(ONE), made_at(TWO, dirty=True)]
+    with pytest.raises(UsageError, match=message):
+        launches_at(name, records, "l")
+
+
+def test_a_short_hash_of_several_commits_is_refused() -> None:
+    records = [made_at("ab12" + "1" * 36), made_at("ab12" + "2" * 36)]
+    with pytest.raises(UsageError, match="ab12 is not one but ab12111111 and ab12222222 in l"):
+        launches_at("ab12", records, "l")
+    with pytest.raises(UsageError, match="no launch of it names a commit"):
+        launches_at("ab12", [record()], "l")
+
+
+def test_a_name_without_a_ledger_is_no_path() -> None:
+    with pytest.raises(UsageError, match="name its ledger with --ledger"):
+        launches_named("ab12", [])
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """A repository of three commits, the newest first by its clock."""
+    folder = tmp_path_factory.mktemp("repository")
+
+    def git(*words: str, **variables: Any) -> str:
+        who = ("-c", "user.name=a", "-c", "user.email=a@b")
+        done = subprocess.run(
+            ["git", *who, *words], cwd=folder, check=True, capture_output=True, text=True
+        )
+        return done.stdout.strip()
+
+    git("init", "-q", "-b", "main")
+    commits = []
+    for number in range(3):
+        date = f"200{9 - number}-01-01T00:00:00Z"
+        git("commit", "-q", "--allow-empty", "-m", str(number), "--date", date)
+        commits.append(git("rev-parse", "HEAD"))
+    return folder, commits
+
+
+def test_git_orders_commits_by_ancestry(repository: tuple[Path, list[str]]) -> None:
+    folder, commits = repository
+    assert in_order([commits[2], commits[0], commits[1]], folder) == commits
+    assert in_order([*commits, ONE], folder) is None
+    assert in_order([], folder) is None and in_order(["--all"], folder) is None
+    assert commit_named("main~1", folder) == commits[1]
+    assert commit_named("--all", folder) is None
+    assert commits_between(commits[0], commits[2], folder) == 2
+    assert commits_between(commits[0], ONE, folder) is None
+    assert commits_between("HEAD", "main", folder) is None
+
+
+def test_a_name_of_git_stands_for_its_commit(
+    repository: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, commits = repository
+    monkeypatch.chdir(folder)
+    records = [made_at(commit, number) for number, commit in enumerate(commits)]
+    assert [r.launch for r in launches_at("HEAD~2", records, "l")] == [0]
