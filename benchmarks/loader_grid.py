@@ -66,7 +66,7 @@ class Ratio(NamedTuple):
 
 
 def ratio(rows: Sequence[Row], other: str, what: str = "seconds") -> Ratio:
-    """Of an epoch (``seconds``), or of opening and the first (``first_s``), paired by round, 95 %."""
+    """Paired by round, 95 %: of an epoch, or (``first_s``) of opening and the first one."""
     ours, theirs = (
         {r["round"]: r[what] for r in rows if r["contender"] == who} for who in (OURS, other)
     )

@@ -160,4 +160,7 @@ def test_the_readmes_say_what_the_grid_shows(monkeypatch: pytest.MonkeyPatch) ->
         grid["ratio"](own, "tensorstore-loop", "first_s").value for own in warm.values()
     )
     least, most, median = firsts[0], firsts[-1], statistics.median(firsts)
-    assert f"took {least:.2f} to {most:.2f} of the loop's time, with a median of {median:.2f}" in readme
+    assert (
+        f"took {least:.2f} to {most:.2f} of the loop's time, with a median of {median:.2f}"
+        in readme
+    )

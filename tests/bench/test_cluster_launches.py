@@ -25,7 +25,7 @@ from penstock.bench.launch.on_cluster import RemoteLaunch, launch_here
 from penstock.bench.launch.supervisor import LaunchRequest
 from penstock.cli import main
 from penstock.cli.sweep import launcher_of
-from penstock.cluster.tasks import TaskFailure, UnfitWorker
+from penstock.cluster import TaskFailure, UnfitWorker
 from penstock.cluster.worker_side import client_variables, variables_of_client
 from penstock.instruments import environment
 from penstock.instruments.ledger import Ledger

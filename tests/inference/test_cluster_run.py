@@ -110,15 +110,18 @@ def test_workers_that_are_killed_at_random_change_no_byte(
     with workers, Killer(kills, pause={1: 0.1, 3: 0.7, 20: 1.5}[kills]) as killer:
         words = ("--cluster", "local:2", "--spill", spill, *words)
         code = infer(*words)
-        while killer.left and code == 0:
-            code = infer(*words, "--overwrite")
-    assert code == 0, capsys.readouterr().err
+        for _ in range(3 * kills):
+            if code in (1, 2) or (code == 0 and not killer.left):
+                break  # a part may be the one of three deaths, and is left for another run
+            code = infer(*words, "--resume" if code == 3 else "--overwrite")
+    said = capsys.readouterr()
+    assert code == 0, said.err
     assert killer.left == 0
     assert dict(os.environ) == before
     assert np.array_equal(values("out.zarr"), alone)
+    assert " died " in said.out + said.err
+    assert len(list(Path("out.zarr.penstock").glob("done-*.log"))) >= 2
     summary = json.loads(Path("out.zarr.penstock/summary.json").read_text())
-    assert "died on the way" in " ".join(summary["notes"])
-    assert len(summary["workers"]) >= 2
     assert ("join" in summary["stages"]) == (spill == "always")
     assert not Path("out.zarr.penstock/spill").exists()
 

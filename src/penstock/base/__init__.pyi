@@ -55,6 +55,7 @@ from .errors import DISTRIBUTION as DISTRIBUTION
 from .errors import Incomplete as Incomplete
 from .errors import MissingDependency as MissingDependency
 from .errors import NotComparable as NotComparable
+from .errors import OutOfMemory as OutOfMemory
 from .errors import PenstockError as PenstockError
 from .errors import Refused as Refused
 from .errors import StageError as StageError

@@ -7,7 +7,8 @@
     ├── StageError               1  a stage failed on a block; 3 where --resume goes on as it is
     ├── Incomplete               3  not every planned block was written
     │   ├── StoreAway            3  a store has failed for longer than the job waits
-    │   └── StoreFull            3  a store has no room left
+    │   ├── StoreFull            3  a store has no room left
+    │   └── OutOfMemory          3  a device, or the host, has no memory left for a batch
     └── NotComparable            4  two measurements cannot be compared
 
 A message is one sentence that names the numbers and the flag or path at fault.
@@ -29,6 +30,8 @@ class PenstockError(Exception):
     """Base of every error that Penstock raises on purpose."""
 
     exit_code = 1
+    ends_job = False
+    """True if the rest of the job would fail alike, on other workers too."""
 
 
 class UsageError(PenstockError, ValueError):
@@ -70,6 +73,14 @@ class StoreAway(Incomplete):
 
 class StoreFull(Incomplete):
     """A store has no room left; the last fault is chained."""
+
+    ends_job = True
+
+
+class OutOfMemory(Incomplete):
+    """A device, or the host, has no memory left for a batch; the last fault is chained."""
+
+    ends_job = True
 
 
 class NotComparable(PenstockError):

@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 
 from ..base import Incomplete, OnCluster, OnWorkers, UsageError, plural
 from .absence import Absence
-from .tasks import TaskFailure, Tasks, UnfitWorker, tell_begun, worker_notes
+from .task_side import TaskFailure, UnfitWorker, tell_begun
+from .tasks import Tasks, worker_notes
 from .workers import Workers, connected
 
 REASONS = 3

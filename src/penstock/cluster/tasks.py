@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import queue
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from ..base import PenstockError, StoreAway, UsageError, describe, plural
-from .leaving import LEAVING, leave_with_notice
-from .worker_side import worker_address
+from ..base import PenstockError, UsageError, describe, plural
+from .leaving import LEAVING
+from .news import News
+from .placement import Placement
+from .task_side import TaskFailure, run_guarded
 from .workers import Workers
 
 DEATHS = 3
@@ -28,33 +29,10 @@ AHEAD = 3
 """Tasks given out for each one that can run: the next is there when one ends."""
 AHEAD_S = 2.0
 """Seconds of work given out ahead, where tasks take so little that a few each would not last."""
-TICK_S = 0.5
 FETCH_S = 20.0
 """Seconds within which a result that is there must come."""
 LOOK_S = 1.0
 """Seconds between two questions of how many tasks can run."""
-
-
-class UnfitWorker(UsageError):
-    """A worker that may not take part in the job, though others may."""
-
-
-class WorkerLeaves(PenstockError):
-    """A worker leaves before its task is done. Another one does it, and the task has not failed."""
-
-
-@dataclass(frozen=True, slots=True)
-class TaskFailure:
-    """What a task that raised sends back: exceptions of users' libraries need not be picklable."""
-
-    sentence: str
-    final: bool
-    """True if no other try can succeed."""
-    exit_code: int
-    away: bool = False
-    """True if a store has failed for longer than a task waits for it."""
-    unfit: str | None = None
-    """Address of a worker that no task of this job fits; None for any other failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +51,12 @@ class _Task:
     tries: int = 1
     """Times that it was begun because an earlier try raised."""
     submitted: int = 0
-    died: set[str] = field(default_factory=set)
+    died: int = 0
     """Workers that died at it since some of it was last made safe."""
     future: Any = None
+    """None while it is held back, since no worker that fits is there."""
+    placed: frozenset[str] | None = None
+    """Addresses of the workers that it may run on; None for any."""
 
 
 class Tasks:
@@ -105,20 +86,15 @@ class Tasks:
         self.function, self.order, self.topic, self.retries = function, order, topic, retries
         self.name = f"{topic}-{uuid.uuid4().hex[:8]}"
         """The begin of the tasks' keys, which no other tasks have."""
-        self.lanes = self.present = 0
-        """Tasks that can run at a time now, and workers that are there."""
+        self.placement = Placement(workers)
         self.deaths = self.retried = 0
         """Workers that died without notice, and tasks that were tried again after they raised."""
         self._pending: dict[int, _Task] = {}
         self._running: dict[str, int] = {}
         """The task that each worker is at."""
-        self.unfit: dict[str, str] = {}
-        """Addresses of workers that get no more tasks, each with the reason."""
         self._leaving: set[str] = set()
         """Addresses of workers that have said that they leave."""
-        self._news: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
-        self._placed: dict[str, Any] = {}
-        """On which workers tasks run, and what of them each takes."""
+        self._news = News(self.client, {"told": topic, "all": "all", "leaving": LEAVING})
         self._rate = 0.0
         """Tasks that end in a second."""
         self._ended = 0
@@ -139,13 +115,11 @@ class Tasks:
 
         Raises:
             PenstockError: The scheduler is gone.
-            UsageError: No worker has this version of Penstock.
-            Incomplete: No worker is there, and the time to wait for one is over.
+            UsageError: No worker that was there so far may take part.
+            Incomplete: No worker that fits is there, and the time to wait for one is over.
         """
         waiting = iter(numbers)
-        self.client.subscribe_topic(self.topic, lambda event: self._news.put(("told", event[1])))
-        self.client.subscribe_topic("all", lambda event: self._news.put(("all", event[1])))
-        self.client.subscribe_topic(LEAVING, lambda event: self._news.put(("leaving", event[1])))
+        self._news.subscribe()
         try:
             while True:
                 self._refill(waiting)
@@ -153,7 +127,7 @@ class Tasks:
                     return
                 tick(None)
                 ended: list[tuple[_Task, Any]] = []
-                for kind, item in self._take_news():
+                for kind, item in self._news.take():
                     if kind == "told":
                         self._hear(item)
                         tick(item)
@@ -166,15 +140,13 @@ class Tasks:
                 yield from self._end(ended)
         finally:
             with contextlib.suppress(Exception):  # the scheduler may be gone
-                self.client.cancel([task.future for task in self._pending.values()], force=True)
-                self.client.unsubscribe_topic(self.topic)
-                self.client.unsubscribe_topic("all")
-                self.client.unsubscribe_topic(LEAVING)
+                _withdraw(self.client, self._pending.values())
+                self._news.unsubscribe()
 
     def _refill(self, waiting: Iterator[int]) -> None:
         """Give out as many tasks as workers need: a few each, more of those that take no time."""
         self._look()
-        room = max(1, AHEAD * self.lanes, int(self._rate * AHEAD_S)) - len(self._pending)
+        room = max(1, AHEAD * self.placement.lanes, int(self._rate * AHEAD_S)) - len(self._pending)
         for number in itertools.islice(waiting, max(0, room)):
             self._pending[number] = _Task(number)
             self._submit(self._pending[number])
@@ -190,14 +162,24 @@ class Tasks:
             )
         self._rate = self._ended / (now - self._asked) if self._asked else 0.0
         self._asked, self._ended = now, 0
-        self.lanes = self.workers.attend()
-        self._placed["resources"] = self.workers.resources or None
-        self.unfit |= self.workers.strangers()
-        present = self.workers.hosts().keys()
-        fit, self.present = present - self.unfit.keys(), len(present)
-        self._placed["workers"] = [*fit] if self.unfit else None
+        self.placement.look()
+        self._place_again()
+
+    def _place_again(self) -> None:
+        """Give out tasks again whose workers are gone. Dask would wait for these for ever."""
+        stranded = [task for task in self._pending.values() if self.placement.strands(task.placed)]
+        _withdraw(self.client, stranded)
+        for task in stranded:
+            if self.ends:
+                del self._pending[task.number]
+            else:
+                self._submit(task)
 
     def _submit(self, task: _Task) -> None:
+        """Give a task to Dask. It is held back while no worker that fits is there."""
+        task.placed, task.future = self.placement.fit, None
+        if self.placement.strands(task.placed):
+            return
         task.submitted += 1
         task.future = self.client.submit(
             run_guarded,
@@ -206,25 +188,20 @@ class Tasks:
             task.number,
             key=f"{self.name}-{task.number}-{task.submitted}",
             pure=False,
-            **self._placed,
+            workers=None if task.placed is None else [*task.placed],
+            resources=self.placement.resources,
         )
-        task.future.add_done_callback(lambda future: self._news.put(("done", (task, future))))
-
-    def _take_news(self) -> Iterator[tuple[str, Any]]:
-        """What has happened, waiting a moment for the first."""
-        with contextlib.suppress(queue.Empty):
-            yield self._news.get(timeout=TICK_S)
-            while True:
-                yield self._news.get_nowait()
+        task.future.add_done_callback(lambda future: self._news.put("done", (task, future)))
 
     def _hear(self, word: dict[str, Any]) -> None:
         number = word["number"]
         if word["what"] == "begun":
             self._running[word["worker"]] = number
+            self.workers.served.set()
         elif word["safe"]:
             self._safe = time.monotonic()
             if number in self._pending:
-                self._pending[number].died.clear()
+                self._pending[number].died = 0
 
     def _see(self, event: dict[str, Any]) -> Iterator[TaskOutcome]:
         """Note a worker that left, and give up a task that too many have died at."""
@@ -237,10 +214,10 @@ class Tasks:
         self.deaths += 1
         if task is None:
             return
-        task.died.add(event["worker"])
-        if len(task.died) >= DEATHS:
+        task.died += 1
+        if task.died >= DEATHS:
             del self._pending[task.number]
-            self.client.cancel([task.future], force=True)
+            _withdraw(self.client, [task])
             sentence = f"{DEATHS} workers died at it, one after the other"
             yield TaskOutcome(task.number, TaskFailure(sentence, True, 1), task.tries)
 
@@ -253,6 +230,8 @@ class Tasks:
         for task, result in zip(tasks, _results(self.client, tasks), strict=True):
             self._running = {w: n for w, n in self._running.items() if n != task.number}
             again = isinstance(result, TaskFailure) and self._tries_again(task, result)
+            if not (result is None or isinstance(result, TaskFailure)):
+                self.workers.served.set()
             if again and result.unfit is None:  # that was no try
                 task.tries += 1
                 self.retried += 1
@@ -267,11 +246,11 @@ class Tasks:
     def _tries_again(self, task: _Task, failure: TaskFailure) -> bool:
         """Whether a task that raised may succeed elsewhere or another time."""
         if failure.unfit is not None:
-            self.unfit[failure.unfit] = failure.sentence
-            self._asked = 0.0
-            self._look()
-            return bool(self._placed["workers"])
-        return not failure.final and task.tries <= self.retries and not self.is_over(failure)
+            self.placement.unfit[failure.unfit] = failure.sentence
+            self.placement.look()
+            return bool(self.placement.fit) or self.workers.served.is_set()
+        ends = failure.final or failure.ends_job
+        return not ends and task.tries <= self.retries and not self.is_over(failure)
 
     def is_over(self, failure: TaskFailure) -> bool:
         """Whether a task failed since a store is away for every worker, as far as one can see."""
@@ -293,8 +272,14 @@ def worker_notes(rounds: Sequence[Tasks], kind: str) -> Iterator[str]:
         yield f"Workers: {plural(deaths, 'worker')} died on the way"
     if retried := sum(tasks.retried for tasks in rounds):
         yield f"{kind.capitalize()}s: {plural(retried, kind)} failed and were tried again"
-    unfit = {address: why for tasks in rounds for address, why in tasks.unfit.items()}
+    unfit = {address: why for tasks in rounds for address, why in tasks.placement.unfit.items()}
     yield from (f"Left out: {address}: {why}" for address, why in unfit.items())
+
+
+def _withdraw(client: Any, tasks: Iterable[_Task]) -> None:
+    """Take tasks back from Dask."""
+    if futures := [task.future for task in tasks if task.future is not None]:
+        client.cancel(futures, force=True)
 
 
 def _results(client: Any, tasks: Sequence[_Task]) -> list[Any]:
@@ -326,59 +311,3 @@ def _failure_of(future: Any) -> TaskFailure | None:
         sentence = f"a worker cannot import what it needs ({sentence}); does it have this Penstock?"
         return TaskFailure(sentence, final=True, exit_code=UsageError.exit_code)
     return TaskFailure(sentence, final=True, exit_code=1)
-
-
-def run_guarded(function: Callable[..., Any], order: Any, number: int) -> Any:
-    """Run a task on a worker.
-
-    Args:
-        function: The task.
-        order: What every task is given.
-        number: Its number.
-
-    Returns:
-        What the task returns, or a `TaskFailure`; None if the worker leaves before it is done.
-    """
-    from distributed import get_worker
-
-    leave_with_notice(get_worker())
-    try:
-        return function(order, number)
-    except WorkerLeaves:
-        return None
-    except Exception as error:
-        final = isinstance(error, UsageError)
-        code = error.exit_code if isinstance(error, PenstockError) else 1
-        name = "" if isinstance(error, PenstockError) else f"{type(error).__name__}: "
-        away = isinstance(error, StoreAway) or isinstance(error.__cause__, StoreAway)
-        unfit = worker_address() if isinstance(error, UnfitWorker) else None
-        return TaskFailure(name + describe(error), final, code, away, unfit)
-
-
-def tell_begun(topic: str, number: int) -> None:
-    """Say, in a task, that its work begins.
-
-    Args:
-        topic: The topic of the job.
-        number: The number of the task.
-    """
-    _tell(topic, "begun", number, {})
-
-
-def tell_progress(topic: str, number: int, *, safe: bool, **facts: Any) -> None:
-    """Say, in a task, how far its work is.
-
-    Args:
-        topic: The topic of the job.
-        number: The number of the task.
-        safe: Whether some of the work has become safe since the last time.
-        facts: What else the client is told.
-    """
-    _tell(topic, "progress", number, {**facts, "safe": safe})
-
-
-def _tell(topic: str, what: str, number: int, facts: dict[str, Any]) -> None:
-    from distributed import get_worker
-
-    word = {**facts, "what": what, "number": number, "worker": worker_address()}
-    get_worker().log_event(topic, word)

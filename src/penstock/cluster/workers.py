@@ -8,10 +8,11 @@ import importlib
 import logging
 import platform
 import re
+import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -54,23 +55,29 @@ class Workers:
     """Has workers of this machine started again that nobody else starts."""
     differences: dict[str, str] = field(default_factory=dict)
     """Why each worker that was asked cannot take our tasks; "" if it can, or did not answer."""
+    served: threading.Event = field(default_factory=threading.Event)
+    """Set once a worker has done some work: another that fits may come when it is gone."""
 
     @property
     def expected(self) -> int:
         """Number of tasks that will run at a time, when all workers have come."""
         return max(1, self.slurm.jobs.count if self.slurm else 0, self.lanes())
 
-    def attend(self) -> int:
+    def attend(self, left_out: Collection[str] = ()) -> int:
         """Number of tasks that can run now. Workers that are gone are replaced where that can be.
+
+        Args:
+            left_out: Addresses of workers that take no tasks.
 
         Raises:
             PenstockError: SLURM refused a job.
-            Incomplete: There is no worker, and the time to wait for one is over.
+            Incomplete: There is no other worker, and the time to wait for one is over.
         """
-        lanes = self.lanes()
+        lanes = self.lanes(left_out)
         self.refill()
         standing = self.slurm.tend(lanes) if self.slurm else None
-        self.absence.note(lanes, self.where, standing)
+        where = f"{self.where} that may take part" if left_out else self.where
+        self.absence.note(lanes, where, standing)
         return lanes
 
     def wait(self) -> None:
@@ -118,13 +125,13 @@ class Workers:
     def strangers(self) -> dict[str, str]:
         """The workers that cannot take our tasks, by address: each with the reason.
 
-        Raises `UsageError` if there are no others.
+        Raises `UsageError` if there are no others, and never were.
         """
         for address in self.hosts().keys() - self.differences.keys():
             self.differences[address] = self._difference(address)
         strange = {address: why for address, why in self.differences.items() if why}
         present = self.hosts().keys()
-        if present and present <= strange.keys():
+        if present and present <= strange.keys() and not self.served.is_set():
             address = min(present)
             raise UsageError(
                 f"--cluster: no worker can take part. {address}: {strange[address]}; workers need "
@@ -155,9 +162,10 @@ class Workers:
         # Of those that are yet to come, the preset knows.
         return max(most, min(self.slurm.jobs.count, self.slurm.jobs.per_node) if self.slurm else 1)
 
-    def lanes(self) -> int:
-        """Number of tasks that can run at a time now."""
-        return sum(self._lanes(facts) for facts in self._facts().values())
+    def lanes(self, left_out: Collection[str] = ()) -> int:
+        """Number of tasks that can run at a time now, on workers that are not ``left_out``."""
+        each = self._facts().items()
+        return sum(self._lanes(facts) for address, facts in each if address not in left_out)
 
     @property
     def resources(self) -> dict[str, float]:

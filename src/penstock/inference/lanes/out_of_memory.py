@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from ...base import Incomplete, append_line, format_bytes
+from ...base import OutOfMemory, append_line, format_bytes
 from ...data import Box, indices
 from ..opening.job import Job
 from ..run_folder.log_file import read_units
@@ -27,15 +27,15 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def batch_named(job: Job, device: torch.device) -> Iterator[None]:
-    """Turn an out-of-memory error into `Incomplete`, with the batch that fits. Such a run can be
-    resumed as it is.
+    """Turn torch's out-of-memory error into `OutOfMemory`, with the batch that fits. Such a run can
+    be resumed as it is.
     """
     try:
         yield
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        raise Incomplete(_advice(job, device)) from error
+        raise OutOfMemory(_advice(job, device)) from error
 
 
 def _advice(job: Job, device: torch.device) -> str:

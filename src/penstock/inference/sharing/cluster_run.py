@@ -262,7 +262,7 @@ class _Client:
                     raise _error(outcome.result)
                 self.failed[str(turn_of(outcome.number, parts))] = outcome.result.sentence
                 many = len(self.failed) > self.job.config.max_failed_parts
-                if many or tasks.is_over(outcome.result):
+                if many or outcome.result.ends_job or tasks.is_over(outcome.result):
                     return
                 turns.given_up(outcome.number)
             else:
@@ -324,8 +324,8 @@ class _Client:
     def _say_standing(self) -> None:
         """Keep how the workers stand for ``penstock status``, as often as it changes."""
         deaths, retried = (sum(getattr(t, n) for t in self.rounds) for n in ("deaths", "retried"))
-        unfit = {address for tasks in self.rounds for address in tasks.unfit}
-        present = self.rounds[-1].present
+        unfit = {address for tasks in self.rounds for address in tasks.placement.unfit}
+        present = self.rounds[-1].placement.present
         standing = {"present": present, "died": deaths, "retried": retried, "unfit": len(unfit)}
         if standing != self.standing:
             self.standing = standing
