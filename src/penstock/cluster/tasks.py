@@ -197,7 +197,6 @@ class Tasks:
         number = word["number"]
         if word["what"] == "begun":
             self._running[word["worker"]] = number
-            self.workers.served.set()
         elif word["safe"]:
             self._safe = time.monotonic()
             if number in self._pending:
