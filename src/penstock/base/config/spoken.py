@@ -60,7 +60,7 @@ def speaks_python(
 
 
 def in_python(message: str, model: type[Knobs], parameters: Mapping[str, str]) -> str:
-    """A message with its flags as parameters of a call. Other flags than knobs of ``model`` stay."""
+    """A message with its flags as parameters of a call. Flags without a knob in ``model`` stay."""
 
     def renamed(match: re.Match[str]) -> str:
         name, value = match[1].replace("-", "_"), match[2]

@@ -27,11 +27,12 @@ class Delivery:
 
     @property
     def right(self) -> bool:
+        """Whether every planned sample came once, with its values."""
         return self == Delivery(0, 0, 0)
 
 
 class Audit:
-    """Counts duplicates, missing and wrong samples, by the bytes that came alone."""
+    """Counts duplicates, missing and wrong samples, by nothing but the delivered bytes."""
 
     def __init__(self, packed: Packed) -> None:
         self._checks = packed.checks
@@ -58,7 +59,7 @@ class Audit:
                 came: int | None = int(samples[place]) if place < len(samples) else None
                 if came is None or check != self._checks[name][came]:
                     self._wrong += 1
-                    # Samples may be alike: their bytes do not tell which came, so any counts.
+                    # If several samples have these bytes, any of them may have come.
                     came = self._sample_of[name].get(check)
                 if came is not None:
                     self._came[name, came] += 1

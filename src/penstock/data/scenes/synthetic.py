@@ -62,7 +62,7 @@ class Target:
 
 
 class SyntheticScene:
-    """One scene: its maps and targets at once, its pixels by `strips`."""
+    """One scene. Its maps and targets are made at once, its pixels by `strips`."""
 
     def __init__(self, size: tuple[int, int], seed: int, num_targets: int = 40) -> None:
         if min(size) < 4 * PITCH:
@@ -85,7 +85,8 @@ class SyntheticScene:
         self._rocks = self._place_rocks(rng)
 
     def strips(self) -> Iterator[tuple[int, FloatArray, FloatArray]]:
-        """First row, VH and VV in dB, from top to bottom. NaN lies outside the swath."""
+        """The first row of each strip, its VH and its VV in dB, shape (rows, columns), from top to
+        bottom; NaN outside the swath."""
         for first in range(0, self.size[0], STRIP):
             stop = min(first + STRIP, self.size[0])
             rng = np.random.default_rng([self.seed, 1, first])
