@@ -151,8 +151,8 @@ _libraries: list[torch.library.Library] = []
 
 
 def _load() -> ModuleType:
-    """Import torchvision; where its operators are wanting, declare them first and define them
-    after, because it describes ``nms`` to torch on the way in."""
+    """Import torchvision. If its operators are missing, declare them before the import, which needs
+    ``nms`` to be declared, and define them after it."""
     try:
         module = _import()
         declared = True
@@ -199,4 +199,4 @@ NOTE = (
     f"{torch.__version__}: nms and roi_align are Penstock's in plain torch, which are slower; "
     "install torch and torchvision together, from one index"
 )
-"""One sentence for the user, empty where there is nothing to say."""
+"""One sentence for the user; empty if the operators are torchvision's own."""
