@@ -55,7 +55,7 @@ def in_threads(count: int | None, work: Callable[..., Result], *args: Any) -> Re
         args: Its arguments.
 
     Returns:
-        What the function returns.
+        The function's result.
     """
     with torch_threads(count):
         return work(*args)

@@ -164,7 +164,7 @@ def absent(error: ModuleNotFoundError, extra: str) -> MissingDependency | None:
     """The error for an import that failed.
 
     Args:
-        error: What the import raised.
+        error: The error of the import.
         extra: The extra of Penstock that would bring the module.
 
     Returns:

@@ -71,7 +71,7 @@ def _draft(folder: Path) -> Path:
 
 
 def real(path: str | Path) -> Path:
-    """Where a path leads, every link on the way followed."""
+    """The path with every link in it resolved."""
     return Path(os.path.realpath(path))
 
 

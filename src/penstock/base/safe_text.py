@@ -92,12 +92,14 @@ class SafeStream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
+        """Write a text without its control characters and keys; returns the length of ``text``."""
         begin = "\r" * text.startswith("\r")  # so a progress bar of a user's model stays one line
         with self._whoever_reads():
             self._stream.write(begin + for_terminal(scrub(text[len(begin) :])))
         return len(text)
 
     def flush(self) -> None:
+        """Flush the stream."""
         with self._whoever_reads():
             self._stream.flush()
 
@@ -110,5 +112,6 @@ class SafeStream:
                 os.dup2(nowhere.fileno(), self._stream.fileno())
 
     def writelines(self, lines: Any) -> None:
+        """Write each line as `write` does."""
         for line in lines:
             self.write(line)

@@ -32,7 +32,7 @@ _SIGNATURE = re.compile(
 )
 """Parameters of a URL that hold a key."""
 _BESIDE = re.compile(r"(x-(amz|goog)-[\w-]+|expires|se|st|ske|skt|sktid|skoid|spr)$", re.IGNORECASE)
-"""Parameters of a URL that change with each signature and do not say what is read."""
+"""Parameters of a URL that change with each signature and do not name what the URL points to."""
 _HEADER = re.compile(
     r"\b((?:proxy-)?authorization|(?:set-)?cookie|x-[\w-]*(?:key|token|auth)[\w-]*)(\s*[:=]\s*)"
     r"(?:(?:basic|bearer|token|digest)\s+)?[^\s\"',;\]}]+",

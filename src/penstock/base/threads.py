@@ -149,8 +149,8 @@ class Flow:
     def settle(self) -> None:
         """Wait for every thread, and raise nothing.
 
-        After an error the threads get two seconds to let go of what they hold. One that hangs in a
-        call (a dead network mount) is left behind, since it is a daemon.
+        After an error the threads get two seconds to release their memory and files. A thread that
+        hangs in a call (a dead network mount) is left behind, since it is a daemon.
         """
         with self.changed:
             ended = self.changed.wait_for(lambda: not self.alive, 2.0 if self.failed else None)

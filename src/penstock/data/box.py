@@ -30,7 +30,15 @@ class Box:
 
     @classmethod
     def of(cls, start: Sequence[int], shape: Sequence[int]) -> Box:
-        """The box of ``shape`` whose first voxel is ``start``."""
+        """The box of ``shape`` whose first voxel is ``start``.
+
+        Args:
+            start: The first coordinate along each axis.
+            shape: The number of voxels along each axis.
+
+        Returns:
+            The box.
+        """
         return cls(tuple(start), tuple(a + n for a, n in zip(start, shape, strict=True)))
 
     @property

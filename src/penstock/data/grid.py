@@ -1,4 +1,4 @@
-"""How a volume is cut: one global grid of patches, write units, regions and compute blocks.
+"""The cutting of a volume: one global grid of patches, write units, regions and compute blocks.
 
                  ├──────── unit 0 ────────┼──────── unit 1 ────────┤   what a sink writes at once
     volume    0  ├─────────┬─────────┬────┴────┬─────────┬─────────┤

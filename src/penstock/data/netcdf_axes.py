@@ -1,4 +1,4 @@
-"""The axes of a NetCDF file: which are samples, latitude and longitude, which are levels.
+"""The axes of a NetCDF file: samples, latitude and longitude, and levels.
 
 The axis of the samples is time by the CF conventions, else an unlimited axis, else the first. Of
 the others the last two are latitude and longitude, in either order, and the rest are levels. The
@@ -26,7 +26,7 @@ _CF = {
 
 @dataclass(frozen=True)
 class Axes:
-    """Which axis of a file is which."""
+    """The names of the axes of a file."""
 
     samples: str
     horizontal: tuple[str, str]

@@ -1,4 +1,4 @@
-"""Neurites and cell bodies: how they grow, and how they are drawn into a volume.
+"""Neurites and cell bodies: random ones are grown and drawn into a volume.
 
 Intensities are ADU, the counts that a camera gives out; lengths are voxels; axes are z, y, x.
 """

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 _PIECE = 2**18
-"""Values counted at a time: `numpy.bincount` makes an eight-byte copy of what it is given."""
+"""Values counted at a time: `numpy.bincount` copies its input to eight bytes a value."""
 
 
 @dataclass(frozen=True, slots=True)

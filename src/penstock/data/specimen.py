@@ -69,7 +69,7 @@ class Specimen:
         return image
 
     def _seen(self, box: Box) -> NDArray[np.uint16]:
-        # How many numbers a Poisson variate uses up depends on its mean, so tiles are made whole.
+        # A Poisson variate uses up more or fewer numbers by its mean, so tiles are made whole.
         tiles = Grid(box, NOISE_TILE)
         ends = (np.multiply(end, NOISE_TILE) for end in (tiles.cells.start, tiles.cells.stop))
         whole = Box(*(tuple(end.tolist()) for end in ends))

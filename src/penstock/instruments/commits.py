@@ -1,4 +1,4 @@
-"""Commits of a git repository: what a name stands for, their order, and how many lie between.
+"""Commits of a git repository: their hashes by name, their order, and their number between two.
 
 Each question is one call of git; the answer is None if git does not know. Names come from users and
 from records, so each is passed as one word behind ``--end-of-options``.
@@ -67,7 +67,7 @@ def in_order(commits: Sequence[str], folder: Path | None = None) -> list[str] | 
 
 
 def commits_between(before: str, after: str, folder: Path | None = None) -> int | None:
-    """How many commits ``after`` holds that ``before`` does not.
+    """The number of commits that are in ``after`` and not in ``before``.
 
     Args:
         before: A hash.

@@ -187,6 +187,6 @@ def _of_gpu(gpu: Block) -> Iterator[str]:
 
 
 def swap_in_use(now: Block) -> str:
-    """How much of the swap is in use, in words."""
+    """The use of the swap, in words."""
     swap = now["swap"]
     return f"{format_bytes(swap['used'])} of {format_bytes(swap['total'])} in use"

@@ -2,7 +2,7 @@
 
     machine      processor, cores, physical_cores, memory_bytes, architecture, system, kernel
     machine_key  a hash of what stays the same; records with other keys are not compared
-    limits       what this process may use of it: affinity, cgroup_cpus, cgroup_memory_bytes
+    limits       the part that this process may use: affinity, cgroup_cpus, cgroup_memory_bytes
     gpus         by NVML; empty where there are none, null where reading them failed
     libraries    versions
     git          commit and dirty of the repository that the launch's folder lies in
@@ -117,7 +117,7 @@ def machine_and_commit() -> Block:
 
 
 def torch_flags() -> Block:
-    """How torch was built, and the switches that change how fast or how exactly it computes."""
+    """The build of torch, and the switches that change its speed or its precision."""
     import torch
 
     cuda = torch.cuda.is_available()

@@ -7,7 +7,7 @@ None for files of another user, for which the kernel would claim that all is in 
 
     drop     fsync, then posix_fadvise(DONTNEED): only clean pages can be dropped
     read     a plain read to the end
-    look     mmap, which reads nothing, then mincore, which says of every page whether it is there
+    look     mmap, which reads nothing, then mincore, which says for each page if it is in memory
 
 The caches of a hypervisor, a RAID controller or the device itself cannot be seen from here.
 """
@@ -32,8 +32,8 @@ PAGE_BLOCK = 8 * 2**20
 def is_safe_to_map(place: str) -> bool:
     """Whether a folder, given by path or URL, is on a file system of this machine.
 
-    A page of a mapped file that cannot be read ends the process by a signal, where reading would
-    say what is wrong. On a network that is to be expected; on a disk it is rare.
+    A page of a mapped file that cannot be read ends the process by a signal, while a plain read
+    would raise an error. On a network such faults are common; on a disk they are rare.
     """
     if "://" in place:
         return False

@@ -78,6 +78,7 @@ class DeviceLaps(Laps):
         self._steps = []
 
     def drain(self) -> list[Seconds]:
+        """The seconds of the steps since the last call. Waits for the device."""
         if self._steps:
             self._backend.synchronize()
         return super().drain()

@@ -1,4 +1,4 @@
-"""Clocks: what each stage of a job did, on which block, and how long it waited for it.
+"""Clocks: the work of each stage of a job, the block that it was on, and the waits.
 
 A stage wraps its work in ``with probe.span("read", block)`` and its waiting in ``with
 probe.waiting("read")``. The probe keeps totals for each stage, and every span only where a trace

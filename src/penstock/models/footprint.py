@@ -36,7 +36,7 @@ class Footprint:
 
 
 class _Peak(TorchDispatchMode):
-    """Adds up the storages that are alive while operators run, and what they compute."""
+    """Adds up the storages that are alive while operators run, and their operations."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

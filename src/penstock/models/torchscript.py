@@ -1,4 +1,4 @@
-"""Checks what a TorchScript archive (.pt, .ts) may do before torch reads it.
+"""Checks that a TorchScript archive (.pt, .ts) can do no harm, before torch reads it.
 
 TorchScript is a language of its own: no Python of the file runs, and its pickles name no Python.
 But its code runs as soon as it is loaded, and some of its operators write a file (`torch.save`) or

@@ -42,9 +42,8 @@ def read_tensors(path: Path, flag: str) -> Any:
         if tensorfile is not None:
             return tensorfile.load_file(path)
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # a warning about TorchScript archives, which are refused
+            # It warns of TorchScript archives, which are refused.
+            warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True)
     # Readers raise errors of many types for a damaged file.
     except Exception as error:

@@ -137,7 +137,7 @@ def check_file(model: type[Knobs], settings: Mapping[str, Any], file: str) -> No
 
     Args:
         model: The class of the settings.
-        settings: What the file holds.
+        settings: The settings in the file.
         file: Its name for the sentence, such as ``--config job.yaml``.
 
     Raises:

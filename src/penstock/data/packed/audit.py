@@ -16,7 +16,7 @@ from .format import Packed
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A plan of samples against what a loader delivered. All three must be 0."""
+    """A comparison of the planned samples with the delivered ones. All three must be 0."""
 
     duplicates: int
     """Samples that came more often than was planned."""
@@ -79,7 +79,7 @@ def _worst(counts: Counter[tuple[str, int]]) -> int:
 
 
 def num_shared_samples(one: Packed, other: Packed) -> int:
-    """How many samples of ``other`` are in ``one``, by the checksums of all their arrays.
+    """The number of samples of ``other`` that are in ``one``, by the checksums of their arrays.
 
     Args:
         one: a data set.

@@ -269,7 +269,7 @@ def open_packed_array(root: Path, name: str, entry: Mapping[str, Any], where: st
         where: the name of the data set in messages.
 
     Returns:
-        The array, of which no values are read.
+        The array. Its values are not read.
 
     Raises:
         UsageError: there is no Zarr array, or its axes do not fit its shape.

@@ -31,7 +31,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How one axis is cut into chips.
+    """The cut of one axis into chips.
 
     >>> cut = Cut(length=100, chip=40, overlap=10)
     >>> [cut.read(i) for i in range(cut.num)]
@@ -61,7 +61,7 @@ class Cut:
         return self.start(index), min(self.start(index) + self.chip, self.length)
 
     def core(self, index: int) -> Span:
-        """The pixels that a chip owns: up to the middle of what it shares with each neighbour."""
+        """The pixels that a chip owns: up to the middle of its overlap with each neighbour."""
         first = 0 if index == 0 else (self.start(index) + self.read(index - 1)[1]) // 2
         last = index == self.num - 1
         return first, self.length if last else (self.start(index + 1) + self.read(index)[1]) // 2
@@ -73,7 +73,7 @@ class Cut:
 
 
 def cuts_of(size: tuple[int, int], chip: int, overlap: int) -> tuple[Cut, Cut]:
-    """How a scene is cut along both axes.
+    """The cuts of a scene along both axes.
 
     Args:
         size: rows and columns of the scene.
@@ -146,10 +146,10 @@ def model_view(
 ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
     """A model's input for a window. A scaled value depends on nothing else in the window.
 
-    A missing value is 0, which a real one may be too; masks tell them apart. The first mask is true
-    where every radar channel has a value. Rasters of 500 m lack values elsewhere than the radar,
-    and winds in most of a scene: where there are any, a second mask is true where each of them has
-    one.
+    A missing value becomes 0, which may also be a real value; masks tell them apart. The first mask
+    is true where every radar channel has a value. Rasters of 500 m lack values elsewhere than the
+    radar, and winds in most of a scene. So if there are such rasters, a second mask is true where
+    each of them has a value.
 
     Args:
         channels: names of `CHANNELS`, in the order of the image.

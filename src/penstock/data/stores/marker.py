@@ -1,4 +1,4 @@
-"""One marker beside a store: who writes which outputs there, and which run made each.
+"""One marker beside a store: the writer of each output in it, and the run that made the output.
 
 It is JSON. ``claims`` has an entry for each output, by its path below the store:
 

@@ -1,4 +1,4 @@
-"""Where the marker of an output lies, or why there can be none."""
+"""The place of an output's marker, or the reason why there can be none."""
 
 from __future__ import annotations
 

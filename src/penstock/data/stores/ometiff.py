@@ -3,7 +3,7 @@
 Axis letters are those of tifffile: ``S`` (samples, as in RGB) counts as c, and ``Q`` or ``I`` (a
 stack of unknown meaning) as z where there is no other. Physical sizes come from OME metadata.
 
-tifffile reads what it can of a damaged file and only logs what is wrong. Here that is an error: a
+tifffile reads a part of a damaged file and only logs the damage. Here that is an error: a
 truncated volume must not pass for a smaller one.
 """
 

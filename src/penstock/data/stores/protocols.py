@@ -126,7 +126,7 @@ class Sink(Protocol):
     address: str
     """The place of the store. `create` may delete everything at or below it; see `same_array`."""
     fingerprint: str
-    """An address and a hash of the domain and of how it maps to what is stored: the same before
+    """An address and a hash of the domain and of its map to the stored array: the same before
     and after `create`."""
     exists: bool
     """True if there is an array already; then `create` opens it for writing."""

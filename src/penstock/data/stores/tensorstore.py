@@ -90,10 +90,8 @@ class TensorStoreSource:
         first = Grid(self.domain, self.chunks, self.grid_origin)[0]
         try:
             self.absent([first])
-        except (
-            NotImplementedError,
-            ValueError,
-        ):  # virtual arrays cannot tell; other faults show when a chunk is read
+        # Virtual arrays cannot tell; any other fault shows when a chunk is read.
+        except (NotImplementedError, ValueError):
             return False
         return True
 
@@ -142,9 +140,8 @@ class TensorStoreSink:
 
     def check(self) -> None:
         if self.replaces is not None:
-            with explained_errors(
-                self.where
-            ):  # no such key is there; deleting needs the right to delete
+            with explained_errors(self.where):
+                # The key does not exist, but deleting it needs the right to delete.
                 self.root.write(f"{DELETING}-check", None).result()
 
     def create(self) -> None:

@@ -1,4 +1,4 @@
-"""Steps in a series: where its level changes, how sure that is, how large the step is.
+"""Steps in a series: the places where its level changes, their significance and their size.
 
     value   x   x x                      medians of commits, in their order
               x     x   │  o o   o
@@ -201,8 +201,8 @@ def _place(levels: Floats, at: int) -> NDArray[np.intp]:
 
 
 def _where(before: Floats, after: Floats, rng: np.random.Generator) -> tuple[int, int]:
-    """The first and last index at which the new level may begin: where the step is found in series
-    that are drawn from both sides."""
+    """The first and last index at which the new level may begin: the interval of the step's place
+    in series that are drawn from both sides."""
     sides = [side[rng.integers(len(side), size=(_DRAWS, len(side)))] for side in (before, after)]
     places = _place(np.concatenate(sides, axis=1), len(before))
     risk = (1 - CONFIDENCE) / 2

@@ -17,7 +17,7 @@ NOISES = 64
 
 
 def block_size(step_seconds: float, timer_overhead: float) -> int:
-    """How many steps to time together, so that reading the clock costs 1/10,000 at most.
+    """The number of steps to time together, so that reading the clock costs 1/10,000 at most.
 
     Args:
         step_seconds: the time of a step.
