@@ -267,6 +267,7 @@ def read_document(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise UsageError(f"{path} is not of a folder of chips")
     if document.get("version") != VERSION:
-        version = document.get("version")
-        raise UsageError(f"{path} is of version {version}; this Penstock reads {VERSION}")
+        raise UsageError(
+            f"{path} is of version {document.get('version')}; this Penstock reads {VERSION}"
+        )
     return document
