@@ -44,7 +44,7 @@ def test_what_penstock_wrote_is_replaced_and_what_was_edited_is_not(tmp_path: Pa
         write(file, text)
     assert file.read_text() == "second"
     file.write_text("second, and my notes")
-    with pytest.raises(UsageError, match=r"--output .*out\.csv: what is there has been edited"):
+    with pytest.raises(UsageError, match=r"--output .*out\.csv has been edited"):
         ours.check_outputs(("--output", file))
     with pytest.raises(UsageError, match="edited since"):
         write(file, "third")
@@ -57,7 +57,7 @@ def test_what_penstock_wrote_is_replaced_and_what_was_edited_is_not(tmp_path: Pa
 
 def test_what_is_the_users_is_refused_before_anything(tmp_path: Path) -> None:
     (tmp_path / "notes.json").write_text(THEIRS)
-    with pytest.raises(UsageError, match=r"notes\.json: what is there is not known"):
+    with pytest.raises(UsageError, match=r"notes\.json is not known"):
         ours.check_outputs(("--json", tmp_path / "notes.json"))
     (tmp_path / "empty").touch()  # nothing is lost, as of a file that mktemp made
     ours.check_outputs(
@@ -88,7 +88,7 @@ def test_neither_an_input_nor_another_output_nor_the_inside_of_an_array(tmp_path
     for place in ("in.zarr/0/zarr.json", "in.zarr/0/new/file.json", "n5/a.json", "link/0/a.json"):
         with pytest.raises(UsageError, match=f"--output .*{place} lies inside the array"):
             ours.check_outputs(("--output", tmp_path / place), replace=True)
-    with pytest.raises(UsageError, match=r"in\.csv is what is read"):
+    with pytest.raises(UsageError, match=r"in\.csv is an input"):
         ours.check_outputs(("--output", tmp_path / "in.csv"), inputs=[tmp_path / "x/../in.csv"])
     with pytest.raises(UsageError, match=r"a\.json is --trace too"):
         ours.check_outputs(("--trace", tmp_path / "a.json"), ("--json", tmp_path / "a.json"))
@@ -229,8 +229,8 @@ def test_a_run_keeps_its_folder_out_of_arrays_and_its_own_files_to_itself(
          "is a file of the run folder"),
         (["--trace", tmp_path / "out.zarr.penstock-lock"], "is a name that Penstock keeps"),
         (["--trace", tmp_path / ours.REGISTER], "is a name that Penstock keeps"),
-        (["--metrics-json", net], "net.py is what is read"),
-        (["--run-dir", tmp_path / "r", "--trace", net], "net.py is what is read"),
+        (["--metrics-json", net], "net.py is an input"),
+        (["--run-dir", tmp_path / "r", "--trace", net], "net.py is an input"),
     ):  # fmt: skip
         assert run([*words, *more, "--replace"]) == 2
         assert why in capsys.readouterr().err
@@ -294,7 +294,7 @@ def test_no_output_lies_in_the_folder_that_is_read(
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     there = {"set": folder, "new": tmp_path / "new"}
     assert run([*(word.format(**there) for word in words), folder / name, "--replace"]) == 2
-    assert "what is read" in capsys.readouterr().err
+    assert "is an input" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     assert [path.name for path in tmp_path.iterdir()] == ["set"]
 
@@ -314,7 +314,7 @@ def test_a_benchmark_replaces_no_model_that_it_measures(
     for read in (file, tmp_path / "w.safetensors"):
         for flags in (["--output", read], ["--output", "a.csv", "--recommend", read]):
             assert run([*words, *flags, "--replace"]) == 2
-            assert f"{read} is what is read" in capsys.readouterr().err
+            assert f"{read} is an input" in capsys.readouterr().err
     assert file.read_text() == NET
     assert len(list(tmp_path.iterdir())) == 2
 
@@ -339,7 +339,7 @@ def test_no_output_replaces_the_ledger_of_its_command(
     before = (tmp_path / "records.jsonl").read_bytes()
     command = words.format(set=tmp_path / "set.npy").split()
     assert run([*command, "records.jsonl", "--ledger", ".", "--replace"]) == 2
-    assert "records.jsonl is what is read" in capsys.readouterr().err
+    assert "records.jsonl is an input" in capsys.readouterr().err
     assert (tmp_path / "records.jsonl").read_bytes() == before
 
 
@@ -349,7 +349,7 @@ def test_scaling_replaces_no_file_that_it_reads(
     runs = tmp_path / "runs.csv"
     runs.write_text(THEIRS)
     assert run(["scaling", runs, "--output", tmp_path, "--replace"]) == 2
-    assert "runs.csv is what is read" in capsys.readouterr().err
+    assert "runs.csv is an input" in capsys.readouterr().err
     assert runs.read_text() == THEIRS
 
 

@@ -284,7 +284,7 @@ def test_srun_is_told_what_it_would_forget() -> None:
     [
         ({}, ["slurm"], "SLURM_JOB_ID is not set; penstock slurm submit makes a job"),
         (STEP, ["slurm"], "this is rank 5 of 6 already: leave out srun"),
-        ({}, ["torchrun", "--nnodes", "2"], "--nnodes 2 must be told where to meet"),
+        ({}, ["torchrun", "--nnodes", "2"], "--nnodes 2 needs --rdzv-endpoint"),
         ({}, ["torchrun", "--nproc-per-node", "0"], "--nproc-per-node '0'"),
         ({}, ["torchrun", "--nnodes", "2", "--rdzv-endpoint", "here"], "'here' is not HOST:PORT"),
     ],

@@ -404,6 +404,6 @@ def test_a_users_folder_of_a_scenes_name_is_left_alone(
     mine.write_text("what a user wrote")
     words = words_of(data, tmp_path / "c", "--overlap", "0")
     assert main(words) == 2
-    assert f"{name}: what is there is not known to be Penstock's" in capsys.readouterr().err
+    assert f"{name} is not known to be Penstock's" in capsys.readouterr().err
     assert mine.read_text() == "what a user wrote"
     assert main([*words, "--replace"]) == 0

@@ -453,7 +453,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     refused([out, "--run-dir", tmp_path / "none"], "none is not a run folder")
     refused([out, "--run-dir", out], "out.zarr is not a run folder")
     refused([out, "--json", tmp_path / "no/found.json"], "is not a folder")
-    refused([out, "--json", folder / "done.log", "--replace"], "which is what is read")
+    refused([out, "--json", folder / "done.log", "--replace"], "which is an input")
     refused([out, "--json", out / "found.json"], "found.json lies")
     refused([out, "--run-dir", "http://host/run"], "or a prefix such as s3://BUCKET/PREFIX")
     refused([out, out], "wrote 1 output, not 2; name one of them")

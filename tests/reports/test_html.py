@@ -220,7 +220,7 @@ def test_one_file_of_each_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "--replace replaces it anyway" in capsys.readouterr().err
     with pytest.raises(Refused):
         write_report(plain(), tmp_path / "a.html")
-    with pytest.raises(UsageError, match="is what is read"):
+    with pytest.raises(UsageError, match="is an input"):
         from penstock.reports.page import check_report
 
         check_report(Path(records), True, True, [Path(records)])

@@ -1,4 +1,4 @@
-"""The calling process stays as it was: what the library sets while it works, it puts back.
+"""Restore the state of the calling process that the library changes while it works.
 
 The number of torch's threads is set for the calling thread alone. `torch.set_num_threads` would set
 it for the process too, and every thread that starts meanwhile would take that number and keep it.
@@ -23,9 +23,9 @@ Result = TypeVar("Result")
 
 
 class torch_threads:
-    """Within it, torch uses ``count`` threads for the calling thread; None changes nothing.
+    """Context in which torch uses ``count`` threads in the calling thread; None changes nothing.
 
-    It takes a microsecond, so it may be put around a single copy.
+    Entering it takes a microsecond, so it may be put around a single copy.
     """
 
     def __init__(self, count: int | None) -> None:
@@ -55,14 +55,14 @@ def in_threads(count: int | None, work: Callable[..., Result], *args: Any) -> Re
         args: Its arguments.
 
     Returns:
-        What the function returns.
+        The function's result.
     """
     with torch_threads(count):
         return work(*args)
 
 
 class _Threading(NamedTuple):
-    """The calls that set the threads of the calling thread, in the libraries that torch links."""
+    """Functions of the libraries that torch links: they set the calling thread's threads."""
 
     now: Callable[[], int]
     set_openmp: Callable[[int], Any]
@@ -92,7 +92,7 @@ def _linked() -> _Threading:
     try:
         library = ctypes.CDLL(str(path))
         now, set_openmp = library.omp_get_max_threads, library.omp_set_num_threads
-    except (OSError, AttributeError):  # then the number of the process has to do
+    except (OSError, AttributeError):  # then set the number of the whole process
         return _Threading(torch.get_num_threads, torch.set_num_threads, lambda count: 0)
     mkl = getattr(library, "MKL_Set_Num_Threads_Local", lambda count: 0)
     return _Threading(now, set_openmp, mkl)
@@ -100,7 +100,7 @@ def _linked() -> _Threading:
 
 @contextlib.contextmanager
 def cuda_flags_kept() -> Iterator[None]:
-    """Put back every flag of CUDA's arithmetic that is set within."""
+    """On exit, restore the flags of CUDA's arithmetic."""
     import torch
 
     before: list[tuple[Any, str, Any]] = []
@@ -130,7 +130,7 @@ _CUDA_FLAGS = (
 
 @contextlib.contextmanager
 def modes_kept(model: Any) -> Iterator[None]:
-    """Put back which parts of the caller's module are in training mode."""
+    """On exit, restore the training mode of each part of the caller's module."""
     modules = getattr(model, "modules", None)
     before = [(part, part.training) for part in modules()] if modules is not None else []
     try:
@@ -142,9 +142,9 @@ def modes_kept(model: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def frozen_garbage() -> Iterator[None]:
-    """Keep the garbage collector from searching what libraries made while they were loaded.
+    """Freeze the objects that exist now, so that the garbage collector does not search them.
 
-    Python can only thaw everything. So where the caller has frozen something, nothing is done.
+    Python can only unfreeze all objects, so nothing is done if the caller has frozen some.
     """
     if gc.get_freeze_count():
         yield
@@ -158,7 +158,7 @@ def frozen_garbage() -> Iterator[None]:
 
 @contextlib.contextmanager
 def environment_kept() -> Iterator[None]:
-    """Put back the variables of the environment."""
+    """On exit, restore the environment's variables."""
     before = dict(os.environ)
     try:
         yield
@@ -172,7 +172,7 @@ def environment_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def caller_kept() -> Iterator[None]:
-    """Put back the state of random numbers, the environment's variables and the flags of CUDA."""
+    """On exit, restore the random states, the environment's variables and the flags of CUDA."""
     import numpy as np
     import torch
 

@@ -1,10 +1,10 @@
-"""What can go wrong, and the exit code it ends with.
+"""The errors that Penstock raises, and their exit codes.
 
     PenstockError                1  a job failed
-    ├── UsageError               2  what was asked cannot be done as asked   (a ValueError)
+    ├── UsageError               2  the request cannot be done as given      (a ValueError)
     │   ├── Refused              2  the plan does not fit this machine
     │   └── MissingDependency    2  an optional package is absent            (an ImportError)
-    ├── StageError               1  a stage failed on a block; 3 where --resume goes on as it is
+    ├── StageError               1  a stage failed on a block; 3 if --resume can go on at once
     ├── Incomplete               3  not every planned block was written
     │   ├── StoreAway            3  a store has failed for longer than the job waits
     │   ├── StoreFull            3  a store has no room left
@@ -35,7 +35,7 @@ class PenstockError(Exception):
 
 
 class UsageError(PenstockError, ValueError):
-    """What was asked cannot be done as asked; nothing was created or deleted."""
+    """The request cannot be done as given; nothing was created or deleted."""
 
     exit_code = 2
 
@@ -94,7 +94,7 @@ _command_lines = 0
 
 @contextlib.contextmanager
 def speaking_flags() -> Iterator[None]:
-    """Within it, errors name flags, as a command line has them, and not parameters of calls."""
+    """Context in which errors name flags (``--batch``) and not parameters (``batch=``)."""
     global _command_lines
     _command_lines += 1
     try:
@@ -104,7 +104,7 @@ def speaking_flags() -> Iterator[None]:
 
 
 def flags_are_spoken() -> bool:
-    """Whether this process serves a command line."""
+    """Whether errors name flags now, since the process serves a command line."""
     return _command_lines > 0
 
 
@@ -120,15 +120,15 @@ _NOT_THE_USERS = frozenset({"penstock", "torch", "numpy"})
 def where_in_users_code(error: BaseException) -> str:
     """The place in the user's code where an error was raised, as `` (FILE, line N)``.
 
-    The user's code is what belongs neither to Penstock, torch and numpy nor to Python. The text is
-    empty where none of it took part.
+    The user's code is all code but that of Penstock, torch, numpy and Python. The text is empty if
+    the traceback has none of it.
     """
     place, link = "", error
     while True:
         trace = link.__traceback__
         while trace is not None:
             frame = trace.tb_frame
-            # In a process of ours `__main__` is Penstock's too; its spec has the package.
+            # `__main__` may be a module of Penstock; its spec names the package.
             spec = frame.f_globals.get("__spec__")
             name = spec.name if spec else frame.f_globals.get("__name__", "")
             top = str(name).partition(".")[0]
@@ -175,7 +175,7 @@ def absent(error: ModuleNotFoundError, extra: str) -> MissingDependency | None:
     """The error for an import that failed.
 
     Args:
-        error: What the import raised.
+        error: The error of the import.
         extra: The extra of Penstock that would bring the module.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What other packages add by entry points: found by name, and imported only where it is named.
+"""Entry points of other packages: found by name, and imported only if the user names them.
 
 Penstock's own names win: callers look among those first.
 """
@@ -44,13 +44,13 @@ def blaming(entry: EntryPoint | None, where: str) -> Iterator[None]:
 
     Args:
         entry: The entry point in use. None changes nothing: the code is Penstock's own.
-        where: The beginning of the message: what was being done.
+        where: The beginning of the message, which says what was being done.
 
     Yields:
         Nothing.
 
     Raises:
-        UsageError: Anything failed within but a `MissingDependency`, which stays as it is.
+        UsageError: The block failed. A `MissingDependency` passes unchanged.
     """
     try:
         yield

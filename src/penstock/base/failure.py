@@ -18,7 +18,7 @@ TRACEBACK_FILE = "error.txt"
 def keep_traceback_in(folder: Path | None) -> Iterator[None]:
     """Write the traceback of an error that ends a run to `TRACEBACK_FILE` in its folder.
 
-    None, and a folder that does not exist, keep nothing; nor do `UsageError` and `Incomplete`.
+    Nothing is written for `UsageError` and `Incomplete`, or if the folder is None or missing.
     """
     try:
         yield
@@ -32,5 +32,5 @@ def keep_traceback_in(folder: Path | None) -> Iterator[None]:
 
 
 def traceback_of(error: BaseException) -> str:
-    """The traceback of an error and of those that it comes from, without keys and logins."""
+    """The traceback of an error and its causes, without keys and logins."""
     return scrub("".join(traceback.format_exception(error)))

@@ -1,4 +1,4 @@
-"""Files written whole or not at all, folders that one process holds, and checks of places."""
+"""Files written whole or not at all, lock files, and checks of paths that the user gives."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _draft(folder: Path) -> Path:
 
 
 def real(path: str | Path) -> Path:
-    """Where a path leads, every link on the way followed."""
+    """The path with every link in it resolved."""
     return Path(os.path.realpath(path))
 
 
@@ -98,11 +98,11 @@ def lock_file(file: IO[Any], *, wait: bool = False) -> bool:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether another process writes a file that it has locked; False where there are no locks."""
+    """Whether another process has locked a file; False on a system without locks."""
     if fcntl is None:
         return False
     with path.open("rb") as file:
-        try:  # shared: two that look at the same moment do not see each other
+        try:  # a shared lock, so that two processes may check at the same moment
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
@@ -113,13 +113,13 @@ def is_locked(path: Path) -> bool:
 
 @contextmanager
 def held_alone(path: Path, doing: str) -> Iterator[None]:
-    """Hold a lock file while something is done in its folder, then remove it.
+    """Hold a lock file during the block, then remove it.
 
-    A process that dies lets go of it.
+    The lock ends with the process, however that ends.
 
     Args:
         path: The lock file.
-        doing: What this process does there, such as ``runs a suite``.
+        doing: The work of this process in the folder, such as ``runs a suite``.
 
     Yields:
         Nothing.
@@ -158,7 +158,7 @@ def check_alone(path: Path, doing: str) -> None:
 
     Args:
         path: The lock file; see `held_alone`.
-        doing: What a process that holds it does there.
+        doing: The work of the process that holds it.
 
     Raises:
         UsageError: A process holds it; the message names it.
@@ -178,12 +178,12 @@ _ADDRESS = re.compile(r"\w\w:/")
 
 
 def check_local(path: Path, flag: str) -> None:
-    """Refuse a URL or a spec where a file or a folder of this machine is meant.
+    """Refuse a URL or a spec given for a file or folder of this machine.
 
-    A folder of that name would be made, with the key that is in the URL.
+    Otherwise a folder would be made with the URL as its name, and a key in the URL would show.
 
     Args:
-        path: What the user gave.
+        path: The path that the user gave.
         flag: The flag that it was given by.
 
     Raises:
@@ -219,7 +219,7 @@ def check_apart(out: Path, flag: str, read: Mapping[str, Path | None]) -> None:
     Args:
         out: The output folder.
         flag: The flag that it was given by.
-        read: The folders that are read, by their flags; None is none.
+        read: The folders that are read, by their flags; None is skipped.
 
     Raises:
         UsageError: It is one of those folders, or lies in one.
@@ -300,7 +300,7 @@ def read_json(path: Path) -> Any:
 def append_line(file: IO[bytes], line: str) -> None:
     """Add a line to a file that is open to be read and appended to.
 
-    Half a line, which a kill or a full disk has left at its end, is ended first.
+    If a kill or a full disk left half a line at the end of the file, that line is ended first.
 
     Args:
         file: The file.
@@ -315,7 +315,7 @@ def append_line(file: IO[bytes], line: str) -> None:
 
 @contextmanager
 def system_errors(what: str) -> Iterator[None]:
-    """Raise `UsageError` where the operating system refuses what is done within.
+    """Turn an `OSError` of the block into a `UsageError`.
 
     Args:
         what: The beginning of the message, such as ``OUT.csv cannot be written``.

@@ -21,8 +21,8 @@ def one_heap() -> None:
 
 
 def trim_heap() -> None:
-    """Give memory that the heap holds and nobody uses back to the system, where the C library is
-    glibc. Whoever allocates next takes it anew, page by page."""
+    """Return unused memory of the heap to the system, where the C library is glibc. Later
+    allocations take it anew, page by page."""
     if trim := _of_glibc("malloc_trim"):
         trim(0)
 
@@ -35,5 +35,5 @@ def _of_glibc(name: str) -> Any:
 _HEAP = {-8: 1, -1: 2**31 - 1, -3: 2**25}
 """M_ARENA_MAX, M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of glibc's malloc.h, the last at its limit."""
 HEAP_VARIABLES = {"MALLOC_ARENA_MAX": str(_HEAP[-8]), "MALLOC_MMAP_THRESHOLD_": str(_HEAP[-3])}
-"""Variables for a process that cannot call `one_heap` before it has threads: each of them would
-keep its heap."""
+"""Environment variables for a process that starts threads before it could call `one_heap`: each
+thread would keep a heap of its own."""

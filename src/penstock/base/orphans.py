@@ -1,10 +1,9 @@
-"""A child process ends when the process that started it ends, in whatever way.
+"""Child processes that end when the process that started them ends, even if it is killed.
 
-A launcher leaves its process number in the variable `PARENT`; what it starts calls
-`end_with_parent`. On Linux the kernel then sends the signal. It does so when the *thread* that
-started the process ends. So a launcher starts processes in a thread that waits for them. On other
-systems, and where the launcher was gone before the kernel could be asked, a thread looks every
-second.
+A launcher leaves its process number in the variable `PARENT`; the child calls `end_with_parent`.
+On Linux the kernel then sends the child a signal. It does so when the *thread* that started the
+child ends, so a launcher starts a child in a thread that waits for it. On other systems, and if
+the launcher ended before the child could ask the kernel, a thread of the child checks every second.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ SAVE_WITHIN_S = 60.0
 """The time that a process has to save after it was asked to end. Then it is killed."""
 _SET_DEATH_SIGNAL = 1
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
-"""The signal that nothing survives. On Windows SIGTERM is that."""
+"""The signal that no process survives; on Windows SIGTERM."""
 
 
 def for_children(variables: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -36,7 +35,7 @@ def for_children(variables: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def end_with_parent(number: int = KILL) -> None:
-    """End by a signal when the process that started this one ends, where that one asked for it.
+    """End this process by a signal when its launcher ends, if the launcher has set `PARENT`.
 
     Processes that this one forks end too.
     """
@@ -47,14 +46,14 @@ def end_with_parent(number: int = KILL) -> None:
     if ask := death_signal(number):
         ask()
         _forks_too()
-    watched = (parent, int(named), number)  # not the same where torchrun stands between
+    watched = (parent, int(named), number)  # they differ if torchrun stands between
     threading.Thread(target=_watch, args=watched, name="parent", daemon=True).start()
 
 
 def death_signal(number: int = KILL) -> Callable[[], None] | None:
-    """A call that asks the kernel to send this process a signal when its parent ends.
+    """A function that asks the kernel to send this process a signal when its parent ends.
 
-    It may be made in a process that was just forked. None where the system is not Linux.
+    It may be called in a process that was just forked. None where the system is not Linux.
     """
     if sys.platform != "linux":
         return None
@@ -91,7 +90,7 @@ def _lives(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-    except psutil.Error:  # this user may not ask
+    except psutil.Error:  # this user may not look
         return True
 
 

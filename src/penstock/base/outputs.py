@@ -1,13 +1,13 @@
-"""Files that the user names as outputs, and whether what is there already may be replaced.
+"""Output files that the user names, and whether existing ones may be replaced.
 
 A file may be replaced where Penstock wrote it and nobody has edited it since. A register beside it,
 ``.penstock-files``, holds its name and the hash of its content. The mark is kept outside because a
-CSV has no room for one. JSON of an earlier version, which no register knows, counts as ours where
-it names a format of ours. Anything else is refused before the work begins, unless the user says
-``--replace``.
+CSV has no room for one. A JSON report of an earlier version is in no register; it counts as ours
+if its ``format`` is one of ours. Any other file is refused before the work begins, unless the user
+gives ``--replace``.
 
-    check_outputs()  ── before the work ──▶  writing_output()  a file that comes whole, at the end
-                                     begin_output() .. end_output()  a file that grows meanwhile
+    check_outputs()  ── before the work ──▶  writing_output()  a file written whole, at the end
+                                     begin_output() .. end_output()  a file that grows on the way
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LOCK_SUFFIX = ".penstock-lock"
 _BEGUN = "begun"
 """Stands in place of a hash while Penstock writes: a kill may leave the file in any state."""
 _REPORTS = ("penstock-suite", "penstock-jobs")
-"""Formats that are made anew from what was measured. Documents of data sets and studies are not."""
+"""Formats of reports: these can be made again from records, unlike a data set or a study."""
 _MOST_JSON = 2**24
 """Bytes of the largest JSON that is looked into. Formats of ours are smaller."""
 
@@ -49,7 +49,7 @@ def check_outputs(
     """Check the files that a command is to write. Nothing is created.
 
     Args:
-        named: Flags and the files given by them; None is none.
+        named: Flags and the files given by them; None is skipped.
         replace: Whether files that are not ours may be replaced.
         inputs: Files and folders that are read.
 
@@ -65,9 +65,9 @@ def check_outputs(
         place = real(path)
         _check_place(flag, path)
         if place in read:
-            raise UsageError(f"{flag} {path} is what is read; give another name")
+            raise UsageError(f"{flag} {path} is an input; give another name")
         if (folder := next((read[p] for p in place.parents if p in read), None)) is not None:
-            raise UsageError(f"{flag} {path} lies in {folder}, which is what is read")
+            raise UsageError(f"{flag} {path} lies in {folder}, which is an input")
         if place in taken:
             raise UsageError(f"{flag} {path} is {taken[place]} too; give each a name of its own")
         taken[place] = flag
@@ -90,7 +90,7 @@ def check_replaceable(path: Path, flag: str = "") -> None:
     what = f"{flag} {path}".lstrip()
     edited = "has been edited since Penstock wrote it"
     why = edited if _states_of(real(path)) else "is not known to be Penstock's"
-    raise UsageError(f"{what}: what is there {why}; --replace replaces it anyway")
+    raise UsageError(f"{what} {why}; --replace replaces it anyway")
 
 
 def is_written_by_us(path: Path) -> bool:
@@ -109,7 +109,7 @@ def is_written_by_us(path: Path) -> bool:
 
 @contextlib.contextmanager
 def writing_output(path: Path, *, replace: bool = False) -> Iterator[Path]:
-    """`replacing` for an output, which is ours from then on.
+    """Write an output as `replacing` does, and note in the register that it is ours.
 
     Args:
         path: The file.
@@ -157,7 +157,7 @@ def begin_output(path: Path) -> None:
 
 
 def end_output(path: Path) -> None:
-    """Note that a file is finished: one that is edited from now on is the user's."""
+    """Note that a file is finished. If it is edited later, it counts as the user's."""
     if real(path).is_file():
         _note(real(path), _digest(real(path)))
 
@@ -184,7 +184,7 @@ def _check_place(flag: str, path: Path) -> None:
 
 
 def _names_our_format(place: Path) -> bool:
-    """Whether it is a report of an earlier version."""
+    """Whether the file is a JSON report of ours, as an earlier version left it."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         if place.suffix == ".json" and place.stat().st_size <= _MOST_JSON:
             document = json.loads(place.read_bytes())

@@ -1,4 +1,4 @@
-"""Text of others made safe for where it goes: a terminal, a page, a table, a figure.
+"""Make untrusted text safe for a terminal, a page, a table or a figure.
 
 Names of files, dtypes and models and the messages of libraries come from others. On a terminal
 they could move the cursor and hide lines. On a page they could load pictures and run scripts. In a
@@ -44,7 +44,7 @@ def for_markdown(text: str) -> str:
 
 
 def for_code_block(text: str) -> str:
-    """A line for a block of code, whose fence it does not end."""
+    """A line that cannot end the fence of a Markdown code block."""
     return for_terminal(text).replace("```", "'''")
 
 
@@ -80,8 +80,8 @@ def _is_number(text: str) -> bool:
 class SafeStream:
     """Standard output or error without control characters and keys.
 
-    Its reader (head, less, a log's) may leave. What is printed then goes nowhere, and the work goes
-    on to its own exit code. Rich finds the stream itself by the name ``rich_proxied_file``.
+    If its reader (``head``, ``less``) ends, later output is dropped, and the work goes on to its
+    own exit code. Rich finds the wrapped stream by the name ``rich_proxied_file``.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -92,12 +92,14 @@ class SafeStream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
+        """Write a text without its control characters and keys; returns the length of ``text``."""
         begin = "\r" * text.startswith("\r")  # so a progress bar of a user's model stays one line
         with self._whoever_reads():
             self._stream.write(begin + for_terminal(scrub(text[len(begin) :])))
         return len(text)
 
     def flush(self) -> None:
+        """Flush the stream."""
         with self._whoever_reads():
             self._stream.flush()
 
@@ -110,5 +112,6 @@ class SafeStream:
                 os.dup2(nowhere.fileno(), self._stream.fileno())
 
     def writelines(self, lines: Any) -> None:
+        """Write each line as `write` does."""
         for line in lines:
             self.write(line)

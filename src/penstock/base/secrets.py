@@ -1,9 +1,9 @@
-"""Keys and logins: what holds one, and texts without them.
+"""Find keys and logins in texts and settings, and hide them.
 
 Others may read whatever is written or printed, so no key may stand in it. Four things are found by
 their form: a login in a URL, a signature behind it, a header of HTTP, and a field of a spec that
-holds a key. A variable that holds a key is found by its name. A library that reads a key from a
-file of its own is asked for it, and `learn_secret` is called with it.
+holds a key. A variable that holds a key is found by its name. A key that a library reads from a
+file is passed to `learn_secret`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NAMES = re.compile(
 _CHOSEN = re.compile("PASSW|SECRET", re.IGNORECASE)
 """Names of variables whose value a person may have chosen, as a word or a number."""
 _PLACE = re.compile(r"(?!https?:)[\w.+-]+://|[^?]*/[^?]*\.[A-Za-z]\w{0,4}/*$")
-"""An address or a file in which a key lies. It is no key itself."""
+"""The address or path of a file that holds a key. It is no key itself."""
 _LOGIN = re.compile(r"(?<=\w\w:)//?[^/\s\"']*@")
 """A login in a URL. `Path` leaves one slash of two."""
 _QUERY = re.compile(r"(?<=\?)[^\s\"'<>|#)\]}]+")
@@ -32,7 +32,7 @@ _SIGNATURE = re.compile(
 )
 """Parameters of a URL that hold a key."""
 _BESIDE = re.compile(r"(x-(amz|goog)-[\w-]+|expires|se|st|ske|skt|sktid|skoid|spr)$", re.IGNORECASE)
-"""Parameters of a URL that change with each signature and do not say what is read."""
+"""Parameters of a URL that change with each signature and do not name what the URL points to."""
 _HEADER = re.compile(
     r"\b((?:proxy-)?authorization|(?:set-)?cookie|x-[\w-]*(?:key|token|auth)[\w-]*)(\s*[:=]\s*)"
     r"(?:(?:basic|bearer|token|digest)\s+)?[^\s\"',;\]}]+",
@@ -78,7 +78,7 @@ def has_login(text: str) -> bool:
 
 
 def learn_secret(key: str | None) -> None:
-    """Have `scrub` hide a key that stands in no variable."""
+    """Make `scrub` hide a key that is in no environment variable."""
     if key is not None and len(key) >= _LEAST:
         _learnt.add(key)
 

@@ -49,6 +49,7 @@ class Flow:
 
     @property
     def failed(self) -> bool:
+        """Whether an error was recorded."""
         return self.error is not None
 
     def fail(self, error: BaseException) -> None:
@@ -74,8 +75,8 @@ class Flow:
         """Wait until ``ready()`` is true.
 
         Args:
-            ready: What to wait for.
-            condition: The condition that the thread holds and waits on, ``changed`` by default.
+            ready: The condition to wait for.
+            condition: The lock that the thread holds and waits on, ``changed`` by default.
 
         Raises:
             Stopped: The flow has failed.
@@ -84,10 +85,10 @@ class Flow:
         self.check()
 
     def pause(self, seconds: float) -> None:
-        """Sleep for so long.
+        """Sleep, unless the flow fails.
 
         Args:
-            seconds: The time.
+            seconds: The time to sleep.
 
         Raises:
             Stopped: The flow has failed, before or meanwhile.
@@ -97,7 +98,7 @@ class Flow:
         self.check()
 
     def spawn(self, name: str, work: Callable[[], None]) -> None:
-        """Run a function in a thread of its own; an error of it fails the flow.
+        """Run a function in a new thread; an error in it fails the flow.
 
         Args:
             name: The name of the thread.
@@ -124,13 +125,14 @@ class Flow:
 
     @property
     def alive(self) -> bool:
+        """Whether a thread still runs."""
         return self._running > 0
 
     def join(self, tick: Callable[[], None] = lambda: None, every: float = 0.1) -> None:
         """Wait for every thread, and raise the first error of any.
 
         Args:
-            tick: Called again and again meanwhile. What it raises fails the flow.
+            tick: A function to call again and again meanwhile. An error in it fails the flow.
             every: The seconds between two calls.
         """
         try:
@@ -147,12 +149,12 @@ class Flow:
     def settle(self) -> None:
         """Wait for every thread, and raise nothing.
 
-        After an error the threads get two seconds to let go of what they hold. One that hangs in a
-        call (a dead network mount) is left behind, since it is a daemon.
+        After an error the threads get two seconds to release their memory and files. A thread that
+        hangs in a call (a dead network mount) is left behind, since it is a daemon.
         """
         with self.changed:
             ended = self.changed.wait_for(lambda: not self.alive, 2.0 if self.failed else None)
-        if ended:  # each is at its last line, and gone before a fork or a test could meet it
+        if ended:  # the threads are at their last line; wait, so that no fork or test meets one
             for thread in self._threads:
                 thread.join()
 
@@ -160,8 +162,8 @@ class Flow:
 class Channel(Generic[Item]):
     """Hands items from producers to consumers, in the order of their places, or as they come.
 
-    It has no bound of its own: a `Budget` around it bounds its bytes. It is closed when `close` was
-    called as often as it has ``producers``.
+    It has no bound of its own: a `Budget` around it bounds its bytes. It is closed once each of its
+    ``producers`` has called `close`.
     """
 
     def __init__(self, flow: Flow, producers: int = 1) -> None:
@@ -169,10 +171,10 @@ class Channel(Generic[Item]):
         self._items: dict[int, Item] = {}
         self._put = self._got = 0
         self.filled = flow.condition()
-        """The condition for something to come, or for no more to come."""
+        """The condition that is notified when an item comes or a producer closes."""
 
     def __len__(self) -> int:
-        """The items that `get` would return at once, without those that came out of turn."""
+        """Number of items that `get` would return at once: those up to the first gap."""
         first = self._got
         return next(n for n in itertools.count() if first + n not in self._items)
 
@@ -240,7 +242,7 @@ class Budget:
         self._flow, self.limit, self.used, self.peak = flow, limit, 0, 0
 
     def acquire(self, count: int) -> None:
-        """Wait for room for ``count`` bytes; more than the limit passes when nothing is held."""
+        """Wait for room for ``count`` bytes. If nothing is held, any count passes."""
         with self._flow.changed:
             self._flow.wait_for(lambda: self.used + count <= self.limit or self.used == 0)
             self.used += count
@@ -254,7 +256,7 @@ class Budget:
 
 
 class Pool:
-    """Arrays that are used again, all cut from buffers of one size.
+    """Arrays that are reused, all cut from buffers of one size.
 
     New memory costs a page fault for every 4 KiB. For short-lived arrays of many MiB that takes
     longer than the work on them. All buffers have one size, so any buffer fits any array, and there
@@ -275,7 +277,7 @@ class Pool:
         self._free: list[NDArray[np.uint8]] = []
 
     def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """An array with whatever was in its buffer before.
+        """An array whose values are undefined: those of the buffer's last use.
 
         Args:
             shape: Its shape. The array may not be larger than a buffer.
@@ -306,5 +308,5 @@ class Pool:
         return np.empty(count, np.uint8)
 
     def clear(self) -> None:
-        """Free the buffers that nobody has taken."""
+        """Free the buffers that are not in use."""
         self._free.clear()

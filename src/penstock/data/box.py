@@ -30,11 +30,20 @@ class Box:
 
     @classmethod
     def of(cls, start: Sequence[int], shape: Sequence[int]) -> Box:
-        """The box of ``shape`` whose first voxel is ``start``."""
+        """The box of ``shape`` whose first voxel is ``start``.
+
+        Args:
+            start: The first coordinate along each axis.
+            shape: The number of voxels along each axis.
+
+        Returns:
+            The box.
+        """
         return cls(tuple(start), tuple(a + n for a, n in zip(start, shape, strict=True)))
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Number of voxels along each axis."""
         return tuple(b - a for a, b in zip(self.start, self.stop, strict=True))
 
     @property
@@ -55,6 +64,7 @@ class Box:
         )
 
     def shift(self, by: Sequence[int]) -> Box:
+        """The box moved by so many voxels along each axis."""
         return Box(
             tuple(a + d for a, d in zip(self.start, by, strict=True)),
             tuple(b + d for b, d in zip(self.stop, by, strict=True)),
@@ -76,7 +86,7 @@ class Box:
         )
 
     def __and__(self, other: Box) -> Box:
-        """The common part. Boxes that have none give a box of size 0 somewhere in ``self``."""
+        """The common part. Without one, the result is a box of size 0 somewhere in ``self``."""
         start = tuple(
             min(max(a, c), b) for a, b, c in zip(self.start, self.stop, other.start, strict=True)
         )
@@ -88,10 +98,11 @@ class Box:
         return Box(tuple(map(min, self.start, other.start)), tuple(map(max, self.stop, other.stop)))
 
     def __contains__(self, other: Box) -> bool:
+        """Whether the other box lies within this one."""
         return (self & other) == other
 
     def __add__(self, other: Box) -> Box:
-        """The box of both sets of axes, these first."""
+        """The box along the axes of both, those of ``self`` first."""
         return Box(self.start + other.start, self.stop + other.stop)
 
     def __getitem__(self, axes: slice) -> Box:

@@ -1,6 +1,6 @@
-"""How a volume is cut: one global grid of patches, write units, regions and compute blocks.
+"""The cutting of a volume: one global grid of patches, write units, regions and compute blocks.
 
-                 ├──────── unit 0 ────────┼──────── unit 1 ────────┤   what a sink takes at once
+                 ├──────── unit 0 ────────┼──────── unit 1 ────────┤   what a sink writes at once
     volume    0  ├─────────┬─────────┬────┴────┬─────────┬─────────┤
     cores        │ patch 0 │ patch 1 │ patch 2 │ patch 3 │ patch 4 │   one stride each, no gaps
     reads     ╟╌╌├─────────┤╌╌╢                │         │         │   a core and its context
@@ -80,6 +80,15 @@ def indices(cells: Box) -> Iterator[tuple[int, ...]]:
 
 
 def unflatten(flat: int, cells: Box) -> tuple[int, ...]:
+    """The index at a place in a box of indices, the last axis fastest; the inverse of `flatten`.
+
+    Args:
+        flat: The number of indices before it.
+        cells: The box.
+
+    Returns:
+        The index.
+    """
     index = []
     for start, length in zip(reversed(cells.start), reversed(cells.shape), strict=True):
         flat, rest = divmod(flat, length)

@@ -2,7 +2,7 @@
 
 Variables, time steps and levels become one axis of channels, in this order, the levels innermost,
 as in the seed. `netcdf_axes` says which axis is which. A variable without an axis of samples is the
-same in all samples. Bounds of cells are no variables.
+same in all samples. Variables with the bounds of cells are left out.
 Values are those of xarray, decoded (scale, offset, missing to NaN), cast to float32.
 """
 
@@ -42,6 +42,7 @@ class Stacked:
     _axes: Axes
 
     def sample(self, index: int) -> dict[str, NDArray[np.float32]]:
+        """The arrays of one sample by name, shaped as `layouts` says."""
         made = {}
         for name, layout in self.layouts.items():
             array = np.empty(layout.shape, np.float32)
@@ -58,6 +59,7 @@ class Stacked:
         return made
 
     def close(self) -> None:
+        """Close the file."""
         self._dataset.close()
 
 
@@ -84,10 +86,10 @@ def open_netcdf(
         The samples of the file. Close them when they are read.
 
     Raises:
-        UsageError: the file cannot be read, or lacks what is asked of it.
+        UsageError: the file cannot be read, or lacks variables or steps that were asked for.
     """
     where = f"--from {path}"
-    with contextlib.ExitStack() as opened:  # which closes the file where it is refused
+    with contextlib.ExitStack() as opened:  # closes the file if it is refused
         dataset = opened.enter_context(_open(path, where))
         numeric = _numeric(dataset)
         _check_there(numeric, {"--inputs": inputs, "--targets": targets}, where)
@@ -120,7 +122,7 @@ def _open(path: Path, where: str) -> Any:
     require("netCDF4", "loaders")
     try:
         with warnings.catch_warnings():
-            # Integers are often said to have a missing value that no integer can be.
+            # Files often name a missing value that the dtype of integers cannot hold.
             warnings.simplefilter("ignore", xarray.SerializationWarning)
             # Times are not used, not all can be decoded, and a period in seconds is a number.
             return xarray.open_dataset(
@@ -131,7 +133,7 @@ def _open(path: Path, where: str) -> Any:
 
 
 def _numeric(dataset: Any) -> dict[str, Any]:
-    """The variables of numbers that are no bounds of cells."""
+    """The variables of numbers, without the bounds of cells."""
     bounds = {str(v.attrs.get(about)) for v in dataset.variables.values() for about in _BOUNDS}
     return {
         str(name): variable

@@ -1,9 +1,9 @@
-"""The axes of a NetCDF file: which are samples, latitude and longitude, which are levels.
+"""The axes of a NetCDF file: samples, latitude and longitude, and levels.
 
-The axis of the samples is time, by the CF conventions, else one without a limit, else the first; of
-the others the last two are latitude and longitude, in this order or turned into it, and the rest
-are levels. The package `cf_xarray` would not do: it looks at coordinates alone, and knows no axis
-without them, such as ``time``, ``lat`` and ``lon`` by their names.
+The axis of the samples is time by the CF conventions, else an unlimited axis, else the first. Of
+the others the last two are latitude and longitude, in either order, and the rest are levels. The
+package `cf_xarray` is not enough: it looks at coordinates only, and does not recognise an axis
+without them by its name, such as ``time``, ``lat`` and ``lon``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CF = {
 
 @dataclass(frozen=True)
 class Axes:
-    """Which axis of a file is which."""
+    """The names of the axes of a file."""
 
     samples: str
     horizontal: tuple[str, str]
@@ -49,7 +49,7 @@ class Axes:
         return {*_but(variable, self.samples)[-2:]} == {*self.horizontal}
 
     def levels(self, dataset: Any, variable: Any) -> list[str | None]:
-        """Names of what lies along the levels, None for a single unnamed one."""
+        """Names of the levels, in order; a single None for a variable without levels."""
         between = _but(variable, self.samples)[:-2]
         if not between:
             return [None]
@@ -68,7 +68,7 @@ def _but(variable: Any, samples: str) -> list[str]:
 
 
 def _is(dataset: Any, axis: str, what: str) -> bool:
-    """Whether an axis is time, latitude or longitude, by what is said of it or by its name."""
+    """Whether an axis is time, latitude or longitude, by its attributes or its name."""
     letter, names, units = _CF[what]
     about = dataset[axis].attrs if axis in dataset.coords else {}
     return bool(
@@ -80,5 +80,5 @@ def _is(dataset: Any, axis: str, what: str) -> bool:
 
 
 def _label(value: Any) -> str:
-    """``500`` for 500.0 too."""
+    """A coordinate as text: ``500`` for 500.0 too."""
     return f"{value:.10g}" if isinstance(value, np.floating) else str(value)

@@ -1,4 +1,4 @@
-"""Neurites and cell bodies: how they grow, and how they are drawn into a volume.
+"""Neurites and cell bodies: random ones are grown and drawn into a volume.
 
 Intensities are ADU, the counts that a camera gives out; lengths are voxels; axes are z, y, x.
 """
@@ -46,7 +46,7 @@ class Beads:
 
 
 def grown(size: tuple[int, int, int], rng: np.random.Generator) -> tuple[list[Soma], Beads]:
-    """The cells of a volume and all that grows in it."""
+    """Random cell bodies and neurites for a volume of ``size`` voxels along z, y, x."""
     num_cells = max(1, round(float(np.prod(size)) / VOXELS_PER_CELL))
     somas: list[Soma] = []
     paths: list[Beads] = []
@@ -105,7 +105,7 @@ def _branches(
 
 
 def furthest(beads: Beads) -> int:
-    """Voxels beyond which no bead is seen."""
+    """The distance in voxels beyond which a bead adds no light."""
     widest = np.sqrt(np.square(beads.radii.max(initial=0)) + np.square(PSF_SIGMA)).max()
     return int(np.ceil(3.5 * widest)) + 1
 
@@ -113,8 +113,8 @@ def furthest(beads: Beads) -> int:
 def add_beads(volume: FloatArray, beads: Beads, start: Sequence[int] = (0, 0, 0)) -> None:
     """Add each bead, blurred: a Gaussian that is exact between voxels, so nothing is jagged.
 
-    ``start`` is where the volume's first voxel lies. What a voxel gets, and in which order, does
-    not depend on what else is in the volume.
+    ``start`` is the coordinate of the volume's first voxel. The sum at a voxel, and its order, do
+    not depend on the rest of the volume.
     """
     low, margin = np.array(start), furthest(beads)
     high = low + volume.shape

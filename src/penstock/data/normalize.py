@@ -1,8 +1,9 @@
-"""From stored intensities to what a model was trained on, and back.
+"""Scaling of stored intensities to the range that a model was trained on, and back.
 
 A `Scaling` is two numbers, ``x -> (x - lower) / scale``. They come from the data: percentiles of
 a block, exact percentiles of a whole volume by a streaming `Histogram`, or a range that the user
-knows. Applying them to an array is the work of `lane`, on the device; this module only finds them.
+knows. Applying them to an array is the work of `lane`, on the device; this module only computes
+them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 _PIECE = 2**18
-"""Values counted at a time: `numpy.bincount` makes an eight-byte copy of what it is given."""
+"""Values counted at a time: `numpy.bincount` copies its input to eight bytes a value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +31,12 @@ class Scaling:
     def of_range(
         cls, lower: float, upper: float, low: float, high: float, least: float | None = None
     ) -> Scaling:
-        """Map ``[lower, upper]`` to ``[0, 1]``, or a range of ``least`` where that one is narrower.
+        """Map ``[lower, upper]`` to ``[0, 1]``. A range narrower than ``least`` is widened to it.
 
-        Where the two are equal (a block that is nearly all background), or so near that a float32
-        cannot hold what becomes of the data's own extremes, the extremes give the scale, and where
-        they are equal too it is 1: a division by almost zero would turn the few voxels that matter
-        into infinities. What the user says is the ``least`` comes first.
+        If the two are equal (a block that is nearly all background), or so near that the scaled
+        extremes of the data would overflow a float32, the extremes give the scale; if they are
+        equal too, it is 1. A division by almost zero would turn the few voxels that matter into
+        infinities. A ``least`` comes before all this.
 
         Args:
             lower: the value that becomes 0.
@@ -97,9 +98,10 @@ class Histogram:
         """The dtype of the values whose bits become keys."""
         self._sign = 0 if self._kind.kind == "u" else 1 << (8 * self._kind.itemsize - 1)
         self.done = False
+        """Whether all passes have ended, so that percentiles can be read."""
         self._coarse = np.zeros(1 << 16, np.int64)
         self._up_to: NDArray[np.int64] | None = None
-        """Values in each coarse bin and those below it; None where more have been counted."""
+        """Values in each coarse bin and those below it; None if it is out of date."""
         self._fine: dict[int, NDArray[np.int64]] | None = None
 
     @property
@@ -114,8 +116,9 @@ class Histogram:
         return self._up_to
 
     def add(self, array: NDArray[Any]) -> None:
+        """Count the values of a piece, of any shape, in the current pass."""
         flags: Any = ("external_loop", "buffered", "zerosize_ok")
-        for piece in np.nditer(array, flags, buffersize=_PIECE):  # never a copy of all of a view
+        for piece in np.nditer(array, flags, buffersize=_PIECE):  # a view is not copied whole
             self._count(self._keys(np.asarray(piece)))
 
     def _count(self, keys: NDArray[Any]) -> None:
@@ -132,14 +135,14 @@ class Histogram:
 
     @property
     def counts(self) -> dict[str, NDArray[np.int64]]:
-        """What this pass has counted: arrays that `merge` adds to those of another histogram."""
+        """The counts of this pass: arrays that `merge` adds to those of another histogram."""
         if self._fine is None:
             return {"coarse": self._coarse}
         bins = np.array([*self._fine], np.int64)
         return {"bins": bins, "fine": np.stack([*self._fine.values()])}
 
     def merge(self, counts: Mapping[str, NDArray[np.int64]]) -> None:
-        """Add what another histogram has counted in the same pass.
+        """Add the counts of another histogram in the same pass.
 
         Args:
             counts: the `counts` of the other one.
@@ -152,7 +155,11 @@ class Histogram:
                 self._fine[bin_] += fine
 
     def advance(self, percentiles: Sequence[float]) -> None:
-        """End a pass: either done, or ready for the pieces once more."""
+        """End a pass. Unless `done` is true then, all pieces must be added once more.
+
+        Args:
+            percentiles: those that will be read at the end, from 0 to 100.
+        """
         if not self.wide or self._fine is not None or self.count == 0:
             self.done = True
             return

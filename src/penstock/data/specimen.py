@@ -1,7 +1,7 @@
 """An endless synthetic volume: any box of it follows from a random seed and the box's place.
 
-A `Specimen` takes memory that goes with the box, so that a volume of any size can be written piece
-by piece. Intensities are ADU, lengths are voxels, axes are z, y, x.
+A `Specimen` takes memory in proportion to the box, so that a volume of any size can be written
+piece by piece. Intensities are ADU, lengths are voxels, axes are z, y, x.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from .volumes import CAMERA_OFFSET, COARSE, FINE, FINE_SHARE, brightness, noisy
 PERIOD = (240, 480, 480)
 """Voxels along z, y, x after which the structures of a `Specimen` repeat; its noise never."""
 NOISE_TILE = (8, 64, 64)
-"""The boxes in which a `Specimen` draws its noise, each from a seed of its own."""
+"""Shape of the boxes in which a `Specimen` draws its noise, each from a seed of its own."""
 _AT_ONCE = (128, 128, 128)
-"""The most of a `Specimen` that is made at once: whole tiles."""
+"""Shape of the largest part of a `Specimen` that is made at once: whole tiles."""
 _TAPS = range(-2, 4)
-"""The knots of a periodic field that a voxel sees. Those further off weigh less than 1e-4."""
+"""Offsets of the knots of a periodic field that count at a voxel. Others weigh less than 1e-4."""
 
 
 class Specimen:
-    """A synthetic microscopy volume without end in any direction. What lies in a box follows from
-    the seed and from where the box is; the size of the box and earlier calls play no part.
+    """A synthetic microscopy volume without end in any direction. The voxels of a box follow from
+    the seed and the coordinates; the size of the box and earlier calls play no part.
 
-    It is what a `clean_volume` of the size of `PERIOD` would show if it had no faces: what leaves
+    It repeats a `clean_volume` of the size of `PERIOD` that has no faces: a structure that leaves
     through one face comes in through the opposite one. The beads of that period are held, some 50
-    MB; all other memory goes with the box.
+    MB; all other memory is in proportion to the box.
     """
 
     def __init__(self, seed: int) -> None:
@@ -58,7 +58,7 @@ class Specimen:
         return volume
 
     def without_noise(self, box: Box) -> NDArray[np.uint16]:
-        """`clean`, rounded."""
+        """`clean`, rounded to uint16."""
         return np.clip(np.rint(self.clean(box)), 0, 65535).astype(np.uint16)
 
     def image(self, box: Box) -> NDArray[np.uint16]:
@@ -69,7 +69,7 @@ class Specimen:
         return image
 
     def _seen(self, box: Box) -> NDArray[np.uint16]:
-        # How many numbers a Poisson variate uses up depends on its mean, so tiles are made whole.
+        # A Poisson variate uses up more or fewer numbers by its mean, so tiles are made whole.
         tiles = Grid(box, NOISE_TILE)
         ends = (np.multiply(end, NOISE_TILE) for end in (tiles.cells.start, tiles.cells.stop))
         whole = Box(*(tuple(end.tolist()) for end in ends))
@@ -92,7 +92,7 @@ class Specimen:
         volume = CAMERA_OFFSET + brightness(field)
         for soma in self._somas:
             add_soma(volume, soma, box.start)
-        # They are sorted by z, so that those of a slab are quickly at hand.
+        # Beads are sorted by z, so that those of a slab are found quickly.
         beads, margin = self._beads, self._margin
         first, last = np.searchsorted(
             beads.points[:, 0], (box.start[0] - margin, box.stop[0] + margin)
@@ -140,7 +140,7 @@ def _around(beads: Beads) -> Beads:
 
 
 def _images(soma: Soma) -> Iterator[Soma]:
-    """A cell body of a period, as often as it reaches into the period."""
+    """The copies of a cell body, a period apart, that reach into the period."""
     reach = 2 * soma.radii + 2
     for by in itertools.product((-1, 0, 1), repeat=3):
         center = soma.center + np.multiply(by, PERIOD)

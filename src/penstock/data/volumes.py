@@ -57,7 +57,7 @@ def noisy(
     read_noise: float = 10.0,
     offset: float = CAMERA_OFFSET,
 ) -> NDArray[np.uint16]:
-    """What a camera makes of a clean volume: photons counted, then read, then rounded.
+    """A camera's image of a clean volume: photons counted, read out with noise, rounded.
 
     A voxel has mean ``clean`` and variance ``gain * (clean - offset) + read_noise**2``, until the
     16 bits clip it.
@@ -67,7 +67,7 @@ def noisy(
         seed: the random seed.
         gain: ADU for each photo-electron.
         read_noise: the standard deviation that every voxel gets, in ADU.
-        offset: the ADU of no light.
+        offset: the ADU where no light falls.
 
     Returns:
         ADU as uint16, of the same shape.
@@ -84,7 +84,7 @@ def psnr(reference: ArrayLike, image: ArrayLike, data_range: float | None = None
 
     Args:
         reference: the truth.
-        image: what is compared with it, of the same shape.
+        image: the image to compare with it, of the same shape.
         data_range: the peak; by default the reference's maximum less its minimum.
 
     Returns:
@@ -107,7 +107,7 @@ def psnr(reference: ArrayLike, image: ArrayLike, data_range: float | None = None
 
 
 def brightness(field: FloatArray) -> FloatArray:
-    """Light above the offset by a field of unit variance: 20 to 60 ADU."""
+    """Light above the offset, 20 to 60 ADU, from a field of unit variance."""
     # A fixed curve, not the volume's own extremes: a volume's corner is as dim in a larger volume.
     return np.asarray(40 + 20 * np.tanh(0.8 * field), np.float32)
 

@@ -21,9 +21,9 @@ from .packed.format import ArrayLayout, channel_name
 FloatArray = NDArray[np.float32]
 
 LEVELS = (50, 100, 150, 200, 250, 300, 400, 500, 600, 700, 850, 925, 1000)
-"""hPa."""
+"""Pressure levels, in hPa."""
 STEPS_PER_DAY = 8
-"""Time steps; the seed's data are three-hourly."""
+"""Time steps of a day; the seed's data are three-hourly."""
 
 _LARGEST = 3.0  # cycles around the globe: below it the spectrum is flat, so that no wave rules
 _MODES = 4  # independent fields that the levels of one variable are mixed from
@@ -38,7 +38,7 @@ class Variable:
     mean: tuple[float, float]
     spread: tuple[float, float]
     levels: tuple[int, ...] = ()
-    """Empty where the variable is of the surface."""
+    """Levels in hPa; empty for a variable of the surface."""
     log_normal: bool = False
     """Positive, and the mean is the median."""
 
@@ -74,7 +74,7 @@ _TARGETS = tuple((name, 1) for name in (*_UPPER_AIR, *_SURFACE))
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """Which channels there are, and how they are laid out and cut."""
+    """The channels of a data set, their layout and their chunks."""
 
     arrays: Mapping[str, tuple[tuple[str, int], ...]]
     """Variables of each array and their steps from the sample's time, in order."""
@@ -83,6 +83,7 @@ class Preset:
     channels_first: bool = False
 
     def layouts(self, grid: tuple[int, int]) -> dict[str, ArrayLayout]:
+        """The layout of each array by its name, on a grid of (lat, lon) cells."""
         return {name: self._layout(variables, grid) for name, variables in self.arrays.items()}
 
     def _layout(self, variables: tuple[tuple[str, int], ...], grid: tuple[int, int]) -> ArrayLayout:
@@ -187,7 +188,7 @@ class World:
         """The arrays of one sample.
 
         Args:
-            preset: which channels there are, and how they are laid out.
+            preset: its channels and their layout.
             time: the step of its last inputs.
 
         Returns:
@@ -212,7 +213,7 @@ class World:
         return np.asarray(np.fft.irfft2(waves, self.grid, norm="forward"), np.float32)
 
     def _clock(self, variable: str, time: int) -> NDArray[np.float64]:
-        """Sine or cosine of how much of the year or, by longitude, of the day has gone."""
+        """Sine or cosine of the share of the year or, by longitude, of the day that has passed."""
         days = time / STEPS_PER_DAY
         gone = days / 365.25 if variable.startswith("year") else days + self._lon
         turn = 2 * np.pi * np.asarray(gone % 1)

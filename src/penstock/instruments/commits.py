@@ -1,7 +1,7 @@
-"""Commits of a git repository: what a name stands for, their order, and how many lie between.
+"""Commits of a git repository: their hashes by name, their order, and their number between two.
 
-Every question is one call of git, which may answer that it does not know. What is asked for comes
-from users and from records: it is one word of git's command line, behind ``--end-of-options``.
+Each question is one call of git; the answer is None if git does not know. Names come from users and
+from records, so each is passed as one word behind ``--end-of-options``.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def short_commit(commit: str) -> str:
 
 
 def commit_named(name: str, folder: Path | None = None) -> str | None:
-    """The hash of what git calls so, such as ``main`` or ``HEAD~1``.
+    """The hash of a commit by one of git's names for it, such as ``main`` or ``HEAD~1``.
 
     Args:
-        name: What a user typed.
+        name: The name that a user typed.
         folder: A folder of the repository; None for the current one.
 
     Returns:
@@ -67,7 +67,7 @@ def in_order(commits: Sequence[str], folder: Path | None = None) -> list[str] | 
 
 
 def commits_between(before: str, after: str, folder: Path | None = None) -> int | None:
-    """How many commits ``after`` holds that ``before`` does not.
+    """The number of commits that are in ``after`` and not in ``before``.
 
     Args:
         before: A hash.

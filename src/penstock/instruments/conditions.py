@@ -1,6 +1,6 @@
 """The conditions of a machine, which change from hour to hour: clocks, heat, swap, other tenants.
 
-What cannot be read is None.
+A value that cannot be read is None.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ THROTTLES = {
 
 
 def read_conditions() -> dict[str, Any]:
-    """Read everything. It takes a second, for which it watches the other processes."""
+    """Read all conditions. It takes a second, in which it watches the other processes."""
     swap = psutil.swap_memory()
     stolen = getattr(psutil.cpu_times(), "steal", None)
     busy = _busy()
     steal = None if stolen is None else psutil.cpu_times().steal - stolen
     gpus = gpus_or_none(_OF_GPUS)
     for gpu in gpus or ():
-        del gpu["name"]  # which does not change
+        del gpu["name"]  # it does not change
     return {
         "governor": " and ".join(sorted(set(_read("cpu*/cpufreq/scaling_governor")))) or None,
         "turbo": _turbo(),
@@ -64,7 +64,7 @@ def _read(pattern: str) -> list[str]:
 
 
 def _turbo() -> bool | None:
-    """Two drivers, two spellings."""
+    """Whether turbo is on. Two drivers spell it differently."""
     if no_turbo := _read("intel_pstate/no_turbo"):
         return no_turbo == ["0"]
     boost = _read("cpufreq/boost")
@@ -72,7 +72,7 @@ def _turbo() -> bool | None:
 
 
 def _chosen(path: Path) -> str | None:
-    """``madvise`` of ``always [madvise] never``."""
+    """The word in brackets: ``madvise`` of ``always [madvise] never``."""
     try:
         return path.read_text().partition("[")[2].partition("]")[0] or None
     except OSError:
@@ -122,11 +122,11 @@ _OF_GPUS: Mapping[str, Question] = {
     "power_limit_w": lambda nvml, gpu: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000,
     "power_default_w": lambda nvml, gpu: nvml.nvmlDeviceGetPowerManagementDefaultLimit(gpu) / 1000,
 }
-"""The questions on who uses a GPU and what holds its clocks down."""
+"""Questions on the processes that use a GPU and on limits of its clocks."""
 
 
 def condition_warnings(environment: Block, now: Block) -> list[str]:
-    """What makes measurements here worse than they could be.
+    """Reasons why measurements on this machine may be worse than they could be.
 
     Args:
         environment: the machine, from `collect_environment`.
@@ -187,6 +187,6 @@ def _of_gpu(gpu: Block) -> Iterator[str]:
 
 
 def swap_in_use(now: Block) -> str:
-    """How much of the swap is in use, in words."""
+    """The use of the swap, in words."""
     swap = now["swap"]
     return f"{format_bytes(swap['used'])} of {format_bytes(swap['total'])} in use"

@@ -1,4 +1,4 @@
-"""One GPU as its driver sees it, through NVML; what NVML does not say is None."""
+"""One GPU as its driver sees it, through NVML; a value that NVML lacks is None."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ _READINGS: Mapping[str, Question] = {
 
 
 class Gpu(Nvml):
-    """It makes no CUDA context, so it may be asked before torch holds any of the device."""
+    """One GPU of torch's. Reading NVML creates no CUDA context, so it works before torch takes
+    memory of the GPU."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self._handle: Any = None
-        with contextlib.suppress(Exception):  # no driver; NVML's own have no type known here
+        with contextlib.suppress(
+            Exception
+        ):  # no driver, or an error of NVML, whose classes are not imported
             self._handle = self._handle_of(device.index or 0)
 
     def used(self) -> int | None:

@@ -1,18 +1,18 @@
-"""The environment block of a record: the machine of a launch, and who else was there.
+"""The environment block of a record: the machine of a launch, and its other load.
 
     machine      processor, cores, physical_cores, memory_bytes, architecture, system, kernel
     machine_key  a hash of what stays the same; records with other keys are not compared
-    limits       what this process may use of it: affinity, cgroup_cpus, cgroup_memory_bytes
+    limits       the part that this process may use: affinity, cgroup_cpus, cgroup_memory_bytes
     gpus         by NVML; empty where there are none, null where reading them failed
     libraries    versions
     git          commit and dirty of the repository that the launch's folder lies in
     variables    environment variables that steer threads and devices; no others are read
     load         one_minute, busy_processes: those of others above a tenth of a core
-    worker       of a launch on a worker of a cluster: its host and address, what of the host no
-                 other case took meanwhile, and how many cases ran beside it
+    worker       of a launch on a worker of a cluster: its host and address, the part of the host
+                 that no other case took meanwhile, and how many cases ran beside it
 
-What cannot be read is null. Nothing here imports torch: what only torch knows is in `torch_flags`,
-for the process that has imported it anyway.
+A value that cannot be read is null. Only `torch_flags` imports torch, for a process that has
+imported it anyway.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ ANSWER_WITHIN_S = 5.0
 def collect_environment(
     folder: Path | None = None, variables: Mapping[str, str] | None = None
 ) -> Block:
-    """Read everything. It takes a quarter of a second, in which it watches the other processes.
+    """Read the block. It takes a quarter of a second, in which it watches the other processes.
 
     Args:
-        folder: where the launch runs; None for the current directory.
+        folder: the folder that the launch runs in; None for the current directory.
         variables: those of the launch; None for those of this process.
 
     Returns:
@@ -88,10 +88,10 @@ def collect_environment(
 
 
 def machine_key(machine: Block, gpus: list[Block] | None) -> str:
-    """A hash of what stays the same of a machine from day to day.
+    """A hash of the properties of a machine that stay the same from day to day.
 
-    Clocks and free memory do not. The same machine says a few MB more or less of its memory from
-    one kernel to the next, so memory counts in GiB.
+    Clocks and free memory do not. The same machine reports a few MB more or less of memory from one
+    kernel to the next, so memory counts in GiB.
     """
     memory = machine["memory_bytes"]
     stable = [
@@ -111,13 +111,13 @@ def this_machine_key() -> str:
 
 
 def machine_and_commit() -> Block:
-    """The machine that a run is on and the commit of the folder that it was started in, by which
-    runs are compared: ``machine_key`` and ``git``."""
+    """The machine of a run and the commit of the folder that it was started in, as
+    ``machine_key`` and ``git``. Comparisons of runs need both."""
     return {"machine_key": this_machine_key(), "git": _git()}
 
 
 def torch_flags() -> Block:
-    """How torch was built, and the switches that change how fast or how exactly it computes."""
+    """The build of torch, and the switches that change its speed or its precision."""
     import torch
 
     cuda = torch.cuda.is_available()
@@ -165,7 +165,7 @@ _OF_GPUS: Mapping[str, Question] = {
     "power_limit_w": lambda nvml, gpu: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000,
     "ecc": lambda nvml, gpu: bool(nvml.nvmlDeviceGetEccMode(gpu)[0]),
     "mig": lambda nvml, gpu: bool(nvml.nvmlDeviceGetMigMode(gpu)[0]),
-    # Of this card in this slot. What runs now says less: an idle link slows down.
+    # The most for this card in this slot: the link itself slows down when it is idle.
     "pcie_generation": lambda nvml, gpu: nvml.nvmlDeviceGetMaxPcieLinkGeneration(gpu),
     "pcie_width": lambda nvml, gpu: nvml.nvmlDeviceGetMaxPcieLinkWidth(gpu),
 }
@@ -235,7 +235,7 @@ def _limits() -> Block:
             cpus.append(share[0] / share[1])
     for folder in cgroup_folders("memory"):
         memory += _numbers(folder / "memory.max") + _numbers(folder / "memory.limit_in_bytes")
-    # The first version says a number beyond any machine where there is no limit.
+    # Where there is no limit, version 1 gives a number beyond the memory of any machine.
     real = [limit for limit in memory if limit < psutil.virtual_memory().total]
     return {
         "affinity": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
@@ -277,10 +277,10 @@ def ask_git(words: Sequence[str], folder: Path | None = None) -> str | None:
 
     Args:
         words: the words behind ``git``.
-        folder: where it is asked; None for the current folder.
+        folder: the folder to run it in; None for the current folder.
 
     Returns:
-        What it says; None where it fails, is absent, or says nothing in time.
+        Its output; None where it fails, is absent or does not answer in time.
     """
     # A file monitor is a program that a repository may name; it is not ours to start.
     return _said(["git", "--no-optional-locks", "-c", "core.fsmonitor=false", *words], folder)

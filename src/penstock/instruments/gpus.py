@@ -8,10 +8,11 @@ from typing import Any
 
 TelemetryRow = dict[str, Any]
 Question = Callable[[Any, Any], Any]
-"""A question to NVML, its module, about the handle of a GPU."""
+"""A function of NVML's module and the handle of a GPU, such as one that reads its memory."""
 
 
 def memory_used(nvml: Any, handle: Any) -> int:
+    """Bytes in use on a GPU, by all processes, as nvidia-smi counts them."""
     # The first version of the call counts what the driver reserves as used; nvidia-smi and the
     # second do not.
     return int(nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2).used)
@@ -28,7 +29,7 @@ class Nvml:
 
     A call returns a row for each GPU: its index, its name and the answer to each question, None
     where a GPU has none. NVML begins at the first call, which may take seconds on a server with
-    idle GPUs. It is never shut down: it counts its users, and the process may have others.
+    idle GPUs. It is never shut down, since other code of the process may use it.
 
     Args:
         questions: the questions by the key of their answer; use and memory by default.

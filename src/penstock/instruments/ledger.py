@@ -3,8 +3,8 @@
     FOLDER/records.jsonl
 
 A launch is on the disk before the next begins. A process that is killed while it writes leaves a
-line without its newline: half a record, which a reader passes over and the next `append` cuts off.
-Anything else that is no record is an error that names its line. Nothing is rewritten, so several
+line without its newline: half a record, which a reader skips and the next `append` cuts off. Any
+other line that is no record is an error that names the line. Nothing is rewritten, so several
 processes may read, copy and append to a ledger at once. CSV and Parquet are exports.
 """
 
@@ -141,7 +141,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def ledger_to_csv(records: Sequence[Record], path: Path, replace: bool = False) -> None:
-    """Write a row for each launch, with statistics in place of samples; what is not known is empty.
+    """Write a row for each launch, with statistics in place of samples. Unknown values are empty.
 
     Args:
         records: the launches.
@@ -197,7 +197,7 @@ def ledger_to_parquet(records: Sequence[Record], path: Path, replace: bool = Fal
 
 
 def record_cells(record: Record) -> dict[str, Any]:
-    """A record as flat cells, each named by its place: ``case.batch``, ``step.median_s``."""
+    """A record as flat cells, named by their place in it: ``case.batch``, ``step.median_s``."""
     cells: dict[str, Any] = {
         name: getattr(record, name)
         for name in ("id", "time", "scenario", "key", "launch", "order", "status", "name")

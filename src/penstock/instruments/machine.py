@@ -1,4 +1,4 @@
-"""What a machine and its processes use now: CPU, memory, disks, network, GPUs."""
+"""Use of a machine by its processes, now: processor, memory, disks, network."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Answer = TypeVar("Answer")
 
 
 class Usage(NamedTuple):
-    """What one process holds now, and what it has used since it began."""
+    """Memory and threads of one process now, and its use of processor and disk since it began."""
 
     cpu_seconds: float
     rss: int
@@ -32,8 +32,8 @@ Processes = Mapping[ProcessKey, Usage]
 
 
 class ThisMachine:
-    """What psutil reads of the machine it runs on, and of the tree below a process, this one by
-    default. A method may raise, or return None for what it cannot read.
+    """Readings of this machine, and of a process (this one by default) with all below it. A method
+    may raise, or return None for a value that cannot be read.
     """
 
     def __init__(self, pid: int | None = None) -> None:
@@ -101,8 +101,8 @@ def _below(root: int) -> list[int]:
     """
     Path(f"/proc/{root}/task/{root}/children").read_bytes()
     tree = [root]
-    for pid in tree:  # which grows meanwhile
-        with contextlib.suppress(OSError):  # what has ended has none
+    for pid in tree:  # it grows meanwhile
+        with contextlib.suppress(OSError):  # the process has ended
             for thread in Path(f"/proc/{pid}/task").iterdir():
                 with contextlib.suppress(OSError):
                     tree += map(int, (thread / "children").read_text().split())
@@ -126,7 +126,7 @@ def peak_rss() -> int:
 
 
 def kernel_memory(status: Path = Path("/proc/self/status")) -> dict[str, int]:
-    """What Linux counts of a process's memory, in bytes by its own names: VmHWM is the peak.
+    """Linux's counts of a process's memory, in bytes by their names: VmHWM is the peak.
 
     Raises:
         OSError: there is no such file.

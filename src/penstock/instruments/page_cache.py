@@ -1,15 +1,15 @@
 """The page cache: how much of some files it holds, and how to empty or fill it for them.
 
 A file that was read lately comes from memory and not from its device, so a timed reader must say
-which. `drop_pages` asks the kernel to forget, `warm_pages` reads, and `residency` says what came of
-it. On systems other than Linux nothing is dropped, and the residency is None. It is also None for
-files of another user, of which the kernel would claim that all is in memory.
+which. `drop_pages` asks the kernel to forget, `warm_pages` reads, and `residency` gives the share
+in memory. On systems other than Linux nothing is dropped, and the residency is None. It is also
+None for files of another user, for which the kernel would claim that all is in memory.
 
     drop     fsync, then posix_fadvise(DONTNEED): only clean pages can be dropped
     read     a plain read to the end
-    look     mmap, which reads nothing, then mincore, which says of every page whether it is there
+    look     mmap, which reads nothing, then mincore, which says for each page if it is in memory
 
-What a hypervisor, a RAID controller or the device itself keeps cannot be seen from here.
+The caches of a hypervisor, a RAID controller or the device itself cannot be seen from here.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ PAGE_BLOCK = 8 * 2**20
 def is_safe_to_map(place: str) -> bool:
     """Whether a folder, given by path or URL, is on a file system of this machine.
 
-    A page of a mapped file that cannot be read ends the process by a signal, where reading would
-    say what is wrong. On a network that is to be expected; on a disk it is rare.
+    A page of a mapped file that cannot be read ends the process by a signal, while a plain read
+    would raise an error. On a network such faults are common; on a disk they are rare.
     """
     if "://" in place:
         return False
@@ -51,7 +51,7 @@ def drop_pages(paths: Iterable[Path]) -> None:
 
 
 def drop_pages_of(descriptor: int) -> None:
-    """The same for an open file, which may have no name."""
+    """Ask the kernel to forget the pages of an open file, which may have no name."""
     if hasattr(os, "posix_fadvise"):  # macOS has none
         os.fsync(descriptor)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -69,7 +69,7 @@ def warm_pages(paths: Iterable[Path]) -> int:
 
 
 def residency(paths: Iterable[Path]) -> float | None:
-    """The share of the files' pages that is in memory, 0 to 1; None where it is not known."""
+    """The share of the files' pages that is in memory, 0 to 1; None if it is unknown."""
     if sys.platform != "linux":
         return None
     resident = total = 0
@@ -87,7 +87,7 @@ def _pages(path: Path) -> bytes | None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         status = os.fstat(descriptor)
-        # Since 2019 the kernel tells an owner, or one who may write; others might spy by it.
+        # Since 2019 the kernel answers the owner, or a user who may write; others might spy by it.
         if status.st_uid != os.geteuid() and not os.access(path, os.W_OK):
             return None
         if status.st_size == 0:

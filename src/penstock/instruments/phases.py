@@ -1,17 +1,17 @@
-"""The phases of a training step, on the clock of whoever does the work.
+"""The phases of a training step, timed on the device that computes.
 
     │ data_wait │ transfer │ forward │ backward │ communication │ optimizer │
     begin      lap        lap       lap        lap             lap        lap
 
-A *lap* ends a phase: all since the lap before belongs to it, so the phases of a step add up to the
-step and nothing is counted twice. `communication` is its exposed part: from the moment when the
-last gradients were computed to the moment when all ranks had their sum. What is summed while other
-gradients are still being computed costs nothing and is not seen.
+A *lap* ends a phase: all time since the previous lap belongs to it, so the phases of a step add up
+to the step and nothing is counted twice. `communication` is its exposed part: from the moment when
+the last gradients were computed to the moment when all ranks had their sum. Gradients that are
+summed while others are still being computed cost no time and are not counted.
 
 On a CPU a lap reads the clock. On a GPU it records an event on the stream, which costs a few
-microseconds and makes nobody wait; `drain` reads the times, outside of the steps. They are all
-times of the device, the wait for data too: a host that runs ahead may wait for a batch while the
-device computes, and that holds nothing up.
+microseconds and blocks nothing; `drain` reads the times, outside of the steps. All are times of the
+device, `data_wait` too: if the host waits for a batch while the device still computes, nothing is
+delayed and nothing is counted.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ Seconds = dict[str, float]
 
 
 class Laps:
-    """For work that has ended when its call returns."""
+    """Times the phases of work that has ended when its call returns, as on a CPU."""
 
     drain_every = 1
-    """The number of steps after which to ask for their times."""
+    """The number of steps after which to call `drain`."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._steps: list[list[tuple[str, Any]]] = []
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         self._marks = [("", self._mark())]
 
     def lap(self, phase: str) -> None:
-        """The phase of this name ends."""
+        """End a phase."""
         self._marks.append((phase, self._mark()))
 
     def end(self) -> None:
-        """The step ends, with its last lap."""
+        """End the step. Its last lap is its end."""
         self._steps.append(self._marks)
 
     def drain(self) -> list[Seconds]:
@@ -69,7 +69,7 @@ class Laps:
 
 
 class DeviceLaps(Laps):
-    """For work that is queued on a CUDA device."""
+    """Times the phases of work that is queued on a CUDA device."""
 
     drain_every = 50
 
@@ -78,6 +78,7 @@ class DeviceLaps(Laps):
         self._steps = []
 
     def drain(self) -> list[Seconds]:
+        """The seconds of the steps since the last call. Waits for the device."""
         if self._steps:
             self._backend.synchronize()
         return super().drain()

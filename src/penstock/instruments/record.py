@@ -1,10 +1,10 @@
-"""The record of a launch: what was asked, what was measured, on what machine; one JSON line.
+"""The record of a launch: its case, its measurements and its machine, in one JSON line.
 
 A **case** is one point of a sweep: a scenario and all its knobs. A **launch** is one fresh process
 that measures one case. Its **record** holds the raw samples, so that statistics can be taken anew.
-What is not known is null, never 0. A launch that failed has a record too.
+A value that is not known is null, never 0. A launch that failed has a record too.
 
-History of the schema (a file of any version loads for ever):
+History of the schema (files of every version can be loaded):
 
     1   first
 """
@@ -38,13 +38,13 @@ FAILED: Mapping[str, str] = {
 
 
 class _Part(BaseModel):
-    # What a later version of Penstock adds within a schema is kept. A number that is not finite
-    # has no spelling in JSON: it would be written as null and never be read again.
+    # Fields that a later version of Penstock adds within a schema are kept. JSON has no number that
+    # is not finite: one would be written as null, and the record could not be read again.
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
 
 
 class Warmup(_Part):
-    """What ran before the first sample; never part of a statistic."""
+    """The calls before the first sample; they are never part of a statistic."""
 
     setup_s: float | None = None
     """Imports, building the scenario, first allocations."""
@@ -68,9 +68,9 @@ class Memory(_Part):
     host_peak_kernel: int | None = None
     """The kernel's own high-water mark of the measured process (VmHWM)."""
     host_shared: int | None = None
-    """Pages of files and of shared memory within it, which a memory limit does not count."""
+    """Pages of files and of shared memory in the process, which a memory limit does not count."""
     host_counted: int | None = None
-    """The peak of what a memory limit counts: private mappings, touched or not."""
+    """Peak of the bytes that a memory limit counts: private mappings, touched or not."""
     device_allocated: int | None = None
     """Bytes alive in tensors after the last step."""
     device_peak: int | None = None
@@ -118,7 +118,7 @@ class Record(_Part):
     work: dict[str, float] = {}
     """Counted work of one step: samples, pixels, useful_pixels, bytes, flops ..."""
     steps_per_sample: int = 1
-    """Each sample is a block of so many steps, timed together, divided by their number."""
+    """Steps that are timed together for one sample, which is their mean."""
     samples_s: dict[str, tuple[float, ...]] = {}
     """Raw seconds per step: ``step`` (wall clock of the host), ``device`` (by device events), and
     each phase, such as forward, backward, optimizer."""
@@ -135,6 +135,7 @@ class Record(_Part):
 
     @property
     def ok(self) -> bool:
+        """Whether the launch succeeded, so that its samples count."""
         return self.status == "ok"
 
     def line(self) -> str:
@@ -143,12 +144,12 @@ class Record(_Part):
 
 
 def canonical(value: Any) -> str:
-    """JSON in the one spelling that hashes are taken of."""
+    """JSON in one canonical spelling, for hashes."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def case_key(scenario: str, case: Mapping[str, Any]) -> str:
-    """A hash of what a launch measures: equal cases have equal keys, on every machine.
+    """A hash of a scenario and its knobs: equal cases have equal keys, on every machine.
 
     Args:
         scenario: the name of the scenario.
@@ -164,7 +165,7 @@ def case_key(scenario: str, case: Mapping[str, Any]) -> str:
 
 
 class _Header(BaseModel):
-    """All that a record of a later schema is sure to have."""
+    """The one field that a record of any schema has."""
 
     schema_version: int = Field(alias="schema")
 

@@ -1,4 +1,4 @@
-"""Telemetry: what a job takes from its machine, sampled in the background, a row at a time on disk.
+"""Telemetry: a job's use of its machine, sampled in the background and written row by row.
 
 It never disturbs the job: a reading that fails is null, and ``monitor_error`` names it once. Each
 row reaches the operating system before the next is taken, so a killed job leaves every row but the
@@ -9,8 +9,8 @@ The first line of the file is the header; every other line is a row:
     t, time                        seconds since the start (monotonic); unix time
     cpu_percent                    process tree; 100 is one core kept busy
     rss_bytes, processes, threads  process tree; pages that processes share are counted in each
-    pss_bytes                      process tree; shared pages are divided among those who share
-                                   them. Linux only and slow, so null on most rows
+    pss_bytes                      process tree; a shared page is divided among its processes.
+                                   Linux only and slow, so null on most rows
     read_, write_bytes_per_s       process tree, what reached a disk (not the page cache)
     machine_read_, machine_write_bytes_per_s
                                    every process, every disk
@@ -21,7 +21,7 @@ The first line of the file is the header; every other line is a row:
     gpus                           one entry per GPU that NVML shows, whether this job uses it or
                                    not: index, name, util_percent, memory_bytes. Empty where
                                    there is none, null where reading them failed
-    gauges                         sizes of the queues, and what else the job counts
+    gauges                         sizes of the queues, and other counts of the job
 
 A rate spans the time since the row before, so those of the first row are null. A process that
 ends between two rows takes the counts since the earlier of them with it.
@@ -55,7 +55,7 @@ MIB = 2**20
 
 
 class TelemetryReading(NamedTuple):
-    """The counters of one moment; None is what could not be read."""
+    """The counters of one moment; None for one that could not be read."""
 
     t: float
     processes: Processes | None
@@ -64,7 +64,7 @@ class TelemetryReading(NamedTuple):
 
 
 def rates(before: TelemetryReading | None, after: TelemetryReading) -> TelemetryRow:
-    """What was used per second between two readings, null where either side is missing.
+    """Use per second between two readings; null where either reading is missing.
 
     >>> then = TelemetryReading(0, None, (0, 0), None)
     >>> now = TelemetryReading(2, None, (10, 0), None)
@@ -126,8 +126,8 @@ def _per_second(count: float | None, seconds: float) -> float | None:
 class Sampler:
     """Appends one row to ``path`` every ``interval`` seconds, until `stop`.
 
-    One file is one run: a file that exists is replaced. Only the constructor and `open` raise, and
-    only `UsageError`, before the job has begun.
+    Each file holds one run: a file that exists is replaced. Only the constructor and `open` raise,
+    and only `UsageError`, before the job has begun.
 
     Args:
         path: the file of rows.
@@ -212,7 +212,7 @@ class Sampler:
         self._started = self._clock()
 
     def sample(self) -> TelemetryRow:
-        """Read everything once, append the row and return it. What fails is null in it."""
+        """Read everything once, append the row and return it. What cannot be read is null."""
         machine, now = self._machine, self._clock()
         t = now - self._started
         reading = TelemetryReading(
@@ -273,7 +273,7 @@ class Sampler:
 
 
 def _held(processes: Processes | None) -> TelemetryRow:
-    """What the tree holds now."""
+    """Memory, processes and threads of the tree now."""
     if processes is None:
         return dict.fromkeys(("rss_bytes", "processes", "threads"))
     return {
@@ -284,10 +284,10 @@ def _held(processes: Processes | None) -> TelemetryRow:
 
 
 def _finite(value: float | None) -> float | None:
-    """A number that JSON can hold; a gauge that knows nothing, None or NaN, is null."""
+    """A number that JSON can hold; null for a gauge without a value (None or NaN)."""
     if value is None or not math.isfinite(value):
         return None
-    return value if isinstance(value, int) else float(value)  # numpy's become ours
+    return value if isinstance(value, int) else float(value)  # also of numpy's numbers
 
 
 def _line(record: TelemetryRow) -> bytes:
@@ -316,7 +316,7 @@ def read_rows(path: Path) -> tuple[TelemetryRow, list[TelemetryRow]]:
 
 
 def set_aside(path: Path) -> None:
-    """Give the rows of an earlier part of a run a number, where there are some."""
+    """Rename the file of an earlier part of a run, if there is one: its name gets a number."""
     if path.exists():
         number = len(list(path.parent.glob(f"{path.stem}*{path.suffix}")))
         path.rename(path.with_stem(f"{path.stem}-{number}"))

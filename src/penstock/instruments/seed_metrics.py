@@ -14,11 +14,11 @@ def export_reference(rows_path: Path, json_path: Path) -> None:
     """Write rows as the one ``metrics.json`` that aind-torch-utils writes and plots.
 
     It has two keys, ``queue_monitor`` and ``system_monitor``. ``cpu_percent`` is of the process
-    tree, disk and network are of the whole machine. What it calls MB, in ``ram_rss_mb`` and in
-    ``*_mbytes_sec``, is 2**20 bytes, in the reference as here.
+    tree, disk and network are of the whole machine. An MB in ``ram_rss_mb`` and in
+    ``*_mbytes_sec`` is 2**20 bytes, in the reference as here.
 
-    Its plots know no null. A series that was never read is left out, and so is a row that lacks a
-    value of another series: always the first row, whose rates are null.
+    Its plots cannot show null. So a series without any value is left out, and so is a row that
+    lacks a value of another series: always the first row, whose rates are null.
 
     Args:
         rows_path: the file of rows that `Sampler` wrote.

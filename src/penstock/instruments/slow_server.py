@@ -1,14 +1,14 @@
-"""A folder as a remote store: served over HTTP on loopback, every answer late by a stated delay.
+"""A folder as a remote store: served over HTTP on loopback, each answer after a fixed delay.
 
     with Loopback(folder, delay_s=0.05) as store:
         ...                                   # read from store.url
         store.served()                        # {"requests": 88, "bytes": 79630000}
 
 The delay is a sleep before each answer, the same for every request and for any number of them at a
-time: latency without a limit of bandwidth, which is what threads can hide. The server is a process
-of its own, so that it does not hold the interpreter's lock of the reader. It serves files and
-ranges of files to this machine alone, and ends with its standard input, which ends when its owner
-is gone.
+time: latency without a limit of bandwidth, which threads can hide. The server is a process of its
+own, so that it does not hold the interpreter's lock of the reader. It serves files and ranges of
+files to this machine alone. It ends when its standard input closes, so at the latest when the
+process ends that started it.
 """
 
 from __future__ import annotations
@@ -56,11 +56,12 @@ class Loopback(AbstractContextManager["Loopback"]):
         self.pid = self._process.pid
 
     def served(self) -> dict[str, int]:
-        """Requests and bytes of bodies so far."""
+        """The numbers of requests and of bytes of bodies so far: ``requests`` and ``bytes``."""
         with urllib.request.urlopen(self.url + COUNTS) as answer:
             return json.load(answer)
 
     def close(self) -> None:
+        """End the server."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
         self._process.wait()
@@ -107,7 +108,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self._send(status, data, size)
 
     def _part(self, path: Path) -> tuple[HTTPStatus, bytes, int]:
-        """The file, or the range of it that was asked for."""
+        """Status, bytes and their number: of the file, or of the range that the request names."""
         asked = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
         with path.open("rb") as file:
             if asked is None or not any(asked.groups()):

@@ -1,4 +1,4 @@
-"""Clocks: what each stage of a job did, on which block, and how long it waited for it.
+"""Clocks: the work of each stage of a job, the block that it was on, and the waits.
 
 A stage wraps its work in ``with probe.span("read", block)`` and its waiting in ``with
 probe.waiting("read")``. The probe keeps totals for each stage, and every span only where a trace
@@ -62,7 +62,7 @@ class Probe:
 
         Args:
             stage: the stage that does it.
-            what: what it is done on, for the trace.
+            what: the block that it is done on, for the trace.
         """
         start = self.clock()
         yield
@@ -110,14 +110,14 @@ class Probe:
             stage: the stage that did it.
             start: its first second, by the probe's clock.
             end: its last second.
-            what: what it was done on, for the trace.
+            what: the block that it was done on, for the trace.
             waiting: whether it was a wait.
-            track: the track of the thread in the trace: a viewer shows what overlaps on several.
+            track: the track of the thread in the trace: spans that overlap need several.
         """
         thread = threading.get_ident() + track
         with self._lock:
             totals = self.stages.setdefault(stage, StageTotals())
-            # By name: where one pipeline follows another, its threads take the place of the others.
+            # By name, so that the threads of a second pipeline are not counted beside the first's.
             self._threads.setdefault(stage, set()).add(threading.current_thread().name)
             if waiting:
                 totals.waited += end - start

@@ -1,6 +1,7 @@
 """Batches of samples or patches, read ahead: which items, which chunks, into which buffer.
 
-`engines` read chunks; `contenders` are other loaders to compare with.
+`engines` read chunks; `contenders` are other loaders to compare with. Stores and packed data sets
+are opened in `data`; volumes are read block by block in `inference`.
 """
 
 import lazy_loader

@@ -40,7 +40,7 @@ class PatchedArray(PackedArray):
         return self.cut.item_nbytes
 
     def box(self, item: int) -> tuple[slice, ...]:
-        """The box of the array that a patch is, by the patch's number."""
+        """The indices of a patch in the array, by the patch's number."""
         field = self.cut
         sample, patch = divmod(item, field.patches_per_sample)
         box = [slice(sample, sample + 1), *(slice(0, n) for n in field.shape[1:])]
@@ -50,7 +50,7 @@ class PatchedArray(PackedArray):
 
 
 def cut_of(array: PackedArray) -> Field | None:
-    """The field that cuts an array's patches, where these count as samples. None elsewhere."""
+    """The field that cuts an array's patches, if these count as samples; else None."""
     return array.cut if isinstance(array, PatchedArray) else None
 
 
@@ -98,7 +98,7 @@ def _open_any(place: str | Path, name: str) -> Packed:
     path = Path(first_level_of(str(path)))
     where = f"{name} {path}"
     if not any((path / m).is_file() for m in (".zarray", "zarr.json", "attributes.json")):
-        return open_dataset(path, name)  # which says that it is not a data set
+        return open_dataset(path, name)  # raises, since it is no data set
     try:
         array = _open_array_alone(path, where)
     except UsageError:

@@ -20,8 +20,8 @@ from .ring import aligned
 class Batch(dict[str, NDArray[Any]]):
     """One batch: the name of each array to its rows, (row, [time,] ...).
 
-    The memory is the loader's, which uses it again when the last view is gone. Hold a batch as long
-    as it is needed, and copy what must be kept for longer.
+    The loader reuses the memory when the last view of it is gone. Hold a batch only as long as it
+    is needed, and copy what must be kept for longer.
 
     Args:
         arrays: The arrays by name.
@@ -76,7 +76,7 @@ def transformed(batch: Batch, transform: Transform) -> Batch:
 class ChannelStack:
     """Arrays that become one array of a batch, with their channels one behind the other.
 
-    An array with several offsets gives its channels once for each. One without channels is a
+    An array with several offsets gives its channels once for each. An array without channels is one
     channel.
 
         u (sample, lat, lon, level)   ──▶  (row, lat, lon, [u at t-1 | u at t | ps at t])
@@ -113,6 +113,7 @@ class ChannelStack:
 
     @property
     def dtype(self) -> np.dtype[Any]:
+        """The dtype that all arrays have."""
         return self.fields[0].dtype
 
     @property
@@ -183,7 +184,7 @@ class BatchLayout:
         return {**self.stacks, **alone}
 
     def nbytes(self, rows: int) -> int:
-        """Bytes of a batch of so many rows, with what aligns its arrays."""
+        """Bytes of a batch of so many rows, with the padding that aligns its arrays."""
         return sum(aligned(array.item_nbytes * rows) for array in self.arrays.values())
 
     def cut(self, root: NDArray[np.uint8], rows: int) -> dict[str, NDArray[Any]]:

@@ -1,11 +1,11 @@
 """A cache of chunks that knows which chunks will be used.
 
-    batches to come ──▶ Foresight ──▶ uses, announced ──▶ NextUseCache ──▶ what is used last goes
-                            ▲                                  │
-                            └──────── look, to be sure ◀───────┘
+    batches to come ──▶ Foresight ──▶ announced uses ──▶ NextUseCache ──▶ evicts the chunk that is
+                            ▲                                 │           used furthest ahead
+                            └──── look: announce more ◀───────┘
 
-`NextUseCache` evicts the chunk whose next use is furthest ahead. `Foresight` tells it as much of
-the future as makes a difference. Both are independent of what a chunk is, and read no file.
+`NextUseCache` evicts the chunk whose next use is furthest ahead. `Foresight` announces as many
+future uses to it as make a difference. Neither depends on what a chunk is, and neither reads files.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Resident(Generic[Value]):
 class NextUseCache(Generic[Key, Value]):
     """Keeps the chunks that are used soonest, within a budget of bytes (Belady's rule).
 
-    `expect` announces uses in the order in which they come; `get` strikes a use off. When room is
+    `expect` announces uses in the order in which they come; `get` removes a use. When room is
     needed, the chunk that is used furthest ahead goes first. A chunk without an announced use
     counts as furthest of all. Of two equal chunks the one touched longer ago goes. So without
     announced uses this is an LRU cache, and with all of them and chunks of one size no cache has
@@ -58,7 +58,7 @@ class NextUseCache(Generic[Key, Value]):
         self.budget = budget
         self.used = 0
         self.look: Callable[[], bool] = lambda: False
-        """Announces further uses. False where there are none, or where no more may be in sight."""
+        """Announces further uses. False if there are none, or if no more may be announced."""
         # Reentrant: the garbage collector may end an iterator, which calls `forget`, at any line.
         self._changed = threading.Condition(threading.RLock())
         self._making: set[Key] = set()
@@ -108,7 +108,7 @@ class NextUseCache(Generic[Key, Value]):
             return resident.value
 
     def put(self, key: Key, value: Value, nbytes: int) -> bool:
-        """Offer a chunk. False where it is not kept: the chunks in its way are used sooner."""
+        """Offer a chunk. False if it is not kept, because the cached chunks are used sooner."""
         while self._must_guess(key, nbytes) and self.look():
             pass
         with self._changed:

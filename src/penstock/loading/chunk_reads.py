@@ -1,4 +1,4 @@
-"""Which chunks a batch reads, and where their parts go."""
+"""The chunks that a batch reads, and the places of their parts in the batch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def chunk_reads(
     Neighbouring rows from neighbouring places of one chunk are one copy.
 
     Args:
-        field: The array and what an item wants of it.
+        field: The array and the part of it that an item takes.
         samples: The sample of each row, along axis 0 of the array: (rows,).
         patches: The patch of each row: (rows,). None where samples are not cut.
     """
@@ -76,10 +76,10 @@ def _stretches(pairs: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
 
 
 def need_of(fields: Iterable[Field], order: Order, first: int) -> Callable[[Items], Need]:
-    """A function that says which chunks some items read, for `price_order`.
+    """A function that gives the chunks that some items read, for `price_order`.
 
     Args:
-        fields: The arrays and what an item wants of them.
+        fields: The arrays and the parts of them that an item takes.
         order: The order of the items.
         first: The sample along axis 0 that the order counts as 0: `valid_samples(...).start`.
 

@@ -7,9 +7,9 @@
                         ╎ padding of the last chunk         │           │ row 1
                                                             └───────────┘
 
-Every sample reads the same chunks, but for its number. That template is made once, and a batch is
-the template times its samples. Each chunk appears once, however many rows want it, in the order of
-the chunks' indices. Nothing here opens a file or holds a sample.
+Every sample reads the same chunks, except for their number along axis 0. This template is made
+once, and a batch is the template times its samples. Each chunk appears once, however many rows need
+it, in the order of the chunks' indices. Nothing here opens a file or holds a sample.
 """
 
 from __future__ import annotations
@@ -182,6 +182,7 @@ class Field:
 
     @property
     def patches_per_sample(self) -> int:
+        """The number of patches that a sample is cut into; 1 for whole samples."""
         return math.prod(self.patch_counts)
 
     def patch_start(self, patch: int) -> dict[int, int]:
@@ -248,7 +249,7 @@ class Field:
 
     @property
     def run_nbytes(self) -> int:
-        """Bytes that are adjacent both in a chunk and in a batch: what one step of a copy moves.
+        """Bytes that are adjacent both in a chunk and in a batch, so that one step copies them.
 
         With short runs the copy is the limit, and not the disk: 13 float32 channels last are 52
         bytes.

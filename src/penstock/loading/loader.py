@@ -1,12 +1,12 @@
-"""Batches of a chunked array, read ahead by threads, into memory that is used again.
+"""Batches of a chunked array, read ahead by threads, into reused memory.
 
     order ──▶ plan ──tickets──▶ [fetch] ──▶ decode + scatter ──▶ done ──▶ [transform] ──▶ next()
                 │                                                                          │
                 └──────◀── Ring: a buffer comes back when the user holds no view of it ◀───┘
 
-One thread plans. It takes the next batch of the order, waits until there may be one more ahead and
-for a buffer, and hands out the batch's tasks (chunks) as tickets. Workers take tickets in that
-order: all are on the oldest unfinished batch, and go on to the next when it has no ticket left. A
+One thread plans. It takes the next batch of the order, waits until one more may be read ahead and a
+buffer is free, and hands out the batch's tasks (chunks) as tickets. Workers take tickets in that
+order: all work on the oldest unfinished batch, and on the next one when it has no ticket left. A
 batch is handed on by number when its last task has ended. So the order and the bytes of batches
 depend on the seed alone, and not on the number or the speed of workers. A cache of decoded chunks
 looks at batches further ahead before it drops a chunk.
@@ -75,7 +75,7 @@ class Loader:
         knobs: The fields of `LoaderConfig`.
 
     Raises:
-        UsageError: The data or the settings cannot be read so.
+        UsageError: A setting is wrong, or the data cannot be read with these settings.
         Refused: ``max_memory`` is too little.
     """
 
@@ -118,7 +118,7 @@ class Loader:
         """Bytes of one buffer of the ring."""
         native = partial(open_engine, "native", places, selection, how)
         self.engine, most = fit_memory(engine, config, self.batch_bytes, native)
-        """The engine that reads. Printed, it says which one and why."""
+        """The engine that reads. Its text has its name and why it was chosen."""
         self._ring = Ring(self.batch_bytes, num_buffers(config), most, config.pin)
         self._position, self._begun = Position(0, 0), False
         self._run: EpochRun | None = None
@@ -130,7 +130,7 @@ class Loader:
         return scratch_bytes(self.engine, self.config)
 
     def price(self, epoch: int = 0) -> Price:
-        """What the order costs in reads and gains in mixing. Printed, it is a sentence."""
+        """The cost of an epoch's order in reads, and how well it mixes. Its text is a sentence."""
         need = need_of(self.fields.values(), self.order, self.first_sample)
         cache, foreseen = self.config.cache, self.engine.foreseen
         return price_order(self.order, need, epoch=epoch, cache_bytes=cache, foreseen=foreseen)
@@ -147,7 +147,7 @@ class Loader:
         """Begin an iteration, as ``iter`` does.
 
         Args:
-            as_tensors: Devices copy only from tensors of the batches' storage, as of `as_torch`.
+            as_tensors: Devices copy only from tensors that share the batches' storage (`as_torch`).
 
         Returns:
             The batches.
@@ -166,7 +166,7 @@ class Loader:
 
     @property
     def ready(self) -> int:
-        """The number of batches that wait to be taken."""
+        """The number of batches that are read and not yet taken."""
         return self._run.ready if self._run is not None else 0
 
     @property
@@ -204,7 +204,7 @@ class Loader:
             self._begin_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader stands after the batches that were taken, as a few numbers for JSON."""
+        """The state after the batches that were taken, a few values for JSON."""
         return self.order.state_dict(*self._position)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -234,8 +234,9 @@ class Loader:
         Give it to Lightning's ``fit`` as it is. Then a checkpoint holds its state, and a resumed
         run goes on with the next batch. Without Lightning it also works in
         ``torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=0)``; save its place
-        with `state_dict`. With ``pin=True`` the tensors are pinned already. They wait for their own
-        copies; other batches wait for all work of the devices, which no graph's capture allows.
+        with `state_dict`. With ``pin=True`` the tensors are pinned already. Their memory is reused
+        once their own copies have ended. For plain batches the loader waits for all work of the
+        devices instead, which fails while a CUDA graph is captured.
         """
         require("torch", "loaders")
         from .torch_dataset import LoaderDataset
@@ -266,6 +267,7 @@ class Batches(Iterator[Batch]):
         return batch
 
     def close(self) -> None:
+        """End this iteration and its threads."""
         self._end()
 
 

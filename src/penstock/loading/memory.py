@@ -10,7 +10,7 @@ from .engines.engine import Engine
 
 
 def num_buffers(config: LoaderConfig) -> int:
-    """The batches in memory: those ahead, and the one in use."""
+    """The number of batches in memory: those ahead, and the one in use."""
     return max(1, config.queue) + 1
 
 

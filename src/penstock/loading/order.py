@@ -1,16 +1,16 @@
-"""Which samples, in which order: an epoch as a function, never as a list.
+"""The order of samples in an epoch, as a function and never as a list.
 
     position   0 1 2 3 │ 4 5 6 7 │ 8 9 …      in the epoch; cut into global batches
     item       7 2 9 0 │ 5 …                  a keyed permutation of the positions
     rank       0 1 0 1 │ 0 1 …                rank r takes rows r, r + world_size, … of each batch
 
 An *item* is one patch of one sample: ``item = sample * patches_per_sample + patch``. The item at a
-position follows from (seed, epoch, position) alone, by arithmetic. So any batch can be asked for
-first, and a plan of 100 million samples takes no more memory than one of ten. The sequence does not
-depend on workers, ranks or batch sizes: a job may resume with others, at any item.
+position follows from (seed, epoch, position) alone, by arithmetic. So batches can be computed in
+any order, and a plan of 100 million samples takes no more memory than one of ten. The sequence does
+not depend on workers, ranks or batch sizes: a job may resume with others, at any item.
 
-`price` says what an order costs in reads and gains in mixing. Nothing here touches an array or a
-file; `fields` says which chunks an item reads.
+`price` gives the cost of an order in reads, and how well it mixes. Nothing here touches an array or
+a file; `fields` says which chunks an item reads.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Order:
     """The items of every batch of every epoch, for one rank of ``world_size``.
 
     Every rank has equally many batches of equal length. With ``drop_last``, items that do not fill
-    a last global batch are dropped; with a shuffle these are others in each epoch. Without it the
+    a last global batch are dropped; with a shuffle each epoch drops different ones. Without it the
     last batch is shorter, filled up to a multiple of ``world_size`` with the epoch's first items.
-    So one rank alone sees every item exactly once.
+    So a single rank sees every item exactly once.
 
     >>> Order(num_samples=5, batch_size=2).items(epoch=0, batch=2).tolist()
     [4]
@@ -86,6 +86,7 @@ class Order:
 
     @property
     def num_items(self) -> int:
+        """Items in an epoch, of all ranks together."""
         return self.num_samples * self.patches_per_sample
 
     @property
@@ -101,7 +102,7 @@ class Order:
 
     @property
     def num_positions(self) -> int:
-        """The position after the epoch's last batch, with what is skipped and what comes twice."""
+        """The position after the epoch's last batch: skipped and repeated items count."""
         if self.drop_last:
             return self.skip + self.num_batches * self.global_batch
         cut = self.num_items - self.skip
@@ -120,7 +121,7 @@ class Order:
         return self.items_at(epoch, self._positions(batch, self.rank, self.world_size))
 
     def run_of_items(self, epoch: int, batches: range) -> list[Items]:
-        """`items` of consecutive batches of an epoch, which is quicker than one by one."""
+        """The `items` of each of some consecutive batches, quicker than one by one."""
         positions = [self._positions(batch, self.rank, self.world_size) for batch in batches]
         ends = np.cumsum([len(part) for part in positions])[:-1]
         return np.split(self.items_at(epoch, np.concatenate(positions)), ends)
@@ -171,7 +172,7 @@ class Order:
 
     @property
     def plan(self) -> dict[str, Any]:
-        """What defines the sequence of items, as values for JSON: no ranks and no batch sizes."""
+        """The settings that define the sequence of items, for JSON: no ranks and batch sizes."""
         plan: dict[str, Any] = {
             "algorithm": 1,
             "num_samples": self.num_samples,
@@ -203,11 +204,11 @@ class Order:
         keep their global sequence, and are cut into batches of this order from there.
 
         Args:
-            state: What `state_dict` returned.
+            state: The result of `state_dict`.
 
         Returns:
-            The order, and the next batch. ``skip`` of the order says by how many items its batches
-            begin past those of a whole epoch.
+            The order, and the next batch. The batches of the order begin ``skip`` items later than
+            those of a whole epoch.
 
         Raises:
             UsageError: The state is damaged, or of another plan or seed.
@@ -221,7 +222,7 @@ class Order:
         return replace(self, skip=skip), Position(epoch, batch)
 
     def from_state(self, state: Mapping[str, Any]) -> Position:
-        """The position of a state in this order. `UsageError` inside a batch of this order."""
+        """The position of a state in this order; `UsageError` if it is inside a global batch."""
         order, position = self.resume(state)
         if order.skip:
             done = state["items_done"]
@@ -269,9 +270,19 @@ class Endless(Order):
 
     @property
     def num_batches(self) -> int:
+        """More batches than any benchmark takes."""
         return 2**48
 
     def items(self, epoch: int, batch: int) -> Items:
+        """The items of a batch, as `Order.items`; later batches are those of further epochs.
+
+        Args:
+            epoch: The first epoch, from 0.
+            batch: The batch, from 0, counted from the first epoch's begin.
+
+        Returns:
+            The items: (batch_size,).
+        """
         turn, place = divmod(batch, self.num_items // self.batch_size)
         first = place * self.batch_size
         return self.items_at(
@@ -279,4 +290,13 @@ class Endless(Order):
         )
 
     def run_of_items(self, epoch: int, batches: range) -> list[Items]:
+        """`items` of consecutive batches.
+
+        Args:
+            epoch: The first epoch, from 0.
+            batches: The batches, counted from the first epoch's begin.
+
+        Returns:
+            The items of each batch.
+        """
         return [self.items(epoch, batch) for batch in batches]

@@ -17,7 +17,7 @@ _WORD = (1 << 64) - 1
 
 
 def mix_words(words: Words) -> Words:
-    """The finaliser of splitmix64: every bit of a word sways every bit of the result."""
+    """The finaliser of splitmix64: every bit of a word affects every bit of the result."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return words ^ (words >> np.uint64(31))
@@ -36,8 +36,8 @@ def permute(index: ArrayLike, n: ArrayLike, key: Words) -> Items:
 
     A Feistel network over pairs ``(high, low)`` with ``index = high * low's radix + low``: each
     round adds to one half a hash of the other half, which can be undone for any hash. Both radices
-    are near the root of n, so few pairs lie past n. Such a pair is sent on until it falls inside
-    (cycle walking), which keeps the map one to one. ``n`` and ``key`` broadcast.
+    are near the root of n, so few pairs lie past n. Such a pair is permuted again until it falls
+    inside (cycle walking), which keeps the map one to one. ``n`` and ``key`` broadcast.
 
     >>> sorted(permute(range(5), 5, make_key(7)).tolist())
     [0, 1, 2, 3, 4]
@@ -57,7 +57,7 @@ def invert(value: ArrayLike, n: ArrayLike, key: Words) -> Items:
 def permute_windows(index: Items, n: int, size: int, key: Words) -> Items:
     """Permute windows of ``size`` neighbours, and the indices within each window.
 
-    The last window of ``[0, n)`` may be short. It takes any turn, as the others do.
+    The last window of ``[0, n)`` may be short. It may come at any turn, like the others.
     """
     last = (n - 1) // size
     short = n - last * size

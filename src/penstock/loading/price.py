@@ -1,4 +1,4 @@
-"""What an order costs in reads, and how well it mixes."""
+"""The cost of an order in reads, and how well it mixes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Need(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What an order costs in reads, and how well it mixes."""
+    """The cost of an order in reads, and how well it mixes."""
 
     read_amplification: float
     """Bytes decoded / bytes used, where each batch reads each of its chunks once."""
@@ -37,9 +37,9 @@ class Price:
     lag: float
     """The mean distance between consecutive items, relative to that of a random order (1)."""
     num_batches: int
-    """The number of batches that were looked at."""
+    """The number of batches that were measured."""
     exact: bool
-    """True where these were all batches of the epoch."""
+    """True if these were all batches of the epoch."""
 
     def __str__(self) -> str:
         cached = ""
@@ -56,7 +56,7 @@ class Price:
 _MOST_ITEMS = 200_000
 """The most items that `price_order` looks at."""
 _MOST_PATCHES = 8192
-"""The most patches of which `price_order` asks in which chunk each begins."""
+"""The most patches for which `price_order` looks up the chunk that each begins in."""
 
 
 def price_order(
@@ -75,7 +75,7 @@ def price_order(
 
     Args:
         order: The order.
-        need: A function that says which chunks some items read; see `need_of`.
+        need: A function that gives the chunks that some items read; see `need_of`.
         epoch: The epoch.
         num_batches: The most batches of the epoch to look at.
         cache_bytes: Bytes of the cache, 0 without one.

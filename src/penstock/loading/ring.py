@@ -17,17 +17,17 @@ _ALIGN = 64
 class Ring:
     """Buffers of one size. Each is lent for one batch and comes back when no view of it is left.
 
-    What is lent is an array over a `memoryview` of the buffer. Every view that numpy or torch makes
-    keeps that array alive, so the end of that array is the end of all views. It may come in any
-    thread, even inside the garbage collector: the callback puts the buffer into a `SimpleQueue`,
-    which allows that, and takes no lock. Only one thread, the planner, lends.
+    A buffer is lent as an array over a `memoryview` of it. Every view that numpy or torch makes
+    keeps that array alive, so the array ends when no view is left. It may end in any thread, even
+    inside the garbage collector: the callback puts the buffer into a `SimpleQueue`, which allows
+    that, and takes no lock. Only one thread, the planner, lends.
 
     A copy to a device may still have to read a pinned buffer whose views are gone. Copies from
-    arrays cannot be seen: the planner waits until all devices have finished the work that was
-    queued by then. Tensors are seen by torch. It notes an event for each copy, on any stream, and
-    hands the memory out again after these. So memory that is lent as tensors goes back to torch.
-    The planner waits only for the stream of the thread that let it go, so that copies do not fall
-    behind.
+    arrays cannot be tracked: the planner waits until all devices have finished the work that was
+    queued by then. Copies from tensors are tracked by torch. It notes an event for each copy, on
+    any stream, and reuses the memory after these. So memory that is lent as tensors goes back to
+    torch. The planner waits only for the stream of the thread that released it, so that copies do
+    not fall behind.
     """
 
     def __init__(self, nbytes: int, usual: int, limit: int | None, pin: bool) -> None:
@@ -44,7 +44,7 @@ class Ring:
     def begin(self, *, as_tensors: bool = False) -> None:
         """Allow the usual number of buffers again. Others are freed as they come back.
 
-        ``as_tensors`` says that copies are made of tensors alone, which share the buffers' storage.
+        ``as_tensors``: devices copy only from tensors, which share the buffers' storage.
         """
         self._most, self._as_tensors = self._usual, as_tensors and self._pin
         if self._pin:
@@ -89,7 +89,7 @@ class Ring:
         self._most = self._usual
 
     def _lend_memory(self) -> NDArray[np.uint8]:
-        """Memory of torch's, whose end is the end of all its views, be they arrays or tensors."""
+        """Memory of torch's, which ends when no view of it is left, neither array nor tensor."""
         self.made += 1
         memory = self._pinned()
         weakref.finalize(memory.untyped_storage(), _leave, self._returned).atexit = False

@@ -19,17 +19,17 @@ class LoaderDataset(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
     """The batches of a loader as dicts of tensors. Epochs and state are the loader's."""
 
     def __init__(self, loader: Any) -> None:
-        self._loader = loader  # a `Loader`, whose room imports this one
+        self._loader = loader  # a `Loader`, whose module imports this one
         self.set_epoch = loader.set_epoch
         self.state_dict = loader.state_dict
         self.load_state_dict = loader.load_state_dict
 
     @property
     def batch_sampler(self) -> SimpleNamespace:
-        """Lightning tells the epoch to the ``sampler`` of this object.
+        """Lightning sets the epoch on the ``sampler`` of this object.
 
-        It loads no state where a run is resumed at an epoch's end. With a ``sampler`` of its own
-        Lightning would take this data set for a DataLoader in other places too.
+        Lightning loads no state if a run is resumed at an epoch's end, so it must set the epoch. If
+        the data set itself had a ``sampler``, Lightning would treat it as a DataLoader elsewhere.
         """
         return SimpleNamespace(sampler=self, batch_size=self._loader.config.batch_size)
 
@@ -68,7 +68,7 @@ def _tensor(array: NDArray[Any]) -> torch.Tensor:
     memory = getattr(array.base, "base", None)
     if not isinstance(memory, torch.Tensor):
         return tensor
-    # Pinned memory of torch's: of its own storage torch knows the copies.
+    # Pinned memory of torch's: torch tracks copies from its own storage.
     first, rest = divmod(tensor.data_ptr() - memory.data_ptr(), tensor.itemsize)
     if rest:
         return tensor.clone()
@@ -79,8 +79,8 @@ def _tensor(array: NDArray[Any]) -> torch.Tensor:
 def _trained_from_a_dataloader() -> bool:
     """Whether the caller is a torch `DataLoader` that Lightning trains from.
 
-    A data set does not learn who iterates it, so this looks at the stack. Should Lightning rename
-    its modules, nothing is refused.
+    A data set cannot know who iterates it, so this looks at the stack. If Lightning renames its
+    modules, nothing is refused.
     """
     frame, wrapped = sys._getframe(1), False
     while frame is not None:

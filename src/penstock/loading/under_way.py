@@ -79,16 +79,16 @@ class ReadAhead:
         self._begun = self._taken = 0
         """Batches that were begun, and batches that the user has taken."""
         self._asked = False
-        """Whether someone waits in `take`."""
+        """Whether the user's thread waits in `take`."""
         self._starved = False
         """Whether the planner waits for a buffer that the user holds."""
 
     def buffer(self) -> NDArray[np.uint8]:
-        """A buffer for one batch more; waits until there may be one.
+        """A buffer for one batch more; waits until one more may begin.
 
         A buffer that the user holds between two batches is about to come back, and a new one would
         cost its page faults. So the ring grows only when the user waits for a batch and none is
-        under way: then the user keeps what they hold.
+        under way: then the user keeps the batches that they hold.
         """
         with self._flow.changed:
             self._flow.wait_for(self._may_begin)

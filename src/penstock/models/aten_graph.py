@@ -63,6 +63,7 @@ class AtenGraph:
             self._name(node, made)
 
     def module(self) -> fx.GraphModule:
+        """The module that runs the graph, once its output was added."""
         return fx.GraphModule(self.root, self.graph)
 
     def _function(self, target: str) -> Any:
@@ -117,7 +118,7 @@ class AtenGraph:
         return self.graph.call_function(function, (*before, self.graph.get_attr(name), *after))
 
     def _name(self, node: Mapping[str, Any], made: fx.Node) -> None:
-        """Keep what an operator makes under the names that the file has for its outputs."""
+        """Keep the results of an operator under the names of its outputs in the file."""
         outputs = node["outputs"]
         in_tuple = node["target"] in _CONTEXTS and node.get("is_hop_single_tensor_return") is False
         if len(outputs) == 1 and not in_tuple:
@@ -209,6 +210,7 @@ _LITERALS: dict[str, Callable[[Any], Any]] = {
 
 
 def with_grad(enabled: bool, module: nn.Module, *inputs: Any) -> Any:
+    """Run a module without gradients, or with them where the caller has them on."""
     with torch.set_grad_enabled(enabled and torch.is_grad_enabled()):
         return module(*inputs)
 
@@ -221,6 +223,7 @@ def with_autocast(
     module: nn.Module,
     *inputs: Any,
 ) -> Any:
+    """Run a module under autocast, on the device of its first tensor."""
     kind = next((x.device.type for x in inputs if isinstance(x, Tensor)), device)
     with torch.autocast(kind, dtype, enabled, cached):
         return module(*inputs)

@@ -1,19 +1,19 @@
 """A detector of ships: Faster R-CNN over a feature pyramid, for objects of ten pixels.
 
-    (C, H, W) ─ backbone ─ pyramid, strides 4 8 16 (32) ┬─ RPN: where there may be something
-                                                        └─ under each such box: kind, box, length
+    (C, H, W) ─ backbone ─ pyramid, strides 4 8 16 (32) ┬─ RPN: boxes that may hold an object
+                                                        └─ for each box: kind, better box, length
 
-What differs from torchvision's own, whose parts it is made of:
+It is made of torchvision's parts, and differs from torchvision's own in this:
 
-- any number of input channels, taken as they come: normalised already, and never rescaled;
+- any number of input channels, which must be normalised already and are never rescaled;
 - anchors from 8 to a few dozen pixels, square, because a label is a point and its box is square;
-- one box for an object, whatever its kind, so that an object is not found once as each kind;
-- labels may say less than the kind. "A vessel" is scored on the probability that it is either kind
-  of vessel, "something" on the probability that it is anything: what is unknown is not guessed at;
+- one box for an object, whatever its kind, so that no object is detected once for each kind;
+- labels may leave the kind open. "A vessel" is scored on the probability of either kind of vessel,
+  "something" on the probability of any kind;
 - lengths are learned from those labels that have one.
 
-It starts untrained: weights for RGB photographs know little of radar. Group normalisation is the
-default because it does not care how few chips make a batch, or over how many ranks they lie.
+It starts untrained: weights for RGB photographs are of little use for radar. Group normalisation is
+the default because it does not depend on the number of chips in a batch, or of ranks.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ parts: Any = torchvision.models.detection
 
 KINDS = ("background", "fishing vessel", "other vessel", "no vessel")
 FISHING, OTHER, NO_VESSEL, SOME_VESSEL, SOMETHING = 1, 2, 3, 4, 5
-"""Labels. The last two are of objects whose kind is not, or not wholly, known."""
+"""Labels. The last two are for objects whose kind is partly or wholly unknown."""
 
 _ADMITTED = (  # the kinds that a label leaves open
     (1, 0, 0, 0),
@@ -47,7 +47,7 @@ _ADMITTED = (  # the kinds that a label leaves open
 )
 PIXEL_M = 10.0
 PIXEL_CENTRE = 0.5
-"""A point at (3, 5) means that pixel, which in the coordinates of boxes is from 3 to 4, 5 to 6."""
+"""A point (3, 5) means the pixel that spans 3 to 4 and 5 to 6 in the coordinates of boxes."""
 LEAST_SIDE, MOST_SIDE, USUAL_SIDE = 10.0, 40.0, 14.0
 """Sides of the box around a point, in pixels; the last where the length is unknown."""
 USUAL_LENGTH_M = 50.0
@@ -90,7 +90,7 @@ def targets_of(
 
 
 def points_of(detections: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
-    """The arguments of `Objects.of`, from the detections in one image: n points and their facts."""
+    """The detections in one image as arguments of `Objects.of`: n points and their attributes."""
     boxes, labels = detections["boxes"].detach().cpu().numpy(), detections["labels"].cpu().numpy()
     centre = (boxes[:, :2] + boxes[:, 2:]) / 2 - PIXEL_CENTRE
     return {
@@ -123,7 +123,7 @@ class Predictor(nn.Module):
 
 
 class Heads(parts.roi_heads.RoIHeads):  # type: ignore[misc]
-    """The second stage: what is under each proposed box."""
+    """The second stage: the kind, the box and the length of the object in each proposed box."""
 
     def forward(
         self,
@@ -242,8 +242,8 @@ _BACKBONES = {"mobilenet": (_mobilenet, 3, 96), "resnet50": (_resnet50, 4, 256)}
 
 
 class Detector(parts.generalized_rcnn.GeneralizedRCNN):  # type: ignore[misc]
-    """Called with images (C, H, W) and targets it gives losses while it trains, otherwise
-    detections. See `targets_of` and `points_of`."""
+    """Called with images (C, H, W). In training mode it takes targets too and returns losses; in
+    eval mode it returns detections. See `targets_of` and `points_of`."""
 
     def __init__(self, in_channels: int, *stages: nn.Module) -> None:
         super().__init__(*stages)

@@ -1,13 +1,14 @@
 """A compact weather emulator: encode, process, decode on a mesh around the globe.
 
     grid (rows x columns)  ──▶  mesh (icosahedron, refined)  ──▶  grid
-      each point tells its        messages along edges of          each point hears from
+      each point sends to its     messages along edges of          each point receives from
       three nearest nodes         every level of refinement        its three nearest nodes
 
-The shape is that of GraphCast (Lam et al., 2023, https://doi.org/10.1126/science.adi2336), small.
-An edge knows where its sender lies as seen from its receiver, *eastward* and *poleward*, and a
-node how far it is from the equator. Neither says which hemisphere, so what is learnt of one holds
-in the other; who feeds the net turns meridional winds poleward (see `workloads.emulator`).
+It is a small network of the kind of GraphCast (Lam et al., 2023,
+https://doi.org/10.1126/science.adi2336). An edge has the direction from its receiver to its sender,
+*eastward* and *poleward*, and a node its distance from the equator. Neither tells the hemisphere,
+so what is learnt in one holds in the other. The caller turns meridional winds poleward (see
+`workloads.emulator`).
 
 A grid has equal steps around the globe, from any meridian, and rows from one pole to the other:
 with an odd number of rows the first and last are the poles, with an even number they lie half a
@@ -39,7 +40,7 @@ _PLACE, _AWAY = 2, 3
 
 @dataclass(frozen=True)
 class Graph:
-    """The edges of a graph: who sends to whom, and from which direction."""
+    """The edges of a graph: the sender, the receiver and the direction of each."""
 
     senders: Tensor
     """int64 (edges,)."""
@@ -50,6 +51,7 @@ class Graph:
     """1 / edges of each receiver, (receivers, 1)."""
 
     def to(self, device: torch.device) -> Graph:
+        """The graph on a device."""
         return Graph(*(part.to(device) for part in vars(self).values()))
 
 
@@ -57,7 +59,7 @@ _OnGrid = tuple[tuple[Tensor, ...], tuple[Graph, Graph, Graph]]
 
 
 class Messages(nn.Module):
-    """Each receiver takes the mean of the messages of its senders, and changes by it."""
+    """Each receiver is updated by the mean of its senders' messages."""
 
     def __init__(self, latent: int) -> None:
         super().__init__()
@@ -148,6 +150,7 @@ class Emulator(nn.Module):
 
 
 def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    """Two linear layers with a SiLU between them."""
     return nn.Sequential(nn.Linear(inputs, hidden), nn.SiLU(), nn.Linear(hidden, outputs))
 
 
@@ -174,8 +177,8 @@ def grid_points(rows: int, columns: int) -> Points:
 
 
 def icosphere(level: int) -> tuple[Points, Pairs]:
-    """Nodes of an icosahedron each of whose faces was cut into four ``level`` times, and the edges
-    of every level, both ways.
+    """Nodes of an icosahedron whose faces were cut into four ``level`` times, and the edges of
+    every level, in both directions.
 
     >>> [len(icosphere(level)[0]) for level in range(4)]
     [12, 42, 162, 642]
@@ -230,6 +233,7 @@ def nearest(points: Points, vertices: Points) -> Pairs:
 
 
 def graph_of(senders: Points, receivers: Points, pairs: Pairs) -> Graph:
+    """The graph of pairs (sender, receiver), as indices into the two sets of points."""
     at, seen = receivers[pairs[:, 1]], senders[pairs[:, 0]]
     shadow = np.maximum(np.hypot(at[:, 0], at[:, 1]), 1e-9)[:, None]
     east = np.stack([-at[:, 1], at[:, 0], np.zeros(len(at))], axis=1) / shadow
@@ -249,7 +253,8 @@ def graph_of(senders: Points, receivers: Points, pairs: Pairs) -> Graph:
 
 
 def place_of(points: Points) -> Tensor:
-    """How far from the equator: the sine of the latitude without its sign, and the cosine."""
+    """The distance of points from the equator: the sine of the latitude without its sign, and the
+    cosine; shape (points, 2)."""
     height = torch.from_numpy(points[:, 2]).abs().clamp(max=1.0)
     return torch.stack([height, (1 - height**2).sqrt()], dim=1).float()
 
@@ -257,7 +262,7 @@ def place_of(points: Points) -> Tensor:
 def emulator(
     in_channels: int = 9, latent_size: int = 64, message_steps: int = 4, mesh_level: int = 3
 ) -> Emulator:
-    """An emulator that gives as many fields as it takes."""
+    """An emulator with as many output fields as input fields."""
     if mesh_level > 7:
         raise UsageError(f"mesh_level {mesh_level}: 7 has 163,842 nodes, and no grid needs more")
     return Emulator(

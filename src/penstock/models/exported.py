@@ -42,7 +42,7 @@ def load(path: Path) -> nn.Module:
     archive = pt2.open_archive(path)
     version = archive.program["schema_version"]["major"]
     if version != pt2.MAJOR:
-        raise Unchecked(path, f"has version {version} of the format, and {pt2.MAJOR} is known")
+        raise Unchecked(path, f"has version {version} of the format, not {pt2.MAJOR}")
     return _Program(archive).module()
 
 
@@ -81,7 +81,7 @@ class _Program:
         return made
 
     def _wanted(self, name: str) -> tuple[Any, ...]:
-        """What the sizes of the input must be: sizes, limits of symbols, conditions."""
+        """The conditions on the input's shape: sizes, limits of symbols, comparisons."""
         sizes = self.top["graph"]["tensor_values"][name]["sizes"]
         try:
             wanted = tuple(
@@ -95,7 +95,7 @@ class _Program:
                 condition(text)
         except (ValueError, SyntaxError) as error:
             raise Unchecked(
-                self.path, f"asks of its input what cannot be checked: {error}"
+                self.path, f"has a condition on its input that cannot be checked: {error}"
             ) from error
         symbols = {symbol for _, symbol, _ in wanted}
         limits = {
@@ -192,7 +192,7 @@ def _shaped(path: Path, spec: str, heads: Sequence[Any]) -> Any:
         if kind in ("builtins.dict", "collections.OrderedDict"):
             names = json.loads(part["context"])
             if not all(isinstance(name, str) for name in names):
-                raise Unchecked(path, "names a head by what is no text")
+                raise Unchecked(path, "has a head whose name is no text")
             return {name: shaped(child) for name, child in zip(names, children, strict=True)}
         if kind in ("builtins.tuple", "builtins.list", "collections.namedtuple"):
             return tuple(shaped(child) for child in children)

@@ -1,4 +1,4 @@
-"""The memory of one forward, found by a run on shapes alone."""
+"""The memory of one forward, measured by a run on shapes alone."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ class Footprint:
 
 
 class _Peak(TorchDispatchMode):
-    """Adds up the storages that are alive while operators run, and what they compute."""
+    """Adds up the storages that are alive while operators run, and their operations."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Keeps torch from importing its compiler, a second of work, for a mode that has no use
-        for it. Where torch no longer asks, it is only slower."""
+        """Keeps torch from importing its compiler, which takes a second, for a mode that does not
+        use it. A torch that does not call this is only slower."""
         return False
 
     def __init__(self, weights: Iterable[Tensor] = ()) -> None:
-        """``weights`` are not counted, and no views of them, which linear layers take."""
+        """``weights`` are not counted, nor are views of them, which linear layers make."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.alive = self.peak = self.flops = 0
         self._known = {weight.untyped_storage()._cdata for weight in weights}
@@ -66,6 +66,7 @@ class _Peak(TorchDispatchMode):
         return out
 
     def track(self, tensor: Tensor) -> None:
+        """Count the storage of a tensor until it is freed."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._known:
@@ -94,10 +95,10 @@ def _zeros(
 
 
 def measure_footprint(model: Model, shape: Sequence[int]) -> Footprint:
-    """Run a forward on shapes alone, and say what it returns and holds.
+    """The heads and the memory of a forward, by a run on shapes alone.
 
-    A net that does not allow this (TorchScript, or a choice by value) is run once on zeros on the
-    CPU instead, on two samples of the batch at most. Its peak is then unknown.
+    A net that does not allow this (TorchScript, or a branch that depends on values) is run once on
+    zeros on the CPU instead, on two samples of the batch at most. Its peak is then unknown.
 
     Args:
         model: The model.
@@ -150,15 +151,15 @@ def measure_footprint(model: Model, shape: Sequence[int]) -> Footprint:
 def _run_once(model: Model, shape: Sequence[int]) -> tuple[Any, Sequence[int], bool]:
     """The net's output on the CPU, the shape of its input, and whether it was channels last.
 
-    Two samples show what happens to the batch axis, and a batch for a GPU takes a CPU long. Only a
-    net that was exported for one size of batch is given all of it.
+    Two samples show what happens to the batch axis, while a whole batch would take a CPU long. Only
+    a net that was exported for one size of batch gets all of it.
     """
     few = (min(2, shape[0]), *shape[1:])
     sizes = [tuple(shape)]
     if few != sizes[0] and not isinstance(model.module, torch.fx.GraphModule):
         sizes = [few, *sizes]
     failed: Exception | None = None
-    with torch.no_grad():  # what the net caches must serve a training, too
+    with torch.no_grad():  # not inference mode: a training may use what the net caches
         for channels_last in (True, False):
             module = placed(model.module, torch.device("cpu"), channels_last)
             for size in sizes:

@@ -68,7 +68,7 @@ _BINARY: dict[type, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 _UNARY: dict[type, Callable[[Any], Any]] = {ast.USub: operator.neg, ast.Not: operator.not_}
 _SIZE = re.compile(r"L\[[^\]]*\](\[\d+\])*\.size\(\)\[(\d+)\]")
-"""An extent of the input, however torch calls that."""
+"""An extent of the input, whatever name torch gives the input."""
 
 
 Condition = Callable[[Sequence[int]], Any]
@@ -80,7 +80,7 @@ def condition(text: str) -> tuple[Condition, str]:
     """A condition on the sizes of the input, such as ``L['x'].size()[2] % 8 == 0``, and its text
     for a reader.
 
-    Raises `ValueError` if it asks for anything else.
+    Raises `ValueError` for any other text.
     """
     plain = _SIZE.sub(r"SIZE[\2]", text)
     return _read(ast.parse(plain, mode="eval").body), re.sub(r"SIZE\[(\d+)\]", r"extent \1", plain)
@@ -139,5 +139,5 @@ def fits(
     for text in conditions:
         holds, shown = condition(text)
         if not holds(x.shape):
-            raise ValueError(f"the program was exported for inputs of which {shown}")
+            raise ValueError(f"the program was exported for inputs with {shown}")
     return x

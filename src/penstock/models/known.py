@@ -53,7 +53,7 @@ class KnownModel:
         return REGISTRY[self.name].kind
 
     def footprint(self, shape: Sequence[int]) -> KnownFootprint:
-        """What one forward returns and holds.
+        """The heads and the memory of one forward.
 
         Raises:
             UsageError: The model does not take sides of that length.
@@ -79,7 +79,7 @@ def known_model(name: object, in_channels: int | None) -> KnownModel | None:
         in_channels: Channels that the model is to take. The default is its own number.
 
     Returns:
-        The facts, or None if only the module itself tells them.
+        The facts, or None if the module itself must be loaded for them.
     """
     if name == "identity":
         channels = in_channels or 1

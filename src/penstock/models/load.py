@@ -119,8 +119,9 @@ def load_model(
         model: A name of the registry, ``package.module:function``, ``file.py:function``, a file
             (.pt2 or TorchScript), or a module.
         weights: A file of weights; by default those that the model comes with.
-        in_channels: Channels that the model takes. The default is what the module says, else what
-            its first convolution takes. A factory with a parameter of this name is given it.
+        in_channels: Channels that the model takes; by default the module's attribute, else the
+            input channels of its first convolution. A factory with a parameter of this name gets
+            the number.
         untrained: Allow a model that needs weights to have none.
         trust: Let torch read a model file, which may run code from it. By default only operators
             and tensors are read.
@@ -157,7 +158,7 @@ def _described(
     reference: str,
     kind: HeadKind | None,
 ) -> Model:
-    """A module with the facts that it, or its first convolution, tells."""
+    """A module with the facts that a plan needs, from its attributes or its first convolution."""
     first = next((m for m in module.modules() if isinstance(m, nn.Conv2d | nn.Conv3d)), None)
     channels = in_channels or getattr(module, "in_channels", None)
     if channels is None:
@@ -225,7 +226,7 @@ def _call(what: str | EntryPoint, in_channels: int | None) -> nn.Module:
     """Import ``module:function``, ``file.py:function`` or an entry point. It is a module, a factory
     of one, or a function that is the model itself.
 
-    A factory with a parameter ``in_channels`` is given that number.
+    A factory with a parameter ``in_channels`` gets that number.
     """
     text = what if isinstance(what, str) else what.name
     try:
@@ -251,8 +252,8 @@ def _call(what: str | EntryPoint, in_channels: int | None) -> nn.Module:
 
 
 def _made(named: Any, in_channels: int | None) -> Any:
-    """What a factory makes. A function that needs any other argument than ``in_channels`` is the
-    model itself."""
+    """The model that a factory makes. A function that needs any other argument than ``in_channels``
+    is the model itself."""
     try:
         parameters = inspect.signature(named).parameters
     except ValueError:  # a function in C, such as torch.sigmoid

@@ -5,8 +5,8 @@
 
 The encoder is that of the public Prithvi-EO checkpoints, so they load (`Refiner.from_public`). All
 of it is frozen.
-What learns is small: low-rank adapters on the attention, a head of ConvNeXt blocks on the grid of
-patches, and a decoder that doubles its sides until they are the tile's again.
+The trained part is small: low-rank adapters on the attention, a head of ConvNeXt blocks on the grid
+of patches, and a decoder that doubles its sides until they are the tile's again.
 
     size   width  depth  heads  patch   encoder    trained       in all
     tiny     192     12      3     16     5.6 M     0.65 M       6.28 M
@@ -106,7 +106,7 @@ class Refiner(nn.Module):
     output. Make one with `prithvi_refiner`.
     """
 
-    spatial_axes = 2  # though the public patch embedding is a convolution of three
+    spatial_axes = 2  # although its patch embedding is a 3-D convolution
 
     def __init__(self, size: Size, bands: Sequence[int], out_channels: int) -> None:
         super().__init__()
@@ -152,9 +152,9 @@ class Refiner(nn.Module):
     def from_public(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """A state dict for this net: the encoder of a public Prithvi-EO checkpoint, the rest ours.
 
-        Names begin with ``encoder.`` since version 2, with nothing before. What has no place here
-        is dropped: the decoder of the pretraining, and embeddings of time and place. Of several
-        frames the positions of the first are kept, and of six bands those that this net takes.
+        Names begin with ``encoder.`` since version 2, and without it before. The decoder of the
+        pretraining and embeddings of time and place are dropped. Of several frames the positions of
+        the first are kept, and of six bands those that this net takes.
 
         A state dict that is not public comes back as it is.
         """
@@ -191,11 +191,11 @@ def prithvi_refiner(
     """A refiner with the weights that ``seed`` gives: the same in every process.
 
     ``bands`` are 4 to 6 of `BANDS`, by name or index, in the order of the input's channels; a
-    number takes the first ones. There are as many output channels unless told. ``lora_rank`` 0
+    number takes the first ones. By default there are as many output channels. ``lora_rank`` 0
     leaves the adapters out. ``weights_8bit`` keeps the encoder's linear layers, nearly all of it,
     in a quarter of the memory.
 
-    Raises `UsageError` for a size, bands or a rank that cannot be.
+    Raises `UsageError` for an unknown size, unknown or too few bands, or a rank below 0.
     """
     if size not in SIZES:
         raise UsageError(f"prithvi-refiner has no size {size!r}; it is one of {', '.join(SIZES)}")

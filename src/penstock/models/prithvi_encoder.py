@@ -25,7 +25,7 @@ TRAINED_SIDE = 224
 
 @dataclass(frozen=True)
 class Size:
-    """What the four sizes differ in."""
+    """The numbers in which the four sizes differ."""
 
     width: int
     depth: int
@@ -127,7 +127,7 @@ class PatchEmbed(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention: each token takes from all tokens."""
+    """Self-attention: each token attends to all tokens."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Each token by itself, four times as wide in between."""
+    """Two layers on each token by itself, four times as wide in between."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -207,7 +207,8 @@ class Encoder(nn.Module):
         return patches_BNC.transpose(1, 2).unflatten(2, (rows, columns))
 
     def _patch_positions(self, rows: int, columns: int) -> Tensor:
-        """Positions of another grid lie between those of the pretraining, as in public code."""
+        """Positions of the patches; for another grid than the pretraining's they are interpolated,
+        as in public code."""
         table_BNC = self.pos_embed[:, 1:]
         if (rows, columns) == (self.grid, self.grid):
             return table_BNC

@@ -30,7 +30,7 @@ _DESCRIPTION_BYTES = 2**28
 
 
 class Unchecked(UsageError):
-    """A model file holds something that may not be harmless."""
+    """A model file holds something that may do harm."""
 
     def __init__(self, path: Path, what: str) -> None:
         super().__init__(
@@ -54,6 +54,7 @@ class Archive:
     """The entry of the zip that holds a tensor of `tensors`, by its name."""
 
     def read(self, name: str) -> bytes:
+        """The raw bytes of a tensor."""
         with zipfile.ZipFile(self.path) as file:
             return file.read(self.entries[name])
 
@@ -199,10 +200,11 @@ OPERATORS = frozenset(
     _weight_norm_interface
     """.split()
 )
-"""Operators of aten that make tensors and numbers of tensors and numbers and do nothing else; each
-may also work in place. Not here: `from_file`, `save`, `set_`, `resize_`, and all of their kind,
-which reach files or memory that is not theirs."""
+"""Operators of aten that only compute tensors and numbers from tensors and numbers; each may also
+work in place. Left out are `from_file`, `save`, `set_`, `resize_` and others that reach files, or
+memory beyond their arguments."""
 
 
 def is_operator(name: str) -> bool:
+    """Whether an operator, or the one that it is the in-place form of, is in `OPERATORS`."""
     return name in OPERATORS or name.removesuffix("_") in OPERATORS

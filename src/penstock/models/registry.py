@@ -66,7 +66,7 @@ def model_files(model: Any) -> list[Path]:
         model: A name, a reference or a file; anything that is no text has none.
 
     Returns:
-        Those that there are.
+        Those that exist.
     """
     if not isinstance(model, str) or model in REGISTRY:
         return []
@@ -83,7 +83,7 @@ def check_model_name(model: Any, flag: str) -> None:
         flag: The flag that the error names.
 
     Raises:
-        UsageError: There is no such model; the error lists those that there are.
+        UsageError: There is no such model; the error lists the known names.
     """
     if not isinstance(model, str) or model in REGISTRY or added_model(model) is not None:
         return

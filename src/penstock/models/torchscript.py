@@ -1,10 +1,10 @@
-"""Checks what a TorchScript archive (.pt, .ts) may do before torch reads it.
+"""Checks that a TorchScript archive (.pt, .ts) can do no harm, before torch reads it.
 
 TorchScript is a language of its own: no Python of the file runs, and its pickles name no Python.
-But its code runs as soon as it is loaded, and among its operators are those that write a file
-(`torch.save`) or map one, that start remote work, or that load compiled classes. So its code may
-only call operators that compute (`pt2.OPERATORS`), what the language has for lists, dicts and
-texts, and functions of its own. `Unchecked` is raised for everything else.
+But its code runs as soon as it is loaded, and some of its operators write a file (`torch.save`) or
+map one, start remote work, or load compiled classes. So its code may only call operators that
+compute (`pt2.OPERATORS`), the language's own functions on lists, dicts and texts, and functions of
+the archive. `Unchecked` is raised for everything else.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _check_code(path: Path, code: str) -> None:
 
 
 def _chain(node: ast.expr) -> list[str]:
-    """``a.b.c`` as its names; an empty one stands for what is computed."""
+    """``a.b.c`` as its names; an empty name stands for a computed value."""
     if isinstance(node, ast.Attribute):
         return [*_chain(node.value), node.attr]
     return [node.id if isinstance(node, ast.Name) else ""]

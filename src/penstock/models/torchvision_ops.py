@@ -31,10 +31,10 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
     """Indices of boxes (n, 4) that overlap no kept box of a higher score by more than the
     threshold, highest score first. Of equal scores the earlier box counts as the higher.
 
-    The greedy rule goes box by box. Here it goes block by block: what kept boxes of earlier blocks
-    suppress is gone at once, and within the block "kept unless a kept one suppresses it" is
-    applied to all boxes together until nothing changes. Each pass settles one more link of every
-    chain of suppressions, so the outcome is the greedy one exactly, in as many passes as the
+    The greedy rule goes box by box. Here it goes block by block: boxes that kept boxes of earlier
+    blocks suppress are dropped at once, and within the block "kept unless a kept one suppresses it"
+    is applied to all boxes together until nothing changes. Each pass settles one more link of every
+    chain of suppressions, so the outcome is exactly the greedy one, in as many passes as the
     longest chain has links.
     """
     order = torch.argsort(scores, descending=True, stable=True)
@@ -118,7 +118,7 @@ def _points(
     """The sampling points of each bin along one axis, as pixels and their weights.
 
     (K) -> both (K, bins, points x 2). A point beyond the edge by more than a pixel weighs nothing,
-    nearer ones are taken for the edge. The weights of a bin add up to at most 1.
+    a nearer one counts at the edge. The weights of a bin add up to at most 1.
     """
     inner = (torch.arange(bins * points, device=start.device, dtype=start.dtype) + 0.5) / points
     place = start[:, None] + inner * (side / bins)[:, None]
@@ -151,8 +151,8 @@ _libraries: list[torch.library.Library] = []
 
 
 def _load() -> ModuleType:
-    """Import torchvision; where its operators are wanting, declare them first and define them
-    after, because it describes ``nms`` to torch on the way in."""
+    """Import torchvision. If its operators are missing, declare them before the import, which needs
+    ``nms`` to be declared, and define them after it."""
     try:
         module = _import()
         declared = True
@@ -199,4 +199,4 @@ NOTE = (
     f"{torch.__version__}: nms and roi_align are Penstock's in plain torch, which are slower; "
     "install torch and torchvision together, from one index"
 )
-"""One sentence for the user, empty where there is nothing to say."""
+"""One sentence for the user; empty if the operators are torchvision's own."""

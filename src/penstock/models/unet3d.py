@@ -8,7 +8,7 @@
 Names and shapes of the parameters are those of the public exaSPIM network, so its state dicts load
 into ``denoise_net`` strictly:
 https://github.com/AllenNeuralDynamics/aind-exaspim-image-compression (``UNet`` in
-``machine_learning/unet3d.py``). Scaling of intensities, tiles and weights files are not known here.
+``machine_learning/unet3d.py``). Scaling of intensities, tiles and weights files lie elsewhere.
 
 Tensors are named by shape: B batch, C channels, Z Y X space. C is the count at that place of the
 network, so two ``_BCZYX`` tensors need not have one shape.
@@ -103,9 +103,10 @@ class OutConv(nn.Module):
 class UNet3d(nn.Module):
     """A U-Net whose output is a correction added to its input.
 
-    ``widths`` are the channels of each level before interpolation halves the lowest one: upsampling
-    by interpolation keeps the channels, so a level must hand up half of what the level above holds
-    twice. ``kernels`` holds a pair for ``inc``, each ``down`` and each ``up``, in that order.
+    ``widths`` are the channels of each level, each twice those of the level above. Upsampling keeps
+    the number of channels, so the lowest ``down`` and every ``up`` but the last give half of their
+    level's width. ``kernels`` holds a pair for ``inc``, each ``down`` and each ``up``, in that
+    order.
 
     Sides must be at least ``2 ** (len(widths) - 1)``, one voxel at the lowest level; less is a
     `ValueError`. Sides that are not multiples of it are accepted, and their last voxels see less

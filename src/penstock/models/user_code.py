@@ -1,9 +1,8 @@
 """The user's own code, found by ``package.module:name`` or ``file.py:name``.
 
-Modules beside such a file, and in the folder that the command is said in, are found for the code of
-the user alone, while it is imported and its function is called: neither folder is ever on the
-import path, so no ``triton.py`` that lies there is taken for a library's. What is installed comes
-first.
+While such code is imported and its function is called, its imports also find modules beside the
+file and in the current folder. Only the user's code finds them: neither folder is on the import
+path, so a ``triton.py`` there never takes the place of a library. Installed modules come first.
 """
 
 from __future__ import annotations
@@ -51,8 +50,8 @@ def _asker() -> str:
 
 @contextlib.contextmanager
 def find_reference(reference: str) -> Iterator[Any]:
-    """Hold the object that ``module:name`` or ``file.py:name`` names. Call it inside the context:
-    only there are the modules beside it found.
+    """Yield the object that ``module:name`` or ``file.py:name`` names. Call it inside the context,
+    since modules beside it are found only there.
 
     Args:
         reference: The module or file, and the name in it.
@@ -61,7 +60,7 @@ def find_reference(reference: str) -> Iterator[Any]:
         The object.
 
     Raises:
-        UsageError: There is no such file. What the import itself raises comes through.
+        UsageError: There is no such file. Errors of the import itself pass unchanged.
     """
     place, _, attribute = reference.rpartition(":")
     file = Path(place) if place.endswith(".py") else None

@@ -17,7 +17,7 @@ from ..data import is_file
 _WRAPPERS = ("module", "_orig_mod")
 """Words that DataParallel and torch.compile put into names, in front or between."""
 _EXTRA = "_extra_state"
-"""Name of what a module keeps beside tensors, by `get_extra_state`."""
+"""Name of the state that a module keeps beside tensors; see torch's `get_extra_state`."""
 
 State = dict[str, Any]
 
@@ -30,7 +30,7 @@ def read_tensors(path: Path, flag: str) -> Any:
         flag: The flag that errors name.
 
     Returns:
-        What the file holds.
+        The content of the file.
 
     Raises:
         UsageError: There is no such file, it is damaged, or it holds anything else.
@@ -42,9 +42,8 @@ def read_tensors(path: Path, flag: str) -> Any:
         if tensorfile is not None:
             return tensorfile.load_file(path)
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # a warning about TorchScript archives, which are refused
+            # It warns of TorchScript archives, which are refused.
+            warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True)
     # Readers raise errors of many types for a damaged file.
     except Exception as error:
@@ -55,7 +54,7 @@ def read_tensors(path: Path, flag: str) -> Any:
 
 
 def read_state(path: Path, flag: str = "--weights") -> State:
-    """Read a state dict: tensors by name, and what modules keep beside them.
+    """Read a state dict: tensors by name, and the extra state of modules.
 
     Args:
         path: The file.

@@ -1,5 +1,5 @@
-"""What a user may set: YAML, flags and Python arguments in one validated, frozen model.
+"""The user's settings: YAML, flags and Python arguments in one validated, frozen model.
 
-Each knob has one default, and it stands here. A validator may refuse what the user said; it never
-edits it: what is fitted to the data is fitted in `plan`, and shown there.
+Each knob has one default, and it stands here. A validator may refuse a setting, but never changes
+it. Settings that depend on the data are fitted in `plan`, which shows them.
 """

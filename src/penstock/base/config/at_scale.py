@@ -1,4 +1,4 @@
-"""The knobs of ``penstock plan`` alone: what the workers of a large job are like."""
+"""The knobs of ``penstock plan`` alone, which describe the workers of a large job."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _Above = Field(gt=0, allow_inf_nan=False)
 
 
 class ScaleConfig(Knobs):
-    """The knobs of ``penstock plan`` that say what workers, store and scheduler are like."""
+    """The knobs of ``penstock plan`` that describe workers, store and scheduler."""
 
     rate: Annotated[float | Path | str, BeforeValidator(_rate)] | None = flag(
         None,
@@ -72,22 +72,22 @@ class ScaleConfig(Knobs):
     )
     bandwidth: Annotated[Bytes, Field(ge=1)] | None = flag(
         None,
-        help="bytes per second that the store holds for all workers together, such as 20GB "
+        help="bytes per second that the store serves to all workers together, such as 20GB "
         "(default: more than they need)",
     )
     tasks_per_second: Annotated[float, _Above] = flag(
         1000.0,
-        help="parts per second that the scheduler holds (default: 1000, since Dask's "
+        help="parts per second that the scheduler can start (default: 1000, since Dask's "
         "documentation says that each task takes it about 1 ms)",
     )
     simulate: tuple[Positive] | tuple[()] | None = flag(
-        None, help=f"play the job, with a number of times to play it (default: {RUNS} times)"
+        None, help=f"simulate the job, this many times (default: {RUNS} times)"
     )
     seed: Natural = flag(0, help="seed of the simulation")
 
     @property
     def runs(self) -> int:
-        """How often the job is simulated; 0 if it is not."""
+        """Number of times to simulate the job; 0 for none."""
         if self.simulate is None:
             return 0
         return self.simulate[0] if self.simulate else RUNS

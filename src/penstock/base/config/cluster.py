@@ -14,7 +14,7 @@ from .knobs import Bytes, Knobs, Natural, Positive, flag, listed, many
 
 
 def _said(kind: str, pattern: str) -> BeforeValidator:
-    """Text of one kind. It goes into a job script, so only what the pattern allows is taken."""
+    """A validator of text for a job script: it refuses what the pattern does not match."""
 
     def check(value: object) -> str:
         is_text = isinstance(value, str | int) and not isinstance(value, bool)
@@ -54,7 +54,7 @@ def _variable(value: object) -> str:
 
 
 def _counted(array: str) -> str:
-    """1-64 for 64, a number of elements.
+    """An array as sbatch takes it: a bare number of elements, 64, becomes 1-64.
 
     >>> _counted("64"), _counted("64%8"), _counted("0-7"), _counted("3,5")
     ('1-64', '1-64%8', '0-7', '3,5')
@@ -195,8 +195,8 @@ class SlurmConfig(Knobs):
 
     @property
     def on_one_node(self) -> bool:
-        """Whether the ranks of a node are left open. A study then asks for one node with all
-        ranks."""
+        """Whether neither ranks nor GPUs of a node are given. A study then asks for one node with
+        all ranks."""
         return self.ntasks_per_node is None and not self.gpus
 
     @model_validator(mode="after")
@@ -208,7 +208,7 @@ class SlurmConfig(Knobs):
             )
         for name in ("output", "error"):
             self._check_pattern(name)
-        # SLURM may send it a minute early.
+        # SLURM may send the signal a minute early.
         least = self.signal + 60 if self.signal else 0
         if self.time is not None and 0 < _seconds(self.time) <= least:
             raise ValueError(
@@ -241,7 +241,7 @@ class TorchrunConfig(Knobs):
     @model_validator(mode="after")
     def _goes_together(self) -> TorchrunConfig:
         if self.nnodes > 1 and self.rdzv_endpoint is None:
-            raise ValueError(f"--nnodes {self.nnodes} must be told where to meet: --rdzv-endpoint")
+            raise ValueError(f"--nnodes {self.nnodes} needs --rdzv-endpoint, where the nodes meet")
         return self
 
 

@@ -1,4 +1,4 @@
-"""The knobs of data: what makes it, loads it, cuts it into chips, detects in it and scores it."""
+"""The knobs of the verbs that make, load and cut data, detect objects in it and score them."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ class PredictConfig(OnCluster, Labels):
     )
     resume: bool = flag(False, help="go on with a run that was stopped")
 
-    # the detector; what is not given is taken from the run that trained it
+    # the detector; by default with the settings of the run that trained it
     channels: str | None = flag(
         None, help="comma-separated, as it was trained with (default: the run's)"
     )

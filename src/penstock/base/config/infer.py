@@ -64,7 +64,7 @@ def _head_kinds(value: object) -> object:
 
 
 class Unattended(Sharing):
-    """The knobs of a job that is left alone."""
+    """The knobs of a job that runs unattended."""
 
     retry_for: Seconds = flag(
         900.0,
@@ -84,7 +84,7 @@ class Unattended(Sharing):
     )
     grace: Seconds = flag(
         20.0,
-        help="how long a job that is asked to end (SIGTERM, SIGUSR1) may write what is whole; a "
+        help="how long a job that is asked to end (SIGTERM, SIGUSR1) may write finished blocks; a "
         "second SIGTERM ends it at once (default: 20s)",
     )
 
@@ -248,6 +248,7 @@ class InferConfig(Unattended, Labels):
 
     @property
     def resumes(self) -> bool:
+        """Whether the run goes on with an earlier one."""
         return self.resume or self.resume_anyway or self.joins
 
     @model_validator(mode="after")

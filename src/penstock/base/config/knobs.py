@@ -80,7 +80,7 @@ def _tile(value: object) -> str:
 
 
 Tile = Annotated[str, BeforeValidator(_tile)]
-"""``256`` is a square or a cube, as the model has axes; ``32x256x256`` is z y x."""
+"""``256`` is a square for a 2-D model and a cube for a 3-D one; ``32x256x256`` is z y x."""
 
 
 def flag(default: Any = ..., *, help: str, alias: str | None = None, const: Any = None) -> Any:
@@ -137,7 +137,7 @@ def check_file(model: type[Knobs], settings: Mapping[str, Any], file: str) -> No
 
     Args:
         model: The class of the settings.
-        settings: What the file holds.
+        settings: The settings in the file.
         file: Its name for the sentence, such as ``--config job.yaml``.
 
     Raises:
@@ -201,12 +201,12 @@ def add_kinds(
     metavar: str = "WHAT",
     aliases: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, argparse.ArgumentParser]:
-    """Give a verb its kinds, such as ``bench model``; ``args.kind`` will be the one that is asked.
+    """Give a verb its kinds, such as ``bench model``; ``args.kind`` will hold the chosen one.
 
     Args:
         parser: The parser of the verb.
         kinds: The help of each kind.
-        metavar: What a kind is called in the verb's help.
+        metavar: The word for a kind in the verb's help.
         aliases: Other names of some kinds.
 
     Returns:
@@ -250,7 +250,7 @@ def knob_of(action: argparse.Action) -> tuple[type[Knobs], str] | None:
 
 @cache
 def _flags_of(model: type[Knobs]) -> list[tuple[str, dict[str, Any]]]:
-    """The flags of a class, and what argparse is told of each."""
+    """The flags of a class, each with its options for argparse."""
     flags = []
     fields = model.model_fields.items()
     for name, info in sorted(fields, key=lambda field: field[0] not in model.__annotations__):
@@ -333,11 +333,11 @@ def as_settings(config: Knobs) -> dict[str, Any]:
 
 
 def as_words(model: type[Knobs], settings: Mapping[str, Any]) -> list[str]:
-    """The flags that give settings.
+    """Settings as the flags of a command line.
 
     Args:
         model: The class of the knobs.
-        settings: Those of `as_settings`.
+        settings: Settings by name, as `as_settings` returns them.
 
     Returns:
         The words of a command line.
@@ -364,6 +364,6 @@ def _plain(value: Any) -> Any:
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return [_plain(v) for v in value]
-    if hasattr(value, "__array_interface__"):  # its numbers would be many, and say nothing
+    if hasattr(value, "__array_interface__"):  # not its many numbers
         return f"array in memory, {value.dtype} {tuple(value.shape)}"
     return value if value is None or isinstance(value, str | int | float | bool) else str(value)

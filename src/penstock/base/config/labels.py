@@ -1,7 +1,7 @@
-"""What a run is called: the knobs ``--name`` and ``--tag`` of every verb that leaves a record.
+"""Name and tags of a run: the knobs ``--name`` and ``--tag`` of every verb that leaves a record.
 
-A name and tags are for people who look for a run among others. They change nothing of the work, so
-they are no part of a case's key or of a run's fingerprint.
+They help people to find a run among others. They do not change the work, so they are no part of a
+case's key or of a run's fingerprint.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ..secrets import scrubbed
 from .knobs import Knobs, flag, many
 
 MOST_NAME, MOST_KEY, MOST_VALUE, MOST_TAGS = 120, 60, 200, 50
-"""The most characters of a name, of a tag's key and value, and the most tags: what every tracker
-takes."""
+"""Most characters of a name, of a tag's key and of its value, and most tags. Every tracker accepts
+these."""
 _KEY = re.compile(r"\w[\w.:/ -]*")
 """A key that trackers take as it is."""
 
@@ -74,7 +74,7 @@ def _pair(word: object) -> tuple[str, str]:
 
 
 class Labels(Knobs):
-    """What the user calls a run."""
+    """The name and the tags that the user gives a run."""
 
     name: Annotated[str, BeforeValidator(_name)] | None = flag(
         None,
@@ -92,7 +92,7 @@ def default_name(what: str, devices: str = "") -> str:
     """A name by which a person tells runs apart in a list.
 
     Args:
-        what: What runs: a workload, a model, a benchmark.
+        what: The workload, model or benchmark that runs.
         devices: The devices, such as ``4gpu``.
 
     Returns:
@@ -110,9 +110,9 @@ def run_labels(
 
     Args:
         config: The knobs.
-        default: The name of a run that is given none; see `default_name`.
-        before: A document of the run that is gone on with. It keeps its name, unless it is given
-            another, and its tags beside the new ones.
+        default: The name if the user gives none; see `default_name`.
+        before: The document of an earlier run that this one resumes. The run keeps its name,
+            unless it is given another, and its tags beside the new ones.
 
     Returns:
         ``name`` and ``tags``, as records hold them.

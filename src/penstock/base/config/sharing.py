@@ -60,7 +60,7 @@ class OnCluster(OnWorkers):
 
 
 class Sharing(OnCluster):
-    """Who does which part of a job."""
+    """The knobs that divide a job into parts among processes."""
 
     workers: Positive | None = flag(
         None,
@@ -95,7 +95,7 @@ class Sharing(OnCluster):
         None, help="i/n: element i of n, counted from 1, writes its share of the parts"
     )
     finish: bool = flag(
-        False, help="prove that all elements have written their shares, and close the output"
+        False, help="check that all elements have written their shares, and close the output"
     )
 
     @property

@@ -1,8 +1,8 @@
-"""The words of an error: a command line has flags, a call in Python has parameters.
+"""Errors name flags on a command line, and parameters in Python.
 
-Messages are written for the command line. A function that Python calls is wrapped by
-`speaks_python`, which writes the parameters of the call instead. A command line runs within
-`errors.speaking_flags`, so that errors of the same functions keep their flags there.
+Messages are written for the command line. `speaks_python` wraps a public function and rewrites the
+flags in its errors as parameters of the call. A command line runs within `errors.speaking_flags`,
+so that errors of the same functions keep their flags there.
 
     --batch-size 0: input should be greater   ──▶   batch_size=0: input should be greater
     no chunk 3; --missing fill fills it       ──▶   no chunk 3; missing='fill' fills it
@@ -25,7 +25,7 @@ _PROSE = frozenset(
     "a and are at but by for goes has holds in is it itself lies may must names needs of on or "
     "says takes tells than that the to unless where which with would".split()
 )
-"""Words that go on with the sentence behind a flag, and are no value of it."""
+"""Words that may follow a flag in a sentence and are not its value."""
 _NUMBERS = r"-?\d[\d.]*(?: -?\d[\d.]*)+\b"
 _WORD = r"[\w.'\"/-](?:[^\s;,:)]*[^\s;,:).])?"
 _FLAG = re.compile(rf"(?<![\w-])--([a-z][a-z0-9]*(?:-[a-z0-9]+)*)(?: ({_NUMBERS}|{_WORD}))?")
@@ -60,7 +60,7 @@ def speaks_python(
 
 
 def in_python(message: str, model: type[Knobs], parameters: Mapping[str, str]) -> str:
-    """A message with its flags as parameters of a call. What is no knob of ``model`` stays."""
+    """A message with its flags as parameters of a call. Flags without a knob in ``model`` stay."""
 
     def renamed(match: re.Match[str]) -> str:
         name, value = match[1].replace("-", "_"), match[2]

@@ -101,7 +101,7 @@ class TrainConfig(Labels):
     track: Trackers = flag(
         (), help="comet, mlflow, tensorboard, wandb: the trackers of the run (default: none)"
     )
-    track_every: Positive = flag(10, help="steps between two that trackers are sent")
+    track_every: Positive = flag(10, help="steps between two whose values go to the trackers")
     track_dir: Path | None = flag(
         None,
         help="folder of the store that runs share, in which MLflow shows them side by side "
@@ -222,14 +222,15 @@ TRAIN_KNOBS: dict[str, frozenset[str]] = {
         "val_chips_path checkpointing channels_last backbone background score_threshold".split()
     ),
 }
-"""Knobs that belong to a workload. Another workload refuses them; a user's own takes them all."""
+"""Knobs that belong to a workload. Other workloads refuse them; one of the user's takes them all.
+"""
 TRAIN_FIXED = tuple(
     "batch_size grad_accum_steps optimizer learning_rate weight_decay schedule decay_epochs "
     "warmup_steps clip_norm seed amp dtype model channels tile_size normalize norm_lower "
     "norm_upper num_samples noise hidden_dims dropout latent_size message_steps mesh_level "
     "grid_step backbone background".split()
 )
-"""Knobs that may not change where a run is resumed: it would be another run."""
+"""Knobs that may not change when a run is resumed: it would be another run."""
 
 
 class SuiteConfig(OnWorkers, Labels):

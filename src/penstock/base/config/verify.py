@@ -39,15 +39,16 @@ class VerifyConfig(Replacing):
     )
     seed: Natural = flag(0, help="seed that picks the blocks of --recompute")
     devices: Annotated[tuple[str, ...], BeforeValidator(many)] | None = flag(
-        None, help="devices to compute on, as of infer (default: those of the run)"
+        None, help="devices to compute on, as for infer (default: those of the run)"
     )
     tolerance: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = flag(
         None,
-        help="largest difference of a block that other code, versions or machines computed: of "
-        "floats in parts of the block's largest value (default: 1 for integers, 0 for labels, 1e-2 "
-        "for float16, 1e-4 for wider floats)",
+        help="largest difference that passes if other code, versions or machines computed a block; "
+        "for floats relative to the block's largest value (default: 1 for integers, 0 for labels, "
+        "1e-2 for float16, 1e-4 for wider floats)",
     )
     forget: bool = flag(
         False,
-        help="take what is missing or damaged off the run's list, so that infer --resume makes it",
+        help="take missing and damaged blocks off the run's list, so that infer --resume computes "
+        "them again",
     )

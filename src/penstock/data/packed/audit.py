@@ -16,7 +16,7 @@ from .format import Packed
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A plan of samples against what a loader delivered. All three must be 0."""
+    """A comparison of the planned samples with the delivered ones. All three must be 0."""
 
     duplicates: int
     """Samples that came more often than was planned."""
@@ -27,11 +27,12 @@ class Delivery:
 
     @property
     def right(self) -> bool:
+        """Whether every planned sample came once, with its values."""
         return self == Delivery(0, 0, 0)
 
 
 class Audit:
-    """Counts duplicates, missing and wrong samples, by the bytes that came alone."""
+    """Counts duplicates, missing and wrong samples, by nothing but the delivered bytes."""
 
     def __init__(self, packed: Packed) -> None:
         self._checks = packed.checks
@@ -58,7 +59,7 @@ class Audit:
                 came: int | None = int(samples[place]) if place < len(samples) else None
                 if came is None or check != self._checks[name][came]:
                     self._wrong += 1
-                    # Samples may be alike: their bytes do not tell which came, so any counts.
+                    # If several samples have these bytes, any of them may have come.
                     came = self._sample_of[name].get(check)
                 if came is not None:
                     self._came[name, came] += 1
@@ -78,7 +79,7 @@ def _worst(counts: Counter[tuple[str, int]]) -> int:
 
 
 def num_shared_samples(one: Packed, other: Packed) -> int:
-    """How many samples of ``other`` are in ``one``, by the checksums of all their arrays.
+    """The number of samples of ``other`` that are in ``one``, by the checksums of their arrays.
 
     Args:
         one: a data set.

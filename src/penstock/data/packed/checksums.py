@@ -18,16 +18,16 @@ def checksum(array: NDArray[Any]) -> int:
 
 
 _POLYNOMIAL = np.uint32(0xEDB88320)
-"""The polynomial of CRC-32; here the highest bit is x to the power of 0, in all that follows."""
+"""The polynomial of CRC-32. In this module the highest bit is x to the power of 0."""
 _ONES = 0xFFFFFFFF
 
 
 class PlaneChecks:
-    """The CRC-32 of each plane (z) of a volume, whose pieces come in any cut and order.
+    """The CRC-32 of each plane (z) of a volume, from pieces of any shape in any order.
 
-    CRC-32 is linear but for its first and its last step, which turn all bits round: the CRC of a
-    plane is the sum (xor) of those of its rows, each among zeros. Zeros after a row multiply its
-    CRC by a power of x modulo the polynomial.
+    CRC-32 is linear but for its first and its last step, which invert all bits: the CRC of a plane
+    is the sum (xor) of those of its rows, each among zeros. Zeros after a row multiply its CRC by a
+    power of x modulo the polynomial.
     """
 
     def __init__(self, shape: Sequence[int], itemsize: int) -> None:
@@ -41,9 +41,19 @@ class PlaneChecks:
         self._checks = np.repeat(of_zeros, planes)
 
     def of_piece(self, piece: Box, values: NDArray[Any]) -> NDArray[np.uint32]:
-        """Add a piece to the CRC of each of its planes. Any number of threads may call it."""
+        """The share of a piece in the CRC of each of its planes, for `add`.
+
+        Any number of threads may call it.
+
+        Args:
+            piece: The box of the piece (z, y, x).
+            values: Its voxels, of the same shape.
+
+        Returns:
+            Shape (planes of the piece,).
+        """
         flat = np.ascontiguousarray(values).reshape(-1, values.shape[-1])
-        # All ones go in, which the first step turns round; the last step is undone.
+        # Ones as the start cancel the first inversion, and the xor undoes the last.
         linear = [zlib.crc32(row.data, _ONES) ^ _ONES for row in flat]
         rows = np.array(linear, np.uint32).reshape(values.shape[:2])
         planes = np.bitwise_xor.reduce(
@@ -53,6 +63,12 @@ class PlaneChecks:
         return _product(planes, _power_of_x(np.array([right])))
 
     def add(self, piece: Box, contributed: NDArray[np.uint32]) -> None:
+        """Add a piece; one thread at a time.
+
+        Args:
+            piece: The box of the piece (z, y, x).
+            contributed: The result of `of_piece`.
+        """
         self._checks[piece.start[0] : piece.stop[0]] ^= contributed
 
     def result(self) -> NDArray[np.uint32]:

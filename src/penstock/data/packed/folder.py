@@ -52,7 +52,7 @@ def _is_data_set(folder: Path) -> bool:
 
 
 def names_in(root: Path) -> set[str]:
-    """The names of what lies in a folder that is to be written; none where there is no folder.
+    """The names of all entries of an output folder; none if it does not exist.
 
     Raises `UsageError` if it is no folder, or lies inside other data.
     """
@@ -105,6 +105,17 @@ def mark_unfinished(root: Path, paths: Sequence[str]) -> None:
 
 
 def check_room(root: Path, need: int, what: str, remedy: str) -> None:
+    """Check that the disk has room for an output.
+
+    Args:
+        root: The folder to write.
+        need: Its bytes before compression.
+        what: Its content in messages, such as ``64 samples``.
+        remedy: The flag that makes it smaller.
+
+    Raises:
+        Refused: The disk is too full.
+    """
     folder = next(path for path in (root, *root.absolute().parents) if path.is_dir())
     free = shutil.disk_usage(folder).free
     if need > free:

@@ -24,7 +24,7 @@ def read_text(path: Path, where: str) -> str:
 
     Args:
         path: the file.
-        where: what messages call the place that it lies in.
+        where: the name of its folder in messages.
 
     Returns:
         The text.
@@ -43,7 +43,7 @@ def parse_document(text: str, where: str, name: str = DOCUMENT) -> dict[str, Any
 
     Args:
         text: the document, JSON.
-        where: what messages call the data set.
+        where: the name of the data set in messages.
         name: the name of the document.
 
     Returns:
@@ -65,8 +65,8 @@ def check_version(document: Mapping[str, Any], where: str) -> None:
     """Refuse a packed data set of a version that this Penstock does not read.
 
     Args:
-        document: what its `dataset.json` says.
-        where: what messages call it.
+        document: its `dataset.json`.
+        where: its name in messages.
 
     Raises:
         UsageError: it is of another version.
@@ -116,6 +116,7 @@ class ArrayLayout:
 
     @property
     def channel_axis(self) -> int:
+        """The index of the axis of channels."""
         return self.axes.index("channels")
 
     @property
@@ -134,7 +135,7 @@ class PackedArray:
     """``sample`` first."""
     shape: tuple[int, ...]
     chunks: tuple[int, ...]
-    """The least that is decoded at once: of a sharded array, the chunks inside the shards."""
+    """Shape of what is decoded at once: a chunk, or in a sharded array a chunk inside a shard."""
     shards: tuple[int, ...] | None
     dtype: np.dtype[Any]
     zarr_format: int
@@ -170,6 +171,7 @@ class Packed:
 
     @property
     def num_samples(self) -> int:
+        """Number of samples; of a volume, its planes."""
         return len(self.ids)
 
     @property
@@ -188,7 +190,7 @@ class Packed:
         A channel that never changes has deviation 0, and one that holds NaN has NaN.
 
         Raises:
-            UsageError: it is a volume, which has none.
+            UsageError: it is a volume, which has no statistics.
         """
         if self.document.get("statistics") is None:
             raise UsageError(f"{self.root}: holds no statistics; a volume has none")
@@ -241,7 +243,7 @@ def open_dataset(root: str | Path, name: str = "DATA") -> Packed:
         raise (
             error
             if isinstance(error, UsageError)
-            else UsageError(f"{where}: what describes it is malformed: {error!r}")
+            else UsageError(f"{where}: its metadata is malformed: {error!r}")
         ) from error
     lengths = {DOCUMENT: document.get("samples"), document["ids"]: len(ids)}
     lengths |= {f"checks of {key}": len(values) for key, values in checks.items()}
@@ -253,6 +255,7 @@ def open_dataset(root: str | Path, name: str = "DATA") -> Packed:
 
 
 def read_document(path: Path, where: str) -> dict[str, Any]:
+    """The document in a file; see `read_text` and `parse_document`."""
     return parse_document(read_text(path, where), where, path.name)
 
 
@@ -262,11 +265,11 @@ def open_packed_array(root: Path, name: str, entry: Mapping[str, Any], where: st
     Args:
         root: the folder of the data set.
         name: the name of the array.
-        entry: what `dataset.json` says of it.
-        where: what messages call the data set.
+        entry: its entry in `dataset.json`.
+        where: the name of the data set in messages.
 
     Returns:
-        The array, of which no values are read.
+        The array. Its values are not read.
 
     Raises:
         UsageError: there is no Zarr array, or its axes do not fit its shape.
@@ -304,5 +307,6 @@ def open_packed_array(root: Path, name: str, entry: Mapping[str, Any], where: st
 
 
 def stored_bytes(path: Path) -> int:
+    """Bytes of the chunk files in a folder, without metadata."""
     files = (file for file in path.rglob("*") if file.is_file() and file.name not in _METADATA)
     return sum(file.stat().st_size for file in files)

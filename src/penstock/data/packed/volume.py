@@ -24,7 +24,7 @@ from .folder import check_outside, check_room, clear, finish, in_order, mark_unf
 from .format import CHECKS, DOCUMENT, IDS, UNFINISHED, VOLUME, Packed, open_dataset
 
 PIECE = 128
-"""The side of a piece in voxels: smaller chunks are made and written some at a time."""
+"""The side of a piece in voxels: several smaller chunks are made and written together."""
 _DTYPE = np.dtype(np.uint16)
 _AHEAD = Box((0, 0), (1, 1))  # of t and c
 
@@ -45,7 +45,7 @@ def write_volume(
 ) -> Packed:
     """Write a volume of uint16 (z, y, x).
 
-    Memory goes with the pieces and not with the volume, but for 4 bytes for each plane and for each
+    Memory depends on the pieces and not on the volume, but for 4 bytes for each plane and for each
     row of a plane. The result depends neither on ``workers`` nor on how the volume is cut.
 
     Args:
@@ -56,14 +56,14 @@ def write_volume(
         shards: the shape of a shard, None for none.
         workers: threads; each makes, checks and writes a piece: some chunks, or one shard.
         overwrite: replace a data set that is there.
-        facts: what else `dataset.json` says.
+        facts: further entries of `dataset.json`.
         progress: called with the number of voxels that are done.
 
     Returns:
         The volume, opened.
 
     Raises:
-        UsageError: the folder holds anything else, or cannot be written.
+        UsageError: the folder holds other files, or cannot be written.
         Refused: the disk is too full.
         StageError: a piece failed.
     """
@@ -106,11 +106,11 @@ def _new_sink(
 
     check_outside(root)
     if any((root / name).is_file() for name in (DOCUMENT, UNFINISHED)):
-        sink_at(root / "new")  # what cannot be written is refused while the old volume stands
+        sink_at(root / "new")  # raises while the old volume still exists
         clear(root, overwrite, {"zarr.json"})
         (root / UNFINISHED).unlink()
     sink = sink_at(root)
-    if is_marked(sink):  # a living job may be writing it; from here on it is no run's output
+    if is_marked(sink):  # raises if a job is writing it; else it is no run's output any more
         claims = Claims.take([sink], uuid.uuid4().hex, lambda name, run: None)
         with contextlib.closing(claims):
             claims.name()

@@ -1,6 +1,6 @@
 """The packed data set: stacked samples on disk, each with an id and a checksum.
 
-    DATA/dataset.json     what is here; written last, so a folder without it was not finished
+    DATA/dataset.json     the document; written last, so a folder without it was not finished
     DATA/inputs.zarr      (sample, lat, lon, channels), or whatever axes `dataset.json` names
     DATA/targets.zarr
     DATA/ids.npy          int64, one for each sample
@@ -58,22 +58,22 @@ def write_dataset(
 
     Args:
         root: the folder to write.
-        layouts: for each array, how it looks.
+        layouts: the layout of each array.
         ids: the id of each sample.
         make: gives the arrays of sample 0, 1, ...
         codec: ``blosc-lz4``, ``blosc-zstd``, ``zstd`` or ``none``.
         zarr_format: 2 or 3.
-        shards: how many samples a shard holds, None for no shards.
+        shards: samples in a shard, None for no shards.
         workers: threads; each makes, checks and writes one sample, or one shard.
         overwrite: replace a data set that is there.
-        facts: what else `dataset.json` says.
+        facts: further entries of `dataset.json`.
         progress: called with the number of samples that are done.
 
     Returns:
         The data set, opened.
 
     Raises:
-        UsageError: the folder holds anything else, or cannot be written.
+        UsageError: the folder holds other files, or cannot be written.
         Refused: the disk is too full.
         StageError: a sample failed.
     """
@@ -243,6 +243,7 @@ class Moments:
 
     @classmethod
     def none(cls, num_channels: int) -> Moments:
+        """The moments of no values."""
         return cls(0, np.zeros(num_channels), np.zeros(num_channels))
 
     @classmethod
@@ -273,4 +274,5 @@ class Moments:
 
     @property
     def std(self) -> NDArray[np.float64]:
+        """The standard deviation of each channel, over ``n``, shape (channels,)."""
         return np.sqrt(np.maximum(self.squares, 0) / self.count)

@@ -38,7 +38,7 @@ def coco_ap(results: Iterable[ImageResult], *, by_class: bool = True) -> dict[st
     """COCO's average precision of boxes, by faster-coco-eval; each image counts once.
 
     Args:
-        results: what was predicted and what there is, image by image.
+        results: the predicted and the true boxes, image by image.
         by_class: the mean over the classes; else a box of any class matches any object.
 
     Returns:

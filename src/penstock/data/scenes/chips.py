@@ -1,12 +1,12 @@
 """Chips on disk, the training data of a detector: a scene is a few files.
 
-    OUT/index.json                    what is here, written last
+    OUT/index.json                    the list of scenes, written last
     OUT/SCENE/chips.zarr              radar (row, column, channel, y, x), a shard is a row of chips
     OUT/SCENE/bathymetry.npy, ...     the 500 m rasters as they are
-    OUT/SCENE/manifest.json           written after the chips: a scene without one is not there
+    OUT/SCENE/manifest.json           written after the chips: a scene without one does not count
 
 `windows` says how a scene is cut, and `preprocess` cuts it. Values are stored as the rasters have
-them, unscaled: as 16-bit floats like the real ones, or as 32-bit ones where they were asked for. A
+them, unscaled: as 16-bit floats like those of the rasters, or as 32-bit floats on request. A
 missing value is NaN.
 """
 
@@ -33,18 +33,18 @@ from .windows import Cut, Span, cuts_of, model_view
 FORMAT, VERSION = "penstock-chips", 1
 INDEX, MANIFEST, ARRAY = "index.json", "manifest.json", "chips.zarr"
 DTYPE = "float16"
-"""The dtype of the values where a manifest does not say another."""
+"""The dtype of the values if a manifest names none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """A chip and all labels that it sees. It owns those in its ``core``."""
+    """A chip and all labels inside it. It owns those in its ``core``."""
 
     image: NDArray[np.float32]
     """Scaled by `scenes.CHANNELS`, 0 where a value is missing; shape (channels, y, x)."""
     valid: NDArray[np.bool_]
-    """Shape (masks, y, x): where the radar has values and, if there are others, where they have;
-    see `windows.view`."""
+    """Masks, shape (masks, y, x): where the radar has values and, if there are other rasters, where
+    those have values; see `windows.model_view`."""
     labels: Objects
     """Points are rows and columns of the chip."""
     core: tuple[int, int, int, int]
@@ -57,9 +57,9 @@ class Chip:
 class Chips:
     """A folder of chips by number: scenes by name, chips by row and column, empty ones left out.
 
-    ``folder`` is what ``penstock preprocess`` wrote of one split; `UsageError` is raised for one
-    that is none, or that was not finished. The order is the same in every process. No file stays
-    open and no thread runs, so it may go to threads, worker processes and forks.
+    ``folder`` is one split that ``penstock preprocess`` wrote; any other folder, and an unfinished
+    one, raises `UsageError`. The order is the same in every process. No file stays open and no
+    thread runs, so it may go to threads, worker processes and forks.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -92,10 +92,11 @@ class Chips:
         return len(self._places)
 
     def scene_of(self, index: int) -> str:
+        """The name of the scene that a chip was cut from."""
         return self._places[index][0]
 
     def input_bytes(self, scene: str) -> dict[str, int]:
-        """The size of each channel's raster when the scene was cut."""
+        """The size of each channel's raster file when the scene was cut."""
         return {of: size for of, (size, _) in self._manifests[scene]["inputs"].items()}
 
     @cached_property
@@ -153,8 +154,8 @@ class Chips:
 
 
 def seen_again(train: Chips, val: Chips) -> str:
-    """Warn if scenes for validation are also trained on, by their names or by their rasters and
-    labels.
+    """A warning if scenes for validation are also trained on, by their names or by their rasters
+    and labels.
 
     Args:
         train: chips that are trained on.
@@ -224,6 +225,7 @@ def metadata(shape: Sequence[int], dtype: str = DTYPE) -> dict[str, Any]:
 
 
 def shard_path(array: Path, row: int) -> Path:
+    """The file of the shard that holds a row of chips."""
     return array / "c" / str(row) / "0" / "0" / "0" / "0"
 
 
@@ -252,7 +254,7 @@ def _read_chunk(path: Path, number: int, of: int) -> bytes:
 
 @contextmanager
 def synced(path: Path) -> Iterator[BinaryIO]:
-    """A new file, which is on the disk when the block ends."""
+    """Open a new file for writing, and sync it to disk when the block ends."""
     with path.open("wb") as file:
         yield file
         file.flush()
@@ -260,10 +262,12 @@ def synced(path: Path) -> Iterator[BinaryIO]:
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """An index or a manifest, of this version."""
+    """An index or a manifest; `UsageError` if it is none, or of another version."""
     document = read_json(path)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise UsageError(f"{path} is not of a folder of chips")
     if document.get("version") != VERSION:
-        raise UsageError(f"{path} is of version {document.get('version')}; known is {VERSION}")
+        raise UsageError(
+            f"{path} is of version {document.get('version')}; this Penstock reads {VERSION}"
+        )
     return document

@@ -25,7 +25,7 @@ CHIP_LIBRARIES = ("penstock-dl", "numpy", "rasterio", "numcodecs")
 """The distributions that decide the bytes of chips."""
 LOCK = ".penstock-moving.lock"
 SEEN_S = 30.0
-"""Seconds within which a network file system shows here what a worker wrote."""
+"""Seconds within which a worker's files become visible here on a network file system."""
 
 
 def cut_on_cluster(
@@ -39,10 +39,10 @@ def cut_on_cluster(
         progress: Called with the number of scenes that are done.
 
     Returns:
-        The manifest of each scene by its name's order, and whether it was there before.
+        The manifest of each scene in the order of their names, and whether it existed before.
 
     Raises:
-        UsageError: An input, or what is in the folder of the chips, does not fit.
+        UsageError: An input, or an existing folder of chips, does not fit.
         Incomplete: Scenes failed, or this machine does not see what the workers wrote.
     """
     jobs = {name: _for_workers(job) for name, job in sorted(jobs.items())}
@@ -68,7 +68,7 @@ def _for_workers(job: SceneJob) -> SceneJob:
 
 
 def _clean(out: Path) -> None:
-    """Remove what workers that died have left."""
+    """Remove the drafts of workers that died."""
     for path in out.glob(".penstock-*.part") if out.is_dir() else ():
         if is_draft(path.name):
             shutil.rmtree(path, ignore_errors=True)
@@ -76,7 +76,7 @@ def _clean(out: Path) -> None:
 
 
 def _check_seen(jobs: Mapping[str, SceneJob], manifests: Mapping[str, dict[str, Any]]) -> None:
-    """Raise `Incomplete` unless the chips that the workers wrote are those that are seen here."""
+    """Raise `Incomplete` unless this machine sees the chips that the workers wrote."""
     end = time.monotonic() + SEEN_S
     for name, job in jobs.items():
         path = job.out / MANIFEST

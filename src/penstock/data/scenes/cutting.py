@@ -34,7 +34,7 @@ from .windows import Cut, cuts_of, read_row
 COORDS = "coords.json"
 Layout = Literal["penstock", "reference"]
 Result = tuple[dict[str, Any], bool]
-"""The manifest of a scene, and whether all was there before."""
+"""The manifest of a scene, and whether its chips existed before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +60,15 @@ class SceneJob:
             into: a folder to write to in place of ``out``.
 
         Returns:
-            The manifest of the scene, and whether its chips were there before.
+            The manifest of the scene, and whether its chips existed before.
 
         Raises:
-            UsageError: the labels, or the chips that are there, do not fit.
+            UsageError: the labels, or existing chips, do not fit.
             Stopped: the cut was stopped.
         """
         cut = _cut_scene if self.layout == "penstock" else _cut_scene_as_the_reference
         env = require("rasterio", "scenes").Env
-        # GDAL would keep a twentieth of the memory in blocks that are never asked for again.
+        # GDAL would keep a twentieth of the memory in blocks that are never read again.
         with env(GDAL_CACHEMAX=64), Scene(self.folder, self.settings["channels"]) as scene:
             self.labels.check_inside(scene.size, self.label_file)
             manifest = _manifest(scene, self.labels, self.settings, self.layout)
@@ -81,7 +81,7 @@ class SceneJob:
 def _manifest(
     scene: Scene, labels: Objects, settings: Mapping[str, Any], layout: Layout
 ) -> dict[str, Any]:
-    """Everything that a scene's chips depend on. Cutting adds its findings."""
+    """Everything that a scene's chips depend on. The cut adds the numbers of valid pixels."""
     stats = {name: (scene.folder / CHANNELS[name].file).stat() for name in scene.channels}
     return {
         "format": FORMAT,
@@ -101,8 +101,8 @@ def earlier_manifest(
     """The manifest of an earlier run, if there is one.
 
     Args:
-        path: where it would be.
-        manifest: that of this run, as far as it is known.
+        path: the path of the manifest.
+        manifest: that of this run, without what the cut adds.
         overwrite: whether chips of other settings are replaced.
 
     Returns:
@@ -129,7 +129,7 @@ def _cut_scene(
     scene: Scene, manifest: dict[str, Any], out: Path, stop: threading.Event
 ) -> dict[str, Any]:
     """Write one scene's chips and its manifest."""
-    # The manifest is removed first and written last: a scene without one counts as not there.
+    # The manifest is removed first and written last: a scene without one counts as not cut.
     (out / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(out / ARRAY, ignore_errors=True)
     radar, chip = radar_of(scene.channels), manifest["chip_size"]

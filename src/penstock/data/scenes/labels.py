@@ -140,7 +140,7 @@ PREDICTED_COLUMNS = (
     "is_fishing",
     "vessel_length_m",
 )
-"""Columns of a submission. ``score`` is read too where it is there; others are passed over."""
+"""Columns of a submission. A column ``score`` is read too; any other is ignored."""
 
 
 def read_predictions(path: Path) -> Objects:

@@ -72,7 +72,7 @@ def more_pairs(
         """A label that becomes free if other predictions change theirs. ``wants`` gives the
         prediction that would take each label."""
         waiting = [newest]
-        for prediction in waiting:  # which grows
+        for prediction in waiting:  # it grows meanwhile
             for label in near[prediction]:
                 if label not in wants:
                     wants[label] = prediction

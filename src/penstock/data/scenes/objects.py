@@ -94,6 +94,7 @@ class Objects:
 
     @classmethod
     def join(cls, parts: Iterable[Objects]) -> Objects:
+        """All objects of several parts, in their order; none of no parts."""
         parts = [*parts] or [cls.of([], [])]
         columns = ([getattr(part, field.name) for part in parts] for field in fields(cls))
         return cls(*(np.concatenate(column) for column in columns))

@@ -2,7 +2,7 @@
 
 Threads take one scene each, or the workers of a cluster do (`cluster_cut`). A scene that an earlier
 run finished is left as it is; an unfinished one is cut again. The index of all scenes is written
-last. `chips` says what lies where. The other layout, ``reference``, has the files of the xView3
+last. `chips` describes the files. The other layout, ``reference``, has the files of the xView3
 reference.
 """
 
@@ -75,7 +75,7 @@ def preprocess_scenes(
     Args:
         folders: the folder of each scene.
         labels: the labels of each scene.
-        label_file: the file that they are from.
+        label_file: the file of the labels.
         out: the folder of the split.
         channels: names of `CHANNELS`.
         chip_size: pixels along a side.
@@ -85,15 +85,15 @@ def preprocess_scenes(
         overwrite: replace chips of other settings.
         background: annotate some chips without objects, in the layout ``reference``.
         replace: replace files that Penstock did not write.
-        dtype: of the chips, ``float16`` or ``float32``.
+        dtype: the dtype of the chips, ``float16`` or ``float32``.
         cluster: workers that cut the scenes in place of threads.
         progress: called with the number of scenes that are done.
 
     Returns:
-        What became of the split.
+        The outcome of the split.
 
     Raises:
-        UsageError: an input or what is in ``out`` does not fit.
+        UsageError: an input, or a file in ``out``, does not fit.
         StageError: a scene failed.
         Incomplete: scenes failed on a cluster.
     """
@@ -186,7 +186,7 @@ def _run_all(
 def check_chips_output(
     out: Path, names: Iterable[str], layout: Layout, overwrite: bool, replace: bool
 ) -> None:
-    """Check that no folder of a scene and no table would replace what Penstock did not write.
+    """Check that folders of scenes and tables replace no file that Penstock did not write.
 
     Args:
         out: the folder of a split.
@@ -221,8 +221,8 @@ def _write_annotations(
 ) -> None:
     """Write OUT/SPLIT_chip_annotations.csv: the rows of the labels, each with its chip; and for
     training half as many chips without an object as there are objects. Classes: 0 background, 1
-    fishing, 2 another vessel, 3 no vessel, empty where the labels do not say (fishing, to the
-    reference).
+    fishing, 2 another vessel, 3 no vessel, empty if the labels do not say (the reference reads that
+    as fishing).
     """
     more = ("vessel_class", "scene_rows", "scene_cols", "rows", "columns", "chip_index")
     rows: list[dict[str, Any]] = []

@@ -4,8 +4,9 @@ A raster of 10 m is read only where a window lies. One of 500 m is small: it is 
 interpolated for the window, so that it never grows to the scene. A missing value is NaN. A raster
 that cannot be read is an error, never zeros.
 
-Places on Earth and the small rasters are read by rasterio. The pixels of the large ones come by
-tifffile: they are 16-bit floats, and GDAL would widen each, at several times the cost of reading.
+Coordinates on Earth and the small rasters are read by rasterio. The pixels of the large ones are
+read by tifffile: they are 16-bit floats, and GDAL would widen each, at several times the cost of
+reading.
 """
 
 from __future__ import annotations
@@ -62,6 +63,18 @@ class Pixels:
         self.rows_at_once: int = tall if page.is_tiled else max(1, SLAB // tall) * tall
 
     def read(self, rows: tuple[int, int], columns: tuple[int, int]) -> Values:
+        """A window; NaN where a value is missing.
+
+        Args:
+            rows: half-open, inside the raster.
+            columns: half-open, inside the raster.
+
+        Returns:
+            Values of shape (rows, columns).
+
+        Raises:
+            UsageError: the file cannot be read there.
+        """
         try:
             if self._page.is_final:
                 values = self._lines(rows)[:, slice(*columns)]
@@ -74,7 +87,7 @@ class Pixels:
         return _marked(values.astype(self.dtype, copy=False))
 
     def _lines(self, rows: tuple[int, int]) -> Values:
-        """Whole lines of a raster that lies in its file as it would in memory, in one read."""
+        """Whole rows of a raster that is stored uncompressed and contiguous, in one read."""
         stored = self._page.dtype.newbyteorder(self._tiff.byteorder)
         lines: Values = np.empty((rows[1] - rows[0], self._width), stored)
         file = self._tiff.filehandle
@@ -107,11 +120,12 @@ class Pixels:
         return window
 
     def close(self) -> None:
+        """Close the file."""
         self._file.close()
 
 
 def _marked(values: Values) -> Values:
-    """The values with NaN, in place, where the raster says that it has none."""
+    """Replace the raster's no-data value and infinities by NaN, in place."""
     if values.dtype == np.float16:  # by its bits, five times as fast
         bits = values.view(np.uint16)
         bits[(bits == _NODATA_BITS) | (bits & _INFINITE == _INFINITE)] = _NAN_BITS
@@ -149,7 +163,7 @@ class Coarse:
             self.origin[axis] + self.step[axis] * np.arange(*window, dtype=np.float64)
             for axis, window in enumerate((rows, columns))
         )
-        # Only the pixels that the window lies between.
+        # Take only the 500 m pixels around the window.
         top, bottom = _around(down, self.values.shape[0])
         left, end = _around(right, self.values.shape[1])
         values = np.asarray(self.values[top:bottom, left:end])
@@ -160,7 +174,7 @@ class Coarse:
                 for at, length in zip((down, right), values.shape, strict=True)
             ]
             return np.ascontiguousarray(values[nearest[0][:, None], nearest[1]])
-        if self.kind == "degrees":  # the way from 350 to 10 leads through 0
+        if self.kind == "degrees":  # angles: halfway from 350 to 10 is 0, not 180
             turns = np.deg2rad(values)
             east, north = (_linear(part(turns), down, right) for part in (np.sin, np.cos))
             return np.asarray(np.rad2deg(np.arctan2(east, north)) % 360, np.float32)
@@ -168,8 +182,8 @@ class Coarse:
 
 
 def read_coarse(path: Path, coarse: Any, fine: Any, *, kind: str, zero_is_missing: bool) -> Coarse:
-    """A raster of 500 m, laid by the places on Earth of two open rasters. Without such places both
-    cover the same ground."""
+    """A raster of 500 m, aligned with a 10 m raster by the coordinates in both open files. Without
+    coordinates both are taken to cover the same ground."""
     if fine.crs and coarse.crs:
         if fine.crs != coarse.crs:
             raise UsageError(f"{path} is in {coarse.crs}, and the radar in {fine.crs}")
@@ -192,7 +206,7 @@ def read_coarse(path: Path, coarse: Any, fine: Any, *, kind: str, zero_is_missin
 
 
 def _around(at: NDArray[np.float64], length: int) -> tuple[int, int]:
-    """The two pixels, of ``length``, that ``at`` lies between."""
+    """The half-open range of pixels, of ``length``, around all places ``at``, which ascend."""
     first = min(max(math.floor(at[0]), 0), length - 1)
     return first, max(min(math.floor(at[-1]) + 2, length), first + 1)
 

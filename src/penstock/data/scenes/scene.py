@@ -1,4 +1,4 @@
-"""xView3 as it lies on disk: a scene is a folder of rasters.
+"""The xView3 data set on disk: a scene is a folder of rasters.
 
     ROOT/train/05bc615a9b0e1159t/VH_dB.tif          10 m, sigma0 in dB, UTM
                                  VV_dB.tif
@@ -8,7 +8,7 @@
     ROOT/05bc615a9b0e1159t_shoreline.npy            contours of (row, column), see `shoreline`
     train.csv                                       a point for each object, see `labels`
 
-A `Scene` reads windows. One of 655 megapixels is never in memory.
+A `Scene` reads windows: its 655 megapixels are never in memory at once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PIXEL_M, COARSE_M = 10, 500
 
 @dataclass(frozen=True, slots=True)
 class Raster:
-    """A raster that a model may see."""
+    """One channel: its file, and how it is scaled for a model."""
 
     file: str
     kind: Literal["radar", "linear", "nearest", "degrees"]
@@ -85,7 +85,7 @@ class Scene(AbstractContextManager["Scene"]):
         self.folder, self.name, self.channels = folder, folder.name, tuple(channels)
         self._files: dict[str, Any] = {}
         self._pixels: dict[str, Pixels] = {}
-        # The 10 m grid is that of the radar, even where only 500 m rasters are asked for.
+        # The radar gives the 10 m grid, even if only 500 m rasters are asked for.
         radar = radar_of(channels) or ("vh",)
         try:
             for name in dict.fromkeys([*radar, *channels]):
@@ -154,10 +154,11 @@ class Scene(AbstractContextManager["Scene"]):
         return self._pixels[name].dtype
 
     def rows_at_once(self, name: str) -> int:
-        """How many whole rows of radar are best read at once, from a multiple of them on."""
+        """The number of whole rows of radar to read at once, beginning at a multiple of it."""
         return self._pixels[name].rows_at_once
 
     def close(self) -> None:
+        """Close the files."""
         for file in (*self._files.values(), *self._pixels.values()):
             file.close()
 

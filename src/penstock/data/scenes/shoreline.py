@@ -1,8 +1,8 @@
 """The shorelines of xView3 scenes: ``<scene>_shoreline.npy``, contours of (row, col) pixels.
 
-The files are object arrays, which is to say pickles, and a pickle may run any code while it is
-read. numpy's own switch for that (``allow_pickle``) is all or nothing. Here the pickle may build
-plain arrays and nothing else, so that a shoreline from a stranger is data.
+The files are object arrays, so they are pickles, and a pickle may run any code while it is read.
+numpy's own switch for that (``allow_pickle``) is all or nothing. Here the pickle may only build
+plain arrays, so a shoreline from a stranger is safe to read.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _ArraysOnly(pickle.Unpickler):
 
 
 def shoreline_path(root: Path, scene: str) -> Path:
-    """Where the shoreline of a scene lies.
+    """The path of a scene's shoreline.
 
     Args:
         root: the folder of the shorelines.

@@ -62,7 +62,7 @@ class Target:
 
 
 class SyntheticScene:
-    """One scene: its maps and targets at once, its pixels by `strips`."""
+    """One scene. Its maps and targets are made at once, its pixels by `strips`."""
 
     def __init__(self, size: tuple[int, int], seed: int, num_targets: int = 40) -> None:
         if min(size) < 4 * PITCH:
@@ -85,7 +85,8 @@ class SyntheticScene:
         self._rocks = self._place_rocks(rng)
 
     def strips(self) -> Iterator[tuple[int, FloatArray, FloatArray]]:
-        """First row, VH and VV in dB, from top to bottom. NaN lies outside the swath."""
+        """The first row of each strip, its VH and its VV in dB, shape (rows, columns), from top to
+        bottom; NaN outside the swath."""
         for first in range(0, self.size[0], STRIP):
             stop = min(first + STRIP, self.size[0])
             rng = np.random.default_rng([self.seed, 1, first])
@@ -153,7 +154,7 @@ class SyntheticScene:
         spots = spots[self._height(spots) < -8]
         spots = spots[~self._outside(spots[:, 0], spots[:, 1], margin=4)]
         shore = self._shore_km(spots)
-        # A quarter of the targets near the shore, where there is one: first in the queue.
+        # A quarter of the targets lie near the shore, if there is one, so these come first.
         near = np.flatnonzero(shore <= NEAR_SHORE)[: wanted // 4 * 3]
         rest = np.setdiff1d(np.arange(len(spots)), near, assume_unique=True)
         taken: list[int] = []
@@ -242,7 +243,7 @@ def _hull(target: Target, along: NDArray[Any], across: NDArray[Any]) -> NDArray[
     half_length, half_beam = np.hypot(length, 1.8) / 2, np.hypot(beam, 1.8) / 2
     radius = (along / half_length) ** 2 + (across / half_beam) ** 2
     hull = 0.6 * np.exp(-(radius**2))
-    # What stands on deck: the bridge at the stern of a ship, the middle of anything else.
+    # A bright point on deck: the bridge at the stern of a ship, else in the middle.
     stern = -0.35 * length if target.kind == "vessel" else 0.0
     deck = np.exp(-(((along - stern) / 1.3) ** 2 + (across / 1.3) ** 2))
     return np.asarray(hull + deck, np.float32)
@@ -297,7 +298,7 @@ def _power_law(
 
 
 def _contours(elevation: FloatArray) -> list[NDArray[np.float64]]:
-    """Where land meets sea, as lines of (row, column) pixels."""
+    """The shores between land and sea, as lines of (row, column) pixels."""
     if not (elevation > 0).any():
         return []
     lines = require("contourpy", "scenes").contour_generator(z=elevation).lines(0.0)

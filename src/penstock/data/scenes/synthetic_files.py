@@ -27,7 +27,7 @@ TIFF: dict[str, dict[str, Any]] = {
     "tiled": {"tiled": True, "blockxsize": 512, "blockysize": 512, "compress": "deflate",
               "zlevel": 1},
 }  # fmt: skip
-"""Ways in which the 10 m rasters lie in their files. Accounts of the real ones differ."""
+"""Layouts of the 10 m rasters in their files. Descriptions of the real files differ."""
 _FOLDERS = ("train", "validation", "labels", "shoreline")
 
 
@@ -49,15 +49,15 @@ def write_data_set(
     Args:
         root: the folder to write.
         size: rows and columns of a scene.
-        scenes: how many scenes there are.
-        validation: how many of them are to validate on.
-        objects: how many objects a scene has at most.
-        tiff: how pixels lie in their files, a key of `TIFF`.
+        scenes: the number of scenes, of both splits.
+        validation: the number of scenes for validation.
+        objects: the most objects of a scene.
+        tiff: the layout of the 10 m rasters, a key of `TIFF`.
         seed: the random seed.
         progress: called with the number of scenes that are done.
 
     Returns:
-        How many labels each split has.
+        The number of labels of each split.
 
     Raises:
         UsageError: the folder cannot be written.
@@ -117,7 +117,7 @@ def clear_data_set(root: Path, overwrite: bool) -> None:
 
 
 def write_scene(folder: Path, scene: SyntheticScene, tiff: str = "strips") -> list[dict[str, str]]:
-    """The rasters of a synthetic scene; the rows of its labels are returned."""
+    """Write the rasters of a synthetic scene; return the rows of its labels."""
     rasterio = require("rasterio", "scenes")
     folder.mkdir(parents=True, exist_ok=True)
     height, width = scene.size

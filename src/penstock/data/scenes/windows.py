@@ -26,12 +26,12 @@ from .rasters import Coarse, is_missing
 from .scene import CHANNELS, Scene, radar_of
 
 Span = tuple[int, int]
-"""Half-open."""
+"""First pixel of a half-open range, and the pixel past its last."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How one axis is cut into chips.
+    """The cut of one axis into chips.
 
     >>> cut = Cut(length=100, chip=40, overlap=10)
     >>> [cut.read(i) for i in range(cut.num)]
@@ -48,6 +48,7 @@ class Cut:
 
     @property
     def num(self) -> int:
+        """The number of chips."""
         return max(1, -(-(self.length - self.overlap) // (self.chip - self.overlap)))
 
     def start(self, index: int) -> int:
@@ -60,7 +61,7 @@ class Cut:
         return self.start(index), min(self.start(index) + self.chip, self.length)
 
     def core(self, index: int) -> Span:
-        """The pixels that a chip owns: up to the middle of what it shares with each neighbour."""
+        """The pixels that a chip owns: up to the middle of its overlap with each neighbour."""
         first = 0 if index == 0 else (self.start(index) + self.read(index - 1)[1]) // 2
         last = index == self.num - 1
         return first, self.length if last else (self.start(index + 1) + self.read(index)[1]) // 2
@@ -72,7 +73,7 @@ class Cut:
 
 
 def cuts_of(size: tuple[int, int], chip: int, overlap: int) -> tuple[Cut, Cut]:
-    """How a scene is cut along both axes.
+    """The cuts of a scene along both axes.
 
     Args:
         size: rows and columns of the scene.
@@ -95,14 +96,14 @@ def read_row(
 ) -> NDArray[np.int64]:
     """Fill a row of windows from a scene, and count their valid pixels.
 
-    What lies outside the scene is left alone beside it, and NaN below.
+    Pixels of a window below the scene become NaN; those to the right of it stay as they are.
 
     Args:
         scene: the open scene.
         channels: names of `CHANNELS`.
         rows: half-open rows of the windows.
         columns: the cut of the columns.
-        band: what is filled, shape (windows, channels, y, x).
+        band: the array to fill, shape (windows, channels, y, x).
 
     Returns:
         Pixels of each window where every radar channel has a value, shape (windows,).
@@ -132,7 +133,7 @@ def valid_pixels(radar: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def planes_of(channels: Sequence[str]) -> int:
-    """How many planes a model sees of a window: the channels and the masks of `model_view`."""
+    """The number of planes of a model's input: the channels and the masks of `model_view`."""
     return len(channels) + (1 if len(radar_of(channels)) == len(channels) else 2)
 
 
@@ -143,12 +144,12 @@ def model_view(
     rows: Span,
     columns: Span,
 ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """What a model sees of a window. A scaled value depends on nothing else in the window.
+    """A model's input for a window. A scaled value depends on nothing else in the window.
 
-    A missing value is 0, which a real one may be too; masks tell them apart. The first mask is true
-    where every radar channel has a value. Rasters of 500 m lack values elsewhere than the radar,
-    and winds in most of a scene: where there are any, a second mask is true where each of them has
-    one.
+    A missing value becomes 0, which may also be a real value; masks tell them apart. The first mask
+    is true where every radar channel has a value. Rasters of 500 m lack values elsewhere than the
+    radar, and winds in most of a scene. So if there are such rasters, a second mask is true where
+    each of them has a value.
 
     Args:
         channels: names of `CHANNELS`, in the order of the image.

@@ -290,7 +290,7 @@ def _classes(predicted: NDArray[np.int8], true: NDArray[np.int8], strict: bool) 
 def _lengths(
     predicted: NDArray[np.float64], true: NDArray[np.float64], strict: bool
 ) -> tuple[float | None, int]:
-    """The accuracy of lengths, and the number of pairs that it is of."""
+    """The accuracy of lengths, and the number of pairs that it is measured on."""
     measured = ~np.isnan(true) if strict else true > 0
     predicted, true = predicted[measured], true[measured]
     if not len(true):
@@ -306,10 +306,11 @@ def _lengths(
 def best_threshold(
     predicted: Objects, labels: Objects, rules: XView3Rules | None = None, *, most: int = 16
 ) -> tuple[float, float]:
-    """The least score worth keeping. Choose it on scenes that are not the ones it is reported for.
+    """The threshold of scores with the best localisation F1. Choose it on other scenes than those
+    that you report.
 
-    Each score is ranked by the pairs that are possible from it on, and the most promising ones are
-    scored.
+    Each score is ranked by the F1 that the number of possible pairs promises. The first ``most`` of
+    them are scored.
 
     Args:
         predicted: predictions with scores.
@@ -330,7 +331,7 @@ def best_threshold(
 
 
 def _promising(predicted: Objects, labels: Objects, rules: XView3Rules) -> list[float]:
-    """The scores of predictions, those first that promise the greatest F1 as a threshold.
+    """The scores of predictions, first those that promise the greatest F1 as a threshold.
 
     The promise is exact, except for a prediction near both a LOW label and another one. Which of
     them it is paired with depends on distances; here it is the other one.
@@ -347,7 +348,7 @@ def _promising(predicted: Objects, labels: Objects, rules: XView3Rules) -> list[
 
 
 def _pairs_so_far(ordered: Objects, labels: Objects, rules: XView3Rules) -> NDArray[np.int64]:
-    """How many pairs the first 1, 2, ... predictions can make."""
+    """The number of pairs that the first 1, 2, ... predictions can make."""
     more = np.zeros(len(ordered), np.int64)
     for scene in np.unique(ordered.scene):
         here = ordered.scene == scene

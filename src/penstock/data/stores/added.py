@@ -34,6 +34,6 @@ def checked(opened: Any, protocol: type, where: str) -> Any:
     if lacking := [name for name in members if not hasattr(opened, name)]:
         kind = type(opened).__name__
         raise UsageError(
-            f"{where}: what was opened is of type {kind} and lacks {', '.join(lacking)}"
+            f"{where}: the opened object is of type {kind} and lacks {', '.join(lacking)}"
         )
     return opened

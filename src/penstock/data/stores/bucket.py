@@ -21,17 +21,17 @@ Result = TypeVar("Result")
 
 class Bucket:
     """The objects below a URL. Every method raises `UsageError` where the store refuses, and
-    `Incomplete` where one that has answered before does not answer any more."""
+    `Incomplete` where a store that has answered before does not answer any more."""
 
     def __init__(self, url: str) -> None:
-        """``url`` is that of a bucket or of a prefix in it. Nothing is asked of it yet."""
+        """``url`` names a bucket or a prefix in it. No request is sent yet."""
         self.url = url.rstrip("/")
         self._opened: Any = None
         self._has_answered = False
 
     @property
     def address(self) -> str:
-        """The canonical text of the place, as `Located.address`."""
+        """The canonical text of the URL, as `Located.address`."""
         from .kvstore import address
 
         return address(self._kvstore.spec())
@@ -45,17 +45,25 @@ class Bucket:
         return self._opened
 
     def read(self, name: str) -> bytes | None:
-        """The content of an object, None if it is not there."""
+        """The content of an object, None if it does not exist."""
         return next(self.read_all([name]))
 
     def read_all(self, names: Iterable[str]) -> Iterator[bytes | None]:
-        """The content of each of several objects, read side by side."""
+        """The content of each object in the order of ``names``; None for one that does not exist.
+
+        Up to `AT_ONCE` are read at a time.
+        """
         for some in _batches(names):
             reads = self._do(some, lambda kvstore, name: kvstore.read(name))
             yield from (bytes(r.value) if r.state == "value" else None for r in reads)
 
     def write(self, name: str, content: bytes) -> None:
-        """Write an object, completely or not at all."""
+        """Write an object, whole or not at all.
+
+        Args:
+            name: Its name below the URL.
+            content: Its bytes.
+        """
         self._do([name], lambda kvstore, name: kvstore.write(name, content))
 
     def delete(self, names: Iterable[str]) -> None:
@@ -64,7 +72,7 @@ class Bucket:
             self._do(some, lambda kvstore, name: kvstore.write(name, None))
 
     def names(self, prefix: str) -> list[str]:
-        """The names that begin so, sorted."""
+        """The names that begin with ``prefix``, sorted."""
         from .kvstore import ts
 
         end = prefix and prefix[:-1] + chr(ord(prefix[-1]) + 1)
@@ -73,7 +81,7 @@ class Bucket:
         return sorted(key.decode(errors="replace") for key in listed)
 
     def _do(self, names: Iterable[str], start: Callable[[Any, str], Any]) -> list[Any]:
-        """Start a request for each name and wait for all. Repeat them as long as errors may
+        """Start a request for each name and wait for all. Repeat them while their errors may
         pass."""
         from .kvstore import explained_errors
 

@@ -1,8 +1,8 @@
-"""The outputs of one run, held from its begin to its end: nobody else writes them meanwhile.
+"""The outputs of one run, held from its begin to its end: no other run writes them meanwhile.
 
 The marker is ``NAME.penstock-lock`` beside the outermost Zarr or N5 store NAME that an output lies
-in, however the user names that place; `marker` says what it holds. A run looks there before it
-writes a unit. It stops where another run has taken its output.
+in, however the user names that place; `marker` describes it. A run reads it before it writes a
+unit, and stops if another run has taken its output.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Claims:
             The claims. `close` leaves them to the others.
 
         Raises:
-            Lost: the outputs are another run's by now.
+            Lost: another run has taken the outputs.
             PenstockError: a store does not answer, by a fault that may pass.
         """
         claims = cls()
@@ -166,7 +166,7 @@ class Claims:
             marker.renew()
 
     def close(self) -> None:
-        """Let go of the outputs. The marker goes on telling which run made them."""
+        """Release the outputs. The marker still names the run that made them."""
         if self._ended.is_set():
             return
         for marker in self._markers.values():  # first: what follows may be interrupted
@@ -184,6 +184,6 @@ class Claims:
     def _beat(self) -> None:
         while not self._ended.wait(RENEW_S):
             for marker in self._markers.values():
-                # A store that does not answer may answer next time. What is lost stays lost.
+                # A store that does not answer may answer next time. A lost output stays lost.
                 with contextlib.suppress(PenstockError):
                     marker.renew()

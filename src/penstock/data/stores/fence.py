@@ -1,10 +1,10 @@
 """A fence around writes: a run that takes an output waits until no other process is writing to it.
 
 A process may be stopped between its look at the marker and the end of its write, and go on when the
-output is another run's. So it holds a shared lock on the store's folder during both. A taker first
-puts its own name into the marker, then waits for an exclusive lock once: writes that began before
-have ended by then, and those that begin later see the marker. The system frees the locks of a
-process that ends. Stores that are not folders of this system have no fence.
+output belongs to another run. So it holds a shared lock on the store's folder during both. A run
+that takes the output first puts its name into the marker, then waits for an exclusive lock once:
+writes that began before have ended by then, and later ones see the marker. The system frees the
+locks of a process that ends. Stores that are not folders of this system have no fence.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def wait_for_writes(folder: Path | None, seconds: float) -> bool:
 
 @contextlib.contextmanager
 def _locked(folder: Path | None, *, shared: bool) -> Iterator[bool]:
-    """A lock on a folder, and whether it is held. Where there are no locks, it is taken as held."""
+    """Lock a folder and yield whether that worked. On a file system without locks, yield True."""
     try:
         opened = None if folder is None or fcntl is None else os.open(folder, os.O_RDONLY)
-    except OSError:  # not there yet, or not to be read
+    except OSError:  # it does not exist yet, or may not be read
         opened = None
     if opened is None:
         yield True

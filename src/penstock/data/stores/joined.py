@@ -26,7 +26,7 @@ def owner_of_array(run: str) -> dict[str, Any]:
 
 
 class JoinedMarker(Marker):
-    """A marker whose owner other processes have too."""
+    """A marker under an owner that several processes share."""
 
     def __init__(
         self,
@@ -41,9 +41,9 @@ class JoinedMarker(Marker):
         super().__init__(store, key, run)
         self.owner, self.beats, self.ends = owner, beats, ends
         self._beat, self._beaten = -1, clock()
-        """The last beat that was seen, and when it was new."""
+        """The last beat that was seen, and the time when it was first seen."""
         self._missed = False
-        """Whether the store did not answer when the marker was last looked at."""
+        """Whether the store failed to answer when the marker was last read."""
 
     def _take(self, check: Callable[[str, str | None], None]) -> None:
         """Join the owner. Its first process has made the entries already."""
@@ -60,7 +60,7 @@ class JoinedMarker(Marker):
         return entry is not None and entry["run"] == self.run and entry["owner"] is None
 
     def _prove(self) -> None:
-        """Nothing: the first process of the owner has proved that the store heeds conditions."""
+        """Do nothing: the owner's first process has checked that the store honours conditions."""
 
     def _our_beat(self, entries: Mapping[str, Entry]) -> int:
         beat = super()._our_beat(entries)

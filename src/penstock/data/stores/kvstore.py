@@ -62,7 +62,7 @@ def read_key(url: str, key: str) -> str | None:
 
 ts = require("tensorstore", "infer")
 
-# Metadata files, and a key that each has in a store; the others prove nothing.
+# Metadata files, and a key that each has in a store. Files with None prove nothing by themselves.
 STORE_MARKERS = {
     "zarr.json": "zarr_format",
     ".zarray": "zarr_format",
@@ -72,7 +72,7 @@ STORE_MARKERS = {
     ".zmetadata": None,
 }
 # A store has this key from the start of its deletion until another store stands in its place. It
-# holds the paths of the arrays, which nothing else tells if the deletion is killed.
+# holds the paths of the arrays, for a run that comes after a killed deletion.
 DELETING = ".penstock-deleting"
 # Keys of a store: metadata files and chunks, such as 0.0.1, 0/0/1, c/0/1 or c.0.1.
 _PART = r"(?:c|(?:c\.)?\d+(?:\.\d+)*)"
@@ -120,7 +120,7 @@ def open_kvstore(spec: Any, where: str) -> Any:
 def is_store(root: Any, where: str) -> bool:
     """Whether Zarr or N5 metadata lies there, or the rest of a deletion that was killed.
 
-    A folder of other things raises `UsageError`. A folder that holds only folders, or only a key
+    A folder with other files raises `UsageError`. A folder that holds only folders, or only a key
     that a killed run was writing, counts as empty.
     """
     with explained_errors(where):
@@ -142,7 +142,7 @@ def _holds_files(folder: Path) -> bool:
 
 
 def half_deleted(root: Any) -> list[str] | None:
-    """The paths of the arrays of a store whose deletion was killed; None of any other."""
+    """The paths of the arrays of a store whose deletion was killed; None for any other store."""
     try:
         read = root.read(DELETING).result()
     except (ValueError, OSError, NotImplementedError):  # the next read says why
@@ -153,10 +153,10 @@ def half_deleted(root: Any) -> list[str] | None:
 
 
 def check_deletable(root: Any, where: str, arrays: Sequence[str] = ()) -> None:
-    """Refuse to delete a store that holds what the layout of Zarr or N5 does not explain.
+    """Refuse to delete a store with keys that are no part of a Zarr or N5 array.
 
-    Deleting takes all that lies below the store. ``arrays`` are the paths of arrays that its
-    metadata lists. All keys are listed, which costs less than the deleting.
+    Deleting removes all keys below the store. ``arrays`` are the paths of arrays that its metadata
+    lists. All keys are listed, which costs less than deleting them.
     """
     with explained_errors(where):
         keys = [key.decode(errors="replace") for key in root.list().result()]
@@ -176,7 +176,7 @@ def check_deletable(root: Any, where: str, arrays: Sequence[str] = ()) -> None:
 
 
 def _members(text: bytes) -> Mapping[str, Any]:
-    """The object that is the JSON ``text``, empty where it is none."""
+    """The JSON object in ``text``; empty if it is none."""
     try:
         parsed = json.loads(text)
     except ValueError:
@@ -238,6 +238,7 @@ def explained_errors(where: str) -> Iterator[None]:
 
 
 def first_sentence(error: BaseException) -> str:
+    """The message of a TensorStore error in one line, without keys and its dump of the spec."""
     text = re.sub(r"\s*\[(source locations|[\w-]+)=.*", "", str(error), flags=re.DOTALL)
     text = re.sub(r'^([A-Z_]+: )?(Error opening "\w+" driver: )?', "", text)
     text = re.sub(r"All \d+ retry attempts failed: ", "", text)
@@ -251,4 +252,5 @@ def first_sentence(error: BaseException) -> str:
 
 
 def settled_spec(path: str) -> str:
+    """An absolute path that keeps its slash at the end."""
     return f"{absolute(path)}{'/' * path.endswith('/')}"

@@ -1,4 +1,4 @@
-"""One marker beside a store: who writes which outputs there, and which run made each.
+"""One marker beside a store: the writer of each output in it, and the run that made the output.
 
 It is JSON. ``claims`` has an entry for each output, by its path below the store:
 
@@ -8,9 +8,9 @@ It is JSON. ``claims`` has an entry for each output, by its path below the store
     beat     grows every `claim.RENEW_S` that the owner lives
     time     the time of the last beat, by the owner's clock
 
-Each change is written on condition that the marker is as it was read, so only one of two that want
-an output gets it. A process of this machine that is gone has given up its output. A process of
-another machine has given it up when no beat is seen for `LEASE_S`, by the reader's clock alone.
+A change is written only if the marker is still as it was read, so only one of two processes that
+want an output gets it. A process of this machine that has ended has given up its output. A process
+of another machine has given it up if no beat is seen for `LEASE_S`, by the reader's clock alone.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .transient import is_transient
 
 LEASE_S = 30.0
 FORGOTTEN_S = 3600.0
-"""A beat that is older by the clock is not waited for."""
+"""Seconds. An owner whose last beat is older, by the time in it, counts as ended."""
 _TRIES = 100
 """Tries to change a marker that others keep changing."""
 HELD: set[str] = set()
@@ -75,12 +75,19 @@ class Marker:
 
     @property
     def folder(self) -> Path | None:
-        """The folder of the store that it lies beside; None where that is no folder here."""
+        """The folder of the store that the marker lies beside; None for a store elsewhere."""
         if self.store["driver"] != "file":
             return None
         return Path(self.store["path"], self.key.removesuffix(LOCK_SUFFIX))
 
     def take(self, check: Callable[[str, str | None], None]) -> None:
+        """Make the outputs this run's, once no other process writes them; see `Claims.take`.
+
+        Raises:
+            NoLock: the store cannot be locked.
+            UsageError: another process writes an output.
+            PenstockError: the store does not answer, by a fault that may pass.
+        """
         from .kvstore import open_kvstore
 
         HELD.add(self.owner["claim"])
@@ -139,7 +146,7 @@ class Marker:
             time.sleep(LEASE_S / 60)
 
     def _prove(self) -> None:
-        """Find out whether the store heeds conditions: some servers take every write."""
+        """Check that the store honours conditional writes: some servers accept every write."""
         missing = self._read(f"{self.key}-{self.owner['claim']}")[1]
         if self._write(self._read()[0], missing):
             self._write(None, self._read()[1])
@@ -153,7 +160,7 @@ class Marker:
             self._check_now()
 
     def _check_now(self) -> None:
-        """Look at the marker, if that is cheap or was not done just now."""
+        """Read the marker, if that is cheap or a second has passed. Raises `Lost` like `check`."""
         if self.store["driver"] == "file" or clock() - self._seen > 1:
             with self._lock, self._naming_the_lock():
                 self._our_beat(self._read()[0])
@@ -161,6 +168,7 @@ class Marker:
             raise self._lost
 
     def renew(self, *, last: bool = False) -> None:
+        """Write the next beat; ``last`` gives the outputs up. Raises `Lost` as `check` does."""
         with self._lock, self._naming_the_lock():
             for _ in range(_TRIES):
                 began = clock()
@@ -173,6 +181,7 @@ class Marker:
             raise UsageError("others change it all the time")
 
     def release(self) -> None:
+        """Give the outputs up, if the store answers."""
         with contextlib.suppress(PenstockError):  # the lease ends by itself
             self.renew(last=True)
 
@@ -225,7 +234,7 @@ class Marker:
         return entries, marker.stamp.generation
 
     def _write(self, entries: Mapping[str, Entry] | None, generation: bytes) -> bool:
-        """Write the marker if it is still of that generation; whether it was."""
+        """Write the marker if its generation is still this one; return whether it was."""
         from .kvstore import explained_errors
 
         text = None if entries is None else json.dumps({"claims": entries}, indent=1).encode()
@@ -243,8 +252,7 @@ def clock() -> float:
 
 @cache
 def _machine() -> str:
-    """A name for this boot of this machine, and for the set of processes that can be seen from
-    here."""
+    """A name for this boot of this machine, and for the namespace of its process ids."""
     words = [platform.node()]
     with contextlib.suppress(OSError):
         words.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
@@ -254,7 +262,7 @@ def _machine() -> str:
 
 
 def _lives(entry: Entry) -> bool | None:
-    """Whether the owner of an output is at work; None where it cannot be told from here."""
+    """Whether the owner of an output is at work; None if this machine cannot tell."""
     owner = entry["owner"]
     if owner is None:
         return False

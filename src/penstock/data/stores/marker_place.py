@@ -1,4 +1,4 @@
-"""Where the marker of an output lies, or why there can be none."""
+"""The place of an output's marker, or the reason why there can be none."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class NoLock(Exception):
 
 
 def why_no_lock(sink: Sink) -> str | None:
-    """The reason why an output cannot be locked, by its spec; None where it seems that it can."""
+    """The reason why an output cannot be locked, by its spec; None if its spec names none."""
     try:
         base_of(sink)
     except NoLock as why:
@@ -65,7 +65,7 @@ def base_of(sink: Located) -> tuple[dict[str, Any], list[str]] | None:
 
 
 def _check_in_memory(sink: Located) -> None:
-    """Raise `NoLock` for what TensorStore does not write and other processes may see."""
+    """Raise `NoLock` for an output that other processes may see and TensorStore does not write."""
     array = getattr(sink, "array", None)
     while array is not None:
         if isinstance(array, mmap.mmap):
@@ -98,7 +98,7 @@ def place_of(sink: Located) -> tuple[dict[str, Any], str, str] | None:
 
 
 def _outermost(root: Mapping[str, Any], parts: Sequence[str]) -> int:
-    """The index of the first part that is a store by its name or by what it holds."""
+    """The index of the first part that is a store by its name or by its metadata."""
     from .kvstore import open_kvstore
 
     named = (i for i, part in enumerate(parts) if part.endswith((".zarr", ".n5")))

@@ -1,4 +1,4 @@
-"""Arrays in memory, and files mapped into it. Nothing is cached: nothing is decoded.
+"""Arrays in memory, and memory-mapped files. There is no cache, since nothing is decoded.
 
 A page of a mapped file counts as this process's memory once it is read, so each read gives the
 pages back; they stay in the system's page cache. A thread that reads them at that moment just maps
@@ -42,7 +42,7 @@ class MemorySource:
     address: str
     fingerprint: str
     mapped: mmap.mmap | None = None
-    """The file that ``array`` views, where it is one."""
+    """The mapped file that ``array`` views; None for an array in memory."""
     scale: tuple[float, ...] | None = None
     units: tuple[str | None, ...] = (None,) * 5
     translation: tuple[float, ...] = (0.0,) * 5

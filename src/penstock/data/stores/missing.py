@@ -1,8 +1,8 @@
 """Counts chunks that the input's store does not hold. They read as the fill value.
 
-Nothing is listed: a petabyte has too many keys. Each chunk is looked at once, with the block that
-owns its first voxel. A chunk whose voxels vary is there. For a chunk of one value the store is
-asked, which costs no more than reading it did. In shards, the chunks inside them are counted.
+Nothing is listed: a petabyte has too many keys. Each chunk is checked once, with the block that
+owns its first voxel. A chunk whose voxels vary exists. For a chunk of one value the store is
+queried, which costs no more than reading it did. In shards, the chunks inside them are counted.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ class ChunkCount:
 
     read: int
     absent: int
-    """Not held by the store: filled with its fill value."""
+    """Chunks among them that the store lacks. They were read as its fill value."""
 
     def line(self) -> str:
+        """The sentence for the summary of a run."""
         return (
             f"Missing: {self.absent:,} of {self.read:,} chunks that were read are not in the input "
             "and were filled; --missing error refuses that"
@@ -62,7 +63,7 @@ class ChunkCounter:
 
     @property
     def count(self) -> ChunkCount | None:
-        """The chunks counted so far; None where the source does not tell."""
+        """The chunks counted so far; None if the source cannot tell which chunks it holds."""
         return ChunkCount(self._read, self._absent) if self._tells else None
 
     def look(self, volume: int, owned: Box, seen: Box, array: NDArray[Any]) -> None:
@@ -72,7 +73,7 @@ class ChunkCounter:
             volume: the index of the time point and channels that were read.
             owned: the voxels whose chunks are counted (z, y, x).
             seen: the voxels that were read (z, y, x).
-            array: what was read, shape (channels, z, y, x).
+            array: the voxels of ``seen``, shape (channels, z, y, x).
 
         Raises:
             FileNotFoundError: a chunk is absent, where that is an error.
@@ -117,7 +118,7 @@ class ChunkCounter:
 
 
 def check_knows_chunks(source: Source) -> None:
-    """Check that ``--missing error`` can be kept.
+    """Check that a source can do ``--missing error``.
 
     Raises:
         UsageError: The source does not tell which chunks it holds.
@@ -129,7 +130,7 @@ def check_knows_chunks(source: Source) -> None:
 
 
 def _first_of_their_chunks(grid: Grid, volumes: Sequence[ChunkVolume]) -> set[tuple[int, int]]:
-    """The time point and channel that are read first, of all that one chunk holds."""
+    """For each chunk, the time point and channel of it that are read first."""
     firsts: dict[tuple[int, ...], tuple[int, int]] = {}
     for volume in volumes:
         for t, channel in itertools.product((volume.t,), volume.channels):

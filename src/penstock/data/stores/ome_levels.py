@@ -15,5 +15,5 @@ def first_level_of(place: str) -> str:
             image = attributes.get("ome", attributes)["multiscales"][0]
             return f"{place}/{image['datasets'][0]['path']}"
         except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError):
-            continue  # it is an array, or says itself what it is
+            continue  # no image by this file
     return place

@@ -3,7 +3,7 @@
 Axis letters are those of tifffile: ``S`` (samples, as in RGB) counts as c, and ``Q`` or ``I`` (a
 stack of unknown meaning) as z where there is no other. Physical sizes come from OME metadata.
 
-tifffile reads what it can of a damaged file and only logs what is wrong. Here that is an error: a
+tifffile reads a part of a damaged file and only logs the damage. Here that is an error: a
 truncated volume must not pass for a smaller one.
 """
 
@@ -43,7 +43,7 @@ from .protocols import (
 
 tifffile = require("tifffile", "infer")
 
-# What tifffile warns of although every voxel can be read.
+# Warnings of tifffile about files whose voxels can all be read.
 _HARMLESS = re.compile(
     r"ParseError|GDAL_NODATA|_metadata>|Datetime|coercing|read_uic1tag|not stitched"
 )
@@ -98,7 +98,7 @@ class TiffSource:
         num_lead = len(self._lead.start)
         region = self._page_region(stored[num_lead:])
         pages = stored[:num_lead]
-        # Views, not copies: five axes to a page, those that it has not of one voxel.
+        # Views, not copies: a page gets five axes, of length 1 where it lacks one.
         five = tuple(slice(None) if axis in self._page_axes else None for axis in range(5))
         for index in indices(pages):
             page = array[tuple(i - start for i, start in zip(index, pages.start, strict=True))]
@@ -233,7 +233,7 @@ def open_ometiff_source(
 
 @contextmanager
 def _no_complaints(where: str) -> Iterator[None]:
-    """Raise a `UsageError` for what tifffile logs in this thread; it is not logged then."""
+    """Turn what tifffile logs in this thread into a `UsageError`."""
     logger, thread = logging.getLogger("tifffile"), threading.get_ident()
     complaints: list[str] = []
 
@@ -249,14 +249,14 @@ def _no_complaints(where: str) -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(keep)
-        # The first complaint tells more than what follows from it, an exception too.
+        # The first complaint says more than later ones, or an exception, that follow from it.
         if complaints:
             first = complaints[0].splitlines()[0]
             raise UsageError(f"{where}: is truncated or corrupt; tifffile says: {first}")
 
 
 def _check_size(file: Any, series: Any, num_pages: int, where: str) -> None:
-    """Refuse a series of another size than the metadata or the number of pages tells."""
+    """Refuse a series whose size differs from its metadata or from the number of pages."""
     size, pixels = math.prod(series.shape), _pixels(file)
     if pixels is not None:
         shape = [int(pixels.get(f"Size{axis.upper()}", 0)) for axis in AXES]
@@ -266,8 +266,8 @@ def _check_size(file: Any, series: Any, num_pages: int, where: str) -> None:
         source = "its metadata"
     if shape and math.prod(shape) not in (0, size):
         raise UsageError(
-            f"{where}: is truncated or corrupt: {source} tells of {tuple(shape)}, "
-            f"{series.shape} is there"
+            f"{where}: is truncated or corrupt: {source} gives the shape {tuple(shape)}, the file "
+            f"has {series.shape}"
         )
     stored_by_page = series.dataoffset is None and series.kind in ("shaped", "imagej")
     if stored_by_page and len(series) > num_pages:
@@ -275,7 +275,7 @@ def _check_size(file: Any, series: Any, num_pages: int, where: str) -> None:
 
 
 def _pixels(file: Any) -> ElementTree.Element | None:
-    """The OME metadata of the first image; metadata that is no XML says nothing."""
+    """The OME metadata of the first image; None if there is none or it is not XML."""
     try:
         return ElementTree.fromstring(file.ome_metadata or "").find(".//{*}Pixels")
     except ElementTree.ParseError:

@@ -93,9 +93,9 @@ def open_omezarr_sink(
 ) -> TensorStoreSink:
     """Prepare to write an OME-Zarr group, or an N5 array where ``path`` ends in ``.n5``.
 
-    The array has the shape of ``domain``, the axes of ``like`` and whatever others are longer than
-    1 or start off zero. Where its first voxel, at ``at`` in ``like``, is physically off zero,
-    OME-Zarr says so as a translation.
+    The array has the shape of ``domain``, the axes of ``like`` and every other axis that is longer
+    than 1 or does not start at 0. If its first voxel (``at`` in ``like``) does not lie at the
+    physical origin, the metadata of OME-Zarr gets a translation.
     """
     where = f"{name} {scrub(path)}"
     root = open_kvstore(kvstore_of(path), where)

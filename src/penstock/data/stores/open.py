@@ -24,8 +24,8 @@ def open_source(
 
     Args:
         spec: a TensorStore spec (mapping, inline JSON or a ``.json`` file), a path or URL of an
-            OME-Zarr group or of a Zarr, N5 or precomputed array, a ``.tif`` or ``.npy`` file, what
-            another package opens (docs/extending.md), or a numpy array.
+            OME-Zarr group or of a Zarr, N5 or precomputed array, a ``.tif`` or ``.npy`` file, a
+            place that another package opens (docs/extending.md), or a numpy array.
         level: the resolution level of OME-Zarr or TIFF.
         cache_bytes: the most decoded bytes that the store keeps.
         name: the flag that messages name.
@@ -95,16 +95,16 @@ def open_sink(
     """Open an array for writing. Nothing is created or deleted before `Sink.create`.
 
     Args:
-        spec: where it goes. A TensorStore spec says all by itself. A path or URL becomes an N5
+        spec: the output. A TensorStore spec describes it in full. A path or URL becomes an N5
             array if it ends in ``.n5``, else an OME-Zarr group with the array at ``0``. A numpy
             array is written in place.
         domain: the box of the output (t c z y x), where the spec leaves it open.
-        dtype: of the output, where the spec leaves it open.
+        dtype: the dtype of the output, where the spec leaves it open.
         like: the source whose axes, scale and position an OME-Zarr output takes.
         chunks: the shape of a chunk (z y x, or t c z y x).
         shards: the shape of a shard, likewise.
-        overwrite: delete what is there.
-        resume: write into what is there; delete the rest where a killed run was deleting it.
+        overwrite: replace an output that exists.
+        resume: write into an output that exists; if a killed run was deleting it, delete the rest.
         ome_version: ``"0.4"`` or ``"0.5"``.
         at: the coordinate of the first voxel in ``like``; by default that in ``domain``.
         name: the flag that messages name.
@@ -113,7 +113,7 @@ def open_sink(
         The sink.
 
     Raises:
-        UsageError: it cannot be written, or something is there.
+        UsageError: it cannot be written, or exists already.
     """
     dtype = check_dtype(dtype, name, OUTPUT_DTYPES)
     if isinstance(spec, np.ndarray):
@@ -138,8 +138,8 @@ def _open_new(place: str, name: str, settings: Mapping[str, Any]) -> Sink:
     suffix, where = suffix_of(place), f"{name} {place}"
     if not OURS.get(suffix, True):
         raise UsageError(
-            f"{where}: cannot write {suffix}; what can be written is OME-Zarr (*.zarr), "
-            f"N5 (*.n5) and any TensorStore spec{and_added()}"
+            f"{where}: cannot write {suffix}; give OME-Zarr (*.zarr), N5 (*.n5) or any "
+            f"TensorStore spec{and_added()}"
         )
     if (added := added_store(place)) is not None:
         with blaming(added, where):

@@ -42,7 +42,7 @@ INPUT_DTYPES = (
     *("float16", "float32", "float64"),
 )
 OUTPUT_DTYPES = (*INPUT_DTYPES, "uint64", "int64")
-"""Labels may be that large; what is read goes through floats."""
+"""Dtypes of outputs. Labels may need 64-bit integers; inputs do not, since they become floats."""
 
 
 @runtime_checkable
@@ -78,7 +78,7 @@ class Source(Protocol):
         """The voxels of a box.
 
         Args:
-            box: what to read, within ``domain``.
+            box: the region to read, within ``domain``.
             out: an array of its shape and dtype to read into; a new one by default.
 
         Returns:
@@ -102,7 +102,7 @@ class Source(Protocol):
 
 
 class Located(Protocol):
-    """Where an output lies; see `Sink`."""
+    """The parts of a `Sink` that say where it lies."""
 
     name: str
     local_path: Path | None
@@ -122,14 +122,14 @@ class Sink(Protocol):
     grid_origin: tuple[int, ...]
     """A coordinate on each axis where a cell of ``write_grid`` starts."""
     local_path: Path | None
-    """The folder of the store where it is a local one: of an array in a group, the group's."""
+    """The folder of a local store (for an array in a group, the group's folder); else None."""
     address: str
-    """Everything at or below it is what `create` may delete; see `same_array`."""
+    """The place of the store. `create` may delete everything at or below it; see `same_array`."""
     fingerprint: str
-    """An address and a hash of the domain and of how it maps to what is stored: the same before
+    """An address and a hash of the domain and of its map to the stored array: the same before
     and after `create`."""
     exists: bool
-    """True where there is an array already, into which `create` will write."""
+    """True if there is an array already; then `create` opens it for writing."""
     root: Any
     """TensorStore's key-value store at ``address``, None for an array in memory."""
 
@@ -143,7 +143,7 @@ class Sink(Protocol):
         """Write a box; on return it is durable as far as the store can say.
 
         Args:
-            box: where to write, within ``domain``.
+            box: the region to write, within ``domain``.
             array: its voxels, five axes.
         """
 
@@ -201,7 +201,7 @@ def is_file(path: Path, where: str) -> bool:
 
     Args:
         path: the file.
-        where: what messages call it.
+        where: its name in messages.
 
     Returns:
         True for a file, False for anything else.
@@ -214,6 +214,7 @@ def is_file(path: Path, where: str) -> bool:
 
 
 def suffix_of(path: str) -> str:
+    """The suffix of a path or URL in lower case, such as ``.zarr``; empty if it has none."""
     return Path(path.rstrip("/")).suffix.lower()
 
 

@@ -1,4 +1,4 @@
-"""A user's TensorStore spec as JSON: where its stores lie, what its caches hold, what it means."""
+"""A user's TensorStore spec as JSON: its stores, its cache limits, the array that it describes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TRANSIENT = re.compile(
 
 
 def settled(spec: Any) -> Any:
-    """A user's spec with its key-value stores where `kvstore_of` finds them, however deep."""
+    """A user's spec with its key-value stores, at every depth, as `kvstore_of` gives them."""
     if isinstance(spec, list):
         return [settled(value) for value in spec]
     if not isinstance(spec, Mapping):
@@ -38,7 +38,7 @@ def settled(spec: Any) -> Any:
 
 
 def cache_limits(spec: Any) -> list[int]:
-    """The limits of the cache pools that a user's spec sets, however deep."""
+    """The limits in bytes of the cache pools that a user's spec sets, at every depth."""
     if isinstance(spec, Mapping):
         here = [v for k, v in spec.items() if k.startswith("cache_pool") and isinstance(v, Mapping)]
         below = [limit for value in spec.values() for limit in cache_limits(value)]
@@ -49,7 +49,7 @@ def cache_limits(spec: Any) -> list[int]:
 
 
 def meaning(spec: Any) -> Any:
-    """A spec's JSON without what changes no voxels, and with stamps of local files."""
+    """A spec's JSON without the members that change no voxels, and with stamps of local files."""
     if isinstance(spec, list):
         return [meaning(value) for value in spec]
     if not isinstance(spec, Mapping):

@@ -41,7 +41,8 @@ _BRIEF = {
 """TensorStore's own tries of one request, two seconds in all: without them one busy answer would
 cost a block of a thousand chunks. By default TensorStore tries silently for a quarter of an hour.
 Here a longer fault is an error; the reader or writer counts it and tries again."""
-# These stand above a spec's own mode, so that reading from a sink's spec deletes nothing.
+# These override the modes in a user's spec, so that reading from the spec of an output
+# (`delete_existing`) deletes nothing.
 EXISTING = {"open": True, "create": False, "delete_existing": False, "read": True}
 
 
@@ -60,7 +61,7 @@ class TensorStoreSource:
     translation: tuple[float, ...]
     cache_bytes: int
     ome_version: str | None
-    """Set where the array is a level of an OME-Zarr group."""
+    """The version of OME-Zarr; None if the array is no level of an OME-Zarr group."""
 
     def __post_init__(self) -> None:
         self._view = to_five(self.array, self.stored_axes)
@@ -89,7 +90,8 @@ class TensorStoreSource:
         first = Grid(self.domain, self.chunks, self.grid_origin)[0]
         try:
             self.absent([first])
-        except (NotImplementedError, ValueError):  # a virtual array; or reading will tell it
+        # Virtual arrays cannot tell; any other fault shows when a chunk is read.
+        except (NotImplementedError, ValueError):
             return False
         return True
 
@@ -126,8 +128,9 @@ class TensorStoreSink:
     fingerprint: str
     exists: bool
     references: bool
-    """True where chunks are encoded from the caller's array without a copy. A cache would keep
-    that array after it is the caller's again, and merge what it then holds into a later write."""
+    """True if chunks are encoded from the caller's array without a copy. With a cache it is False:
+    the cache would keep the array when the caller uses it again, and merge its new values into a
+    later write."""
     root: Any = None
     """The ``ts.KvStore`` of the store; None for a driver that has none."""
     documents: Mapping[str, Any] = field(default_factory=dict)
@@ -137,9 +140,8 @@ class TensorStoreSink:
 
     def check(self) -> None:
         if self.replaces is not None:
-            with explained_errors(
-                self.where
-            ):  # no such key is there; deleting needs the right to delete
+            with explained_errors(self.where):
+                # The key does not exist, but deleting it needs the right to delete.
                 self.root.write(f"{DELETING}-check", None).result()
 
     def create(self) -> None:
@@ -147,10 +149,10 @@ class TensorStoreSink:
         with explained_errors(self.where):
             if self.replaces is not None:
                 self.root.write(DELETING, json.dumps({"arrays": self.replaces}).encode()).result()
-                for keys in ("", DELETING), (f"{DELETING}\0", ""):  # all others
+                for keys in ("", DELETING), (f"{DELETING}\0", ""):  # all but that key
                     self.root.delete_range(ts.KvStore.KeyRange(*keys)).result()
             for key, document in self.documents.items():
-                # When a job resumes, what the first run or the user wrote stands.
+                # When a job resumes, the metadata of the first run or of the user is kept.
                 if self.root.read(key).result().state != "value":
                     text = json.dumps(document, indent=2, allow_nan=False)
                     self.root.write(key, text.encode()).result()
@@ -170,7 +172,7 @@ class TensorStoreSink:
     def fill(self) -> object:
         """The fill value: missing chunks read as it, and chunks full of it are not stored."""
         value = self._view.fill_value
-        if value is None:  # N5 has none, and what it lacks reads as 0
+        if value is None:  # N5 has none; its missing chunks read as 0
             return 0
         return value.item() if value.size == 1 else None
 
@@ -192,6 +194,7 @@ def plainly() -> Iterator[None]:
 
 
 def cache_of(num_bytes: int) -> Any:
+    """A ``ts.Context`` with a cache of up to ``num_bytes`` of decoded chunks."""
     return ts.Context({"cache_pool": {"total_bytes_limit": num_bytes}, **_BRIEF})
 
 
@@ -201,4 +204,5 @@ def grid_origin(five: Any) -> tuple[int, ...]:
 
 
 def box_of(domain: Any) -> Box:
+    """The box of a ``ts.IndexDomain``."""
     return Box(tuple(domain.inclusive_min), tuple(domain.exclusive_max))

@@ -1,7 +1,7 @@
-"""Opens what a TensorStore spec describes, for reading or for writing.
+"""Opens the array that a TensorStore spec describes, for reading or for writing.
 
-A user's spec reaches TensorStore as it was written; ``overwrite`` and ``resume`` change its open
-mode and no more.
+A user's spec reaches TensorStore as it was written; ``overwrite`` and ``resume`` change only its
+open mode.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def open_tensorstore_sink(
     resume: bool,
     name: str,
 ) -> TensorStoreSink:
-    """Prepare to write what a spec describes. An array that exists stays as it is until `create`.
+    """Prepare to write the array of a spec. An array that exists stays as it is until `create`.
 
     `create` honours the spec's ``open``, ``create`` and ``delete_existing``; ``overwrite`` and
     ``resume`` override them. A spec that creates without a dtype or shape takes them from ``dtype``
@@ -120,7 +120,7 @@ def open_tensorstore_sink(
             check_deletable(root, where)
         asked.update(open_mode=ts.OpenMode(create=True, delete_existing=stored))
     elif root is not None and asked.open_mode.delete_existing:
-        with suppress(UsageError):  # what is no Zarr or N5 is left to TensorStore
+        with suppress(UsageError):  # stores other than Zarr and N5 are left to TensorStore
             stored = is_store(root, where)
     elif half:
         raise UsageError(f"{where}: exists; use --overwrite to replace it")
@@ -132,7 +132,7 @@ def open_tensorstore_sink(
 def prepare_sink(
     asked: Any, domain: Box, dtype: np.dtype[Any], where: str, title: str | None = None
 ) -> TensorStoreSink:
-    """The sink of a ``ts.Spec``, taken from what exists there or from what the spec will create."""
+    """The sink of a ``ts.Spec``: of the array that exists, or of the one that the spec creates."""
     array = None if asked.open_mode.delete_existing else _existing(asked, where)
     exists = array is not None
     if array is None:

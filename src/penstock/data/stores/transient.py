@@ -1,4 +1,4 @@
-"""Tells errors of a store that may pass from those of a full store and those that will stay."""
+"""Tells whether an error of a store may pass, and whether the store is full."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PASSING = frozenset(
     )
     if hasattr(errno, name)
 )
-"""Errors of the system that a network, a file server or a disk may get over."""
+"""Errors of the system that may pass: of a network, a file server or a disk."""
 _PASSING_HTTP = frozenset({408, 425, 429, 500, 502, 503, 504})
 _FULL = frozenset(getattr(errno, n) for n in ("ENOSPC", "EDQUOT") if hasattr(errno, n))
 _FULL_HTTP = 507
@@ -72,8 +72,8 @@ def _judged(error: BaseException) -> bool | None:
 
 
 def requests_repeated() -> int:
-    """How many requests TensorStore has sent again by itself in this process. It counts those to S3
-    and Google Cloud Storage."""
+    """The number of requests that TensorStore has repeated by itself in this process. It counts
+    those to S3 and Google Cloud Storage."""
     ts = sys.modules.get("tensorstore")
     metrics = ts.experimental_collect_matching_metrics("/tensorstore/kvstore/") if ts else []
     counts = [metric["values"] for metric in metrics if metric["name"].endswith("/retries")]

@@ -11,8 +11,8 @@ from .open import open_source, parse_spec
 from .protocols import OUTPUT_DTYPES, Source, Spec
 
 _DAMAGE = ("DATA_LOSS", "FAILED_PRECONDITION", "INVALID_ARGUMENT", "OUT_OF_RANGE")
-"""TensorStore's codes for bytes that are there and are not what they should be. Any other code, of
-a network or of rights, says nothing about the bytes."""
+"""TensorStore's codes for damaged bytes. Other codes, of a network or of rights, say nothing about
+the bytes."""
 
 
 @dataclass
@@ -31,7 +31,7 @@ def open_written(spec: Spec, name: str) -> Written:
 
     Args:
         spec: a path, a URL or a TensorStore spec, as for `open_sink`.
-        name: what messages call it.
+        name: its name in messages.
 
     Returns:
         The output.
@@ -68,10 +68,10 @@ def is_damage(error: Exception) -> bool:
     """Whether bytes were read that cannot be decoded.
 
     Args:
-        error: what `Source.read` raised.
+        error: the error that `Source.read` raised.
 
     Returns:
-        False where the store did not give its bytes.
+        False if the store did not give its bytes.
     """
     text = str(error.__cause__ or error)
     told_by_others = "os_error_code" in text or "http_response_code" in text

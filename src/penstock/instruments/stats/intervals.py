@@ -131,7 +131,7 @@ _POINTS = 400
 
 
 def drift(samples: ArrayLike, confidence: float = CONFIDENCE) -> Interval:
-    """How much a series rose from its first to its last value, as a part of its median.
+    """The rise of a series from its first to its last value, as a part of its median.
 
     0.03 is 3 % slower at the end. It is a drift only where the interval excludes 0. The slope is
     that of Theil and Sen (`theil_sen`); of a long series, the medians of equal stretches are taken.

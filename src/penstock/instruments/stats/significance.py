@@ -1,4 +1,4 @@
-"""Medians of launches, the interval of a ratio of them, and which differences are real."""
+"""Medians of launches, intervals of their ratios, and tests whether a difference is real."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Resampled(NamedTuple):
     median: float
     """The median of the launches' medians."""
     draws: Floats
-    """The same of launches that are drawn again, and samples within them; empty for one launch."""
+    """That median in each bootstrap draw of launches and their samples; empty for one launch."""
     launches: int
 
 
@@ -71,9 +71,9 @@ def hierarchical_bootstrap_ratio(
 ) -> Interval:
     """The median of ``b``'s launch medians over that of ``a``'s, with a bootstrapped interval.
 
-    Each draw takes launches with replacement and, within each of them, samples with replacement: a
-    launch is known the less, the fewer its samples. One launch on a side says nothing of the next
-    one, so the interval is open.
+    Each draw takes launches with replacement and, within each of them, samples with replacement:
+    the fewer samples a launch has, the more its median varies. With one launch on a side it is
+    unknown how launches vary, so the interval has no ends.
 
     Args:
         a: the samples of each launch on one side.
@@ -117,8 +117,8 @@ def _resampled_medians(
 
 _RELABELLINGS = 4000
 _NEGLIGIBLE = 1e-4
-"""A relative part added to every standard error: launches that are equal to the tick of the clock
-are not infinitely sure."""
+"""A relative part added to every standard error, which would be 0 for launches that are equal to
+the tick of the clock."""
 
 
 def permutation_test(
@@ -126,11 +126,11 @@ def permutation_test(
 ) -> Floats:
     """Two-sided p for each pair of launch medians, in a matrix of such pairs.
 
-    Where nothing changed, which launches are called A is arbitrary: relabelled in every other way
-    they show what chance does. Five launches against five can be relabelled in 252 ways, so that no
-    p would be less than 0.008, and after a correction for 200 cases one large change would be lost.
-    So the statistic has no unit (Welch's t of the logarithms), and a difference is looked up among
-    the relabellings of all cases with as many launches.
+    If nothing changed, it is arbitrary which launches are called A, so all other labellings show
+    what chance does. Five launches against five can be relabelled in 252 ways, so that no p would
+    be less than 0.008, and after a correction for 200 cases one large change would be lost. So the
+    statistic has no unit (Welch's t of the logarithms), and a difference is looked up among the
+    relabellings of all cases with as many launches.
 
     Args:
         pairs: the launch medians of the two sides of each case.
@@ -148,7 +148,7 @@ def permutation_test(
         logs = np.log([np.concatenate([np.asarray(side) for side in pairs[i]]) for i in cases])
         t = _welch(logs, relabellings(n, m, rng))
         everything = np.sort(t, axis=None)
-        # What is equal but for rounding counts as equal.
+        # Values that differ by rounding alone count as equal.
         as_large = everything.size - np.searchsorted(everything, t[:, 0] * (1 - 1e-9))
         p[cases] = as_large / everything.size
     return p

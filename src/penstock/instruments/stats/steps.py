@@ -1,4 +1,4 @@
-"""Steps in a series: where its level changes, how sure that is, how large the step is.
+"""Steps in a series: the places where its level changes, their significance and their size.
 
     value   x   x x                      medians of commits, in their order
               x     x   │  o o   o
@@ -8,17 +8,17 @@
 A series is cut where the mean ranks on both sides differ most, in the whole of it and in stretches
 of many lengths (seeded intervals, Kovács et al. 2023): a level that rose and fell again hides in
 the whole. The shortest stretch that surely shows a step is taken (narrowest over threshold,
-Baranowski et al. 2019), and the parts on both sides are looked at again. Ranks make no assumption
-of a distribution, and one outlier moves them by little. How often chance alone gives so clear a
-cut, of all that are tried, is counted in random orders of the same ranks: with ``rate`` 0.05, one
-series in twenty in which nothing changed shows a step.
+Baranowski et al. 2019), and the parts on both sides are searched again. Ranks assume no
+distribution, and one outlier moves them by little. Random orders of the same ranks show how often
+chance alone gives a cut as clear, among all cuts that are tried: with ``rate`` 0.05, one series in
+twenty in which nothing changed shows a step.
 
-A step lies where the distances of all values from the medians of their sides are least, for ranks
-say well that there is a step and less well where. Its size is the median of all ratios of a value
-after it and one before (Hodges and Lehmann), with the interval that the same ranks give.
+Ranks show well that there is a step, but less well where. So it is placed where the distances of
+all values from the medians of their sides are least. Its size is the median of all ratios of a
+value after it and one before (Hodges and Lehmann), with the interval that the same ranks give.
 
-A value stands for one commit: launches of a session share what the machine did in that hour, so
-they are no independent witnesses of a change, and the order of commits is what chance may shuffle.
+Each value is one commit. Launches of a session share the state of the machine in that hour, so they
+are not independent of each other, and only the order of commits can be shuffled.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from numpy.typing import NDArray
 from .intervals import CONFIDENCE, Floats, Interval
 
 ORDERS = 2000
-"""Random orders for a rate of 5 %; a smaller rate takes as many more, so that it can be seen."""
+"""Random orders for a rate of 5 %; half the rate takes twice as many, to resolve it."""
 _ROWS = 250
-"""Random orders that are looked at together: more take more memory."""
+"""Random orders that are computed together: more take more memory."""
 _SHORTEST = 4
 """Values of the shortest stretch that is cut."""
 _DRAWS = 1000
@@ -59,7 +59,7 @@ class LevelStep:
 
 
 def fewest_values(rate: float) -> int:
-    """How many values can show a step in their middle at all, at a rate of false alarms.
+    """The fewest values that can show a step in their middle, at a rate of false alarms.
 
     >>> fewest_values(0.05), fewest_values(0.01)
     (8, 10)
@@ -77,8 +77,8 @@ def steps_of(
 
     Args:
         values: The samples of each commit, such as the medians of its launches; all above 0.
-        rate: The share of series without a step in which one may be found all the same.
-        rng: The source of random numbers, for where the steps may lie.
+        rate: The accepted share of false alarms: series without a step in which one is found.
+        rng: The source of random numbers, for the intervals of the steps' places.
 
     Returns:
         The steps; none where too few values could show one.
@@ -148,8 +148,8 @@ def _by_chance(ranks: tuple[float, ...], count: int) -> Floats:
 
 @lru_cache(maxsize=64)
 def _candidates(n: int) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
-    """Begin, end and cut of all that is tried: stretches of lengths that shrink by the root of two,
-    each half over the next."""
+    """Begin, end and cut of each candidate: stretches whose lengths shrink by the root of two, each
+    overlapping the next by half."""
     stretches = dict.fromkeys([(0, n)])
     length = float(n)
     while (length := length / math.sqrt(2)) > _SHORTEST - 1:
@@ -166,7 +166,7 @@ def _candidates(n: int) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.
 def _clearness(
     ranks: Floats, tried: tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]
 ) -> Floats:
-    """How far mean ranks before and after each cut differ, in units that chance gives them.
+    """How far mean ranks before and after each cut differ, over their spread in random orders.
 
     A row for each order, a column for each cut.
     """
@@ -201,8 +201,8 @@ def _place(levels: Floats, at: int) -> NDArray[np.intp]:
 
 
 def _where(before: Floats, after: Floats, rng: np.random.Generator) -> tuple[int, int]:
-    """The first and last index at which the new level may begin: where the step is found in series
-    that are drawn from both sides."""
+    """The first and last index at which the new level may begin: the interval of the step's place
+    in series that are drawn from both sides."""
     sides = [side[rng.integers(len(side), size=(_DRAWS, len(side)))] for side in (before, after)]
     places = _place(np.concatenate(sides, axis=1), len(before))
     risk = (1 - CONFIDENCE) / 2

@@ -17,7 +17,7 @@ NOISES = 64
 
 
 def block_size(step_seconds: float, timer_overhead: float) -> int:
-    """How many steps to time together, so that reading the clock costs 1/10,000 at most.
+    """The number of steps to time together, so that reading the clock costs 1/10,000 at most.
 
     Args:
         step_seconds: the time of a step.
@@ -58,6 +58,7 @@ class WarmupRule:
 
     @property
     def done(self) -> bool:
+        """Whether warm-up has ended, settled or not."""
         return self.settled is not None
 
     def add(self, seconds: float) -> None:
@@ -113,6 +114,7 @@ class StopRule:
         self._noises: deque[float] = deque(maxlen=NOISES)
         self._next = min_samples
         self.done: Literal["precise", "noise_stable", "budget"] | None = None
+        """The reason to stop, or None while more samples are wanted."""
 
     def add(self, seconds: float) -> None:
         """Take one more sample and its seconds, a block of steps as a whole."""
@@ -123,8 +125,8 @@ class StopRule:
         self._mean += change / n
         self._squares += change * (seconds - self._mean)
         self._noises.append(math.sqrt(self._squares / n) / self._mean if self._mean > 0 else 0.0)
-        # To look after every sample would cost more than it tells, and the more often one looks,
-        # the likelier chance alone ends it.
+        # Checking after every sample would cost time, and the more often one checks, the likelier
+        # chance alone ends it.
         if n >= self._next:
             self._next = math.ceil(n * 1.1)
             if self._precise(n):

@@ -31,9 +31,11 @@ CONTENDERS = {
 class Contender(Protocol):
     """A loader as a benchmark sees it: the batches of one epoch, in a given order."""
 
-    def batches(self) -> Iterator[Mapping[str, NDArray[Any]]]: ...
+    def batches(self) -> Iterator[Mapping[str, NDArray[Any]]]:
+        """The batches of an epoch: each array by name, shape (rows, ...)."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End its threads or processes."""
 
 
 def make_contender(name: str, data: Any, order: Order, *, threads: int, **knobs: Any) -> Contender:

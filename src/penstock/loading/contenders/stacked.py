@@ -1,4 +1,4 @@
-"""What the contenders share: arrays to open, whole samples to deliver, an order to keep.
+"""Helpers that the contenders share: they open arrays and give the samples of each batch.
 
 Each contender is a few lines that use a library as its experts do. None is tuned beyond its
 library's documentation, and none is held back: nothing is decoded without need.
@@ -18,7 +18,7 @@ from ..permutation import Items
 
 
 def arrays_of(data: Any, who: str) -> dict[str, Location]:
-    """Where the arrays of a data set lie: in folders, or below URLs."""
+    """The place of each array of a data set, a folder or a URL."""
     places = locate(data)
     for place in places.values():
         if "://" not in place.url and not Path(place.url).is_dir():
@@ -44,7 +44,7 @@ def open_zarr(url: str, who: str) -> Any:
 
 @contextmanager
 def reading(url: str) -> Iterator[None]:
-    """Errors name the array. Most of these libraries do not say which chunk it was."""
+    """Make errors name the array. Most of these libraries do not name the chunk that failed."""
     try:
         yield
     except Exception as error:

@@ -72,8 +72,8 @@ class ZarrStacked(Zarr):
 
 
 class Zarrs(Zarr):
-    """`Zarr` with the codecs of zarrs. Strict: what zarrs cannot do is an error, and not left to
-    zarr-python."""
+    """`Zarr` with the codecs of zarrs. Strict: where zarrs cannot decode, it raises an error and
+    does not fall back to zarr-python."""
 
     name = "zarrs"
     settings = {  # noqa: RUF012

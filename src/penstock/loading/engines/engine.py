@@ -45,6 +45,7 @@ class Traffic(NamedTuple):
     """Bytes of the decoded chunks, with their padding where the engine can tell."""
 
     def plus(self, other: Traffic) -> Traffic:
+        """The sum of both; unknown stored bytes stay unknown."""
         stored = None
         if self.stored_bytes is not None and other.stored_bytes is not None:
             stored = self.stored_bytes + other.stored_bytes
@@ -135,11 +136,14 @@ class Engine(ABC):
     def tasks(self, samples: Items, patches: Items | None = None) -> Sequence[Task]:
         """The tasks that read the rows of a batch. Nothing is read yet.
 
-        Batches are asked for in the order in which they are wanted.
+        Call it in the order in which the batches are needed.
 
         Args:
             samples: The sample of each row, along axis 0 of the arrays: (rows,).
             patches: The patch of each row: (rows,). None where samples are not cut.
+
+        Returns:
+            The tasks, independent of each other.
         """
 
     def __str__(self) -> str:
@@ -159,7 +163,7 @@ class Engine(ABC):
         """Free the memory that is kept for the next tasks."""
 
     def forget(self) -> None:  # noqa: B027
-        """The batches of `plan` are over: no more of their tasks will run."""
+        """Drop the notes on the batches of `plan`, of which no more tasks will run."""
 
     def cancel(self) -> None:  # noqa: B027
         """End tasks that wait for bytes. Their errors are ignored."""

@@ -3,8 +3,8 @@
     inputs.zarr/3.0.0.7 ──pread──▶ bytes ──decode──▶ scratch ──scatter──▶ batch[row, :, :, 91:104]
 
 A task is one chunk of a batch, or several chunks that lie side by side. All three steps run without
-Python's lock, in memory that is used again: a batch costs no page faults. The engine refuses
-shards, remote stores and unusual codecs; TensorStore reads those.
+Python's lock, in reused memory: a batch costs no page faults. The engine refuses shards, remote
+stores and unusual codecs; TensorStore reads those.
 
 Three things make it quick. Blosc's own threads are off in the whole process: with one chunk to a
 thread they would only be started and joined. Values that are adjacent in the chunk and in the batch
@@ -35,7 +35,7 @@ from .zarr_metadata import ChunkLayout, read_layout
 _SLACK = 1 << 16
 """Most bytes by which an incompressible chunk may exceed its data."""
 _NOTE = 1 << 10
-"""The most bytes that one foreseen use of a chunk takes: that of a batch of one row and chunk."""
+"""Upper bound in bytes of the cache's note on one future use of a chunk."""
 _NOTES = 1 / 16
 """The largest share of the cache's size that these notes take."""
 _FEW = 4096
@@ -130,7 +130,7 @@ class NativeEngine(Engine):
             rooms = dict.fromkeys(rooms, max(rooms.values()))
         pools = {size: Pool(size) for size in rooms.values()}
         self.decoded = {name: pools[size] for name, size in rooms.items()}
-        # A worker reads by itself what the cache held when it should have been fetched.
+        # A worker reads a chunk by itself that was in the cache, and so was not fetched.
         copies = max(
             self.layouts[name].copies * field.chunk_nbytes for name, field in self.fields.items()
         )
@@ -168,7 +168,7 @@ class NativeEngine(Engine):
 
     def _tasks(self, samples: Items, patches: Items | None, first: int) -> Sequence[Task]:
         chunks = self.chunks(samples, patches, first)
-        share = len(chunks) // (2 * self.drivers)  # or a small batch would keep few of them at work
+        share = len(chunks) // (2 * self.drivers)  # else a small batch would occupy few of them
         groups: list[list[ChunkTask]] = []
         for chunk in chunks:
             most = min(share, self._beside[chunk.field.name])
@@ -199,6 +199,13 @@ class NativeEngine(Engine):
         ]
 
     def normalise(self, field: Field, index: Sequence[int], chunk: NDArray[Any]) -> None:
+        """Normalise a decoded chunk in place, if its array is normalised.
+
+        Args:
+            field: The array.
+            index: The index of the chunk.
+            chunk: Its values, of the shape of a chunk.
+        """
         normaliser = self.normalisers.get(field.name)
         if normaliser is None:
             return
@@ -221,7 +228,7 @@ class ChunkTask:
     layout: ChunkLayout
     read: ChunkRead
     use: int
-    """The number of this use among all that the cache was told of."""
+    """The number of this use among all that were announced to the cache."""
 
     @property
     def key(self) -> Key:
@@ -269,7 +276,7 @@ class ChunkTask:
             raise StageError("decode", self.path, error) from error
 
     def scatter(self, chunk: NDArray[Any], out: Arrays) -> None:
-        """Copy into the batch what it wants of the chunk."""
+        """Copy the part of the chunk that belongs to the batch into the batch."""
         batch = out[self.field.name]
         for to, of in self.read.copies:
             copy_runs(batch[to], chunk[of])
@@ -280,9 +287,10 @@ class ChunkTask:
         if cached is not None:
             self.discard(fetched)
             self.scatter(cached, out)
-            return Traffic(0 if fetched is None else fetched.nbytes)  # read in vain
+            # Fetched bytes are not needed: another worker has put the chunk into the cache.
+            return Traffic(0 if fetched is None else fetched.nbytes)
         try:
-            check()  # it may have waited for another worker when all were stopped
+            check()  # the loader may have stopped while it waited for another worker
             pool = engine.decoded[self.field.name]
             chunk = pool.take(self.field.chunks, self.layout.dtype)
             traffic = self.fill(chunk, fetched)
@@ -307,8 +315,8 @@ class ChunkTask:
         return traffic
 
     def follows(self, other: ChunkTask) -> bool:
-        """Whether this chunk comes right behind another along the last axis of the batch, and the
-        batch takes all of both along that axis, and the same part along the others.
+        """Whether this chunk comes right behind another along the last axis of the batch. The batch
+        must take both whole along that axis, and the same part of both along the others.
         """
         copies, before = self.read.copies, other.read.copies
         return (

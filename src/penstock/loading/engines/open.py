@@ -21,16 +21,16 @@ def open_engine(
 ) -> Engine:
     """Open an engine by name.
 
-    ``auto`` takes TensorStore, except where the native engine alone does what is wanted. The
+    ``auto`` takes TensorStore, unless the native engine alone can do what is asked. The
     threads of the native engine need Python's lock between two chunks and wait for one another:
     with chunks of 72 KiB for more than half of the time. TensorStore decodes a whole batch without
     that lock. ``benchmarks/loader.py --grid`` compares the two on many layouts.
 
     Args:
         name: ``auto``, or a name of `ENGINES`.
-        places: Where each array lies.
-        selection: What an item wants of each array.
-        knobs: Threads, cache, and what a missing chunk is.
+        places: The place of each array.
+        selection: The part of each array that an item takes.
+        knobs: Threads, cache, and the treatment of missing chunks.
 
     Returns:
         The engine. Its ``reason`` says why it was chosen.

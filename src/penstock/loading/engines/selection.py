@@ -1,4 +1,4 @@
-"""Which arrays, samples and statistics an engine reads."""
+"""The arrays, samples and statistics that an engine reads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 class Location(NamedTuple):
-    """Where one array lies."""
+    """The place of one array, and the names of its axes."""
 
     url: str
     """A path, or a URL that TensorStore knows."""
@@ -29,7 +29,7 @@ class Location(NamedTuple):
 
 
 def locate(data: Any) -> dict[str, Location]:
-    """Where the arrays of a data set lie.
+    """The places of the arrays of a data set.
 
     Args:
         data: A packed data set, one array, or a mapping of names to paths or URLs.
@@ -38,7 +38,7 @@ def locate(data: Any) -> dict[str, Location]:
         The place of each array by its name. One array alone is called ``data``.
 
     Raises:
-        UsageError: There is no such folder, or what describes the data set is damaged.
+        UsageError: There is no such folder, or the data set's document is damaged.
     """
     if isinstance(data, Mapping):
         return {
@@ -65,7 +65,7 @@ def locate(data: Any) -> dict[str, Location]:
             for name, entry in packed["arrays"].items()
         }
     except (KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"{url}: what describes it is malformed: {error!r}") from error
+        raise UsageError(f"{url}: its metadata is malformed: {error!r}") from error
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Selection:
     """The axis of the channels; by default the one called ``channels``, or else the last."""
 
     def check(self, names: Sequence[str]) -> None:
-        """Refuse settings of arrays that are not there."""
+        """Refuse settings of arrays that do not exist."""
         for what in ("offsets", "channels", "patch", "normalise", "channel_axis"):
             if unknown := sorted(set(getattr(self, what)) - set(names)):
                 raise UsageError(
@@ -89,20 +89,20 @@ class Selection:
                 )
 
     def field(self, name: str, place: Location, shape: Any, chunks: Any, dtype: Any) -> Field:
-        """The field of an array.
+        """The field of an array: the array and the part of it that an item takes.
 
         An array whose patches cut all of its axes is one sample: it gets an axis of length 1 in
         front.
 
         Args:
             name: The array's name.
-            place: Where it lies, with the names of its axes.
+            place: Its place, with the names of its axes.
             shape: Its shape: (samples, ...).
             chunks: The shape of its chunks.
             dtype: Its type as stored; the field has the native byte order.
 
         Returns:
-            The array and what an item wants of it.
+            The field.
 
         Raises:
             UsageError: Offsets, channels, patch or statistics do not fit the array.
@@ -141,7 +141,7 @@ class Normaliser:
     The result is that of numpy's expression in the dtype of the array, to the bit.
     """
 
-    _PIECE = 1 << 18  # bytes: what stays in a core's own cache between the two steps
+    _PIECE = 1 << 18  # bytes that stay in a core's own cache between the two steps
 
     def __init__(self, mean: ArrayLike, std: ArrayLike) -> None:
         try:

@@ -4,7 +4,7 @@
 
 TensorStore reads, decodes and copies in threads of its own: ``workers`` of them copy, and up to
 ``fetch`` requests are under way. The loader starts a read, and the next one before the last has
-ended. Whoever takes the batch waits for it.
+ended. The thread that takes the batch waits for it.
 
 Two things make it quick. Files of this machine are mapped: a chunk is decoded from the page cache,
 without a buffer of its own. Samples that follow one another are read as a slice: by an index array
@@ -144,7 +144,7 @@ class TensorStoreEngine(Engine):
 
     @contextlib.contextmanager
     def explained(self, name: str) -> Iterator[None]:
-        """Errors of TensorStore name the array that was read."""
+        """Make errors of TensorStore name the array that was read."""
         try:
             with plainly():
                 yield
@@ -215,7 +215,7 @@ class FieldTask:
         ]
 
     def _inner(self, box: Iterable[slice]) -> list[Any]:
-        """A box of an item, of which only the wanted channels are read."""
+        """A box of an item, with only its chosen channels."""
         inner: list[Any] = list(box)
         if self.field.channels is not None:
             inner[self.field.channel_axis - 1] = np.array(self.field.channels)
@@ -289,7 +289,7 @@ def open_plainly(url: str, context: Any = None) -> Any:
 
 
 def _holds(url: str, marker: str) -> bool:
-    if Path(url).is_dir():  # which needs no threads of TensorStore's
+    if Path(url).is_dir():  # this starts no threads of TensorStore
         return Path(url, marker).is_file()
     return read_key(url, marker) is not None
 

@@ -29,7 +29,7 @@ class Unsupported(UsageError):
 
 @dataclass(frozen=True)
 class ChunkLayout:
-    """The metadata of a Zarr array that reading its chunks needs."""
+    """The metadata that is needed to read the chunks of a Zarr array."""
 
     folder: str
     shape: tuple[int, ...]
@@ -102,7 +102,7 @@ def _layout_v2(folder: str, meta: Mapping[str, Any]) -> ChunkLayout:
 def _layout(
     folder: str, meta: Mapping[str, Any], chunks: Sequence[int], dtype: Any, codecs: Any
 ) -> ChunkLayout:
-    """A layout, with what both formats say in the same words."""
+    """A layout, with the fields that both formats name alike."""
     fill_value = _fill_value(meta["fill_value"], dtype)
     return ChunkLayout(
         folder, tuple(meta["shape"]), tuple(chunks), dtype, codecs, fill_value, *chunk_names(meta)
