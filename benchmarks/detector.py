@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +105,7 @@ def collected(folder: Path, took: Sequence[Mapping[str, Any]]) -> dict[str, Any]
     kept = ("workload", "parameters", "device", "facts", "batch_size", "epochs", "steps", "samples",
             "training_s", "validation_s", "samples_per_s", "judge", "best", "history")  # fmt: skip
     return {
-        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": f"{machine['processor']}, {machine['cores']} cores, {platform.system()}",
         "steps": list(took),
         "training": {name: results[name] for name in kept},

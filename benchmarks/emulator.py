@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +159,7 @@ def main() -> None:
         folder = Path(temporary)
         results = forecast(folder, args.data.resolve(), args.quick)
         records = ledger.read_ledger(args.sweep) if args.sweep else sweep(folder, args.quick)
-    day = datetime.now(timezone.utc).date().isoformat()
+    day = datetime.now(UTC).date().isoformat()
     out = args.results / f"{day}-emulator"
     out.mkdir(parents=True, exist_ok=True)
     with gzip.open(out / "memory.jsonl.gz", "wt") as file:

@@ -23,7 +23,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Mapping
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -217,7 +217,7 @@ def main() -> None:
     args = parser.parse_args()
     machine = environment.collect_environment()["machine"]
     found: dict[str, Any] = {
-        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": f"{machine['processor']}, {machine['cores']} cores, {platform.system()}",
         "load": os.getloadavg()[0],
         "overhead": overhead(0.3 if args.quick else 10.0),

@@ -35,7 +35,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -248,7 +248,7 @@ def main() -> None:
         args.size, args.rounds = (900, 1100), 1
     machine = environment.collect_environment()["machine"]
     found: dict[str, Any] = {
-        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": f"{machine['processor']}, {machine['cores']} cores, {platform.system()}",
         "load": os.getloadavg()[0],
         "size": args.size,

@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 import readme
@@ -50,7 +50,7 @@ def main() -> None:
     rounds, flags = 5, ["--num-samples", "40000", "--epochs", "3", "--threads", "1"]
     if args.quick:
         rounds, flags = 1, ["--num-samples", "200", "--epochs", "1", "--threads", "1"]
-    day = datetime.now(timezone.utc).date().isoformat()
+    day = datetime.now(UTC).date().isoformat()
     report = args.results / f"{day}-study"
     with tempfile.TemporaryDirectory() as folder:
         for number in range(rounds):

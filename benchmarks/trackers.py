@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -109,7 +109,7 @@ def main() -> None:
         for turn in range(number):
             of = {c: run(Path(folder) / f"{turn}-{i}", c, flags) for i, c in enumerate(CONTENDERS)}
             rounds.append(of)
-    day = datetime.now(timezone.utc).date().isoformat()
+    day = datetime.now(UTC).date().isoformat()
     args.results.mkdir(parents=True, exist_ok=True)
     with gzip.open(args.results / f"{day}-trackers.jsonl.gz", "wt") as file:
         for turn, of in enumerate(rounds):

@@ -9,13 +9,13 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pytest
-import tomllib
 
 import penstock
 from penstock.base.errors import UsageError

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from importlib import resources
 from pathlib import Path
@@ -14,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tomllib
 
 import penstock
 from penstock.base.errors import DISTRIBUTION

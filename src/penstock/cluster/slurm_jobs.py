@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +187,7 @@ def submit_job(
         error=None if config.error is None else _seen_from(folder, config.error),
         output_dir=None if command.output_dir is None else _seen_from(folder, command.output_dir),
         command=command.words,
-        submitted=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        submitted=datetime.now(UTC).isoformat(timespec="seconds"),
         kind=command.kind,
         array=config.array,
         waits_for=waits_for,
