@@ -195,6 +195,16 @@ def test_the_core_alone_plans_arrays(core: dict[str, str], tmp_path: Path) -> No
     assert (done.returncode, done.stdout) == (0, "8\n"), done.stderr
 
 
+def test_make_demo_installs_the_demo_and_make_test_adds_the_rest() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    rules = re.findall(r"^(\S+): *(\S*).*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
+    needs = {name: (first, recipe) for name, first, recipe in rules}
+    assert needs["demo"][0] == "$(VENV)/demo-ready" and needs["test"][0] == "$(VENV)/ready"
+    assert "-e '.[demo]'" in needs["$(VENV)/demo-ready"][1]
+    first, recipe = needs["$(VENV)/ready"]
+    assert first == "$(VENV)/demo-ready" and "-e '.[test,docs]'" in recipe
+
+
 NEEDED_BY_DEMO = {"contourpy", "markupsafe"}
 """What comes with the libraries of the extra and is not named in it."""
 
@@ -219,8 +229,6 @@ def test_the_demo_needs_no_more_than_its_extra(core: dict[str, str], tmp_path: P
     told = page.read_text()
     for what in ("dB after", "Stages over time", "Seams", "Memory of the job", "input, output"):
         assert what in told, what
-    makefile = (ROOT / "Makefile").read_text()
-    assert "torch==' constraints.txt)\" -e '.[demo]'" in makefile
 
 
 def test_the_readme_installs_from_the_clone_and_torch_with_torchvision_first() -> None:
