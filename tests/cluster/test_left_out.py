@@ -30,7 +30,7 @@ class Cluster:
     """A scheduler and workers in this process, which come and go by name."""
 
     def __init__(self, *names: str) -> None:
-        loopback = {"host": "127.0.0.1"}
+        loopback = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
         self.one = {"cls": distributed.Worker, "options": {**loopback, "nthreads": 1}}
         options = {**loopback, "port": 0, "dashboard": False}
         self.dask = distributed.SpecCluster(

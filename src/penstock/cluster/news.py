@@ -34,9 +34,9 @@ class News:
         for topic in self._topics.values():
             self._client.unsubscribe_topic(topic)
 
-    def put(self, kind: str, what: Any) -> None:
-        """Add a piece of news, from any thread."""
-        self._queue.put((kind, what))
+    def put_end(self, task: Any, future: Any) -> None:
+        """Add the end of a task, from any thread."""
+        self._queue.put(("done", (task, future)))
 
     def take(self) -> Iterator[tuple[str, Any]]:
         """All news that there are. It waits a moment for the first."""
@@ -46,4 +46,4 @@ class News:
                 yield self._queue.get_nowait()
 
     def _put_event(self, kind: str, event: tuple[float, Any]) -> None:
-        self.put(kind, event[1])  # behind its time
+        self._queue.put((kind, event[1]))  # behind its time

@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..base import PenstockError, UsageError, describe, plural
@@ -147,9 +148,9 @@ class Tasks:
         """Give out as many tasks as workers need: a few each, more of those that take no time."""
         self._look()
         room = max(1, AHEAD * self.placement.lanes, int(self._rate * AHEAD_S)) - len(self._pending)
-        for number in itertools.islice(waiting, max(0, room)):
-            self._pending[number] = _Task(number)
-            self._submit(self._pending[number])
+        new = [_Task(number) for number in itertools.islice(waiting, max(0, room))]
+        self._pending |= {task.number: task for task in new}
+        self._submit(new)
 
     def _look(self) -> None:
         """Ask now and then what workers there are, and how many tasks end in a second."""
@@ -169,29 +170,33 @@ class Tasks:
         """Give out tasks again whose workers are gone. Dask would wait for these for ever."""
         stranded = [task for task in self._pending.values() if self.placement.strands(task.placed)]
         _withdraw(self.client, stranded)
-        for task in stranded:
-            if self.ends:
-                del self._pending[task.number]
-            else:
-                self._submit(task)
-
-    def _submit(self, task: _Task) -> None:
-        """Give a task to Dask. It is held back while no worker that fits is there."""
-        task.placed, task.future = self.placement.fit, None
-        if self.placement.strands(task.placed):
+        if not self.ends:
+            self._submit(stranded)
             return
-        task.submitted += 1
-        task.future = self.client.submit(
+        for task in stranded:
+            del self._pending[task.number]
+
+    def _submit(self, tasks: Sequence[_Task]) -> None:
+        """Give tasks to Dask. They are held back while no worker that fits is there."""
+        fit = self.placement.fit
+        for task in tasks:
+            task.placed, task.future = fit, None
+        if not tasks or self.placement.strands(fit):
+            return
+        for task in tasks:
+            task.submitted += 1
+        futures = self.client.map(  # each call of Dask's client costs as much as several tasks
             run_guarded,
-            self.function,
-            self.order(task.number) if callable(self.order) else self.order,
-            task.number,
-            key=f"{self.name}-{task.number}-{task.submitted}",
+            [self.function] * len(tasks),
+            [self.order(task.number) if callable(self.order) else self.order for task in tasks],
+            [task.number for task in tasks],
+            key=[f"{self.name}-{task.number}-{task.submitted}" for task in tasks],
             pure=False,
-            workers=None if task.placed is None else [*task.placed],
+            workers=None if fit is None else [*fit],
             resources=self.placement.resources,
         )
-        task.future.add_done_callback(lambda future: self._news.put("done", (task, future)))
+        for task, task.future in zip(tasks, futures, strict=True):
+            task.future.add_done_callback(partial(self._news.put_end, task))
 
     def _hear(self, word: dict[str, Any]) -> None:
         number = word["number"]
@@ -236,7 +241,7 @@ class Tasks:
                 self.retried += 1
             lost = again or result is None
             if lost and not self.ends:
-                self._submit(task)
+                self._submit([task])
                 continue
             del self._pending[task.number]
             if not lost:
