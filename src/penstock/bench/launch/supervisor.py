@@ -305,5 +305,5 @@ class _Watch:
         if len(processes) > 1:
             held = self._tree.pss() or held
         self.peak = max(held, self.peak or 0) or None  # a process that has ended holds 0
-        # Linux tells nothing more of it either.
+        # Linux also has no peak of a process that has ended.
         self.peak_kernel = kernel_memory(self._status).get("VmHWM", self.peak_kernel)

@@ -323,7 +323,7 @@ def launch_folder(case: Mapping[str, Any], launch: int) -> str:
         launch: the number of the launch.
 
     Returns:
-        The name, without the folder that it lies in.
+        The name, without its parent folder.
     """
     name = f"benchmark_{case['preset']}_batch{case['batch_size']}_workers{case['num_workers']}"
     return f"{name}_launch{launch}" if launch else name

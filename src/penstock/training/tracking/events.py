@@ -42,7 +42,7 @@ Event = dict[str, Any]
 
 
 class EventLog:
-    """Appends events to a file, in a thread of its own."""
+    """Appends events to a file, in its own thread."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         self.path, self._clock = path, clock
