@@ -56,7 +56,8 @@ def write(folder: Path) -> None:
 
 def _pages() -> Iterator[tuple[str, str]]:
     guides = sorted(path.stem for path in (ROOT / "docs").glob("*.md") if path.stem != "index")
-    yield "howto", contents("How-to guides", "", *(f"../{guide}" for guide in guides))
+    tasks = "\n".join(_task(ROOT / f"docs/{guide}.md") for guide in guides)
+    yield "howto", contents("How-to guides", tasks, *(f"../{guide}" for guide in guides))
     parts = ["Penstock on one page <readme>", "verbs/index", "knobs", "python/index"]
     parts += sorted({*ELSEWHERE.values()} - {"readme", "architecture"})
     yield "index", contents("Reference", "Every command, every setting, every public name.", *parts)
@@ -77,6 +78,13 @@ def _pages() -> Iterator[tuple[str, str]]:
     for wing, names in wings.items():
         door = importlib.import_module(f"penstock.{wing}")
         yield f"python/{wing}", _python_page(f"penstock.{wing}", door.__doc__, names)
+
+
+def _task(guide: Path) -> str:
+    """A list item with the guide's title and its first sentence, which says what it is for."""
+    title, first, *_ = guide.read_text().removeprefix("# ").split("\n\n")
+    sentence = re.split(r"(?<=[.:])\s", " ".join(first.split()))[0].removesuffix(":")
+    return f"- [{title}](../{guide.name}): {sentence.removesuffix('.')}."
 
 
 def contents(title: str, about: str, *pages: str) -> str:

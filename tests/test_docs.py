@@ -251,3 +251,13 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(place), f"{page.name} links to {target}#{anchor}"
     for name in re.findall(r"\bdocs/[\w/-]+\.md\b", text):
         assert (ROOT / name).is_file(), f"{page.name} names {name}"
+
+
+def test_every_guide_begins_with_its_task_and_is_on_the_start_page() -> None:
+    """The list of guides on the site is made from these first sentences."""
+    guides = {path.name: path.read_text() for path in (ROOT / "docs").glob("*.md")}
+    start = guides.pop("index.md")
+    listed = re.findall(r"^\| .* \| \[[^\]]+\]\(([\w-]+\.md)\) \|$", start, re.MULTILINE)
+    assert sorted(listed) == sorted(guides)
+    opening = re.compile(r"# [^\n]+\n\nThis guide [^.]*\S")
+    assert [name for name, text in guides.items() if not opening.match(text)] == []

@@ -80,7 +80,7 @@ def test_what_the_model_does_not_know_is_not_hidden() -> None:
     (made,) = predict_steps(one, v100(), [8])
     miss = made.efficiency - 2153.96 / 8 / 296.80
     assert 0.05 < miss < 0.10
-    assert any("the most that is to be had" in line for line in assumptions_of(one, v100()))
+    assert any("the figures are upper bounds" in line for line in assumptions_of(one, v100()))
 
 
 # Of the same README, on 1, 4 and 8 devices.
@@ -136,7 +136,9 @@ def test_a_run_of_several_tells_what_its_steps_took() -> None:
     assert with_several(one, several).seen == (2, pytest.approx(0.30 + 0.031))
     with pytest.raises(UsageError, match="is a run of one device, too"):
         with_several(one, replace(several, devices=1))
-    with pytest.raises(UsageError, match="has batches of 16 on each device, and what is simulated"):
+    with pytest.raises(
+        UsageError, match="has batches of 16 on each device, and the simulation has"
+    ):
         with_several(one, replace(several, batch=16))
     with pytest.raises(UsageError, match="lacks phases or steps"):
         with_several(one, run(2))
@@ -154,7 +156,7 @@ def test_a_batch_that_was_not_measured_is_said_to_be() -> None:
     one = with_batch(device(408, 56_080 / 8, 25.6e6), 50)
     (made,) = predict_steps(one, DGX_H100, [64])
     assert made.efficiency - 294_700 / 8 / 56_080 > 0.2
-    told = "small batches are slower than that"
+    told = "a small batch takes more"
     assert any(told in line for line in assumptions_of(one, DGX_H100))
 
 
@@ -288,7 +290,7 @@ def test_a_run_without_workers_reads_before_each_step() -> None:
     assert many.step_s == pytest.approx(0.15 + many.exposed_s)
     told = " ".join(assumptions_of(with_batch(one, 64), slow))
     assert "no workers and makes a batch in 100 ms before it computes" in told
-    assert "reads on" not in told
+    assert "prefetches" not in told
 
 
 def test_another_batch_takes_as_long_a_sample() -> None:
@@ -296,8 +298,8 @@ def test_another_batch_takes_as_long_a_sample() -> None:
     assert (found.compute_s, found.backward_s, found.data_s) == (0.2, 0.12, 0.4)
     assert (found.batch, found.gradient_bytes, found.jitter) == (64, 100e6, 0.1)
     told = " ".join(assumptions_of(found, a100()))
-    assert "A batch of 32 was measured, and one of 64 is taken to be as quick a sample" in told
-    assert "a loader of its own that makes 160 samples/s" in told
+    assert "A batch of 32 was measured, and one of 64 is assumed to take the same time" in told
+    assert "its own loader, which makes 160 samples/s" in told
     assert with_batch(found, 64).scaled_from is None
 
 
@@ -320,12 +322,12 @@ def test_a_run_of_one_device_gives_its_device() -> None:
     assert found.gradient_bytes == 4e6
     assert found.jitter == pytest.approx(1.4826 * 0.05, rel=0.01)
     assert found.data_s == pytest.approx(0.1)  # what its loader takes: it waited for 3 of 30 s
-    assert "each of 1,000,000 is taken to have a gradient" in " ".join(
+    assert "each of 1,000,000 is assumed to have a gradient" in " ".join(
         assumptions_of(found, a100())
     )
     told = device_of_run(replace(one, gradient_bytes=500))  # of 250 that are trained
     assert told.gradient_bytes == 500
-    assert "is taken to have a gradient" not in " ".join(assumptions_of(told, a100()))
+    assert "is assumed to have a gradient" not in " ".join(assumptions_of(told, a100()))
     fed = replace(one, ranks=(Rank(0, totals | {"data_wait": 0.1}, one.ranks[0].local, ()),))
     assert device_of_run(fed).data_s == 0
     with pytest.raises(UsageError, match="is a run of 2 devices; give one of 1"):

@@ -26,9 +26,9 @@ def test_simulate_from_a_run_prints_its_assumptions(
     assert sizes == ["8", "16", "32", "64", "128", "256", "512", "1,024", "2,048", "4,096"]
     assert "computes 100 ms a step, 60.0 ms of it backward, on 32 samples." in out
     assert "95.4 MiB of gradients are summed by a tree" in out
-    guessed = "each of 25,000,000 is taken to have a gradient of 4 bytes."
+    guessed = "each of 25,000,000 is assumed to have a gradient of 4 bytes."
     assert guessed in out
-    assert "Data is always there in time." in out
+    assert "Batches are always ready in time." in out
     _, out, _ = said(["simulate", str(tmp_path), "--gradient-bytes", "1MiB"], capsys)
     assert guessed not in out
     told |= {"trainable_parameters": 1_000_000, "gradient_bytes": 2 * 2**20}
@@ -52,10 +52,10 @@ def test_simulate_from_a_run_of_one_and_one_of_several(
     assert code == 0
     assert [line.count(" 90.9% ") for line in out.splitlines()[3:5]] == [3, 3]
     assert "A step of 4 devices took 110 ms, which is 10.0 ms more than all of this" in out
-    assert "the most that is to be had" not in out
+    assert "the figures are upper bounds" not in out
     code, _, err = said(["simulate", *folders, "--batch-size", "64"], capsys)
     assert code == 2
-    assert "has batches of 32 on each device, and what is simulated has 64" in err
+    assert "has batches of 32 on each device, and the simulation has 64" in err
     code, _, err = said(["simulate", folders[0], folders[0]], capsys)
     assert code == 2
     assert "is a run of one device, too" in err
@@ -89,8 +89,8 @@ def test_simulate_takes_another_batch_and_says_so(
     code, out, _ = said(["simulate", str(tmp_path), "--batch-size", "64"], capsys)
     assert code == 0
     assert "computes 200 ms a step, 120 ms of it backward, on 64 samples." in out
-    assert "A batch of 32 was measured, and one of 64 is taken to be as quick a sample" in out
-    assert "makes 160 samples/s, as the run had" in out
+    assert "A batch of 32 was measured, and one of 64 is assumed to take the same time" in out
+    assert "makes 160 samples/s as in the run" in out
     assert out.splitlines()[3].endswith("data")
     flags = ["--batch-size", "64", "--compute-time", "0.15"]
     code, out, _ = said(["simulate", str(tmp_path), *flags], capsys)

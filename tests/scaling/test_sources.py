@@ -32,7 +32,7 @@ def test_a_log_given_twice_or_copied_counts_once(tmp_path: Path) -> None:
     found, said = heard(tmp_path, one)
     assert found == [("1", 1), ("2", 4)]
     assert said == [
-        f"4 runs are read, and 2 count: {copy} is of the run in {one}, {one} tells of job 1 twice"
+        f"4 runs are read, and 2 count: {copy} has the run of {one}, {one} has job 1 twice"
     ]
 
 

@@ -131,7 +131,7 @@ def test_a_run_that_diverged_is_named_and_its_scores_are_not_compared() -> None:
     runs = repeated(lambda n: n, (1, 4), val_loss=0.12)
     runs[-1] = replace(runs[-1], diverged=True, job="77", source="slurm-77.out")
     told = "\n".join([*summary_table(runs), sentences(runs)])
-    assert "Job 77 diverged (slurm-77.out): a loss that it told is not a number" in told
+    assert "Job 77 diverged (slurm-77.out): one of its losses is not a number" in told
     assert sum(line.split()[-2:] == ["nan", "-"] for line in summary_table(runs)) == 1
     assert "Validation loss is 0.1200 to 0.1200 over 9 runs" in told
     assert "+nan" not in told
@@ -191,7 +191,7 @@ def test_metrics_answer_the_three_greps() -> None:
     _, line = metrics_table([used]).table
     assert line[2:] == ("362.45 seconds (6.04 minutes)", "0.1187", "97 % (2 readings)")
     _, line = metrics_table([run(1, None, status="crashed", source="a\nb")]).table
-    assert line[2:] == ("not told", "-", "not logged")
+    assert line[2:] == ("not logged", "-", "not logged")
     assert line[0] == "a b"
     _, line = metrics_table([replace(used, utilisation=(96.0,))]).table
     assert line[-1] == "96 % (1 reading)"

@@ -246,7 +246,7 @@ def test_an_experiment_of_comet_that_was_stopped_is_partial(tmp_path: Path) -> N
     archive(tmp_path / "b.zip", "k2", {"world_size": 2}, [])
     (found,) = read_runs([tmp_path / "b.zip"])
     assert found.status == "unknown" and not found.complete
-    assert run_mark(found) == "* k2: does not tell how far it came; not compared."
+    assert run_mark(found) == "* k2: does not say how far it got; not compared."
 
 
 @pytest.mark.parametrize("by_name", [True, False])

@@ -1,21 +1,21 @@
 """The memory boundary: the largest batch of each tile that fits, found in few launches.
 
-Whether a batch of a tile fits can only be answered by a fresh process that tries it, so trials are
-spent with care. The peak of a step grows nearly as a straight line with the pixels in it,
+Only a fresh process can find out whether a batch of a tile fits, so the search keeps trials few.
+The peak of a step is nearly a linear function of the pixels in it,
 
     peak = base + bytes_per_pixel * batch * pixels
 
-so the batches that fitted, of any tile, say where the edge should be. The search begins there:
+so the batches of all tiles that fitted predict the largest one. The search begins there:
 
     batch   1    2               29   30
             ok   ok   - line ->  ok   oom     29 fits, 30 does not: both were run
 
-With a tolerance, the search ends when the two sides are a small share of a batch apart.
+With a tolerance, the search ends when the two sides are a small fraction of a batch apart.
 
-A wrong line costs launches and never changes the answer: from its guess the search walks in steps
-that double until it has both sides, then it halves what is between them. Within a tile, a batch
-larger than one that fails is taken to fail too. Where noise breaks that rule, the search still
-ends, because every trial leaves less to search; the result is then two neighbours that were run.
+A wrong prediction costs launches and never changes the answer: from it the search walks in steps
+that double until it has both sides, then bisects. Within a tile, a batch larger than one that fails
+is taken to fail too. If noise breaks that rule, the search still ends, because every trial leaves
+less to search; the result is then two neighbouring batches that were run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Literal, NamedTuple
 from ..base import UsageError, format_bytes
 
 CLIFF_MARGIN = 0.05
-"""The least share of a budget that counts as free; fragmentation and other tenants vary as much."""
+"""The margin below which a batch is on the cliff; fragmentation and other tenants vary as much."""
 
 
 class Trial(NamedTuple):
@@ -37,11 +37,11 @@ class Trial(NamedTuple):
 
     outcome: Literal["ok", "oom", "failed"]
     peak: int | None = None
-    """The most bytes that the launch held."""
+    """The peak memory of the launch, in bytes."""
     budget: int | None = None
     """The bytes that it was allowed."""
     alloc_retries: int | None = None
-    """The times that the allocator emptied its cache to go on."""
+    """The number of times that the allocator emptied its cache and tried again."""
     reason: str = ""
     """The cause of a failure other than memory."""
 
@@ -63,11 +63,11 @@ class Limit:
 
     tile: str
     batch: int | None
-    """The largest batch that fitted; None where none does, or where the search failed."""
+    """The largest batch that fitted; None if none did, or if the search failed."""
     failing_batch: int | None
-    """The smallest batch that did not fit; None where the largest that may be tried fits."""
+    """The smallest batch that did not fit; None if the largest allowed batch fitted."""
     peak: int | None
-    """The most bytes held at the largest batch that fits."""
+    """The peak memory of the largest batch that fits, in bytes."""
     budget: int | None
     alloc_retries: int | None
     trials: int
@@ -81,14 +81,14 @@ class Limit:
 
     @property
     def margin(self) -> float | None:
-        """The share of the budget that is free at the largest batch."""
+        """The fraction of the budget that is free at the largest batch."""
         if self.peak is None or not self.budget:
             return None
         return 1 - self.peak / self.budget
 
     @property
     def cliff(self) -> bool:
-        """Whether the largest batch only just fits, and is no choice for a long run."""
+        """Whether the largest batch only just fits, so that a long run should not use it."""
         return bool(self.alloc_retries) or (
             self.failing_batch is not None
             and self.margin is not None
@@ -187,7 +187,7 @@ class _Search:
 
     def tile(self, tile: str, pixels: int) -> Limit:
         """Walk from the expected edge, or from 1, until the answer turns, then halve."""
-        low, high = 0, self._max_batch + 1  # 0 fits; what is above the largest is not asked for
+        low, high = 0, self._max_batch + 1  # 0 fits; batches above the largest are not tried
         batch, step, walk, turned = 1, 1, "", False
         trials, predicted, failed, reason = 0, None, False, ""
         best = Trial("ok")
@@ -231,9 +231,9 @@ class _Search:
         )
 
     def _edge(self) -> float | None:
-        """The pixels of a step at the edge: where the line meets the budget, kept between the two
-        sides of the tile before. What a process maps and what of it is resident differ by a
-        constant.
+        """The pixels of the largest step that fits: where the line meets the budget, clipped to the
+        two sides of the tile before. The peak may be resident memory and the budget mapped memory,
+        which differ by a constant.
         """
         line = fit([(x, trial.peak) for x, trial in self._fitted if trial.peak is not None])
         budget = self._fitted[-1][1].budget if self._fitted else None
@@ -245,7 +245,7 @@ class _Search:
 
 
 def fit(points: Sequence[tuple[int, int]]) -> Line | None:
-    """The line of least squares through points (pixels, peak); None where no line rises.
+    """The least-squares line through points (pixels, peak); None if it does not rise.
 
     >>> fit([(1, 12), (2, 14), (4, 18)])
     Line(base=10.0, bytes_per_pixel=2.0)

@@ -1,9 +1,9 @@
-"""What a machine can do: its roofs and its noise, measured, and the batches of a model that fit it.
+"""Measures the limits of a machine: its roofs, its noise, and the largest batches of a model.
 
-A roof is the rate that the hardware reaches when nothing else is asked of it: products of large
-matrices, copies, reads. The noise floor is the difference between two measurements of the same work
-(A/A): launches of one case in the order A B B A, compared as if A and B were two things. A
-difference that is no larger than the noise says nothing.
+A roof is the highest rate of the hardware in one simple task: products of large matrices, copies,
+reads. The noise floor is the difference between two measurements of the same work (A/A): launches
+of one case in the order A B B A, compared as if A and B were two cases. A difference that is not
+larger than the noise says nothing.
 
     roof    work of a step / its median seconds
     noise   the 95 % interval of the ratio A/A; its farther end from 1 is the threshold
@@ -45,7 +45,7 @@ RULES: Mapping[str, Mapping[str, float]] = {
     "standard": {"seconds": 2.0, "warmup_seconds": 1.0, "precision": 0.01},
     "rigorous": {"seconds": 5.0, "warmup_seconds": 2.0, "precision": 0.005},
 }
-"""The rules of a launch at each effort. A roof is no fine measurement."""
+"""The rules of a launch at each effort. A roof needs little precision."""
 LEAST_LAUNCHES = 3
 """The fewest launches on each side of an A/A run."""
 TIMEOUT_S = 120.0
@@ -74,7 +74,7 @@ def measure_roofs(
         device: ``cpu``, ``cuda:0`` or ``mps``.
         dtypes: the dtypes of the matrix products. On CUDA ``tf32``, float32 multiplied as TF32,
             joins them.
-        folder: where the disk is measured.
+        folder: a folder on the disk to measure.
         effort: ``quick``, ``standard`` or ``rigorous``.
         ledger: takes the records.
         run: runs one launch.
@@ -82,7 +82,7 @@ def measure_roofs(
 
     Returns:
         Each roof by its name: ``unit``, ``value``, the 95 % interval ``low`` and ``high``, ``n``
-        launches, and a ``note`` on what limits its meaning.
+        launches, and a ``note`` on its validity.
     """
     dtypes = [*dtypes, "tf32"] if device.startswith("cuda") else dtypes
     disk = {"folder": str(Path(folder).resolve()), "bytes": 128 * MIB}
@@ -107,10 +107,10 @@ def known_roof(
         machine_key: the machine, by `collect_environment`.
         device: ``cpu``, ``cuda:0`` or ``mps``.
         dtype: the dtype, or ``tf32``.
-        ledger: where to look; None for the one in the user's cache.
+        ledger: the ledger to search; None for the one in the user's cache.
 
     Returns:
-        Floating-point operations per second; None where there is no measurement.
+        Floating-point operations per second; None if there is no measurement.
     """
     rates = [
         _roof(records)["value"]
@@ -127,11 +127,11 @@ def known_disk(machine_key: str, ledger: Ledger | None = None) -> float | None:
 
     Args:
         machine_key: the machine, by `collect_environment`.
-        ledger: where to look; None for the one in the user's cache.
+        ledger: the ledger to search; None for the one in the user's cache.
 
     Returns:
-        Bytes per second that the device gave; None where there is no measurement, or where it is
-        not known that the page cache gave none of them.
+        Bytes per second of the device; None if there is no measurement, or if some bytes may have
+        come from the page cache.
     """
     roofs = [
         _roof(records)
@@ -143,7 +143,7 @@ def known_disk(machine_key: str, ledger: Ledger | None = None) -> float | None:
 
 
 def _matmul_case(device: str, dtype: str) -> dict[str, Any]:
-    """A product that fills the device and takes no more than a tenth of a second."""
+    """A product that fills the device and takes at most a tenth of a second."""
     cores = os.cpu_count() or 1
     size = 8192 if device != "cpu" else 1024 if cores <= 4 else 2048 if cores <= 32 else 4096
     if dtype == "tf32":
@@ -184,7 +184,7 @@ def _roof(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def _note(record: Record) -> str:
-    """The source of a read that should have come from the device."""
+    """A note on a read that was to come from the device and may not have; empty if it did."""
     if record.case.get("cached") is not False:
         return ""
     return {
@@ -200,7 +200,7 @@ def noise_floor(
     run: Runner = run_launch,
     progress: Progress = lambda step: None,
 ) -> dict[str, Any]:
-    """Measure how far the same work differs from itself on this machine.
+    """Measure the difference between launches of the same work on this machine.
 
     Args:
         device: ``cpu``, ``cuda:0`` or ``mps``.
@@ -210,9 +210,9 @@ def noise_floor(
         progress: is called before and after each launch.
 
     Returns:
-        ``n`` launches, ``disturbed`` of which began beside busy processes of others; ``spread``,
-        the slowest over the fastest less 1; ``ratio``, ``low`` and ``high`` of the A/A;
-        ``threshold``; and a ``note`` on why these are None.
+        ``n``, the number of launches; ``disturbed``, the number of those that began beside busy
+        processes of others; ``spread``, slowest over fastest minus 1; ``ratio``, ``low`` and
+        ``high`` of A over A; ``threshold``; and a ``note`` on why these are None.
     """
     launches = 2 * max(LEAST_LAUNCHES, launches_of(effort))
     records = _launches("matmul", _noise_case(device), launches, effort, ledger, run, progress)
@@ -220,7 +220,7 @@ def noise_floor(
 
 
 def _noise_case(device: str) -> dict[str, Any]:
-    """A step of some milliseconds, as those of small networks are."""
+    """A product that takes some milliseconds, like a step of a small network."""
     return {"device": device, "dtype": "float32", "size": 512 if device == "cpu" else 4096}
 
 
@@ -307,9 +307,9 @@ def model_limits(
     report: Callable[[Record], None] = lambda record: None,
     tolerance: float = 0.0,
 ) -> list[Limit]:
-    """The largest batch of each tile of a model; each trial is a fresh process.
+    """Find the largest batch of each tile of a model; each trial is a fresh process.
 
-    Without a budget the limit is the memory that is free now, or all of the GPU's. `budget_note`
+    Without a budget the limit is the host's free memory, or all memory of the GPU. `budget_note`
     says what a budget counts.
 
     Args:
@@ -318,13 +318,13 @@ def model_limits(
         tiles: the tiles, the smallest first.
         axes: the axes of a tile that is given by one side.
         max_batch: the largest batch that may be tried.
-        budget: bytes that a launch may take; None for what there is.
-        ledger: takes the records; one of its own, because a trial is no measurement.
+        budget: the bytes that a launch may use; None for all there is.
+        ledger: takes the records; a separate one, because a trial is no measurement.
         timeout_s: the seconds of a trial after which it is killed.
-        device_memory: the bytes of the GPU, for margins without a budget; it limits nothing.
+        device_memory: the bytes of the GPU, for margins without a budget; it is not a limit.
         run: runs one launch.
         report: is called with each record.
-        tolerance: the share of a batch by which the answer may be too small.
+        tolerance: the fraction of a batch by which the answer may be too small.
 
     Returns:
         The limit of each tile.

@@ -1,19 +1,20 @@
-"""The measuring loop: the steps of a scenario under a clock, until their time is known well enough.
+"""The measuring loop: times the steps of a scenario until their time is known well enough.
 
     first call | warm-up . . . . . . . . | window  window  window  window ...
                  until settled or capped   until precise, noise stable, or out of time
 
 A **window** is a block of steps between two readings of the clock. It gives one sample: its seconds
-divided by its steps. On a device it begins with nothing queued and ends with the only
-synchronisation, so that the host runs ahead within it as it does in a program. ``step`` is the wall
+divided by its steps. On a device it begins with an empty queue and ends with its only
+synchronisation, so that the host can run ahead within it, as in a program. ``step`` is the wall
 clock of the host over the window. ``device`` and the phases are read from events on the current
 stream, and on a CPU from the same clock.
 
 Everything else happens between windows: statistics, readings of the driver, reports. Python's
-garbage collector stays on, as in a program, so that cycles that hold tensors do not pile up. What
-is alive when sampling begins is frozen, so that a full collection does not walk through torch.
+garbage collector stays on, as in a program, so that cycles that hold tensors are freed. Objects
+that are alive when sampling begins are frozen, so that a full collection does not walk through
+torch.
 
-Peaks of memory span the life of the process. A launch is a fresh process, so nothing is reset.
+Peaks of memory are over the life of the process. A launch is a fresh process, so nothing is reset.
 """
 
 from __future__ import annotations
@@ -47,21 +48,23 @@ class Rules(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     seconds: float
-    """The most seconds of samples."""
+    """The maximum seconds of sampling."""
     precision: float
-    """The half width of the median's 95 % interval, as a share of it, that is good enough."""
+    """The half width of the median's 95 % interval, as a fraction of the median, that ends
+    sampling."""
     min_samples: int = 10
     warmup_seconds: float = 5.0
-    """The most seconds of warm-up after the first call; what has not settled then is unstable."""
+    """The maximum seconds of warm-up after the first call; a case that has not settled by then is
+    unstable."""
     warmup_samples: int = 300
     series: int | None = None
-    """The exact number of steps, each a sample of its own, after ``warmup_samples`` of warm-up. It
-    is for steps that differ from each other and must be the same ones for every contender, such as
-    waits for batches."""
+    """The exact number of steps, each one sample, after ``warmup_samples`` of warm-up. It is for
+    steps that differ from each other and must be the same for every contender, such as waits for
+    batches."""
 
 
 class HostTimer:
-    """Times a window and its phases, for work that has ended when its call returns."""
+    """Times a window and its phases, for work that is done when its call returns."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -83,8 +86,8 @@ class HostTimer:
 
 
 class _HostSpan:
-    """Adds up the times between entering and leaving. A class, because it is three times as quick
-    as a generator with `contextlib`.
+    """Adds up the times between entering and leaving. It is a class, because that is three times as
+    fast as a generator with `contextlib`.
     """
 
     __slots__ = ("_clock", "_entered", "seconds")
@@ -132,7 +135,7 @@ class DeviceTimer:
         return {name: value / steps for name, value in seconds.items()}
 
     def mark(self) -> Any:
-        """An event recorded now. Events are made once and used again in the next window."""
+        """Record an event now. Events are made once and reused in the next window."""
         if self._used == len(self._events):
             self._events.append(self._backend.Event(enable_timing=True))
         event = self._events[self._used]
@@ -166,14 +169,14 @@ def measure_scenario(
     Args:
         scenario: its steps are timed.
         rules: when sampling begins and ends.
-        report: is called with the name of each stage as it begins.
-        clock: reads seconds.
+        report: is called with the name of each stage when it begins.
+        clock: returns seconds.
 
     Returns:
-        The fields of a record that this process knows.
+        The fields of a record that this process can fill in.
 
     Raises:
-        WrongResult: a step that did other work than the first.
+        WrongResult: a step did another amount of work than the first.
     """
     windows = Windows(scenario, _timer(scenario.device, clock))
     device = Device(scenario, clock)
@@ -210,7 +213,7 @@ def measure_scenario(
 
 
 def _warm_up(windows: Windows, rules: Rules) -> tuple[list[float], bool | None]:
-    """The steps of the warm-up, a window each, and whether they settled."""
+    """The seconds of the steps of the warm-up, one window each, and whether they settled."""
     if rules.series is not None:
         return [windows.sample(1)["step"] for _ in range(rules.warmup_samples)], None
     rule = WarmupRule(rules.warmup_seconds, rules.warmup_samples)
@@ -251,7 +254,7 @@ class Windows:
         """The work of each step."""
 
     def sample(self, steps: int) -> dict[str, float]:
-        """Run so many steps, and return the seconds of one."""
+        """Run a window of this many steps, and return the seconds of one step by name."""
         step, phase = self._scenario.step, self._timer.phase
         self._timer.start()
         for _ in range(steps):
@@ -261,7 +264,7 @@ class Windows:
         return self._timer.stop(steps)
 
     def overhead(self) -> float:
-        """The seconds that a window takes in which nothing happens."""
+        """The seconds of an empty window."""
         empty = []
         for _ in range(20):
             self._timer.start()
@@ -275,7 +278,7 @@ class Windows:
 
 
 class Device:
-    """The memory and the clocks of a device; nothing where the work is the CPU's."""
+    """The memory and the clocks of a device; empty for the CPU."""
 
     def __init__(self, scenario: Scenario, clock: Clock) -> None:
         self.clocks: list[dict[str, Any]] = []
@@ -297,8 +300,8 @@ class Device:
         return self._gpu is not None and self._clock() - self._looked >= CLOCKS_EVERY_S
 
     def look(self) -> None:
-        """Ask the driver. The allocator frees nothing while all is well, so what the driver counts
-        between windows is what it counted in them.
+        """Read clocks and memory from the driver. The allocator returns no memory unless it runs
+        out, so a reading between windows is also that within them.
         """
         if self._gpu is None:
             return
@@ -309,7 +312,7 @@ class Device:
             self._most = max(used, self._most or 0)
 
     def memory(self) -> dict[str, int | None]:
-        """The fields of `record.Memory` that the device knows."""
+        """The fields of `record.Memory` that are about the device."""
         if self._backend is None:
             return {}
         if self._gpu is None:  # MPS keeps no peaks
@@ -337,8 +340,8 @@ def host_memory() -> dict[str, int | None]:
         held = kernel_memory()
     except OSError:
         return {"host_peak_kernel": None, "host_shared": None, "host_counted": None}
-    # The kernel keeps no peak of private mappings, but one of all. What of it is not private, such
-    # as the code of libraries, is never given back.
+    # The kernel keeps a peak of all mappings, and none of private ones. Mappings that are not
+    # private, such as the code of libraries, are never released, so they are subtracted.
     not_private = held.get("VmSize", 0) - held.get("VmData", 0)
     return {
         "host_peak_kernel": held.get("VmHWM"),

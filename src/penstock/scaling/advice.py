@@ -1,8 +1,8 @@
 """Advice on a scaling study: good or poor, why, whether quality stayed, and which rank is slow.
 
 The seed calls scaling good above 85 % within a node and above 75 % across nodes, and poor below
-70 %. The advice is sure only where the whole interval lies on one side of a bound, which takes more
-than one run of a size. A cause is named only where the phases of steps show it.
+70 %. The advice is sure only if the whole interval is on one side of a bound, which takes more than
+one run of a size. A cause is named only if the phases of steps show it.
 """
 
 from __future__ import annotations
@@ -20,17 +20,27 @@ from .tables import label
 
 GOOD_IN_NODE, GOOD_ACROSS, POOR = 0.85, 0.75, 0.70
 IMPLAUSIBLE = 1.1
-"""An efficiency above this, on more devices than the baseline's, is doubted and not called good."""
+"""An efficiency above this, on more devices than the baseline's, is called doubtful, not good."""
 NOTABLE = 0.10
-"""The share of a step that a phase must take to explain poor scaling."""
+"""The fraction of a step that a phase must take to explain poor scaling."""
 
 
 def exposed(configuration: Configuration) -> float | None:
-    """The share of all steps that waits for the sum over ranks; None where it was not measured."""
+    """The fraction of all steps that is waiting for the sum over ranks; None if not measured."""
     return share(configuration.runs, WAIT)
 
 
 def interval_text(interval: Interval, factor: float, digits: int) -> str:
+    """The ends of an interval as ``low-high``, or ``-`` if it has none.
+
+    Args:
+        interval: The interval.
+        factor: A factor for both ends, such as 100 for percents.
+        digits: The digits behind the point.
+
+    Returns:
+        The text.
+    """
     if interval.low is None or interval.high is None:
         return "-"
     return f"{factor * interval.low:.{digits}f}-{factor * interval.high:.{digits}f}"
@@ -80,7 +90,7 @@ def _causes(study: Study, point: ScalingPoint) -> str:
     """The causes that the phases show, the largest first."""
     here, base = phases_of(point.at.runs), phases_of(study.base.runs)
     if not here:
-        return "nothing here tells why, for no phases of steps were measured"
+        return "the cause is unknown, because no phases of steps were measured"
     causes: list[tuple[float, str]] = []
     communication = exposed(point.at) or 0.0
     computing = share(point.at.runs, "forward", "backward") or 0.0
@@ -100,13 +110,13 @@ def _causes(study: Study, point: ScalingPoint) -> str:
         cause = f"computing takes {significant(slower)} times as long a sample; {why}"
         causes.append((1 - 1 / slower, cause))
     in_order = (cause for _, cause in sorted(causes, reverse=True))
-    return "; ".join(in_order) or "no phase that was measured explains it"
+    return "; ".join(in_order) or "none of the measured phases explains it"
 
 
 def _slower(
     study: Study, point: ScalingPoint, here: dict[str, float], base: dict[str, float]
 ) -> float | None:
-    """Device seconds that computing a sample takes, as a multiple of the baseline's."""
+    """Device seconds of computing for a sample, as a multiple of the baseline's."""
     samples, base_samples = point.at.first.work, study.base.first.work
     names = ("forward", "backward")
     now, before = (sum(phases.get(name, 0.0) for name in names) for phases in (here, base))
@@ -123,7 +133,7 @@ _SCORES: tuple[tuple[str, Callable[[TrainingRun], float | None]], ...] = (
 
 
 def quality(study: Study) -> Iterator[str]:
-    """Sentences on whether more devices trained as well, by each score that all sizes have."""
+    """Sentences on whether more devices reached the same quality, by each score of all sizes."""
     for name, value in _SCORES:
         by_point = [point.at.known(value) for point in study.points]
         if len(by_point) > 1 and all(by_point):
@@ -133,7 +143,7 @@ def quality(study: Study) -> Iterator[str]:
 def _same(name: str, scores: Sequence[Sequence[float]], labels: Sequence[str]) -> str:
     flat = [score for of_size in scores for score in of_size]
     range_ = f"{name.capitalize()} is {min(flat):.4f} to {max(flat):.4f} over {len(flat)} runs"
-    # Among many sizes one differs by chance, so each interval is wide enough for all to hold 95 %.
+    # With many sizes one differs by chance, so the intervals hold jointly with 95 % (Bonferroni).
     each = 1 - (1 - CONFIDENCE) / (len(scores) - 1)
     alike, differing, unknown = list[str](), list[str](), dict[str, list[str]]()
     for of_size, where in zip(scores[1:], labels[1:], strict=True):

@@ -1,4 +1,4 @@
-"""A simulation as a table, and the assumptions that it rests on as sentences."""
+"""A simulation as a table, and its assumptions as sentences."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from ..base import format_bytes, format_seconds, significant
 from .simulate import DeviceStep, Network, Prediction, beyond_the_model
 
 _ROUNDED = 0.005
-"""The share by which a measured step may differ from the model's and still agree with it: steps are
-written in few digits."""
+"""The relative difference up to which a measured step agrees with the model's: logs have few
+digits."""
 
 
 def assumptions_of(device: DeviceStep, network: Network) -> list[str]:
@@ -42,8 +42,8 @@ def assumptions_of(device: DeviceStep, network: Network) -> list[str]:
     ]
     if device.counted is not None:
         lines.append(
-            "the run does not tell which of its parameters are trained: each of "
-            f"{device.counted:,.0f} is taken to have a gradient of 4 bytes"
+            "the run does not say which of its parameters are trained: each of "
+            f"{device.counted:,.0f} is assumed to have a gradient of 4 bytes"
         )
     lines.append(
         f"steps vary by {device.jitter:.1%}, and each waits for the slowest device"
@@ -52,8 +52,8 @@ def assumptions_of(device: DeviceStep, network: Network) -> list[str]:
     )
     if device.scaled_from is not None:
         lines.append(
-            f"a batch of {device.scaled_from} was measured, and one of {device.batch} is taken to "
-            "be as quick a sample: small batches are slower than that"
+            f"a batch of {device.scaled_from} was measured, and one of {device.batch} is assumed "
+            "to take the same time for each sample; a small batch takes more"
         )
     lines += _of_data(device, network)
     if device.seen is not None:
@@ -61,7 +61,7 @@ def assumptions_of(device: DeviceStep, network: Network) -> list[str]:
     if device.seen is None or _contradicted(device, network):
         lines.append(
             "the sum does not slow computing, no other job shares the network, and hosts are as "
-            "quick with all devices at work as with one: the figures are the most that is to be had"
+            "fast with all devices at work as with one: the figures are upper bounds"
         )
     return [f"{line[:1].upper()}{line[1:]}." for line in lines]
 
@@ -70,13 +70,13 @@ def _of_data(device: DeviceStep, network: Network) -> Iterator[str]:
     """Sentences on how the devices read their batches."""
     if device.data_s:
         yield (
-            "each device has a loader of its own that makes "
-            f"{significant(device.batch / device.data_s)} samples/s, as the run had, and reads on "
+            "each device has its own loader, which makes "
+            f"{significant(device.batch / device.data_s)} samples/s as in the run, and prefetches "
             "while the device waits for the sum"
         )
     if network.data_rate is not None:
         yield (
-            f"{format_bytes(device.sample_bytes)} a sample are read from a store that gives "
+            f"{format_bytes(device.sample_bytes)} a sample are read from a store that delivers "
             f"{significant(network.data_rate / 1e9)} GB/s to all devices"
         )
     elif device.reads_s:
@@ -87,7 +87,7 @@ def _of_data(device: DeviceStep, network: Network) -> Iterator[str]:
     elif device.data_s:
         yield "the store keeps up with all of them"
     else:
-        yield "data is always there in time"
+        yield "batches are always ready in time"
 
 
 def _contradicted(device: DeviceStep, network: Network) -> bool:
@@ -110,8 +110,8 @@ def _of_seen(device: DeviceStep, network: Network, n: int, seconds: float) -> st
     if more <= _ROUNDED * seconds:
         return f"{took}, which all of this explains"
     return (
-        f"{took}, which is {format_seconds(more)} more than all of this: hosts, contention and "
-        f"whatever else it is take as long at any number; the step of {n} is told, not predicted"
+        f"{took}, which is {format_seconds(more)} more than all of this: that time (hosts, "
+        f"contention) is added at every number of devices, so the step of {n} is not predicted"
     )
 
 

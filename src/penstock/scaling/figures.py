@@ -1,11 +1,11 @@
 """The figures of a scaling study.
 
-    speedup       against the ideal, with intervals and the laws that were fitted
+    speedup       speed-up and its ideal, with intervals and the fitted laws
     efficiency    bars, and the line of 75 %
-    epoch         device seconds of an epoch, split by phase where phases were measured
-    utilisation   GPU-Util of each configuration, where it was logged
+    epoch         seconds of an epoch, split by phase if phases were measured
+    utilisation   GPU-Util of each configuration, if it was logged
 
-Each study has figures of its own; of several the files are named by their kind.
+Each study has its own figures; with several studies the files are named by their kind.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _REST = "#b8b8b8"
 
 
 def plot_scaling(studies: Sequence[Study], folder: Path, replace: bool = False) -> list[Path]:
-    """Draw the figures that the runs allow.
+    """Draw all figures for which the runs have data.
 
     Args:
         studies: The studies; with several, the kind of each is in its file names.
@@ -51,7 +51,7 @@ def plot_scaling(studies: Sequence[Study], folder: Path, replace: bool = False) 
 
 
 def draw_speedup(study: Study) -> Figure | None:
-    """Speed-up by devices; None where all runs have as many."""
+    """Speed-up by devices; None if all runs have the same number of devices."""
     points = sorted(study.points, key=lambda point: point.at.devices)
     x = np.array([point.at.devices for point in points])
     if len(set(x)) < 2:
@@ -67,7 +67,7 @@ def draw_speedup(study: Study) -> Figure | None:
             y = law.speedup(above / base)
             axis.plot(above, y, ":", color=STYLE["colours"][colour], label=name)
     y = np.array([point.speedup.value for point in points])
-    # Where as many devices ran on several numbers of nodes, the line takes the fastest.
+    # If a number of devices ran on several numbers of nodes, the line takes the fastest.
     best = {n: max(y[x == n]) for n in sorted(set(x))}
     axis.loglog(list(best), list(best.values()), base=2, color=STYLE["colours"][0])
     axis.plot(x, y, "o", color=STYLE["colours"][0], markersize=5, label="measured")
@@ -94,7 +94,7 @@ def draw_speedup(study: Study) -> Figure | None:
 
 
 def draw_efficiency(study: Study) -> Figure:
-    """A bar for each configuration, green where it is above 75 %."""
+    """A bar for each configuration, green if it is above 75 %."""
     figure, axis = _frame(study, "Parallel efficiency", _intervals_drawn(study))
     values = [100 * point.efficiency.value for point in study.points]
     places = np.arange(len(values))
@@ -119,7 +119,8 @@ def draw_efficiency(study: Study) -> Figure:
 
 
 def draw_epoch(study: Study) -> Figure | None:
-    """Seconds of an epoch by phase, means over ranks; the rest is time outside of steps."""
+    """Seconds of an epoch by phase, means over ranks; the rest is time outside steps. None if the
+    time of an epoch is not known for all configurations."""
     means = (point.at.mean(lambda run: run.per_epoch) for point in study.points)
     times = np.array([time for time in means if time is not None])
     if len(times) < len(study.points):
@@ -151,7 +152,7 @@ def draw_epoch(study: Study) -> Figure | None:
 
 
 def draw_utilisation(study: Study) -> Figure | None:
-    """Readings of GPU-Util and their mean; None where none was logged."""
+    """Readings of GPU-Util and their mean; None if none was logged."""
     readings = [
         [value for run in point.at.runs for value in run.utilisation] for point in study.points
     ]

@@ -1,12 +1,12 @@
 """Means of a few runs with confidence intervals, by Student's t and Welch's t.
 
-    difference   of scores, as they are
-    ratio        of times, by their logarithms: a slow machine multiplies times
+    difference   of scores
+    ratio        of times, computed from logarithms, because a slow machine multiplies times
     drawn_means  random draws of each mean, for laws that are fitted to many means
 
-Two runs of a size are usual and tell little about how runs vary, so their intervals are wide; a
-bootstrap of so few runs is too narrow. One run has no interval. Neither have runs that are equal to
-the last digit: they were rounded, or are one run read twice, and do not show how runs vary.
+Usually there are two runs of a size. They show little of how runs vary, so their intervals are
+wide; a bootstrap of so few runs would be too narrow. One run has no interval. Runs that are equal
+to the last digit have none either: they were rounded, or are one run read twice.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ _DRAWS = 4000
 _ANGLES = np.linspace(0, math.pi / 2, 4_001)
 _COSINES = np.cos(_ANGLES)
 _FARTHEST = 100.0
-"""Largest distance of a drawn logarithm from its mean. Without it the t of two runs has no
-bounds."""
+"""The largest distance of a drawn logarithm from its mean, because Student's t of two runs is
+unbounded."""
 
 
 def students_t(freedom: float, confidence: float = CONFIDENCE) -> float:
-    """The standard errors to each side that hold a share ``confidence`` of Student's t.
+    """The two-sided quantile of Student's t: the number of standard errors to each side that hold
+    the fraction ``confidence``.
 
-    In the angle whose tangent is t / sqrt(freedom) its density is a power of the cosine.
+    In the angle whose tangent is t / sqrt(freedom), its density is a power of the cosine.
 
     >>> round(students_t(1), 2), round(students_t(4), 3)
     (12.71, 2.776)
@@ -45,7 +46,7 @@ def students_t(freedom: float, confidence: float = CONFIDENCE) -> float:
 def difference(
     base: Sequence[float], other: Sequence[float], confidence: float = CONFIDENCE
 ) -> Interval:
-    """The mean of ``other`` less the mean of ``base``, with Welch's interval."""
+    """The mean of ``other`` minus the mean of ``base``, with Welch's interval."""
     value, n = float(np.mean(other) - np.mean(base)), min(len(base), len(other))
     reach = _reach(base, other, confidence)
     low, high = (None, None) if reach is None else (value - reach, value + reach)
@@ -62,7 +63,7 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> Interval:
 
 
 def drawn_means(times: Sequence[float], rng: np.random.Generator) -> Floats:
-    """Random draws of the mean of times, by their t. For one run every draw is its time."""
+    """Random draws of the mean of times, by Student's t. For one run every draw is its time."""
     n, middle = len(times), math.log(np.mean(times))
     if n == 1:
         return np.full(_DRAWS, math.exp(middle))
@@ -71,10 +72,10 @@ def drawn_means(times: Sequence[float], rng: np.random.Generator) -> Floats:
 
 
 def drawn_interval(value: float, drawn: Floats, n: int) -> Interval:
-    """The interval of a quantity by its draws; ``n`` is the fewest runs of a size behind it."""
+    """The interval of a quantity from its draws; ``n`` is the smallest number of runs of a size."""
     if n < 2 or (drawn == drawn[0]).all():
         return Interval(value, None, None, n)
-    # The nearest draws, and no value between two: a peak that never comes is infinite.
+    # The nearest draws without interpolation, because a peak that never comes is infinite.
     tails = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
     low, high = np.quantile(drawn, tails, method="nearest")
     return Interval(value, float(low), float(high), n)
@@ -97,8 +98,8 @@ def _reach(one: ArrayLike, other: ArrayLike, confidence: float) -> float | None:
     if not both:
         return None
     if min(free) == 1 < max(free):
-        # Where two runs vary more than those of the other side, Welch's interval holds the truth
-        # 90 times in 100 only. Cochran's mean of the t of each side holds it 95 times.
+        # If two runs vary more than those of the other side, Welch's 95 % interval holds the truth
+        # only 90 times in 100. Cochran's weighted mean of the t of both sides holds it 95 times.
         parts = (e * students_t(f, confidence) for e, f in zip(errors, free, strict=True))
         return sum(parts) / both * math.sqrt(both)
     freedom = both**2 / sum(e**2 / f for e, f in zip(errors, free, strict=True))

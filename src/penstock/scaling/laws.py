@@ -1,11 +1,11 @@
-"""Laws of scaling, fitted to measured speed-ups: a serial share, contention, coherence.
+"""Laws of scaling, fitted to measured speed-ups: serial fraction, contention, coherence.
 
     Karp-Flatt   e = (1/S - 1/p) / (1 - 1/p)                        of one point
     Amdahl       T(p) / T(1) = f + (1 - f) / p                      least squares of relative times
     USL          S(p) = p / (1 + sigma (p - 1) + kappa p (p - 1))   least squares of p / S - 1,
                                                                     sigma and kappa not below 0
 
-``p`` is devices over those of the baseline and S the speed-up over it.
+``p`` is the number of devices over that of the baseline, and S the speed-up over the baseline.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..instruments import Interval
 from .intervals import Floats
 
 AMDAHL_SIZES, USL_SIZES = 3, 4
-"""The fewest different numbers of devices that a fit takes, the baseline among them."""
+"""The smallest number of sizes (numbers of devices) for a fit, the baseline included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,11 @@ class Amdahl:
 
     @property
     def most(self) -> float:
-        """The limit of the speed-up with any number of devices."""
+        """The limit of the speed-up for infinitely many devices."""
         return 1 / self.serial.value if self.serial.value > 0 else math.inf
 
     def speedup(self, p: ArrayLike) -> Floats:
+        """The speed-up of the fitted law at each ``p``."""
         f = self.serial.value
         return np.asarray(1 / (f + (1 - f) / np.asarray(p, np.float64)))
 
@@ -49,16 +50,17 @@ class Usl:
     sigma: Interval
     kappa: Interval
     peak: Interval | None
-    """N*, the number of devices beyond which training gets slower; None where there is none."""
+    """N*, the number of devices beyond which training gets slower; None if there is none."""
 
     def speedup(self, p: ArrayLike) -> Floats:
+        """The speed-up of the fitted law at each ``p``."""
         p = np.asarray(p, np.float64)
         more = self.sigma.value * (p - 1) + self.kappa.value * p * (p - 1)
         return np.asarray(p / (1 + more))
 
 
 def karp_flatt(speedup: ArrayLike, p: float) -> Floats:
-    """The serial share that alone would explain a measured speed-up on ``p`` devices.
+    """The serial fraction that by itself would explain a measured speed-up on ``p`` devices.
 
     >>> float(karp_flatt(362.45 / 95.23, 4).round(6)), float(karp_flatt(362.45 / 57.14, 8).round(6))
     (0.016986, 0.037314)
@@ -67,16 +69,17 @@ def karp_flatt(speedup: ArrayLike, p: float) -> Floats:
 
 
 def amdahl(p: ArrayLike, speedups: ArrayLike) -> Floats:
-    """The serial share by least squares of relative times, for each row of ``speedups``."""
+    """The serial fraction by least squares of relative times, for each row of ``speedups``."""
     p, s = np.asarray(p, np.float64), np.asarray(speedups, np.float64)
     x, y = 1 - 1 / p, 1 / s - 1 / p
     return np.clip(y @ x / (x @ x), 0, 1)
 
 
 def usl(p: ArrayLike, speedups: ArrayLike) -> Floats:
-    """(sigma, kappa), none below 0, by least squares of p / S - 1, for each row of ``speedups``.
+    """(sigma, kappa), both at least 0, by least squares of p / S - 1, for each row of ``speedups``.
 
-    With two unknowns the bounded solution is the free one, or the better of those on the edges.
+    With two unknowns the bounded solution is the unbounded one, or the better of those with sigma
+    or kappa 0.
     """
     p, s = np.asarray(p, np.float64), np.asarray(speedups, np.float64)
     a, y = np.stack([p - 1, p * (p - 1)], axis=1), p / s - 1

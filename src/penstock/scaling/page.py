@@ -17,8 +17,8 @@ from .study import Study, studies
 from .tables import diverged, label, run_mark, summary_rows
 
 _CAPTIONS = {
-    "speedup": "Speed-up over the baseline, measured, ideal, and by the laws that were fitted.",
-    "efficiency": "Parallel efficiency; the line is what counts as good across nodes.",
+    "speedup": "Speed-up over the baseline: measured, ideal, and by the fitted laws.",
+    "efficiency": "Parallel efficiency; values above the line count as good across nodes.",
     "epoch": "Time of an epoch by phase, means over runs and ranks.",
     "utilisation": "GPU utilisation of each configuration.",
 }
@@ -30,11 +30,11 @@ def report_of_scaling(paths: Sequence[Path], title: str, say: Callable[[str], No
     Args:
         paths: Folders of runs, logs, ledgers or exports of trackers, or folders of these.
         title: The title of the report.
-        say: Takes a sentence on each file that is left out.
+        say: Called with a sentence on each file that is left out.
 
     Returns:
-        The report, with a chapter for each kind of scaling. Runs that cannot be compared, or of one
-        size alone, leave a report that says so.
+        The report, with a chapter for each kind of scaling. If runs cannot be compared, or all have
+        one size, the report says so.
 
     Raises:
         UsageError: A path cannot be read, or holds no run.
@@ -58,7 +58,7 @@ def report_of_scaling(paths: Sequence[Path], title: str, say: Callable[[str], No
 
 
 def _verdict(study: Study) -> list[str]:
-    """The configuration with the most devices first, then the others and slow ranks."""
+    """Sentences: on the configuration with the most devices, on the others, and on slow ranks."""
     last = max(study.points, key=lambda point: point.at.devices)
     ends = interval_text(last.speedup, 1, 2)
     count = plural(len(last.at.runs), "run")

@@ -105,7 +105,7 @@ def _kind_lines(study: Study, asked: bool) -> Iterator[str]:
     runs = [run for point in study.points for run in point.at.runs]
     yield from (f"These runs differ: {difference}." for difference in differences(runs))
     if asked:
-        yield f"All is relative to {counted(study.base.first)}, as was asked for."
+        yield f"All numbers are relative to {counted(study.base.first)}, the chosen baseline."
     elif study.base.devices > 1:
         yield (
             f"There is no complete run of 1 device: all is normalised to {study.base.devices}, "
@@ -140,13 +140,12 @@ def _what_grows(study: Study) -> str:
         return f"All runs are of {label(first)}: there is nothing to compare them with."
     if all(run.shape_known for point in study.points for run in point.at.runs):
         return (
-            "What was done differs in more than the devices, as it was asked to: "
-            f"{_shape(first)}, and {_shape(last)}. Speed-up is of time alone, whatever was done in "
-            "it."
+            "The work differs in more than the devices, and runs are compared anyway: "
+            f"{_shape(first)}, and {_shape(last)}. Speed-up is of time alone, whatever the work."
         )
     return (
-        "The logs do not tell batch and samples of every run, so weak and strong scaling cannot be "
-        "told apart; the work is taken to be the same."
+        "The logs lack batch or samples of some runs, so weak and strong scaling cannot be told "
+        "apart; the work is taken to be the same."
     )
 
 
@@ -180,7 +179,7 @@ def _law_lines(study: Study) -> Iterator[str]:
 
 
 def _share_lines(study: Study) -> Iterator[str]:
-    """A sentence on how the Karp-Flatt share changes with the devices, if its interval tells."""
+    """A sentence on the change of the Karp-Flatt share with the devices."""
     rise = study.rise
     if rise is None:
         return
@@ -224,7 +223,7 @@ def metrics_table(runs: Sequence[TrainingRun]) -> Section:
         used = run.utilisation
         readings = plural(len(used), "reading")
         mean = f"{sum(used) / len(used):.0f} % ({readings})" if used else "not logged"
-        time = "not told"
+        time = "not logged"
         if run.seconds is not None:
             star = "" if run.complete else "*"
             time = f"{run.seconds:.2f} seconds ({run.seconds / 60:.2f} minutes){star}"
@@ -291,7 +290,7 @@ def _point_row(study: Study, point: ScalingPoint) -> dict[str, Any]:
 
 
 def runs_to_csv(runs: Iterable[TrainingRun]) -> str:
-    """The runs as CSV, with the columns of `RUN_COLUMNS`, also those that broke off."""
+    """All runs as CSV, with the columns of `RUN_COLUMNS`, also those that are not complete."""
     return _csv(
         RUN_COLUMNS,
         (
@@ -335,7 +334,7 @@ def scaling_markdown(
     for study in studies:
         seeds = [_fenced(speedup_table(study)), _fenced(results_table(study, machine))]
         ours = in_markdown(scaling_sections(study, asked)).rstrip()
-        # The seed's tables do not name their kind, so with several it stands above them.
+        # The seed's tables do not name their kind, so with several studies it comes first.
         parts += [ours, *seeds] if len(studies) > 1 else [*seeds, ours]
     parts += [f"![{name.removesuffix('.png')}]({name})" for name in figures]
     return "\n\n".join(parts) + "\n"

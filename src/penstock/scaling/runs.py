@@ -1,4 +1,4 @@
-"""A training as its log, its record or a tracker has it, and the measurements of its ranks."""
+"""A training as it is read from a log, a record or a tracker, with its ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..base import UsageError
 Status = Literal[
     "complete", "crashed", "cancelled", "preempted", "timeout", "stopped", "unfinished", "unknown"
 ]
-"""The end of a run; ``unknown`` if it cannot be told."""
+"""The end of a run; ``unknown`` if its source does not say."""
 
 A_GPU = "a GPU"
 """The device of a run that used GPUs but did not name them."""
@@ -26,9 +26,9 @@ class Rank:
     totals: Mapping[str, float]
     """Totals of the whole run: ``step`` and its phases."""
     local: tuple[float, ...] = ()
-    """The rank's own work in each step: all but the wait for the sum over ranks."""
+    """The rank's own work in each step: the step without the wait for the sum over ranks."""
     waits: tuple[float, ...] = ()
-    """The wait for that sum in each step."""
+    """The wait for the sum over ranks in each step."""
     host: str | None = None
 
 
@@ -43,9 +43,9 @@ class TrainingRun:
     devices: int
     nodes: int | None = None
     seconds: float | None = None
-    """Training time in all, validation included, of the slowest rank."""
+    """The total training time of the slowest rank, validation included."""
     epochs: int | None = None
-    """Epochs that were done in these seconds."""
+    """The number of epochs done in these seconds."""
     planned_epochs: int | None = None
     epoch_seconds: float | None = None
     samples: int | None = None
@@ -62,7 +62,7 @@ class TrainingRun:
     status: Status = "complete"
     restarts: int = 0
     device: str | None = None
-    """``cpu``, the name of a GPU, or `A_GPU`; None where the run did not come to name it."""
+    """``cpu``, the name of a GPU, or `A_GPU`; None if the run ended before it named it."""
     rank_seconds: tuple[float, ...] = ()
     """Training time of each rank that printed one."""
     ranks: tuple[Rank, ...] = ()
@@ -73,7 +73,7 @@ class TrainingRun:
     tags: Mapping[str, str] = field(default_factory=dict)
     """The user's tags of the run."""
     gradient_bytes: int | None = None
-    """Bytes of the gradients of one device, which are summed over all devices."""
+    """Bytes of one device's gradients, which are summed over all devices."""
 
     def __post_init__(self) -> None:
         for name, value in (
@@ -96,7 +96,7 @@ class TrainingRun:
 
     @property
     def per_epoch(self) -> float | None:
-        """Seconds of an epoch, measured or divided."""
+        """Seconds of an epoch: measured, or the training time over the number of epochs."""
         if self.epoch_seconds is None and self.seconds and self.epochs:
             return self.seconds / self.epochs
         return self.epoch_seconds
@@ -110,15 +110,16 @@ class TrainingRun:
 
     @property
     def shape_known(self) -> bool:
-        """Whether samples and batches are known, which tell the kinds of scaling apart."""
+        """Whether samples and batches are known, which decide the kind of scaling."""
         return None not in (self.work, self.batch, self.global_batch)
 
     def scored(self, score: float | None) -> float | None:
-        """A score; None where the run diverged, because its score means nothing then."""
+        """The score; None if the run diverged, because its scores mean nothing."""
         return None if self.diverged else score
 
     @property
     def on_cpu(self) -> bool:
+        """Whether its devices are processes on the CPU."""
         return self.device == "cpu"
 
     @property

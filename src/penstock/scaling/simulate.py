@@ -1,4 +1,4 @@
-"""Predicts steps on more devices than were measured, from one device's phases and a stated network.
+"""Predicts steps on many devices from the measured phases of one device and a given network.
 
     one device     │ data │ forward │ backward ······ │ optimizer │
     N devices      │ data │ forward │ backward ······ │ rest of the sum │ optimizer │
@@ -7,20 +7,20 @@
 Each device keeps its batch (weak or hybrid scaling). The gradients, ``M`` bytes, are summed over
 the devices of a node and then over the nodes, by k members each:
 
-    ring   2 (k - 1) / k M / B + 2 (k - 1) L        each member sends its share round twice
-    tree   2 (k - 1) / k M / B + 2 log2(k) L        the same bytes, in fewer turns
+    ring   2 (k - 1) / k M / B + 2 (k - 1) L        each member sends its part round twice
+    tree   2 (k - 1) / k M / B + 2 log2(k) L        the same bytes, in fewer rounds
 
 ``B`` is the bandwidth, per device within a node and per node between nodes, and ``L`` the latency
-of a message. The share ``overlap`` of the sum runs beside the backward pass, if that lasts long
+of a message. The fraction ``overlap`` of the sum runs during the backward pass, if that lasts long
 enough; devices wait for the rest. Data is read while a device computes, and a step takes as long as
-the slower of the two: where the run waited for data, each device's loader is as slow as the run's,
-and all devices share a store of a stated rate. Without workers, data is read before each step.
-Steps vary by ``jitter``, a standard deviation over mean, and each step waits for the slowest of N
-devices.
+the slower of the two. If the run waited for data, each device's loader is as slow as the run's, and
+all devices share a store of the given rate. Without workers, data is read before each step. Steps
+vary by ``jitter``, their standard deviation over their mean, and each step waits for the slowest of
+N devices.
 
-The model does not know contention of the sum with computing, congestion of a shared network, hosts
-that are slower with all their devices at work, and other jobs. Where a step of several devices was
-measured, the time it took beyond the model is added to every step of several devices.
+The model leaves out contention of the sum with computing, congestion of a shared network, hosts
+that are slower with all their devices at work, and other jobs. If a step of several devices was
+measured, its time beyond the model is added to every step of several devices.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .straggler import phases_of
 Algorithm = Literal["ring", "tree"]
 
 NOTABLE_WAIT = 0.02
-"""The share of a step above which a wait for data counts. Handing over a batch takes less."""
+"""The fraction of a step from which a wait for data counts. Handing over a batch takes less."""
 _COMPUTE = ("transfer", "forward", "backward", "optimizer")
 
 
@@ -51,22 +51,22 @@ class DeviceStep:
     """Seconds of computing, the backward pass included."""
     backward_s: float
     batch: int
-    """Samples."""
+    """The number of samples of the step."""
     gradient_bytes: float
     sample_bytes: float = 0.0
     """Bytes that are read for each sample."""
     jitter: float = 0.0
-    """The standard deviation of a step over its mean."""
+    """The standard deviation of the step time over its mean."""
     data_s: float = 0.0
-    """Seconds in which its loader makes a batch; 0 where the device never waited for it."""
+    """Seconds in which its loader makes a batch; 0 if the device never waited for it."""
     reads_s: float = 0.0
-    """Seconds of reading in a run without workers, whose steps begin when the batch is there."""
+    """Seconds of reading in a run without workers, where each step reads its batch first."""
     scaled_from: int | None = None
-    """The batch that was measured; None where it is this one."""
+    """The batch size that was measured; None if it is `batch`."""
     counted: float | None = None
-    """The parameters of the model, where `gradient_bytes` is a guess of 4 bytes for each."""
+    """The parameters of the model, if `gradient_bytes` is a guess of 4 bytes for each."""
     seen: tuple[int, float] | None = None
-    """A number of devices above 1, and the measured seconds of a step on them, at this batch."""
+    """A number of devices above 1, and the measured seconds of a step on them, with this batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +83,9 @@ class Network:
     between_latency: float
     algorithm: Algorithm
     overlap: float
-    """The share of the sum that may run beside the backward pass, 0 to 1."""
+    """The fraction of the sum that may run during the backward pass, 0 to 1."""
     data_rate: float | None = None
-    """Bytes per second from the store to all devices together; None for more than they need."""
+    """Bytes per second from the store to all devices together; None for no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,18 +95,18 @@ class Prediction:
     devices: int
     nodes: int
     sum_s: float
-    """Time of the all-reduce, hidden or not."""
+    """Time of the all-reduce, hidden part included."""
     exposed_s: float
-    """The part of it that devices wait for."""
+    """The part of the all-reduce that devices wait for."""
     data_s: float
     """Time until the batches of all devices are read."""
     step_s: float
     samples_per_s: float
     efficiency: float
     worst: float
-    """The efficiency if nothing of the sum is hidden."""
+    """The efficiency if the sum is not hidden at all."""
     best: float
-    """The efficiency if the backward pass hides all that it can."""
+    """The efficiency if the backward pass hides as much of the sum as it can."""
 
     @property
     def bound_by(self) -> str:
@@ -165,9 +165,9 @@ def _explained(device: DeviceStep, network: Network, n: int) -> float:
 
 
 def beyond_the_model(device: DeviceStep, network: Network) -> float:
-    """Seconds that the measured step of several devices took beyond the model's.
+    """Seconds of the measured step of several devices minus those of the model.
 
-    Below 0 where it took less, and 0 where none was measured.
+    It is below 0 if the step took less, and 0 if none was measured.
     """
     if device.seen is None:
         return 0.0
@@ -190,7 +190,17 @@ def _sum(device: DeviceStep, network: Network, n: int) -> tuple[float, float]:
 def all_reduce(
     size: float, members: int, bandwidth: float, latency: float, algorithm: Algorithm
 ) -> float:
-    """Seconds that the sum of ``size`` bytes over ``members`` takes.
+    """Seconds of an all-reduce.
+
+    Args:
+        size: The bytes to sum, on each member.
+        members: The number of members.
+        bandwidth: Bytes per second of a member, in one direction.
+        latency: Seconds of a message.
+        algorithm: ``ring`` or ``tree``.
+
+    Returns:
+        The seconds; 0 for one member.
 
     >>> all_reduce(1e9, 4, 1e9, 0.0, "ring"), all_reduce(1e9, 1, 1e9, 1.0, "tree")
     (1.5, 0.0)
@@ -234,7 +244,7 @@ def _check(device: DeviceStep, network: Network) -> None:
 
 
 def device_of_run(run: TrainingRun) -> DeviceStep:
-    """The step of one device by a run on one: the totals of its phases over its steps.
+    """The step of one device, from a run on one device: the totals of its phases over its steps.
 
     Raises:
         UsageError: The run is of several devices, or lacks phases, steps, batch or parameters.
@@ -250,7 +260,7 @@ def device_of_run(run: TrainingRun) -> DeviceStep:
     waited = _notable(each.get("data_wait", 0.0), compute)
     in_turn = run.settings.get("number of workers") == "0"
     local = run.ranks[0].local
-    # The median deviation: first steps and checkpoints are not how every step varies.
+    # The median absolute deviation, so that first steps and checkpoints do not count as jitter.
     jitter = 1.4826 * mad(local) / median(local) if len(local) > 1 else 0.0
     return DeviceStep(
         compute_s=compute,
@@ -288,7 +298,7 @@ def with_several(device: DeviceStep, run: TrainingRun) -> DeviceStep:
         raise UsageError(f"{run.source} lacks phases or steps")
     if run.batch != device.batch:
         raise UsageError(
-            f"{run.source} has batches of {run.batch} on each device, and what is simulated has "
+            f"{run.source} has batches of {run.batch} on each device, and the simulation has "
             f"{device.batch}"
         )
     seconds = sum(phases.get(name, 0.0) for name in (*_COMPUTE, "communication")) / run.steps

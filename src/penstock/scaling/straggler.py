@@ -3,9 +3,9 @@
     rank 0   │ work of its own │▒▒▒▒▒▒▒ wait ▒▒▒▒▒▒▒│ sum │
     rank 1   │ work of its own                 │▒ w ▒│ sum │    ◀ the straggler
 
-The sum over ranks ends for all at once, so a slow rank's step is as long as every other's. Two
-figures together show which rank is slow: it has the most work of its own and the shortest wait.
-Where they do not point to one rank, none is named.
+The sum over ranks ends on all ranks at the same time, so all ranks have the same step time. Two
+numbers together show which rank is slow: it has the most work of its own and the shortest wait. If
+they do not point to the same rank, none is named.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .runs import Rank, TrainingRun
 WAIT = "communication"
 _OWN = tuple(phase for phase in PHASES if phase != WAIT)
 NOTABLE = 0.05
-"""The share of a step by which a rank's work must exceed that of the others to be named."""
+"""The fraction of a step by which a rank's work must exceed that of the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Straggler:
     excess: Interval
     """Seconds per step of its work above the median of the other ranks."""
     spread: float | None
-    """The median absolute deviation of these seconds; None where only totals are known."""
+    """The median absolute deviation of these seconds; None if only totals are known."""
     wait: float
     """Its median wait in a step, in seconds."""
     others_wait: float
@@ -43,7 +43,8 @@ class Straggler:
 
 
 def straggler(run: TrainingRun) -> Straggler | None:
-    """The rank that holds the others up. None if no rank surely does, or nothing was measured."""
+    """The rank that holds the others up. None if no rank clearly does, or if steps were not
+    measured."""
     ranks = [rank for rank in run.ranks if rank.local and rank.waits]
     steps = min((len(rank.local) for rank in ranks), default=0)
     if len(ranks) < 2 or len(ranks) < run.devices or not steps:
@@ -70,7 +71,7 @@ def straggler(run: TrainingRun) -> Straggler | None:
 
 
 def share(runs: Iterable[TrainingRun], *phases: str) -> float | None:
-    """The share of all steps of all ranks that phases took; None where none was measured."""
+    """The fraction of all steps of all ranks that these phases took; None if none was measured."""
     measured = [
         rank.totals
         for run in runs
@@ -83,7 +84,7 @@ def share(runs: Iterable[TrainingRun], *phases: str) -> float | None:
 
 
 def phases_of(runs: Sequence[TrainingRun]) -> dict[str, float]:
-    """Seconds of an epoch by phase, mean over ranks and runs; empty where none was measured."""
+    """Seconds of an epoch by phase, mean over ranks and runs; empty if none was measured."""
     epochs = [
         {name: total / run.epochs for name, total in rank.totals.items()}
         for run in runs
@@ -97,7 +98,7 @@ def phases_of(runs: Sequence[TrainingRun]) -> dict[str, float]:
 def rank_of(number: int, totals: dict[str, float], rows: Sequence[dict[str, str]]) -> Rank:
     """A rank from the totals of its phases and the rows of its CSV of steps.
 
-    Rows that were cut short or hold no number are passed over. A rank that ran alone has no waits.
+    Rows that were cut short or hold no number are skipped. A rank that ran alone has no waits.
     """
     steps: list[tuple[float, float]] = []
     for row in rows:

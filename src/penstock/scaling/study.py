@@ -1,21 +1,21 @@
-"""Studies of scaling: how much faster training was on more devices, among runs that are otherwise
-alike.
+"""Studies of scaling: the speed-up of training on more devices, among otherwise equal runs.
 
     TrainingRun ──▶ Configuration (devices, nodes) ──▶ Study (weak | strong | hybrid)
                                                         └──▶ ScalingPoint, Amdahl, USL
 
-Samples and batches of an epoch tell the kind of scaling:
+The samples of an epoch and the batches decide the kind of scaling:
 
     strong   the same samples and global batch: a smaller batch on each device
     weak     the same batch on each device, and samples in proportion to the devices
     hybrid   the same samples and batch on each device: the global batch grows, so an epoch has
-             fewer steps, and time and quality must be looked at together
+             fewer steps, and time and quality must be judged together
 
-A study is of one kind, and each law is fitted to one study. Runs that differ in more are refused
-with the difference. The baseline N0 is the smallest number of devices, or the one that the user
-chose. All is relative to it: p = N / N0, the speed-up S is work per second, the efficiency S / p.
+A study is of one kind, and each law is fitted to one study. Runs that differ in anything else are
+refused, and the error names the difference. The baseline N0 is the smallest number of devices, or
+the one that the user chose. All is relative to it: p = N / N0, the speed-up S is the ratio of work
+per second, the efficiency is S / p.
 
-Intervals (95 %) are of repeated runs, by Student's t (`intervals`); one run has none.
+Intervals (95 %) are over repeated runs, by Student's t (`intervals`); one run has none.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Configuration:
         return [run.seconds for run in self.runs if run.seconds is not None]
 
     def known(self, value: Callable[[TrainingRun], _Value | None]) -> list[_Value]:
-        """A quantity of each run that has it, in the order of the runs."""
+        """A quantity of all runs that have it, in the order of the runs."""
         return [given for run in self.runs if (given := value(run)) is not None]
 
     def mean(self, value: Callable[[TrainingRun], float | None]) -> float | None:
@@ -81,12 +81,12 @@ class ScalingPoint:
     speedup: Interval
     efficiency: Interval
     karp_flatt: Interval | None
-    """The serial share that alone would explain the speed-up. Where it rises with the devices, it
-    is overhead. None at the baseline and in weak scaling, where the work differs."""
+    """The serial fraction that by itself would explain the speed-up. If it rises with the devices,
+    it is overhead. None at the baseline and in weak scaling, where the work differs."""
 
     @property
     def throughput(self) -> float | None:
-        """Samples of an epoch x epochs / seconds; None where these are not known."""
+        """Samples per second: those of an epoch x epochs / seconds; None if not known."""
         run = self.at.first
         if run.work is None or run.epochs is None:
             return None
@@ -94,7 +94,7 @@ class ScalingPoint:
 
     @property
     def device_hours(self) -> float | None:
-        """Device hours that an epoch costs; None where its time is not known."""
+        """Device hours of an epoch; None if its time is not known."""
         epoch = self.at.mean(lambda run: run.per_epoch)
         return None if epoch is None else self.at.devices * epoch / 3600
 
@@ -106,13 +106,14 @@ class Study:
     kind: Kind
     points: tuple[ScalingPoint, ...]
     rise: Interval | None
-    """The rise of the Karp-Flatt share from the fewest devices that have one to the most."""
+    """The change of the Karp-Flatt share from the smallest number of devices to the largest."""
     amdahl: Amdahl | str
     """The fit, or a sentence on why there is none."""
     usl: Usl | str
 
     @property
     def base(self) -> Configuration:
+        """The baseline, the first of its points."""
         return self.points[0].at
 
 
@@ -121,11 +122,11 @@ def studies(runs: Iterable[TrainingRun], baseline: int | None, anyway: bool) -> 
 
     Args:
         runs: The runs, of one experiment.
-        baseline: The number of devices that all is relative to; None for the fewest.
+        baseline: The number of devices of the baseline; None for the smallest.
         anyway: Compare runs even if their settings or their work differ.
 
     Returns:
-        A study for each kind of scaling; none where no run is complete.
+        A study for each kind of scaling; none if no run is complete.
 
     Raises:
         NotComparable: Runs differ in a setting or in their work.
@@ -148,7 +149,7 @@ def studies(runs: Iterable[TrainingRun], baseline: int | None, anyway: bool) -> 
         for kind in _kinds(base, run) or _refused(base, run, anyway):
             of_kind = kinds.setdefault(kind, {})
             of_kind.setdefault((run.devices, run.nodes or 0), []).append(run)
-    # Runs of the baseline's size fit every kind. They are a study only where there are no others.
+    # Runs of the baseline's size fit every kind. They are a study only if there are no others.
     grown = {k: v for k, v in kinds.items() if any(size[0] != base_devices for size in v)}
     if not grown:
         grown = {"undetermined": kinds.get("undetermined") or next(iter(kinds.values()))}
@@ -163,7 +164,7 @@ def same_settings(runs: Sequence[TrainingRun], cure: str = "") -> None:
 
     Args:
         runs: The runs.
-        cure: The words that end the sentence, such as ", or --anyway".
+        cure: Words at the end of the message, such as ", or --anyway".
 
     Raises:
         NotComparable: They differ in a setting; the message names it and two of its values.
@@ -187,7 +188,7 @@ def differences(runs: Sequence[TrainingRun]) -> Iterator[str]:
 
 
 def _kinds(base: TrainingRun, run: TrainingRun) -> list[Kind]:
-    """The kinds of scaling that ``run`` can be of, relative to ``base``."""
+    """The kinds of scaling from ``base`` to ``run``; empty if it is none."""
     if not (base.shape_known and run.shape_known):
         return ["undetermined"]
     assert base.work is not None and run.work is not None
@@ -195,7 +196,7 @@ def _kinds(base: TrainingRun, run: TrainingRun) -> list[Kind]:
     assert base.global_batch is not None and run.global_batch is not None
     grown = base.work * run.devices / base.devices
     grows = abs(run.work - grown) < abs(run.work - base.work)
-    # The last batch of an epoch may be filled up or left out.
+    # The last batch of an epoch may be padded or left out.
     near = abs(run.work - (grown if grows else base.work)) <= max(
         run.global_batch, base.global_batch
     )
@@ -225,7 +226,16 @@ def _refused(base: TrainingRun, run: TrainingRun, anyway: bool) -> list[Kind]:
 
 
 def study(kind: Kind, configurations: Sequence[Configuration], base_devices: int) -> Study:
-    """A study of one kind: the baseline first, then by devices, and the laws fitted to them."""
+    """Make a study of one kind, with its points in order and its laws fitted.
+
+    Args:
+        kind: The kind of scaling.
+        configurations: The configurations, the baseline among them.
+        base_devices: The number of devices of the baseline.
+
+    Returns:
+        The study: the baseline first, the others by devices.
+    """
     ordered = sorted(configurations, key=lambda c: (c.devices != base_devices, c.devices))
     rng = np.random.default_rng(0)  # the same report from the same runs, to the digit
     p = np.array([c.devices / base_devices for c in ordered])
@@ -280,7 +290,8 @@ def _rise(p: Floats, speedups: Floats, drawn: Floats, n: int) -> Interval | None
 def _fits(
     kind: Kind, base_devices: int, p: Floats, speedups: Floats, drawn: Floats, n: int
 ) -> tuple[Amdahl | str, Usl | str]:
-    """The laws fitted to sizes from the baseline up, each or the reason why there is none."""
+    """The laws fitted to the baseline and larger sizes; for each that cannot be fitted, a sentence
+    with the reason."""
     above = p >= 1
     p, speedups, drawn = p[above], speedups[above], drawn[:, above]
     sizes = len(set(p))

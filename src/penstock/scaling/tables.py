@@ -1,8 +1,8 @@
 """The seed's tables of scaling in their exact layout, and the names of runs in them.
 
-BENCHMARK RESULTS SUMMARY   `summary`    a line for each run, those that broke off marked
-SPEEDUP ANALYSIS            `speedups`   a paragraph for each configuration
-Training Results on ...     `results`    a block to paste
+BENCHMARK RESULTS SUMMARY   `summary_table`   a line for each run; incomplete runs are marked
+SPEEDUP ANALYSIS            `speedup_table`   a paragraph for each configuration
+Training Results on ...     `results_table`   a block to paste
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ _BECAME = {
     "preempted": "was preempted",
     "timeout": "ran out of its time",
     "stopped": "was stopped by a signal",
-    "unfinished": "did not come to its end",
-    "unknown": "does not tell how far it came",
+    "unfinished": "did not finish",
+    "unknown": "does not say how far it got",
     "complete": "is complete",
 }
 
 
 def counted(run: TrainingRun) -> str:
-    """``1 GPU``, ``4 GPUs``, ``2 processes``; ``2 devices`` where the kind is not known."""
+    """``1 GPU``, ``4 GPUs``, ``2 processes``; ``2 devices`` if the kind is not known."""
     return plural(run.devices, run.unit)
 
 
 def units(runs: Sequence[TrainingRun]) -> str:
-    """``GPUs`` or ``processes``; ``devices`` where runs differ or the kind is not known."""
+    """``GPUs`` or ``processes``; ``devices`` if runs differ or the kind is not known."""
     names = {run.unit for run in runs}
     name = names.pop() if len(names) == 1 else "device"
     return plural(2, name).removeprefix("2 ")
@@ -95,7 +95,7 @@ def fixed(value: float | None, digits: int) -> str:
 
 
 def run_mark(run: TrainingRun) -> str:
-    """A line on why a run is not compared; empty for a complete run."""
+    """A line that says why a run is not compared; empty for a complete run."""
     if run.complete:
         return ""
     of = f" of {run.planned_epochs}" if run.planned_epochs else ""
@@ -114,8 +114,8 @@ def diverged(runs: Sequence[TrainingRun]) -> Iterator[str]:
         if run.diverged:
             compared = " Its time is compared." if run.complete else ""
             yield (
-                f"Job {run.job} diverged ({run.source}): a loss that it told is not a number, so "
-                f"its scores are compared with nothing.{compared}"
+                f"Job {run.job} diverged ({run.source}): one of its losses is not a number, so "
+                f"its scores are not compared.{compared}"
             )
 
 

@@ -2,9 +2,9 @@
 
     OUT/checkpoints/last.pt                        the state after the last checkpoint
     OUT/checkpoints/epoch=03-val_acc=0.9512.pt     the best few, by the workload's judge
-    OUT/best_model.pth                             the weights of the best, nothing else
+    OUT/best_model.pth                             only the weights of the best epoch
 
-Every file is written under another name and then renamed, so a killed run leaves the file before.
+Every file is written under another name and then renamed, so a killed run leaves the old file.
 Files hold tensors, numbers, strings, lists and dicts only. They are read with
 ``weights_only=True``, which executes no code.
 """
@@ -65,7 +65,7 @@ class Checkpoints:
 
     def tidy(self, epoch: int) -> None:
         """Keep the last checkpoint under the name of its epoch, if it is one of the best; remove
-        checkpoints that no longer are."""
+        checkpoints that are no longer among the best."""
         if not self._writes:
             return
         wanted = {entry["file"]: entry["epoch"] for entry in self.best[: self._keep]}
@@ -77,6 +77,7 @@ class Checkpoints:
                 _same(self.last, self._folder / name)
 
     def save_weights(self, weights: Mapping[str, Any]) -> None:
+        """Write the weights of the best epoch, `best_model.pth`."""
         self._put(self._out / BEST, weights)
 
     def _put(self, path: Path, state: Mapping[str, Any]) -> None:

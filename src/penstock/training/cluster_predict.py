@@ -1,4 +1,4 @@
-"""Scenes given to detectors on the workers of a cluster: one task a scene.
+"""Detects objects in scenes on the workers of a cluster: one task for each scene.
 
 A worker loads the weights once and writes nothing; it sends the objects to the client.
 """
@@ -52,13 +52,13 @@ def detect_on_cluster(
         weights: The weights of the detector.
         settings: Its settings.
         config: The settings of the run.
-        advance: Called with the windows of a scene, and those that were looked at.
+        advance: Called with the number of windows of a scene, and of those that have valid pixels.
 
     Yields:
         The name of a scene and its objects, as each is done.
 
     Raises:
-        UsageError: A worker cannot do it as asked.
+        UsageError: The workers cannot run the detector with these settings.
         Incomplete: Scenes were given up.
     """
     digest = hashlib.sha256(weights.read_bytes()).hexdigest()
@@ -84,7 +84,7 @@ def detect_task(work: SceneToSearch) -> tuple[Objects, int, int]:
         work: The scene and the detector.
 
     Returns:
-        The objects, the number of windows, and of those that were looked at.
+        The objects, the number of windows, and the number of windows with valid pixels.
 
     Raises:
         UnfitWorker: The worker does not see the scene or the weights that the client sees.

@@ -37,7 +37,7 @@ class Settings:
     chip_size: int
     overlap: int
     threshold: float
-    """The least score of a detection."""
+    """The lowest score of a detection that is kept."""
     because: str
     """The source of the threshold, in words."""
 
@@ -64,8 +64,8 @@ def detect(
     config: PredictConfig,
     advance: Callable[[int, int], None],
 ) -> Objects:
-    """The objects of a scene. ``advance`` is called with the numbers of windows done and of those
-    that the detector saw."""
+    """The objects of a scene. ``advance`` is called after each row of windows, with their number
+    and the number of them that the detector ran on."""
     rows, columns = cuts
     device = next(net.parameters()).device
     half = torch.float16 if device.type == "cuda" else torch.bfloat16
@@ -94,7 +94,7 @@ def _rows_ahead(
     """The radar of each row of windows, float16 (column, channel, y, x), and the number of valid
     pixels of each window.
 
-    The next row is read ahead into a second buffer. An array is valid until the next is asked for.
+    The next row is prefetched into a second buffer. An array is valid until the next one is taken.
     """
     radar = radar_of(scene.channels)
     shape = (columns.num, len(radar), side, side)

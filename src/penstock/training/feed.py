@@ -2,7 +2,7 @@
 
     Order.items(epoch, batch) ──▶ samples[index] in workers ──▶ collate ──▶ (items, batch)
 
-The order is computed, so a feed begins at any batch of any epoch without reading those before it.
+The order is computed, so a feed can begin at any batch of any epoch without reading earlier ones.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class TorchFeed:
                 prefetch_factor=config.prefetch_factor if workers > 0 else None,
                 pin_memory=pin,
                 worker_init_fn=_leave_signals_to_the_parent,
-                # A generator of its own: else each iterator would draw its seed from the random
-                # numbers of the run, and a run that resumes inside an epoch makes one more.
+                # Its own generator: else each iterator would draw its seed from the random numbers
+                # of the run, and a run that resumes inside an epoch makes one iterator more.
                 generator=torch.Generator().manual_seed(order.seed),
             )
 
@@ -119,7 +119,8 @@ class ThreadFeed:
 
 
 def feed_of(split: str, workload: Workload, order: Order, config: TrainConfig, pin: bool) -> Feed:
-    """The feed of ``train`` or ``val``: the workload's own, or one by threads or by processes."""
+    """The feed of ``train`` or ``val``: that of the workload if it has one, else one that reads by
+    threads or by processes."""
     own_feed = getattr(workload, "feed", None)
     if own_feed is not None:
         return own_feed(split, order)
@@ -148,7 +149,7 @@ def _note(workers: int) -> str:
 
 @contextlib.contextmanager
 def _torch_says_nothing() -> Iterator[None]:
-    """Silence torch's warning of too many workers, which it repeats; ours is said once."""
+    """Silence torch's repeated warning of too many workers; `_note` warns once."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
         yield

@@ -4,10 +4,10 @@
     Trainer(callbacks=[Records("OUT")]).fit(model, data)
 
 It writes the same records of steps as `train`: OUT/steps/rankN.csv, and OUT/training_results.json
-with the totals of the phases, the counted samples and the peaks of memory of every rank. Validation
-is counted apart, wherever in an epoch it is. Lightning moves a batch to its device before any
-callback, so the transfer is part of ``data_wait`` here. The callback is for automatic optimisation
-with one optimiser step for each batch.
+with the totals of the phases, the number of samples and the peaks of memory of every rank.
+Validation time is counted separately, also within an epoch. Lightning moves a batch to its device
+before any callback, so the transfer is part of ``data_wait`` here. The callback is for automatic
+optimisation with one optimiser step for each batch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .step_log import StepLog, memory
 
 
 def _callback() -> Any:
-    """Lightning's class of callbacks, from the one of its two packages that is installed."""
+    """Lightning's class ``Callback``, from whichever of its two packages is installed."""
     for package in ("pytorch_lightning", "lightning.pytorch"):
         with contextlib.suppress(ImportError):
             return importlib.import_module(package).Callback

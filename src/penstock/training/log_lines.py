@@ -1,7 +1,7 @@
 """The lines of a training's log that `penstock scaling` and grep read, as in the scaling seed.
 
-A log may hold several lives of one job. Each begins with the number of the job and ends with its
-times, unless it was cut short.
+A job that was requeued has the lines of each start in one log. Each start begins with the number of
+the job and ends with its times, unless it was cut short.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def first_lines(
 
 
 def last_lines(results: Mapping[str, Any], out: Path) -> list[str]:
-    """The lines after the last step of a run, over all its lives.
+    """The lines after the last step of a run, with the totals over all its starts.
 
     Args:
         results: The document `training_results.json`.

@@ -1,15 +1,15 @@
-"""Training: one loop of steps for every workload. Each step is timed, and a run may be killed at
-any time.
+"""The training loop, the same for every workload. Each step is timed, and a run can be killed at
+any time and resumed.
 
     Order ──▶ Feed ──▶ transfer ──▶ forward ──▶ backward ──▶ (sum over ranks) ──▶ optimizer
       ▲                                                                              │
       └───────────── step boundary: stop? checkpoint? progress ◀─────────────────────┘
 
 `lightning_fabric` provides devices, precision, DDP and the environments of ranks. The order of
-samples, the times, the checkpoints and the results are ours. The samples of a step follow from
-(seed, epoch, batch) alone. So a run that resumes from a checkpoint, also inside an epoch, takes the
-same steps as a run that was not stopped: to the last bit on a CPU, and on a GPU as far as its
-kernels are deterministic.
+samples, the times, the checkpoints and the results are ours. The samples of a step depend only on
+(seed, epoch, batch). So a run that resumes from a checkpoint, also inside an epoch, takes the same
+steps as a run that was not stopped: to the last bit on a CPU, and on a GPU as far as its kernels
+are deterministic.
 
     OUT/train.lock              the process that trains; removed at the end
     OUT/args.json               the arguments and the job; the first file that a run writes
@@ -106,7 +106,7 @@ def train_workload(
     Raises:
         UsageError: The settings or the data cannot be trained on.
         Incomplete: A signal ended the run after it had saved a checkpoint.
-        PenstockError: The loss is no finite number, or there is too little memory.
+        PenstockError: The loss is not finite, or there is too little memory.
     """
     check_trackers(config.track)
     with (
@@ -146,7 +146,7 @@ def run_training(workload: str, **knobs: Any) -> dict[str, Any]:
     Raises:
         UsageError: The settings or the data cannot be trained on.
         Incomplete: A signal ended the run after it had saved a checkpoint.
-        PenstockError: The loss is no finite number, or there is too little memory.
+        PenstockError: The loss is not finite, or there is too little memory.
     """
     return train_workload(workload, build(TrainConfig, TRAIN_DEFAULTS.get(workload, {}), knobs))
 
@@ -251,7 +251,7 @@ class _Training:
         return self.state.tally.steps > 0
 
     def _boundary(self, epoch: int, done: int, taken: StepTaken) -> None:
-        """Account for a step that has ended; save or end the run where that is due."""
+        """Account for a step that has ended; save or end the run if it is time."""
         self.state.step += 1
         step = self.state.step
         self.state.position = Position(epoch, done)
@@ -323,7 +323,7 @@ class _Training:
         }
         state.history.append(row)
         self.tracking.epoch(row)
-        # --max-steps may end a run inside an epoch, which then goes on.
+        # --max-steps may end a run inside an epoch; a resumed run finishes that epoch.
         if state.position.batch == self.order.num_batches:
             state.tally, state.position = Tally(), Position(epoch + 1, 0)
         best = self.checkpoints.rank(epoch, scores)

@@ -1,10 +1,10 @@
-"""A trained detector over whole scenes: it finds each object once.
+"""Runs a trained detector over whole scenes, and reports each object once.
 
     scene ── rows of windows, one ahead ──▶ batches ──▶ detections in each window's core ──▶ joined
 
 A scene is cut into windows like the chips that the detector was trained on. Two detections of
 neighbouring windows near their border are one object. Windows without radar values are skipped. The
-settings of the detector are read from the run beside its weights; those of the user come first.
+settings of the detector are read from the run beside its weights; flags override them.
 
 The objects of each finished scene are kept in OUTPUT.parts, and OUTPUT is written at the end. A
 run that was stopped goes on with ``--resume`` at the first scene that it did not finish.
@@ -52,11 +52,11 @@ class PredictionSummary:
     """The objects of all scenes, and counts of scenes and windows."""
 
     scenes: int
-    """The number of scenes that were looked at."""
+    """The number of scenes that the detector ran on."""
     skipped: int
     """The number of scenes that an earlier run had finished."""
     windows: int
-    """The number of windows that the detector saw."""
+    """The number of windows that the detector ran on."""
     empty: int
     """The number of windows without a valid pixel, which were skipped."""
     objects: Objects
@@ -77,7 +77,7 @@ def predict_scenes(
         weights: The weights of a trained detector, such as ``best_model.pth`` of a run.
         config: The scenes, the output and the settings.
         cluster: Workers that take a scene each; None for this process.
-        begin: Called with the number of windows when all was checked; returns a function that is
+        begin: Called with the number of windows after all checks; returns a function that is
             called with the number of windows done.
 
     Returns:
@@ -187,7 +187,8 @@ _ASKED = "asked.json"
 
 
 def settings_of(weights: Path, config: PredictConfig) -> Settings:
-    """The user's settings, and for the rest those of the run that trained the weights."""
+    """The settings of a detector: the user's flags, and for the rest the settings of the run that
+    trained the weights. Raises `UsageError` if a setting is in neither."""
     if not weights.is_file():
         raise UsageError(f"there are no weights {weights}")
     args, results = (_json(weights.parent / name) for name in (ARGS, RESULTS))

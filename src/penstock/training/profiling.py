@@ -4,10 +4,10 @@
             as usual     warm up     recorded        as usual
 
     OUT/profile/rank0.json       a trace that Perfetto and chrome://tracing open, of each rank
-    OUT/profile/operators.txt    the operators that took most, and the phases of a step; of rank 0
+    OUT/profile/operators.txt    the slowest operators, and the phases of a step; of rank 0
 
-Phases are annotations in the trace. The name of a phase is known only at its end, and an annotation
-needs one at its begin: so it gets a number first, and its name when the file is written.
+Phases are annotations in the trace. The name of a phase is known only at its end, but an annotation
+needs a name at its begin: so it gets a number first, and its name when the file is written.
 
     annotation 7    ├───────────────────────────────────┤   begun and ended by the main thread
     laps                               ▲ backward        ▲ communication
@@ -15,8 +15,8 @@ needs one at its begin: so it gets a number first, and its name when the file is
 
 With several ranks on GPUs, a thread of autograd ends the backward pass. It cannot end an annotation
 of another thread, so the annotation goes on until the gradients are summed. On the host's clock it
-is cut in two at the end of that lap. The place on a device is not known, so there, and in the table
-of operators, the annotation is called ``backward + communication``.
+is cut in two at the end of that lap. On the device's clock this moment is not known, so there, and
+in the table of operators, the annotation is called ``backward + communication``.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ class ProfiledLaps(Laps):
         self._folder, self._rank, self._profiled = out / PROFILE_FOLDER, rank, steps
         self._cuda = cuda
         self.profile: dict[str, Any] | None = None
-        """The profile, None until its steps were taken."""
+        """The profile, None until all its steps are done."""
         self._thread = threading.get_ident()
         self._parts: dict[str, list[Part]] = {}
         """The phases in each annotation and their fractions of its time."""
         self._mark: Any = None
         self._ended: list[tuple[str, float]] = []
-        """The laps since the annotation began, and when they ended."""
+        """The names and end times of the laps since the annotation began."""
         self._number = 0
         activities = [torch.profiler.ProfilerActivity.CPU]
         if cuda:
@@ -174,8 +174,8 @@ class ProfiledLaps(Laps):
             (self._folder / "operators.txt").write_text(text)
 
     def _named(self, event: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """An event of the trace with the names of its phases; an annotation between two steps has
-        none, and is left out."""
+        """An event of the trace, with an annotation renamed to its phases, or cut into them. An
+        annotation between two steps has no phase and is left out."""
         name = str(event.get("name", ""))
         if not name.startswith(_MARK):
             yield event
@@ -206,7 +206,8 @@ class ProfiledLaps(Laps):
 def busiest(
     events: Sequence[Mapping[str, Any]], averages: Sequence[Any], cuda: bool
 ) -> tuple[float, list[dict[str, Any]]]:
-    """The total seconds and each operator's own, the most first: of the device if there is one.
+    """The total seconds, and each operator's own seconds in descending order, on the device if
+    there is one, else on the host.
 
     ``averages`` counts a kernel several times: by itself, with its operator, and with each
     annotation around it, such as the optimizer's. The total counts it once, from the trace.
@@ -243,7 +244,7 @@ def _joined(parts: Sequence[Part]) -> str:
 
 
 def profile_lines(profile: dict[str, Any]) -> list[str]:
-    """Lines about a profile, for people."""
+    """A profile as lines of text: the phases of a step, then the slowest operators."""
     said = []
     clocks = (("phases_s", "the host"), ("device_phases_s", "the device"))
     for phases, whose in ((profile[key], whose) for key, whose in clocks if profile[key]):

@@ -30,8 +30,9 @@ has an error type for the first only."""
 def ranks_of(config: TrainConfig) -> Iterator[Any]:
     """Start or join the ranks of a training, and end their process group when all ranks end.
 
-    A rank that fails does not end the group: NCCL ends it on all ranks together, and the others
-    wait in a sum that this rank does not join. What started the ranks ends them when one is gone.
+    A rank that fails does not destroy the group: NCCL destroys it on all ranks together, but the
+    others wait in a sum that this rank does not join. Their launcher (Fabric, torchrun or srun)
+    ends them.
     """
     ours = not dist.is_initialized()
     fabric = _fabric(config)
@@ -169,7 +170,7 @@ def own_device(place: Place, visible: int) -> int:
 
 
 class Stop:
-    """A flag that signals set, and that all ranks read alike."""
+    """A flag that signals set. All ranks read the same value at the same step."""
 
     def __init__(self) -> None:
         self.raised: str | None = None
@@ -194,9 +195,9 @@ class Stop:
     def agreed(self) -> bool:
         """Whether to stop after this step: the same answer on every rank.
 
-        A single rank answers from its own flag. Of several, each adds its flag to a sum after one
-        step and reads the sum after the next step, when it has arrived. The group is gloo's, so
-        that no GPU waits.
+        A single rank returns its own flag. Several ranks sum their flags: the sum begins after one
+        step and is read after the next, so that no rank waits for it. It uses the gloo backend, so
+        that no GPU waits either.
         """
         if not (dist.is_initialized() and dist.get_world_size() > 1):
             return self.raised is not None
@@ -212,7 +213,7 @@ class Stop:
         return stop
 
     def forget(self) -> None:
-        """Wait for the sum that is under way, as every rank does before it ends."""
+        """Wait for the running sum; every rank calls this before it ends."""
         if self._vote is not None:
             self._vote[0].wait()
             self._vote = None

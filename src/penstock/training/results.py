@@ -1,8 +1,8 @@
-"""The documents of a run: its arguments, its results, and its facts for trackers.
+"""The JSON documents of a run: its arguments, its results, and what its trackers get.
 
 OUT/args.json               written as the run begins
 OUT/training_results.json   written at the end of each epoch and of the run
-OUT/pictures.npz            what the best model made of some samples, where the workload shows any
+OUT/pictures.npz            outputs of the best model for some samples, if the workload shows any
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class RunReport:
         return run_labels(self._config, default_name(*kind), resumed)
 
     def write_args(self) -> None:
-        """Write the arguments before all other files: they tell which run those belong to."""
+        """Write the arguments before all other files, to show which run those belong to."""
         args = {
             "workload": self._name,
             **self.labels,
@@ -142,10 +142,11 @@ class RunReport:
         }
 
     def write_results(self, results: Mapping[str, Any]) -> None:
+        """Write the document that `results` returned."""
         self._write(RESULTS, results)
 
     def write_pictures(self, pictures: Callable[[], Mapping[str, NDArray[Any]]] | None) -> None:
-        """Keep what the model made of some samples, where the workload shows any."""
+        """Write outputs of the model for some samples, if the workload shows any."""
         if pictures is not None and self._fabric.is_global_zero:
             arrays: Mapping[str, Any] = pictures()
             with replacing(self._config.output_dir / PICTURES) as draft, draft.open("wb") as file:

@@ -1,4 +1,4 @@
-"""The folder of a run. It never mixes two runs, and never removes foreign files."""
+"""The folder of a run. Two runs never share one, and files that no run wrote are not removed."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ OURS = (
     PROFILE_FOLDER,
     TRACEBACK_FILE,
 )
-"""The files and folders of a run. Another run must not find them."""
+"""The files and folders of a run. Another run in the same folder is refused, or removes them."""
 
 
 def data_folders(config: TrainConfig) -> dict[str, Path | None]:
     """The folders of chips and packed data sets, by flag, inside which no run may write. Folders of
-    scenes are not among them, because each scene lies in a folder of its own."""
+    scenes are not among them, because each scene has its own folder in them."""
     roots = {
         "--train-data-root": config.train_data_root,
         "--val-data-root": config.val_data_root,
@@ -77,7 +77,8 @@ def take_folder(config: TrainConfig, is_first: bool) -> bool:
 
 
 def _has_checkpoint(out: Path) -> bool:
-    """Whether there is a last checkpoint. Raises `UsageError` if it was there and is gone."""
+    """Whether there is a last checkpoint. Raises `UsageError` if other files show that one is
+    missing."""
     last = out / CHECKPOINTS / LAST
     if last.is_file():
         return True

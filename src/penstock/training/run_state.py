@@ -1,4 +1,4 @@
-"""The state of a run: how it is put into a checkpoint, and how a run resumes from one."""
+"""The state of a run, which is saved to a checkpoint and restored from it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .step import Stepper, StepTaken
 
 @dataclass
 class Tally:
-    """The sums of the epoch that is under way, on one rank."""
+    """The sums over the steps of the current epoch, on one rank."""
 
     steps: int = 0
     samples: int = 0
@@ -54,9 +54,9 @@ class RunState:
         """The number of steps done."""
         self.tally = Tally()
         self.history: list[dict[str, Any]] = []
-        """The rows of numbers, one for each epoch that was validated."""
+        """The results of each validated epoch, as one row of numbers."""
         self.resumed: list[int] = []
-        """The steps from which the run went on after a stop."""
+        """The step at which each resumption of the run began."""
 
     def save(self) -> None:
         """Write the state as the last checkpoint."""
@@ -80,7 +80,7 @@ class RunState:
         )
 
     def resume(self) -> None:
-        """Take the state from the last checkpoint. Raises `UsageError` if the checkpoint is of
+        """Restore the state from the last checkpoint. Raises `UsageError` if the checkpoint is of
         another run or damaged."""
         state = read(self._checkpoints.last, self._name)
         try:
@@ -120,11 +120,11 @@ class RunState:
         set_random_state(state["random"][rank], self._fabric.device)
 
     def _make_up_for_the_end_of_an_epoch(self) -> None:
-        """Go on correctly if the run ended before, inside or after an epoch's validation."""
+        """Correct the state if the run ended before, during or after an epoch's validation."""
         if self.tally.steps and self.position.batch == 0:
             self.position = Position(self.position.epoch - 1, self._order.num_batches)
         last = self.history[-1]["epoch"] if self.history else None
-        if last == self.position.epoch:  # --max-steps ended inside an epoch that now goes on
+        if last == self.position.epoch:  # --max-steps ended inside this epoch, which goes on now
             self.history.pop()
         elif last == self.position.epoch - 1 and not self.tally.steps:
             # The run may have been killed after this checkpoint and before the best was written.

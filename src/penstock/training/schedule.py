@@ -1,4 +1,4 @@
-"""How many steps a run takes, and its learning rate at each."""
+"""The number of steps of a run, and the learning rate at each."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from ..base import (
 from ..cluster import find_place, job_of, own_job, requeue_job, with_job_number
 
 WAIT_S = 60
-"""The seconds that ranks have after one has ended. They may have to write the results."""
+"""The seconds that the other ranks may run after one has ended: they may have to write results."""
 REQUEUED = "requeued.json"
 """The file in a run's folder that names the last job that was requeued without a checkpoint."""
 
@@ -46,14 +46,14 @@ def run_in_step(
         words: The command after ``penstock``, such as ``train spiral ...``.
         config: The settings of the training.
         environ: Variables of the environment, those of the job among them.
-        requeue: Put the job back into the queue if it was told to save and did.
+        requeue: Put the job back into the queue after SLURM's signal stopped it.
 
     Returns:
         The exit code.
 
     Raises:
         UsageError: This process is in no job, or is a rank already; or the folder is another job's.
-        PenstockError: The job could not be requeued, or gets no further.
+        PenstockError: The job could not be requeued, or makes no progress between requeues.
     """
     job = own_job(environ)
     if (place := find_place(environ)).world_size > 1:
@@ -72,8 +72,8 @@ def run_in_step(
 
 
 def _requeue(job: str, out: Path, *, saved: bool) -> None:
-    """Put a job back into the queue, unless this start of it and the one before both saved
-    nothing."""
+    """Put a job back into the queue, unless neither this start nor the one before saved
+    anything."""
     became = "has saved" if saved else "was stopped before it had saved anything new"
     if not saved:
         now = {"job_id": job, "checkpoint": time_of_last_checkpoint(out)}
@@ -93,7 +93,7 @@ def _requeue(job: str, out: Path, *, saved: bool) -> None:
 
 
 def srun(environ: Mapping[str, str]) -> list[str]:
-    """The command srun, which knows the job's nodes and tasks, with the options that we need."""
+    """The command srun with its options. It takes the nodes and tasks from the job's variables."""
     flags = ["srun", "--mpi=none", "--kill-on-bad-exit=0", f"--wait={WAIT_S}"]
     if "SLURM_CPUS_PER_TASK" in environ:  # since 22.05 srun does not take it from the job
         flags.append(f"--cpus-per-task={environ['SLURM_CPUS_PER_TASK']}")
@@ -101,7 +101,7 @@ def srun(environ: Mapping[str, str]) -> list[str]:
 
 
 def added(config: TrainConfig, environ: Mapping[str, str]) -> list[str]:
-    """The words that a job adds to the command: its folder, and how a restarted job goes on."""
+    """The arguments that a job adds to the command: its folder, and how a restarted job resumes."""
     out = _folder(config, environ)
     words = ["--distributed"]
     if out != config.output_dir:
@@ -117,7 +117,8 @@ def _folder(config: TrainConfig, environ: Mapping[str, str]) -> Path:
 
 
 def _again(config: TrainConfig, out: Path, job: str) -> list[str]:
-    """The words with which a restarted job goes on with the run in its folder, if it is its own."""
+    """The arguments with which a restarted job resumes the run in its folder, if that is its own
+    run."""
     asked = _read(out / ARGS)
     launch = asked.get("launch") if isinstance(asked, dict) else None
     owner = launch.get("job_id") if isinstance(launch, dict) else None
@@ -143,7 +144,7 @@ def _read(path: Path) -> Any:
 
 
 def _supervise(command: Sequence[str], environ: Mapping[str, str]) -> tuple[int, bool]:
-    """Run srun; its exit code, and whether SLURM sent the signal to save and requeue.
+    """Run srun. Returns its exit code, and whether SLURM sent SIGUSR1, the signal to save.
 
     Afterwards this process and the commands that it starts ignore both signals: after `scontrol
     requeue` SLURM sends SIGTERM to all processes of the job, scontrol among them.
@@ -174,7 +175,7 @@ def _supervise(command: Sequence[str], environ: Mapping[str, str]) -> tuple[int,
 
 
 def _was_stopped(code: int) -> bool:
-    """Whether the signal stopped a run, after a step or before it had a handler."""
+    """Whether the signal stopped a run: at the end of a step, or before its handler was set."""
     return code in (Incomplete.exit_code, 128 + signal.SIGUSR1)
 
 

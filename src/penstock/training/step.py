@@ -29,7 +29,7 @@ from .workloads import Answer, Batch, Feed, Workload, optimizer_of
 
 @dataclass(frozen=True, slots=True)
 class StepTaken:
-    """The results of one step. Its tensors are on the device; to read them waits for the device."""
+    """The results of one step. The tensors are on the device, and reading them waits for it."""
 
     samples: int
     loss: Tensor
@@ -37,7 +37,7 @@ class StepTaken:
 
 
 class Stepper:
-    """A model on its device: its steps, by an optimiser and a clock, and its validation."""
+    """A model on its device with its optimiser: takes timed steps, and validates."""
 
     def __init__(
         self,
@@ -76,10 +76,11 @@ class Stepper:
         on_cuda = fabric.device.type == "cuda"
         self.laps = DeviceLaps(torch.cuda) if on_cuda else Laps(clock)
         self.pictures: Callable[[], Mapping[str, NDArray[Any]]] | None = None
-        """Shows the last validation, on the first rank, where the workload can."""
+        """Returns pictures of the last validation; None on other ranks than the first, or if the
+        workload has none."""
 
     def take(self, batches: Iterator[tuple[Items, Batch]], share: int) -> StepTaken:
-        """Take a step on the mean gradient of ``share`` batches."""
+        """Take a step on the mean gradient of ``share`` batches, the next ones of ``batches``."""
         laps, config = self.laps, self.config
         laps.begin()
         samples, losses, metrics_of = 0, list[Tensor](), list[Mapping[str, Tensor]]()
@@ -101,7 +102,7 @@ class Stepper:
             metrics_of.append({name: value.detach() for name, value in metrics.items()})
         if config.clip_norm is not None:
             # The scaler skips a step with a gradient that is not finite; without a scaler the loss
-            # becomes no number, which ends the run.
+            # becomes NaN, which ends the run.
             self.fabric.clip_gradients(
                 self._model, self._optimizer, max_norm=config.clip_norm, error_if_nonfinite=False
             )
@@ -134,7 +135,7 @@ class Stepper:
         every = gather(mine, self.fabric.world_size)
         scores = None
         if self.fabric.is_global_zero:
-            # The last batches are filled up with samples that other ranks have answered, too.
+            # The last batches are padded with samples that other ranks have answered too.
             answered = {index: answer for part in every for index, answer in part.items()}
             assert len(answered) == len(self.workload.val), "a validation sample was not answered"
             answered = dict(sorted(answered.items()))

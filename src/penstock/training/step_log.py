@@ -1,4 +1,4 @@
-"""The steps of a rank on disk, one row each, and the most memory that its process held."""
+"""The times of a rank's steps on disk, one row each, and the peak memory of its process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _COLUMNS = ("step", "epoch", "samples", "loss", "step_s", *(f"{phase}_s" for pha
 
 
 class StepLog:
-    """The steps of a rank, one row each. A run that resumes drops the rows that it repeats."""
+    """The CSV of a rank's steps, one row each. A resumed run drops the rows of steps that it
+    repeats."""
 
     def __init__(self, out: Path, rank: int, done: int) -> None:
         self.path = out / STEPS / f"rank{rank}.csv"
@@ -32,6 +33,7 @@ class StepLog:
     def add(
         self, step: int, epoch: int, samples: int, loss: float, seconds: Mapping[str, float]
     ) -> None:
+        """Add the row of a step; ``seconds`` holds the times of ``step`` and of its phases."""
         times = {f"{name}_s": f"{value:.9f}" for name, value in seconds.items()}
         row = {"step": step, "epoch": epoch, "samples": samples, "loss": loss}
         self._writer.writerow({**row, **times})
@@ -41,7 +43,8 @@ class StepLog:
         self._file.flush()
 
     def summary(self) -> dict[str, dict[str, float] | None]:
-        """The total and median seconds of the step and of each phase; None for one without any."""
+        """The total and median seconds of the step and of each phase; None for a phase without
+        times."""
         self.flush()
         rows = self._rows()
         totals: dict[str, dict[str, float] | None] = {}

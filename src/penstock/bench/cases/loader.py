@@ -1,4 +1,4 @@
-"""The cases of ``penstock bench loader``: loaders x batch sizes x threads, and the ladder below."""
+"""The cases of ``penstock bench loader``: loaders x batch sizes x threads, and ladder rungs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def loader_cases(config: BenchLoaderConfig, data: str) -> list[Case]:
         A case of scenario ``loader`` for each point.
 
     Raises:
-        UsageError: a loader that is not known, or a knob that does not go with such data.
+        UsageError: a loader is not known, or a setting does not fit the data.
     """
     for name in config.loaders:
         if name not in CONTENDERS:
@@ -73,19 +73,19 @@ def checked_loader_cases(
     say: Callable[[str], None],
     launcher: Launcher = in_turn,
 ) -> list[Case]:
-    """The cases with the hash of their data set, which a process reads for each batch size.
+    """Add the hash of the data set to the cases; a fresh process reads it for each batch size.
 
     Args:
         cases: the cases, as `loader_cases` made them.
         config: the knobs of the benchmark.
-        say: takes a sentence on the cost of the order of each batch size.
+        say: is called with a sentence on the cost of the order of each batch size.
         launcher: runs the processes that read it.
 
     Returns:
         The cases in the same order.
 
     Raises:
-        UsageError: data that cannot be read in such batches.
+        UsageError: the data cannot be read in such batches.
     """
     answers: dict[int, Record] = {}
     for case in cases:
@@ -125,10 +125,10 @@ def ladder_cases(cases: Sequence[Case], rungs: Sequence[str] = RUNGS) -> list[Ca
 
 
 def loader_rules(batches: int, warmup: int) -> dict[str, Any]:
-    """When to stop: every wait is a sample, and every loader has as many.
+    """The rules of a launch: every wait is a sample, and every loader has the same number.
 
     Args:
-        batches: the samples of a launch.
+        batches: the number of samples of a launch.
         warmup: the batches before the first sample.
 
     Returns:
@@ -138,6 +138,6 @@ def loader_rules(batches: int, warmup: int) -> dict[str, Any]:
 
 
 def loader_case_name(case: Mapping[str, Any]) -> str:
-    """The words for a case in progress and in tables."""
+    """The name of a case in progress lines and tables."""
     what = case.get("loader") or case["rung"]
     return f"{what}, batch {case['batch']}, {case['threads']} threads"

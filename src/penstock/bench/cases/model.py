@@ -1,4 +1,4 @@
-"""The cases of ``penstock bench model``, checked in a process of its own for each tile."""
+"""The cases of ``penstock bench model``, which are checked in a fresh process for each tile."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def model_cases(config: BenchModelConfig) -> list[Case]:
         "threads": (config.threads,),
         "seed": (config.seed,),
         "budget": (config.budget,),
-        # Absent where it is not given, so that records of before are of the same case.
+        # Absent if it is not given, so that the keys of older records stay the same.
         **({"trust_model": (True,)} if config.trust_model else {}),
     }
     points = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
@@ -70,10 +70,10 @@ def model_cases(config: BenchModelConfig) -> list[Case]:
 def checked_model_cases(
     cases: Sequence[Case], timeout_s: float, launcher: Launcher = in_turn
 ) -> tuple[list[Case], list[Facts], str | None]:
-    """The cases with their device and channels filled in, and the facts of each.
+    """Fill in the device and channels of the cases, and get the facts of each.
 
-    A process is started for each model and tile, not for each batch. A case that it cannot answer
-    for another reason than its knobs is left as it is: the sweep makes a row of it.
+    A process is started for each model and tile, not for each batch. If it fails for another reason
+    than the settings, the case is left as it is, and the sweep makes a row of its failure.
 
     Args:
         cases: the cases, as `model_cases` made them.
@@ -84,7 +84,7 @@ def checked_model_cases(
         The cases and their facts, in the same order, and the key of the machine that answered.
 
     Raises:
-        UsageError: a case makes no sense; it has the sentence of the first.
+        UsageError: a case is not valid; the message is that of the first such case.
     """
     answers: dict[str, Record] = {}
     resolved, facts, here = [], [], None
@@ -108,12 +108,12 @@ def check_budget(budget: int, cases: Sequence[Case], facts: Sequence[Facts]) -> 
     """Refuse a budget that every case exceeds before its first sample.
 
     Args:
-        budget: the bytes that a launch may take.
+        budget: the bytes that a launch may use.
         cases: the cases, on one device.
         facts: the facts of each case.
 
     Raises:
-        Refused: the budget holds no launch.
+        Refused: the budget is too small for every case.
     """
     on_cpu = cases[0]["device"] == "cpu"
     counted = ("model_bytes", "process_bytes") if on_cpu else ("model_bytes",)
@@ -132,7 +132,7 @@ def check_same_work(
     """Check that new launches can be compared with those of a ledger.
 
     Args:
-        ledger: the ledger that ``--resume`` goes on with.
+        ledger: the ledger that ``--resume`` continues.
         cases: the cases.
         facts: the facts of each case.
         here: the key of the machine that measures, if it is known.

@@ -23,7 +23,7 @@ def queue_cases(data: str, config: BenchQueueConfig) -> list[Case]:
         Cases of scenario ``queue``.
 
     Raises:
-        UsageError: a folder that is not there, or too few iterations.
+        UsageError: the folder does not exist, or there are too few iterations.
     """
     if "://" not in data and not Path(data).exists():
         raise UsageError(f"{data}: there is no such folder")
@@ -71,18 +71,18 @@ def reading_alone(
     missing: str,
     patch: Sequence[int] | None = None,
 ) -> Case:
-    """A case that computes nothing, with a queue so deep that its workers never wait for room.
+    """A case that only reads, with a queue so deep that its workers never wait for room.
 
     Args:
         data: a folder of this machine, or a URL.
-        workers: the threads that read; 0 for a step that reads for itself.
-        queue: the batches that may be read ahead.
+        workers: the number of threads that read; 0 if the step reads by itself.
+        queue: the number of batches that may be prefetched.
         batch: the samples of a batch.
         iterations: the batches that are timed.
         shuffle: the order of samples: ``none``, ``sample``, ``block`` or ``global``.
         seed: the random seed of the order.
-        missing: what a missing chunk is: ``error`` or ``fill``.
-        patch: the shape of a patch, where samples are cut into patches.
+        missing: how to treat a missing chunk: ``error`` or ``fill``.
+        patch: the shape of a patch, if samples are cut into patches.
 
     Returns:
         A case of scenario ``queue``.
@@ -106,10 +106,10 @@ def reading_alone(
 
 
 def queue_rules(iterations: int, warmup: int = 0) -> dict[str, Any]:
-    """When to stop: every iteration is a sample, and the prefill comes before the first.
+    """The rules of a launch: every iteration is a sample, and the prefill comes before the first.
 
     Args:
-        iterations: the samples of a launch.
+        iterations: the number of samples of a launch.
         warmup: the iterations between the prefill and the first sample.
 
     Returns:
@@ -119,7 +119,7 @@ def queue_rules(iterations: int, warmup: int = 0) -> dict[str, Any]:
 
 
 def queue_case_name(case: Mapping[str, Any]) -> str:
-    """The words for a case in progress and in tables."""
+    """The name of a case in progress lines and tables."""
     doing = "reading alone" if case["compute"] == "none" else f"beside {case['compute']}"
     queue = f", queue {case['queue']}" if case["workers"] else ""
     return f"workers {case['workers']}{queue}, {doing}"
@@ -128,7 +128,7 @@ def queue_case_name(case: Mapping[str, Any]) -> str:
 def lacks_package(record: Record) -> bool:
     """Whether a launch failed only because a package is not installed; see `errors.require`.
 
-    All cases read the same data with the same loader, so anything else that is unsupported is a
+    All cases read the same data with the same loader, so any other status ``unsupported`` is a
     mistake in the command.
     """
     said = record.error.message if record.error is not None else ""

@@ -1,5 +1,4 @@
-"""Locks on what a case uses of a host: its GPU, or cores. No other case of a worker uses them
-meanwhile.
+"""Locks on the GPU or the cores that a case uses, so that no case of another worker uses them too.
 
 A worker locks a file for the GPU or for each core that it may use, in the host's folder for
 temporary files. So workers with different cores, such as jobs of SLURM, do not wait for each other,
@@ -23,14 +22,14 @@ from ...base import PenstockError, is_locked, lock_file, plural
 from ...instruments import Nvml
 
 LOOK_EVERY_S = 0.2
-"""Seconds between two tries to take what another case holds."""
+"""Seconds between two tries to take a lock that another case holds."""
 CASE = "case-"
-"""The beginning of a file that stands for a case that runs."""
+"""The prefix of the lock file of a running case."""
 _COUNT = itertools.count()
 
 
 def taken_by(scenario: str, case: Mapping[str, Any]) -> list[str]:
-    """Names of what a case takes of this host.
+    """Names of the GPU and the cores of this host that a case uses.
 
     A model on a GPU takes the GPU. Whatever reads data, or computes on the CPU, takes the cores.
 
@@ -56,7 +55,7 @@ def visible_gpus() -> list[str]:
 
 
 def taken_words(names: Sequence[str]) -> list[str]:
-    """The names in a few words, for a record: ``["gpu-1", "2 cores"]``."""
+    """The names in short form, for a record: ``["gpu-1", "2 cores"]``."""
     cores = sum(name.startswith("core-") for name in names)
     words = [name for name in names if not name.startswith("core-")]
     return words + [plural(cores, "core")] * bool(cores)
@@ -68,10 +67,11 @@ def held(names: Sequence[str], wanted: Callable[[], bool]) -> Iterator[None]:
 
     Args:
         names: the names.
-        wanted: is called now and then. Once it is false, the worker stops waiting.
+        wanted: called now and then; when it returns False, the worker stops waiting.
 
     Raises:
-        PenstockError: nobody waits any more, or the folder of the locks is another user's.
+        PenstockError: no client waits for the case any more, or the folder of the locks belongs to
+            another user.
     """
     folder = _folder()
     places = [folder / f"{name}.lock" for name in names]
@@ -89,7 +89,7 @@ def held(names: Sequence[str], wanted: Callable[[], bool]) -> Iterator[None]:
 
 
 def running_beside() -> int:
-    """Cases of other workers that run on this host now."""
+    """The number of cases of other workers that run on this host now."""
     beside = 0
     for path in _folder().glob(f"{CASE}*.lock"):
         with contextlib.suppress(OSError):

@@ -1,6 +1,6 @@
 """The outcome of a launch: its answer, or else how its process ended.
 
-The kernel's own count of out-of-memory kills tells whether the kernel or somebody else killed a
+The kernel's counter of out-of-memory kills shows whether the kernel or another process killed a
 worker.
 """
 
@@ -23,7 +23,7 @@ class Ending:
     """The end of a worker, as the supervisor saw it."""
 
     exit: int | None
-    """The exit code of `subprocess`; None where it did not start, or did not end when killed."""
+    """The exit code of `subprocess`; None if it did not start, or did not end when killed."""
     refused: str = ""
     """The reason why it did not start."""
     timed_out: bool = False
@@ -52,9 +52,9 @@ def failure(status: Status, stage: str, message: str, ending: Ending) -> dict[st
 
 
 def _heard(said: bytes) -> tuple[str, dict[str, Any]]:
-    """The last stage, and the last message with a ``result`` or ``failed``; {} where none came."""
+    """The last stage, and the last message with a ``result`` or ``failed``; {} if none came."""
     stage, answer = "start", {}
-    for line in said.split(b"\n")[:-1]:  # behind the last newline is what was cut short
+    for line in said.split(b"\n")[:-1]:  # a line without its newline was cut short
         try:
             message = from_json(line, allow_inf_nan=False)
         except ValueError:  # the user's code wrote on a descriptor that it does not own
@@ -72,9 +72,9 @@ def fate_of(
     """A status and a sentence for how a process ended.
 
     Args:
-        ending: what was seen of it.
-        timeout_s: the seconds that it had.
-        killed: the counters of kills for memory that rose meanwhile.
+        ending: its end, as the supervisor saw it.
+        timeout_s: the time limit in seconds.
+        killed: the counters of kills for memory that rose during the launch.
         counted: whether such counters can be read here.
 
     Returns:

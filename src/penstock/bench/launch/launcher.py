@@ -1,6 +1,7 @@
-"""Launches, and what runs them: this process one after the other, or a cluster's workers.
+"""Launches, and launchers that run them: in this process one after the other, or on a cluster.
 
-A launcher takes launches one by one as it can run them, and yields each with its record as it ends.
+A launcher takes launches one by one when it can run them, and yields each with its record when it
+ends.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Launch:
     number: int
     """Its number among the launches of the case, from 0."""
     order: int | None
-    """Its place in the sweep; None outside of one."""
+    """Its index in the sweep's order; None outside a sweep."""
     timeout_s: float
     """The seconds after which it is killed."""
 
@@ -60,21 +61,22 @@ def ask_worker(
     *,
     may_fail: bool = False,
 ) -> Record:
-    """Ask a process of its own about a case, without a measurement.
+    """Check a case in a fresh process, without a measurement.
 
     Args:
         scenario: the name of the scenario.
         case: its knobs.
         timeout_s: the seconds that the process may take.
         launcher: runs the process.
-        may_fail: whether a case that makes sense and cannot be measured is an answer.
+        may_fail: whether to return a valid case that cannot be measured as a failed record, instead
+            of raising.
 
     Returns:
-        A record with the resolved case and its facts; with ``may_fail`` perhaps a failure.
+        A record with the resolved case and its facts.
 
     Raises:
-        UsageError: the case makes no sense; it has the case's sentence.
-        PenstockError: the case cannot be measured; it has the sentence of the failure.
+        UsageError: the case is not valid; its message is that of the process.
+        PenstockError: the case cannot be measured; its message is that of the failure.
     """
     asked = Launch(LaunchRequest(scenario, case, task="check"), 0, None, timeout_s)
     ((_, answer),) = launcher([asked])

@@ -5,9 +5,9 @@
 
 A worker supervises a launch as `in_turn` does on one machine, with the same process, deadline and
 memory limit. It works in the folder in which the client was started, so that relative paths of a
-case mean the same. What a launch takes of its host is held by it `alone`. The record has the
-environment of the worker's machine. A training is written into a folder of its own, which the
-client moves into place; so a worker that only seemed dead and goes on does no harm.
+case mean the same. A launch locks the GPU or the cores that it uses (`alone`). The record has the
+environment of the worker's machine. A training is written into its own folder, which the client
+moves into place; so a worker that only seemed dead, and goes on, does no harm.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ from .launcher import Launch
 from .supervisor import LaunchPlace, run_launch
 
 BENCH_LIBRARIES = ("penstock-dl", "numpy", "torch", "torchvision", "tensorstore", "zarr", "dask")
-"""The distributions whose versions decide what is measured."""
+"""The distributions whose versions affect the measurements."""
 OUT = "output_dir"
-"""The knob of a case that names a folder which it writes."""
+"""The setting of a case that names its output folder."""
 SEEN_S = 30.0
-"""Seconds within which a network file system shows here what a worker wrote."""
+"""Seconds within which a network file system shows a worker's files to the client."""
 _LOOK_S = 0.2
 
 Kind = Mapping[str, Any]
@@ -64,11 +64,11 @@ Kind = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RemoteLaunch:
-    """A launch as a worker is asked for it."""
+    """A launch as it is sent to a worker."""
 
     launch: Launch
     needs: tuple[Path, ...]
-    """Absolute paths that it must see."""
+    """Absolute paths that the worker must see."""
     folder: Path
     """The folder in which the client was started."""
     variables: Mapping[str, str]
@@ -77,7 +77,7 @@ class RemoteLaunch:
 
 
 class LaunchesOnCluster:
-    """A launcher: the workers of a cluster."""
+    """A launcher that runs launches on the workers of a cluster."""
 
     def __init__(
         self, cluster: NamedTasks, inputs: Iterable[str | Path], variables: Mapping[str, str]
@@ -86,9 +86,8 @@ class LaunchesOnCluster:
 
         Args:
             cluster: the workers.
-            inputs: files and folders that every launch reads; what is no path of a file system is
-                left out.
-            variables: those of this process before it started workers.
+            inputs: files and folders that every launch reads; URLs are left out.
+            variables: the environment variables of this process before it started workers.
         """
         paths = [Path(path) for path in inputs if "://" not in str(path)]
         self._cluster, self._folder = cluster, Path.cwd()
@@ -104,8 +103,8 @@ class LaunchesOnCluster:
         """Run launches; see `launcher`.
 
         Raises:
-            UsageError: no worker can run them as asked.
-            Incomplete: no worker is there, or what a worker wrote is not seen here.
+            UsageError: no worker can run them with these settings.
+            Incomplete: there is no worker, or the client does not see a worker's files.
         """
         cluster = self._cluster
         try:
@@ -131,7 +130,7 @@ class LaunchesOnCluster:
             self._kind = kind_of(record.environment) or self._kind
 
     def notes(self) -> list[str]:
-        """What a reader of the records should know of the workers."""
+        """Sentences about the workers, for the end of the command's output."""
         counts = [f"{number} on {host}" for host, number in sorted(self._hosts.items())]
         of_one = "" if len(counts) == 1 else ", all of one kind of machine"
         line = f"Launches: {', '.join(counts)}{of_one}"
@@ -153,7 +152,7 @@ class LaunchesOnCluster:
 
 def kind_of(environment: Mapping[str, Any]) -> Kind | None:
     """The kind of a worker: its machine, and its share of that machine. Launches on workers of one
-    kind may be compared. None for an environment that does not tell.
+    kind may be compared. None if the environment has no machine key.
     """
     if not environment.get("machine_key"):
         return None
@@ -161,9 +160,9 @@ def kind_of(environment: Mapping[str, Any]) -> Kind | None:
 
 
 def _failed(launch: Launch, failure: TaskFailure, kind: Kind | None) -> Record:
-    """The record of a launch that workers did not bring to an end.
+    """The record of a launch that no worker completed.
 
-    Raises `UsageError` for what every launch would meet.
+    Raises `UsageError` for an error that every launch would meet.
     """
     if failure.unfit is not None or failure.exit_code == UsageError.exit_code:
         raise UsageError(failure.sentence)
@@ -195,7 +194,7 @@ def _move(draft: Path, out: Path) -> None:
             )
         time.sleep(_LOOK_S)
     args = draft / ARGS
-    if args.is_file():  # the training was told the draft's name
+    if args.is_file():  # it holds the draft's name
         write_json(args, {**read_json(args), OUT: str(out)})
     draft.replace(out)
 
@@ -204,7 +203,7 @@ def _move(draft: Path, out: Path) -> None:
 
 
 def hold(work: RemoteLaunch) -> contextlib.AbstractContextManager[None]:
-    """What a worker holds while it runs a launch."""
+    """The locks that a worker holds while it runs a launch."""
     request = work.launch.request
     return held(taken_by(request.scenario, request.case), still_wanted())
 
@@ -227,7 +226,16 @@ def launch_task(work: RemoteLaunch) -> tuple[str, str | None]:
 def launch_here(
     work: RemoteLaunch, address: str, wanted: Callable[[], bool]
 ) -> tuple[str, str | None]:
-    """`launch_task`, of a worker with this address whose task is ``wanted``."""
+    """`launch_task` for a given worker.
+
+    Args:
+        work: the launch.
+        address: the address of the worker.
+        wanted: returns False when the client no longer waits for the task.
+
+    Returns:
+        The line of its record, and the folder that it wrote, if it writes one.
+    """
     here = platform.node()
     for path in work.needs:
         if not path.exists():

@@ -1,5 +1,5 @@
-"""The request to a worker. It has a file of its own, so that a worker imports nothing else and
-starts fast."""
+"""The request to a worker, in its own module, so that a worker imports nothing else and starts
+fast."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True)
 class LaunchRequest:
-    """What a worker is asked to do."""
+    """The scenario and case that a worker measures or checks, and the rules and limits for that."""
 
     scenario: str
     case: Mapping[str, Any]
     task: Literal["measure", "check"] = "measure"
-    """``ask_worker`` resolves and validates the case and measures nothing."""
+    """``check`` resolves and validates the case and measures nothing; see `ask_worker`."""
     rules: Mapping[str, Any] = field(default_factory=dict)
     """The fields of `measure.Rules`: when to stop."""
     memory_limit: int | None = None
-    """Bytes of private memory that the kernel lets the worker map; Linux only."""
+    """The limit in bytes of the worker's private memory, enforced by the kernel; Linux only."""

@@ -1,14 +1,14 @@
-"""The supervisor: one launch is one fresh process, and any end of it becomes a record.
+"""The supervisor: runs each launch in a fresh process, and makes a record of any end of it.
 
-    supervisor                           worker, leader of a session of its own
+    supervisor                           worker, leader of its own session
         | -- the request, a file -------------> |
         | <-- stages, then the result, a pipe - |
         | <-- stderr, its last 4 kB ----------- |   stdout goes nowhere: the model may print
         | -- the memory of its process tree ->  |   read from outside, ten times a second
 
 The supervisor waits for a message, the end of the process or the deadline, whichever comes first,
-and takes no processor time meanwhile. The result is what came through the pipe. How the process
-ended matters only where no result came (`ending`).
+and uses no processor time while it waits. The result comes through the pipe. How the process ended
+matters only if no result came (`ending`).
 
 A supervisor that is interrupted kills the worker's whole process group. When the supervisor is
 killed, the worker ends with it (`orphans`).
@@ -51,25 +51,25 @@ WORKER = (sys.executable, "-m", "penstock.bench.launch.worker")
 STDERR_BYTES = 4096
 SAMPLE_EVERY_S = 0.1
 ASK_EVERY_S = 1.0
-"""Seconds for which a launch goes on after its client is gone."""
+"""Seconds between two looks whether the client still wants a launch."""
 SAMPLE_SHARE = 0.05
-"""The share of a core that watching a process tree may take."""
+"""The fraction of a core that watching a process tree may use."""
 DIE_WITHIN_S = 10.0
-"""The time that a killed process may hang in the kernel, for example on a dead mount."""
+"""The seconds that a killed process may hang in the kernel, for example on a dead mount."""
 PIPE_BYTES = 2**20
-"""The most that a pipe ever holds."""
+"""The maximum size of a pipe's buffer in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlace:
-    """Where a worker runs: by default where this process does, with its variables."""
+    """The folder and variables of a worker: by default those of this process."""
 
     folder: Path | None = None
     variables: Mapping[str, str] | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Facts of the place for the record's environment."""
     wanted: Callable[[], bool] | None = None
-    """Called again and again. Once it is false, the worker is killed."""
+    """Called every second; when it returns False, the worker is killed."""
 
 
 def run_launch(
@@ -86,14 +86,14 @@ def run_launch(
     Args:
         request: what to measure, and how.
         launch: the number of the launch among those of its case.
-        order: its place in the sweep; None outside of one.
+        order: its index in the sweep's order; None outside a sweep.
         timeout_s: the seconds after which it is killed.
         command: a program to run in place of the worker. It gets the path of the request and the
             file descriptor to answer on as further arguments.
         place: where the worker runs.
 
     Returns:
-        The record of the launch, whatever became of it.
+        The record of the launch, also if it failed.
 
     Raises:
         UsageError: the system has no process groups.
@@ -127,9 +127,9 @@ def run_launch(
 def _record(
     request: LaunchRequest, stated: Mapping[str, Any], ending: Ending, surroundings: dict[str, Any]
 ) -> Record:
-    """The record: the worker's answer, what was seen from outside, and no secrets."""
+    """The record: the worker's answer and what the supervisor measured, without secrets."""
     bare = Record.model_validate({"case": dict(request.case), **stated})
-    # A launch may end between two looks at it.
+    # A launch may end between two readings of its memory.
     held = [count for count in (ending.peak, bare.memory.host_baseline) if count is not None]
     peaks = {"host_peak": max(held, default=None)}
     if bare.memory.host_peak_kernel is None:
@@ -209,8 +209,8 @@ def _supervise(
                 timed_out = True
                 _kill(process)
                 deadline = time.monotonic() + DIE_WITHIN_S
-        # What it wrote last is in the pipes. Their end need not come: a process that it started
-        # in another session may hold them open.
+        # Its last output is in the pipes. They may stay open: a process that it started in another
+        # session may hold them.
         for key in list(selector.get_map().values()):
             if key.fileobj is not ended:
                 os.set_blocking(key.fd, False)
@@ -236,13 +236,13 @@ def _take(key: selectors.SelectorKey) -> bytes:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill its group, by its number: nobody else can get that number until the leader is reaped."""
+    """Kill its process group. No other group can get its number until the leader is reaped."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
 class _Exit:
-    """Becomes readable when a process ends. Leaving it kills the process's group."""
+    """Becomes readable when a process ends. Leaving the context kills the process group."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
@@ -271,7 +271,7 @@ class _Exit:
 
 
 class _Watch:
-    """Samples the memory of a process tree in the background, and keeps the highest."""
+    """Samples the memory of a process tree in the background, and keeps the maximum."""
 
     def __init__(self, pid: int) -> None:
         self.peak: int | None = None
@@ -305,5 +305,5 @@ class _Watch:
         if len(processes) > 1:
             held = self._tree.pss() or held
         self.peak = max(held, self.peak or 0) or None  # a process that has ended holds 0
-        # Linux tells nothing more of it either.
+        # Linux also has no peak of a process that has ended.
         self.peak_kernel = kernel_memory(self._status).get("VmHWM", self.peak_kernel)

@@ -1,8 +1,8 @@
-"""A sweep: every case several times, each time in a fresh process, in a fair order.
+"""A sweep: runs every case several times, each time in a fresh process, in a fair order.
 
 The launches of a case are spread over the whole sweep, one in each round of all cases, so that a
-machine that grows warm or busy does so for all of them. Within a round the cases are shuffled by
-the seed. Of two cases the second round mirrors the first (ABBA), which cancels a steady drift.
+machine that gets warm or busy affects all cases alike. Within a round the cases are shuffled by the
+seed. With two cases the second round is the first in reverse (ABBA), which cancels a steady drift.
 
     round 0   C A B        round 1   B C A        round 2 ...
 
@@ -24,7 +24,7 @@ from .request import LaunchRequest
 
 LAUNCHES = {"quick": 1, "standard": 5, "rigorous": 10}
 CERTAIN = ("oom_device", "oom_host", "unsupported", "wrong_result")
-"""Failures that another launch of the same case would meet again."""
+"""Failures that another launch of the same case would have too."""
 
 HOPELESS = "an earlier launch of the case ended with {}"
 
@@ -32,16 +32,16 @@ Case = Mapping[str, Any]
 
 
 def launches_of(effort: str) -> int:
-    """The launches of each case at an effort. One launch is never compared with another."""
+    """The number of launches of each case at an effort. A case with one launch is not compared."""
     return LAUNCHES[effort]
 
 
 @dataclass(frozen=True)
 class SweepStep:
-    """The state of a sweep: before a launch, while it has no record yet, and after it."""
+    """The progress of a sweep, before a launch (without a record) or after it."""
 
     number: int
-    """The launches so far, with those that were skipped."""
+    """The number of launches so far, skipped ones included."""
     total: int
     case: Case
     launch: int
@@ -94,7 +94,7 @@ def run_sweep(
         timeout_s: the seconds of a launch after which it is killed.
         memory_limit: the bytes that a launch may map; None for no limit.
         seed: the random seed of the order.
-        resume: whether launches that the ledger holds are left out.
+        resume: whether to skip launches that the ledger holds.
         launcher: runs the launches.
         progress: is called before and after each launch.
 
@@ -103,7 +103,7 @@ def run_sweep(
     """
     keys = [case_key(scenario, case) for case in cases]
     records = [r for r in ledger.records() if r.key in keys] if resume else []
-    # One that failed is among them: that it ran out of memory or of time is its result.
+    # A failed launch counts too: running out of memory or time is its result.
     behind = {(record.key, record.launch) for record in records}
     state = _Counter(launch_order(len(cases), launches, seed), progress)
     for record in records:
@@ -141,7 +141,7 @@ class _Counter:
     """Launches that have ended or were skipped."""
 
     def step(self, case: Case, launch: int, **outcome: Any) -> None:
-        """Tell of a launch: before it, or with its record or the reason why it was skipped."""
+        """Report a launch before it runs, or with its record or the reason why it was skipped."""
         self.passed += bool(outcome)
         self.tell(SweepStep(self.passed, len(self.pairs), case, launch, **outcome))
 

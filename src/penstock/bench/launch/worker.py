@@ -1,4 +1,4 @@
-"""The worker: measures one case in a process of its own, and reports on a pipe.
+"""The worker: measures one case in its own process, and reports on a pipe.
 
     python -m penstock.bench.launch.worker REQUEST.json FD
 
@@ -31,12 +31,13 @@ if TYPE_CHECKING:
     from ...instruments import Status
 
 BALLAST_BYTES = 4 * 2**20
-"""Bytes held from the start and freed when memory runs out, so that a failure can be said."""
+"""Bytes held from the start and freed when memory runs out, so that a failure can be reported."""
 
-# Torch has a type for a device's memory only. What it says of the rest:
+# Torch has an error type only for a device's memory. The words of its other errors for memory:
 _HOST = ("DefaultCPUAllocator", "std::bad_alloc", "Cannot allocate memory")
 _HOST_IF_LIMITED = ("could not create a memory", "could not create a primitive", "start new thread")
-"""Words of oneDNN for any fault, and of Python for too many threads; a limit explains them."""
+"""Words of oneDNN for any error, and of Python for too many threads. With a memory limit they
+mean too little memory."""
 _DEVICE = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 
 
@@ -88,11 +89,11 @@ def main(request_path: str, descriptor: str) -> int:
 
 
 def limit_memory(most: int) -> None:
-    """Limit the private memory of this process; the kernel refuses more.
+    """Limit the private memory of this process; allocations beyond it fail.
 
-    It counts the heap and private mappings, touched or not, with those of torch and its libraries.
-    It does not count files and memory that other processes share. Only Linux enforces it on
-    mappings.
+    The kernel counts the heap and private mappings, touched or not, with those of torch and its
+    libraries. It does not count files and memory that processes share. Raises `UsageError` on
+    systems other than Linux, which do not enforce it on mappings.
     """
     if sys.platform != "linux":
         raise UsageError(f"a memory limit ({most} bytes) can be enforced on Linux only")
@@ -121,7 +122,7 @@ def _kind(error: BaseException, limited: bool) -> Status | None:
     text = str(error)
     if any(words in text for words in _HOST + (_HOST_IF_LIMITED if limited else ())):
         return "oom_host"
-    # torch.OutOfMemoryError is a RuntimeError, and is known by its words in every version.
+    # torch.OutOfMemoryError is a RuntimeError, which in every version has these words.
     return "oom_device" if any(words in text for words in _DEVICE) else None
 
 
@@ -133,14 +134,14 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _check(request: LaunchRequest) -> dict[str, Any]:
-    """The answer of ``check`` beside the scenario; without one the scenario is set up and
-    closed.
+    """The answer of the function ``check`` in the scenario's module. If there is none, the scenario
+    is set up and closed.
     """
     check = getattr(find(request.scenario)[0], "check", None)
     if check is not None:
         from ..measure import host_memory
 
-        # What a limit would count before there is a model: Python, torch and their libraries.
+        # The memory that a limit counts before there is a model: Python, torch and libraries.
         needed = host_memory()["host_counted"]
         case, facts = check(request.case)
         return {"case": case, "facts": {**facts, "process_bytes": needed}}
@@ -151,8 +152,8 @@ def _check(request: LaunchRequest) -> dict[str, Any]:
 
 
 def _measure(request: LaunchRequest, answers: Answers, began: float) -> dict[str, Any]:
-    with contextlib.suppress(ModuleNotFoundError):  # some of the roofs need none
-        import torch  # noqa: F401 - under the limit, and no part of what the scenario holds
+    with contextlib.suppress(ModuleNotFoundError):  # some roofs need no torch
+        import torch  # noqa: F401 - under the limit, and part of the baseline
     from .. import measure
 
     baseline = psutil.Process().memory_info().rss
@@ -166,7 +167,7 @@ def _measure(request: LaunchRequest, answers: Answers, began: float) -> dict[str
         from ...instruments import torch_flags
 
         result["environment"] = {"torch": torch_flags()}
-    # After a failure nothing is closed: the process ends, and closing might fail in its turn.
+    # After a failure nothing is closed: the process ends, and closing might fail too.
     scenario.close()
     return result
 

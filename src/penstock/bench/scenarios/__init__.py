@@ -1,4 +1,5 @@
-"""Scenarios: what a launch measures. A scenario is set up, steps, counts its work, and is closed.
+"""Scenarios: kinds of work that launches measure. Each is set up, takes steps, counts the work of
+each step, and is closed.
 
 A scenario has no clock: `measure` times its steps, and the phases that a step names.
 """
@@ -31,27 +32,29 @@ SCENARIOS = {
 }
 
 EXTRAS = {"loader": "loaders", "ladder": "loaders", "queue": "loaders", "train": "train"}
-"""The extra that installs a scenario's libraries, where that is not ``infer``."""
+"""The pip extra that a scenario needs; a scenario that is not listed needs ``infer``."""
 
 
 class Scenario(Protocol):
-    """The object that `measure` drives."""
+    """An object whose steps `measure` times."""
 
     device: str
-    """The place of the work, ``cpu``, ``cuda:0`` or ``mps``, for its clock and its memory."""
+    """The device of the work, ``cpu``, ``cuda:0`` or ``mps``; it decides the clock and the memory
+    that are read."""
     facts: Mapping[str, Any]
     """Facts for the record beside the case: model, parameters, structure hash."""
 
     def step(self, phase: Phase) -> Work:
-        """Do the work once, and return it counted.
+        """Do the work once, and return its amounts.
 
-        Raises `WrongResult` (of this module) for a result that is not what it must be, and
-        `UsageError` for a case that is not supported here.
+        Raises `WrongResult` (of this module) if a result is wrong, and `UsageError` for a case that
+        is not supported here.
         """
 
-    # A scenario may have ``verify()`` too. It is called once, after all that is timed.
+    # A scenario may also have ``verify()``, which is called once, after the timed part.
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release memory, files and threads."""
 
 
 class WrongResult(Exception):
@@ -64,7 +67,8 @@ class WrongResult(Exception):
 
 @contextlib.contextmanager
 def flags_of_bench() -> Iterator[None]:
-    """`penstock.models` names the flags of ``infer``; here they have other names."""
+    """Rewrite flag names in errors of `penstock.models` from those of ``infer`` to those of
+    ``bench``."""
     try:
         yield
     except UsageError as error:

@@ -1,13 +1,13 @@
-"""Emulated computing, in place of a training step, while batches are read beside it.
+"""Emulated computing: takes the place of a training step while batches are read beside it.
 
     none    nothing: the batches come as fast as they are read
     sleep   the processor is idle, as while an accelerator works
-    busy    one core multiplies matrices, as often as takes the time when nobody else computes
+    busy    one core multiplies matrices, for the given time if nothing else runs
     train   a training step of a real network on its own seeded input
 
-``busy`` and ``train`` contend with the workers for cores; ``sleep`` hides that. Each says how many
-``seconds`` a step takes that never waits: given for ``sleep``, timed beforehand for the others.
-That is all that this family needs a clock for.
+``busy`` and ``train`` compete with the workers for cores; ``sleep`` does not. ``seconds`` is the
+time of a step that never waits: given for ``sleep``, timed beforehand for the others. Only that
+timing needs a clock.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from ...instruments import Clock
 from . import backend_of
 
 _STACK, _SIDE = 64, 48
-"""Matrices of a piece of busy work. They are so small that any BLAS multiplies them by one thread,
-and so many that the interpreter's lock is free for about a millisecond."""
+"""The matrices of a piece of busy work. They are so small that every BLAS uses one thread, and so
+many that the interpreter's lock is free for about a millisecond."""
 _TRIALS = 3
 
 
 def make_compute(case: Mapping[str, Any], clock: Clock = time.perf_counter) -> Compute:
-    """The step of ``case["compute"]``, of ``case["compute_time"]`` seconds where that can be
-    chosen.
+    """The step of kind ``case["compute"]``; ``sleep`` and ``busy`` take ``case["compute_time"]``
+    seconds.
     """
     kinds: dict[str, Callable[[], Compute]] = {
         "none": lambda: Sleep(0.0),
@@ -61,7 +61,7 @@ class Sleep:
 
 
 class Busy:
-    """The same with one core at work."""
+    """A step that keeps one core busy."""
 
     def __init__(self, seconds: float, clock: Clock) -> None:
         random = np.random.default_rng(0)
@@ -125,7 +125,7 @@ Compute = Sleep | Busy | Train
 
 
 def calibrated(piece: Callable[[], None], seconds: float, clock: Clock) -> int:
-    """How many times ``piece`` must run to take so many seconds."""
+    """The number of times that ``piece`` must run to take these seconds."""
     piece()
     count = 1
     while True:

@@ -1,4 +1,5 @@
-"""Floating-point operations of a step, counted by playing a network on shapes alone."""
+"""Floating-point operations of a step, counted by running a network on shapes alone (torch's meta
+device)."""
 
 from __future__ import annotations
 
@@ -21,19 +22,19 @@ Loss = Callable[[Heads, Heads], Tensor]
 def count_flops(
     model: Model, shape: tuple[int, ...], dtype: torch.dtype, loss: Loss | None
 ) -> tuple[int, dict[str, int]]:
-    """Count the operations of a step by playing it on shapes: it takes no memory and hardly any
+    """Count the operations of a step by running it on shapes, which takes no memory and hardly any
     time.
 
     Args:
         model: the network.
         shape: the shape of its input: batch, channels, sides.
         dtype: the dtype of its input.
-        loss: the loss of a training step, which is played without its optimizer; None for
+        loss: the loss of a training step, which is run without its optimizer; None for
             inference.
 
     Returns:
-        The operations that have a formula, and the calls of each operator that has none. What the
-        network raises on such shapes is raised.
+        The operations of operators with a formula, and the number of calls of each operator without
+        one. Errors of the network on such tensors are raised.
     """
     named = [*model.module.named_parameters(), *model.module.named_buffers()]
     meta = {
@@ -70,8 +71,8 @@ _MOVES = frozenset(
 
 
 class _Uncounted(TorchDispatchMode):
-    """Counts the calls of each operator that `FlopCounterMode` has no formula for. The optimizer is
-    not played, so neither counts its operators.
+    """Counts the calls of each operator that `FlopCounterMode` has no formula for. The optimizer
+    does not run, so its operators are not counted.
     """
 
     def __init__(self) -> None:

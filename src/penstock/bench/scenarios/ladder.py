@@ -1,14 +1,14 @@
-"""Scenario ``ladder``: the same batches, one step further at each rung; see `reports.loader`.
+"""Scenario ``ladder``: the same batches, one step more at each rung; see `reports.loader`.
 
-    L0  the bytes of the batch's chunks, which lie one after the other in a file of their own
-    L1  its chunks' files, each opened and read
-    L2  and decoded, into memory that is used again
-    L3  and copied into the batch, which is used again
-    L4  the loader
-    L5  the loader, and its batch on the device
+    L0  read the bytes of the batch's chunks, which are copied into one file for that
+    L1  open and read the file of each chunk
+    L2  and decode it, into reused memory
+    L3  and copy it into the batch, whose memory is reused
+    L4  the whole loader
+    L5  the loader, and the copy of its batch to the device
 
 Up to L3, the threads take one chunk after the other until the batch is done. The file of L0 is in
-the folder of the data and loses its name before it is filled, so it goes with its process.
+the folder of the data. It is unlinked before it is filled, so it vanishes with its process.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def rung(case: Mapping[str, Any]) -> Scenario:
 
 
 class Together:
-    """Threads that share out a list of pieces."""
+    """Threads that work through a list of pieces together."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
@@ -62,7 +62,7 @@ class Together:
 
 
 class Rung:
-    """Batches one after the other, from the first again after the last."""
+    """Reads batches one after the other, and begins again after the last."""
 
     device = "cpu"
 
@@ -107,7 +107,7 @@ class Rung:
 
 
 class DeviceRead(Rung):
-    """L0: each thread reads its part of the batch's stretch of one file."""
+    """L0: each thread reads its share of the batch's bytes from one file."""
 
     _files: Sequence[int] = ()
 
@@ -125,7 +125,7 @@ class DeviceRead(Rung):
             system_errors(f"{root} takes no file to measure with"),
             tempfile.NamedTemporaryFile(dir=root) as file,
         ):
-            # One for each thread: the kernel reads ahead of each open file by itself.
+            # One for each thread: the kernel's readahead is separate for each open file.
             opened = range(self.case["threads"])
             self._files = [os.open(file.name, os.O_RDONLY) for _ in opened]
             for path in (path for of in files for path in of):
@@ -215,14 +215,14 @@ class Scatter(Rung):
 
 
 class Queue(LoaderScenario):
-    """L4: our loader."""
+    """L4: Penstock's loader."""
 
     def __init__(self, case: Mapping[str, Any]) -> None:
         super().__init__({**case, "loader": OURS[0]})
 
 
 class Transfer(Queue):
-    """L5: our loader, and its batch copied to a GPU."""
+    """L5: Penstock's loader, and its batch copied to a GPU."""
 
     def __init__(self, case: Mapping[str, Any]) -> None:
         self._torch = require("torch", "infer")
@@ -251,7 +251,7 @@ _RUNGS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
 
 
 def engine_of(data: CaseData, name: str) -> Any:
-    """An engine that reads items of the case; ``auto`` is the one that the loader would choose."""
+    """The engine of this name for the data of a case; ``auto`` is the loader's own choice."""
     places = locate(data.place)
     grids = dict.fromkeys(places, PatchGrid(tuple(data.patch))) if data.patch else {}
     return open_engine(
@@ -263,4 +263,4 @@ def engine_of(data: CaseData, name: str) -> Any:
 
 
 def _go_on() -> None:
-    """Tells a task that its batch is still wanted."""
+    """A check for tasks: their batch is always wanted here."""

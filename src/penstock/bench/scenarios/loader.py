@@ -1,24 +1,24 @@
-"""Scenario ``loader``: the wait for one batch, of our loader or of a contender.
+"""Scenario ``loader``: the wait for one batch, of Penstock's loader or of a contender.
 
-    setup     import the library; bring the page cache into the state that is asked for
-    step 1    open the data and wait for the first batch, with all the threads that it takes
-    step ...  wait for the next, in the same order for every loader
-    verify    the same batches again, from a new loader, by the checksums of the data set
+    setup     import the library; fill or empty the page cache, as the case says
+    step 1    open the data and wait for the first batch; this starts all threads
+    step ...  wait for the next batch, in the same order for every loader
+    verify    read the same batches again with a new loader, and compare checksums
 
-Where the data set has fewer batches than are asked for, they repeat in one endless epoch: at the
-end of an epoch a loader would wait for what it could not read ahead, and then have the rest ready.
+If the data set has fewer batches than the case needs, they repeat in one endless epoch: at the end
+of an epoch a loader could not prefetch, and would wait longer than usual.
 
-What was read ahead of the samples costs nothing. So the warm-up takes at least as many batches as a
-loader reads ahead, and ``facts["fresh"]`` is the share of the samples' bytes that was read while
-they were waited for. With less than all of them, the waits are too short.
+Batches that were prefetched before the samples would seem free. So the warm-up takes at least as
+many batches as a loader prefetches, and ``facts["fresh"]`` is the fraction of the samples' bytes
+that was read during the samples. If it is below 1, the waits are too short.
 
-A step is the wait alone. The checksums of a batch take as long as reading it, and between two waits
-they would be time in which a loader reads ahead. So all batches that were timed are delivered once
-more, untimed, and every byte of every row is checked then. Anything but 0 duplicates, 0 missing and
-0 wrong is a wrong result.
+A step is the wait alone. Computing the checksums of a batch takes as long as reading it, and a
+loader would prefetch in that time. So all timed batches are delivered once more, untimed, and every
+byte of every row is checked then. The result is wrong unless there are 0 duplicates, 0 missing and
+0 wrong rows.
 
-Bytes and processor time are counted from the first batch to the last, over the whole tree of
-processes, so that what runs ahead at one end makes up for the other.
+Bytes and processor time are counted from the first batch to the last, over the whole process tree,
+so that prefetching at both ends cancels out.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class LoaderScenario:
             self._data.close()
             raise
         self._further = max(0, self._ahead - case["warmup"]) if case["warmup"] else 0
-        if case["cache"] == "cold":  # what came once is in memory
+        if case["cache"] == "cold":  # a batch that was read once is in memory
             spare = self._order.num_batches - self._timed_from - case["batches"]
             self._further = min(self._further, max(0, spare))
         self._data.further = self._further + self._ahead
@@ -86,14 +86,14 @@ class LoaderScenario:
         self._stored: int | None = None
         """Bytes that had been read when the samples began, or one batch before."""
         self._lead = 0
-        """The batches from then on that are no samples."""
+        """The number of batches from then on that are not samples."""
         self._still = contextlib.ExitStack()
         self._contender: Contender | None = None
         self._batches: Iterator[Batch] = iter(())
         self._batch: Batch | None = None
         self._before: Counters | None = None
         self._taken = 0
-        """The batches so far: those of the steps, and those that `_settle` takes."""
+        """The number of batches so far: those of the steps, and those that `_settle` takes."""
 
     def step(self, phase: Phase) -> Work:
         if self._steps and self._steps == self._timed_from - 1:
@@ -152,9 +152,9 @@ class LoaderScenario:
             raise UsageError(str(error).replace(self._data.url, case["data"])) from error
 
     def _settle(self) -> None:
-        """Before the last wait of the warm-up, use up what was read ahead, and begin to count."""
-        # Whoever measures does this between warm-up and samples. Then it has nothing left to do,
-        # and nobody reads ahead meanwhile.
+        """Before the last wait of the warm-up, take the prefetched batches, and begin to count."""
+        # `measure` collects garbage between warm-up and samples. Done here, it takes no time there,
+        # in which a loader could prefetch.
         gc.collect()
         self._still.enter_context(frozen_garbage())
         for _ in range(self._further):
@@ -185,9 +185,9 @@ class LoaderScenario:
         self.facts["read_amplification"] = stored / (self._data.stored_bytes * share)
 
     def _share_read(self) -> float | None:
-        """The share of the samples' bytes that was read while they were waited for.
+        """The fraction of the samples' bytes that was read during the samples.
 
-        Where nobody counts, it is 0 if all of them may have been read before; else None.
+        If bytes are not counted, it is 0 if all of them may have been read before; else None.
         """
         batches = self._steps - self._timed_from
         now = self._data.counters().stored
@@ -212,20 +212,21 @@ class LoaderScenario:
 
 
 def ahead_of(contender: Any) -> int:
-    """The most batches that a contender reads before they are asked for."""
+    """The maximum number of batches that a contender prefetches."""
     ours = getattr(contender, "loader", None)
     return int(ours.config.queue if ours is not None else getattr(contender, "ahead", 0))
 
 
 def check(case: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The case with the hash of its data set; raises `UsageError` for what makes no sense."""
+    """The case with the hash of its data set, and its facts. Raises `UsageError` if the data cannot
+    be read in such batches."""
     with contextlib.closing(CaseData(case)) as data:
         facts = {**data.facts, "price": str(price_of(data))}
         return {**case, "dataset": data.facts["dataset"]}, facts
 
 
 def price_of(data: CaseData) -> Price:
-    """The price of a case's order: what it costs in reads, and how well it mixes."""
+    """The price of a case's order: its reads, and how well it mixes samples."""
     arrays = data.packed.arrays.items()
     fields = [
         cut_of(array) or Field(name, array.shape, array.chunks, array.dtype)

@@ -3,9 +3,9 @@
     inference   | forward |
     train       | forward | backward | optimizer |
 
-The input is made on the host from a seed and lies on the device before the first step: the cost of
-feeding a network is for other scenarios. Everything else that a step needs is in the step. Nothing
-that it makes outlives it, so no output of one step is alive in the next.
+The input is made on the host from a seed and copied to the device before the first step: other
+scenarios measure the cost of feeding a network. Everything else is part of the step. Its outputs
+are freed at its end, so they take no memory in the next step.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class ModelScenario:
     def __init__(self, case: Mapping[str, Any]) -> None:
         device = _device(case)
         self.device = str(device)
-        # Before anything of this process is there: the context and the libraries are the launch's.
+        # Read before this process uses the GPU: its context and libraries count as the launch's.
         self.driver_before = Gpu(device).used() if device.type == "cuda" else None
         _try_dtype(case, device)
         set_cuda_flags(case.get("tf32", False))
         if device.type == "cuda":
             torch.cuda.set_device(device)
             if case["budget"]:
-                # Of torch's allocator alone: the context and the libraries come on top.
+                # For torch's allocator alone: the context and the libraries come on top.
                 total = torch.cuda.get_device_properties(device).total_memory
                 torch.cuda.set_per_process_memory_fraction(min(1.0, case["budget"] / total), device)
         if case["threads"]:
@@ -84,7 +84,7 @@ class ModelScenario:
 
     @property
     def compile_s(self) -> float | None:
-        """The seconds that torch.compile has taken so far; None where nothing is compiled."""
+        """The seconds that torch.compile has taken so far; None if nothing is compiled."""
         if not self._compiled:
             return None
         from torch._dynamo.utils import calculate_time_spent
@@ -94,8 +94,8 @@ class ModelScenario:
     def step(self, phase: Phase) -> Work:
         first = not self._heads
         result = self._train_step(phase) if self._train else self._infer_step()
-        # One number that is not finite where any of the outputs is not; a look at it in every
-        # step would make the device wait.
+        # One number, which is not finite if any output is not. Reading it in every step would make
+        # the device wait.
         if first and not math.isfinite(float(result)):
             raise WrongResult(f"model {self._model.name} returns values that are not finite")
         return self.work
@@ -148,11 +148,12 @@ class ModelScenario:
 
 
 def check(case: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The case with what it leaves open filled in, and the facts of its model; nothing is measured.
+    """The case with its device and channels filled in, and the facts of its model; nothing is
+    measured.
 
-    Among the facts are the ``flops`` of a step. They are counted here and not where a step is
-    measured: to play a network on shapes makes torch import its compiler, 70 MB that would count as
-    the model's.
+    Among the facts are the ``flops`` of a step. They are counted here and not in the measured
+    process: running a network on shapes makes torch import its compiler, 70 MB that would count as
+    memory of the model.
 
     Raises `UsageError` for a model, weights, a device, a dtype or a tile that cannot be measured.
     """
@@ -176,9 +177,9 @@ def check(case: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 def _try_for_real(
     model: Model, shape: tuple[int, ...], case: Mapping[str, Any], error: Exception
 ) -> None:
-    """Run a network once that cannot be played on shapes (TorchScript, a choice by value)."""
+    """Run a network once that cannot run on shapes (TorchScript, a branch on values)."""
     try:
-        if isinstance(error, ValueError):  # its own word on the shape
+        if isinstance(error, ValueError):  # the network itself refuses the shape
             raise error
         with torch.inference_mode():
             model.module(torch.zeros(shape, dtype=_dtype(case)))
@@ -195,9 +196,9 @@ def _device(case: Mapping[str, Any]) -> torch.device:
 
 
 def _try_dtype(case: Mapping[str, Any], device: torch.device) -> None:
-    """Raise `UsageError` where the device has no arithmetic of the case's dtype.
+    """Raise `UsageError` if the device has no arithmetic of the case's dtype.
 
-    A fault that float32 meets too, as on a card that others fill, is raised as it is.
+    An error that float32 has too, such as on a full GPU, is raised unchanged.
     """
     _multiply(torch.float32, device)
     try:
@@ -218,9 +219,9 @@ def _dtype(case: Mapping[str, Any]) -> torch.dtype:
 
 
 def _load(case: Mapping[str, Any]) -> Model:
-    torch.manual_seed(case["seed"])  # of weights that are not loaded, and of dropout
+    torch.manual_seed(case["seed"])  # for weights that are not loaded, and for dropout
     with flags_of_bench():
-        # Untrained, it takes the same memory and time.
+        # An untrained model takes the same memory and time.
         return load_model(
             case["model"],
             case["weights"],
@@ -278,7 +279,7 @@ def _loss(heads: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> Tensor:
 
 
 def _finite(head: Tensor) -> Tensor:
-    """0, or NaN where any value is not finite; nothing of the size of ``head`` is allocated."""
+    """0, or NaN if any value is not finite; nothing of the size of ``head`` is allocated."""
     if not head.is_floating_point() or not head.numel():
         return torch.zeros(())
     low, high = torch.aminmax(head)  # a NaN anywhere makes both NaN
@@ -301,13 +302,13 @@ def _facts(model: Model, shape: tuple[int, ...], device: torch.device) -> dict[s
         "structure": structure(model.module),
         "tile_shape": list(shape[2:]),
         "channels": shape[1],
-        # Of what torch computes on, which may be a slice of a card (MIG).
+        # The memory of the device that torch uses, which may be a slice of a GPU (MIG).
         "device_memory": torch.cuda.get_device_properties(device).total_memory if on_cuda else None,
     }
 
 
 def structure(module: nn.Module) -> str:
-    """A hash of what a network is made of, whatever values its weights hold."""
+    """A hash of a network's structure: the names, shapes, dtypes and classes of its parts."""
     tensors = [*module.named_parameters(), *module.named_buffers()]
     shapes = sorted([name, list(t.shape), str(t.dtype)] for name, t in tensors)
     classes = sorted([name, type(m).__qualname__] for name, m in module.named_modules())

@@ -3,9 +3,9 @@
     first step         get a batch, then wait until the queue is full: the prefill
     every other step   | get | compute |   and then the depth of the queue is read
 
-So what is measured begins with a full queue, however long it took to fill. The batches are the
-loader's, read from the data into its buffers. A step holds its batch while it computes, as a
-training loop does. With no workers the same engine reads in the step itself.
+So the measurement begins with a full queue, however long it took to fill. The loader reads the
+batches from the data into its buffers. A step holds its batch while it computes, as a training loop
+does. Without workers the same engine reads in the step itself.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class QueueScenario:
         batches: FromLoader | InPlace | None = None,
         compute: Compute | None = None,
     ) -> None:
-        self.device = "cpu"  # what a step queues on a GPU is awaited in it
-        # Timed before anybody reads, and so when nobody contends.
+        self.device = "cpu"  # a step waits for its work on a GPU
+        # Timed before the workers read, so without contention.
         self._compute = compute or make_compute(case)
         self._batches = batches or (FromLoader(case) if case["workers"] else InPlace(case))
         self._queue: Any = self._batches if case["workers"] else None
@@ -94,14 +94,14 @@ class FromLoader:
         return next(self._batches)
 
     def depth(self) -> int:
-        """The batches that are ready and not taken."""
+        """The number of batches that are ready and not taken."""
         return self._loader.ready
 
     def fill(self) -> None:
         """Wait until the queue is full."""
         run = self._loader._run
         assert run is not None
-        # What made the readers fail is raised by the next `get`.
+        # The next `get` raises the error of the readers.
         with contextlib.suppress(Stopped, StageError):
             if not run.fill(self._queue):
                 raise WrongResult(f"the batches ended before a queue of {self._queue} was full")
@@ -111,7 +111,7 @@ class FromLoader:
 
 
 class InPlace:
-    """No workers: each batch is read when it is asked for, into the same memory each time."""
+    """No workers: `get` reads each batch, into the same memory each time."""
 
     def __init__(self, case: Mapping[str, Any]) -> None:
         loader = _loader(case, workers=1, queue=0)  # for its engine and its order; never iterated

@@ -1,10 +1,10 @@
-"""Scenarios of the roofs of a machine: what it computes, moves and reads with nothing in the way.
+"""Scenarios of the roofs of a machine: its highest rates of computing, copying and reading.
 
     matmul   a large square product                     floating-point operations per second
     copy     an array far larger than the caches        bytes read and written per second
     disk     a file of its own, in large blocks         bytes read per second
 
-A roof is measured and never quoted: a share of a roof is only as good as the measurement of it.
+A roof is measured and not taken from a data sheet.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from ...instruments import PAGE_BLOCK, drop_pages_of
 from . import Phase, Work, WrongResult, flags_of_bench
 
 FROM_DEVICE = 0.9
-"""The least share of a read that must come from the device for it to count as such."""
+"""The fraction of a read that must come from the device, for its source to be "device"."""
 
 
 class Matmul:
-    """The product of two square matrices, into memory that is already there."""
+    """The product of two square matrices, into preallocated memory."""
 
     def __init__(self, case: Mapping[str, Any]) -> None:
         torch = require("torch", "infer")
         from ...models import find_devices, set_cuda_flags
 
         with flags_of_bench():
-            find_devices([case["device"]])  # raises where it is not there
+            find_devices([case["device"]])  # raises if there is no such device
         set_cuda_flags(case.get("tf32", False))
         self.device = case["device"]
         size, dtype = case["size"], getattr(torch, case["dtype"])
@@ -114,13 +114,12 @@ class MemoryCopy:
 
 
 class DiskRead:
-    """A file read from end to end; the phase ``read`` leaves out the time that it takes to empty
-    the cache.
+    """A file read from end to end; the phase ``read`` excludes the time to empty the page cache.
 
-    Where the pages must come from the device, they are dropped before each read, and the kernel is
-    asked how many bytes it fetched. ``facts["source"]`` is "device", "page cache" (the kernel kept
-    them, or the folder is in memory), or "unknown" where the kernel does not say. What a hypervisor
-    or the device itself keeps cannot be seen from here.
+    If the pages must come from the device, they are dropped before each read, and the kernel's
+    counter of fetched bytes is read. ``facts["source"]`` is "device", "page cache" (the kernel kept
+    them, or the folder is in memory), or "unknown" if the kernel does not count. Caches of a
+    hypervisor or of the device itself cannot be seen.
     """
 
     def __init__(self, case: Mapping[str, Any]) -> None:
@@ -168,13 +167,11 @@ class DiskRead:
         self._file.close()
 
     def _fill(self) -> None:
-        """Fill it with blocks that differ and do not compress, because some file systems would
-        notice.
-        """
+        """Fill it with random blocks, because some file systems compress or deduplicate."""
         random = np.random.default_rng(0)
         for _ in range(self._size // PAGE_BLOCK):
             self._file.write(random.bytes(PAGE_BLOCK))
-        os.fsync(self._file.fileno())  # what is still being written would slow the reading
+        os.fsync(self._file.fileno())  # pending writes would slow the reads
 
     def _read(self) -> int:
         self._file.seek(0)
@@ -185,7 +182,7 @@ class DiskRead:
 
 
 def _fetched() -> int | None:
-    """Bytes that this process made the kernel fetch from a device; None where it does not say."""
+    """Bytes that the kernel fetched from a device for this process; None if it does not count."""
     with contextlib.suppress(AttributeError, psutil.Error, OSError):
         return psutil.Process().io_counters().read_bytes
     return None

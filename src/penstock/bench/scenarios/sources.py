@@ -1,4 +1,4 @@
-"""The data that the scenarios of loaders read, and the counters of what they use."""
+"""The data that the scenarios of loaders read, and counters of bytes and processor time."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from ...loading import Location, Order, cut_of, open_dataset_or_array
 
 
 class CaseData:
-    """A data set where a case wants it: a folder, the same behind a slow server, or a bucket."""
+    """The data set of a case: a folder, the same folder behind a slow HTTP server, or a bucket."""
 
     def __init__(self, case: Mapping[str, Any]) -> None:
         self._case, self._closing = case, contextlib.ExitStack()
         self.threads = int(case["threads"])
         self.patch = case.get("patch")
         self.further = 0
-        """The batches that may be read and are neither warm-up nor samples."""
+        """The number of batches that may be read and are neither warm-up nor samples."""
         self.remote = "://" in case["data"] or bool(case["latency_ms"])
         self.requests = case["threads"] if self.remote else 0
-        """The requests that may be under way at once for remote data, to hide latency."""
+        """The number of concurrent requests for remote data, which hide latency."""
         if case["endpoint"]:
             os.environ["AWS_ENDPOINT_URL"] = case["endpoint"]
         self._server: Loopback | None = None
@@ -84,7 +84,8 @@ class CaseData:
         return [self.order.items(0, index) for index in range(number)]
 
     def rows(self, items: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-        """The sample and the patch of each item, as an engine is asked for them."""
+        """The sample and the patch of each item, as arguments of an engine; patches are None if
+        samples are whole."""
         samples, patches = self.order.split(items)
         return samples, None if self.patch is None else patches
 
@@ -100,7 +101,8 @@ class CaseData:
         return [path for array in arrays for path in chunk_files(array, samples)]
 
     def prepare(self) -> dict[str, Any]:
-        """Bring the page cache into the state of the case, and return what it holds."""
+        """Bring the page cache into the state of the case. Returns ``resident``, the fraction that
+        it holds, and for a cold cache ``again``, see `read_again`."""
         files = self.files()
         if not files:
             return {"resident": None}
@@ -114,8 +116,8 @@ class CaseData:
         return state
 
     def read_again(self) -> float:
-        """The share of what the batches after the first read that an earlier one has read: it comes
-        from memory, however cold the cache was.
+        """The fraction of the reads of all batches but the first that an earlier batch has done.
+        These come from memory, even if the cache was cold.
         """
         read = [self._pieces(samples) for samples in self.batches()]
         seen: set[Hashable] = set(*read[:1])
@@ -127,8 +129,8 @@ class CaseData:
         return again / total if total else 0.0
 
     def _pieces(self, samples: NDArray[np.int64]) -> dict[Hashable, int]:
-        """What a batch reads, and the size of each piece: chunks along the samples, in bytes; or
-        files, which count alike, where patches are cut.
+        """The pieces that a batch reads, with their sizes: chunks along the samples, in bytes; or
+        files, which all have size 1, if samples are cut into patches.
         """
         if self.patch is not None:
             return dict.fromkeys(self.files_of(samples), 1)
@@ -139,7 +141,7 @@ class CaseData:
         }
 
     def counters(self) -> Counters:
-        """What this process and those below it have used so far, without the slow server."""
+        """The use of this process and its children so far, without the slow server."""
         served = self._server.served()["bytes"] if self._server else None
         counted = Counters.of_tree(self._server.pid if self._server else None)
         if self.remote:
@@ -231,21 +233,21 @@ def _fetch_documents(url: str, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Counters:
-    """What a tree of processes has used."""
+    """The processor time and the bytes that a process tree has used."""
 
     cpu_s: float
     stored: int | None
-    """Bytes that were asked for: of files as the kernel counts them, from memory or not; of the
-    slow server as it counts them."""
+    """Bytes that were requested: from files, counted by the kernel (page cache included), or from
+    the slow server, counted by it. None if there is no count."""
     _counting: ClassVar[int] = 0
-    """The bytes that this process has read in order to count."""
+    """The bytes that this process has read for the counting itself."""
 
     @classmethod
     def of_tree(cls, without: int | None = None) -> Counters:
         began, cpu_s = read_case_store(), 0.0
         root = psutil.Process()
         tree = (root, *root.children(recursive=True))
-        # To look for children is to read a line about every process of the machine.
+        # Looking for children reads a line about every process of the machine.
         stored = -(cls._counting + read_case_store() - began)
         for process in tree:
             if process.pid == without:
@@ -267,7 +269,7 @@ class Counters:
 
 
 def read_case_store() -> int:
-    """Bytes that this thread has read; 0 where the system does not count them."""
+    """Bytes that this thread has read; 0 if the system does not count them."""
     try:
         counters = Path("/proc/thread-self/io").read_text()
     except OSError:
@@ -276,8 +278,8 @@ def read_case_store() -> int:
 
 
 def mapped_bytes() -> int:
-    """The bytes of files that TensorStore has mapped for this process, which the kernel counts as
-    no reading: the files' lengths, as often as they were mapped.
+    """The bytes of files that TensorStore has mapped in this process, which the kernel does not
+    count as reads: the length of each file, as often as it was mapped.
     """
     if (tensorstore := sys.modules.get("tensorstore")) is None:
         return 0

@@ -1,17 +1,17 @@
 """Scenario ``train``: one whole training, as `penstock.training.loop` runs it.
 
-    first step the cost before a run begins: libraries, the data opened   nothing is counted
-    second step   the training, its validations and its checkpoints              samples, counted
+    first step    import libraries and open the data; no work is counted
+    second step   the training with its validations and checkpoints; its samples are counted
 
-A sample is the time of a run, and a launch has one. The steps of the training have clocks of their
-own. Their times, the epochs, the scores and the memory are in the run's folder; the record has them
-under ``training`` among its facts, without what grows with the epochs. A `Sampler` runs beside the
-training and writes ``OUT/telemetry.jsonl``.
+A sample is the time of a run, and a launch has one. The training times its own steps. Their times,
+the epochs, the scores and the memory are in the run's folder. The record has the results in its
+fact ``training``, without the history of epochs. A `Sampler` runs beside the training and writes
+``OUT/telemetry.jsonl``.
 
 The case is the knobs of ``penstock train`` and
 
-    workload       what is trained
-    world_size     ranks; with ``distributed`` torchrun starts them, as children of this process
+    workload       the workload to train
+    world_size     the number of ranks; with ``distributed`` torchrun starts them, as children
     profile_gpu    whether the use of GPUs is sampled
     output_dir     the folder of the run; it differs between two launches of a case
 """
@@ -44,14 +44,14 @@ _DIE_WITHIN_S = 30.0
 
 
 class TrainScenario:
-    """A training that is about to run."""
+    """A training; the second step runs it."""
 
     def __init__(self, case: Mapping[str, Any]) -> None:
         from ...training import device_of
 
         self._case, self._config = case, config_of(case)
         cuda = device_of(self._config.device).type == "cuda"
-        # Of ranks in other processes nothing is read here; each keeps its own peaks.
+        # Ranks in other processes are not read here; each keeps its own peaks.
         self.device = "cuda:0" if cuda and not self._config.distributed else "cpu"
         self._cuda, self._opened = cuda, False
         self.facts: dict[str, Any] = {}
@@ -83,7 +83,7 @@ class TrainScenario:
 
 
 def check(case: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The case, and the facts of its data and of this machine; nothing is trained.
+    """The case, and the facts of its data and of this machine, without training.
 
     Raises `UsageError` for data that cannot be trained on.
     """
@@ -94,13 +94,14 @@ def check(case: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def config_of(case: Mapping[str, Any]) -> TrainConfig:
-    """The knobs of a case. What an earlier launch left in its folder is replaced."""
+    """The settings of a case's training, which replaces the output of an earlier launch."""
     knobs = {name: value for name, value in case.items() if name in TrainConfig.model_fields}
     return build(TrainConfig, knobs, {"overwrite": True})
 
 
 def data_facts(case: Mapping[str, Any], config: TrainConfig) -> dict[str, Any]:
-    """Samples of each split, and which operators torchvision has; raises `UsageError` for none."""
+    """The number of samples of each split, and the kind of torchvision's operators. Raises
+    `UsageError` if a split has no samples."""
     workload: Workload = make_workload(case["workload"], config)
     for split, samples in (("train", workload.train), ("val", workload.val)):
         path = getattr(config, f"{split}_chips_path")
@@ -118,14 +119,14 @@ def data_facts(case: Mapping[str, Any], config: TrainConfig) -> dict[str, Any]:
 
 
 def _results(out: Path) -> dict[str, Any]:
-    """The results as rank 0 wrote them: there they have no NaN, which a record cannot hold."""
+    """The results as rank 0 wrote them, without NaN, which a record cannot hold."""
     results: dict[str, Any] = json.loads((out / RESULTS).read_text())
     del results["history"]
     return results
 
 
 def torchrun(workload: str, config: TrainConfig, ranks: int) -> None:
-    """Train on so many local ranks; the error of the first rank that failed is raised here."""
+    """Train on this number of local ranks. Raises the error of the first rank that failed."""
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
         settings = Path(folder) / "train.json"  # which is YAML too
         settings.write_text(config.model_dump_json(exclude_unset=True))
@@ -137,10 +138,10 @@ def torchrun(workload: str, config: TrainConfig, ranks: int) -> None:
 
 
 def _run(command: Sequence[str]) -> None:
-    """Run a command to its end; its stderr goes to ours. Nothing of it outlives this process.
+    """Run a command to its end, and copy its stderr to ours. None of its processes outlives us.
 
-    Its ranks have sessions of their own, so killing our group would leave them behind. torchrun
-    ends them when it is asked to end, and the kernel asks it when we are gone.
+    Its ranks have their own sessions, so killing our group would leave them running. torchrun ends
+    them at SIGTERM, which the kernel sends to it when this process ends.
     """
     process = subprocess.Popen(
         command,
@@ -170,7 +171,7 @@ def _run(command: Sequence[str]) -> None:
 
 
 def _fault(said: Iterable[str]) -> str:
-    """The sentence of the rank that failed first, or the last words."""
+    """The error of the rank that failed first, or the last line of output."""
     lines = [line for line in said if line]
     sentences = [line for line in lines if line.startswith(_SENTENCE)]
     sentences.sort(key=lambda line: line.endswith(NOT_A_RANK))
@@ -191,8 +192,8 @@ class _Used(Nvml):
 
 
 def _used_gpus(count: int) -> _Used:
-    """The first so many GPUs that torch sees. Torch knows a GPU of a partition by another name than
-    NVML, and then there is none.
+    """The first ``count`` GPUs that torch sees. Torch names a partition of a GPU (MIG) differently
+    than NVML; such a one is not found.
     """
     import torch
 
@@ -200,7 +201,8 @@ def _used_gpus(count: int) -> _Used:
 
 
 def utilisation(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Means over a run: of its process tree, where 100 is one core kept busy, and of its GPUs.
+    """Mean use in percent over a run: of the CPU by its process tree (100 is one busy core), and of
+    its GPUs.
 
     >>> rows = [{"t": 0, "cpu_percent": None, "gpus": []}, {"t": 2, "cpu_percent": 150, "gpus": []}]
     >>> utilisation([*rows, {"t": 3, "cpu_percent": 90.0, "gpus": []}])

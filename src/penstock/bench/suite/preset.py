@@ -1,8 +1,8 @@
-"""Presets: what a suite measures, in JSON with the seed's keys, and the devices that it takes.
+"""Presets of a suite: its settings as JSON with the seed's keys, and the devices that it needs.
 
-Beside those keys a preset may have ``train``, with further knobs of ``penstock train``: ``{"amp":
-true, "backbone": "mobilenet"}``. A preset that names the device ``cuda`` there, or has several
-ranks, needs as many GPUs as it has ranks. Any other runs on what there is.
+A preset may also have the key ``train`` with more knobs of ``penstock train``: ``{"amp": true,
+"backbone": "mobilenet"}``. A preset that sets the device ``cuda`` there, or has several ranks,
+needs as many GPUs as it has ranks. Any other preset runs on every machine.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ PRESETS = {
 }
 """The file of each preset by its name. ``quick`` is for any machine, the others for the seed's."""
 PRESET_DEFAULTS = ("laptop", "gb200", "dgx-a100")
-"""The presets of ``--use-default-configs``; those that have no devices here are left out."""
+"""The presets of ``--use-default-configs``; those that need more devices than there are, are left
+out."""
 
 OWN = frozenset(
     "train_data_root val_data_root train_label_file val_label_file train_chips_path val_chips_path "
     "output_dir name tag epochs batch_size num_workers learning_rate distributed seed resume "
     "overwrite".split()
 )
-"""Knobs of a training that the suite sets, and a preset's ``train`` may not."""
+"""Knobs of a training that the suite sets, so that ``train`` of a preset must not."""
 
 
 class SuitePreset(Knobs):
-    """What to measure: the keys of the seed's files, and ``train``."""
+    """The settings of a suite: the keys of the seed's files, and ``train``."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")]
     """The name, which is part of the names of folders."""
@@ -51,7 +52,7 @@ class SuitePreset(Knobs):
     learning_rate: Annotated[float, Field(gt=0)] = 0.005
     distributed: bool = False
     world_size: Positive = 1
-    """The number of ranks, each with a device of its own."""
+    """The number of ranks, each with its own device."""
     save_checkpoints: bool = False
     """False keeps only the best weights of a run."""
     profile_memory: bool = True
@@ -67,6 +68,7 @@ class SuitePreset(Knobs):
 
     @property
     def device(self) -> str:
+        """The device of its trainings: ``auto``, ``cpu``, ``cuda`` or ``mps``."""
         return str((self.train or {}).get("device", TrainConfig.model_fields["device"].default))
 
 
@@ -80,7 +82,7 @@ def read_preset(path: Path) -> SuitePreset:
     """A preset from a user's file.
 
     Raises:
-        UsageError: the file cannot be read or is wrong; the sentence names the first fault.
+        UsageError: the file cannot be read or is wrong; the message names the first error.
     """
     where = f"--config {path}"
     try:
@@ -131,10 +133,10 @@ def fit_preset(preset: SuitePreset, gpus: Sequence[str], anyway: bool) -> tuple[
         anyway: whether to run on fewer GPUs than the preset has ranks.
 
     Returns:
-        The preset, and a sentence where it was changed.
+        The preset, and a sentence if it was changed.
 
     Raises:
-        Refused: it is for more GPUs than there are; the sentence has both numbers.
+        Refused: it needs more GPUs than there are; the message has both numbers.
     """
     wanted, have = preset.world_size, len(gpus)
     on_any = preset.device in ("cpu", "mps") or (preset.device == "auto" and wanted == 1)

@@ -50,7 +50,7 @@ from .preset import SuitePreset
 SUITE_SYSTEM, SUITE_REPORT = "system_info.json", "benchmark_report"
 FOLDERS = "benchmark_*_batch*_workers*"
 _LEFT = (ARGS, "telemetry.jsonl", LEDGER_FILE)
-"""Files of which each folder of a suite has at least one."""
+"""Every folder of a suite has at least one of these files."""
 WORKLOAD = "detector"
 DATA_KNOBS = (
     "train_data_root val_data_root train_label_file val_label_file train_chips_path val_chips_path "
@@ -58,7 +58,7 @@ DATA_KNOBS = (
 ).split()
 """Knobs of a training that the suite has too."""
 KEPT = ("world_size", "save_checkpoints", "profile_memory", "profile_gpu")
-"""Keys of a preset that a case has beside the knobs of its training."""
+"""Keys of a preset that are copied into its cases, beside the knobs of the training."""
 ROOTS: dict[str, Split] = {"train_data_root": "train", "val_data_root": "validation"}
 """Knobs of a training, and the splits whose folders they name."""
 RULES = {"seconds": 0.0, "precision": 0.0, "warmup_samples": 0, "series": 1}
@@ -68,7 +68,7 @@ Case = dict[str, Any]
 
 
 def with_roots(config: SuiteConfig, presets: Iterable[SuitePreset]) -> SuiteConfig:
-    """The config with its folders spelled out, once all that it names is there.
+    """Fill in the folder of each split, and check that all folders and files exist.
 
     Args:
         config: the knobs of the suite.
@@ -78,8 +78,8 @@ def with_roots(config: SuiteConfig, presets: Iterable[SuitePreset]) -> SuiteConf
         The config with a folder for each split.
 
     Raises:
-        UsageError: a folder, labels or chips that are not there; for chips the sentence has the
-            command that makes them.
+        UsageError: a folder, labels or chips do not exist; for chips the message has the command
+            that makes them.
     """
     if config.data_root is not None:
         given = {knob: getattr(config, knob) for knob in ROOTS}
@@ -109,7 +109,7 @@ def with_roots(config: SuiteConfig, presets: Iterable[SuitePreset]) -> SuiteConf
 
 
 def doubts_of_data(config: SuiteConfig) -> list[str]:
-    """Warnings about the data, before it is trained on."""
+    """Warnings about the data, for example that training and validation share scenes."""
     assert config.train_chips_path is not None and config.val_chips_path is not None
     note = seen_again(Chips(config.train_chips_path), Chips(config.val_chips_path))
     return [note] if note else []
@@ -146,7 +146,7 @@ def suite_cases(preset: SuitePreset, config: SuiteConfig) -> list[Case]:
     """The cases: a preset's batch sizes by its numbers of workers.
 
     Args:
-        preset: what to measure.
+        preset: the settings of the suite.
         config: the data and the seed.
 
     Returns:
@@ -237,8 +237,7 @@ def _parts(out: Path) -> list[Path]:
 
 
 def prepare_suite(config: SuiteConfig, system: Mapping[str, Any]) -> None:
-    """Make the folder, without what ``--overwrite`` replaces, and write the machine's facts into
-    it.
+    """Make the folder, remove what ``--overwrite`` replaces, and write the machine's facts.
 
     Args:
         config: the knobs of the suite.
@@ -324,20 +323,20 @@ def launch_folder(case: Mapping[str, Any], launch: int) -> str:
         launch: the number of the launch.
 
     Returns:
-        The name, without the folder that it lies in.
+        The name, without its parent folder.
     """
     name = f"benchmark_{case['preset']}_batch{case['batch_size']}_workers{case['num_workers']}"
     return f"{name}_launch{launch}" if launch else name
 
 
 def suite_case_name(case: Mapping[str, Any]) -> str:
-    """The words for a case in progress and in tables."""
+    """The name of a case in progress lines and tables."""
     return f"{case['preset']}, batch {case['batch_size']}, {plural(case['num_workers'], 'worker')}"
 
 
 def finished(record: Record, case: Mapping[str, Any]) -> Record:
-    """A launch under its case without its folder, with the training's own seconds beside those of
-    the whole run, and the peaks of the processes that trained.
+    """The record of a launch with the case without its folder, the seconds of training, validation
+    and phases, and the peak memory of the ranks.
     """
     fields: dict[str, Any] = {"case": dict(case), "key": case_key(record.scenario, case)}
     training = record.facts.get("training")
@@ -358,16 +357,14 @@ def peak_of_ranks(training: Mapping[str, Any], name: str) -> int | None:
         name: the peak, such as ``device_peak``.
 
     Returns:
-        Bytes; None where no rank knows it.
+        Bytes; None if no rank has it.
     """
     peaks = (rank["memory"][name] for rank in training["ranks"])
     return max((peak for peak in peaks if peak is not None), default=None)
 
 
 def phases_of(training: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds of each phase over all steps, the mean over ranks; a phase that no rank had is
-    left out.
-    """
+    """Seconds of each phase over all steps, mean over ranks; without phases that no rank had."""
     phases: dict[str, list[float]] = {}
     for rank in training["ranks"]:
         for name, times in rank["phases"].items():

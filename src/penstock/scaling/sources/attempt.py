@@ -1,5 +1,6 @@
-"""One attempt of a training, from the lines of a job: fields, epochs, scores, times of ranks, its
-end. An attempt keeps only what is asked for, so a log of any length takes the same memory.
+"""One attempt of a training, parsed from the lines of a job: fields, epochs, scores, times of
+ranks, and its end. It keeps only the fields of a run, so a log of any length takes the same
+memory.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from ..runs import Status
 from .settings import COMPARED
 
 MOST_RANKS = 100_000
-"""The most training times of ranks that are kept; of more, the slowest."""
+"""The maximum number of training times of ranks that are kept; then the last keeps the slowest."""
 MOST_READINGS = 1 << 16
-"""The most readings of GPU-Util that are kept. Of more, every second is, then every fourth."""
+"""The maximum number of GPU-Util readings that are kept; of more, every second, every fourth ..."""
 
 SCORE = re.compile(r"\b(val_loss|val_acc)[= ]([-+0-9.e]+|nan|inf)")
 COUNT = re.compile(r"\d{1,15}")
@@ -65,7 +66,7 @@ _ASKED = _OF_A_TRAINING | _OF_THE_JOB | {
     "number of samples", "steps per epoch", "accumulated", "world_size", "restarts",
     "slurm_restart_count",
 }  # fmt: skip
-"""Fields that a run is made of, beside those that runs are compared by."""
+"""Fields of a `TrainingRun`, beside the settings that runs are compared by."""
 AS_ZERO = str.maketrans("123456789", "0" * 9)
 _ALIKE = {name.replace(" ", "_").translate(AS_ZERO) for name in _ASKED | COMPARED.keys()}
 
@@ -75,42 +76,42 @@ class Attempt:
     """The lines of a job since its header, as numbers and fields."""
 
     fields: dict[str, str] = field(default_factory=dict)
-    """The first value of each field that is asked for, by its name in small letters."""
+    """The first value of each kept field, by its name in small letters."""
     totals: list[float] = field(default_factory=list)
     """Training time of each rank that printed one, in seconds."""
     per_epoch: float | None = None
     """Seconds of an epoch of the slowest rank."""
     loss: float | None = None
-    """The least finite validation loss of an epoch."""
+    """The smallest finite validation loss of an epoch."""
     best: float | None = None
-    """The least finite loss that a rank called its best."""
+    """The smallest finite loss that a rank printed as its best."""
     accuracy: float | None = None
     diverged: bool = False
     """True if a loss was not finite."""
     first_epoch: int | None = None
     """The epoch of the first bar of progress."""
     done: tuple[int, int] | None = None
-    """The least and the greatest epoch that came to its end, from 0."""
+    """The first and the last epoch that ended, counted from 0."""
     steps: int | None = None
     workload: str | None = None
     utilisation: list[float] = field(default_factory=list)
     device: str | None = None
     """The device as our own training names it."""
     all_steps: int | None = None
-    """The steps of all epochs."""
+    """The number of steps of all epochs."""
     phases: dict[int, tuple[float, dict[str, int]]] = field(default_factory=dict)
-    """The median step of each rank in seconds, and the percents that its phases took."""
+    """The median step of each rank in seconds, and the percentages of its phases."""
     end: Status | None = None
     _readings: int = 0
     _every: int = 1
 
     @property
     def trained(self) -> bool:
-        """Whether it printed a line of a training, or of its end."""
+        """Whether it has a line of a training, or of its end."""
         return bool(self.fields.keys() & _OF_A_TRAINING or self.totals or self.done or self.end)
 
     def of_the_job(self) -> Attempt:
-        """An attempt of which only the fields of its job are known yet."""
+        """A new attempt with the fields of this one's job."""
         return Attempt({name: text for name, text in self.fields.items() if name in _OF_THE_JOB})
 
     def count(self, *names: str) -> int | None:
@@ -120,10 +121,10 @@ class Attempt:
         return next((count for count in counts if count > 0), None)
 
     def take(self, line: str) -> bool:
-        """Keep the content of a line by its kind, and how the job ended where the line says so.
+        """Keep the content of a line by its kind, and how the job ended if the line says so.
 
         Returns:
-            False for a line that says nothing that is kept, whatever its digits are.
+            False if nothing of the line is kept, whatever its digits are.
         """
         kept = False
         for match, keep in _KINDS:
@@ -139,7 +140,7 @@ class Attempt:
         return kept or end is not None
 
     def take_progress(self, epoch: int, steps: int, *, ended: bool) -> None:
-        """Note a bar of progress: its epoch, counted from 0, the epoch's steps, and its end."""
+        """Note a bar of progress: its epoch from 0, the epoch's steps, and whether it ended."""
         self.steps = steps or self.steps
         if self.first_epoch is None:
             self.first_epoch = epoch
@@ -147,7 +148,7 @@ class Attempt:
             self.take_end_of_epoch(epoch)
 
     def take_end_of_epoch(self, epoch: int) -> None:
-        """Note an epoch that came to its end."""
+        """Note an epoch that ended, counted from 0."""
         least, greatest = self.done or (epoch, epoch)
         self.done = min(least, epoch), max(greatest, epoch)
 
@@ -170,7 +171,7 @@ class Attempt:
 
 
 def end_in(line: str) -> Status | None:
-    """The bad end that a line tells of, if it does."""
+    """The bad end that a line reports; None if it reports none."""
     return next((status for sign, status in _ENDS if sign in line), None)
 
 
@@ -182,7 +183,7 @@ def without_commas(text: str) -> str:
 def _finite(
     choose: Callable[[float, float], float], before: float | None, value: float
 ) -> float | None:
-    """The better of two scores, without one that is not finite."""
+    """The better of two scores; a value that is not finite is ignored."""
     if not math.isfinite(value):
         return before
     return value if before is None else choose(before, value)
@@ -239,7 +240,7 @@ def _take_field(attempt: Attempt, name: str, value: str) -> bool:
         attempt.workload = in_name[1] if in_name else attempt.workload
     elif name in _ASKED or name.replace(" ", "_") in COMPARED:
         attempt.fields.setdefault(name, value)
-    else:  # a line that differs in its digits alone may be asked for
+    else:  # a line that differs only in its digits may have a kept field
         return name.replace(" ", "_").translate(AS_ZERO) in _ALIKE
     return True
 
@@ -266,7 +267,7 @@ _NUMBERS: dict[str, Callable[[Attempt, float], None]] = {
     "best validation loss": _take_best,
     "best validation accuracy": Attempt.take_accuracy,
 }
-"""Fields that hold a number, and how it is kept."""
+"""Fields with a number, and the function that keeps it."""
 
 _Known = Callable[[str], re.Match[str] | None]
 _KINDS: tuple[tuple[_Known, Callable[[Attempt, re.Match[str]], object]], ...] = (

@@ -33,9 +33,9 @@ _SPELLINGS: Mapping[str, tuple[str, ...]] = {
 def comet_runs(value: Any, path: Path) -> Iterator[TrackedRun]:
     """Experiments of a JSON or the rows of a CSV.
 
-    Either one entry for each value of a metric, ``metricName``, ``metricValue`` and ``timestamp``,
-    with an ``experimentKey`` where there are several; or one entry for each experiment, with a
-    field for each parameter and metric.
+    There is either one entry for each value of a metric (``metricName``, ``metricValue``,
+    ``timestamp``, and ``experimentKey`` if there are several experiments), or one entry for each
+    experiment, with a field for each parameter and metric.
     """
     if isinstance(value, dict):
         value = [value] if "metrics" in value else list(value.values())
@@ -63,7 +63,7 @@ def comet_runs(value: Any, path: Path) -> Iterator[TrackedRun]:
 
 @dataclass(frozen=True)
 class CometArchive:
-    """An experiment that Comet kept where it had no network, or a part of one that went on."""
+    """The archive of an offline experiment, or of one part of it if the run was resumed."""
 
     path: Path
     key: str
@@ -73,7 +73,8 @@ class CometArchive:
 
 
 def comet_archive(path: Path) -> list[CometArchive]:
-    """The archive of one experiment; none where a zip holds something else."""
+    """The archive in a zip; none if the zip holds something else. Raises `UsageError` if it is
+    damaged."""
     payloads = defaultdict[str, list[dict[str, Any]]](list)
     try:
         with zipfile.ZipFile(path) as archive:
@@ -102,11 +103,11 @@ def experiments_of(archives: Iterable[CometArchive]) -> list[list[CometArchive]]
 
 
 def comet_experiment(parts: Sequence[CometArchive]) -> TrackedRun:
-    """The run of an experiment, its parts taken together."""
+    """The run of an experiment, from all its parts."""
     first = parts[0]
     parameters = {name: value for part in parts for name, value in part.parameters.items()}
     rows = [row for part in parts for row in part.metrics]
-    # It did not train between its parts, so its time is not from its first moment to its last.
+    # It did not train between its parts, so its time is not that from first to last metric.
     return _experiment(first.path, first.key, first.key, parameters, rows, len(parts) == 1)
 
 
@@ -120,7 +121,7 @@ def _experiment(
 ) -> TrackedRun:
     metrics = defaultdict[str, Series](list)
     for row in rows:
-        # What is no row, or holds no number, is passed over.
+        # Skip entries that are no row or have no number.
         with contextlib.suppress(AttributeError, TypeError, ValueError, OverflowError):
             number, time = float(_field(row, "value")), float(_field(row, "time") or "nan")
             step = int(float(_field(row, "step") or 0))
@@ -166,7 +167,7 @@ def _texts(entry: Mapping[Any, Any]) -> dict[str, str]:
 
 
 def _field(row: Mapping[str, Any], *fields: str) -> Any:
-    """The first of these fields that a row holds, under any of their names."""
+    """The first of these fields in a row, under any of its names."""
     names = (name for field in fields for name in _SPELLINGS[field])
     return next((row[name] for name in names if row.get(name) not in (None, "")), None)
 

@@ -1,7 +1,7 @@
 """Runs as MLflow keeps them: the tables of a database, or a folder for each run.
 
-Both are read without MLflow. It need not be installed; it takes seconds to import, refuses a
-database of another release, and refuses stores of files unless a variable is set.
+Both are read without MLflow, so it need not be installed. MLflow takes seconds to import, refuses a
+database of another release, and refuses file stores unless a variable is set.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _STATUS: Mapping[str, Status] = {
 
 
 def mlflow_database(path: Path) -> Iterator[TrackedRun]:
-    """The runs of a database of MLflow, which is opened for reading only."""
+    """The runs in a database of MLflow, which is opened read-only. Raises `UsageError` if it is not
+    such a database."""
     uri = f"{path.resolve().as_uri()}?mode=ro"
     try:
         with contextlib.closing(sqlite3.connect(uri, uri=True)) as db:
@@ -55,7 +56,7 @@ def mlflow_files(folder: Path) -> Iterator[TrackedRun]:
     """The runs of MLflow's store of files below a folder: EXPERIMENT/RUN/meta.yaml.
 
     Raises:
-        UsageError: A file that tells of a run cannot be read.
+        UsageError: The ``meta.yaml`` of a run cannot be read.
     """
     for meta in sorted(folder.glob("**/meta.yaml")):
         home = meta.parent

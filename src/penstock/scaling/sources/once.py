@@ -1,9 +1,10 @@
-"""Drops copies of runs that several files hold, and finds runs whose times contradict each other.
+"""Drops runs that several files hold, and finds runs whose times contradict each other.
 
 Ledgers, trackers and folders keep a time to its last digit, which no two runs share. A log has two
-digits: it is dropped where one of the others is of the same job and devices, and of the same
-attempt or time. Of two logs of one job and one time, one is a copy, or the job was requeued with
-nothing left to do and printed its times again. The readings of GPU-Util are kept from either.
+digits after the point: it is dropped if another source has a run of the same job and devices, with
+the same attempt or time. If two logs have the same job and time, one is a copy, or the job was
+requeued with nothing left to do and printed its times again. GPU-Util readings are kept from
+either.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from ..runs import TrainingRun
 
 
 def each_once(runs: Iterable[TrainingRun]) -> tuple[list[TrainingRun], list[str]]:
-    """Each run once, and a phrase for each that was read twice."""
+    """Each run once, and a phrase for each run that was read twice."""
     exact: dict[str, TrainingRun] = {}
     logged: dict[str, TrainingRun] = {}
     twice: list[str] = []
 
     def same(run: TrainingRun, other: TrainingRun) -> TrainingRun:
         twice.append(
-            f"{run.source} tells of job {run.job} twice"
+            f"{run.source} has job {run.job} twice"
             if run.source == other.source
-            else f"{other.source} is of the run in {run.source}"
+            else f"{other.source} has the run of {run.source}"
         )
         return replace(run, utilisation=run.utilisation or other.utilisation)
 
@@ -58,9 +59,9 @@ def _is_log_of(run: TrainingRun, log: TrainingRun) -> bool:
 
 
 def contradiction(run: TrainingRun) -> str | None:
-    """A sentence where the training time is not that of its epochs, None elsewhere.
+    """A sentence if the training time is not that of its epochs, else None.
 
-    Several ranks may have printed at once, or a resumed run does not say that it is one.
+    The cause may be ranks that printed at the same time, or a resumed run that does not say so.
     """
     if not (run.complete and run.seconds and run.epochs and run.epoch_seconds):
         return None

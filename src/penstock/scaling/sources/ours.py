@@ -31,7 +31,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 def runs_of_ledger(path: Path) -> Iterator[TrainingRun]:
     for record in (record for record in read_ledger(path) if record.scenario == "train"):
-        # The epochs of a case are those asked for, and those of its results those done.
+        # A case has the planned epochs, and its results have those done.
         results = {"world_size": 1, **record.case, "epochs": None}
         results |= record.facts.get("training") or {}
         run = results_run(results, f"{path} {record.id}", None)
@@ -46,13 +46,13 @@ def results_run(results: Any, source: str, folder: Path | None) -> TrainingRun:
     Args:
         results: Content of the file.
         source: The place that the run names as its source.
-        folder: The folder of the training; None where it is not there.
+        folder: The folder of the training; None if it is not available.
 
     Returns:
         The run.
 
     Raises:
-        UsageError: It is not what a training left.
+        UsageError: The content is not that of `training_results.json`.
     """
     try:
         return _results_run(results, source, folder)
@@ -120,7 +120,7 @@ def _steps(folder: Path | None, rank: int) -> list[dict[str, str]]:
 def _busy(folder: Path | None, devices: int, nodes: int) -> tuple[float, ...]:
     """Readings of GPU-Util on the first rank's node, from the events of a tracked run.
 
-    None where the node has more GPUs than the run used, as the events do not tell which it used.
+    Empty if the node has more GPUs than the run used, because events do not say which it used.
     """
     path = folder / EVENTS if folder else None
     if path is None or not path.is_file():
@@ -137,7 +137,7 @@ def _busy(folder: Path | None, devices: int, nodes: int) -> tuple[float, ...]:
 
 
 def _medians(phases: Mapping[str, Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """A rank's work and wait in a step, by the medians of its phases; none without them."""
+    """A rank's work and wait in a step, from the medians of its phases; empty without them."""
     medians = {name: phase["median_s"] for name, phase in phases.items() if phase}
     if "step" not in medians or WAIT not in medians:
         return (), ()

@@ -1,4 +1,4 @@
-"""Runs read from files and folders, each known by its content.
+"""Reads runs from files and folders, and recognises each file by its content.
 
     output of a SLURM job        `slurm_log`
     training_results.json        a run's folder, or any number of them below a folder
@@ -7,8 +7,8 @@
     Comet                        metrics as JSON or CSV, or the archive of an offline experiment
     W&B                          files of offline runs
 
-All runs below a folder are taken together, each once. With several paths, or below a folder, a file
-that cannot be read or holds no run is passed over with a sentence; a single path is refused.
+Runs that several files hold are taken once. With several paths, or below a folder, a file that
+cannot be read or has no run is skipped with a sentence; a single path is refused.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from .tracked import Say, TrackedRun, training_runs
 from .wandb import SUFFIX, wandb_runs
 
 Contents = TrainingRun | CometArchive
-"""The content of a file. Each part of an experiment that was resumed is an archive."""
+"""The content of a file. Each part of a resumed experiment is an archive."""
 KeptRun = TrainingRun | TrackedRun | CometArchive
-"""A run as its source keeps it: of a tracker with all that was tracked."""
+"""A run as its source keeps it: that of a tracker has all metrics."""
 _Item = TypeVar("_Item")
 _Held = TypeVar("_Held")
 
@@ -43,14 +43,14 @@ def read_runs(paths: Sequence[Path], say: Say = lambda sentence: None) -> list[T
 
     Args:
         paths: Files and folders.
-        say: Takes a sentence on each file that is passed over, on runs that are read twice, and on
-            times that contradict each other.
+        say: Called with a sentence on each file that is skipped, on runs that are read twice, and
+            on times that contradict each other.
 
     Returns:
         The runs, by devices, nodes, job and attempt.
 
     Raises:
-        UsageError: A path is not there, or none holds a run.
+        UsageError: A path does not exist, or none has a run.
     """
     for path in paths:
         if not os.path.lexists(path):  # a shell's pattern also gives links to nothing
@@ -83,7 +83,7 @@ def _each(
     read: Callable[[_Item], Iterable[_Held]],
     refuse: Callable[[UsageError], None],
 ) -> Iterator[_Held]:
-    """The content of each item; ``refuse`` takes the error of one that cannot be read."""
+    """The content of each item; ``refuse`` is called with the error of one that cannot be read."""
     for item in items:
         try:
             yield from list(read(item))

@@ -38,7 +38,7 @@ COMPARED = {
     "number_of_workers": "number of workers",
 }
 """Settings by their names in logs, knobs and trackers, each with its name in a sentence. Batches
-and devices are not among them, as they are what is studied."""
+and devices are not among them, because a study varies them."""
 
 
 def settings_of(values: Mapping[str, object]) -> dict[str, str]:

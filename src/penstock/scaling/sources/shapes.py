@@ -1,8 +1,8 @@
-"""Lines that differ in their digits alone, read by position.
+"""Lines that differ only in their digits, read by position.
 
-A long log holds few kinds of lines, millions of times. The shape of a line is the line with a 0 for
-each digit. Where the first line of a shape says nothing that is kept, neither do the others. Where
-it is a bar of progress, or a line of an epoch, the same bytes of the others hold the same numbers.
+A long log has few kinds of lines, millions of times. The shape of a line is the line with a 0 for
+each digit. If nothing is kept of the first line of a shape, nothing is kept of the others. If it is
+a bar of progress, or a line of an epoch, the others have the same numbers at the same bytes.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from .attempt import SCORE, Attempt
 
 LONGEST = 512
-"""The most bytes of a line whose shape is kept."""
+"""The maximum length in bytes of a line whose shape is kept."""
 MOST = 1 << 14
-"""The most shapes that are kept at a time."""
+"""The maximum number of shapes; when it is reached, all are forgotten."""
 _AS_ZERO = bytes.maketrans(b"123456789", b"0" * 9)
 _LABEL = rb"(?:[ \t]*\d{1,6}: ?)?"
 _BAR = re.compile(
@@ -26,7 +26,7 @@ _BAR = re.compile(
 _EPOCH = re.compile(
     _LABEL + rb"epoch (\d{1,9}), step \d+ of \d+: loss [-+.\de]+;(?: \w+ [-+.\de]+,?)* *"
 )
-"""Plain lines of progress. Into them fits neither the end of a job nor a line of another rank."""
+"""Plain lines of progress. They contain neither the end of a job nor a line of another rank."""
 _NOT_FINITE = re.compile(rb"nan|inf", re.IGNORECASE)
 _PLAIN = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d{1,2})?")
 
@@ -39,7 +39,7 @@ class NumberPlaces:
     of_all: bool
     """True for "Epoch 1/50", which counts from 1."""
     done: slice | None
-    """The steps that are done; None in a line that ends an epoch."""
+    """The place of the number of steps done; None in a line that ends an epoch."""
     steps: slice | None
     losses: tuple[slice, ...]
     accuracies: tuple[slice, ...]
@@ -63,7 +63,7 @@ class Shapes:
 
     def __init__(self) -> None:
         self._known: dict[bytes, NumberPlaces | None] = {}
-        """The places of a shape, None for one that says nothing."""
+        """The places of a shape; None if nothing of its lines is kept."""
 
     def take(self, line: bytes, attempt: Attempt) -> bool:
         """Take a line into an attempt by the shape that it shares with an earlier one.
@@ -80,7 +80,7 @@ class Shapes:
         return True
 
     def learn(self, line: bytes, *, kept: bool) -> None:
-        """Note the shape of a line that was taken in full; ``kept`` says that it told something."""
+        """Note the shape of a line that was parsed in full; ``kept`` says if something was kept."""
         if len(line) > LONGEST:
             return
         places = places_in(line) if kept else None

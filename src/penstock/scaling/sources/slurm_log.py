@@ -7,11 +7,11 @@
     Total training time: 7.77 seconds  (rank 1)        ──┘
     Job ID: 13   (the same job, requeued)              ─────▶ another
 
-A file, compressed (``.gz``) or not, is read once, in little memory; a carriage return ends a line
-as well. Lines that differ in their digits alone are read by position; see `shapes`. Under srun
-every rank prints: the slowest counts, and all are kept. Where two ranks print at once, one line may
-hold the words of both. ``WORLD_SIZE`` is 1 under srun, so tasks and batches count first. A job that
-failed gives a run with what it printed until then, and with how it ended.
+A file, compressed (``.gz``) or not, is read once, in little memory; a carriage return also ends a
+line. Lines that differ only in their digits are read by position; see `shapes`. Under srun every
+rank prints: the slowest counts, and all are kept. If two ranks print at the same time, one line may
+have the words of both. ``WORLD_SIZE`` is 1 under srun, so tasks and batches count first. A job that
+failed gives a run with its output until then, and with how it ended.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .shapes import Shapes
 
 _CHUNK = 1 << 20
 _LONGEST = 1 << 14
-"""The most bytes of a line that are read."""
+"""The maximum number of bytes that are read of a line."""
 
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Escapes that move a cursor, and all other control characters."""
@@ -48,7 +48,7 @@ _ANEW = re.compile(r"\s*(?:Max epochs|SLURM_JOB_ID):")
 
 
 def read_log(path: Path) -> list[TrainingRun]:
-    """The runs in the output of a job, one for each attempt; none where it holds no training."""
+    """The runs in the output of a job, one for each attempt; none if it has no training."""
     attempts, shapes = [Attempt()], Shapes()
     for line in raw_lines(path):
         if not shapes.take(line, attempts[-1]):
@@ -70,8 +70,8 @@ def read_log(path: Path) -> list[TrainingRun]:
 
 
 def _take(attempts: list[Attempt], line: str) -> bool:
-    """Take a line into the last attempt, or into a new one that it begins. False where the line
-    says nothing that is kept."""
+    """Take a line into the last attempt, or into a new one that it begins. Returns False if nothing
+    of the line is kept."""
     kept = False
     for piece in _GLUED.split(_LABEL.sub("", line)):
         # A script and its program may both print the header of a job.
@@ -84,7 +84,7 @@ def _take(attempts: list[Attempt], line: str) -> bool:
 
 
 def raw_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a file, each cut where it is too long.
+    """The lines of a file; lines that are too long are cut.
 
     Raises `UsageError` if the file cannot be read, or is compressed and damaged.
     """
@@ -94,7 +94,7 @@ def raw_lines(path: Path) -> Iterator[bytes]:
         try:
             while chunk := file.read(_CHUNK):
                 *lines, rest = (rest + chunk).replace(b"\r", b"\n").split(b"\n")
-                # A file without an end of line would else take quadratic time.
+                # Otherwise a file without line ends would take quadratic time.
                 rest = rest[:_LONGEST]
                 yield from lines
         except (EOFError, zlib.error) as error:
@@ -109,7 +109,7 @@ def text_of(line: bytes) -> str:
 
 
 def _end_beside(path: Path) -> Status | None:
-    """How a job ended by its file of errors; the last attempt counts."""
+    """How a job ended, by its error file; the last attempt counts."""
     if not path.is_file():
         path = path.with_name(f"{path.name}.gz")
     if not path.is_file():
@@ -134,8 +134,8 @@ def _job(path: Path, attempt: Attempt) -> str:
 
 
 def _run(path: Path, plain: Path, attempt: Attempt, before: int) -> TrainingRun:
-    """A run. ``plain`` is the path without the ending of a compressed file; ``before`` attempts of
-    the job did not come to their end."""
+    """Make a run of an attempt. ``plain`` is the path without ``.gz``; ``before`` is the number of
+    earlier attempts of the job that did not finish."""
     fields = attempt.fields
     batch = attempt.count("batch size", "batch size per gpu")
     total = COUNT.findall(without_commas(fields.get("effective batch size", "")))
@@ -193,7 +193,7 @@ def _on_gpus(attempt: Attempt) -> bool:
 
 
 def _ranks(attempt: Attempt) -> Iterator[Rank]:
-    """The phases of ranks, from whole percents, which are too coarse to name a slow rank."""
+    """The phases of ranks from whole percentages, which are too coarse to find a slow rank."""
     for number, (seconds, shares) in sorted(attempt.phases.items()):
         whole = seconds * (attempt.all_steps or 0)
         each = whole / sum(shares.values())

@@ -4,15 +4,15 @@
     parameters  by name, as text
 
 Trainings name the same things differently; `NAMES_OF_TRACKERS` holds the spellings. The environment
-of a run goes before its parameters: the environment names the device that was used, the parameters
-the one that was asked for.
+of a run overrides its parameters: it names the device that was used, the parameters the one that
+was requested.
 
-Where no metric holds the training time, it is the time from the run's begin to its end. Comet
-exports neither, so its first metric and its last stand for them. If the first metric came when the
-first epoch was over, that epoch is not in the time and is not counted.
+If no metric has the training time, it is the time from the run's begin to its end. Comet exports
+neither, so the times of its first and last metric are taken. If the first metric came at the end of
+the first epoch, that epoch is not in the time and is not counted.
 
-Comet does not tell how a run ended: it is complete where all its epochs were counted. A run without
-a number of devices is left out, and ``say`` gets a sentence on it.
+Comet does not say how a run ended: it is complete if all its epochs were counted. A run without a
+number of devices is left out, and ``say`` is called with a sentence on it.
 """
 
 from __future__ import annotations
@@ -59,18 +59,18 @@ class TrackedRun:
     parameters: Mapping[str, str]
     metrics: Mapping[str, Series]
     status: Status | None = None
-    """None where the tracker does not tell how the run ended."""
+    """None if the tracker does not say how the run ended."""
     began: float | None = None
     """Time in seconds since 1970."""
     ended: float | None = None
     first_epoch_missing: bool = False
     """True if the first epoch was over at ``began``."""
     tags: Mapping[str, str] = field(default_factory=dict)
-    """Those of the parameters that the tracker keeps as tags."""
+    """The parameters that the tracker keeps as tags."""
 
     @cached_property
     def texts(self) -> dict[str, str]:
-        """Parameters by the last part of their name: Comet puts "train/" and the like before it."""
+        """Parameters by the last part of their name; Comet adds prefixes such as "train/"."""
         return {
             key.lower().rpartition("/")[2].replace(" ", "_"): value
             for key, value in self.parameters.items()
@@ -82,18 +82,19 @@ class TrackedRun:
         return {key.lower().rpartition("/")[2]: points for key, points in self.metrics.items()}
 
     def all_values(self, metric: str) -> list[float]:
-        """The value of each step, the last where a step has several."""
+        """The values of a metric by step, the last one if a step has several."""
         points = [(step, value) for step, value, _ in self.series.get(metric, ())]
-        # A resumed run may log a step again. Where no step was logged, all are 0.
+        # A resumed run may log a step again. If steps were not logged, all are 0.
         by_step = dict(points)
         return list(by_step.values()) if len(by_step) > 1 else [value for _, value in points]
 
     def values(self, metric: str) -> list[float]:
-        """The finite ones of these values."""
+        """The finite values of a metric by step."""
         return [value for value in self.all_values(metric) if math.isfinite(value)]
 
     def number(self, what: str) -> float | None:
-        """The first parameter of this kind, or the last value of such a metric."""
+        """The parameter of this kind (a key of `NAMES_OF_TRACKERS`), or the last value of such a
+        metric; None if there is neither."""
         for key in NAMES_OF_TRACKERS[what]:
             with contextlib.suppress(KeyError, ValueError):
                 return float(self.texts[key])
@@ -102,16 +103,18 @@ class TrackedRun:
         return None
 
     def whole(self, what: str) -> int | None:
+        """`number` as an integer; None if it is not above 0."""
         value = self.number(what)
         return int(value) if value is not None and 0 < value < 1e15 else None
 
     def scores(self, what: str) -> list[float]:
+        """The finite values of a metric of this kind, or the parameter of this kind as one."""
         single = self.number(what)
         return self.values(what) or [v for v in (single,) if v is not None and math.isfinite(v)]
 
     @property
     def training_seconds(self) -> float | None:
-        """The training time that the run measured itself, in all or epoch by epoch."""
+        """The training time that the run measured itself, as a total or summed over epochs."""
         if training := self.values("training_s"):
             return training[-1] + sum(self.values("validation_s")[-1:])
         if (seconds := self.number("seconds")) is not None:
@@ -121,14 +124,15 @@ class TrackedRun:
 
     @property
     def diverged(self) -> bool:
+        """Whether a value of any loss is not finite."""
         losses = (points for key, points in self.series.items() if key.endswith("loss"))
         return any(not math.isfinite(value) for points in losses for _, value, _ in points)
 
     def status_after(self, done: int | None, planned: int | None) -> Status:
-        """How the run ended; by its epochs where the tracker does not tell."""
+        """How the run ended: as the tracker says, else by its epochs done and planned."""
         if self.status is not None:
             return self.status
-        # Our own trainings log the time of a session only when the last one ends.
+        # Our own trainings log the time of a session only when a run ends.
         if self.values("session_s") or (done is not None and done == planned):
             return "complete"
         return "unfinished" if done and planned else "unknown"
@@ -140,7 +144,7 @@ def training_runs(tracked: Iterable[TrackedRun], path: Path, say: Say) -> Iterat
     Args:
         tracked: The runs as their tracker keeps them.
         path: The file or folder that they are from.
-        say: Takes a sentence on those that are left out.
+        say: Called with a sentence on runs that are left out.
 
     Yields:
         The runs as trainings.

@@ -1,7 +1,7 @@
-"""Runs that Weights & Biases kept offline, as W&B's own reader shows them.
+"""Offline runs of Weights & Biases, read by W&B's own reader.
 
-The files are of W&B's library alone, so ``wandb leet inspect`` reads them, in a process of its own.
-A run that was resumed has a file for each of its parts.
+Only W&B's library can read its files, so ``wandb leet inspect`` does it, in its own process. A
+resumed run has a file for each of its parts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _READ_WITHIN_S = 600.0
 
 
 def wandb_runs(paths: Sequence[Path]) -> Iterator[TrackedRun]:
-    """The runs of some files, the parts of one run together.
+    """The runs in some files; the parts of a run are joined.
 
     Args:
         paths: The files, those of a run in the order of its parts.
@@ -39,7 +39,7 @@ def wandb_runs(paths: Sequence[Path]) -> Iterator[TrackedRun]:
         MissingDependency: W&B is not installed.
     """
     files = [(path, _records(path)) for path in paths]
-    whole = [each for each in files if _first(each[1], "run")]  # else it had hardly begun
+    whole = [each for each in files if _first(each[1], "run")]  # others ended as they began
     for parts in group_by(whole, lambda each: str(_first(each[1], "run")["run_id"])).values():
         yield _run([path for path, _ in parts], [row for _, rows in parts for row in rows])
 

@@ -21,8 +21,8 @@ from .protocol import TRACKING_FOLDER, Keep, flat, words_of
 class Comet:
     """A tracker that sends to comet.com with a key and a network, and else writes an archive.
 
-    A run that began live goes on live, or waits, and one that began as an archive goes on as one.
-    Only so is it one experiment with its parts in order.
+    A run that began live stays live (and waits for the network), and one that began as an archive
+    stays an archive. Otherwise it would not be one experiment with its parts in order.
 
     Comet's `log_metric` has no argument for the time, so a metric gets the time at which it was
     sent: about a second late for a live run. OUT/events.jsonl has the true times.
@@ -57,7 +57,7 @@ class Comet:
         )
         options = {**dict.fromkeys(silent, False), "project_name": begin["project"]}
         folder = self._folder
-        if self.durable:  # Comet's copy for broken connections: events.jsonl has all
+        if self.durable:  # Comet's spare copy is not kept, because events.jsonl has all events
             self._spare = tempfile.TemporaryDirectory(prefix="penstock-")
             folder = Path(self._spare.name)
         folder.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ class Comet:
             raise PenstockError("it began no experiment")
         if self.durable:
             keep(key)
-        if self.durable or run is None:  # also for one that is there: it may have failed here
+        if self.durable or run is None:  # again for an existing run, which may have failed here
             experiment.set_name(begin["name"])
             experiment.add_tags([*begin["tags"], *words_of(begin["user_tags"])])
             experiment.log_parameters(flat(begin["parameters"]))
@@ -84,7 +84,7 @@ class Comet:
                 self._experiment.log_metric(
                     name, value, step=event["step"], epoch=event.get("epoch")
                 )
-        # flush does not tell that a server is gone.
+        # flush does not notice that a server is gone.
         if self.durable and not (self._experiment.flush() and _answers(self._address)):
             raise PenstockError("it did not take the metrics in time")
 
@@ -99,7 +99,7 @@ class Comet:
             raise PenstockError(f"it left no archive in {self.where}")
 
     def _forget(self) -> None:
-        """Drop an experiment that failed: it would leave half an archive at its end."""
+        """Drop an experiment that failed, so that it does not leave half an archive."""
         if self._experiment is not None:
             self._experiment.alive = False
             if self.durable:
@@ -115,13 +115,13 @@ _COMET = {
     "COMET_TIMEOUT_CLEANING": "60",
 }
 """Variables for Comet: patch no other library, report nothing to its makers, print nothing, and
-give up on a server soon. We try again."""
+give up on a server soon, because `follow` tries again."""
 _REACHED_WITHIN_S = 10.0
 
 
 def comet_account() -> tuple[str | None, str]:
-    """The key, None if there is none, and the address, as Comet's own client finds them: in
-    variables, in its files, or in the key. Later messages are printed without the key."""
+    """The key (None if there is none) and the server's address, as Comet's own client finds them:
+    in variables, in its files, or in the key. Later messages are printed without the key."""
     from comet_ml import config as comet
 
     settings = comet.get_config()
@@ -132,8 +132,8 @@ def comet_account() -> tuple[str | None, str]:
 
 
 def _answers(address: str) -> bool:
-    """Whether a server answers, through the same proxy as for Comet's client. One with a
-    certificate that is not trusted does answer: Comet says what is wrong with it."""
+    """Whether a server answers, through the same proxy as for Comet's client. A server whose
+    certificate is not trusted counts as answering: Comet's client then explains the error."""
     requests = require("requests", "track")
     try:
         requests.head(address, timeout=_REACHED_WITHIN_S, allow_redirects=False).close()
@@ -145,7 +145,7 @@ def _answers(address: str) -> bool:
 
 
 def _is_whole(archive: Path) -> bool:
-    """Whether an archive is complete. Comet leaves an empty one where it tries to write."""
+    """Whether an archive is complete. Comet leaves an empty file when it tests a folder."""
     return zipfile.is_zipfile(archive) and "experiment.json" in zipfile.ZipFile(archive).namelist()
 
 

@@ -1,14 +1,14 @@
-"""The events of a training, one JSON line each: a bounded queue, one thread, one file.
+"""The events of a training, one JSON line each, written by a thread behind a bounded queue.
 
     steps ────▶ put, without waiting ──▶ [ at most 4,096 ] ──▶ thread ──▶ OUT/events.jsonl
     sampler ──▶
 
 Every tracker reads the file at its own pace, while the training goes on or years later, so a slow
 or broken tracker does not slow the training. An event costs the training one small dict.
-An event that finds no room in the queue, because the disk hangs, is dropped and counted.
+If the queue is full, because the disk hangs, an event is dropped and counted.
 
     begin    run, name, project, tags (words that describe it), user_tags, parameters, environment;
-             step, from which a run goes on
+             step, at which a run begins or resumes
     step     metrics of one step; epoch
     epoch    metrics of an epoch and of its validation; epoch
     system   metrics of the machine
@@ -34,22 +34,22 @@ from ...base import describe, system_errors
 
 EVENTS = "events.jsonl"
 ROOM = 4096
-"""The most events in the queue, some 2 MB."""
+"""The maximum number of events in the queue, about 2 MB."""
 CLOSE_WITHIN_S = 5.0
-"""The seconds that a run waits at its end for a disk that hangs."""
+"""The seconds that a run waits for a hanging disk before it ends."""
 
 Event = dict[str, Any]
 
 
 class EventLog:
-    """Appends events to a file, in a thread of its own."""
+    """Appends events to a file, in its own thread."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         self.path, self._clock = path, clock
         self.lost = 0
         """The number of events that are not in the file."""
         self.fault: str | None = None
-        """The reason for the first of them, None if there is none."""
+        """The reason why the first of them is missing, None if none is."""
         self._queue: queue.Queue[Event | None] = queue.Queue(ROOM)
         self._thread = threading.Thread(target=self._run, name="events", daemon=True)
 
@@ -116,7 +116,7 @@ def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 MOST_BYTES = 2**16
-"""The most bytes to read at a time, so that a tracker that is far behind stays small."""
+"""The bytes to read at a time, so that a tracker that is far behind needs little memory."""
 
 
 def read_from(path: Path, offset: int) -> tuple[list[tuple[int, Event]], int]:
@@ -148,7 +148,7 @@ def read_events(path: Path) -> Iterator[tuple[int, Event]]:
 
 
 def begins_of(out: Path) -> Iterator[tuple[int, Event]]:
-    """The event ``begin`` of each life of a run, with its offset; none if there is no file."""
+    """The event ``begin`` of each start of a run, with its offset; none if there is no file."""
     with contextlib.suppress(FileNotFoundError):
         yield from (
             (place, event)
@@ -167,8 +167,15 @@ def _parsed(line: bytes) -> Event | None:
 
 
 def was_retaken(begins: Sequence[tuple[int, Event]], place: int, event: Event) -> bool:
-    """Whether a killed run repeated the step of an event, by all events ``begin`` and their
-    offsets.
+    """Whether a resumed run repeated the step of an event.
+
+    Args:
+        begins: All events ``begin``, with their offsets.
+        place: The offset of the event.
+        event: The event.
+
+    Returns:
+        True if a later start of the run took the step again.
 
     >>> begins = [(0, {"step": 0}), (900, {"step": 40})]
     >>> was_retaken(begins, 500, {"event": "step", "step": 41})

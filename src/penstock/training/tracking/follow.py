@@ -26,13 +26,13 @@ from .trackers import TRACKERS, check_trackers
 LOOK_EVERY_S = 1.0
 TRY_AGAIN_WITHIN_S = 60.0
 IDLE_WITHIN_S = 60.0
-"""The seconds that a complete run waits for a tracker that makes no progress. One that makes
+"""The seconds that a complete run waits for a tracker that makes no progress. A tracker that makes
 progress may take longer."""
 LEAST_WORK_S = 0.1
-"""The least processor time in seconds that counts as progress. A process that only waits uses less,
-and one that imports a library uses more."""
+"""The smallest processor time in seconds that counts as progress. A process that only waits uses
+less, and one that imports a library uses more."""
 _MOST_DOUBLINGS = 10
-"""The most doublings of the wait for a tracker that fails: it may fail for weeks."""
+"""The maximum number of doublings of the wait for a tracker that fails: it may fail for weeks."""
 
 
 class Stalled:
@@ -94,7 +94,7 @@ class TrackerProgress:
     sent: int = 0
     """The offset in the file of events up to which it has all events."""
     error: str | None = None
-    """The reason why it has no more, None if there is none."""
+    """The error that stopped it, None if there was none."""
 
     @staticmethod
     def load(out: Path, name: str) -> list[TrackerProgress]:
@@ -122,7 +122,7 @@ class TrackerProgress:
         return places
 
     def save(self, out: Path, name: str) -> None:
-        """Write this progress after that of other places.
+        """Write this progress behind that of other places.
 
         Args:
             out: The folder of the run.
@@ -147,18 +147,18 @@ def deliver_events(
     Args:
         out: The folder of the run.
         name: The tracker.
-        goes_on: Called with seconds to wait at most; whether more events may come. While they may,
-            a failure is tried again.
-        tell: Called with a sentence about the first of several failures.
-        store: The folder for what several runs share; by default the one that the run was started
-            with.
+        goes_on: Waits at most the given seconds and returns whether more events may come. While
+            they may, a failure is tried again.
+        tell: Called with a sentence about the first of several failures in a row.
+        store: The folder of the database that several runs share; by default the one that the run
+            was started with.
 
     Returns:
-        How far the tracker has come; its ``error`` says why no further.
+        How far the tracker has come; ``error`` says why it has not taken all.
 
     Raises:
         UsageError: There is no run, or another process sends its events.
-        PenstockError: Another run has taken its place.
+        PenstockError: Another run has replaced this one in the folder.
     """
     begins = list(begins_of(out))
     if not begins:
@@ -176,7 +176,7 @@ def deliver_events(
 
 
 class _Sending:
-    """Sends the events of a run to one tracker, while it alone holds the lock."""
+    """Sends the events of a run to one tracker. Its maker holds the tracker's lock."""
 
     def __init__(
         self,
@@ -200,7 +200,7 @@ class _Sending:
     def run(self, goes_on: Callable[[float], bool], tell: Callable[[str], None]) -> TrackerProgress:
         progress, wait, failures = self._progress, 0.0, 0
         while True:
-            going = goes_on(wait)  # asked first, so that all events before the end are read
+            going = goes_on(wait)  # called first, so that all events before the end are read
             events, place = read_from(self._out / EVENTS, self._place)
             if not (self._run or events or going):
                 return progress  # it has all
@@ -223,7 +223,7 @@ class _Sending:
                 wait = 0.0
 
     def _send(self, events: list[tuple[int, Event]], place: int, going: bool) -> bool:
-        """Send events; whether they were the last."""
+        """Send events. Returns whether they were the last."""
         tracker, progress = self._tracker, self._progress
         if not self._run:
             self._run = tracker.open(_one_begin(self._begins), progress.run, self._keep)
@@ -243,7 +243,7 @@ class _Sending:
         self._save()
 
     def _save(self) -> None:
-        """Write the progress. Raises `PenstockError` if another run has taken this one's place."""
+        """Write the progress. Raises `PenstockError` if another run has replaced this one."""
         if not os.path.samestat(os.fstat(self._file.fileno()), (self._out / EVENTS).stat()):
             raise PenstockError(f"{self._out / EVENTS} is of another run now")
         self._progress.save(self._out, self._name)

@@ -1,7 +1,7 @@
 """The events of a run as an MLflow run.
 
-Without a server all runs of a user lie in one store, so that ``mlflow ui`` shows them side by side.
-Several runs may write to it at once.
+Without a server all runs of a user go into one database, so that ``mlflow ui`` shows them side by
+side. Several runs may write to it at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class MLflow:
     package = "mlflow"
     durable = True
     MOST_TEXT = 500
-    """The most characters of a parameter or a tag: old servers take no more."""
+    """The maximum length of a parameter or a tag: old servers refuse longer ones."""
 
     def __init__(self, out: Path, before: Sequence[str] = (), store: Path | None = None) -> None:
         given = None if store else os.environ.get("MLFLOW_TRACKING_URI")
@@ -55,7 +55,7 @@ class MLflow:
         else:
             client.update_run(run, name=begin["name"])
         self._run = run
-        # Also for a run that is there: it may have failed here before, and to send the same again
+        # Also for an existing run: it may have failed here before, and sending the same again
         # changes nothing.
         tags = flat(begin["environment"]) | begin["user_tags"]
         tags |= {"tags": " ".join(begin["tags"]), "run": begin["run"]}
@@ -69,8 +69,8 @@ class MLflow:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Hold the store's lock, and make its database where there is none. Two processes that make
-        tables, or an experiment, at once would both fail."""
+        """Hold the store's lock, and make its database if there is none. Two processes that make
+        tables, or an experiment, at the same time would both fail."""
         if self._store is None:
             yield
             return
@@ -86,8 +86,8 @@ class MLflow:
             yield
 
     def _experiment(self, project: str) -> str:
-        """The number of an experiment, which is made if it is not there; artifacts of our database
-        lie beside it."""
+        """The number of a project's experiment, which is made if it does not exist. The artifacts
+        of our database are beside it."""
         experiment = self._client.get_experiment_by_name(project)
         if experiment is not None:
             return str(experiment.experiment_id)
@@ -125,7 +125,7 @@ WAIT_S = 60
 
 
 def default_store() -> Path:
-    """The folder of the user's in which runs are kept together."""
+    """The folder of the user's database, which has all runs without a server."""
     home = os.environ.get("XDG_DATA_HOME") or Path("~/.local/share").expanduser()
     return Path(home) / "penstock"
 
@@ -136,5 +136,5 @@ _MLFLOW = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
 }
-"""Variables for MLflow: send nothing to its makers, print nothing, and give up on a server soon. We
-try again."""
+"""Variables for MLflow: send nothing to its makers, print nothing, and give up on a server soon,
+because `follow` tries again."""

@@ -1,4 +1,4 @@
-"""The protocol of trackers, to which the events of a run are sent."""
+"""The protocol of trackers, which get the events of a run."""
 
 from __future__ import annotations
 
@@ -19,36 +19,38 @@ class Tracker(Protocol):
 
     package: str
     where: str
-    """The place of the run for people: a path, within the run's folder or whole, or a URL without
-    login."""
+    """The place of the run, to be shown to the user: a path (absolute, or relative to the run's
+    folder), or a URL without login."""
     durable: bool
-    """True if events are stored when they were sent, not only when the tracker is closed."""
+    """True if events are stored as soon as `send` returns, not only when the tracker is closed."""
 
     def __init__(self, out: Path, before: Sequence[str] = (), store: Path | None = None) -> None:
-        """Say where the run will be; nothing is made or reached for yet.
+        """Set `where`. Nothing is made and no server is reached yet.
 
         Args:
             out: The folder of the run.
             before: Every ``where`` at which the run has begun.
-            store: The folder for what several runs share, None for the user's own.
+            store: The folder of the database that several runs share, None for the user's own.
         """
 
     def open(self, begin: Event, run: str | None, keep: Keep) -> str:
-        """Begin a run, or go on with one that began here before.
+        """Begin a run, or continue one that began here before.
 
         Args:
             begin: The first event of the run, with the newest name and tags.
             run: The run's name at the tracker, None if it has not begun there.
-            keep: Called with that name as soon as there is one, so that the run goes on under it
-                after an error.
+            keep: Called with that name as soon as there is one, so that the run keeps it after an
+                error.
 
         Returns:
             The run's name at the tracker.
         """
 
-    def send(self, events: Sequence[Event]) -> None: ...
+    def send(self, events: Sequence[Event]) -> None:
+        """Send events, in the order of the file."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End the run at the tracker; all events were sent."""
 
 
 def flat(value: Mapping[str, Any], before: str = "") -> dict[str, str]:
@@ -56,7 +58,7 @@ def flat(value: Mapping[str, Any], before: str = "") -> dict[str, str]:
 
     Args:
         value: The settings.
-        before: What stands before each name.
+        before: A prefix of each name.
 
     Returns:
         The texts.

@@ -28,7 +28,7 @@ from .protocol import TRACKING_FOLDER
 METRICS = "metrics.jsonl"
 SYSTEM_EVERY_S = 10.0
 STOP_WITHIN_S = 5.0
-"""The seconds that a run that was stopped waits for its trackers: they go on when it resumes."""
+"""The seconds that a stopped run waits for its trackers; they continue when it resumes."""
 
 
 class Untracked:
@@ -37,10 +37,18 @@ class Untracked:
     def step(
         self, step: int, epoch: int, loss: float, rate: float, seconds: Mapping[str, float]
     ) -> None:
-        """Tell of a step: its loss, its learning rate, and the seconds of it and of its phases."""
+        """Write the event of a step.
+
+        Args:
+            step: The number of steps done.
+            epoch: The epoch of the step.
+            loss: The loss of the step.
+            rate: The learning rate of the step.
+            seconds: The seconds of the step and of its phases, by name.
+        """
 
     def epoch(self, row: Mapping[str, Any]) -> None:
-        """Tell of an epoch that was trained and validated."""
+        """Write the event of an epoch that was trained and validated; ``row`` has its numbers."""
 
     def finish(
         self,
@@ -49,7 +57,7 @@ class Untracked:
         stopped: Callable[[], bool] = lambda: False,
         say: Callable[[str], None] = lambda sentence: None,
     ) -> list[dict[str, Any]]:
-        """Tell that the run has ended, and wait for its trackers.
+        """Write the event of the run's end, and wait for its trackers.
 
         Args:
             status: How the run ended: complete, stopped or failed.
@@ -66,12 +74,13 @@ class Untracked:
 class Tracking(Untracked):
     """Writes the events of rank 0, and starts a process for each tracker.
 
-    The constructor raises `UsageError` if the file of events cannot be written. After that no error
-    of tracking ends the run.
+    The constructor raises `UsageError` if the file of events cannot be written. Later errors of
+    tracking do not end the run.
     """
 
     def __init__(self, config: TrainConfig, step: int, facts: Mapping[str, Any]) -> None:
-        """``facts`` are project, name, tags, parameters and environment, see `run_facts`."""
+        """``step`` is the number of steps done. ``facts`` are project, name, tags, parameters and
+        environment, see `run_facts`."""
         out = config.output_dir
         self._out, self._every, self._step = out, config.track_every, step
         self._trackers = config.track
@@ -190,7 +199,7 @@ class _TellingSampler(Sampler):
 
 
 def kind_of_run(workload: str, world_size: int, device: str) -> tuple[str, str]:
-    """A word for a workload, and one for its devices, such as ``4gpu``."""
+    """A word for a workload, and one for its devices, such as ``spiral`` and ``4gpu``."""
     kind = "gpu" if device == "cuda" else device
     return re.sub(r"\W+", "_", workload.rpartition(":")[2]), f"{world_size}{kind}"
 
@@ -222,7 +231,7 @@ _SILENT = frozenset(
     "name tag output_dir resume overwrite track track_every track_dir project profile "
     "profile_steps".split()
 )
-"""The knobs that change neither what is learned nor how fast."""
+"""The knobs that change neither the trained weights nor the speed."""
 
 
 def system_metrics(row: TelemetryRow) -> dict[str, Any]:
@@ -247,8 +256,8 @@ def _totals(results: Mapping[str, Any]) -> dict[str, Any]:
 
 def _follower(out: Path, name: str) -> subprocess.Popen[bytes]:
     """Start the process that sends events to a tracker. It ends when its standard input has data or
-    ends, so it notices the end of the run in every case. It is in a session of its own, so that a
-    signal to the group of the run leaves it alone: it still has to send."""
+    is closed, so it always notices the end of the run. It has its own session, so that a signal to
+    the run's process group does not end it: it still has to send."""
     where = str(out.resolve())
     command = [sys.executable, "-m", "penstock", "track", "sync", where, "--to", name, "--follow"]
     return subprocess.Popen(

@@ -5,7 +5,7 @@
     tensorboard   OUT/track/tensorboard
     wandb         OUT/track/wandb, offline
 
-Each runs in a process of its own (see `tell`), so what it imports, patches or waits for does not
+Each runs in its own process (see `tell`), so what it imports, patches or waits for does not
 affect the training. Trackers read keys from their own environment variables. Every sentence about a
 tracker goes through `base.scrub` before it is printed.
 

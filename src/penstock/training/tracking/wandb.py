@@ -16,14 +16,13 @@ from .protocol import TRACKING_FOLDER, Keep, words_of
 class WeightsAndBiases:
     """A tracker that writes W&B's own files and sends nothing; ``wandb sync`` uploads them.
 
-    A run that goes on leaves a further folder under the same number, and ``wandb sync`` puts the
-    parts together.
+    A resumed run leaves another folder with the same id; ``wandb sync`` puts the parts together.
     """
 
     package = "wandb"
     durable = False
     MOST_TAG = 64
-    """The most characters of a tag there."""
+    """The maximum length of a tag at W&B."""
 
     def __init__(self, out: Path, before: Sequence[str] = (), store: Path | None = None) -> None:
         self.where = f"{TRACKING_FOLDER}/wandb"
@@ -76,7 +75,7 @@ class WeightsAndBiases:
         self._run = None
 
     def _forget(self) -> None:
-        """Remove parts that were not written to their end: all of them is written again."""
+        """Remove unfinished parts, which are then written again from their begin."""
         if self._run is not None:
             self._run.finish(exit_code=1)
             self._run = None
@@ -86,4 +85,4 @@ class WeightsAndBiases:
 
 
 WHOLE = "penstock-whole"
-"""A file in the folder of each part that has all that it was sent."""
+"""The file that marks a complete part in its folder."""

@@ -1,8 +1,8 @@
 """Workloads: what can be trained, behind one protocol.
 
-A workload has data, a model, a loss and scores. It has no device, no rank, no clock and no file of
-results: the training has them, the same for all workloads. A user's workload is a class that
-``package.module:Class`` or ``file.py:Class`` names.
+A workload has data, a model, a loss and scores. The training loop handles devices, ranks, clocks
+and files of results, the same for all workloads. A user's workload is a class, given as
+``package.module:Class`` or ``file.py:Class``.
 
     train[index] ──▶ collate ──▶ loss(model, batch)        one step
       val[index] ──▶ collate ──▶ answers(model, batch) ──▶ scores(all answers by index)
@@ -48,7 +48,7 @@ class IndexedSamples(Protocol):
 
 
 class Workload(Protocol):
-    """A training's data, model, loss and scores. Every rank makes it alike by ``Class(config)``.
+    """A training's data, model, loss and scores. Every rank makes the same by ``Class(config)``.
 
     Random numbers are drawn in `loss`, from the global generators of torch, numpy or Python. Those
     are saved with a checkpoint, so a resumed run draws the same numbers.
@@ -59,8 +59,8 @@ class Workload(Protocol):
         collate(samples)       a batch of samples; without it, torch's default
         feed(split, order)     the batches of ``train`` or ``val``, a `Feed`
         feeds_by_threads       True if forked processes cannot read the samples
-        pictures(answers)      arrays that show what the model made of some of ``val``, which a
-                               report draws; the detector says what they are called
+        pictures(answers)      arrays with the model's outputs for some samples of ``val``, which
+                               a report draws; for their names see the detector
         notes, facts           sentences for the user, and facts for the results
     """
 
@@ -108,7 +108,8 @@ class Feed(Protocol):
         """The batches of an epoch from number ``first`` on, each with the indices of its
         samples."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End its workers."""
 
 
 def check_workload(name: str) -> None:
@@ -165,8 +166,8 @@ def _added(name: str) -> Callable[[TrainConfig], Any]:
 
 
 def epsilon_of(dtype: torch.dtype) -> float:
-    """The epsilon of Adam for weights of this dtype: 1e-8, or the least normal number if that is
-    greater, as in float16, in which 1e-8 is zero."""
+    """The epsilon of Adam for weights of this dtype: 1e-8, or the smallest normal number if that is
+    greater, as in float16, where 1e-8 is zero."""
     from torch import finfo
 
     return max(1e-8, finfo(dtype).tiny)

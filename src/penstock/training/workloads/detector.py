@@ -43,9 +43,9 @@ from . import Answer
 RULES = XView3Rules(drop_low_detect=True, costly_dist=True)
 """The rules of the challenge's leaderboard."""
 MOST_SHOWN = 6
-"""The most chips whose detections are kept to be looked at."""
+"""The number of chips whose detections are kept as pictures."""
 _SAME_OBJECT = 5.0
-"""The most pixels between detections of overlapping chips that are one object."""
+"""The distance in pixels up to which detections of overlapping chips are one object."""
 
 
 class DetectorWorkload:
@@ -138,12 +138,12 @@ class DetectorWorkload:
         return {name: math.nan if value is None else value for name, value in scores.items()}
 
     def pictures(self, answers: Mapping[int, Answer]) -> dict[str, NDArray[Any]]:
-        """The chips with the most objects, with the true boxes and those that it predicts at the
-        best threshold of the last `scores`.
+        """The chips with the most objects, with their true boxes and the boxes that the model
+        predicts at the best threshold of the last `scores`.
 
-        Of chip ``i`` there are ``image_i`` (row, column) in 256 greys, ``true_i`` and
-        ``predicted_i`` (box, 4) with x0, y0, x1, y1 in its pixels, and ``scores_i``. ``names`` are
-        scene and place.
+        Chip ``i`` has the arrays ``image_i``, uint8 (row, column); ``true_i`` and ``predicted_i``,
+        float32 (box, 4) with x0, y0, x1, y1 in pixels of the chip; and ``scores_i``, float32
+        (box,). ``names`` has the scene, row and column of each chip.
         """
         most = sorted(answers, key=lambda index: -len(answers[index]["true_labels"]))[:MOST_SHOWN]
         arrays: dict[str, NDArray[Any]] = {}
@@ -201,7 +201,7 @@ class Pictures:
 
 
 def picture(image: NDArray[np.float32], valid: NDArray[np.bool_]) -> Tensor:
-    """The channels and their masks, (planes, row, column); a mask is 1 where there is a value."""
+    """The channels and their masks, float32 (planes, row, column); a mask is 1 at valid pixels."""
     return torch.from_numpy(np.concatenate([image, valid.astype(np.float32)]))
 
 
@@ -215,7 +215,7 @@ def greys(image: NDArray[np.float32], valid: NDArray[np.bool_]) -> NDArray[np.ui
 
 
 def turn(image: Tensor, target: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-    """Turn or mirror an image and its boxes in one of eight ways, at random."""
+    """Rotate or mirror an image and its boxes in one of eight ways, at random."""
     flip_rows, flip_columns, swap = (torch.rand(3) < 0.5).tolist()
     x0, y0, x1, y1 = target["boxes"].unbind(1)
     height, width = image.shape[-2:]
@@ -243,8 +243,8 @@ def owned(
     """The detections in the core of a chip (row0, row1, column0, column1) and a little around it,
     in the coordinates of the scene: columns of `Objects`.
 
-    Two chips may place an object on the border of their cores a pixel apart, so that neither has it
-    in its core. The margin keeps both detections, and `joined` makes them one.
+    Two chips may detect an object on the border of their cores a pixel apart, so that it is in
+    neither core. The margin keeps both detections, and `joined` makes them one.
     """
     columns = points_of(detections)
     at = columns["points"]
@@ -286,7 +286,7 @@ def _open(config: TrainConfig, split: Literal["train", "val"]) -> Chips:
 
 
 def _check_scenes(chips: Chips, root: Path, split: Literal["train", "val"]) -> None:
-    """Refuse a folder that does not hold the scenes of the chips, itself or in one of its
+    """Refuse a folder that has the scenes of the chips neither itself nor in a folder of its
     splits."""
     flag = f"--{split}-data-root {root}"
     if not root.is_dir():
@@ -311,7 +311,7 @@ def _check_scenes(chips: Chips, root: Path, split: Literal["train", "val"]) -> N
 
 
 def _check_labels(chips: Chips, file: Path, split: Literal["train", "val"]) -> None:
-    """Refuse labels of a scene that are not those its chips were cut with, in the same order."""
+    """Refuse a file whose labels of a scene differ from those that its chips were cut with."""
     flag, given = f"--{split}-label-file {file}", read_labels(file)
     for scene, cut_with in chips.labels.items():
         if scene not in given:

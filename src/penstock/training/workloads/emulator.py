@@ -1,7 +1,7 @@
 """A weather emulator on packed fields: it forecasts the next step from the last ones.
 
-The net forecasts the change of a field. To forecast no change is called *persistence*. The score is
-the error relative to that of persistence, the mean over channels, weighted by area. Batches come
+The net forecasts the change of a field. The forecast of no change is called *persistence*. The
+score is the RMSE, weighted by area, over that of persistence, averaged over channels. Batches come
 from `penstock.Loader`. As in the seed, an epoch may be read in ``--chunks-per-epoch`` pieces, each
 held in memory as a whole: more pieces need less memory. The order of samples, and so the result, is
 the same for any number of pieces.
@@ -138,7 +138,7 @@ class EmulatorWorkload:
         return inputs.float(), targets.float()
 
     def _change(self) -> NDArray[np.float64]:
-        """The root mean square change of each target in a step, over some samples."""
+        """The root mean square change of each target channel in a step, over some samples."""
         packed = self._packed["train"]
         some = min(packed.num_samples, _SAMPLES_FOR_SCALE)
         squares = []
@@ -151,7 +151,8 @@ class EmulatorWorkload:
 
 
 class Forecast(nn.Module):
-    """A net with inputs and outputs in physical units: from fields to those of the next step."""
+    """A net with inputs and outputs in physical units: it takes fields and forecasts the next
+    ones."""
 
     mean: Tensor
     deviation: Tensor
@@ -189,8 +190,8 @@ class Forecast(nn.Module):
             self.register_buffer(name, torch.from_numpy(signs).float()[:, :, None])
 
     def forward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The forecast change and the true one, divided by the usual change, and the weights of
-        rows."""
+        """The forecast change and the true change, both divided by the RMS change, float32 (sample,
+        channel, row, column), and the area weights of rows (row, 1)."""
         came = (targets - inputs[:, self.last]) / self.change
         return self._said(inputs), came, self.area
 
@@ -205,7 +206,7 @@ class Forecast(nn.Module):
 
 
 class LoaderFeed:
-    """Batches by `penstock.Loader`, read ahead, or in pieces that are held in memory as a whole."""
+    """Batches of `penstock.Loader`, prefetched, or in pieces that are held in memory as a whole."""
 
     def __init__(self, root: Path, order: Order, config: TrainConfig, pieces: int | None) -> None:
         self._order, self._pieces = order, pieces
@@ -285,9 +286,10 @@ def _mirrored(array: PackedArray) -> list[bool]:
 
 
 def last_seen(inputs: PackedArray, targets: PackedArray) -> list[int]:
-    """The place in the inputs of each target's variable, at the time step nearest to the target's.
+    """For each target, the index of the input channel with the same variable at the nearest time
+    step.
 
-    Raises `UsageError` if the inputs do not have a variable.
+    Raises `UsageError` if the inputs lack the variable.
     """
     channels = [(*_base(channel), place) for place, channel in enumerate(inputs.channels)]
     places = group_by(channels, lambda channel: channel[0])

@@ -1,12 +1,12 @@
-"""Pairs of arrays: a model learns to turn one array into another, tile by tile.
+"""Pairs of arrays: a model learns to predict one array from another, tile by tile.
 
     in_spec      ├──────────── train ────────────┼── val ──┤      the same cut of both arrays
     target_spec  ├──────────── train ────────────┼── val ──┤
 
 Any model and array of `infer` can be trained on here, and `infer` runs the ``best_model.pth`` of
 the training: noisy to clean, one modality to another, coarse labels to fine. The part for
-validation is the end of one axis, so no voxel is in both parts. Both arrays are scaled alike, by
-percentiles of the input; the score is the PSNR on that scale, on which the range is 1.
+validation is the end of one axis, so no voxel is in both parts. Both arrays get the same scaling,
+by percentiles of the input; the score is the PSNR on that scale, where the range is 1.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from ...models import load_model
 from . import Answer
 
 _VAL = 0.15
-"""The least fraction of the array that is kept for validation."""
+"""The smallest fraction of the array that is kept for validation."""
 _CHANNEL = AXES.index("c")
 
 
 class Pairs:
-    """The workload that makes one array of another."""
+    """The workload that predicts one array from another."""
 
     name = "pairs"
     judge = "val_psnr"
@@ -126,7 +126,7 @@ class Tiles:
     source: Source
     target: Source
     part: Box
-    """The part of t c z y x that may be read, counted from 0."""
+    """The region of t c z y x that may be read, relative to the array's origin."""
     tile: PatchGrid
     scaling: Scaling
 
@@ -168,7 +168,7 @@ class Tiles:
 
 
 def split(shape: Sequence[int], tile: PatchGrid) -> tuple[Box, Box]:
-    """Cut t c z y x into parts for training and validation, across the axis where validation needs
+    """Cut t c z y x into parts for training and validation, along the axis where validation needs
     the smallest fraction. Raises `UsageError` if a part has no room for a tile.
 
     >>> tile = PatchGrid((64, 64), axes=(3, 4))

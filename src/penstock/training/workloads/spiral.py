@@ -25,7 +25,7 @@ _TRAIN, _VAL = 0.70, 0.15
 
 
 class Spiral:
-    """The workload that tells two spirals apart."""
+    """The workload that classifies points of two spirals."""
 
     name = "spiral"
     judge = "val_acc"
