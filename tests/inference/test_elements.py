@@ -91,6 +91,18 @@ def test_each_step_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> N
         assert said in capsys.readouterr().err
 
 
+def test_finish_says_how_all_that_is_missing_is_made(capsys: pytest.CaptureFixture[str]) -> None:
+    assert infer("--prepare", "--workers", "12", "--parts", "12", normalize="none") == 0
+    for element in (2, 7):
+        assert infer("--part", f"{element}/12", normalize="none") == 0
+    capsys.readouterr()
+    assert infer("--finish", normalize="none") == 3
+    said = capsys.readouterr().err
+    assert "run again with --part i/12 for each i of 1,3-6,8-12, each in a process" in said
+    assert "penstock slurm submit --array 1,3-6,8-12 -- infer ... --part %a/12" in said
+    assert "in 10 parts of 12 (0,2-5,7-11); run" in said
+
+
 def test_another_run_of_the_output_is_refused_while_elements_write_and_seen_by_them(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,6 +159,9 @@ def test_whose_blocks_are_whose_stands_in_the_log_of_each_element(
     assert infer("--part", "1/2", normalize="none") == 0
     more = ("--threads", "2")  # the later flag wins
     assert infer("--part", "2/2", *more, normalize="none") == 2
+    said = capsys.readouterr().err
+    assert "--part 2/2: it has threads 2, and the run was made with 1, which" in said
+    assert "--resume:" not in said and "--overwrite" not in said
     assert infer("--part", "2/2", *more, "--resume-anyway", normalize="none") == 0
     assert infer("--finish", normalize="none") == 0
     run = open_run(["out.zarr"], None)

@@ -17,10 +17,11 @@ from dataclasses import asdict, dataclass, replace
 from pydantic import TypeAdapter
 
 from ...base import Incomplete, UsageError, plural, share_of
+from ...cluster import joined_elements
 from ...data import Claims, owner_of_array
 from ..opening.job import Job
 from ..run_folder.ending import EndRequest
-from ..run_folder.journal import Journal, Prepared
+from ..run_folder.journal import Journal, OtherMaker, Prepared
 from ..run_folder.log_file import own_name
 from ..stages.beginning import begun
 from ..stages.queues import Queues
@@ -98,7 +99,13 @@ def _joined(job: Job, flag: str, element: int, elements: int) -> Iterator[Journa
             f"{flag} {element}/{elements}: the run in {job.run_dir} is prepared for "
             f"{plural(prepared.elements, 'element')}"
         )
-    journal = _opened(job)
+    try:
+        journal = _opened(job)
+    except OtherMaker as error:
+        raise UsageError(
+            f"{flag} {element}/{elements}: {error.difference}; --resume-anyway goes on and notes "
+            "which blocks are whose"
+        ) from error
     journal.writer = f"{flag.strip('-')}-{element}-of-{elements}"
     with contextlib.closing(journal):
         yield journal
@@ -191,12 +198,14 @@ def _finish(job: Job) -> StepOutcome:
             for element, share in enumerate(shares, 1)
             if not missing.keys().isdisjoint(share)
         ]
-        flags = " ".join(f"--part {element}/{elements}" for element in again[:8])
-        more = f" and {len(again) - 8} more" if len(again) > 8 else ""
+        numbers = joined_elements(again)
+        which = f"--part i/{elements} for each i of {numbers}, each in a process of its own"
+        which = which if len(again) > 1 else f"--part {again[0]}/{elements}"
         raise Incomplete(
             f"{sum(missing.values())} of {job.plan.num_units} blocks are not written, in "
-            f"{plural(len(missing), 'part')} of {len(parts)}; run again with {flags}{more}, each "
-            "in a process of its own"
+            f"{plural(len(missing), 'part')} of {len(parts)} ({joined_elements([*missing])}); run "
+            f"again with {which} (in SLURM penstock slurm submit --array {numbers} -- infer ... "
+            f"--part %a/{elements})"
         )
     owner = owner_of_array(journal.run)
     claims = patiently(
