@@ -16,7 +16,9 @@ import penstock
 from penstock.cli import main
 from penstock.data.normalize import Histogram
 from penstock.data.stores import marker
+from penstock.inference.run_folder.journal import Journal
 from penstock.inference.run_folder.reader import open_run
+from penstock.inference.sharing.completeness import maker_notes
 
 from ..preloaded import started
 from .kit import Array
@@ -166,6 +168,14 @@ def test_whose_blocks_are_whose_stands_in_the_log_of_each_element(
     assert infer("--finish", normalize="none") == 0
     run = open_run(["out.zarr"], None)
     assert [maker["threads"] for maker in run.makers] == [1, 2]
+    journal = Journal(Path("out.zarr.penstock"), {})
+    journal.run, journal.makers = run.content["run"], run.content["makers"]
+    (sentence,) = maker_notes(journal)
+    ours, others = (sum(n.maker == k for n in run.notes.values()) for k in (0, 1))
+    assert sentence == (
+        f"Mixed arithmetic: {ours} blocks with threads 1; {others} blocks with threads 2: "
+        "last bits may differ from block to block"
+    )
     shares = [line.rpartition(" ")[0].split() for line in log_of(2) if line[0] != "#"]
     theirs = {tuple(map(int, words)) for words in shares}
     assert {key for key, note in run.notes.items() if note.maker == 1} == theirs
