@@ -82,7 +82,8 @@ def test_each_step_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> N
         assert infer("--statistics", f"{element}/2") == 0
     assert infer("--part", "2/2") == 0
     assert infer("--finish") == 3
-    assert "run again with --part 1/2" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "run again with --part 1/2 (in SLURM penstock slurm submit --array 1-1 -- infer" in said
     for words, said in {
         ("--part", "1/3"): "prepared for 2 elements",
         ("--part", "5/4"): "'5/4' is not an element",

@@ -99,22 +99,21 @@ def _joined(job: Job, flag: str, element: int, elements: int) -> Iterator[Journa
             f"{flag} {element}/{elements}: the run in {job.run_dir} is prepared for "
             f"{plural(prepared.elements, 'element')}"
         )
-    try:
-        journal = _opened(job)
-    except OtherMaker as error:
-        raise UsageError(
-            f"{flag} {element}/{elements}: {error.difference}; --resume-anyway goes on and notes "
-            "which blocks are whose"
-        ) from error
+    journal = _opened(job, f"{flag} {element}/{elements}")
     journal.writer = f"{flag.strip('-')}-{element}-of-{elements}"
     with contextlib.closing(journal):
         yield journal
 
 
-def _opened(job: Job) -> Journal:
-    return Journal.open(
-        job.run_dir, job.fingerprint(), job.maker(), resume=True, anyway=job.config.resume_anyway
-    )
+def _opened(job: Job, step: str) -> Journal:
+    """The journal of a prepared run. ``step`` is what joins it, in words."""
+    anyway = job.config.resume_anyway
+    try:
+        return Journal.open(job.run_dir, job.fingerprint(), job.maker(), resume=True, anyway=anyway)
+    except OtherMaker as error:
+        raise UsageError(
+            f"{step}: {error.difference}; --resume-anyway goes on and notes which blocks are whose"
+        ) from error
 
 
 def _count(job: Job, share: tuple[int, int], request: EndRequest) -> StepOutcome:
@@ -189,7 +188,7 @@ def _said_of_share(job: Job, numbers: range) -> str:
 def _finish(job: Job) -> StepOutcome:
     """Prove that every unit is noted, close the sinks, and free the claim."""
     elements = Prepared.read(job.run_dir).elements
-    journal = _opened(job)
+    journal = _opened(job, "--finish")
     if missing := missing_parts(job.plan, journal.done):
         parts = parts_of(job)
         shares = [parts.share(element, elements) for element in range(1, elements + 1)]
@@ -200,7 +199,8 @@ def _finish(job: Job) -> StepOutcome:
         ]
         numbers = joined_elements(again)
         which = f"--part i/{elements} for each i of {numbers}, each in a process of its own"
-        which = which if len(again) > 1 else f"--part {again[0]}/{elements}"
+        if len(again) == 1:  # --array 2 would be two elements
+            which, numbers = f"--part {numbers}/{elements}", f"{numbers}-{numbers}"
         raise Incomplete(
             f"{sum(missing.values())} of {job.plan.num_units} blocks are not written, in "
             f"{plural(len(missing), 'part')} of {len(parts)} ({joined_elements([*missing])}); run "
