@@ -165,6 +165,8 @@ def test_whose_blocks_are_whose_stands_in_the_log_of_each_element(
     said = capsys.readouterr().err
     assert "--part 2/2: it has threads 2, and the run was made with 1, which" in said
     assert "--resume:" not in said and "--overwrite" not in said
+    assert infer("--finish", *more, normalize="none") == 2
+    assert "--finish: it has threads 2, and the run" in capsys.readouterr().err
     assert infer("--part", "2/2", *more, "--resume-anyway", normalize="none") == 0
     assert infer("--finish", normalize="none") == 0
     run = open_run(["out.zarr"], None)
