@@ -97,7 +97,7 @@ def test_elements_go_back_into_the_queue_by_themselves_and_not_for_ever(
     assert re.search("blocks of this share were written when SIGUSR1 ended it", said(f"{parts}_2"))
     assert f"job {parts}_2 was started again 1 time and does not go back" in said(f"{parts}_2")
     assert "Traceback" not in said(parts) and "interrupted" not in said(parts)
-    assert "run again with --part 2/2, each" in said(finish)
+    assert "run again with --part 2/2 (in SLURM penstock slurm submit --array 2-2" in said(finish)
     capsys.readouterr()
     assert main(["slurm", "status", str(JOBS)]) == 1
     assert "COMPLETED, 1 restart" in capsys.readouterr().out

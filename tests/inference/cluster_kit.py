@@ -84,6 +84,23 @@ def slower():
     return SqueezeExcite(0.05)
 """
 
+HANGS = """
+import time
+from pathlib import Path
+import torch
+
+class Hangs(torch.nn.Module):
+    # Once, as long as there is a file.
+    def forward(self, x):
+        if x.device.type != "meta" and (x > 5).any() and not Path("hung").exists():
+            Path("hung").touch()
+            while Path("hangs").exists():
+                time.sleep(0.05)
+        return x
+
+net = Hangs
+"""
+
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ import penstock
 from penstock.cli import main
 
 from .cluster_kit import (
+    HANGS,
     WORDS,
     Scheduler,
     Stall,
@@ -193,6 +194,22 @@ def test_a_worker_that_falls_silent_is_done_without(
     finally:
         stall.close()
         scheduler.close()
+
+
+@pytest.mark.slow
+def test_a_worker_whose_stage_hangs_makes_room_for_another(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The part is tried again, and no other part fails for it."""
+    write_input(FEWER)
+    Path("hangs.py").write_text(HANGS)
+    Path("hangs").touch()
+    few = ("--model-type", "hangs.py:net", "--normalize", "none", "--parts", "6")
+    cluster = ("--cluster", "local:1", "--stall-timeout", "10s")
+    assert infer(*few, *cluster) == 0, capsys.readouterr().err
+    assert notes() == "Parts: 1 part failed and were tried again"
+    assert len([*FOLDER.glob("done-*.log")]) == 2
+    assert np.array_equal(values("out.zarr"), written_alone(*few))
 
 
 @pytest.mark.slow

@@ -16,7 +16,9 @@ import penstock
 from penstock.cli import main
 from penstock.data.normalize import Histogram
 from penstock.data.stores import marker
+from penstock.inference.run_folder.journal import Journal
 from penstock.inference.run_folder.reader import open_run
+from penstock.inference.sharing.completeness import maker_notes
 
 from ..preloaded import started
 from .kit import Array
@@ -80,7 +82,8 @@ def test_each_step_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> N
         assert infer("--statistics", f"{element}/2") == 0
     assert infer("--part", "2/2") == 0
     assert infer("--finish") == 3
-    assert "run again with --part 1/2" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "run again with --part 1/2 (in SLURM penstock slurm submit --array 1-1 -- infer" in said
     for words, said in {
         ("--part", "1/3"): "prepared for 2 elements",
         ("--part", "5/4"): "'5/4' is not an element",
@@ -89,6 +92,18 @@ def test_each_step_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> N
     }.items():
         assert infer(*words) == 2
         assert said in capsys.readouterr().err
+
+
+def test_finish_says_how_all_that_is_missing_is_made(capsys: pytest.CaptureFixture[str]) -> None:
+    assert infer("--prepare", "--workers", "12", "--parts", "12", normalize="none") == 0
+    for element in (2, 7):
+        assert infer("--part", f"{element}/12", normalize="none") == 0
+    capsys.readouterr()
+    assert infer("--finish", normalize="none") == 3
+    said = capsys.readouterr().err
+    assert "run again with --part i/12 for each i of 1,3-6,8-12, each in a process" in said
+    assert "penstock slurm submit --array 1,3-6,8-12 -- infer ... --part %a/12" in said
+    assert "in 10 parts of 12 (0,2-5,7-11); run" in said
 
 
 def test_another_run_of_the_output_is_refused_while_elements_write_and_seen_by_them(
@@ -147,10 +162,23 @@ def test_whose_blocks_are_whose_stands_in_the_log_of_each_element(
     assert infer("--part", "1/2", normalize="none") == 0
     more = ("--threads", "2")  # the later flag wins
     assert infer("--part", "2/2", *more, normalize="none") == 2
+    said = capsys.readouterr().err
+    assert "--part 2/2: it has threads 2, and the run was made with 1, which" in said
+    assert "--resume:" not in said and "--overwrite" not in said
+    assert infer("--finish", *more, normalize="none") == 2
+    assert "--finish: it has threads 2, and the run" in capsys.readouterr().err
     assert infer("--part", "2/2", *more, "--resume-anyway", normalize="none") == 0
     assert infer("--finish", normalize="none") == 0
     run = open_run(["out.zarr"], None)
     assert [maker["threads"] for maker in run.makers] == [1, 2]
+    journal = Journal(Path("out.zarr.penstock"), {})
+    journal.run, journal.makers = run.content["run"], run.content["makers"]
+    (sentence,) = maker_notes(journal)
+    ours, others = (sum(n.maker == k for n in run.notes.values()) for k in (0, 1))
+    assert sentence == (
+        f"Mixed arithmetic: {ours} blocks with threads 1; {others} blocks with threads 2: "
+        "last bits may differ from block to block"
+    )
     shares = [line.rpartition(" ")[0].split() for line in log_of(2) if line[0] != "#"]
     theirs = {tuple(map(int, words)) for words in shares}
     assert {key for key, note in run.notes.items() if note.maker == 1} == theirs

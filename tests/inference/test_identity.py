@@ -325,3 +325,14 @@ def test_another_maker_goes_on_only_when_told_and_it_is_noted(what: str, tmp_pat
     assert re.fullmatch("0 0 0 0\n0 0 0 1\n# maker 1\n0 0 0 2 v[0-9a-f]{16}\n", log.read_text())
     assert json.loads(noted.read_text())["makers"] == [mine | {what: "older"}, mine]
     assert infer(out, resume=True).units_written == 0  # it is one of its makers now
+
+
+@pytest.mark.parametrize(("threads", "said"), [(1, "1 thread"), (3, "3 threads")])
+def test_the_plan_states_the_arithmetic_of_its_job(threads: int, said: str) -> None:
+    plan = penstock.plan_inference(DATA, np.zeros_like(DATA), model="identity", threads=threads,
+                                   **KNOBS)  # fmt: skip
+    instructions = torch.backends.cpu.get_cpu_capability()
+    line = f"torch {torch.__version__}, {instructions}, {said} for each forward"
+    assert dict(plan.lines())["arithmetic"] == line
+    gpu = {"torch": "2.9", "instructions": "AVX2", "threads": None, "gpus": ["NVIDIA H100"]}
+    assert identity.arithmetic_of(gpu) == "torch 2.9, AVX2, NVIDIA H100"

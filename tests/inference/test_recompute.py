@@ -18,6 +18,7 @@ import penstock
 from penstock.base.config.infer import InferConfig
 from penstock.cli import main
 from penstock.inference import recompute
+from penstock.inference.lanes.out_of_memory import Halvings
 from penstock.inference.opening.job import Job
 from penstock.inference.recompute import Recomputed, blocks_for, difference_of
 from penstock.inference.run_folder.unit_log import read_lines
@@ -105,6 +106,31 @@ def test_blocks_that_are_computed_anew_have_the_same_bits(
         assert verify("--recompute", "20%", "--seed", seed) == 0
         said = capsys.readouterr().out
         assert f"Computed anew: 3 of 12 blocks (--seed {seed}): 3 have the same bits" in said
+
+
+@pytest.mark.parametrize("when", ["in the run", "now"])
+def test_blocks_of_smaller_batches_claim_no_bits_and_others_still_do(
+    when: str, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert infer() == 0
+    forge((0, 1, 1))
+    if when == "in the run":
+        Path("out.zarr.penstock/halved.jsonl").write_text('{"unit": [0, 0, 1, 1]}\n')
+    else:
+        halved = property(lambda self: {(0, 0, 1, 1)}, lambda self, units: None)
+        monkeypatch.setattr(Halvings, "units", halved, raising=False)
+    capsys.readouterr()
+    assert verify("--recompute", "100%", "--json", "found.json") == 0
+    said = capsys.readouterr().out
+    assert "1 of other code, versions or machines, or with smaller batches, differ by at" in said
+    assert "Halved: 1 block of them had patches in smaller batches" in said
+    assert json.loads(Path("found.json").read_text())["recomputed"]["halved"] == 1
+    forge((0, 1, 0))
+    assert verify("--recompute", "100%") == 1
+    assert "Different: block (0, 1, 0)" in capsys.readouterr().out
+    forge((0, 1, 1))  # by now two, more than the tolerance
+    assert verify("--recompute", "100%") == 1
+    assert "Different: block (0, 1, 1)" in capsys.readouterr().out
 
 
 def test_other_regions_give_the_same_bits(

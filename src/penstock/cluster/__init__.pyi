@@ -7,6 +7,7 @@ from .job_status import is_job_number as is_job_number
 from .job_status import job_statuses as job_statuses
 from .job_status import table_of as table_of
 from .leaving import before_leaving as before_leaving
+from .leaving import leave_after_task as leave_after_task
 from .named_tasks import NamedTasks as NamedTasks
 from .named_tasks import named_tasks_on as named_tasks_on
 from .place import NOT_A_RANK as NOT_A_RANK
@@ -32,6 +33,7 @@ from .slurm_states import cancel_jobs as cancel_jobs
 from .steps import Command as Command
 from .steps import Step as Step
 from .steps import array_ranges as array_ranges
+from .steps import joined_elements as joined_elements
 from .steps import steps_of as steps_of
 from .task_side import TaskFailure as TaskFailure
 from .task_side import UnfitWorker as UnfitWorker

@@ -1,7 +1,8 @@
 """A worker of Dask that leaves with notice: SIGTERM, by which SLURM says that a job's time is up or
 its node is wanted, a scheduler that needs fewer workers, or a nanny that is ended.
 
-Such a worker first finishes what it does, and does not count as dead. It is also a preload of
+Such a worker first finishes what it does, and does not count as dead. A task can have its worker
+leave as well. It is also a preload of
 Dask's worker (``--preload``) and of its nanny (``--preload-nanny``), which without it kills its
 worker 8 s after SIGTERM.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +21,9 @@ LEAVING = "penstock-leaving"
 _PLUGIN = "penstock-leaving"
 _NANNY_WAITS_S = 86400.0
 """Seconds that a nanny waits for its worker, whose work ends within its own grace."""
+_FETCHED_WITHIN_S = 30.0
+"""Seconds within which the client fetches the result of a task that is done."""
+_LOOK_S = 0.1
 _ENDS: dict[str, Callable[[], None]] = {}
 """The work of this process before it leaves, by name."""
 
@@ -67,7 +72,7 @@ def leave_with_notice(worker: Any) -> None:
 
 def _attend(worker: Any) -> None:
     """Receive SIGTERM, and notice that the worker is closed. Runs in the worker's event loop."""
-    from distributed import Status, WorkerPlugin
+    from distributed import WorkerPlugin
 
     if _PLUGIN in worker.plugins:
         return
@@ -78,19 +83,48 @@ def _attend(worker: Any) -> None:
 
     leaving: set[asyncio.Task[None]] = set()
 
-    async def leave() -> None:
-        worker.status = Status.paused  # so that it is given no more
-        await _end(worker)  # before the scheduler gives its tasks to others
-        # Where only this process is to end, its nanny starts another one.
-        await worker.close_gracefully(reason="SIGTERM", restart=worker.nanny is not None)
-
     def hear() -> None:
         if not leaving:
-            leaving.add(asyncio.ensure_future(leave()))
+            leaving.add(asyncio.ensure_future(_leave(worker, "SIGTERM")))
 
     worker.plugins[_PLUGIN] = Leaving()
     with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):  # no main thread
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, hear)
+
+
+def leave_after_task() -> None:
+    """Have the worker that runs this task leave once the task's result is fetched. Until then it
+    gets no other task.
+
+    Its nanny, or SLURM, starts another one.
+    """
+    from distributed import get_worker
+
+    worker = get_worker()
+    worker.loop.add_callback(_leave_after, worker, worker.get_current_task())
+
+
+async def _leave_after(worker: Any, key: str) -> None:
+    _pause(worker)
+    # What nobody has fetched would be lost with its only worker, and done again without an end.
+    end = time.monotonic() + _FETCHED_WITHIN_S
+    while key in worker.state.tasks and time.monotonic() < end:
+        await asyncio.sleep(_LOOK_S)
+    await _leave(worker, "its task asked for it")
+
+
+async def _leave(worker: Any, reason: str) -> None:
+    _pause(worker)
+    await _end(worker)  # before the scheduler gives its tasks to others
+    # Where only this process is to end, its nanny starts another one.
+    await worker.close_gracefully(reason=reason, restart=worker.nanny is not None)
+
+
+def _pause(worker: Any) -> None:
+    """See that a worker is given no more tasks."""
+    from distributed import Status
+
+    worker.status = Status.paused
 
 
 async def _end(worker: Any) -> None:

@@ -10,7 +10,7 @@ import itertools
 import math
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -29,7 +29,7 @@ from ..data import Box, Claims, Sink, flatten, indices
 from ..models import check_model_name, set_cuda_flags
 from .opening.job import Job
 from .run_folder.ending import EndRequest
-from .run_folder.files import read_document
+from .run_folder.files import halved_in, read_document
 from .run_folder.journal import Journal
 from .run_folder.reader import RunFolder, Stored
 from .run_folder.unit_log import Key
@@ -64,7 +64,10 @@ class Recomputed:
     equal: int = 0
     """Units that have the same bits."""
     near: int = 0
-    """Units of another maker that differ within the tolerance."""
+    """Units of another maker, or with patches in smaller batches, that differ within the
+    tolerance."""
+    halved: int = 0
+    """Units with patches in smaller batches, as memory ran out in the run or now."""
     largest: float = 0.0
     """The largest difference among those units, on the scale of the tolerance."""
     findings: list[Finding] = field(default_factory=list)
@@ -114,7 +117,8 @@ def recompute_units(
         keys: The units.
         progress: A function that is called with the number of units that are done.
         devices: The devices to compute on; by default those of the run.
-        tolerance: That of units of another maker; by default it follows from each output.
+        tolerance: That of units that claim no bits: those of another maker, and those with patches
+            in smaller batches; by default it follows from each output.
 
     Returns:
         What came out.
@@ -132,7 +136,7 @@ def recompute_units(
     ]
     done = Recomputed(len(keys), len(run.notes.keys() - proof.bad), tolerances)
     comparison = _Comparison(run, job, keys, done)
-    _compute(job, keys, statistics, progress)
+    _compute(job, keys, statistics, progress, comparison)
     comparison.finish()
     return done
 
@@ -163,7 +167,11 @@ def _reopen(run: RunFolder, devices: Sequence[str] | None) -> tuple[Job, dict[st
 
 
 def _compute(
-    job: Job, keys: Sequence[Key], statistics: Mapping[str, Any], progress: Callable[[int], None]
+    job: Job,
+    keys: Sequence[Key],
+    statistics: Mapping[str, Any],
+    progress: Callable[[int], None],
+    comparison: _Comparison,
 ) -> None:
     """Run a job over some of its units, and over nothing else."""
     journal = Journal(None, {})
@@ -175,6 +183,7 @@ def _compute(
     journal.done -= wanted
     queues = Queues(job)
     watch = Watch(job, journal, queues, EndRequest())
+    comparison.halved_now = watch.halvings.units
 
     def tell(now: Progress) -> None:
         progress(now.units_done)
@@ -227,6 +236,10 @@ class _Comparison:
         self.same = [
             alike and all(maker.get(name) == mine[name] for name in mine) for maker in run.makers
         ]
+        self.halved: Set[Key] = halved_in(run.folder)
+        """Units with patches in smaller batches when the run made them, which claim no bits."""
+        self.halved_now: Set[Key] = frozenset()
+        """Units with such patches as they are computed anew."""
         self.differences: dict[Key, list[float | None]] = {key: [] for key in keys}
         """For each unit and output the largest difference by its tolerance, None for equal bits."""
         self.lock = threading.Lock()
@@ -243,11 +256,14 @@ class _Comparison:
             if difference is None:
                 return
             maker = self.run.notes[key].maker
-            same = maker < len(self.same) and self.same[maker]
+            same = maker < len(self.same) and self.same[maker] and not self._is_halved(key)
             if same or not difference <= self.done.tolerances[number]:
                 limit = "" if same else f", more than {self.done.tolerances[number]:g},"
                 what = f"differs by up to {difference:.3g}{limit} when computed anew"
                 self.done.findings.append(Finding(key, "different", stored.written.name, what))
+
+    def _is_halved(self, key: Key) -> bool:
+        return key in self.halved or key in self.halved_now
 
     def _key(self, stored: Stored, box: Box) -> Key:
         volume = [tuple(place) for place in stored.places].index(box.start[:2])
@@ -256,6 +272,7 @@ class _Comparison:
 
     def finish(self) -> None:
         """Count the units once all are compared."""
+        self.done.halved = sum(map(self._is_halved, self.differences))
         bad = {finding.key for finding in self.done.findings}
         for key in self.differences.keys() - bad:
             largest = max((d for d in self.differences[key] if d is not None), default=None)

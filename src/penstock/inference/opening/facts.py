@@ -73,8 +73,24 @@ def gather_facts(
         spill_rate_from="--spill-rate",
         patch_flops=net.patch_flops,
         heads=tuple(head.line() for head in heads),
+        arithmetic=_arithmetic(config, source, devices, outputs),
         notes=tuple(_notes(config, source, devices, net, outputs)),
     )
+
+
+def _arithmetic(
+    config: InferConfig,
+    source: Source,
+    devices: Sequence[torch.device | HostDevice],
+    outputs: Sequence[Output],
+) -> str:
+    """The arithmetic of the job in words; empty without torch."""
+    real = [device for device in devices if not isinstance(device, HostDevice)]
+    if len(real) < len(devices):
+        return ""
+    from .identity import arithmetic_of, maker
+
+    return arithmetic_of(maker(source, [o.sink for o in outputs], real, config.threads))
 
 
 def _free_device_memory(devices: Sequence[torch.device | HostDevice]) -> int | None:

@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ...base import UsageError, format_bytes
+from ...base import UsageError, format_bytes, plural
 from ...data import Sink, Source
 
 CONTENT_BYTES = 256 * 2**20
@@ -70,6 +70,14 @@ def maker(
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "gpus": sorted(gpus),
     }
+
+
+def arithmetic_of(made_by: Mapping[str, Any]) -> str:
+    """The part of a maker that decides the last bits of sums, in words for the plan."""
+    threads = made_by["threads"]
+    each = [] if threads is None else [f"{plural(threads, 'thread')} for each forward"]
+    words = [f"torch {made_by['torch']}", made_by["instructions"], *each, *made_by["gpus"]]
+    return ", ".join(words)
 
 
 def _version(library: str) -> str | None:

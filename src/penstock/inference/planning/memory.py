@@ -81,6 +81,9 @@ class Facts:
     """Floating-point operations of a forward for each patch. None if unknown."""
     heads: tuple[str, ...] = ()
     """One line about each head for the printed plan."""
+    arithmetic: str = ""
+    """Torch, instruction set, threads and GPUs for the printed plan: they decide the last bits of
+    sums. Empty if torch is not installed here."""
     notes: tuple[str, ...] = ()
     """Sentences for the printed plan about how the model is run."""
 

@@ -170,8 +170,9 @@ class Plan:
             f"{in_words(self.shape.patch)}, overlap {in_words(self.shape.overlap)}, {geometry.seam}"
         )
         yield "patch", f"{shape}; {patches}"
-        for head in facts.heads:
-            yield "head", head
+        yield from (("head", head) for head in facts.heads)
+        if facts.arithmetic:
+            yield "arithmetic", facts.arithmetic
         per_block, unit = in_words(geometry.patches_per_block), in_words(geometry.unit)
         blocks = f"{format_count(self.num_blocks)} blocks of {per_block} patches"
         if self.num_blocks == self.num_units:
@@ -218,8 +219,7 @@ class Plan:
                     "computes less, if the model takes it"
                 ),
             )
-        for note in facts.notes:
-            yield "note", note
+        yield from (("note", note) for note in facts.notes)
 
     def _part_lines(self) -> Iterator[tuple[str, str]]:
         if self.parts is None:

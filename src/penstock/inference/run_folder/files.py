@@ -48,14 +48,17 @@ class RunFiles:
     def halved(self) -> set[Key]:
         """The units with patches in smaller batches, by the lists of all processes; two may have
         computed one."""
-        if (folder := self.folder) is None:
-            return set()
-        names = [*folder.names(HALVED_FILE), *folder.names(of_each(HALVED_FILE))]
-        return set().union(*(read_units(folder.read(name) or b"") for name in names))
+        return set() if self.folder is None else halved_in(self.folder)
 
     def named(self, name: str) -> str:
         """A file of the folder for a reader."""
         return name if self.folder is None else f"{self.folder}/{name}"
+
+
+def halved_in(folder: Folder) -> set[Key]:
+    """The units that the lists of a run folder name as those with patches in smaller batches."""
+    names = [*folder.names(HALVED_FILE), *folder.names(of_each(HALVED_FILE))]
+    return set().union(*(read_units(folder.read(name) or b"") for name in names))
 
 
 def read_document(folder: Folder, name: str) -> dict[str, Any] | None:

@@ -59,6 +59,18 @@ _OLDER = {"code": "of an older version"}
 class OtherMaker(UsageError):
     """Other code, other versions or another kind of machine made the units of the run."""
 
+    def __init__(self, folder: Folder, name: str, made: Any, here: Any) -> None:
+        """The fact ``name`` of the maker was ``made`` in the run, and is another one ``here``."""
+        super().__init__(
+            f"--resume: the run in {folder} was made with {name} {made!r}, here it is {here!r}, "
+            "which may change voxels; --resume-anyway goes on and notes which blocks are whose, "
+            "--overwrite begins anew"
+        )
+        self.difference = (
+            f"it has {name} {here!r}, and the run was made with {made!r}, which may change voxels"
+        )
+        """What differs, of a process that joins the run."""
+
 
 class Prepared(NamedTuple):
     """How a run is cut for several processes, as --prepare has settled it."""
@@ -307,11 +319,7 @@ def _with_maker(
     name = _differing(makers[-1], mine)
     if mine not in makers:
         if name is not None and not anyway:
-            raise OtherMaker(
-                f"--resume: the run in {folder} was made with {name} {makers[-1][name]!r}, here it "
-                f"is {mine[name]!r}, which may change voxels; --resume-anyway goes on and notes "
-                "which blocks are whose, --overwrite begins anew"
-            )
+            raise OtherMaker(folder, name, makers[-1][name], mine[name])
         makers = [*makers, mine]
     return makers, makers.index(mine)
 

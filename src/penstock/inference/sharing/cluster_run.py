@@ -43,13 +43,15 @@ from ..stages.retries import patiently
 from ..stages.summary import Progress, Summary, merged
 from ..tiling.parts import Parts
 from . import ahead, station
-from .completeness import missing_parts
+from .completeness import maker_notes, missing_parts, voxels_of
 from .settled import logs_of, settled, whole
 from .turns import Turns, turn_of
 from .visibility import check_seen
 
 SHARES_PER_LANE = 4
 """Shares into which counting the input's values is cut, for each task that can run at a time."""
+LOOK_S = 1.0
+"""Seconds between two looks at how many workers are there."""
 _READ = TypeAdapter(Summary).validate_python
 
 
@@ -170,6 +172,25 @@ def _prepared(job: RemoteJob, workers: Workers) -> Prepared:
     return Prepared(job.parts.step, elements, job.plan.geometry.spills)
 
 
+class _Presence:
+    """Adds up the time in which workers are there that may take parts: they come and go."""
+
+    def __init__(self, workers: Workers) -> None:
+        self.workers, self.seconds = workers, 0.0
+        self.looked: float | None = None
+
+    def look(self, tasks: Tasks, least_s: float = LOOK_S) -> None:
+        """Count the workers, if the last look is so many seconds ago. The first one only begins."""
+        now = time.monotonic()
+        if self.looked is not None and now - self.looked < least_s:
+            return
+        here = tasks.present
+        if tasks.unfit:
+            here = len(self.workers.hosts().keys() - tasks.unfit.keys())
+        self.seconds += here * (now - (self.looked or now))
+        self.looked = now
+
+
 class _Client:
     """Gives the parts of a job to the workers, and gathers what they tell."""
 
@@ -210,11 +231,12 @@ class _Client:
         self.began = 0.0
         self.first: float | None = None
         """When the first part was begun."""
+        self.presence = _Presence(workers)
 
     def run(self, began: float) -> Summary:
         """Count, compute, and prove that nothing is missing. ``began`` is when the job began."""
         self.began = began
-        topic = self.order.topic
+        topic, before = self.order.topic, voxels_of(self.job.plan, self.journal.done)
         try:
             if self.job.opened.counts:
                 self._count()
@@ -229,14 +251,20 @@ class _Client:
         self._check_complete()
         if self.journal.folder is not None:
             self.journal.folder.delete(f"{SPILL_FOLDER}/")
-        seconds = time.monotonic() - began
+        self.presence.look(self.rounds[-1], 0)
+        seconds, plan = time.monotonic() - began, self.job.plan
         notes = [*worker_notes(self.rounds, "part")]
-        planned, skipped = self.job.plan.num_units, self.journal.skipped
+        if self.job.config.mixed_arithmetic or self.job.config.resume_anyway:
+            notes += maker_notes(self.journal)
+        planned, skipped, voxels = plan.num_units, self.journal.skipped, plan.voxels - before
         return replace(
             merged(self.summaries, seconds, planned, len(self.journal.halved()), notes),
             # By the logs: workers that died have not told of their last units.
             units_written=planned - skipped,
             units_skipped=skipped,
+            voxels=voxels,
+            input_bytes=round(plan.input_bytes * voxels / plan.voxels),
+            worker_seconds=self.presence.seconds or None,
             startup_seconds=(self.first or self.began) - self.began,
         )
 
@@ -307,6 +335,8 @@ class _Client:
         self._attend(word)
         if self.first is None and word is not None:
             self.first = time.monotonic()
+        if self.first is not None:
+            self.presence.look(self.rounds[-1])
         if word is not None and "patches" in word:
             self.words[word["name"]] = word
         if self.progress is None:

@@ -17,10 +17,11 @@ from dataclasses import asdict, dataclass, replace
 from pydantic import TypeAdapter
 
 from ...base import Incomplete, UsageError, plural, share_of
+from ...cluster import joined_elements
 from ...data import Claims, owner_of_array
 from ..opening.job import Job
 from ..run_folder.ending import EndRequest
-from ..run_folder.journal import Journal, Prepared
+from ..run_folder.journal import Journal, OtherMaker, Prepared
 from ..run_folder.log_file import own_name
 from ..stages.beginning import begun
 from ..stages.queues import Queues
@@ -98,16 +99,21 @@ def _joined(job: Job, flag: str, element: int, elements: int) -> Iterator[Journa
             f"{flag} {element}/{elements}: the run in {job.run_dir} is prepared for "
             f"{plural(prepared.elements, 'element')}"
         )
-    journal = _opened(job)
+    journal = _opened(job, f"{flag} {element}/{elements}")
     journal.writer = f"{flag.strip('-')}-{element}-of-{elements}"
     with contextlib.closing(journal):
         yield journal
 
 
-def _opened(job: Job) -> Journal:
-    return Journal.open(
-        job.run_dir, job.fingerprint(), job.maker(), resume=True, anyway=job.config.resume_anyway
-    )
+def _opened(job: Job, step: str) -> Journal:
+    """The journal of a prepared run. ``step`` is what joins it, in words."""
+    anyway = job.config.resume_anyway
+    try:
+        return Journal.open(job.run_dir, job.fingerprint(), job.maker(), resume=True, anyway=anyway)
+    except OtherMaker as error:
+        raise UsageError(
+            f"{step}: {error.difference}; --resume-anyway goes on and notes which blocks are whose"
+        ) from error
 
 
 def _count(job: Job, share: tuple[int, int], request: EndRequest) -> StepOutcome:
@@ -182,7 +188,7 @@ def _said_of_share(job: Job, numbers: range) -> str:
 def _finish(job: Job) -> StepOutcome:
     """Prove that every unit is noted, close the sinks, and free the claim."""
     elements = Prepared.read(job.run_dir).elements
-    journal = _opened(job)
+    journal = _opened(job, "--finish")
     if missing := missing_parts(job.plan, journal.done):
         parts = parts_of(job)
         shares = [parts.share(element, elements) for element in range(1, elements + 1)]
@@ -191,12 +197,15 @@ def _finish(job: Job) -> StepOutcome:
             for element, share in enumerate(shares, 1)
             if not missing.keys().isdisjoint(share)
         ]
-        flags = " ".join(f"--part {element}/{elements}" for element in again[:8])
-        more = f" and {len(again) - 8} more" if len(again) > 8 else ""
+        numbers = joined_elements(again)
+        which = f"--part i/{elements} for each i of {numbers}, each in a process of its own"
+        if len(again) == 1:  # --array 2 would be two elements
+            which, numbers = f"--part {numbers}/{elements}", f"{numbers}-{numbers}"
         raise Incomplete(
             f"{sum(missing.values())} of {job.plan.num_units} blocks are not written, in "
-            f"{plural(len(missing), 'part')} of {len(parts)}; run again with {flags}{more}, each "
-            "in a process of its own"
+            f"{plural(len(missing), 'part')} of {len(parts)} ({joined_elements([*missing])}); run "
+            f"again with {which} (in SLURM penstock slurm submit --array {numbers} -- infer ... "
+            f"--part %a/{elements})"
         )
     owner = owner_of_array(journal.run)
     claims = patiently(

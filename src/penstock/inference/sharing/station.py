@@ -8,17 +8,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import platform
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...base import HeadKind, InferConfig, PenstockError, UsageError, describe, one_heap
-from ...cluster import UnfitWorker, WorkerLeaves, before_leaving, tell_begun, tell_progress
+from ...base import (
+    HeadKind,
+    Incomplete,
+    InferConfig,
+    PenstockError,
+    UsageError,
+    describe,
+    one_heap,
+)
+from ...cluster import (
+    UnfitWorker,
+    WorkerLeaves,
+    before_leaving,
+    leave_after_task,
+    still_wanted,
+    tell_begun,
+    tell_progress,
+)
 from ...data import Claims, Scaling
 from ..opening.heads import HeadPart, Origin
 from ..planning.plan import Plan, make_plan
@@ -36,6 +53,9 @@ TELL_S = 0.5
 """Seconds between two messages of a worker on its progress."""
 MARGIN_S = 5.0
 """Seconds beyond ``--grace`` in which a part that was asked to end is waited for."""
+IDLE_S = 60.0
+"""Seconds after which a place without a task is given up: its client may be dead. The next task of
+the job takes another place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +170,7 @@ class Station:
             ends.enter_context(self.worker.at_work())
             self.ends = ends.pop_all()
         before_leaving(order.topic, self.end_part)
+        self._await_task()
 
     def _journal(self) -> Journal:
         """The journal of the run, with a log of this process's own."""
@@ -161,13 +182,16 @@ class Station:
                 job.run_dir, job.fingerprint(), job.maker(), resume=True, anyway=anyway
             )
         except OtherMaker as error:
-            raise UnfitWorker(f"{error}; --mixed-arithmetic takes such workers as well") from error
+            takes = "--mixed-arithmetic takes such workers as well"
+            raise UnfitWorker(f"{error.difference}; {takes}") from error
         if journal.run != self.order.run:
             raise UsageError(
                 f"--run-dir {job.run_dir}: the worker on {host} does not see the run there; give "
                 "--run-dir s3://BUCKET/PREFIX, or a folder that all workers share"
             )
-        journal.writer = f"{host}-{os.getpid()}"
+        # A process may take a place again, and what it did before has been told under that name.
+        number = next(_NUMBERS)
+        journal.writer = f"{host}-{os.getpid()}" + f"-{number}" * (number > 1)
         journal.join()
         return journal
 
@@ -175,8 +199,7 @@ class Station:
         """Count a share of the values of the input."""
         from .statistics import count_share, folder_of
 
-        with self.lock:
-            self._begin(number)
+        with self._task(number):
             folder, elements = folder_of(self.journal), self.order.elements
             count_share(self.job, self.worker.watch, folder, number + 1, elements)
             return "counted"
@@ -193,8 +216,7 @@ class Station:
         process has done. `turn_of` tells the two by their number."""
         from .statistics import shared_scalings
 
-        with self.lock:
-            self._begin(number)
+        with self._task(number):
             self.journal.refresh()
             if self.scalings is None:
                 self.scalings = shared_scalings(self.job, self.journal, self.order.elements)
@@ -224,19 +246,54 @@ class Station:
             self.ends.close()  # its log with it
             self.lock.release()
 
-    def _begin(self, number: int) -> None:
-        """Say that a task begins. Raises `WorkerLeaves` where none may."""
-        if self.request.why:
-            raise WorkerLeaves(self.request.why)
-        tell_begun(self.order.topic, number)
+    @contextlib.contextmanager
+    def _task(self, number: int) -> Iterator[None]:
+        """Say that a task begins, and do it. Raises `WorkerLeaves` where none may begin."""
+        with self.lock:
+            self._idle.cancel()
+            if self.request.why:
+                raise WorkerLeaves(self.request.why)
+            tell_begun(self.order.topic, number)
+            try:
+                yield
+            finally:
+                if self.worker.watch.watchdog.stalled:
+                    # The thread that hangs keeps its memory, and maybe its device, for good.
+                    self.request.ask("a stage that hangs")
+                    leave_after_task()
+                self._await_task()
+
+    def _await_task(self) -> None:
+        """Close this place if no task comes for a while."""
+        self._idle = threading.Timer(IDLE_S, self._give_up)
+        self._idle.daemon = True
+        self._idle.start()
+
+    def _give_up(self) -> None:
+        """Close this place, unless a task has begun."""
+        with _OPENING:
+            if not self.lock.acquire(blocking=False):
+                return
+            if _STATIONS.get(self.order.topic) is self:
+                del _STATIONS[self.order.topic]
+            try:
+                self._end()
+            finally:
+                self.lock.release()
 
     def close(self) -> dict[str, Any]:
         """End a part that nobody waits for, and close the log. Returns what `result` does."""
-        before_leaving(self.order.topic, None)
         self.request.ask("the client")
         with self.lock:
-            self.ends.close()
+            self._end()
             return self.result()
+
+    def _end(self) -> None:
+        """Close the log, and take no more tasks. The lock must be held."""
+        self.request.ask("want of tasks")
+        before_leaving(self.order.topic, None)
+        self._idle.cancel()
+        self.ends.close()
 
     def result(self) -> dict[str, Any]:
         """What this process has done, for the client."""
@@ -248,13 +305,15 @@ class _Telling:
 
     def __init__(self, station: Station, number: int) -> None:
         self.station, self.number, self.due = station, number, 0.0
-        self.units = station.worker.safe
+        self.units, self.is_wanted = station.worker.safe, still_wanted()
 
     def __call__(self, progress: Progress) -> None:
         journal, now = self.station.journal, time.monotonic()
         if now < self.due:
             return
         self.due = now + TELL_S
+        if not self.is_wanted():
+            raise Incomplete("nobody waits for the part any more")
         tell_progress(
             self.station.order.topic,
             self.number,
@@ -269,6 +328,8 @@ class _Telling:
 
 _STATIONS: dict[str, Station] = {}
 _OPENING = threading.Lock()
+_NUMBERS = itertools.count(1)
+"""Numbers of the places that this process takes."""
 
 
 def _station(order: JobOrder) -> Station:

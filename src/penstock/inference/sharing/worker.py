@@ -136,6 +136,7 @@ class Worker:
             )
 
     def _fresh_queues(self) -> Queues:
+        self.watch.watchdog.forget()
         self.watch.queues = Queues(self.job, self.watch.queues.equipment)
         return self.watch.queues
 

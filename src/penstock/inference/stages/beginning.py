@@ -138,6 +138,7 @@ def plan_numbers(plan: Plan) -> dict[str, Any]:
         "regions": len(plan.geometry.regions),
         "devices": list(plan.facts.devices),
         "cores": plan.facts.cores,
+        "arithmetic": plan.facts.arithmetic,
         "spill": plan.spill and asdict(plan.spill),
         "memory": {part: getattr(plan.memory, part) for part in plan.memory.__slots__},
     }

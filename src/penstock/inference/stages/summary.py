@@ -84,6 +84,9 @@ class Summary:
     """Requests to S3 or Google Cloud Storage that TensorStore sent again by itself."""
     workers: tuple[WorkerShare, ...] = ()
     """One entry for each process, if several shared the job."""
+    worker_seconds: float | None = None
+    """Seconds in which processes were there after the start, added up over them. None if each was
+    there all the time."""
     startup_seconds: float = 0.0
     """Seconds before the first part of a job on a cluster was begun: opening, and percentiles."""
     notes: tuple[str, ...] = ()
@@ -149,11 +152,14 @@ class Summary:
             return
         usual = statistics.median(rates)
         computing = max(self.seconds - self.startup_seconds, 1e-9)
-        share = self.voxels / computing / 1e6 / (len(self.workers) * usual)
+        there = self.worker_seconds or len(self.workers) * computing
+        share = self.voxels / 1e6 / (there * usual)
+        at_once = f"{there / computing:.1f}"
+        few = f" ({at_once} at a time)" * (at_once != f"{len(self.workers):.1f}")
         yield (
-            f"Workers: {len(self.workers)}, {rates[0]:.2f} to {rates[-1]:.2f} Mvox/s each while at "
-            f"work, {usual:.2f} the usual one; together {share:.0%} of as many usual ones that "
-            "never wait"
+            f"Workers: {len(self.workers)}{few}, {rates[0]:.2f} to {rates[-1]:.2f} Mvox/s each "
+            f"while at work, {usual:.2f} the usual one; together {share:.0%} of as many usual ones "
+            "that never wait"
         )
         if self.startup_seconds:
             yield f"Start: the first part was begun after {format_seconds(self.startup_seconds)}"

@@ -27,21 +27,28 @@ class Watchdog:
         """``limit_s`` is how long a piece of work may go without progress; 0 means any time. The
         stacks of all threads go to the file ``stacks``."""
         self.limit_s, self.stacks, self.clock = limit_s, stacks, clock
+        self.stalled = False
+        """Whether a piece of work has made no progress for too long. Its thread hangs for good."""
         self._works: dict[int, _Work] = {}
+
+    def forget(self) -> None:
+        """Judge no work that has begun by now, such as that of a thread which an earlier part of
+        the job has left behind."""
+        self._works = {}
 
     @contextlib.contextmanager
     def working(self, stage: str, where: object) -> Iterator[None]:
         """Watch a piece of work of this thread, in place of the one that it is a part of."""
-        thread = threading.get_ident()
-        outer = self._works.get(thread)
-        self._works[thread] = _Work(stage, where, self.clock())
+        thread, works = threading.get_ident(), self._works
+        outer = works.get(thread)
+        works[thread] = _Work(stage, where, self.clock())
         try:
             yield
         finally:
             if outer is None:
-                del self._works[thread]
+                del works[thread]
             else:
-                self._works[thread] = outer._replace(since=self.clock())
+                works[thread] = outer._replace(since=self.clock())
 
     def progressed(self) -> None:
         """Say that the work of this thread goes on."""
@@ -58,6 +65,7 @@ class Watchdog:
         oldest = min(works, key=lambda work: work.since, default=None)
         if oldest is None or self.clock() - oldest.since <= self.limit_s:
             return
+        self.stalled = True
         cause = Incomplete(
             f"no progress for {format_seconds(self.limit_s)} (--stall-timeout)"
             f"{self._dumped()}; run again with --resume"
