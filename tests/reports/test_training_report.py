@@ -160,6 +160,37 @@ def test_several_trainings_are_a_study_of_scaling(
     assert len(alone.chapters[0].sections[0].table) == 2  # the head, and the run
 
 
+def test_logs_beside_a_training_or_a_ledger_are_reported_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each is read once, whatever else lies in the folder."""
+    out, folder = tmp_path / "s.json", tmp_path / "all"
+    write = ["report", str(folder), "--output", str(out), "--overwrite"]
+    Ledger(folder / "suite.ledger").append(made_up(cases(tmp_path)[0], 0, 5.0))
+    (folder / "notes.log").write_text("Traceback (most recent call last)\n")
+    (folder / "data.zip").write_text("no archive")
+    assert main(write) == 0
+    assert json.loads(out.read_text())["title"] == "suite.ledger"
+    assert "data.zip is not" in capsys.readouterr().err
+    (folder / "data.zip").unlink()
+    (folder / "jobs").mkdir()
+    logs = seed_logs(folder / "jobs")
+    store = folder / "mlruns" / "0" / "f00"
+    (store / "metrics").mkdir(parents=True)
+    (store / "meta.yaml").write_text("run_name: kept\nstart_time: 1000\nend_time: 9000\n")
+    assert main(write) == 0
+    document = json.loads(out.read_text())
+    assert document["verdict"][0].startswith("suite.ledger: ")
+    assert "Scaling, hybrid" in [chapter["title"] for chapter in document["chapters"]]
+    assert "f00: 1 run without a number of devices" in capsys.readouterr().err
+    training(folder / "b" / "a", COMPUTING)
+    (folder / "b" / "a" / "slurm-9.out").write_text(logs[0].read_text())  # the training's own
+    assert main(write) == 0
+    (runs,) = (c for c in json.loads(out.read_text())["chapters"] if c["title"].endswith("Runs"))
+    assert len(runs["sections"][0]["table"]) == len(logs) + 2
+    capsys.readouterr()
+
+
 def test_a_suite_comes_before_its_trainings_which_are_no_study(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

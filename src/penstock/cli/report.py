@@ -12,6 +12,7 @@ from ..base import Replacing, add_flags
 if TYPE_CHECKING:  # heavy imports wait until the verb runs
     from ..instruments import Record
     from ..reports import RecordPlace, Report
+    from ..scaling import TrainingRun
 
 
 EXAMPLES = """
@@ -65,35 +66,54 @@ def run(args: argparse.Namespace) -> int:
     if output.suffix in REPORT_SUFFIXES and not output.is_dir():
         files = [path for path in args.places if path.is_file()]
         check_report(output, args.overwrite, replace, files)
-    places, others = _sorted(args.places)
+    places, others, searched = _sorted(args.places)
     records = records_of(places)
     if not records and (args.csv or args.parquet):
         source = " and ".join(map(str, args.places))
         raise UsageError(f"--csv and --parquet are of records of a benchmark; {source} holds none")
-    written = _write(args, places, records, others, output, replace)
+    written = _write(args, places, records, others, _kept(searched), output, replace)
     written += _export(args, records, replace)
     print(*written, sep="\n")
     return 0
 
 
-def _sorted(paths: Sequence[Path]) -> tuple[list[RecordPlace], list[Path]]:
-    """The places of records, and the paths that are none: logs, and what trackers kept."""
+def _sorted(paths: Sequence[Path]) -> tuple[list[RecordPlace], list[Path], list[Path]]:
+    """The places of records, the paths that are none (logs, and what trackers kept), and the
+    folders that hold places, and may hold such files beside them."""
     from ..base import UsageError
     from ..reports import places_of
 
     places: list[RecordPlace] = []
-    others = []
+    others, searched = [], []
     for path in paths:
         if path.is_file() and not path.name.endswith((".jsonl", ".jsonl.gz")):
             others.append(path)
             continue
         try:
-            places += places_of(path)
+            inside = places_of(path)
         except UsageError:
             if not path.is_dir() or path.suffix in (".penstock", ".ledger"):
                 raise
             others.append(path)
-    return places, others
+        else:
+            places += inside
+            searched += [path] * any(path in place.path.parents for place in inside)
+    return places, others, searched
+
+
+def _kept(folders: Sequence[Path]) -> list[TrainingRun]:
+    """The runs of logs and trackers that lie beside the records of folders."""
+    if not folders:
+        return []
+    from ..scaling import kept_below
+
+    return [run for folder in folders for run in kept_below(folder, _say)]
+
+
+def _say(line: str) -> None:
+    from .progress import say
+
+    say(f"penstock report: {line}")
 
 
 def _write(
@@ -101,6 +121,7 @@ def _write(
     places: Sequence[RecordPlace],
     records: Sequence[Record],
     others: Sequence[Path],
+    kept: Sequence[TrainingRun],
     output: Path,
     replace: bool,
 ) -> list[Path]:
@@ -126,20 +147,21 @@ def _write(
         parts = reports_of_places(places)
         trainings = trainings_of(places)
         if len(trainings) > 1 or others:
-            parts.insert(0, _scaling([*trainings, *others]))
+            parts.insert(0, _scaling([*trainings, *others], kept))
+        elif kept:
+            parts.append(_scaling(trainings, kept))
         report = joined(parts, source)
     return write_report(report, output, args.overwrite, replace)
 
 
-def _scaling(paths: Sequence[Path]) -> Report:
+def _scaling(paths: Sequence[Path], kept: Sequence[TrainingRun]) -> Report:
     """The study that several trainings are, where they can be compared."""
     from ..base import UsageError
     from ..reports import places_of
     from ..scaling import report_of_scaling
-    from .progress import say
 
     try:
-        return report_of_scaling(paths, "Scaling", lambda line: say(f"penstock report: {line}"))
+        return report_of_scaling(paths, "Scaling", _say, kept)
     except UsageError:
         if len(paths) == 1 and paths[0].is_dir():
             places_of(paths[0])  # which says all that could lie there

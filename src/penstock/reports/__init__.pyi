@@ -43,9 +43,9 @@ from .page import REPORT_SUFFIXES as REPORT_SUFFIXES
 from .page import check_report as check_report
 from .page import write_page as write_page
 from .page import write_report as write_report
-from .places import MOST_FOLDERS as MOST_FOLDERS
 from .places import PlaceKind as PlaceKind
 from .places import RecordPlace as RecordPlace
+from .places import folders_below as folders_below
 from .places import joined as joined
 from .places import kind_of_place as kind_of_place
 from .places import places_of as places_of
