@@ -33,13 +33,12 @@ from .launches import launches_of as launches_of
 from .ledger_report import report_of_records as report_of_records
 from .loader.cell import LOADER_NEEDS as LOADER_NEEDS
 from .loader.cell import loader_cells as loader_cells
-from .loader.report import append_loader_csv as append_loader_csv
 from .loader.report import loader_sections as loader_sections
-from .model.report import append_limits as append_limits
-from .model.report import append_model_csv as append_model_csv
+from .model.cell import UNTIMED as UNTIMED
 from .model.report import model_sections as model_sections
 from .model.report import roof_line as roof_line
 from .page import REPORT_SUFFIXES as REPORT_SUFFIXES
+from .page import append_csv as append_csv
 from .page import check_report as check_report
 from .page import write_page as write_page
 from .page import write_report as write_report
@@ -54,7 +53,6 @@ from .places import reports_of_places as reports_of_places
 from .places import trainings_of as trainings_of
 from .queue.cell import QUEUE_NEEDS as QUEUE_NEEDS
 from .queue.model import first_empty as first_empty
-from .queue.report import append_queue_csv as append_queue_csv
 from .queue.report import queue_sections as queue_sections
 from .run_settings import RUN_SCENARIOS as RUN_SCENARIOS
 from .run_settings import cases_of_sides as cases_of_sides
