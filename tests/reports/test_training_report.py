@@ -23,7 +23,7 @@ from penstock.reports.training.report import report_of_training
 from penstock.scaling.page import report_of_scaling
 
 from ..bench.kit_suite import cases, made_up
-from ..scaling.kit import seed_logs
+from ..scaling.kit import log, seed_logs
 from .pages import HOSTILE, page_of
 
 PHASES = ("data_wait", "transfer", "forward", "backward", "communication", "optimizer")
@@ -181,14 +181,21 @@ def test_logs_beside_a_training_or_a_ledger_are_reported_too(
     assert main(write) == 0
     document = json.loads(out.read_text())
     assert document["verdict"][0].startswith("suite.ledger: ")
-    assert "Scaling, hybrid" in [chapter["title"] for chapter in document["chapters"]]
+    assert "Logs and trackers: Scaling, hybrid" in [
+        chapter["title"] for chapter in document["chapters"]
+    ]
     assert "f00: 1 run without a number of devices" in capsys.readouterr().err
-    training(folder / "b" / "a", COMPUTING)
-    (folder / "b" / "a" / "slurm-9.out").write_text(logs[0].read_text())  # the training's own
+    for name in "12":
+        training(folder / "b" / name, COMPUTING, world=int(name))
+    (folder / "b" / "1" / "slurm-9.out").write_text(logs[0].read_text())  # the training's own
+    (folder / "jobs" / "1.out").write_text(log("1", 1, 10.2))
     assert main(write) == 0
-    (runs,) = (c for c in json.loads(out.read_text())["chapters"] if c["title"].endswith("Runs"))
-    assert len(runs["sections"][0]["table"]) == len(logs) + 2
-    capsys.readouterr()
+    document = json.loads(out.read_text())
+    assert document["verdict"][0].startswith("Scaling: 2 processes"), "other runs do not disturb"
+    runs = {c["title"]: c["sections"][0]["table"] for c in document["chapters"]}
+    assert len(runs["Scaling: Runs"]) == 3
+    assert len(runs["Logs and trackers: Runs"]) == len(logs) + 1
+    assert "1.out is of the run in" in capsys.readouterr().err
 
 
 def test_a_suite_comes_before_its_trainings_which_are_no_study(

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     if not records and (args.csv or args.parquet):
         source = " and ".join(map(str, args.places))
         raise UsageError(f"--csv and --parquet are of records of a benchmark; {source} holds none")
-    written = _write(args, places, records, others, _kept(searched), output, replace)
+    written = _write(args, places, records, others, _kept(searched, places), output, replace)
     written += _export(args, records, replace)
     print(*written, sep="\n")
     return 0
@@ -101,13 +101,19 @@ def _sorted(paths: Sequence[Path]) -> tuple[list[RecordPlace], list[Path], list[
     return places, others, searched
 
 
-def _kept(folders: Sequence[Path]) -> list[TrainingRun]:
-    """The runs of logs and trackers that lie beside the records of folders."""
+def _kept(folders: Sequence[Path], places: Sequence[RecordPlace]) -> list[TrainingRun]:
+    """The runs of logs and trackers that lie beside the records of folders, without those of the
+    trainings among these."""
     if not folders:
         return []
-    from ..scaling import kept_below
+    from ..base import RESULTS
+    from ..scaling import kept_below, read_runs
 
-    return [run for folder in folders for run in kept_below(folder, _say)]
+    kept = [run for folder in folders for run in kept_below(folder, _say)]
+    trainings = [place.path for place in places if (place.path / RESULTS).is_file()]
+    sources = {run.source for run in kept}
+    runs = read_runs(trainings, _say, kept) if kept else []
+    return [run for run in runs if run.source in sources]
 
 
 def _say(line: str) -> None:
@@ -135,6 +141,7 @@ def _write(
         write_page,
         write_report,
     )
+    from ..scaling import report_of_scaling
 
     source = " and ".join(path.name or str(path) for path in args.places)
     given = all(place.kind == "ledger" and place.path in args.places for place in places)
@@ -147,21 +154,21 @@ def _write(
         parts = reports_of_places(places)
         trainings = trainings_of(places)
         if len(trainings) > 1 or others:
-            parts.insert(0, _scaling([*trainings, *others], kept))
-        elif kept:
-            parts.append(_scaling(trainings, kept))
+            parts.insert(0, _scaling([*trainings, *others]))
+        if kept:
+            parts.append(report_of_scaling([], "Logs and trackers", _say, kept))
         report = joined(parts, source)
     return write_report(report, output, args.overwrite, replace)
 
 
-def _scaling(paths: Sequence[Path], kept: Sequence[TrainingRun]) -> Report:
+def _scaling(paths: Sequence[Path]) -> Report:
     """The study that several trainings are, where they can be compared."""
     from ..base import UsageError
     from ..reports import places_of
     from ..scaling import report_of_scaling
 
     try:
-        return report_of_scaling(paths, "Scaling", _say, kept)
+        return report_of_scaling(paths, "Scaling", _say)
     except UsageError:
         if len(paths) == 1 and paths[0].is_dir():
             places_of(paths[0])  # which says all that could lie there
