@@ -18,6 +18,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin
 
+from pydantic.fields import FieldInfo
 from sphinx.pycode import ModuleAnalyzer
 
 import penstock
@@ -195,7 +196,7 @@ def _takes(action: argparse.Action) -> Iterator[str]:
     if knob := knob_of(action):
         model, name = knob
         field = model.model_fields[name]
-        yield kind_of(field.annotation, field.metadata)
+        yield kind_of_knob(field)
         if field.is_required():
             yield "required"
         elif field.default is not None and not isinstance(field.default, bool):
@@ -225,6 +226,16 @@ UNITS = {
 }
 """What the values of a type are counted in, by the function that reads them."""
 WORDS = {int: "whole number", float: "number", bool: "on or off", str: "text", Path: "path"}
+
+
+def kind_of_knob(knob: FieldInfo) -> str:
+    """The type of a knob in words, with its bounds, and the unit of its type or its own."""
+    kind, extra = kind_of(knob.annotation, knob.metadata), knob.json_schema_extra
+    unit = extra.get("unit") if isinstance(extra, dict) else None
+    if unit is None:
+        return kind
+    _, comma, how = kind.partition(", or with a unit")
+    return f"{unit}{comma}{how}" if comma else f"{kind} ({unit})"
 
 
 def kind_of(annotation: Any, metadata: Any = ()) -> str:
@@ -305,7 +316,7 @@ def _knobs_page(parsers: dict[str, list[argparse.ArgumentParser]]) -> str:
         for name, verbs in used[model].items():
             field = model.model_fields[name]
             default = "required" if field.is_required() else f"`{_typed(field.default)}`"
-            kind = kind_of(field.annotation, field.metadata)
+            kind = kind_of_knob(field)
             links = ", ".join(
                 verb if verb == "Python" else f"[{verb}](verbs/{verb.split()[0]}.md)"
                 for verb in dict.fromkeys(verbs)

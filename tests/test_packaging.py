@@ -221,11 +221,14 @@ def test_the_demo_needs_no_more_than_its_extra(core: dict[str, str], tmp_path: P
     here = " ".join(sorted((words | NEEDED_BY_DEMO) - {"penstock-dl"}))
     site.write_text(f"{BLOCK}ABSENT -= set({here!r}.split())\n")
     command = [sys.executable, "-m", "penstock", "demo", "--shape", "32", "64", "64"]
+    command += ["--name", "mine", "--tag", "a=b"]
     done = subprocess.run(command, capture_output=True, text=True, env=core, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "demo" / "before_after.png").exists()
     page = tmp_path / "demo" / "report.html"
     assert done.stdout.splitlines()[-1] == f"Report: {page}; open it in a browser"
+    record = json.loads((tmp_path / "demo" / "denoised.ome.zarr.penstock" / "run.json").read_text())
+    assert (record["name"], record["tags"]) == ("mine", {"a": "b"})
     told = page.read_text()
     for what in ("dB after", "Stages over time", "Seams", "Memory of the job", "input, output"):
         assert what in told, what

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.base import UsageError
 from penstock.cli import demo, main
 
 
@@ -24,6 +25,22 @@ def test_a_volume_that_cannot_be_made_is_refused_before_anything_is(
     assert main(["demo", "--out", str(tmp_path / "out"), "--shape", *shape.split()]) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_the_run_has_the_name_and_tags_that_were_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given: dict[str, object] = {}
+
+    def kept(_: object, values: dict[str, object]) -> None:
+        given.update(values)
+        raise UsageError("it is enough")
+
+    monkeypatch.setattr(demo, "build", kept)
+    words = ["demo", "--out", str(tmp_path / "out"), "--shape", "2", "4", "4"]
+    assert main([*words, "--name", "mine", "--tag", "a=b"]) == 2
+    assert (given["name"], given["tag"]) == ("mine", {"a": "b"})
+    assert "it is enough" in capsys.readouterr().err
 
 
 def test_what_the_demo_needs_is_looked_for_before_it_works(

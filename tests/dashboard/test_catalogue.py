@@ -13,6 +13,7 @@ from penstock.base import UsageError
 from penstock.dashboard import catalogue as room
 from penstock.dashboard.catalogue import Catalogue, places_at
 from penstock.dashboard.sources import records
+from penstock.reports import places
 
 from ..reports.kit import launch
 from ..reports.pages import run_folder
@@ -60,7 +61,7 @@ def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
 
 
 def test_far_too_many_folders_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "MOST_FOLDERS", 3)
+    monkeypatch.setattr(places, "MOST_FOLDERS", 3)
     for name in "abcd":
         (tmp_path / name).mkdir()
     with pytest.raises(UsageError, match="more than 3 folders"):

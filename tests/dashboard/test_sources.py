@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -180,6 +181,35 @@ def test_the_log_of_a_job(tmp_path: Path) -> None:
     details = catalogue.details(run)
     assert details.settings["devices"] == "4" and details.metrics["seconds"] == 95.23
     assert details.training is not None and details.training.devices == 4
+    curve = details.curves["val_loss"]
+    assert curve.epochs.tolist() == list(range(1, 51)) and curve.values[[0, -1]].tolist() == [
+        0.2, 0.151,
+    ]  # fmt: skip
+    assert details.curves["val_acc"].values[1] == 0.901
+    assert curve.steps[:2].tolist() == [55, 110]
+
+
+@pytest.mark.parametrize(
+    ("dates", "began"),
+    [
+        (("Tue Nov 24 23:57:26 UTC 2026", "Wed Nov 25 03:00:00 UTC 2026"),
+         [1795564646, 1795575600]),
+        (("Start: Tue Nov  3 00:00:00 GMT 2026  x", "Tue Nov 24 11:57:26 PM UTC 2026"),
+         [1793664000, 900000 - 60]),
+        (("Tue Xyz 24 23:57:26 2026", "Tue Nov 24 23:57:26 UTC"), [None, 900000 - 60]),
+    ],
+)  # fmt: skip
+def test_a_log_began_at_its_own_date_or_as_long_ago_as_it_took(
+    tmp_path: Path, dates: tuple[str, str], began: list[float | None]
+) -> None:
+    """The time of a file is that of its end, so it says nothing of an attempt before the last."""
+    first = f"{dates[0]}\n{log('7', 1, None, done=3)}"
+    text = f"{first}{log('7', 1, 60.0, first=3)}".replace("Starting training", dates[1], 2)
+    text = text.replace(dates[1], "Starting training", 1) + "Wed Nov 25 23:00:00 UTC 2026\n"
+    (path,) = write(tmp_path, {"slurm-7.out": text})
+    os.utime(path, (900000, 900000))
+    runs = sorted(catalogue_of(path).runs, key=lambda run: run.name)
+    assert [run.began for run in runs] == began
 
 
 def test_a_store_of_mlflow_has_all_metrics(tmp_path: Path) -> None:

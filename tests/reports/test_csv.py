@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.base.errors import UsageError
 from penstock.reports.model.cell import MODEL_COLUMNS
-from penstock.reports.model.report import append_model_csv
+from penstock.reports.page import append_csv
 from penstock.reports.table import append_rows, read_csv
 
 from .kit import MEASURED, SEED_CSV, launch, rows_of, sweep
@@ -21,7 +21,7 @@ COLUMNS = MODEL_COLUMNS.names
 
 def test_a_new_file_reads_back(tmp_path: Path) -> None:
     path = tmp_path / "logs" / "bench.csv"
-    append_model_csv(sweep(MEASURED), path, when="2026-11-21T15:00:00")
+    append_csv("model", sweep(MEASURED), path, timestamp="2026-11-21T15:00:00")
     rows = rows_of(path)
     assert path.read_text().splitlines()[0] == ",".join(COLUMNS)
     assert [(row["tile_size"], row["batch_size"]) for row in rows] == [
@@ -34,9 +34,9 @@ def test_a_new_file_reads_back(tmp_path: Path) -> None:
 
 def test_appending_leaves_what_is_there(tmp_path: Path) -> None:
     path = tmp_path / "bench.csv"
-    append_model_csv(sweep(MEASURED), path)
+    append_csv("model", sweep(MEASURED), path)
     before = path.read_bytes()
-    append_model_csv([launch(512, 4, status="oom_host"), launch(case={"mode": "train"})], path)
+    append_csv("model", [launch(512, 4, status="oom_host"), launch(case={"mode": "train"})], path)
     assert path.read_bytes().startswith(before)
     assert [row["error"] for row in rows_of(path)] == ["", "", "", "", "", "OOM"]
     assert rows_of(path)[4]["total_time_ms"] == "30"
@@ -46,7 +46,7 @@ def test_the_seeds_own_file_is_upgraded_in_place(tmp_path: Path) -> None:
     path = tmp_path / "bench.csv"
     path.write_bytes(SEED_CSV.encode())
     path.chmod(0o640)
-    append_model_csv([launch()], path)
+    append_csv("model", [launch()], path)
     rows = rows_of(path)
     assert tuple(rows[0]) == COLUMNS
     assert [row["avg_time_ms"] for row in rows] == ["29.7", "45.9", "30"]
@@ -90,7 +90,7 @@ def test_columns_of_a_later_version_stay_where_they_are(tmp_path: Path) -> None:
     path = tmp_path / "bench.csv"
     path.write_text("new," + ",".join(reversed(COLUMNS)) + "\n" + "1" + "," * len(COLUMNS) + "\n")
     before = path.read_bytes()
-    append_model_csv([launch()], path)
+    append_csv("model", [launch()], path)
     assert path.read_bytes().startswith(before)
     assert [(row["new"], row["tile_size"]) for row in rows_of(path)] == [("1", ""), ("", "256")]
 
@@ -98,9 +98,9 @@ def test_columns_of_a_later_version_stay_where_they_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cut", [1, 2, 40, 150])
 def test_a_torn_last_line_is_cut_off_or_ended(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "bench.csv"
-    append_model_csv(sweep(MEASURED), path)
+    append_csv("model", sweep(MEASURED), path)
     path.write_bytes(path.read_bytes()[:-cut])
-    append_model_csv([launch(512)], path)
+    append_csv("model", [launch(512)], path)
     tiles = [row["tile_size"] for row in rows_of(path)]
     # Without its newline, or without a letter of the last field, the line has all its fields.
     assert tiles == ["256", "256", "384", *["384"] * (cut < 3), "512"]
@@ -122,7 +122,7 @@ def test_what_is_no_benchmark_is_refused_untouched(
     path = tmp_path / "bench.csv"
     path.write_bytes(content)
     with pytest.raises(UsageError, match=rf"bench\.csv.*{message}"):
-        append_model_csv([launch()], path)
+        append_csv("model", [launch()], path)
     assert path.read_bytes() == content and [*tmp_path.iterdir()] == [path]
 
 
@@ -134,7 +134,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
     path.write_text(SEED_CSV)
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(UsageError, match=r"bench\.csv cannot be written: No space left"):
-        append_model_csv([launch()], path)
+        append_csv("model", [launch()], path)
     assert read_csv(path).header == tuple(SEED_CSV.splitlines()[0].split(","))
     assert [*tmp_path.iterdir()] == [path]
 
@@ -142,10 +142,10 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_place_that_cannot_be_written_and_a_link(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot be written"):
-        append_model_csv([launch()], tmp_path / "file" / "bench.csv")
+        append_csv("model", [launch()], tmp_path / "file" / "bench.csv")
 
     (tmp_path / "real.csv").write_text(SEED_CSV)
     (tmp_path / "link.csv").symlink_to("real.csv")
-    append_model_csv([launch()], tmp_path / "link.csv")
+    append_csv("model", [launch()], tmp_path / "link.csv")
     assert (tmp_path / "link.csv").is_symlink()
     assert len(rows_of(tmp_path / "real.csv")) == 3

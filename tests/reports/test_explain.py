@@ -81,6 +81,56 @@ def test_a_run_bound_by_computing_may_compute_less(tmp_path: Path) -> None:
     assert "others used the cores for up to 50% of the time" in starved.sentence()
 
 
+def test_threads_that_check_and_write_are_one_knob(tmp_path: Path) -> None:
+    stages = {"checksum": (6.0, 0.1, 1), "write": (3.0, 0.1, 1)}
+    (change,) = explained(infer(tmp_path / "a", stages)).changes
+    assert change.settings == {"writer_workers": 2} and "checksum was busy" in change.why
+    assert change.gain.high == pytest.approx(1 / 0.3), "the cores bind: 12 of 40 s"
+
+
+def test_a_gpu_in_float32_is_given_mixed_precision(tmp_path: Path) -> None:
+    stages = {"forward": (8.0, 0.1, 1), "read": (5.0, 0.1, 1)}
+    for number, (arithmetic, word) in enumerate(((["None", False], "float32"),
+                                                 (["None", True], "TF32"),
+                                                 (["torch.float16", False], ""))):  # fmt: skip
+        run = {"fingerprint": {"devices": ["cuda:0"], "arithmetic": arithmetic}}
+        changes = explained(infer(tmp_path / str(number), stages, run=run)).changes
+        assert [change.settings for change in changes] == [{"amp": "bf16"}] * bool(word)
+        assert all(c.gain.high == pytest.approx(1 / 0.7) and word in c.why for c in changes)
+
+
+def test_percentiles_of_a_smaller_level_are_foretold(tmp_path: Path) -> None:
+    stages = {"statistics": (4.0, 0.1, 4), "read": (2.0, 1.0, 4)}
+    (change,) = explained(infer(tmp_path / "a", stages, {"norm_level": 1})).changes
+    assert change.settings == {"norm_level": 2} and "--norm-level 2" in change.command
+    ends = (change.gain.low, change.gain.value, change.gain.high)
+    assert ends == pytest.approx((1 / 0.8, 1 / 0.7, 1 / 0.6)), "40% of the time on one thread"
+    assert "is not in the record" in change.sentence()
+
+
+@pytest.mark.parametrize(
+    ("stage", "why"), [("stitch", "one thread"), ("upload", "pinned"), ("note", "--run-dir")]
+)
+def test_a_stage_that_no_setting_shortens_is_said_to_be_one(
+    tmp_path: Path, stage: str, why: str
+) -> None:
+    found = explained(infer(tmp_path / "a", {stage: (9.0, 1.0, 1), "forward": (1.0, 9.0, 1)}))
+    assert found.changes == [] and why in found.bound[-1]
+    start = f"No setting is advised for {stage}, which was busy for 90% of the time: "
+    assert found.bound[-1].startswith(start)
+    idle = explained(infer(tmp_path / "b", {stage: (2.0, 1.0, 1)}))
+    assert "No setting" not in " ".join(idle.bound)
+
+
+def test_what_a_run_computed_is_set_beside_the_roof(tmp_path: Path) -> None:
+    plan = {"num_patches": 10, "patch_flops": 4e9, "cores": 4}
+    folder = infer(tmp_path / "a", run={"plan": plan})
+    metrics = folder / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace("{", '{"machine_key": "nowhere", ', 1))
+    lines = explained(folder).bound
+    assert lines[2].startswith("While it worked the network computed 20.0 Gflop/s"), lines
+
+
 def test_a_test_beside_others_says_nothing_where_it_did_not_hold(tmp_path: Path) -> None:
     computing = {"forward": (9.5, 0.1, 1), "read": (0.5, 9.0, 1)}
     run = {"makers": [{"threads": 2}]}
@@ -177,6 +227,32 @@ def test_what_is_done_once_a_step_is_done_less_often_with_larger_batches(tmp_pat
     amp = next(c for c in changes if "amp" in c.settings)
     assert amp.gain.high == pytest.approx(1 / 0.75)
     assert [c.gain.value for c in changes] == sorted((c.gain.value for c in changes), reverse=True)
+
+
+def test_copies_that_take_long_may_be_larger(tmp_path: Path) -> None:
+    phases = {"forward": (0.4, 0.4), "transfer": (0.6, 0.6)}
+    found = explained(trained(tmp_path / "a", phases, device="A GPU"))
+    (change,) = found.changes
+    assert found.bound[0].startswith("Bound by transfer: 60%") and "pinned" not in found.bound[0]
+    assert change.settings == {"batch_size": 64} and "--batch-size 64" in change.command
+    ends = (change.gain.low, change.gain.value, change.gain.high)
+    assert ends == pytest.approx((1.0, (1 + 1 / 0.7) / 2, 1 / 0.7))
+    assert "copies to the device take 60% of a step, 600 ms each" in change.sentence().lower()
+    once = phases | {"optimizer": (0.3, 0.3)}
+    several = explained(trained(tmp_path / "b", once, device="A GPU")).changes
+    assert [c.settings for c in several] == [{"batch_size": 64}], "one change, and not two"
+
+
+def test_a_training_that_computes_on_a_cpu_may_have_threads_or_bfloat16(tmp_path: Path) -> None:
+    phases = {"forward": (0.5, 0.5), "backward": (0.5, 0.5)}
+    threads, precision = explained(trained(tmp_path / "a", phases, {"threads": 2})).changes
+    assert threads.settings == {"threads": 4} and threads.gain.high == pytest.approx(2.0)
+    assert "--threads 4" in threads.command and "there are no more cores" in threads.basis
+    assert precision.settings == {"amp": True}
+    assert "the gain is not known, for a processor that does not" in precision.sentence()
+    found = explained(trained(tmp_path / "b", phases, {"amp": True}))
+    assert found.changes == []
+    assert found.bound[-1].startswith("No setting is advised for forward and backward, 100%")
 
 
 def test_a_load_that_is_shorter_than_handing_it_over_says_nothing(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from penstock.reports.figures.loader import draw_ladders, plot_ladders, plot_loa
 from penstock.reports.loader import cell as loader_cell
 from penstock.reports.loader import ladder as loader_ladder
 from penstock.reports.loader import report as loader_report
+from penstock.reports.page import append_csv
 from penstock.reports.table import in_text
 
 from ..bench.kit_loader import record
@@ -157,10 +158,10 @@ def test_the_dearest_step_is_named(seconds: tuple[float, ...], limit: str) -> No
 def test_figures_are_drawn(tmp_path: Path) -> None:
     records = launches(0.4) + launches(0.9, loader="zarr") + ladder_records(0.1, 0.2, 0.3, 0.4, 0.5)
     path = tmp_path / "loader.csv"
-    loader_report.append_loader_csv(records, path)
+    append_csv("loader", records, path)
     (bars,) = plot_loader(path, tmp_path / "bars")
     (rungs,) = plot_ladders(records, tmp_path / "ladder")
-    loader_report.append_loader_csv(launches(0.3, threads=4), path)
+    append_csv("loader", launches(0.3, threads=4), path)
     (lines,) = plot_loader(path, tmp_path / "lines")
     for figure in (bars, rungs, lines):
         assert figure.read_bytes()[:4] == b"\x89PNG"
@@ -172,7 +173,7 @@ def test_a_cell_of_which_a_launch_failed_is_drawn(tmp_path: Path) -> None:
 
     records = [record(0, 0.4), record(1, 0.0, "timeout"), record(0, 0.0, "crash", loader="zarr")]
     path = tmp_path / "loader.csv"
-    loader_report.append_loader_csv(records, path)
+    append_csv("loader", records, path)
     assert [c.row["status"] for c in loader_cell.LoaderCell.of_csv(path)] == [
         "timeout",
         "crash",

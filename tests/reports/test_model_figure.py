@@ -14,7 +14,7 @@ from penstock.base.errors import UsageError
 from penstock.cli import plot as verb
 from penstock.reports.figures.model import bench_figures, plot_bench
 from penstock.reports.figures.panels import frontier
-from penstock.reports.model.report import append_model_csv
+from penstock.reports.page import append_csv
 
 from .kit import GIB, MEASURED, MIB, SEED_CSV, launch, sweep
 
@@ -57,9 +57,9 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
         memory = {"device_peak": tile * batch * MIB, "host_peak": 5 * GIB}
         case = {"device": "cuda:0"}
         records = sweep({(tile, batch): ms}, memory=memory, case=case)
-        append_model_csv(records, tmp_path / "bench.csv")
+        append_csv("model", records, tmp_path / "bench.csv")
     oom = launch(512, 2, status="oom_device", case={"device": "cuda:0"}, memory={"host_peak": GIB})
-    append_model_csv([oom], tmp_path / "bench.csv")
+    append_csv("model", [oom], tmp_path / "bench.csv")
     return tmp_path / "bench.csv"
 
 
@@ -130,7 +130,7 @@ def test_bars_are_medians_with_their_intervals(figure: Figure) -> None:
 
 def test_phases_stand_on_one_another(tmp_path: Path) -> None:
     seconds = {"step": (0.1,), "forward": (0.03,), "backward": (0.05,), "optimizer": (0.02,)}
-    append_model_csv([launch(case={"mode": "train"}, samples_s=seconds)], tmp_path / "bench.csv")
+    append_csv("model", [launch(case={"mode": "train"}, samples_s=seconds)], tmp_path / "bench.csv")
     axes = drawn(tmp_path / "bench.csv").axes[TIME]
     assert [(bar.get_y(), bar.get_height()) for bar in axes.patches] == [
         pytest.approx(bar) for bar in ((0, 30), (30, 50), (80, 20))
@@ -151,7 +151,7 @@ def test_the_frontier(figure: Figure) -> None:
 
 
 def test_the_host_where_there_is_no_device(tmp_path: Path) -> None:
-    append_model_csv(sweep(MEASURED, memory={"host_peak": 3 * GIB}), tmp_path / "bench.csv")
+    append_csv("model", sweep(MEASURED, memory={"host_peak": 3 * GIB}), tmp_path / "bench.csv")
     figure = drawn(tmp_path / "bench.csv")
     assert figure.axes[MEMORY].get_ylabel() == "Peak host memory (GiB)"
     assert figure.axes[FRONTIER].get_xlabel() == "Peak host memory (GiB)"
@@ -160,7 +160,8 @@ def test_the_host_where_there_is_no_device(tmp_path: Path) -> None:
 
 def test_a_budget_and_a_halo_are_shown(tmp_path: Path) -> None:
     case = {"budget": 4 * GIB, "halo": 32}
-    append_model_csv(sweep(MEASURED, case=case, memory={"host_peak": GIB}), tmp_path / "bench.csv")
+    records = sweep(MEASURED, case=case, memory={"host_peak": GIB})
+    append_csv("model", records, tmp_path / "bench.csv")
     figure = drawn(tmp_path / "bench.csv")
     assert "budget 4.00 GiB" in words(figure.axes[MEMORY])
     assert figure.axes[MEMORY].get_ylim()[1] > 4
@@ -177,9 +178,12 @@ def test_a_budget_and_a_halo_are_shown(tmp_path: Path) -> None:
 
 def test_the_latest_row_of_a_case_is_drawn(path: Path) -> None:
     again = sweep({(256, 1): 100.0}, launches=3, case={"device": "cuda:0"})
-    append_model_csv(again, path, when="2030-01-01T00:00:00")
-    append_model_csv(
-        sweep({(256, 1): 50.0}, case={"device": "cuda:0"}), path, when="2020-01-01T00:00:00"
+    append_csv("model", again, path, timestamp="2030-01-01T00:00:00")
+    append_csv(
+        "model",
+        sweep({(256, 1): 50.0}, case={"device": "cuda:0"}),
+        path,
+        timestamp="2020-01-01T00:00:00",
     )
     figure = drawn(path)
     assert figure.axes[TIME].patches[0].get_height() == pytest.approx(100)
@@ -218,7 +222,7 @@ def test_a_case_that_failed_in_one_launch_is_drawn_with_its_cross(tmp_path: Path
         *sweep({(256, 1): 30.0}, memory={"host_peak": GIB}),
         launch(256, 1, 7, status="crash"),
     ]
-    append_model_csv(records, tmp_path / "bench.csv")
+    append_csv("model", records, tmp_path / "bench.csv")
     figure = drawn(tmp_path / "bench.csv")
     assert curves(figure.axes[MEMORY]) == [[(0, 1)]]
     assert "crash" in words(figure.axes[MEMORY]) and "crash" in words(figure.axes[TIME])
@@ -236,7 +240,7 @@ def test_what_differs_has_figures_of_its_own(
     tmp_path: Path, others: list[dict[str, Any]], names: list[str]
 ) -> None:
     for case in [{}, *others]:
-        append_model_csv(sweep({(256, 1): 30.0}, launches=1, case=case), tmp_path / "bench.csv")
+        append_csv("model", sweep({(256, 1): 30.0}, launches=1, case=case), tmp_path / "bench.csv")
     assert [*bench_figures(tmp_path / "bench.csv")] == names
 
 
@@ -253,7 +257,7 @@ def test_many_cells_fit(tmp_path: Path) -> None:
         for batch in (1, 2, 3, 4, 6, 8, 16):
             status = failures[i] if batch * 2**i > 32 else "ok"
             records += [launch(tile, batch, n, (0.01 * batch * 2**i,), status) for n in range(2)]
-    append_model_csv(records, tmp_path / "bench.csv")
+    append_csv("model", records, tmp_path / "bench.csv")
     figure = drawn(tmp_path / "bench.csv")
     assert legend(figure)[:7] == [f"batch {n}" for n in (1, 2, 3, 4, 6, 8, 16)]
     assert crosses(figure.axes[MEMORY]) == crosses(figure.axes[FRONTIER]) == 9
@@ -313,7 +317,8 @@ def test_the_verb_refuses(path: Path) -> None:
 def test_whiskers_hang_on_their_own_median_and_are_not_clipped(tmp_path: Path) -> None:
     """They hung on the mean, and were cut off at the top."""
     seconds = ((0.05,) * 9 + (0.5,) * 4, (0.04,) * 9, (0.02,) * 9)
-    append_model_csv([launch(256, 2, n, own) for n, own in enumerate(seconds)], tmp_path / "b.csv")
+    records = [launch(256, 2, n, own) for n, own in enumerate(seconds)]
+    append_csv("model", records, tmp_path / "b.csv")
     figure = drawn(tmp_path / "b.csv")
     (curve,) = curves(figure.axes[SAMPLES])
     assert curve == [(0, pytest.approx(2 / 0.04))]

@@ -11,7 +11,8 @@ import pytest
 from penstock.instruments.record import Record
 from penstock.reports.cell import cell_ratio
 from penstock.reports.model.cell import ModelCell, model_cells
-from penstock.reports.model.report import append_model_csv, labelled, model_sections, roof_line
+from penstock.reports.model.report import labelled, model_sections, roof_line
+from penstock.reports.page import append_csv
 from penstock.reports.table import MB, in_markdown, in_text
 
 from .kit import MEASURED, launch, sweep
@@ -133,7 +134,7 @@ def test_only_tile_and_batch_are_compared() -> None:
 
 def test_groups_of_rows_and_of_cells_are_the_same(tmp_path: Path) -> None:
     records = sweep(MEASURED) + sweep(MEASURED, case={"compile": True})
-    append_model_csv(records, tmp_path / "bench.csv")
+    append_csv("model", records, tmp_path / "bench.csv")
     measured = labelled(model_cells(records))
     read = labelled(ModelCell.of_csv(tmp_path / "bench.csv"))
     assert [label for label, _ in read] == [label for label, _ in measured]

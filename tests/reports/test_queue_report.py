@@ -20,6 +20,7 @@ from penstock.instruments.stats.intervals import Interval
 from penstock.reports.figures.loader import draw_loader, plot_loader
 from penstock.reports.figures.queue import draw_queue, plot_queue
 from penstock.reports.loader.cell import LoaderCell
+from penstock.reports.page import append_csv
 from penstock.reports.queue import cell as queue_cell
 from penstock.reports.queue import report as queue_report
 from penstock.reports.queue import sentences
@@ -321,11 +322,11 @@ def test_readings_alone_are_a_page_of_their_own(
 @pytest.mark.usefixtures("undrawn")
 def test_figures_are_drawn_from_the_csv_alone(tmp_path: Path) -> None:
     path = tmp_path / "queue.csv"
-    queue_report.append_queue_csv(run(2.66), path)
+    append_csv("queue", run(2.66), path)
     (figure,) = plot_queue(path, tmp_path / "figure")
     assert figure == tmp_path / "figure.png"
     assert figure.read_bytes()[:4] == b"\x89PNG"
-    queue_report.append_queue_csv([*run(0.5)], path)  # the same cases later: drawn in their place
+    append_csv("queue", [*run(0.5)], path)  # the same cases later: drawn in their place
     assert len(plot_queue(path, tmp_path / "figure")) == 1
     with pytest.raises(UsageError, match="not the CSV of a benchmark"):
         plot_loader(path, tmp_path / "loader")
@@ -346,7 +347,7 @@ def of_two_lengths() -> list[Record]:
 @pytest.mark.usefixtures("undrawn")
 def test_steps_of_two_lengths_are_two_figures(tmp_path: Path) -> None:
     path = tmp_path / "queue.csv"
-    queue_report.append_queue_csv(of_two_lengths(), path)
+    append_csv("queue", of_two_lengths(), path)
     rows = read_csv(path, queue_cell.QUEUE_NEEDS).rows
     assert sorted(row["compute_time"] for row in rows) == ["1"] * 3 + ["2"] * 3
     figures = plot_queue(path, tmp_path / "figure")
@@ -370,7 +371,7 @@ def test_nothing_lies_over_the_bars_and_no_iteration_is_half(tmp_path: Path) -> 
     from matplotlib.text import Text
 
     path = tmp_path / "queue.csv"
-    queue_report.append_queue_csv(run(5.0, queues=(1,)), path)
+    append_csv("queue", run(5.0, queues=(1,)), path)
     figure = draw_queue(queue_cell.QueueCell.of_csv(path), "queue.csv")
     depth, seconds = figure.axes
     figure.draw_without_rendering()

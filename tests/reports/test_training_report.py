@@ -23,7 +23,7 @@ from penstock.reports.training.report import report_of_training
 from penstock.scaling.page import report_of_scaling
 
 from ..bench.kit_suite import cases, made_up
-from ..scaling.kit import seed_logs
+from ..scaling.kit import log, seed_logs
 from .pages import HOSTILE, page_of
 
 PHASES = ("data_wait", "transfer", "forward", "backward", "communication", "optimizer")
@@ -158,6 +158,44 @@ def test_several_trainings_are_a_study_of_scaling(
     assert alone.verdict[0] == "Nothing is said of scaling: 1 run of 1 size, and it takes 2."
     capsys.readouterr()
     assert len(alone.chapters[0].sections[0].table) == 2  # the head, and the run
+
+
+def test_logs_beside_a_training_or_a_ledger_are_reported_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each is read once, whatever else lies in the folder."""
+    out, folder = tmp_path / "s.json", tmp_path / "all"
+    write = ["report", str(folder), "--output", str(out), "--overwrite"]
+    Ledger(folder / "suite.ledger").append(made_up(cases(tmp_path)[0], 0, 5.0))
+    (folder / "notes.log").write_text("Traceback (most recent call last)\n")
+    (folder / "data.zip").write_text("no archive")
+    assert main(write) == 0
+    assert json.loads(out.read_text())["title"] == "suite.ledger"
+    assert "data.zip is not" in capsys.readouterr().err
+    (folder / "data.zip").unlink()
+    (folder / "jobs").mkdir()
+    logs = seed_logs(folder / "jobs")
+    store = folder / "mlruns" / "0" / "f00"
+    (store / "metrics").mkdir(parents=True)
+    (store / "meta.yaml").write_text("run_name: kept\nstart_time: 1000\nend_time: 9000\n")
+    assert main(write) == 0
+    document = json.loads(out.read_text())
+    assert document["verdict"][0].startswith("suite.ledger: ")
+    assert "Logs and trackers: Scaling, hybrid" in [
+        chapter["title"] for chapter in document["chapters"]
+    ]
+    assert "f00: 1 run without a number of devices" in capsys.readouterr().err
+    for name in "12":
+        training(folder / "b" / name, COMPUTING, world=int(name))
+    (folder / "b" / "1" / "slurm-9.out").write_text(logs[0].read_text())  # the training's own
+    (folder / "jobs" / "1.out").write_text(log("1", 1, 10.2))
+    assert main(write) == 0
+    document = json.loads(out.read_text())
+    assert document["verdict"][0].startswith("Scaling: 2 processes"), "other runs do not disturb"
+    runs = {c["title"]: c["sections"][0]["table"] for c in document["chapters"]}
+    assert len(runs["Scaling: Runs"]) == 3
+    assert len(runs["Logs and trackers: Runs"]) == len(logs) + 1
+    assert "1.out is of the run in" in capsys.readouterr().err
 
 
 def test_a_suite_comes_before_its_trainings_which_are_no_study(

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.base.errors import UsageError
 from penstock.scaling.sources import attempt
-from penstock.scaling.sources.attempt import Attempt
+from penstock.scaling.sources.attempt import MOST_EPOCHS, Attempt
 from penstock.scaling.sources.shapes import MOST, Shapes, places_in
 from penstock.scaling.sources.slurm_log import read_log
 
@@ -24,6 +24,7 @@ BAR = (
 OURS = "epoch {epoch}, step {step} of 50: loss {rate:.4f}; val_loss {loss:.4f}, val_acc {acc:.4f}\n"
 OTHERS = (
     "GPU 1: Tesla\n", "GPU 0: A100\n", "Hidden dimensions 2: 3\n", "12:03:04 loss: 0.3\n",
+    "Tue Nov 24 23:57:26 UTC 2026\n", "Tue Nov 24 01:02:03 2025  x\n",
     "rank 3: 4.5 s a step: forward 30%, communication 50%\n", "3, 97 %, 41 %, 55\n",
     "Epoch 3: 10%|█         | 5/50 [00:01<00:02, 3.1it/s, loss=nan]\n",
     "Epoch 3: 10%|█         | 5/50 [00:01<00:02, 3.1it/s, val_loss=1e999]\n",
@@ -51,6 +52,18 @@ LOGS = (
     MEASURED + our_log(results(2, 5.0), {"SLURM_JOB_ID": "31"}) + lines(OURS, 9),
     lines(BAR.replace("{epoch}", "{epoch}/50"), 50) + "".join(OTHERS),
 )
+
+
+def test_scores_of_any_number_of_epochs_take_little_memory(tmp_path: Path) -> None:
+    bars = "".join(
+        f"Epoch {n}: 100%|█| 5/5 [00:01<00:00, 9.0it/s, val_loss={n}.5, val_acc=0.5]\n"
+        for n in range(3 * MOST_EPOCHS)
+    )
+    (run,) = read_text(tmp_path, "Max epochs: 9\n" + bars)
+    for name in ("val_loss", "val_acc"):
+        epochs, scores = zip(*run.scores[name], strict=True)
+        assert epochs == tuple(range(1, 3 * MOST_EPOCHS + 1, 4)), name
+    assert run.scores["val_loss"][1] == (5, 4.5) and set(scores) == {0.5}
 
 
 def compare(folder: Path, rounds: range) -> None:

@@ -43,8 +43,8 @@ from ..bench import (
 from ..instruments import Ledger, Record, canonical
 from ..models import check_model_name, model_files
 from ..reports import (
-    append_limits,
-    append_model_csv,
+    UNTIMED,
+    append_csv,
     in_text,
     model_sections,
     recommend,
@@ -161,7 +161,7 @@ def _told(
 ) -> int:
     """Write and print what was measured; the exit code."""
     make_way(config.output, config.replace, NEEDS)
-    append_model_csv(records, config.output)
+    append_csv("model", records, config.output)
     print("", *in_text(model_sections(records)), sep="\n")
     if line := roof_line(records, known_roof):
         print("", line, sep="\n")
@@ -205,8 +205,7 @@ def _find_limit(
         sides = {
             (limit.tile, batch) for limit in limits for batch in (limit.batch, limit.failing_batch)
         }
-        append_limits(
-            [r for r in tried if (r.case["tile"], r.case["batch"]) in sides], config.output
-        )
+        ends = [r for r in tried if (r.case["tile"], r.case["batch"]) in sides]
+        append_csv("model", ends, config.output, **UNTIMED)
     print(*(f"Written: {path}" for path in (config.output, ledger.path)), sep="\n")
     return 0

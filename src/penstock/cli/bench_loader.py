@@ -21,7 +21,7 @@ from ..bench import (
     loader_rules,
 )
 from ..instruments import Ledger, Record
-from ..reports import LOADER_NEEDS, append_loader_csv, in_text, loader_sections
+from ..reports import LOADER_NEEDS, append_csv, in_text, loader_sections
 from .sweep import launcher_of, launches_each, make_way, open_outputs, print_written, sweep
 
 
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
             steps = ladder_cases(cases)
             records += _sweep("ladder", "step", steps, config, ledger, launcher)
     make_way(config.output, config.replace, LOADER_NEEDS)
-    append_loader_csv(records, config.output)
+    append_csv("loader", records, config.output)
     print("", *in_text(loader_sections(records)), sep="\n")
     print_written([config.output, ledger.path])
     # A step without its GPU and a loader that is not installed are rows, not failures.

@@ -30,7 +30,7 @@ from ..instruments import Record
 from ..models import check_model_name, model_files
 from ..reports import (
     QUEUE_NEEDS,
-    append_queue_csv,
+    append_csv,
     first_empty,
     in_text,
     plot_queue,
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
             launcher=launcher,
         )
     make_way(config.output, config.replace, QUEUE_NEEDS)
-    append_queue_csv(records, config.output)
+    append_csv("queue", records, config.output)
     print("", *in_text(queue_sections(records)), sep="\n")
     prefix = config.output.with_suffix("")
     # There is no figure without matplotlib, or where no case was measured.

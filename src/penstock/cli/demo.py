@@ -12,6 +12,7 @@ from typing import Any
 
 from ..base import (
     InferConfig,
+    Labels,
     MissingDependency,
     Refused,
     Replacing,
@@ -39,6 +40,7 @@ BYTES_OF_VOXEL = 40
 EXAMPLES = """
 penstock demo
 penstock demo --out demo --shape 32 64 64
+penstock demo --name first-try --tag machine=laptop
 """
 
 
@@ -55,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seed", type=int, default=7, help="seed of the volume and its noise (default: 7)"
     )
+    add_flags(parser, Labels)
     add_flags(parser, Replacing)
 
 
@@ -86,6 +89,7 @@ def run(args: argparse.Namespace) -> int:
             "metrics_interval": 0.2,
             "trace": args.out / "trace.json",
             "replace": replace,
+            **from_flags(Labels, args).model_dump(exclude_unset=True),
         },
     )
     job = Job(config)

@@ -12,6 +12,7 @@ from ..base import Replacing, add_flags
 if TYPE_CHECKING:  # heavy imports wait until the verb runs
     from ..instruments import Record
     from ..reports import RecordPlace, Report
+    from ..scaling import TrainingRun
 
 
 EXAMPLES = """
@@ -65,35 +66,60 @@ def run(args: argparse.Namespace) -> int:
     if output.suffix in REPORT_SUFFIXES and not output.is_dir():
         files = [path for path in args.places if path.is_file()]
         check_report(output, args.overwrite, replace, files)
-    places, others = _sorted(args.places)
+    places, others, searched = _sorted(args.places)
     records = records_of(places)
     if not records and (args.csv or args.parquet):
         source = " and ".join(map(str, args.places))
         raise UsageError(f"--csv and --parquet are of records of a benchmark; {source} holds none")
-    written = _write(args, places, records, others, output, replace)
+    written = _write(args, places, records, others, _kept(searched, places), output, replace)
     written += _export(args, records, replace)
     print(*written, sep="\n")
     return 0
 
 
-def _sorted(paths: Sequence[Path]) -> tuple[list[RecordPlace], list[Path]]:
-    """The places of records, and the paths that are none: logs, and what trackers kept."""
+def _sorted(paths: Sequence[Path]) -> tuple[list[RecordPlace], list[Path], list[Path]]:
+    """The places of records, the paths that are none (logs, and what trackers kept), and the
+    folders that hold places, and may hold such files beside them."""
     from ..base import UsageError
     from ..reports import places_of
 
     places: list[RecordPlace] = []
-    others = []
+    others, searched = [], []
     for path in paths:
         if path.is_file() and not path.name.endswith((".jsonl", ".jsonl.gz")):
             others.append(path)
             continue
         try:
-            places += places_of(path)
+            inside = places_of(path)
         except UsageError:
             if not path.is_dir() or path.suffix in (".penstock", ".ledger"):
                 raise
             others.append(path)
-    return places, others
+        else:
+            places += inside
+            searched += [path] * any(path in place.path.parents for place in inside)
+    return places, others, searched
+
+
+def _kept(folders: Sequence[Path], places: Sequence[RecordPlace]) -> list[TrainingRun]:
+    """The runs of logs and trackers that lie beside the records of folders, without those of the
+    trainings among these."""
+    if not folders:
+        return []
+    from ..base import RESULTS
+    from ..scaling import kept_below, read_runs
+
+    kept = [run for folder in folders for run in kept_below(folder, _say)]
+    trainings = [place.path for place in places if (place.path / RESULTS).is_file()]
+    sources = {run.source for run in kept}
+    runs = read_runs(trainings, _say, kept) if kept else []
+    return [run for run in runs if run.source in sources]
+
+
+def _say(line: str) -> None:
+    from .progress import say
+
+    say(f"penstock report: {line}")
 
 
 def _write(
@@ -101,6 +127,7 @@ def _write(
     places: Sequence[RecordPlace],
     records: Sequence[Record],
     others: Sequence[Path],
+    kept: Sequence[TrainingRun],
     output: Path,
     replace: bool,
 ) -> list[Path]:
@@ -114,6 +141,7 @@ def _write(
         write_page,
         write_report,
     )
+    from ..scaling import report_of_scaling
 
     source = " and ".join(path.name or str(path) for path in args.places)
     given = all(place.kind == "ledger" and place.path in args.places for place in places)
@@ -127,6 +155,8 @@ def _write(
         trainings = trainings_of(places)
         if len(trainings) > 1 or others:
             parts.insert(0, _scaling([*trainings, *others]))
+        if kept:
+            parts.append(report_of_scaling([], "Logs and trackers", _say, kept))
         report = joined(parts, source)
     return write_report(report, output, args.overwrite, replace)
 
@@ -136,10 +166,9 @@ def _scaling(paths: Sequence[Path]) -> Report:
     from ..base import UsageError
     from ..reports import places_of
     from ..scaling import report_of_scaling
-    from .progress import say
 
     try:
-        return report_of_scaling(paths, "Scaling", lambda line: say(f"penstock report: {line}"))
+        return report_of_scaling(paths, "Scaling", _say)
     except UsageError:
         if len(paths) == 1 and paths[0].is_dir():
             places_of(paths[0])  # which says all that could lie there

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import OrderedDict
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from ..base import UsageError, describe
-from ..reports import MOST_FOLDERS, kind_of_place
+from ..reports import folders_below, kind_of_place
 from .listed_run import ListedRun, RunDetails, Stamp, label
 from .listing import Listing
 from .sources.external import runs_of_others
@@ -167,20 +166,15 @@ def places_at(named: Path) -> Iterator[RunPlace]:
     if kind_of_place(named) is None and kind_of_place(beside) == "inference":
         yield RunPlace("inference", beside)
         return
-    for count, (at, folders, names) in enumerate(os.walk(named)):
-        if count >= MOST_FOLDERS:
-            raise UsageError(f"{named} holds more than {MOST_FOLDERS:,} folders; name one below it")
-        path = Path(at)
-        kind: RunPlaceKind | None = kind_of_place(path)
-        if kind is None and "meta.yaml" in names and {"params", "metrics"} & set(folders):
-            kind = "tracked"
+    for path, kind, folders, names in folders_below(named):
         if kind is not None:
             yield RunPlace(kind, path)
+        elif "meta.yaml" in names and {"params", "metrics"} & set(folders):
+            folders.clear()
+            yield RunPlace("tracked", path)
         else:
-            files = (path / name for name in sorted(names) if name.endswith(_KEPT_SUFFIXES))
+            files = (path / name for name in names if name.endswith(_KEPT_SUFFIXES))
             yield from (RunPlace("kept", file) for file in files if not file.is_symlink())
-        array = {"zarr.json", ".zarray", ".zgroup"} & set(names)
-        folders[:] = [] if kind or array else sorted(n for n in folders if not n.startswith("."))
 
 
 def _stamp(place: RunPlace) -> Stamp:

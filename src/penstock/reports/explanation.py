@@ -14,6 +14,8 @@ from ..instruments import Interval, Record, read_ledger
 from .cell import inverse
 from .change import Change, Held, ranked
 from .infer.changes import changes_of_run
+from .infer.changes import unset_lines as unset_of_run
+from .infer.limits import limit_lines
 from .infer.record import InferenceRun
 from .infer.sentences import bound as bound_of_run
 from .infer.sentences import headlines as headlines_of_run
@@ -26,6 +28,7 @@ from .places import RecordPlace, places_in
 from .run_settings import settings_of_launch
 from .table import Section
 from .training.changes import changes_of_training
+from .training.changes import unset_lines as unset_of_training
 from .training.ranks import rank_lines
 from .training.record import TrainingFolder
 from .training.sentences import bound as bound_of_training
@@ -69,12 +72,12 @@ def explain(place: RecordPlace, others: Sequence[Path] = ()) -> Explanation:
         return _of_ledger(place)
     if place.kind == "training":
         training = TrainingFolder.read(place.path)
-        lines = [bound_of_training(training), *rank_lines(training)]
+        lines = [bound_of_training(training), *rank_lines(training), *unset_of_training(training)]
         return _with_tests(place, lines, changes_of_training(training), others)
     run = InferenceRun.read(place.path)
     if not run.stages or not run.seconds:
         return Explanation(run.name, headlines_of_run(run), [])
-    lines = [bound_of_run(run), waited(run)]
+    lines = [bound_of_run(run), waited(run), *limit_lines(run), *unset_of_run(run)]
     return _with_tests(place, lines, changes_of_run(run), others)
 
 

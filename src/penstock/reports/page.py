@@ -31,6 +31,7 @@ from ..base import (
     writing_output,
 )
 from ..instruments import Record
+from .cell import Cell
 from .content import Report, json_page, markdown_page
 from .figures import model
 from .figures.canvas import save_figures
@@ -39,9 +40,10 @@ from .figures.queue import plot_queue
 from .figures.suite import plot_suite
 from .html import html_page
 from .ledger_report import kinds_of, report_of_records
-from .loader.report import append_loader_csv
-from .model.report import append_model_csv
-from .queue.report import append_queue_csv
+from .loader.cell import LOADER_COLUMNS, loader_cells
+from .model.cell import MODEL_COLUMNS, model_cells
+from .queue.cell import QUEUE_COLUMNS, queue_cells
+from .table import Columns, append_rows
 
 PAGE = "report.md"
 REPORT_SUFFIXES = (".html", ".htm", ".md", ".json")
@@ -52,17 +54,40 @@ class _Files(NamedTuple):
     """The files beside the page of one kind of benchmark."""
 
     plot: Callable[..., list[Path]]
-    """Draws the CSV that ``append_csv`` wrote, or the records if there is none, to a prefix."""
-    append_csv: Callable[[Iterable[Record], Path], None] | None = None
+    """Draws the CSV that `append_csv` wrote, or the records if there is none, to a prefix."""
+    columns: Columns | None = None
+    """The columns of the CSV; None if there is none."""
+    cells: Callable[[Iterable[Record]], Sequence[Cell]] = lambda records: ()
 
 
 _FILES = {
-    "model": _Files(model.plot_bench, append_model_csv),
-    "loader": _Files(plot_loader, append_loader_csv),
+    "model": _Files(model.plot_bench, MODEL_COLUMNS, model_cells),
+    "loader": _Files(plot_loader, LOADER_COLUMNS, loader_cells),
     "ladder": _Files(plot_ladders),
-    "queue": _Files(plot_queue, append_queue_csv),
+    "queue": _Files(
+        plot_queue,
+        QUEUE_COLUMNS,
+        lambda records: [c for group in queue_cells(records) for c in group],
+    ),
     "train": _Files(plot_suite),
 }
+
+
+def append_csv(scenario: str, records: Iterable[Record], path: Path, **changes: str) -> None:
+    """Add a row for each case to the CSV of a kind of benchmark.
+
+    Args:
+        scenario: ``model``, ``loader`` or ``queue``.
+        records: The launches of one or more benchmarks.
+        path: The CSV. It is made if it is not there; another header is extended, no row is lost.
+        **changes: Columns that are the same in all rows, whatever was measured.
+
+    Raises:
+        UsageError: ``path`` is another file, or cannot be written.
+    """
+    kind = _FILES[scenario]
+    assert kind.columns is not None
+    append_rows([{**cell.row, **changes} for cell in kind.cells(records)], path, kind.columns)
 
 
 def write_report(
@@ -162,7 +187,7 @@ def write_page(
     if page.exists() and not overwrite:
         raise Refused(f"{page} exists; --overwrite replaces it and its figures")
     check_folder(folder, "--output")
-    tables = [folder / f"{name}.csv" for name in shown if _FILES[name].append_csv]
+    tables = [folder / f"{name}.csv" for name in shown if _FILES[name].columns]
     figures = [folder / f"{name}.png" for name in {*shown, "ladder"}]
     named = [page, *tables, *figures]
     check_outputs(*(("--output", path) for path in named), replace=replace)
@@ -173,7 +198,7 @@ def write_page(
         beside = []
         for name in shown:
             drawn = _figures(name, records, folder, replace)
-            files += [*([folder / f"{name}.csv"] if _FILES[name].append_csv else []), *drawn]
+            files += [*([folder / f"{name}.csv"] if _FILES[name].columns else []), *drawn]
             beside.append([figure.name for figure in drawn])
         with writing_output(page, replace=replace) as draft:
             draft.write_text(markdown_page(report, beside), encoding="utf-8")
@@ -193,11 +218,11 @@ def _figures(name: str, records: Sequence[Record], folder: Path, replace: bool) 
     """Draw the figures of one kind. There is none if every launch failed, as the table says."""
     drawn: Any = records
     kind = _FILES[name]
-    if kind.append_csv is not None:
+    if kind.columns is not None:
         drawn = folder / f"{name}.csv"
         begin_output(drawn)
         drawn.unlink(missing_ok=True)
-        kind.append_csv(records, drawn)
+        append_csv(name, records, drawn)
         end_output(drawn)
     measured = any(r.scenario == name and r.ok for r in records)
     figures = kind.plot(drawn, folder / name, replace) if measured else []

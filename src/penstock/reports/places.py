@@ -104,19 +104,30 @@ def trainings_of(places: Sequence[RecordPlace]) -> list[Path]:
     return [path for path in trainings if path.parent not in suites]
 
 
-def _below(folder: Path) -> Iterator[RecordPlace]:
-    """The places in a folder and the folders below it; no link is followed, no array entered."""
+def folders_below(folder: Path) -> Iterator[tuple[Path, PlaceKind | None, list[str], list[str]]]:
+    """A folder and those below it; no link is followed, no array and no place entered.
+
+    Yields:
+        The folder, what it holds, the names of folders in it, and those of files. A folder whose
+        name is taken from the list is not entered.
+
+    Raises:
+        UsageError: There are far too many.
+    """
     for count, (at, folders, names) in enumerate(os.walk(folder)):
         if count >= MOST_FOLDERS:
             raise UsageError(
                 f"{folder} holds more than {MOST_FOLDERS:,} folders; name one below it"
             )
-        path = Path(at)
-        kind = kind_of_place(path)
-        if kind is not None:
-            yield RecordPlace(kind, path)
+        kind = kind_of_place(Path(at))
         inside = kind is not None or any(name in names for name in _STORES)
         folders[:] = [] if inside else sorted(n for n in folders if not n.startswith("."))
+        yield Path(at), kind, folders, sorted(names)
+
+
+def _below(folder: Path) -> Iterator[RecordPlace]:
+    """The places in a folder and the folders below it."""
+    return (RecordPlace(kind, path) for path, kind, *_ in folders_below(folder) if kind)
 
 
 def reports_of_places(places: Sequence[RecordPlace]) -> list[Report]:

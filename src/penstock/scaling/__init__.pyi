@@ -21,6 +21,7 @@ from .sources.comet import experiments_of as experiments_of
 from .sources.mlflow import mlflow_files as mlflow_files
 from .sources.ours import results_run as results_run
 from .sources.read import KeptRun as KeptRun
+from .sources.read import kept_below as kept_below
 from .sources.read import read_runs as read_runs
 from .sources.read import runs_of_file as runs_of_file
 from .sources.settings import plain as plain

@@ -24,13 +24,19 @@ _CAPTIONS = {
 }
 
 
-def report_of_scaling(paths: Sequence[Path], title: str, say: Callable[[str], None]) -> Report:
+def report_of_scaling(
+    paths: Sequence[Path],
+    title: str,
+    say: Callable[[str], None],
+    others: Sequence[TrainingRun] = (),
+) -> Report:
     """The report of runs on several numbers of devices.
 
     Args:
         paths: Folders of runs, logs, ledgers or exports of trackers, or folders of these.
         title: The title of the report.
         say: Called with a sentence on each file that is left out.
+        others: Runs that were read before.
 
     Returns:
         The report, with a chapter for each kind of scaling. If runs cannot be compared, or all have
@@ -39,7 +45,7 @@ def report_of_scaling(paths: Sequence[Path], title: str, say: Callable[[str], No
     Raises:
         UsageError: A path cannot be read, or holds no run.
     """
-    runs = read_runs(list(paths), say)
+    runs = read_runs(list(paths), say, others)
     marks = [*filter(None, map(run_mark, runs)), *diverged(runs)]
     listed = Chapter("Runs", [Section("Runs", summary_rows(runs), marks)])
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -68,6 +68,10 @@ class TrainingRun:
     ranks: tuple[Rank, ...] = ()
     utilisation: tuple[float, ...] = ()
     """Readings of GPU-Util, in percent."""
+    scores: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)
+    """Validation scores at the ends of epochs, which count from 1, where a log tells them."""
+    began: float | None = None
+    """Unix time, where a log tells it."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Settings that must be equal among runs that are compared."""
     tags: Mapping[str, str] = field(default_factory=dict)

@@ -74,11 +74,13 @@ class ScaleConfig(Knobs):
         None,
         help="bytes per second that the store serves to all workers together, such as 20GB "
         "(default: more than they need)",
+        unit="bytes a second",
     )
     tasks_per_second: Annotated[float, _Above] = flag(
         1000.0,
         help="parts per second that the scheduler can start (default: 1000, since Dask's "
         "documentation says that each task takes it about 1 ms)",
+        unit="parts a second",
     )
     simulate: tuple[Positive] | tuple[()] | None = flag(
         None, help=f"simulate the job, this many times (default: {RUNS} times)"

@@ -37,7 +37,9 @@ class RecordKnobs(Replacing, Labels):
     ledger: Path | None = flag(
         None, help="folder of the raw records (default: OUTPUT with the suffix .ledger)"
     )
-    timeout: Annotated[float, Field(gt=0)] = flag(600.0, help="most seconds of a launch in all")
+    timeout: Annotated[float, Field(gt=0)] = flag(
+        600.0, help="most seconds of a launch in all", unit="seconds"
+    )
     seed: Natural = flag(0, help="seed of the order of launches and of samples")
 
 
@@ -82,22 +84,26 @@ class BenchModelConfig(SweepKnobs):
         (False,), help="recompute activations in the backward pass; off on: both"
     )
     halo: Annotated[tuple[Natural, ...], BeforeValidator(many)] = flag(
-        (0,), help="pixels on each side of a tile that are cropped away: not useful work"
+        (0,),
+        help="pixels on each side of a tile that are cropped away: not useful work",
+        unit="pixels",
     )
     threads: Positive | None = flag(None, help="threads of torch on the CPU (default: torch's own)")
 
     launch_seconds: Annotated[float, Field(gt=0)] = flag(
-        5.0, help="most seconds of samples in a launch"
+        5.0, help="most seconds of samples in a launch", unit="seconds"
     )
     precision: Annotated[float, Field(gt=0, lt=1)] = flag(
         0.01,
         help="end a launch once half the width of the median's 95 % interval is this share of it",
+        unit="share",
     )
 
     find_limit: bool = flag(False, help="find the largest batch of each tile that fits")
     limit_tolerance: Annotated[float, Field(ge=0, lt=1)] = flag(
         0.01,
         help="--find-limit may fall short by this share of the largest batch; 0 finds it exactly",
+        unit="share",
     )
     budget: Annotated[Bytes, Field(ge=1)] | None = flag(
         None, help="most memory of a launch, such as 16GiB (default: all that there is)"
@@ -172,7 +178,9 @@ class BenchLoaderConfig(SweepKnobs):
         None, help="URL of the S3 server of an s3:// DATA (default: AWS_ENDPOINT_URL)"
     )
     latency_ms: Annotated[float, Field(ge=0)] = flag(
-        0.0, help="read DATA over HTTP on this machine, with every answer so many milliseconds late"
+        0.0,
+        help="read DATA over HTTP on this machine, with every answer so many milliseconds late",
+        unit="milliseconds",
     )
 
     output: Path = flag(Path("logs/loader_bench.csv"), help="CSV to which results are appended")
@@ -195,7 +203,7 @@ class BenchQueueConfig(SweepKnobs):
         "sleep", help="what a step does: sleep, keep one core busy, or train a real network"
     )
     compute_time: Annotated[float, Field(gt=0)] = flag(
-        1.0, help="seconds of a step (train takes what it takes)"
+        1.0, help="seconds of a step (train takes what it takes)", unit="seconds"
     )
     model: str = flag("prithvi-refiner-tiny", help="the network of --compute train")
     trust_model: bool = flag(False, help=TRUST_MODEL)
@@ -256,7 +264,7 @@ class TuneLoaderConfig(RecordKnobs):
         None, help="most host memory of the loader, such as 16GiB (default: half of what is free)"
     )
     utilisation: Annotated[float, Field(gt=0, lt=1)] = flag(
-        0.9, help="share of the time that the accelerator must be computing"
+        0.9, help="share of the time that the accelerator must be computing", unit="share"
     )
     batches: Annotated[int, Field(ge=6)] = flag(16, help="batches that a launch reads")
     launches: Positive = flag(3, help="launches of each batch size with each number of threads")

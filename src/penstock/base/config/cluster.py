@@ -158,6 +158,7 @@ class SlurmConfig(Knobs):
         120,
         help="seconds before its end at which the job gets the signal to save; 0: no signal "
         "(default: 120; 0 for a command that is not Penstock's)",
+        unit="seconds",
     )
     modules: Annotated[tuple[_Module, ...], BeforeValidator(many)] = flag(
         (), help="environment modules to load after a purge (default: none)"
@@ -258,11 +259,14 @@ class SimulateConfig(Knobs):
         (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096), help="numbers of devices: 8 16, or 8,16"
     )
     compute_time: float | None = flag(
-        None, help="seconds of computing in a step on one device (default: as RUN measured)"
+        None,
+        help="seconds of computing in a step on one device (default: as RUN measured)",
+        unit="seconds",
     )
     backward_time: float | None = flag(
         None,
         help="seconds of --compute-time in the backward pass (default: measured, or two thirds)",
+        unit="seconds",
     )
     batch_size: Positive | None = flag(
         None,
@@ -276,9 +280,12 @@ class SimulateConfig(Knobs):
     data_rate: Bytes | None = flag(
         None,
         help="bytes a second of the store for all devices (default: each has a loader like RUN's)",
+        unit="bytes a second",
     )
     jitter: Annotated[float, Field(ge=0, lt=1)] | None = flag(
-        None, help="standard deviation of a step over its mean (default: as RUN measured, or 0)"
+        None,
+        help="standard deviation of a step over its mean (default: as RUN measured, or 0)",
+        unit="share",
     )
     seen: Annotated[
         tuple[Annotated[int, Field(ge=2)], Annotated[float, Field(gt=0)]] | None,
@@ -289,14 +296,18 @@ class SimulateConfig(Knobs):
     )
     gpus_per_node: Positive = flag(4, help="devices of a node")
     inside: Bytes = flag(
-        300 * 10**9, help="bytes a second and device within a node (default: 300GB, as NVLink 3)"
+        300 * 10**9,
+        help="bytes a second and device within a node (default: 300GB, as NVLink 3)",
+        unit="bytes a second",
     )
     between: Bytes = flag(
-        25 * 10**9, help="bytes a second and node between nodes (default: 25GB, as HDR200)"
+        25 * 10**9,
+        help="bytes a second and node between nodes (default: 25GB, as HDR200)",
+        unit="bytes a second",
     )
-    inside_latency: float = flag(3e-6, help="seconds of a message within a node")
-    between_latency: float = flag(10e-6, help="seconds of a message between nodes")
+    inside_latency: float = flag(3e-6, help="seconds of a message within a node", unit="seconds")
+    between_latency: float = flag(10e-6, help="seconds of a message between nodes", unit="seconds")
     algorithm: Literal["ring", "tree"] = flag("tree", help="how gradients are summed")
     overlap: Annotated[float, Field(ge=0, le=1)] = flag(
-        0.5, help="share of the summing that may run during the backward pass"
+        0.5, help="share of the summing that may run during the backward pass", unit="share"
     )

@@ -152,13 +152,15 @@ class PreprocessConfig(OnCluster, Labels):
         4, help="scenes that are cut at once; with --cluster each worker cuts one"
     )
     overwrite_preproc: bool = flag(False, help="cut again what an earlier run cut")
-    chip_size: Positive = flag(800, help="pixels of a chip's side")
+    chip_size: Positive = flag(800, help="pixels of a chip's side", unit="pixels")
     dtype: Literal["float16", "float32"] = flag(
         "float16",
         help="dtype of chips; the rasters of xView3 are float16 (--layout reference: float32)",
     )
     overlap: Natural | None = flag(
-        None, help=f"pixels that neighbours share (default: {CHIP_OVERLAP}; --layout reference: 0)"
+        None,
+        help=f"pixels that neighbours share (default: {CHIP_OVERLAP}; --layout reference: 0)",
+        unit="pixels",
     )
     layout: Literal["penstock", "reference"] = flag(
         "penstock",
@@ -196,10 +198,12 @@ class PredictConfig(OnCluster, Labels):
         help="least score of a detection (default: the run's best on its validation scenes)",
     )
     chip_size: Positive | None = flag(
-        None, help="pixels of a window's side (default: the run's chips)"
+        None, help="pixels of a window's side (default: the run's chips)", unit="pixels"
     )
     overlap: Natural | None = flag(
-        None, help="pixels that neighbouring windows share (default: as the run's chips)"
+        None,
+        help="pixels that neighbouring windows share (default: as the run's chips)",
+        unit="pixels",
     )
 
     batch_size: Positive = flag(8, help="windows of a batch")
@@ -213,10 +217,12 @@ class XView3Rules(Knobs):
     ``costly_dist``."""
 
     distance_tolerance: Annotated[float, Field(gt=0)] = flag(
-        200.0, help="most metres between a detection and its label"
+        200.0, help="most metres between a detection and its label", unit="metres"
     )
     shore_tolerance: Annotated[float, Field(ge=0)] = flag(
-        2.0, help="most kilometres from the shore that count as near it; 0: no score of the shore"
+        2.0,
+        help="most kilometres from the shore that count as near it; 0: no score of the shore",
+        unit="kilometres",
     )
     drop_low_detect: bool = flag(
         False, help="leave out predictions that match labels of LOW confidence"

@@ -111,11 +111,15 @@ class InferConfig(Unattended, Labels):
 
     # geometry
     patch: Shape = flag(
-        (64,), help="shape that the model sees: one number, z y x, or y x for a 2-D net"
+        (64,),
+        help="shape that the model sees: one number, z y x, or y x for a 2-D net",
+        unit="voxels",
     )
-    overlap: PerAxis = flag((10,), help="voxels that neighbouring patches share")
+    overlap: PerAxis = flag((10,), help="voxels that neighbouring patches share", unit="voxels")
     block: Shape | None = flag(
-        None, help="shape of a write unit, whole chunks of the output (default: fitted)"
+        None,
+        help="shape of a write unit, whole chunks of the output (default: fitted)",
+        unit="voxels",
     )
     batch: Positive | None = flag(
         None, help="patches of one forward (default: 16 on a GPU, 2 on a CPU)"
@@ -127,11 +131,13 @@ class InferConfig(Unattended, Labels):
         None,
         help="least voxels to cut from each face of a patch. Seams lie in the middle of the "
         "overlap, which cuts overlap // 2; more than that is refused (default: overlap // 2)",
+        unit="voxels",
     )
     halo: PerAxis | None = flag(
         None,
         help="voxels around a block that count in its own percentiles, at most overlap // 2 "
         "(default: --trim-voxels)",
+        unit="voxels",
     )
     min_blend_weight: Annotated[float, Field(gt=0, le=1)] = flag(
         0.05, help="least weight of a voxel, before weights are scaled to add up to one"
@@ -222,8 +228,8 @@ class InferConfig(Unattended, Labels):
     )
 
     # output and records
-    chunks: Shape | None = flag(None, help="chunks of a new output, z y x")
-    shards: Shape | None = flag(None, help="shards of a new output, z y x (zarr v3)")
+    chunks: Shape | None = flag(None, help="chunks of a new output, z y x", unit="voxels")
+    shards: Shape | None = flag(None, help="shards of a new output, z y x (zarr v3)", unit="voxels")
     overwrite: bool = flag(False, help="replace an output that exists")
     resume: bool = flag(False, help="write only the blocks that an earlier run did not write")
     resume_anyway: bool = flag(
@@ -242,7 +248,7 @@ class InferConfig(Unattended, Labels):
     )
     metrics_json: Path | None = flag(None, help="write queue and system metrics to this file")
     metrics_interval: Annotated[float, Field(gt=0)] = flag(
-        1.0, help="seconds between rows of metrics"
+        1.0, help="seconds between rows of metrics", unit="seconds"
     )
     trace: Path | None = flag(None, help="write a trace for Perfetto or chrome://tracing")
 

@@ -83,10 +83,20 @@ Tile = Annotated[str, BeforeValidator(_tile)]
 """``256`` is a square for a 2-D model and a cube for a 3-D one; ``32x256x256`` is z y x."""
 
 
-def flag(default: Any = ..., *, help: str, alias: str | None = None, const: Any = None) -> Any:
-    """A knob with its default and its help. The flag ``alias`` sets it to ``const``."""
-    extra = {"alias": alias, "const": const} if alias else None
-    return Field(default, description=help, json_schema_extra=extra)
+def flag(
+    default: Any = ...,
+    *,
+    help: str,
+    alias: str | None = None,
+    const: Any = None,
+    unit: str | None = None,
+) -> Any:
+    """A knob with its default and its help. The flag ``alias`` sets it to ``const``. ``unit`` is
+    what a number counts, for the reference, where its type does not say it."""
+    extra = {"alias": alias, "const": const} if alias else {}
+    return Field(
+        default, description=help, json_schema_extra=extra | ({"unit": unit} if unit else {})
+    )
 
 
 _KNOB = "penstock_knob"
@@ -273,7 +283,7 @@ def _flags_of(model: type[Knobs]) -> list[tuple[str, dict[str, Any]]]:
                 options["action"] = "extend"
         flags.append((dashed, options))
         extra = info.json_schema_extra
-        if isinstance(extra, dict):
+        if isinstance(extra, dict) and "alias" in extra:
             options = {
                 "dest": name,
                 "action": "store_const",

@@ -82,6 +82,7 @@ class Sharing(OnCluster):
         None,
         help="bytes per second that a worker writes to, and reads from, the run folder, such as "
         "1GB, for --spill auto (default: a worker measures it)",
+        unit="bytes a second",
     )
     prepare: bool = flag(
         False, help="make output and run folder for an array of --part i/n, and write no block"

@@ -149,7 +149,7 @@ class TrainConfig(Labels):
         (64, 32, 16), help="widths of the hidden layers (spiral)"
     )
     dropout: Annotated[float, Field(ge=0, lt=1)] = flag(
-        0.2, help="share of activations dropped out (spiral)"
+        0.2, help="share of activations dropped out (spiral)", unit="share"
     )
 
     # emulator
@@ -255,7 +255,7 @@ class SuiteConfig(OnWorkers, Labels):
         "quick", help="1, 5 or 10 launches of each run; one launch is never compared"
     )
     timeout: Annotated[float, Field(gt=0)] = flag(
-        86_400.0, help="most seconds of a launch, a whole training, in all"
+        86_400.0, help="most seconds of a launch, a whole training, in all", unit="seconds"
     )
     seed: Natural = flag(0, help="seed of the order of launches, and of each training")
     anyway: bool = flag(False, help="run a preset for more devices on those that there are")

@@ -59,7 +59,8 @@ def runs_of_others(path: Path, stamp: Stamp) -> list[ListedRun]:
         UsageError: It cannot be read.
     """
     kept: Iterable[KeptRun] = mlflow_files(path) if path.is_dir() else runs_of_file(path)
-    return [_shown(run, path, stamp) for run in _whole(kept)]
+    runs = list(_whole(kept))
+    return [_shown(run, path, stamp, run is runs[-1]) for run in runs]
 
 
 def _whole(kept: Iterable[KeptRun]) -> Iterator[TrackedRun | TrainingRun]:
@@ -73,9 +74,10 @@ def _whole(kept: Iterable[KeptRun]) -> Iterator[TrackedRun | TrainingRun]:
     yield from map(comet_experiment, experiments_of(parts))
 
 
-def _shown(run: TrackedRun | TrainingRun, path: Path, stamp: Stamp) -> ListedRun:
+def _shown(run: TrackedRun | TrainingRun, path: Path, stamp: Stamp, last: bool) -> ListedRun:
+    """A run as a row; ``last`` says that none comes after it in the file."""
     if isinstance(run, TrainingRun):
-        return _of_log(run, path, stamp)
+        return _of_log(run, path, stamp, last)
     training = _training(run)
     began, seconds = run.began or None, training.seconds if training else None
     return ListedRun(
@@ -156,7 +158,7 @@ def _curves(run: TrackedRun) -> dict[str, RunCurve]:
     return curves
 
 
-def _of_log(run: TrainingRun, path: Path, stamp: Stamp) -> ListedRun:
+def _of_log(run: TrainingRun, path: Path, stamp: Stamp, last: bool) -> ListedRun:
     again = f" {run.restarts}" if run.restarts else ""
     counts = {
         "devices": run.devices,
@@ -165,8 +167,16 @@ def _of_log(run: TrainingRun, path: Path, stamp: Stamp) -> ListedRun:
         "global_batch_size": run.global_batch,
         "device": run.device,
     }
-    readings = run.utilisation
-    curves = {"gpu_util_percent": curve_of(readings, of_machine=True)} if readings else {}
+    curves = {}
+    for name, points in run.scores.items():
+        epochs, scores = np.transpose(points)
+        steps = epochs * run.steps if run.steps else None
+        curves[name] = curve_of(scores, steps=steps, epochs=epochs)
+    if run.utilisation:
+        curves["gpu_util_percent"] = curve_of(run.utilisation, of_machine=True)
+    began = run.began
+    if began is None and last and run.seconds:  # the file ends with the run
+        began = path.stat().st_mtime - run.seconds
     metrics = metrics_of_training(run)
     details = RunDetails(
         settings_of_run(counts, dict(run.settings)),
@@ -184,7 +194,7 @@ def _of_log(run: TrainingRun, path: Path, stamp: Stamp) -> ListedRun:
         workload=label(run.settings.get("workload")),
         machine=label(run.device),
         model=label(run.settings.get("model") or run.settings.get("backbone")),
-        began=path.stat().st_mtime,
+        began=began,
         seconds=run.seconds,
         result=_result(run),
         read=lambda: details,

@@ -17,10 +17,24 @@ from ...base import InferConfig, plural
 from ...instruments import Interval
 from ..change import Change, command_of, place_beside
 from .record import InferenceRun
-from .sentences import busy_shares, processor_had, processor_share
+from .sentences import busy_shares, processor_had, processor_share, worked_seconds
 
-_THREADS = {"read": "prep_workers", "normalise": "prep_workers", "write": "writer_workers"}
+_THREADS = {
+    "read": "prep_workers", "normalise": "prep_workers", "checksum": "writer_workers",
+    "write": "writer_workers", "spill": "writer_workers",
+}  # fmt: skip
 """The knob of each stage's threads."""
+_COPIES = "copies are of pinned memory and go on while the accelerator computes"
+_UNSET = {
+    "upload": _COPIES,
+    "download": _COPIES,
+    "stitch": "one thread joins blocks in their order, so that sums keep their last bits; larger "
+    "patches leave fewer pieces to join",
+    "join": "it reads back what the parts of the volume share; fewer and larger parts share less",
+    "note": "the list of blocks is kept safe on the disk of the run folder; --run-dir names a "
+    "faster one",
+}
+"""Reasons why no knob shortens a stage, as clauses."""
 _NOTABLE = 0.3
 """A stage that is busy for a smaller share of the time binds nothing."""
 _ONE = "one run"
@@ -35,8 +49,21 @@ def changes_of_run(run: InferenceRun) -> list[Change]:
         *_of_threads(run, shares),
         *_of_overlap(run, shares),
         *_of_forward_threads(run, shares),
+        *_of_precision(run, shares),
+        *_of_statistics(run),
     ]
     return [_with_command(run, _beside_others(run, change)) for change in changes]
+
+
+def unset_lines(run: InferenceRun) -> list[str]:
+    """A sentence on the busiest stage, where no setting is known to shorten it."""
+    if not run.stages or not run.seconds:
+        return []
+    fullest, share = next(iter(busy_shares(run).items()), ("", 0.0))
+    if fullest not in _UNSET or share < _NOTABLE:
+        return []
+    which = f"{fullest}, which was busy for {share:.0%} of the time"
+    return [f"No setting is advised for {which}: {_UNSET[fullest]}."]
 
 
 def _beside_others(run: InferenceRun, change: Change) -> Change:
@@ -56,8 +83,9 @@ def _of_threads(run: InferenceRun, shares: Mapping[str, float]) -> list[Change]:
     if knob is None or shares[fullest] < _NOTABLE:
         return []
     threads = max(run.stages[fullest].threads, 1)
-    others = max((share for name, share in shares.items() if name != fullest), default=0.0)
-    floor = max(shares[fullest] / 2, others, _cores_share(run))
+    # The threads of a knob share its stages, so that all of these shrink.
+    then = [share / (1 + (_THREADS.get(name) == knob)) for name, share in shares.items()]
+    floor = max(*then, _cores_share(run))
     if floor >= shares[fullest]:
         return []
     expected = 1 / (1 - shares[fullest] + floor)
@@ -118,6 +146,37 @@ def _of_forward_threads(run: InferenceRun, shares: Mapping[str, float]) -> list[
     what = f"{cores} threads of the processor for the network in place of {threads}"
     gain = Interval((1 + most) / 2, 1.0, cores / threads, 1)
     return [Change(what, why, gain, basis, {"threads": cores})]
+
+
+def _of_precision(run: InferenceRun, shares: Mapping[str, float]) -> list[Change]:
+    """Products of half the bits on a GPU that computes in float32."""
+    amp, tf32, *_ = run.fingerprint.get("arithmetic") or ("", False)
+    share = shares.get("forward", 0.0)
+    if not run.on_gpu or amp != "None" or share < 0.5:
+        return []
+    others = max((each for name, each in shares.items() if name != "forward"), default=0.0)
+    most = 1 / (1 - share + max(share / 2, others)) if others < share else 1.0
+    why = f"the network ran for {share:.0%} of the time in {'TF32' if tf32 else 'float32'}"
+    basis = f"nothing, to twice the arithmetic; {_ONE}; values change in their last bits"
+    gain = Interval((1 + most) / 2, 1.0, most, 1)
+    return [Change("mixed precision", why, gain, basis, {"amp": "bf16"})]
+
+
+def _of_statistics(run: InferenceRun) -> list[Change]:
+    """Percentiles of a smaller level, where the pass for those of the whole volume takes long."""
+    stage = run.stages.get("statistics")
+    share = stage.busy / worked_seconds(run) if stage else 0.0  # one thread at a time counts
+    if share < _NOTABLE or share >= 1:
+        return []
+    level = int(run.settings.get("norm_level") or run.settings.get("level") or 0)
+    why = (
+        f"counting values for percentiles took {share:.0%} of the time. Whether the input has such "
+        "a level is not in the record"
+    )
+    basis = f"a level of half the voxels, by a quarter of them, to none; {_ONE}"
+    gain = Interval(1 / (1 - 0.75 * share), 1 / (1 - share / 2), 1 / (1 - share), 1)
+    what = f"percentiles of level {level + 1} of a pyramid in place of level {level}"
+    return [Change(what, why, gain, basis, {"norm_level": level + 1})]
 
 
 def _with_command(run: InferenceRun, change: Change) -> Change:

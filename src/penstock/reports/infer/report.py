@@ -10,7 +10,7 @@ from ..change import change_section
 from ..content import Chapter, Raw, Report
 from ..table import Section
 from ..words import labels_line
-from .changes import changes_of_run
+from .changes import changes_of_run, unset_lines
 from .limits import limit_lines
 from .output import look_at_output
 from .pictures import stage_pictures, telemetry_pictures
@@ -50,7 +50,7 @@ def run_chapter(run: InferenceRun) -> Chapter:
     if run.stages:
         sections.append(Section("Stages", stage_table(run), use_lines(run)))
         sections.append(Section("Limits of the machine", (), limit_lines(run)))
-    sections += change_section(changes_of_run(run))
+    sections += change_section(changes_of_run(run), unset_lines(run))
     sections.append(Section("Memory", memory_table(run), memory_lines(run)))
     sections.append(Section("Seams", (), [*seam_lines(run), *look.sentences]))
     sections.append(Section("Faults and values", (), trouble_lines(run)))

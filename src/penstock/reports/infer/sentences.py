@@ -27,6 +27,7 @@ _CURES = {
     "stitch": "larger patches, or less --overlap",
     "statistics": "--normalize none, or percentiles of a level of the pyramid",
     "checksum": "more --writer-workers",
+    "spill": "more --writer-workers",
     "note": "a faster disk for the run folder (--run-dir)",
 }
 
@@ -46,11 +47,11 @@ def headlines(run: InferenceRun) -> list[str]:
 def bound(run: InferenceRun) -> str:
     """What held the run back, from the times of its stages."""
     assert run.summary is not None and run.seconds is not None
-    worked = _worked(run)
+    worked = worked_seconds(run)
     return bottleneck(run.stages, worked, run.summary.get("cpu_seconds") or 0.0, run.cores or 1)
 
 
-def _worked(run: InferenceRun) -> float:
+def worked_seconds(run: InferenceRun) -> float:
     """Seconds of the run, added up over the processes that shared it."""
     assert run.summary is not None and run.seconds is not None
     workers = run.summary.get("workers") or ()
@@ -59,7 +60,7 @@ def _worked(run: InferenceRun) -> float:
 
 def busy_shares(run: InferenceRun) -> dict[str, float]:
     """The share of the time in which each stage's threads worked, the busiest first."""
-    worked = _worked(run)
+    worked = worked_seconds(run)
     shares = {
         name: stage.busy / max(stage.threads, 1) / worked
         for name, stage in run.stages.items()
@@ -71,7 +72,7 @@ def busy_shares(run: InferenceRun) -> dict[str, float]:
 def processor_share(run: InferenceRun) -> float:
     """The share of the cores' time that the run used."""
     assert run.summary is not None
-    return (run.summary.get("cpu_seconds") or 0.0) / _worked(run) / (run.cores or 1)
+    return (run.summary.get("cpu_seconds") or 0.0) / worked_seconds(run) / (run.cores or 1)
 
 
 def gain(run: InferenceRun) -> str:
@@ -80,7 +81,7 @@ def gain(run: InferenceRun) -> str:
     shares, cores = busy_shares(run), run.cores or 1
     if not shares:
         return ""
-    used = (run.summary.get("cpu_seconds") or 0.0) / _worked(run)
+    used = (run.summary.get("cpu_seconds") or 0.0) / worked_seconds(run)
     if used >= _FULL * cores:
         most = (cores + 2) / cores
         return f"Two more cores would give at most {most:.1f}x ({_ONE_RUN})."
@@ -126,7 +127,7 @@ def waited(run: InferenceRun) -> str:
     stage = run.stages.get("forward")
     if stage is None or not stage.threads:
         return "How long the network waited is not known: no forward was timed."
-    worked, lanes = _worked(run), plural(stage.threads, "lane")
+    worked, lanes = worked_seconds(run), plural(stage.threads, "lane")
     share = max(0.0, 1 - stage.busy / stage.threads / worked)
     device = "accelerator" if run.on_gpu else "network"
     line = f"The {device} waited {share:.0%} of the time [{lanes}, {plural(stage.count, 'batch')}]"
@@ -273,7 +274,7 @@ def trouble_lines(run: InferenceRun) -> list[str]:
 
 def stage_table(run: InferenceRun) -> list[tuple[str, ...]]:
     """A line for each stage: threads, work, waiting, and the share of the time."""
-    worked = _worked(run) if run.summary else 0.0
+    worked = worked_seconds(run) if run.summary else 0.0
     head = ("stage", "threads", "pieces", "busy", "waited", "busy share", "a piece")
     lines: list[tuple[str, ...]] = [head]
     for name, stage in run.stages.items():

@@ -27,17 +27,15 @@ measured too slow: its cost cannot be told apart from that of the steps above.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from ...base import format_bytes, format_seconds, group_by, plural
 from ...instruments import FAILED, Record
 from ..cell import Cell, cell_ratio, inverse, machine_namer
-from ..table import Section, append_rows, scaled
+from ..table import Section, scaled
 from ..words import or_dash, spread, times_bracket
 from .cell import (
     COLD_MOST,
     COUNTS,
-    LOADER_COLUMNS,
     MB,
     SEED_NAMES,
     WARM_LEAST,
@@ -49,19 +47,6 @@ from .cell import (
     way,
 )
 from .ladder import ladder_sections
-
-
-def append_loader_csv(records: Iterable[Record], path: Path) -> None:
-    """Add a row for each case to a CSV of loader benchmarks.
-
-    Args:
-        records: The launches of one or more benchmarks.
-        path: The CSV. It is made if it is not there; another header is extended, no row is lost.
-
-    Raises:
-        UsageError: ``path`` is another file, or cannot be written.
-    """
-    append_rows([cell.row for cell in loader_cells(records)], path, LOADER_COLUMNS)
 
 
 def loader_sections(records: Iterable[Record]) -> list[Section]:

@@ -248,6 +248,15 @@ class ModelCell(Cell):
         return peak if np.isfinite(self.step_ms) and (on_host or peak > 0) else np.nan
 
 
+UNTIMED = dict.fromkeys(
+    "avg_time_ms std_time_ms throughput_samples_per_sec forward_time_ms backward_time_ms "
+    "total_time_ms samples unsettled median_time_ms low_time_ms high_time_ms optimizer_time_ms "
+    "pixels_per_sec useful_pixels_per_sec flops_per_sec".split(),
+    "",
+)
+"""The columns that stay empty for a case that was only tried for its memory."""
+
+
 def model_cells(records: Iterable[Record]) -> list[ModelCell]:
     """The launches of scenario ``model``, by case and machine; small tiles and batches first."""
     cells = ModelCell.of_records(records, "model")

@@ -17,22 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations, pairwise
-from pathlib import Path
 
 from ...base import format_bytes, format_count, format_seconds, group_by, plural
 from ...bench import pixels_of
 from ...instruments import FAILED, Interval, Record
 from ..cell import cell_ratio, inverse, speed_up
-from ..table import MB, Section, append_rows, without_empty
+from ..table import MB, Section, without_empty
 from ..words import listed, or_dash, spread, times_bracket
 from .cell import MODEL_COLUMNS, ModelCell, model_cells
-
-_TIMED = tuple(
-    "avg_time_ms std_time_ms throughput_samples_per_sec forward_time_ms backward_time_ms "
-    "total_time_ms samples unsettled median_time_ms low_time_ms high_time_ms optimizer_time_ms "
-    "pixels_per_sec useful_pixels_per_sec flops_per_sec".split()
-)
-"""The columns that stay empty for a launch of three steps."""
 
 NOTABLE_TAIL = 0.1
 """A mean that exceeds its median by a smaller share is not mentioned."""
@@ -89,36 +81,6 @@ def _label(fields: Mapping[str, str], varying: set[str]) -> str:
             value = format_bytes(float(value) * MB) if name == "budget_mb" else value
             named.append(words if value == "True" else f"{words} {value}")
     return ", ".join(filter(None, named))
-
-
-def append_model_csv(records: Iterable[Record], path: Path, when: str | None = None) -> None:
-    """Add a row for each case to a CSV of model benchmarks.
-
-    Args:
-        records: The launches of one or more benchmarks.
-        path: The CSV. It is made if it is not there; another header is extended, no row is lost.
-        when: The timestamp of the rows; None is that of a case's last launch.
-
-    Raises:
-        UsageError: ``path`` is another file, or cannot be written.
-    """
-    changed = {"timestamp": when} if when else {}
-    rows = [cell.row | changed for cell in model_cells(records)]
-    append_rows(rows, path, MODEL_COLUMNS)
-
-
-def append_limits(records: Iterable[Record], path: Path) -> None:
-    """Add a row with memory and no times for each case that was only tried for its memory.
-
-    Args:
-        records: The launches of one or more benchmarks.
-        path: The CSV. It is made if it is not there; another header is extended, no row is lost.
-
-    Raises:
-        UsageError: ``path`` is another file, or cannot be written.
-    """
-    rows = [cell.row | dict.fromkeys(_TIMED, "") for cell in model_cells(records)]
-    append_rows(rows, path, MODEL_COLUMNS)
 
 
 def _compare(group: Sequence[ModelCell]) -> list[str]:

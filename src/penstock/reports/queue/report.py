@@ -30,17 +30,15 @@ interval (95 %) of a mean within launches is bootstrapped over launches and thei
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from ...base import format_seconds, significant
 from ...instruments import Record
 from ..cell import machine_namer, middle
-from ..table import Section, append_rows
+from ..table import Section
 from ..words import or_dash, spread
 from . import model
 from .cell import (
     LONGER,
-    QUEUE_COLUMNS,
     QueueCell,
     cleared_at,
     drain_words,
@@ -51,20 +49,6 @@ from .cell import (
 )
 from .model import SEED, SEED_ITERATIONS, SEED_SOURCE, seed_row
 from .sentences import sentences
-
-
-def append_queue_csv(records: Iterable[Record], path: Path) -> None:
-    """Add a row for each case to a CSV of queue benchmarks.
-
-    Args:
-        records: The launches of one or more benchmarks.
-        path: The CSV. It is made if it is not there; another header is extended, no row is lost.
-
-    Raises:
-        UsageError: ``path`` is another file, or cannot be written.
-    """
-    rows = [cell.row for group in queue_cells(records) for cell in group]
-    append_rows(rows, path, QUEUE_COLUMNS)
 
 
 def queue_sections(records: Iterable[Record]) -> list[Section]:

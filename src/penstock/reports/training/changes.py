@@ -41,6 +41,7 @@ def changes_of_training(run: TrainingFolder) -> list[Change]:
     changes = [
         *_of_loading(run, stretches),
         *_of_batch(run, stretches),
+        *_of_transfer(run, stretches),
         *_of_computing(run, stretches),
     ]
     return [_with_command(run, change) for change in changes]
@@ -134,17 +135,57 @@ def _of_batch(run: TrainingFolder, stretches: Phases) -> list[Change]:
     return [Change(what, why, gain, basis, {"batch_size": 2 * batch})]
 
 
-def _of_computing(run: TrainingFolder, stretches: Phases) -> list[Change]:
-    """Mixed precision on a GPU, of which a run without it says only the most."""
-    parts = ("forward", "backward")
-    share = _share(stretches, *parts)
-    if share < 0.5 or run.args.get("amp") or str(run.results.get("device")) == "cpu":
+def _of_transfer(run: TrainingFolder, stretches: Phases) -> list[Change]:
+    """Twice the batch, where copies to the device take long: half as many, of twice the bytes."""
+    share, batch = _share(stretches, "transfer"), run.args.get("batch_size")
+    if share < _NOTABLE or not batch or _of_batch(run, stretches):
         return []
-    most = gain_of(stretches, lambda s: s["step"] - sum(s[name] for name in parts) / 2)
-    why = f"forward and backward take {share:.0%} of a step"
-    basis = f"nothing, to twice the arithmetic; {_steps(most)}"
+    most = gain_of(stretches, lambda s: s["step"] - s["transfer"] / 2)
+    seconds = float(stretches["transfer"].mean())
+    why = f"copies to the device take {share:.0%} of a step, {format_seconds(seconds)} each"
+    basis = (
+        "bytes take as long as now, to a copy that takes no longer with twice the samples; "
+        f"{_steps(most)}; scores may change"
+    )
+    what = f"batches of {2 * batch} in place of {batch}"
     gain = Interval((1 + most.value) / 2, 1.0, most.high, most.n)
-    return [Change("mixed precision", why, gain, basis, {"amp": True})]
+    return [Change(what, why, gain, basis, {"batch_size": 2 * batch})]
+
+
+_COMPUTING = ("forward", "backward")
+
+
+def _of_computing(run: TrainingFolder, stretches: Phases) -> list[Change]:
+    """Mixed precision, and more threads of a CPU, of which a run without says only the most."""
+    share, threads = _share(stretches, *_COMPUTING), run.args.get("threads")
+    if share < 0.5:
+        return []
+    most = gain_of(stretches, lambda s: s["step"] - sum(s[name] for name in _COMPUTING) / 2)
+    gain = Interval((1 + most.value) / 2, 1.0, most.high, most.n)
+    why = f"forward and backward take {share:.0%} of a step"
+    on_cpu, changes = str(run.results.get("device")) == "cpu", []
+    if on_cpu and threads:
+        basis = f"there are no more cores, to twice the arithmetic; {_steps(most)}"
+        what = f"{plural(2 * threads, 'thread')} of the processor in place of {threads}"
+        changes.append(Change(what, why, gain, basis, {"threads": 2 * threads}))
+    if not run.args.get("amp"):
+        basis = f"nothing, to twice the arithmetic; {_steps(most)}"
+        if on_cpu:
+            gain = Interval(1.0, None, None, most.n)
+            basis = "a processor that does not multiply in bfloat16 is slower with it"
+        changes.append(Change("mixed precision", why, gain, basis, {"amp": True}))
+    return changes
+
+
+def unset_lines(run: TrainingFolder) -> list[str]:
+    """A sentence where steps compute most of their time, and no setting is known to shorten it."""
+    stretches = stretches_of(run)
+    share = _share(stretches, *_COMPUTING) if stretches else 0.0
+    if stretches is None or share < 0.5 or _of_computing(run, stretches):
+        return []
+    which = f"forward and backward, {share:.0%} of a step"
+    why = "they run in mixed precision already; a faster device or a smaller model shortens them"
+    return [f"No setting is advised for {which}: {why}."]
 
 
 def _steps(gain: Interval) -> str:

@@ -11,7 +11,7 @@ from ..change import change_section
 from ..content import Chapter, Raw, Report
 from ..table import Section
 from ..words import labels_line
-from .changes import changes_of_training
+from .changes import changes_of_training, unset_lines
 from .detections import detection_pictures
 from .pictures import training_pictures
 from .ranks import rank_lines
@@ -37,7 +37,7 @@ def report_of_training(folder: Path) -> Report:
     sections = [
         Section("Epochs", epoch_table(run)),
         Section("Phases of a step", phase_table(run)),
-        *change_section(changes_of_training(run), rank_lines(run)),
+        *change_section(changes_of_training(run), [*rank_lines(run), *unset_lines(run)]),
         Section("Settings", _settings(run.args)),
     ]
     kept = [section for section in sections if section.table or section.sentences]

@@ -19,7 +19,7 @@ _LIMITS = {
 }
 _CURES = {
     "waiting for data": "more --num-workers, or chips that are read faster",
-    "transfer": "a larger --batch-size, or pinned memory",
+    "transfer": "a larger --batch-size",
     "computing": "--amp, or a faster device",
     "communication": "a larger --batch-size on each device",
 }

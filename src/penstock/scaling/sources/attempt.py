@@ -1,14 +1,16 @@
-"""One attempt of a training, parsed from the lines of a job: fields, epochs, scores, times of
-ranks, and its end. It keeps only the fields of a run, so a log of any length takes the same
+"""One attempt of a training, parsed from the lines of a job: its begin, fields, epochs, scores,
+times of ranks, and its end. It keeps only the fields of a run, so a log of any length takes the same
 memory.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from email.utils import mktime_tz, parsedate_tz
 
 from ...instruments import PHASES
 from ..runs import Status
@@ -18,6 +20,8 @@ MOST_RANKS = 100_000
 """The maximum number of training times of ranks that are kept; then the last keeps the slowest."""
 MOST_READINGS = 1 << 16
 """The maximum number of GPU-Util readings that are kept; of more, every second, every fourth ..."""
+MOST_EPOCHS = 1 << 12
+"""The maximum number of epochs whose scores are kept; of more, every second, every fourth ..."""
 
 SCORE = re.compile(r"\b(val_loss|val_acc)[= ]([-+0-9.e]+|nan|inf)")
 COUNT = re.compile(r"\d{1,15}")
@@ -36,6 +40,11 @@ _DIVERGED = re.compile(r"\b(?:\w+_)?loss(?:_step|_epoch)?[= ][-+]?(?:nan|inf)\b"
 _IN_NAME = re.compile(r"([\w-]*?)-epoch=\d+")
 _GLOO = re.compile(r"distributed_backend=gloo$")
 _FIELD = re.compile(r"[^:]*:")
+_DATE = re.compile(
+    r"\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d"
+    r"(?: (?![AP]M)[A-Z]{2,5})? \d{4}\b"
+)
+"""A date as `date` and nvidia-smi print it."""
 _SMI_ROW = re.compile(r"MiB\s*/\s*\d+MiB\s*\|\s*(\d{1,3})%")
 _SMI_CSV = re.compile(r"\d{1,3}, *(\d{1,3}) ?%, *\d{1,3} ?%")
 _ENDS: tuple[tuple[str, Status], ...] = (
@@ -86,6 +95,10 @@ class Attempt:
     best: float | None = None
     """The smallest finite loss that a rank printed as its best."""
     accuracy: float | None = None
+    scores: dict[str, dict[int, float]] = field(default_factory=dict)
+    """The last finite scores of epochs that came to their end, which count from 0."""
+    began: float | None = None
+    """The first date of a line before its end, as Unix time."""
     diverged: bool = False
     """True if a loss was not finite."""
     first_epoch: int | None = None
@@ -104,6 +117,7 @@ class Attempt:
     end: Status | None = None
     _readings: int = 0
     _every: int = 1
+    _every_epoch: int = 1
 
     @property
     def trained(self) -> bool:
@@ -152,13 +166,24 @@ class Attempt:
         least, greatest = self.done or (epoch, epoch)
         self.done = min(least, epoch), max(greatest, epoch)
 
-    def take_loss(self, loss: float) -> None:
-        """Note a validation loss."""
+    def take_loss(self, loss: float, ended: int | None = None) -> None:
+        """Note a validation loss, and the epoch that ended with it."""
         self.loss = _finite(min, self.loss, loss)
+        self._take_score("val_loss", loss, ended)
 
-    def take_accuracy(self, accuracy: float) -> None:
-        """Note a validation accuracy."""
+    def take_accuracy(self, accuracy: float, ended: int | None = None) -> None:
+        """Note a validation accuracy, and the epoch that ended with it."""
         self.accuracy = _finite(max, self.accuracy, accuracy)
+        self._take_score("val_acc", accuracy, ended)
+
+    def _take_score(self, name: str, score: float, ended: int | None) -> None:
+        if ended is None or ended % self._every_epoch or not math.isfinite(score):
+            return
+        self.scores.setdefault(name, {})[ended] = score
+        if len(self.scores[name]) > MOST_EPOCHS:
+            self._every_epoch *= 2
+            for name, scores in self.scores.items():
+                self.scores[name] = {e: s for e, s in scores.items() if e % self._every_epoch == 0}
 
     def take_utilisation(self, percent: float) -> None:
         """Note a reading of GPU-Util."""
@@ -192,13 +217,14 @@ def _finite(
 def _take_bar(attempt: Attempt, bar: re.Match[str]) -> None:
     number, of, done, steps = bar.groups()
     # "Epoch 50/50" counts from 1, "Epoch 49" from 0.
-    attempt.take_progress(int(number) - (of is not None), int(steps), ended=done == steps)
-    _take_scores(attempt, bar.string)
+    epoch, ended = int(number) - (of is not None), done == steps
+    attempt.take_progress(epoch, int(steps), ended=ended)
+    _take_scores(attempt, bar.string, epoch if ended else None)
 
 
 def _take_our_epoch(attempt: Attempt, line: re.Match[str]) -> None:
     attempt.take_end_of_epoch(int(line[1]))
-    _take_scores(attempt, line.string)
+    _take_scores(attempt, line.string, int(line[1]))
 
 
 def _take_our_device(attempt: Attempt, line: re.Match[str]) -> None:
@@ -212,11 +238,18 @@ def _take_phases(attempt: Attempt, line: re.Match[str]) -> None:
         attempt.phases[int(line[1])] = (seconds / (1000 if line[3] else 1), shares)
 
 
-def _take_scores(attempt: Attempt, line: str) -> None:
+def _take_scores(attempt: Attempt, line: str, ended: int | None) -> None:
     attempt.diverged |= _DIVERGED.search(line) is not None
     for name, text in SCORE.findall(line):
         if (value := _number(text)) is not None:
-            (attempt.take_loss if name == "val_loss" else attempt.take_accuracy)(value)
+            (attempt.take_loss if name == "val_loss" else attempt.take_accuracy)(value, ended)
+
+
+def _take_date(attempt: Attempt, date: re.Match[str]) -> None:
+    """Keep when it began. A zone other than that of this machine and UTC is not known."""
+    if attempt.began is None and not attempt.totals and (parsed := parsedate_tz(date[0])):
+        with contextlib.suppress(ValueError, OverflowError):
+            attempt.began = float(mktime_tz(parsed))
 
 
 def _take_fields(attempt: Attempt, line: re.Match[str]) -> bool:
@@ -279,6 +312,7 @@ _KINDS: tuple[tuple[_Known, Callable[[Attempt, re.Match[str]], object]], ...] = 
     (_STEP.match, _take_phases),
     # Gloo is for CPUs, where no line names a GPU.
     (_GLOO.match, lambda attempt, line: attempt.fields.setdefault("cuda available", "False")),
+    (_DATE.search, _take_date),
     (_FIELD.match, _take_fields),
 )
 """Kinds of lines: the pattern of each, and the function that keeps it. The first that fits

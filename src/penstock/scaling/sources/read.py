@@ -21,6 +21,7 @@ from typing import TypeVar
 
 from ...base import RESULTS, UsageError, read_json, system_errors
 from ...instruments import LEDGER_FILE
+from ...reports import folders_below
 from ..runs import TrainingRun
 from .comet import CometArchive, comet_archive, comet_experiment, comet_runs, experiments_of
 from .mlflow import mlflow_database, mlflow_files
@@ -38,13 +39,18 @@ _Item = TypeVar("_Item")
 _Held = TypeVar("_Held")
 
 
-def read_runs(paths: Sequence[Path], say: Say = lambda sentence: None) -> list[TrainingRun]:
+def read_runs(
+    paths: Sequence[Path],
+    say: Say = lambda sentence: None,
+    others: Sequence[TrainingRun] = (),
+) -> list[TrainingRun]:
     """The runs of all paths, each once.
 
     Args:
         paths: Files and folders.
         say: Called with a sentence on each file that is skipped, on runs that are read twice, and
             on times that contradict each other.
+        others: Runs that were read before.
 
     Returns:
         The runs, by devices, nodes, job and attempt.
@@ -56,14 +62,8 @@ def read_runs(paths: Sequence[Path], say: Say = lambda sentence: None) -> list[T
         if not os.path.lexists(path):  # a shell's pattern also gives links to nothing
             raise UsageError(f"{path} cannot be read: No such file or directory")
     refused: list[UsageError] = []
-    contents = list(_each(dict.fromkeys(paths), partial(_read_path, say=say), refused.append))
-    runs = [run for run in contents if isinstance(run, TrainingRun)]
-    parts = experiments_of(part for part in contents if isinstance(part, CometArchive))
-    runs += _each(
-        parts,
-        lambda parts: training_runs([comet_experiment(parts)], parts[0].path, say),
-        refused.append,
-    )
+    contents = _each(dict.fromkeys(paths), partial(_read_path, say=say), refused.append)
+    runs = [*_whole(contents, say, refused.append), *others]
     if not runs:
         raise refused[0] if refused else _holds_none(paths[0])
     for why in refused:
@@ -76,6 +76,49 @@ def read_runs(paths: Sequence[Path], say: Say = lambda sentence: None) -> list[T
     for sentence in filter(None, map(contradiction, kept)):
         say(sentence)
     return sorted(kept, key=lambda run: (run.devices, run.nodes or 0, run.job, run.restarts))
+
+
+def kept_below(folder: Path, say: Say) -> list[TrainingRun]:
+    """The runs that logs of jobs and stores of trackers tell of, in a folder and below it.
+
+    What lies in the folder of a run, a training or a ledger is left to it.
+
+    Args:
+        folder: The folder.
+        say: Takes a sentence on each file that is passed over.
+
+    Returns:
+        The runs, in no order.
+
+    Raises:
+        UsageError: There are far too many folders.
+    """
+    files, stores = [], []
+    for path, kind, folders, names in folders_below(folder):
+        if kind is None and "meta.yaml" in names and {"params", "metrics"} & set(folders):
+            folders.clear()
+            stores.append(path)
+        elif kind is None:
+            files += [path / name for name in names if (path / name).is_file()]
+
+    def refuse(error: UsageError) -> None:
+        say(f"{error}; it is passed over")
+
+    return _whole(_kept(files, files, stores, say), say, refuse)
+
+
+def _whole(
+    contents: Iterable[Contents], say: Say, refuse: Callable[[UsageError], None]
+) -> list[TrainingRun]:
+    """Runs, those that Comet kept in parts taken together; ``refuse`` as for `_each`."""
+    read = list(contents)
+    runs = [run for run in read if isinstance(run, TrainingRun)]
+    runs += _each(
+        experiments_of(part for part in read if isinstance(part, CometArchive)),
+        lambda parts: training_runs([comet_experiment(parts)], parts[0].path, say),
+        refuse,
+    )
+    return runs
 
 
 def _each(
@@ -162,26 +205,54 @@ def _read_folder(folder: Path, say: Say) -> Iterator[Contents]:
     if (folder / LEDGER_FILE).is_file():
         yield from runs_of_ledger(folder)
         return
+    ours = (RESULTS, _results_of), (LEDGER_FILE, runs_of_ledger)
+    for name, read in ours:
+        yield from _passing(_files(folder, f"**/{name}"), read, say)
+    logs = _files(folder, *(f"**/*{suffix}" for suffix in _LOGS))
+    # A run's own results tell more than its tracker.
+    tracked = [
+        path
+        for path in _files(folder, *(f"**/*{suffix}" for suffix in _TRACKED))
+        if not any((above / RESULTS).is_file() for above in path.parents)
+    ]
+    yield from _kept(logs, tracked, [folder], say)
+
+
+_LOGS = (".out", ".out.gz", ".log", ".log.gz")
+_TRACKED = (".db", ".zip", SUFFIX)
+
+
+def _kept(
+    logs: Sequence[Path], tracked: Sequence[Path], stores: Sequence[Path], say: Say
+) -> Iterator[Contents]:
+    """The content of those of some files that are known by their names, and of folders that hold
+    stores of MLflow's files."""
+
+    def named(paths: Sequence[Path], *suffixes: str) -> list[Path]:
+        return [path for path in paths if path.name.endswith(suffixes)]
+
     readers: tuple[tuple[Iterable[Path], Callable[[Path], Iterable[Contents]]], ...] = (
-        (_files(folder, f"**/{RESULTS}"), _results_of),
-        (_files(folder, f"**/{LEDGER_FILE}"), runs_of_ledger),
-        (_of_trackers(folder, "**/*.db"), lambda p: training_runs(mlflow_database(p), p, say)),
-        (_files(folder, "**/*.out", "**/*.out.gz"), read_log),
+        (named(tracked, ".db"), lambda p: training_runs(mlflow_database(p), p, say)),
+        (named(logs, *_LOGS[:2]), read_log),
         # Anybody's log may hold a traceback without a training.
         (
-            _files(folder, "**/*.log", "**/*.log.gz"),
+            named(logs, *_LOGS[2:]),
             lambda p: [run for run in read_log(p) if run.seconds or run.epochs or run.batch],
         ),
-        ([folder], lambda p: training_runs(mlflow_files(p), p, say)),
-        (_of_trackers(folder, "**/*.zip"), comet_archive),
-        (
-            [folder],
-            lambda p: training_runs(wandb_runs(_of_trackers(p, f"**/*{SUFFIX}")), p, say),
-        ),
+        (stores, lambda p: training_runs(mlflow_files(p), p, say)),
+        (named(tracked, ".zip"), comet_archive),
     )
     for paths, read in readers:
-        # The user did not name these files, so they may be something else.
-        yield from _each(paths, read, lambda error: say(f"{error}; it is passed over"))
+        yield from _passing(paths, read, say)
+    parts = named(tracked, SUFFIX)  # several may be of one run
+    yield from _passing(parts[:1], lambda p: training_runs(wandb_runs(parts), p.parent, say), say)
+
+
+def _passing(
+    paths: Iterable[Path], read: Callable[[Path], Iterable[_Held]], say: Say
+) -> Iterator[_Held]:
+    """The content of files that the user did not name, so that they may be something else."""
+    return _each(paths, read, lambda error: say(f"{error}; it is passed over"))
 
 
 def _results_of(path: Path) -> list[TrainingRun]:
@@ -192,9 +263,3 @@ def _files(folder: Path, *patterns: str) -> list[Path]:
     """Files, and links to nothing, which get a sentence; no pipes and no folders."""
     paths = sorted(path for pattern in patterns for path in folder.glob(pattern))
     return [path for path in paths if path.is_file() or not path.exists()]
-
-
-def _of_trackers(folder: Path, pattern: str) -> list[Path]:
-    """Files outside of the folders of runs: a run's own results tell more than its tracker."""
-    files = _files(folder, pattern)
-    return [path for path in files if not any((p / RESULTS).is_file() for p in path.parents)]

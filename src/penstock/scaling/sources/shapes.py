@@ -46,16 +46,18 @@ class NumberPlaces:
 
     def read(self, line: bytes, attempt: Attempt) -> None:
         """Take the numbers of a line into an attempt."""
+        epoch, ended = int(line[self.epoch]) - self.of_all, True
         if self.done is None or self.steps is None:
-            attempt.take_end_of_epoch(int(line[self.epoch]))
+            attempt.take_end_of_epoch(epoch)
         else:
             steps = line[self.steps]
             ended = line[self.done] == steps
-            attempt.take_progress(int(line[self.epoch]) - self.of_all, int(steps), ended=ended)
+            attempt.take_progress(epoch, int(steps), ended=ended)
+        at = epoch if ended else None
         for place in self.losses:
-            attempt.take_loss(float(line[place]))
+            attempt.take_loss(float(line[place]), at)
         for place in self.accuracies:
-            attempt.take_accuracy(float(line[place]))
+            attempt.take_accuracy(float(line[place]), at)
 
 
 class Shapes:

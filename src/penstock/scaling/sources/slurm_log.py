@@ -182,6 +182,11 @@ def _run(path: Path, plain: Path, attempt: Attempt, before: int) -> TrainingRun:
         rank_seconds=tuple(attempt.totals),
         ranks=tuple(_ranks(attempt)) if attempt.all_steps else (),
         utilisation=tuple(attempt.utilisation),
+        scores={
+            name: tuple((epoch + 1, scores[epoch]) for epoch in sorted(scores))
+            for name, scores in attempt.scores.items()
+        },
+        began=attempt.began,
         settings=settings,
     )
 

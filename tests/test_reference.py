@@ -1,0 +1,65 @@
+"""The reference says what the number of each knob counts."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.base import Knobs
+from penstock.base.config.cluster import SimulateConfig
+from penstock.base.config.data import PreprocessConfig
+from penstock.base.config.infer import InferConfig
+from penstock.cli import VERBS, parser_of
+
+RATE = r"\bbytes (?:a|per) second\b"
+TIME = r"^(?:most )?seconds\b|\blate$"
+
+
+@pytest.fixture(scope="module")
+def reference() -> Any:
+    pytest.importorskip("sphinx")
+    path = Path(__file__).parent.parent / "docs" / "make_reference.py"
+    spec = importlib.util.spec_from_file_location("make_reference", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def knobs() -> Iterator[tuple[str, Any]]:
+    """Every knob of every verb, with its name."""
+    for verb in VERBS:
+        parser_of([verb])
+    models = [Knobs]
+    for model in models:
+        models += model.__subclasses__()
+        for name, field in model.model_fields.items():
+            yield f"{model.__name__}.{name}", field
+
+
+def test_rates_and_times_have_their_unit(reference: Any) -> None:
+    missing, seen = [], 0
+    for name, field in knobs():
+        kind, text = reference.kind_of_knob(field), field.description or ""
+        for said, unit in ((RATE, "bytes a second"), (TIME, "seconds")):
+            if re.search(said, text) and "SECONDS" not in text:
+                seen += 1
+                missing += [f"{name}: {kind}"] * (unit not in kind)
+    assert missing == [] and seen > 20
+
+
+def test_a_unit_stands_beside_the_bounds(reference: Any) -> None:
+    def kind(model: type[Knobs], name: str) -> str:
+        return str(reference.kind_of_knob(model.model_fields[name]))
+
+    told = "bytes a second, or with a unit such as `512MiB`"
+    assert kind(SimulateConfig, "inside") == kind(SimulateConfig, "data_rate") == told
+    assert kind(SimulateConfig, "gradient_bytes") == "bytes, or with a unit such as `512MiB`"
+    assert kind(SimulateConfig, "overlap") == "number ≥ 0 ≤ 1 (share)"
+    assert kind(InferConfig, "amp") == "`auto`, `fp16`, `bf16`, `off`"
+    assert kind(PreprocessConfig, "overlap") == "whole number ≥ 0 (pixels)"
