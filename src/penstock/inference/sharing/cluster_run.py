@@ -184,9 +184,9 @@ class _Presence:
         now = time.monotonic()
         if self.looked is not None and now - self.looked < least_s:
             return
-        here = tasks.present
-        if tasks.unfit:
-            here = len(self.workers.hosts().keys() - tasks.unfit.keys())
+        here = tasks.placement.present
+        if tasks.placement.unfit:
+            here = len(self.workers.hosts().keys() - tasks.placement.unfit.keys())
         self.seconds += here * (now - (self.looked or now))
         self.looked = now
 

@@ -1,6 +1,6 @@
 """One attempt of a training, parsed from the lines of a job: its begin, fields, epochs, scores,
-times of ranks, and its end. It keeps only the fields of a run, so a log of any length takes the same
-memory.
+times of ranks, and its end. It keeps only the fields of a run, so a log of any length takes the
+same memory.
 """
 
 from __future__ import annotations
