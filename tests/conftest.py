@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import os
@@ -10,13 +11,16 @@ import sys
 import tempfile
 import urllib.request
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from penstock.base import extensions
 from penstock.base.caller import environment_kept
 from penstock.data import specimen
+from penstock.instruments.machine import ThisMachine
 from penstock.reports.figures.canvas import STYLE
 
 # Also where the shell forbids bytecode: without it each of a hundred processes compiles torch anew.
@@ -54,11 +58,23 @@ def pytest_collection() -> None:
     gc.disable()
 
 
+_ORDER = "data inference dashboard cli scaling instruments base".split()
+_ORDER += "reports cluster training models bench tests loading".split()
+"""Folders in the order of their tests. Two workers take a half each, and those that need the same
+large libraries stand in one half, so that one worker imports them: moto, or Lightning with
+torchvision."""
+
+
+def _turn(item: pytest.Item) -> int:
+    folder = item.path.parent.name
+    return _ORDER.index(folder) if folder in _ORDER else len(_ORDER)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest tests begin first. Of two workers one begins in the middle, so that is where all
     of them but one stand."""
     docs = [item for item in items if item.get_closest_marker("docs")]
-    others = [item for item in items if not item.get_closest_marker("docs")]
+    others = sorted((item for item in items if not item.get_closest_marker("docs")), key=_turn)
     half = len(others) // 2
     items[:] = [*docs[:1], *others[:half], *docs[1:], *others[half:]]
 
@@ -67,6 +83,40 @@ def pytest_collection_finish() -> None:
     gc.freeze()  # nor is any test to search them again
     gc.set_threshold(50_000)  # nor, as often as Python would, what it imports itself
     gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    """pytest collects five times at its end, to hear of files that nobody closed. Once is enough:
+    for the other times nothing is left to search."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _listed_once() -> Iterator[None]:
+    """What is installed stays so while tests run. To list its entry points takes 10 ms, at each
+    training and for each name of a model. A test that adds a folder has them listed anew."""
+    real, here = metadata.entry_points, list(sys.path)
+    kept = functools.cache(real)
+
+    def entry_points(**which: str) -> metadata.EntryPoints:
+        return (kept if sys.path == here else real)(**which)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for room in (metadata, extensions):
+            patch.setattr(room, "entry_points", entry_points)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _pages_walked_once() -> Iterator[None]:
+    """Each run of the inference begins with a reading of PSS, for which the kernel walks all pages
+    of torch: 10 ms. Here one reading serves all."""
+    real = ThisMachine.pss
+    kept = functools.cache(lambda: real(ThisMachine()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ThisMachine, "pss", lambda self: kept())
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

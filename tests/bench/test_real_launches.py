@@ -14,7 +14,7 @@ from .kit_model import CASE
 from .kit_queue import CASE as QUEUE
 
 SERIES = {"seconds": 0.0, "precision": 0.0, "series": 2, "warmup_samples": 1}
-TIMED = {"seconds": 0.5, "precision": 0.5}
+TIMED = {"seconds": 0.1, "precision": 0.5}
 ROOF = {"device": "cpu", "dtype": "float32", "size": 64}
 
 

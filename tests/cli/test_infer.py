@@ -375,8 +375,8 @@ def test_an_interrupted_run_exits_3_and_says_how_to_go_on(
 @pytest.mark.parametrize(
     ("unbuffered", "models"),
     [
-        pytest.param("", {"identity": 0}, id="buffered"),
-        pytest.param("", {"nonesuch": 2}, id="buffered, refused", marks=pytest.mark.slow),
+        pytest.param("", {"identity": 0}, id="buffered", marks=pytest.mark.slow),
+        pytest.param("", {"nonesuch": 2}, id="buffered, refused"),
         pytest.param(
             "1",
             {"identity": 0, "broken.py:net": 1, "nonesuch": 2},

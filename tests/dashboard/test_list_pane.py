@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from penstock.dashboard.list_pane import ListPane
 from penstock.dashboard.listed_run import ListedRun
 from penstock.dashboard.view import View
 
@@ -17,6 +16,8 @@ from .test_catalogue import searched
 # Panel 1.7, our lowest, has no other word for it.
 @pytest.mark.filterwarnings("ignore:Widget.name:PendingDeprecationWarning")
 def test_a_tick_stays_with_its_run_while_rows_move(tmp_path: Path) -> None:
+    from penstock.dashboard.list_pane import ListPane  # whoever only collects tests waits 0.7 s
+
     for name in ("b", "c"):
         training(tmp_path / name)
     catalogue = catalogue_of(tmp_path)

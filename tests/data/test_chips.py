@@ -40,17 +40,21 @@ def test_chips_hold_what_the_rasters_hold(data: Path, chipped: Path) -> None:
     folders = scene_folders(data, "train")
     assert chips.channels == NAMES and chips.scenes == tuple(folders)
     seen = dict.fromkeys(folders, 0)
+    radar: dict[Path, Any] = {}
     for index in range(len(chips)):
         chip = chips.read(index)
         (row, column), tall = chip.offset, chip.image.shape[1]
         assert chip.image.shape == (4, CHIP, CHIP) and chip.image.dtype == np.float32
         window = (row, row + tall), (column, column + tall)
+        inside = tuple(slice(*ends) for ends in window)
         known = np.zeros(chip.image.shape, bool)
         for place, name in enumerate(NAMES):
             path = folders[chip.scene]
             if CHANNELS[name].kind == "radar":
-                with rasterio.open(path / CHANNELS[name].file) as file:
-                    raw = file.read(1, window=window)
+                if (raster := path / CHANNELS[name].file) not in radar:
+                    with rasterio.open(raster) as file:
+                        radar[raster] = file.read(1)
+                raw = radar[raster][inside].copy()
                 raw[raw == NODATA] = np.nan
             else:
                 with Scene(path, (name,)) as scene:

@@ -307,7 +307,13 @@ def test_every_room_that_a_run_imports_is_known_to_compute_voxels_or_not() -> No
     assert {file.split("/")[0] for file in others} == {"base", "cluster", "instruments"}
 
 
-@pytest.mark.parametrize("what", ["code", "torch", "tensorstore", "instructions", "gpus"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        *("code", "instructions"),
+        *(pytest.param(w, marks=pytest.mark.slow) for w in ("torch", "tensorstore", "gpus")),
+    ],
+)
 def test_another_maker_goes_on_only_when_told_and_it_is_noted(what: str, tmp_path: Path) -> None:
     out, folder = tmp_path / "out.zarr", tmp_path / "out.zarr.penstock"
     infer(out)

@@ -188,7 +188,7 @@ def test_a_run_at_work_is_asked_and_another_run_keeps_off_its_folder(
                 asked.append(asker.submit(ask))
 
         penstock.run_inference(
-            arange((26, 26, 26)), "out.zarr", progress=look, run_dir=run_dir, **knobs
+            arange((20, 20, 20)), "out.zarr", progress=look, run_dir=run_dir, **knobs
         )
         asked[0].result()
     assert states[0].state == "running"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import tracemalloc
@@ -27,6 +28,7 @@ from .kit import SEED, arange, config, facts
 PETABYTE = facts((80_000,) * 3)
 
 
+@functools.cache
 def plan_of(**knobs: Any) -> Plan:
     return make_plan(config(**knobs), PETABYTE, SEED)
 

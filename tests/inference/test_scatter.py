@@ -20,7 +20,7 @@ from penstock.inference.lanes.scatter import PatchScatter
 from penstock.inference.planning import cuts
 from penstock.inference.tiling.stitch import axis_weights, place_in_row
 
-from .kit import conv
+from .kit import conv, crossed
 from .test_lane import CPU, lane_of, started, through
 
 
@@ -45,8 +45,7 @@ def computed(one: Lane, begun: Any) -> tuple[list[list[Tensor]], list[Tensor]]:
     return [each.outputs for each in done], [each.tally for each in done]
 
 
-@pytest.mark.parametrize("seam", ["trim", "blend"])
-@pytest.mark.parametrize("normalize", ["none", "percentile"])
+@pytest.mark.parametrize(("seam", "normalize"), crossed(["trim", "blend"], ["none", "percentile"]))
 def test_alike_patches_at_once_give_the_bits_of_each_alone(
     seam: str, normalize: str, one_thread: None
 ) -> None:

@@ -120,7 +120,7 @@ GRID = [
 ]
 
 
-@pytest.mark.parametrize(("work", "workers", "failing", "stragglers", "store"), GRID[::5])
+@pytest.mark.parametrize(("work", "workers", "failing", "stragglers", "store"), GRID[::11])
 def test_the_formula_is_within_the_simulations_interval(
     work: PartWork, workers: int, failing: Any, stragglers: Any, store: float
 ) -> None:
@@ -146,7 +146,10 @@ def test_workers_that_do_not_come_back_may_leave_the_job_undone() -> None:
     assert math.isinf(expect(load, fleet(40, 20)).seconds)
 
 
-def test_workers_that_fail_before_anything_is_noted_get_nowhere() -> None:
+def test_workers_that_fail_before_anything_is_noted_get_nowhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(simulation, "MOST_FAILURES", 5000)
     load = Load(PartWork(((10_000,), (1,), (1,)), 1, replace(REDO, regions=1)), speed=1.0)
     workers = Fleet(1, 1.0, mtbf=1.0, restart=0.0)
     assert math.isinf(expect(load, workers).seconds)

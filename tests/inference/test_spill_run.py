@@ -31,7 +31,7 @@ from penstock.inference.stages.beginning import begun
 
 from .kit import Array
 
-SHAPE = (24, 40, 28)
+SHAPE = (20, 24, 20)
 
 
 @pytest.fixture(autouse=True)

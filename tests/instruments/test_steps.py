@@ -21,7 +21,7 @@ def noise(kind: str, n: int, rng: np.random.Generator) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", ["launches", "outliers", "sessions"])
-@pytest.mark.parametrize("n", [8, 12, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", [8, *(pytest.param(n, marks=pytest.mark.slow) for n in (12, 40))])
 def test_false_alarms_are_as_rare_as_stated(kind: str, n: int) -> None:
     rng, series = np.random.default_rng(n), 300
     for rate in (0.05, 0.2):

@@ -164,7 +164,7 @@ def test_nothing_writes_into_a_buffer_that_came_back(
     """Reads may be under way when an iteration is left: their buffers stay away until they end."""
     path = stored(tmp_path / "a.zarr", **how)
     loader = Loader(path, batch_size=20, shuffle="global", queue=2, engine=engine)
-    for _ in range(8):
+    for _ in range(4):
         batches = iter(loader)
         batches.close()  # before or amid the first reads
         back = []
@@ -216,7 +216,7 @@ with Loader(sys.argv[1], batch_size=16, workers=2) as loader:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc that gives memory back")
 def test_the_room_of_a_decoded_chunk_is_kept_for_the_next(tmp_path: Path) -> None:
     """In a fresh process, whose heap nobody has made to keep what is freed."""
-    images = np.random.default_rng(0).integers(0, 99, (64, 256, 256, 3), np.uint8)
+    images = np.random.default_rng(0).integers(0, 99, (32, 256, 256, 3), np.uint8)
     compressor = zarr.codecs.ZstdCodec()
     array = zarr.create_array(
         tmp_path / "images.zarr", shape=images.shape, chunks=(1, *images.shape[1:]), dtype="u1",

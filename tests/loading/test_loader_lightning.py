@@ -83,6 +83,7 @@ def epochs(data: Path, count: int, batches: int | None = None) -> list[list[floa
 RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
     "each-step": ({}, {"every_n_train_steps": 1}, False),
     "each-step-and-validation": ({"val_check_interval": 2}, {"every_n_train_steps": 1}, True),
+    "third-step-and-validation": ({"val_check_interval": 2}, {"every_n_train_steps": 3}, True),
     "each-epoch": ({}, {"every_n_epochs": 1, "save_on_train_epoch_end": True}, False),
     "each-validation": ({"val_check_interval": 2}, {"every_n_epochs": 1}, True),
     "part-of-an-epoch": ({"limit_train_batches": 3}, {"every_n_train_steps": 1}, False),
@@ -91,7 +92,7 @@ RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
 
 
 @pytest.mark.parametrize(
-    "run", thinned(RUNS, lambda run: run in ("each-step-and-validation", "each-epoch"))
+    "run", thinned(RUNS, lambda run: run in ("third-step-and-validation", "each-epoch"))
 )
 def test_a_run_goes_on_from_any_checkpoint(run: str, data: Path, tmp_path: Path) -> None:
     how, save, validated = RUNS[run]

@@ -144,7 +144,7 @@ def test_receptive_field_of_tiny() -> None:
     for parameter in net.parameters():
         nn.init.constant_(parameter, 0.1)
     furthest, past_core = 0, 0
-    for place in range(12, 16):
+    for place in (12, 15):  # those on the faces of the core reach furthest
         x = torch.ones(1, 1, 28, 28, 28, requires_grad=True)
         net(x)[0, 0, place, place, place].backward()
         assert x.grad is not None

@@ -131,7 +131,8 @@ def test_what_is_installed_comes_first(nets: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "way"),
     [
-        ("plan", "-m"),
+        ("generate", "-m"),
+        pytest.param("plan", "-m", marks=pytest.mark.slow),
         pytest.param("plan", "console", marks=pytest.mark.slow),
         pytest.param("bench", "-m", marks=pytest.mark.slow),
         pytest.param("train", "-m", marks=pytest.mark.slow),
@@ -146,6 +147,7 @@ def test_no_file_of_the_folder_is_taken_for_a_library(
     np.save(tmp_path / "in.npy", np.zeros((16, 16, 16), "float32"))
     net = "mine/nets.py:factory"
     words = {
+        "generate": "generate ufs-p1 data --samples 1 --grid 8 16",
         "plan": f"plan --in-spec in.npy --out-spec o.zarr --model-type {net} --patch 8 --overlap 2",
         "bench": f"bench model --model {net} --tile-sizes 8 --batch-sizes 1 --device cpu "
         "--effort quick --launch-seconds 0.01 --output out/bench.csv",

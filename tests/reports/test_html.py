@@ -227,7 +227,7 @@ def test_one_file_of_each_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize(
-    "cases", [20, pytest.param(200, marks=pytest.mark.slow)], ids=["few", "a thousand records"]
+    "cases", [10, pytest.param(200, marks=pytest.mark.slow)], ids=["few", "a thousand records"]
 )
 def test_a_large_sweep_is_a_small_page(cases: int) -> None:
     tiles = [32 * n for n in range(1, cases // 10 + 1)]

@@ -148,7 +148,7 @@ def test_a_stopped_run_goes_on_at_the_scene_it_did_not_finish(
     for number, split in enumerate(("train", "validation")):
         source = next(path for path in (data / "data" / split).iterdir() if path.is_dir())
         shutil.copytree(source, scenes / f"scene{number}")
-    asked: dict[str, Any] = {"score_threshold": 0.3}
+    asked: dict[str, Any] = {"score_threshold": 0.3, "chip_size": 128, "overlap": 0}
     predicted(run, scenes, tmp_path / "whole.csv", **asked)
     real = predict.detect
 
@@ -165,7 +165,7 @@ def test_a_stopped_run_goes_on_at_the_scene_it_did_not_finish(
     with pytest.raises(UsageError, match="--resume goes on with it"):
         predicted(run, scenes, out, **asked)
     with pytest.raises(UsageError, match=r"was made with threshold 0\.3, not 0\.4"):
-        predicted(run, scenes, out, score_threshold=0.4, resume=True)
+        predicted(run, scenes, out, **asked | {"score_threshold": 0.4}, resume=True)
     done = predicted(run, scenes, out, **asked, resume=True)
     assert seen == ["scene0", "scene1", "scene1"]
     assert (done.scenes, done.skipped) == (1, 1)

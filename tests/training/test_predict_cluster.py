@@ -38,7 +38,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     from penstock.models.detector import make_detector
 
     monkeypatch.chdir(tmp_path)
-    words = ["--scenes", "3", "--size", "104", "104", "--objects", "9", "--seed", "5"]
+    words = ["--scenes", "3", "--size", "64", "64", "--objects", "9", "--seed", "5"]
     assert main(["generate", "xview3", "data", *words]) == 0
     Path("scenes").mkdir()
     for split in ("train", "validation"):
