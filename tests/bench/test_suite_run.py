@@ -176,7 +176,7 @@ def test_a_killed_suite_leaves_no_training_and_a_living_one_is_named(
     folder = out / "benchmark_long_batch1_workers1"
 
     def until(true: Callable[[], bool]) -> None:
-        for _ in range(1000):
+        for _ in range(3000):
             if true():
                 return
             time.sleep(0.1)
@@ -226,7 +226,7 @@ def test_a_launch_has_one_training_and_counts_its_samples(tmp_path: Path) -> Non
 def test_ranks_are_torchruns_and_one_launch(tmp_path: Path) -> None:
     case = spiral(tmp_path / "out", distributed=True, batch_size=4) | {"world_size": 2}
     request = LaunchRequest(scenario="train", case=case, rules=RULES)
-    record = run_launch(request, launch=0, order=None, timeout_s=120)
+    record = run_launch(request, launch=0, order=None, timeout_s=300)
     assert record.error is None
     training = record.facts["training"]
     assert (training["world_size"], training["global_batch_size"]) == (2, 8)
@@ -241,7 +241,7 @@ def test_ranks_are_torchruns_and_one_launch(tmp_path: Path) -> None:
 def test_a_rank_that_fails_says_why(tmp_path: Path) -> None:
     case = spiral(tmp_path, distributed=True, learning_rate=1e30) | {"world_size": 2}
     request = LaunchRequest(scenario="train", case=case, rules=RULES)
-    record = run_launch(request, launch=0, order=None, timeout_s=120)
+    record = run_launch(request, launch=0, order=None, timeout_s=300)
     assert record.status == "crash"
     assert record.error is not None
     assert "torchrun ended with exit code 1: the loss is " in record.error.message
@@ -263,7 +263,7 @@ def test_no_rank_outlives_its_launch(tmp_path: Path) -> None:
     )
 
     def wait_for(condition: Callable[[], bool]) -> bool:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while not condition() and time.monotonic() < deadline:
             time.sleep(0.2)
         return condition()

@@ -190,7 +190,7 @@ class Cluster:
             return ""
         return ended.stdout if ended.returncode == 0 else ""
 
-    def wait(self, what: str, done: Callable[[], object], seconds: float = 150.0) -> None:
+    def wait(self, what: str, done: Callable[[], object], seconds: float = 300.0) -> None:
         deadline = time.monotonic() + seconds
         while not done():
             for daemon in self._daemons:

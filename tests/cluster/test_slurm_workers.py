@@ -213,7 +213,7 @@ def test_a_volume_on_two_nodes_of_which_one_is_lost(what: str, started: Cluster)
     if what != "down":
         started.say("scancel", min(jobs))
     try:
-        said = client.communicate(timeout=200)[1]
+        said = client.communicate(timeout=500)[1]
     finally:
         if what != "cancelled":
             started.say("scontrol", "update", node, "state=resume")

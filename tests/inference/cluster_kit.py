@@ -22,6 +22,7 @@ import penstock
 from penstock.cli import main
 from penstock.inference.planning import cuts
 
+from ..ports import held_port
 from ..preloaded import started
 from .kit import Array
 
@@ -138,12 +139,6 @@ def written(folder: Path) -> Iterator[str]:
         yield from (line for line in log.read_text().splitlines() if line[0] not in "#?")
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class Stall:
     """Doors to ports of loopback. While they are shut nothing goes through, and nobody is told."""
 
@@ -218,7 +213,8 @@ class Scheduler:
                  "--memory-limit", "0"]  # fmt: skip
         to = ""
         if stall is not None:
-            mine = free_port()
+            stall.sockets.append(held_port())
+            mine = stall.sockets[-1].getsockname()[1]
             there, back = stall.door(int(self.address.rpartition(":")[2])), stall.door(mine)
             words += ["--listen-address", f"tcp://127.0.0.1:{mine}",
                       "--contact-address", f"tcp://127.0.0.1:{back}"]  # fmt: skip

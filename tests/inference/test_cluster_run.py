@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,7 @@ from .kit import Array
 
 __all__ = ["alone", "place", "scheduler"]  # fixtures
 
-pytest.importorskip("distributed")
+distributed = pytest.importorskip("distributed")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 
 
@@ -238,12 +237,17 @@ def test_bad_input_is_one_sentence(
 def test_a_worker_that_joins_late_takes_part(scheduler: Scheduler, alone: Array) -> None:
     scheduler.worker()
     words = [*WORDS, "--out-spec", "out.zarr", "--cluster", scheduler.address, "--parts", "40"]
-    words[words.index("net.py:slow")] = "net.py:slower"  # the other one is there before the end
+    words[words.index("net.py:slow")] = "net.py:held"
+    Path("hold").touch()  # it cannot end before the other one is there, however busy the machine
     client = subprocess.Popen([sys.executable, "-m", "penstock", "infer", *words])
     for _ in eventually():
-        if len([*written(Path("out.zarr.penstock"))]) >= 3:
+        if [*written(Path("out.zarr.penstock"))]:
             break
     scheduler.worker()
+    for _ in eventually():
+        if len([*Path("out.zarr.penstock").glob("done-*.log")]) == 2:
+            break
+    Path("hold").unlink()
     assert client.wait() == 0
     assert np.array_equal(values("out.zarr"), alone)
     assert len([*Path("out.zarr.penstock").glob("done-*.log")]) == 2
@@ -280,13 +284,20 @@ def test_a_stopped_worker_of_a_dead_client_writes_nothing_into_a_new_output(
     worker.send_signal(signal.SIGSTOP)
     client.kill()
     client.wait()
+    before = Path("out.zarr.penstock/run.json").read_bytes()
     words = [*WORDS, "--out-spec", "out.zarr", "--overwrite", "--overlap", "0"]
     taker = subprocess.Popen([sys.executable, "-m", "penstock", "infer", *words])
-    time.sleep(3)
+    for _ in eventually():
+        with contextlib.suppress(FileNotFoundError):
+            if Path("out.zarr.penstock/run.json").read_bytes() != before:
+                break
     worker.send_signal(signal.SIGCONT)
     assert taker.wait() == 0
     anew = values("out.zarr")
-    time.sleep(2)
+    with distributed.Client(scheduler.address) as asked:
+        for _ in eventually():  # until it has ended what it was at, and heard that nobody waits
+            if not any(asked.processing().values()) and not any(asked.call_stack().values()):
+                break
     assert np.array_equal(values("out.zarr"), anew)
     assert not np.array_equal(anew, alone)
     assert main(["verify", "out.zarr"]) == 0

@@ -18,6 +18,7 @@ from penstock.base.files import lock_file
 from penstock.cli import main
 from penstock.training.tracking import events, follow, tell
 
+from ..ports import held_port
 from .track_kit import (
     KEY,
     TRACKED_RUNS,
@@ -101,7 +102,7 @@ def test_a_run_that_goes_on_is_one_run_of_the_server(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
-    monkeypatch.setattr(tell, "STOP_WITHIN_S", 60.0)
+    monkeypatch.setattr(tell, "STOP_WITHIN_S", 300.0)
     stop_after_21(tmp_path, "mlflow")
     (first,) = json.loads((tmp_path / "training_results.json").read_text())["trackers"]
     assert first["status"] == "ok"
@@ -249,14 +250,13 @@ def test_a_server_that_hangs_stops_nothing(tmp_path: Path, monkeypatch: pytest.M
 def test_a_server_that_refuses_is_told_of_once_and_sent_to_later(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        nobody = f"http://user:{KEY}@127.0.0.1:{free.getsockname()[1]}/mlflow"
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", nobody)
     words = ["train", "spiral", *WORDS, "--track", "mlflow", "--output-dir", str(tmp_path)]
-    done = subprocess.run(
-        [sys.executable, "-m", "penstock", *words], capture_output=True, text=True
-    )
+    with held_port() as held:
+        nobody = f"http://user:{KEY}@127.0.0.1:{held.getsockname()[1]}/mlflow"
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", nobody)
+        done = subprocess.run(
+            [sys.executable, "-m", "penstock", *words], capture_output=True, text=True
+        )
     assert done.returncode == 0, done.stderr
     told = (line for line in done.stderr.splitlines() if "mlflow" in line)
     said = [line for line in told if "is behind" not in line]  # where it is waited for at the end
