@@ -32,6 +32,7 @@ from penstock.instruments.ledger import Ledger
 from penstock.instruments.record import Record, case_key, parse_record
 
 from ..dask_threads import threads_of_this_process
+from ..preloaded import forked_workers
 
 if not find_spec("distributed"):
     pytest.skip("distributed is not installed", allow_module_level=True)
@@ -354,7 +355,8 @@ def test_a_benchmark_on_workers(
     kills: str, died: int, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("kills").write_text(kills)
-    code = bench("out.csv", "--cluster", "local:2")
+    with forked_workers():
+        code = bench("out.csv", "--cluster", "local:2")
     said = capsys.readouterr()
     assert code == int(died == 3), said.err
     ran = records("out.csv")

@@ -42,6 +42,7 @@ from penstock.cluster.place import NOT_A_RANK
 from penstock.data.scenes.scene import SPLITS
 from penstock.instruments.ledger import Ledger
 
+from ..preloaded import forked_workers
 from .kit_suite import CUSTOM, config_for, flags, made_up, parsed
 
 pytestmark = pytest.mark.skipif(
@@ -304,7 +305,8 @@ def test_a_suite_end_to_end(
     out = tmp_path / "out"
     config = str(small(tmp_path / "small.json"))
     words = ["suite", "benchmark", "--config", config, *flags(data, out), *more]
-    assert main(words) == 0
+    with forked_workers():
+        assert main(words) == 0
     assert not [path for path in out.iterdir() if path.suffix == ".part"], "left by a worker"
     blocks = [record.environment for record in Ledger(out / SUITE_LEDGER).records()]
     assert [set(block["worker"]) if "worker" in block else None for block in blocks] == [
@@ -340,7 +342,8 @@ def test_a_suite_end_to_end(
     ledger = out / SUITE_LEDGER / "records.jsonl"
     kept, lost = ledger.read_text().splitlines(keepends=True)
     ledger.write_text(kept)
-    assert main([*words, "--resume"]) == 0
+    with forked_workers():
+        assert main([*words, "--resume"]) == 0
     assert "skipped, the ledger has it" in capsys.readouterr().err
     first, again = ledger.read_text().splitlines(keepends=True)
     assert first == kept

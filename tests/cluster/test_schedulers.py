@@ -77,8 +77,11 @@ def test_an_address_that_cannot_be_asked_says_why(address: str, why: str) -> Non
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_while_it_starts_is_started_once_more() -> None:
+def test_a_worker_that_dies_while_it_starts_is_started_once_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Its nanny ends then. Dask starts no other."""
+    monkeypatch.setattr(workers, "LOST_S", 5)
     with workers.connected("local:1", absence=Absence(300)) as here:
         (nanny,) = here.client.cluster.workers.values()
         while nanny.status.name not in ("closed", "failed"):

@@ -72,6 +72,13 @@ def ours(folder: Path) -> Iterator[Served]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def trainings(browser: Browser, ours: Served) -> str:
+    """What selects all trainings, in a link."""
+    opened(browser, ours, "?kind=training")
+    return "&".join(f"runs={key}" for key in _keys(browser))
+
+
 def opened(browser: Browser, server: Served, query: str = "") -> None:
     browser.go(server.address + query)
     browser.until("names().length || texts('p').some(each => each.startsWith('Runs 0'))")
@@ -169,10 +176,10 @@ def test_the_list_is_filtered_and_put_in_order(browser: Browser, ours: Served) -
         ("&tab=pictures", "Loss by epoch."),
     ],
 )
-def test_every_tab_shows_its_own(browser: Browser, ours: Served, query: str, words: str) -> None:
-    opened(browser, ours, "?kind=training")
-    keys = _keys(browser)
-    opened(browser, ours, f"?kind=training&{'&'.join(f'runs={key}' for key in keys)}{query}")
+def test_every_tab_shows_its_own(
+    browser: Browser, ours: Served, trainings: str, query: str, words: str
+) -> None:
+    opened(browser, ours, f"?kind=training&{trainings}{query}")
     browser.until(f"texts('*').join(' ').includes({json.dumps(words)})")
     clean(browser, ours)
 
@@ -299,9 +306,9 @@ def test_a_comparison_as_files_loads_nothing(
 
 @axe
 @pytest.mark.parametrize("tab", ["curves", "settings", "metric", "scaling", "groups", "pictures"])
-def test_readers_who_do_not_see_find_their_way(browser: Browser, ours: Served, tab: str) -> None:
-    opened(browser, ours, "?kind=training")
-    query = "&".join(f"runs={key}" for key in _keys(browser))
-    opened(browser, ours, f"?{query}&tab={tab}")
+def test_readers_who_do_not_see_find_their_way(
+    browser: Browser, ours: Served, trainings: str, tab: str
+) -> None:
+    opened(browser, ours, f"?{trainings}&tab={tab}")
     drawn(browser)
     assert browser.axe(AXE.read_text()) == []

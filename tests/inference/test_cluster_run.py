@@ -126,7 +126,7 @@ def test_workers_that_are_killed_at_random_change_no_byte(
     ("workers", "run_dir", "spill"),
     [
         ("of a scheduler", "out.zarr.penstock", "never"),
-        pytest.param("local:2", "out.zarr.penstock", "never", marks=pytest.mark.slow),
+        # Pairs: each place of the run folder and each way to spill, on workers of this machine.
         pytest.param("local:2", "out.zarr.penstock", "always", marks=pytest.mark.slow),
         pytest.param("local:2", "s3://test-bucket/runs/shared", "never", marks=pytest.mark.slow),
     ],
@@ -151,9 +151,10 @@ def test_a_client_that_is_killed_is_taken_over_by_another(
             workers = scheduler.address
         alone = written_alone(*more)
         more = (*more, "--cluster", workers, "--run-dir", run_dir)
-        assert infer(*more, *OVERLAP) == 2  # it is a worker that says so
-        assert TOO_MUCH in capsys.readouterr().err
-        assert not Path("out.zarr").exists()
+        if units == 2:
+            assert infer(*more, *OVERLAP) == 2  # it is a worker that says so
+            assert TOO_MUCH in capsys.readouterr().err
+            assert not Path("out.zarr").exists()
         words = ["infer", *WORDS, "--out-spec", "out.zarr", *more, "--spill", spill]
         Path("hold").touch()  # it cannot end before it is killed, however busy the machine
         client = started(Path.cwd(), words)
@@ -165,6 +166,8 @@ def test_a_client_that_is_killed_is_taken_over_by_another(
         client.join()
         Path("hold").unlink()
         more = (*more, "--spill", "auto" if spill == "always" else spill)  # as the run began
+        if "://" not in run_dir:  # forks know no variable that is set later, as that of a server
+            stack.enter_context(forked_workers())
         assert infer(*more, "--resume") == 0, capsys.readouterr().err
         summary = json.loads(folder.read("summary.json") or b"")
         assert infer(*more, "--resume") == 0, "nothing is left to do"
@@ -202,7 +205,7 @@ def test_a_part_that_kills_its_workers_is_given_up_and_the_others_are_written(
     np.save("in.npy", array)
     Path("poison.py").write_text(POISON)
     workers, parts = ("local:1", "3") if few else ("local:2", "8")
-    with forked_workers() if few else contextlib.nullcontext():
+    with forked_workers():
         assert infer("--model-type", "poison.py:poison", "--normalize", "none", "--parts", parts,
                      "--cluster", workers, "--max-failed-parts", "1") == 3  # fmt: skip
     said = capsys.readouterr().err

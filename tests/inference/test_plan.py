@@ -265,9 +265,8 @@ def test_regions_do_not_change_the_result(seam: str, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("dtype", "knobs"),
     [
-        ("uint16", {}),
+        # Pairs: of the dtypes, the seams and the ways to normalize each once.
         ("uint16", {"seam_mode": "blend"}),
-        ("uint16", {"normalize": "percentile"}),
         ("float32", {"normalize": "percentile"}),
     ],
     ids=str,
@@ -278,10 +277,10 @@ def test_the_memory_ceiling_holds(dtype: str, knobs: dict[str, str], tmp_path: P
     script.write_text(
         "import sys, numpy as np, tensorstore as ts\n"
         "spec = {'driver': 'zarr', 'kvstore': {'driver': 'file', 'path': 'in.zarr'}}\n"
-        "volume = ts.open(spec, create=True, dtype=sys.argv[1], shape=(512,) * 3,\n"
+        "volume = ts.open(spec, create=True, dtype=sys.argv[1], shape=(256, 512, 512),\n"
         "    chunk_layout=ts.ChunkLayout(chunk_shape=(128,) * 3)).result()\n"
         "rng = np.random.default_rng(0)\n"
-        "for z in range(0, 512, 128):\n"
+        "for z in range(0, 256, 128):\n"
         "    layer = rng.poisson(100, (128, 512, 512)).astype(sys.argv[1])\n"
         "    volume[z:z + 128].write(layer).result()\n"
     )

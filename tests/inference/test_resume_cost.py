@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
@@ -76,6 +76,7 @@ def test_any_units_that_are_missing_take_their_patches_and_no_others(
         assert block.read == geometry.read_of(block.patches)
 
 
+@settings(max_examples=1 + settings.default.max_examples // 4)
 @given(spilling(60), st.data())
 def test_parts_that_spill_compute_no_more_and_nothing_of_which_the_pieces_are_there(
     parts: Parts, data: st.DataObject
@@ -119,7 +120,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("seam", ["trim", "blend"])
-@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 2, 3))])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_run_that_was_cut_off_anywhere_computes_what_is_missing_and_no_more(
     seam: str, seed: int, computed: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.inference.planning import simulation
@@ -193,6 +193,7 @@ def test_all_work_is_done_once_and_what_was_lost_again(
         assert run.redone == run.failures == 0
 
 
+@settings(max_examples=1 + settings.default.max_examples // 5)
 @given(plays())
 def test_a_seed_gives_the_same_run_again(played: tuple[Load, Fleet, Outcome]) -> None:
     load, workers, _ = played

@@ -13,6 +13,7 @@ import pytest
 from penstock.cli import main
 
 from ..dask_threads import threads_of_this_process
+from ..preloaded import forked_workers
 
 if not all(map(find_spec, ("torchvision", "rasterio", "numcodecs", "distributed"))):
     pytest.skip("torchvision, rasterio or distributed is missing", allow_module_level=True)
@@ -71,7 +72,7 @@ def test_workers_write_what_one_process_writes_whoever_dies(
     assert predict("alone.csv") == 0
     alone = capsys.readouterr().out
     if killed:
-        with Killer() as killer:
+        with forked_workers(), Killer() as killer:
             for _ in range(20):  # the scenes may be read before anybody has looked
                 Path("out.csv").unlink(missing_ok=True)
                 capsys.readouterr()
@@ -122,12 +123,14 @@ def test_a_scene_that_fails_is_listed_and_the_others_are_kept(
     good = raster.read_bytes()
     raster.write_bytes(good[: len(good) // 2])
     words = ["--cluster", "local:1", "--part-retries", "0"]
-    assert predict("out.csv", *words, "--max-failed-parts", "1") == 3
+    with forked_workers():
+        assert predict("out.csv", *words, "--max-failed-parts", "1") == 3
     error = capsys.readouterr().err
     assert f"1 scene failed ({name}: " in error and "--resume does the rest" in error
     assert len(list(Path("out.csv.parts").glob("*.csv"))) == 2
     raster.write_bytes(good)
-    assert predict("out.csv", *words, "--resume") == 0
+    with forked_workers():
+        assert predict("out.csv", *words, "--resume") == 0
     assert Path("out.csv").read_bytes() == Path("alone.csv").read_bytes()
 
 
@@ -135,6 +138,7 @@ def test_a_scene_that_fails_is_listed_and_the_others_are_kept(
 def test_a_device_that_workers_lack_is_refused_in_one_sentence(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert predict("out.csv", "--cluster", "local:1", "--device", "mps") == 2
+    with forked_workers():
+        assert predict("out.csv", "--cluster", "local:1", "--device", "mps") == 2
     assert "--device mps: torch finds no such device here" in capsys.readouterr().err
     assert not list(place.glob("out*"))
