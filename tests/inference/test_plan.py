@@ -280,7 +280,8 @@ def test_the_memory_ceiling_holds(
     script.write_text(
         "import sys, numpy as np, tensorstore as ts\n"
         "spec = {'driver': 'zarr', 'kvstore': {'driver': 'file', 'path': 'in.zarr'}}\n"
-        "volume = ts.open(spec, create=True, dtype=sys.argv[1], shape=(int(sys.argv[2]), 512, 512),\n"
+        "shape = (int(sys.argv[2]), 512, 512)\n"
+        "volume = ts.open(spec, create=True, dtype=sys.argv[1], shape=shape,\n"
         "    chunk_layout=ts.ChunkLayout(chunk_shape=(128,) * 3)).result()\n"
         "rng = np.random.default_rng(0)\n"
         "for z in range(0, volume.shape[0], 128):\n"
