@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
@@ -30,6 +30,7 @@ from penstock.inference.tiling.geometry import Block, Geometry
 from penstock.inference.tiling.parts import Parts
 
 from ..geometries import geometries
+from ..laws import COSTLY
 from ..preloaded import started
 from .kit import Array, conv
 from .test_elements import KILLED
@@ -76,7 +77,7 @@ def test_any_units_that_are_missing_take_their_patches_and_no_others(
         assert block.read == geometry.read_of(block.patches)
 
 
-@settings(max_examples=1 + settings.default.max_examples // 4)
+@COSTLY
 @given(spilling(60), st.data())
 def test_parts_that_spill_compute_no_more_and_nothing_of_which_the_pieces_are_there(
     parts: Parts, data: st.DataObject

@@ -21,12 +21,14 @@ from penstock.loading.engines import decode
 from penstock.loading.loader import Loader
 from penstock.loading.order import Order
 
+from ..laws import COSTLY
 from .kit import ENGINES, arrays, cache_of, distinct, read_by, seen, slow, threads_of_loaders, write
 
 pytest.importorskip("numcodecs")
 pytest.importorskip("tensorstore")
 
 
+@COSTLY
 @given(
     workers=st.integers(1, 16),
     fetch=st.integers(0, 3),
