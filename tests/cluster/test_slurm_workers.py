@@ -289,7 +289,7 @@ def test_a_suite_on_the_workers_of_two_nodes(ready: Cluster) -> None:
 def test_the_only_worker_is_lost_and_replaced(
     started: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # A job that is not replaced within LOST_S + 2 * TEND_S ends the run, and a busy SLURM takes long.
+    # A job that is not replaced within LOST_S + 2 * TEND_S ends the run; SLURM may take long.
     monkeypatch.setattr(slurm_workers, "LOST_S", 5)
     monkeypatch.setattr(slurm_workers, "TEND_S", 10)
     lost = []
