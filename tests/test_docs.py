@@ -56,7 +56,6 @@ MAY_SAY = {"penstock compare": (0, 1, 3, 4)}
 """Exit codes of commands that may find something; the others end with 0."""
 
 QUICKER = {
-    "penstock generate volume": "--shape 64 96 96",
     "penstock train spiral": "--num-samples 3000",
     "penstock launch torchrun": "--num-samples 3000",
     "penstock train --train": "--epochs 1",
