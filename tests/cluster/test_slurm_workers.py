@@ -290,13 +290,16 @@ def test_the_only_worker_is_lost_and_replaced(
     started: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # A job that is not replaced within LOST_S + 2 * TEND_S ends the run; SLURM may take long.
-    monkeypatch.setattr(slurm_workers, "LOST_S", 5)
-    monkeypatch.setattr(slurm_workers, "TEND_S", 10)
+    monkeypatch.setattr(slurm_workers, "LOST_S", 25)
+    monkeypatch.setattr(slurm_workers, "TEND_S", 5)
     lost = []
 
     def cancel() -> None:
         logs = Path("out.zarr.penstock").glob
-        started.wait("a worker at work", lambda: any(log.read_text() for log in logs("done-*.log")))
+        begun = 300  # bytes of a log that has more than the line of its maker
+        started.wait(
+            "units", lambda: any(len(log.read_text()) > begun for log in logs("done-*.log"))
+        )
         lost.extend(line.split()[0] for line in jobs_of(started))
         started.say("scancel", *lost)
 
