@@ -89,8 +89,8 @@ bench: $(VENV)/ready                ## benchmarks of this machine, recorded in b
 gpu: $(VENV)/ready                  ## tests that need a CUDA device
 	$(RUN) -m pytest -m gpu
 
-slurm: $(VENV)/ready                ## tests on a SLURM of two nodes, started here (root, slurm-wlm, iproute2)
-	$(RUN) -m pytest -m slurm tests/cluster
+slurm: $(VENV)/ready                ## tests on two SLURMs of two nodes, started here (root, slurm-wlm, iproute2)
+	$(RUN) -m pytest -n 2 --dist loadfile -m slurm tests/cluster
 
 # torch goes in by exact version: asked for in a range, or by another package, pip would fetch the
 # newest build with gigabytes of CUDA libraries. What is never imported need not be compiled.

@@ -52,6 +52,12 @@ for name, max_examples in (("few", 5), ("many", 100)):
 settings.load_profile("few")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """What Dask warns of where a machine is busy is no error."""
+    slow = "ignore:Creating scratch directories is taking a surprisingly long time:UserWarning"
+    config.addinivalue_line("filterwarnings", slow)
+
+
 def pytest_collection() -> None:
     """Thousands of tests and the libraries under them are all there to stay: searching them for
     garbage took a third of the collection."""

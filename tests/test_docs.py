@@ -56,6 +56,9 @@ MAY_SAY = {"penstock compare": (0, 1, 3, 4)}
 """Exit codes of commands that may find something; the others end with 0."""
 
 QUICKER = {
+    "penstock train spiral": "--num-samples 3000",
+    "penstock launch torchrun": "--num-samples 3000",
+    "penstock train --train": "--epochs 1",
     "penstock generate ufs-p1 data/ufs": "--grid 96 192",
     "penstock bench loader": "--loaders penstock --no-ladder --batches 4",
     "penstock bench queue": "--workers 2 --iterations 8",
@@ -65,9 +68,9 @@ QUICKER = {
     "penstock bench model": "--effort quick --launch-seconds 0.2",
     "penstock generate xview3": "--size 512 512",
 }
-"""What is added to commands that measure much, or often, for the sake of an interval, and to those
-that make what several commands read."""
-LONGEST_S = 400
+"""What is added to commands that measure much, or often, for the sake of an interval, that train
+until something is learnt, and that make what several commands read."""
+LONGEST_S = 600
 """Most seconds of a command, so that one that hangs is named."""
 
 

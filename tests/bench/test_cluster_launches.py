@@ -32,6 +32,7 @@ from penstock.instruments.ledger import Ledger
 from penstock.instruments.record import Record, case_key, parse_record
 
 from ..dask_threads import threads_of_this_process
+from ..preloaded import forked_workers
 
 if not find_spec("distributed"):
     pytest.skip("distributed is not installed", allow_module_level=True)
@@ -354,7 +355,8 @@ def test_a_benchmark_on_workers(
     kills: str, died: int, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("kills").write_text(kills)
-    code = bench("out.csv", "--cluster", "local:2")
+    with forked_workers():
+        code = bench("out.csv", "--cluster", "local:2")
     said = capsys.readouterr()
     assert code == int(died == 3), said.err
     ran = records("out.csv")
@@ -396,7 +398,7 @@ def test_a_client_that_is_killed_is_taken_over(place: Path) -> None:
     below = psutil.Process(client.pid).children(recursive=True) if client.poll() is None else []
     client.send_signal(signal.SIGKILL)
     client.wait()
-    _, left = psutil.wait_procs(below, timeout=60)
+    _, left = psutil.wait_procs(below, timeout=300)
     assert below and not left
     before = records("out.csv")
     assert main([*words, "--resume"]) == 0
@@ -422,7 +424,7 @@ def test_a_launch_ends_when_its_client_is_gone(place: Path) -> None:
         sleeper = psutil.Process(int(Path("sleeper").read_text()))
         client.kill()
         client.wait()
-        assert not psutil.wait_procs([sleeper], timeout=90)[1]
+        assert not psutil.wait_procs([sleeper], timeout=300)[1]
         assert not records("out.csv")
 
 

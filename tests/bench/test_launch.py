@@ -24,7 +24,7 @@ ZOO = str(Path(__file__).parent / "zoo.py")
 MIB = 2**20
 
 
-def run(animal: str, timeout_s: float = 30.0, limit: int | None = None, **case: Any) -> Record:
+def run(animal: str, timeout_s: float = 300.0, limit: int | None = None, **case: Any) -> Record:
     request = LaunchRequest(scenario=f"zoo:{animal}", case=case, memory_limit=limit)
     record = run_launch(
         request, launch=2, order=5, timeout_s=timeout_s, command=[sys.executable, ZOO]
@@ -234,7 +234,7 @@ def test_a_killed_supervisor_takes_the_worker_and_its_forks_with_it(fifo: tuple[
 
 def within(reader: int, most: int) -> bytes:
     """What comes, or the end; neither may take minutes."""
-    assert select.select([reader], [], [], 60)[0], "nothing comes, and somebody is left"
+    assert select.select([reader], [], [], 300)[0], "nothing comes, and somebody is left"
     return os.read(reader, most)
 
 

@@ -360,7 +360,7 @@ def test_a_real_boundary_under_a_limit_of_the_kernel(tmp_path: Path) -> None:
     }  # fmt: skip
     budget = 700 * MIB
     ledger = Ledger(tmp_path / "ledger")
-    small, large = limits.model_limits(case, ["256", "512"], 2, 1024, budget, ledger, timeout_s=60)
+    small, large = limits.model_limits(case, ["256", "512"], 2, 1024, budget, ledger, timeout_s=300)
     answers = {(r.case["tile"], r.case["batch"]): r.status for r in ledger.records()}
     for limit in (small, large):
         assert limit.batch is not None and limit.failing_batch == limit.batch + 1, limit.sentence

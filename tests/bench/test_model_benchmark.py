@@ -129,7 +129,7 @@ def test_the_settings_of_several_models_are_refused_before_a_sweep(
     (fake / "out/bench.inference_identity.yaml").write_text("what a user wrote")
     words = ("--tile-sizes", "16", "--batch-sizes", "1", "--model", "denoise-net", "identity")
     assert bench(*words) == 2
-    assert "--recommend out/bench.inference_identity.yaml: what is" in capsys.readouterr().err
+    assert "--recommend out/bench.inference_identity.yaml is not known" in capsys.readouterr().err
     assert not (fake / "out/bench.ledger").exists()
     assert bench(*words, "--replace") == 0
     assert bench(*words) == 0

@@ -51,7 +51,7 @@ def test_a_real_launch(
     places = {"data": str(data), "folder": str(tmp_path)}
     knobs |= {name: place for name, place in places.items() if name in knobs}
     request = LaunchRequest(scenario, knobs, rules=rules)
-    record = run_launch(request, launch=0, order=None, timeout_s=60.0)
+    record = run_launch(request, launch=0, order=None, timeout_s=300.0)
     assert record.ok, record.error
     assert record.work == work
     assert list(record.samples_s) == samples

@@ -42,6 +42,7 @@ from penstock.cluster.place import NOT_A_RANK
 from penstock.data.scenes.scene import SPLITS
 from penstock.instruments.ledger import Ledger
 
+from ..preloaded import forked_workers
 from .kit_suite import CUSTOM, config_for, flags, made_up, parsed
 
 pytestmark = pytest.mark.skipif(
@@ -176,7 +177,7 @@ def test_a_killed_suite_leaves_no_training_and_a_living_one_is_named(
     folder = out / "benchmark_long_batch1_workers1"
 
     def until(true: Callable[[], bool]) -> None:
-        for _ in range(1000):
+        for _ in range(3000):
             if true():
                 return
             time.sleep(0.1)
@@ -226,7 +227,7 @@ def test_a_launch_has_one_training_and_counts_its_samples(tmp_path: Path) -> Non
 def test_ranks_are_torchruns_and_one_launch(tmp_path: Path) -> None:
     case = spiral(tmp_path / "out", distributed=True, batch_size=4) | {"world_size": 2}
     request = LaunchRequest(scenario="train", case=case, rules=RULES)
-    record = run_launch(request, launch=0, order=None, timeout_s=120)
+    record = run_launch(request, launch=0, order=None, timeout_s=300)
     assert record.error is None
     training = record.facts["training"]
     assert (training["world_size"], training["global_batch_size"]) == (2, 8)
@@ -241,7 +242,7 @@ def test_ranks_are_torchruns_and_one_launch(tmp_path: Path) -> None:
 def test_a_rank_that_fails_says_why(tmp_path: Path) -> None:
     case = spiral(tmp_path, distributed=True, learning_rate=1e30) | {"world_size": 2}
     request = LaunchRequest(scenario="train", case=case, rules=RULES)
-    record = run_launch(request, launch=0, order=None, timeout_s=120)
+    record = run_launch(request, launch=0, order=None, timeout_s=300)
     assert record.status == "crash"
     assert record.error is not None
     assert "torchrun ended with exit code 1: the loss is " in record.error.message
@@ -263,7 +264,7 @@ def test_no_rank_outlives_its_launch(tmp_path: Path) -> None:
     )
 
     def wait_for(condition: Callable[[], bool]) -> bool:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while not condition() and time.monotonic() < deadline:
             time.sleep(0.2)
         return condition()
@@ -304,7 +305,8 @@ def test_a_suite_end_to_end(
     out = tmp_path / "out"
     config = str(small(tmp_path / "small.json"))
     words = ["suite", "benchmark", "--config", config, *flags(data, out), *more]
-    assert main(words) == 0
+    with forked_workers():
+        assert main(words) == 0
     assert not [path for path in out.iterdir() if path.suffix == ".part"], "left by a worker"
     blocks = [record.environment for record in Ledger(out / SUITE_LEDGER).records()]
     assert [set(block["worker"]) if "worker" in block else None for block in blocks] == [
@@ -340,7 +342,8 @@ def test_a_suite_end_to_end(
     ledger = out / SUITE_LEDGER / "records.jsonl"
     kept, lost = ledger.read_text().splitlines(keepends=True)
     ledger.write_text(kept)
-    assert main([*words, "--resume"]) == 0
+    with forked_workers():
+        assert main([*words, "--resume"]) == 0
     assert "skipped, the ledger has it" in capsys.readouterr().err
     first, again = ledger.read_text().splitlines(keepends=True)
     assert first == kept

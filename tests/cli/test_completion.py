@@ -100,7 +100,7 @@ def typed(shell: list[str], keys: str, until: str, folder: Path) -> str:
         start_new_session=True,
     )  # fmt: skip
     os.close(theirs)
-    shown, deadline = "", time.monotonic() + 60
+    shown, deadline = "", time.monotonic() + 300
     begin = "autoload -U compinit; compinit -u; " if shell[0] == "zsh" else ""
     steps = [begin + 'eval "$(register-python-argcomplete penstock)"; echo set"up"\n', keys]
     marks = ["\nsetup", until]

@@ -297,12 +297,15 @@ def test_a_killed_run_resumes_to_the_same_bytes(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     volume = rng.integers(0, 4000, (64, 64, 64)).astype("uint16")
     source = zarr(tmp_path / "in.zarr", volume)
-    slow = tmp_path / "slow.py"
+    slow, log = tmp_path / "slow.py", tmp_path / "cut.zarr.penstock/done.log"
     slow.write_text(
         "import time, torch\n"
+        "from pathlib import Path\n"
         "class Slow(torch.nn.Module):\n"
         "    def forward(self, x):\n"
-        "        if x.device.type != 'meta': time.sleep(0.002)\n"
+        f"        hold, log = Path({str(tmp_path / 'hold')!r}), Path({str(log)!r})\n"
+        "        while hold.exists() and log.exists() and len(log.read_text().splitlines()) > 2:\n"
+        "            time.sleep(0.005)\n"
         "        return x * 0.5 + x.mean(dim=(2, 3, 4), keepdim=True)\n"
     )
 
@@ -313,13 +316,14 @@ def test_a_killed_run_resumes_to_the_same_bytes(tmp_path: Path) -> None:
                 *more]  # fmt: skip
 
     subprocess.run(words("whole.zarr"), check=True, capture_output=True)
-    log = tmp_path / "cut.zarr.penstock/done.log"
+    (tmp_path / "hold").touch()  # it cannot end before it is killed, however busy the machine
     victim = subprocess.Popen(words("cut.zarr"), stdout=subprocess.DEVNULL, start_new_session=True)
     while not (log.exists() and len(log.read_text().splitlines()) >= 3):
         assert victim.poll() is None, "the run ended before it could be killed"
         time.sleep(0.005)
     os.killpg(victim.pid, signal.SIGKILL)
     victim.wait()
+    (tmp_path / "hold").unlink()
     done = len(log.read_text().splitlines())
     assert done < 8
     with log.open("a") as torn:
@@ -362,7 +366,7 @@ def test_an_interrupted_run_exits_3_and_says_how_to_go_on(
         error = capsys.readouterr().err
     else:
         command = [sys.executable, "-m", "penstock", *words]
-        job = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        job = subprocess.run(command, capture_output=True, text=True, timeout=300)
         assert job.returncode == 3
         error = job.stderr
     assert "interrupted; run again with --resume" in error

@@ -354,9 +354,10 @@ def test_the_last_lines_are_of_all_the_lives_of_a_run() -> None:
 
 # --- real ranks ----------------------------------------------------------------------------------
 
+SLOWED = f"{Path(__file__).parents[1]}/training/spirals.py:Slowed"
 TRAIN = [
-    *SPIRAL, "--num-samples", "600", "--batch-size", "8", "--epochs", "20", "--device", "cpu",
-    "--threads", "1",
+    "train", SLOWED, "--num-samples", "600", "--batch-size", "8", "--epochs", "8", "--device",
+    "cpu", "--threads", "1", "--num-workers", "0",
 ]  # fmt: skip
 
 
@@ -379,11 +380,13 @@ def test_two_ranks_of_torchrun_are_stopped_and_go_on(tmp_path: Path) -> None:
     results = json.loads((whole / "training_results.json").read_text())
     assert results["world_size"] == 2 and [r["rank"] for r in results["ranks"]] == [0, 1]
 
+    (tmp_path / "hold").touch()
     two = started("--output-dir", str(parts))
     while not (parts / "training_results.json").exists() and two.poll() is None:
         time.sleep(0.05)
     two.send_signal(signal.SIGUSR1)  # which the launcher hands on as SIGTERM
     out, err = two.communicate(timeout=300)
+    (tmp_path / "hold").unlink()
     assert two.returncode == 3, err
     assert "--resume goes on from" in err and "Total training time" not in out
     assert json.loads((parts / "training_results.json").read_text())["status"] == "stopped"

@@ -26,14 +26,10 @@ distributed = pytest.importorskip("distributed")
 HTTP = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n" * 20
 
 
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "CONNECT_S", 0.3)
-
-
 @pytest.fixture(params=["closed", "silent", "of another protocol"])
-def port(request: pytest.FixtureRequest) -> Iterator[int]:
-    """A port where no scheduler is."""
+def port(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """A port where no scheduler is, of which none is expected for long."""
+    monkeypatch.setattr(workers, "CONNECT_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = int(listening.getsockname()[1])
         if request.param == "closed":
@@ -81,9 +77,12 @@ def test_an_address_that_cannot_be_asked_says_why(address: str, why: str) -> Non
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_while_it_starts_is_started_once_more() -> None:
+def test_a_worker_that_dies_while_it_starts_is_started_once_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Its nanny ends then. Dask starts no other."""
-    with workers.connected("local:1", absence=Absence(100)) as here:
+    monkeypatch.setattr(workers, "LOST_S", 5)
+    with workers.connected("local:1", absence=Absence(300)) as here:
         (nanny,) = here.client.cluster.workers.values()
         while nanny.status.name not in ("closed", "failed"):
             for child in psutil.Process().children():
@@ -92,7 +91,7 @@ def test_a_worker_that_dies_while_it_starts_is_started_once_more() -> None:
                         child.kill()
             time.sleep(0.01)
         here.wait()
-        assert here.client.submit(os.getpid, pure=False).result(60) != os.getpid()
+        assert here.client.submit(os.getpid, pure=False).result(300) != os.getpid()
 
 
 @pytest.mark.slow
@@ -108,7 +107,7 @@ def test_a_worker_that_fails_while_it_is_asked_is_not_one_without_penstock(
         return "1"
 
     monkeypatch.setattr(workers, "version_question", lambda: version)
-    with workers.connected("local:1", absence=Absence(100)) as here:
+    with workers.connected("local:1", absence=Absence(300)) as here:
         here.wait()
         assert here.strangers() == {}
 
@@ -144,11 +143,11 @@ def test_workers_load_what_a_job_needs_before_it_is_given_to_them() -> None:
     before = dict(os.environ)
     with workers.connected("local:1", preload="penstock.inference.sharing.ahead") as here:
         here.wait()
-        until = time.monotonic() + 60
-        while "torch" not in here.client.submit(lambda: [*sys.modules], pure=False).result(60):
+        until = time.monotonic() + 300
+        while "torch" not in here.client.submit(lambda: [*sys.modules], pure=False).result(300):
             assert time.monotonic() < until
             time.sleep(0.1)
-        born = here.client.submit(Path("/proc/self/environ").read_text).result(60).split("\0")
+        born = here.client.submit(Path("/proc/self/environ").read_text).result(300).split("\0")
         assert {f"{name}={text}" for name, text in HEAP_VARIABLES.items()} <= {*born}
         callbacks = here.client.run(lambda dask_worker: [*dask_worker.periodic_callbacks])
         assert all("heartbeat" in each and "profile" not in each for each in callbacks.values())

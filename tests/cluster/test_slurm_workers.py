@@ -189,10 +189,11 @@ SLURM = ("--cluster", "slurm:./mine.yaml", "--workers", "2", "--parts", "30")
 
 @pytest.mark.slurm
 @on_slurm
-@pytest.mark.parametrize("what", ["cancelled", "drained", "down"])
+@pytest.mark.parametrize("what", ["drained", "down"])
 def test_a_volume_on_two_nodes_of_which_one_is_lost(what: str, started: Cluster) -> None:
-    """A job that is cancelled, also on a node that is drained and takes no other, ends with notice;
+    """A job that is cancelled, here on a node that is drained and takes no other, ends with notice;
     one on a node that goes down does not."""
+    Path("hold").touch()  # neither ends before the other begins
     client = subprocess.Popen(
         [sys.executable, "-m", "penstock", *words("out.zarr", *SLURM)],
         stderr=subprocess.PIPE, text=True,
@@ -201,26 +202,25 @@ def test_a_volume_on_two_nodes_of_which_one_is_lost(what: str, started: Cluster)
 
     def at_work() -> bool:
         assert client.poll() is None, client.communicate()[1]
-        return len([log for log in folder.glob("done-*.log") if len(log.read_text()) > 300]) == 2
+        return len([log for log in folder.glob("done-*.log") if log.read_text()]) == 2
 
     started.wait("two workers at work", at_work)
     jobs = dict(line.split() for line in jobs_of(started))
     assert sorted(jobs.values()) == [*NODES]
     node = f"nodename={jobs[min(jobs)]}"
-    if what != "cancelled":
-        state = "drain" if what == "drained" else what
-        started.say("scontrol", "update", node, f"state={state}", "reason=test")
-    if what != "down":
+    state = "drain" if what == "drained" else what
+    started.say("scontrol", "update", node, f"state={state}", "reason=test")
+    if what == "drained":
         started.say("scancel", min(jobs))
+    Path("hold").unlink()
     try:
-        said = client.communicate(timeout=200)[1]
+        said = client.communicate(timeout=500)[1]
     finally:
-        if what != "cancelled":
-            started.say("scontrol", "update", node, "state=resume")
+        started.say("scontrol", "update", node, "state=resume")
     assert client.returncode == 0, said
     assert np.array_equal(values("out.zarr"), values("alone.zarr"))
     summary = json.loads((folder / "summary.json").read_text())
-    if what != "down":
+    if what == "drained":
         assert "died on the way" not in " ".join(summary["notes"]), "it left with notice"
     assert len([*Path("out.zarr.penstock.workers").glob("slurm-*.out")]) >= 2
     started.wait("no job", lambda: not started.say("squeue", "--noheader").strip())
@@ -233,14 +233,14 @@ def test_a_benchmark_on_the_workers_of_two_nodes(
 ) -> None:
     """A case at a time on each, and each record says where it ran."""
     asked = ("bench model --model net.py:slow --trust-model --tile-sizes 16 --channels 1 "
-             "--batch-sizes 1 2 3 4 5 6 --device cpu --threads 1 --launch-seconds 0.5 "
+             "--batch-sizes 1 2 3 4 --device cpu --threads 1 --launch-seconds 0.2 "
              "--effort quick --output out.csv")  # fmt: skip
     preset("nodes: 2\ncpus_per_task: 2\ntime: '10'\nenv: {OMP_NUM_THREADS: 1}")
     code = main([*asked.split(), *SLURM[:2]])
     said = capsys.readouterr()
     assert code == 0, said.err
     records = Ledger(Path("out.ledger")).records()
-    assert sorted(record.case["batch"] for record in records) == [1, 2, 3, 4, 5, 6]
+    assert sorted(record.case["batch"] for record in records) == [1, 2, 3, 4]
     on_node: dict[str, list[tuple[datetime, timedelta]]] = {node: [] for node in NODES}
     for record in records:
         assert record.ok, record.error
@@ -289,13 +289,17 @@ def test_a_suite_on_the_workers_of_two_nodes(ready: Cluster) -> None:
 def test_the_only_worker_is_lost_and_replaced(
     started: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    # A job that is not replaced within LOST_S + 2 * TEND_S ends the run; SLURM may take long.
     monkeypatch.setattr(slurm_workers, "LOST_S", 25)
-    monkeypatch.setattr(slurm_workers, "TEND_S", 1)
+    monkeypatch.setattr(slurm_workers, "TEND_S", 5)
     lost = []
 
     def cancel() -> None:
-        while not any(len(log.read_text()) > 300 for log in Path().glob("*/done-*.log")):
-            time.sleep(0.1)
+        logs = Path("out.zarr.penstock").glob
+        begun = 300  # bytes of a log that has more than the line of its maker
+        started.wait(
+            "units", lambda: any(len(log.read_text()) > begun for log in logs("done-*.log"))
+        )
         lost.extend(line.split()[0] for line in jobs_of(started))
         started.say("scancel", *lost)
 

@@ -24,7 +24,7 @@ class Served:
 
     def ask(self, path: str = "/", method: str = "GET", **headers: str) -> tuple[int, str]:
         """The status and the body of an answer, whatever the headers say."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
         given = {name.replace("_", "-"): value for name, value in headers.items()}
         connection.putrequest(method, path, skip_host="Host" in given)
         for name, value in given.items():
@@ -38,7 +38,7 @@ class Served:
     def interrupt(self) -> tuple[int, str]:
         """The exit code and the standard error after a Ctrl-C."""
         self.process.send_signal(signal.SIGINT)
-        _, error = self.process.communicate(timeout=60)
+        _, error = self.process.communicate(timeout=300)
         return self.process.returncode, error
 
 

@@ -72,9 +72,25 @@ def ours(folder: Path) -> Iterator[Served]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def trainings(browser: Browser, ours: Served) -> str:
+    """What selects all trainings, in a link."""
+    opened(browser, ours, "?kind=training")
+    return "&".join(f"runs={key}" for key in _keys(browser))
+
+
 def opened(browser: Browser, server: Served, query: str = "") -> None:
     browser.go(server.address + query)
     browser.until("names().length || texts('p').some(each => each.startsWith('Runs 0'))")
+
+
+def drawn(browser: Browser) -> None:
+    """Wait until the tab is there, all of it, and nothing of the page changes any more."""
+    browser.until("Bokeh.documents.length && Bokeh.documents.every(each => each.is_idle)")
+    before = -1
+    while before != (now := browser.run("deep('*').length")):
+        before = now
+        time.sleep(0.5)
 
 
 def complaints(browser: Browser) -> list[str]:
@@ -106,7 +122,7 @@ def saved(browser: Browser, folder: Path, button: str) -> list[list[str]]:
     folder.mkdir()
     browser.call("Page.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
     browser.run(f"deep('a').find(each => each.textContent == '{button}').click()")
-    until = time.monotonic() + 60
+    until = time.monotonic() + 300
     while not (files := list(folder.glob("*.csv"))):
         assert time.monotonic() < until, "no file was saved"
         time.sleep(0.1)
@@ -160,10 +176,10 @@ def test_the_list_is_filtered_and_put_in_order(browser: Browser, ours: Served) -
         ("&tab=pictures", "Loss by epoch."),
     ],
 )
-def test_every_tab_shows_its_own(browser: Browser, ours: Served, query: str, words: str) -> None:
-    opened(browser, ours, "?kind=training")
-    keys = _keys(browser)
-    opened(browser, ours, f"?kind=training&{'&'.join(f'runs={key}' for key in keys)}{query}")
+def test_every_tab_shows_its_own(
+    browser: Browser, ours: Served, trainings: str, query: str, words: str
+) -> None:
+    opened(browser, ours, f"?kind=training&{trainings}{query}")
     browser.until(f"texts('*').join(' ').includes({json.dumps(words)})")
     clean(browser, ours)
 
@@ -230,7 +246,7 @@ def test_nothing_hostile_runs_or_is_fetched(browser: Browser, tmp_path: Path) ->
         query = "&".join(f"runs={key}" for key in _keys(browser))
         for tab in ("curves", "settings", "metric&knob=learning_rate", "groups", "pictures"):
             opened(browser, server, f"?{query}&tab={tab}")
-            time.sleep(1)
+            drawn(browser)
             assert browser.run("deep('img').length + deep('b').length") == 0
             clean(browser, server)
         hostile = json.dumps(HOSTILE[:20])
@@ -290,9 +306,9 @@ def test_a_comparison_as_files_loads_nothing(
 
 @axe
 @pytest.mark.parametrize("tab", ["curves", "settings", "metric", "scaling", "groups", "pictures"])
-def test_readers_who_do_not_see_find_their_way(browser: Browser, ours: Served, tab: str) -> None:
-    opened(browser, ours, "?kind=training")
-    query = "&".join(f"runs={key}" for key in _keys(browser))
-    opened(browser, ours, f"?{query}&tab={tab}")
-    time.sleep(1)
+def test_readers_who_do_not_see_find_their_way(
+    browser: Browser, ours: Served, trainings: str, tab: str
+) -> None:
+    opened(browser, ours, f"?{trainings}&tab={tab}")
+    drawn(browser)
     assert browser.axe(AXE.read_text()) == []

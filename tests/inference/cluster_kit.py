@@ -22,6 +22,7 @@ import penstock
 from penstock.cli import main
 from penstock.inference.planning import cuts
 
+from ..ports import held_port
 from ..preloaded import started
 from .kit import Array
 
@@ -71,11 +72,11 @@ def slow():
 class Held(nn.Module):
     # Of all patches a process computes no more than some while there is a file.
     def forward(self, x):
-        while next(FORWARDS) > 28 and Path("hold").exists():
+        while next(FORWARDS) > 28 and HOLD.exists():
             time.sleep(0.05)
         return x
 
-FORWARDS = itertools.count()
+FORWARDS, HOLD = itertools.count(), Path(__file__).with_name("hold")
 
 def held():
     return nn.Sequential(Held(), SqueezeExcite(0.002))
@@ -155,12 +156,6 @@ def written(folder: Path) -> Iterator[str]:
         yield from (line for line in log.read_text().splitlines() if line[0] not in "#?")
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class Stall:
     """Doors to ports of loopback. While they are shut nothing goes through, and nobody is told."""
 
@@ -235,7 +230,8 @@ class Scheduler:
                  "--memory-limit", "0"]  # fmt: skip
         to = ""
         if stall is not None:
-            mine = free_port()
+            stall.sockets.append(held_port())
+            mine = stall.sockets[-1].getsockname()[1]
             there, back = stall.door(int(self.address.rpartition(":")[2])), stall.door(mine)
             words += ["--listen-address", f"tcp://127.0.0.1:{mine}",
                       "--contact-address", f"tcp://127.0.0.1:{back}"]  # fmt: skip

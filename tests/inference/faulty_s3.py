@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,6 +15,8 @@ from urllib.parse import urlsplit
 import numpy as np
 import tensorstore as ts
 from numpy.typing import NDArray
+
+from ..ports import held_port
 
 BODY = "<?xml version='1.0'?><Error><Code>{0}</Code><Message>{1}</Message></Error>"
 
@@ -36,6 +39,8 @@ class Door:
         """Set when a request was answered here."""
         self.server: ThreadingHTTPServer | None = None
         self.port = 0
+        self.held: socket.socket | None = None
+        """Keeps the port while nobody listens there."""
         self.lock = threading.Lock()
 
     @property
@@ -48,6 +53,7 @@ class Door:
         self.server = _Server(("127.0.0.1", self.port), handler)
         self.server.daemon_threads = True
         self.port = self.server.server_port
+        self.let_go()
         threading.Thread(target=self.server.serve_forever, args=(0.01,)).start()
 
     def close(self) -> None:
@@ -56,13 +62,20 @@ class Door:
         if server is not None:
             server.shutdown()
             server.server_close()
+            self.held = held_port(self.port)
+
+    def let_go(self) -> None:
+        """Give the port back."""
+        if self.held is not None:
+            self.held.close()
+            self.held = None
 
     def answer(self, method: str, path: str) -> tuple[int, str] | None:
         """What a request gets from here; None lets it through."""
         is_chunk = "/c/" in path
         if is_chunk and method in self.answers and self.silent is not None:
             self.asked.set()
-            self.silent.wait(60)
+            self.silent.wait(300)
         with self.lock:
             self.chunks += is_chunk
             if not is_chunk or method not in self.answers or self.chunks % self.every:
@@ -121,6 +134,7 @@ def door_to(endpoint: str) -> Iterator[Door]:
         yield door
     finally:
         door.close()
+        door.let_go()
 
 
 def spec(door: Door, name: str) -> dict[str, Any]:

@@ -69,7 +69,7 @@ class Waiting(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.begun.exists():
             self.reached.set()
-            assert self.go.wait(60)
+            assert self.go.wait(300)
         return x
 
 
@@ -91,7 +91,7 @@ def living(out: Any, folder: Path, **knobs: Any) -> Iterator[None]:
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        assert net.reached.wait(60) and not failed, failed
+        assert net.reached.wait(300) and not failed, failed
         yield
     finally:
         net.go.set()
@@ -122,7 +122,7 @@ def process(folder: Path, out: str) -> Iterator[BaseProcess]:
              "--run-dir", str(folder / "first"), *knobs]  # fmt: skip
     run = started(folder, words)
     try:
-        for _ in range(1500):
+        for _ in range(15_000):
             if (folder / "holding").exists():
                 break
             assert run.is_alive(), (folder / "said").read_text()

@@ -23,6 +23,7 @@ from penstock.cli import main
 
 from .cluster_kit import (
     HANGS,
+    NET,
     WORDS,
     Scheduler,
     Stall,
@@ -106,8 +107,8 @@ def test_a_worker_that_is_asked_to_leave_writes_what_is_whole_and_is_not_blamed(
         if len([*written(FOLDER)]) >= 2:
             break
     log = [*FOLDER.glob("done-*.log")]
-    leaver.send_signal(signal.SIGTERM)
     before = units_in(log)
+    leaver.send_signal(signal.SIGTERM)
     leaver.wait(300)
     assert before < units_in(log) < 18
     assert job.poll() is None
@@ -120,7 +121,7 @@ def test_a_worker_that_is_asked_to_leave_writes_what_is_whole_and_is_not_blamed(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("signals", ["TERM", "INT", "TERM INT", "INT INT"])
+@pytest.mark.parametrize("signals", ["INT", "TERM INT"])  # each as the first, with and without
 def test_a_client_that_is_asked_to_end_has_its_workers_write_what_is_whole(
     signals: str, client: Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -158,13 +159,17 @@ def test_a_client_that_is_asked_to_end_has_its_workers_write_what_is_whole(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("for_ever", [False, True], ids=["a while", "for ever"])
-@pytest.mark.parametrize("what", ["network", "process"])
+# Pairs: each kind of silence once, and each length of it.
+@pytest.mark.parametrize(
+    ("what", "for_ever"), [("network", True), ("process", False)], ids=["network", "process"]
+)
 def test_a_worker_that_falls_silent_is_done_without(
     what: str, for_ever: bool, client: Start, alone: Array, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A worker without a network goes on to write, while another one does the same part."""
-    scheduler = Scheduler(DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL="60s")
+    # Of the living one it must be heard in time, however busy the machine is.
+    patience = "20s" if for_ever else "300s"
+    scheduler = Scheduler(DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL=patience)
     stall = Stall()
     try:
         silent = scheduler.worker(stall=stall)
@@ -178,7 +183,7 @@ def test_a_worker_that_falls_silent_is_done_without(
             stall.open.clear()
         else:
             silent.send_signal(signal.SIGSTOP)
-        time.sleep(8)
+        time.sleep(4)
         assert main(["status", "out.zarr"]) == 0
         assert re.match(r"running: \d+ of 60 .*, 2 workers, ", capsys.readouterr().out)
         if not for_ever:
@@ -233,7 +238,7 @@ def test_what_a_worker_lacks_is_named_with_its_host(
         ("--devices", "cuda"): "--devices cuda: this machine has 0 CUDA devices",
     }.items():
         assert infer(*words, "--cluster", scheduler.address) == 2
-        (line,) = capsys.readouterr().err.splitlines()
+        *_, line = capsys.readouterr().err.splitlines()  # of one that comes late more is said
         assert line.startswith("penstock infer: on the worker n9: --") and said in line
     assert not Path("out.zarr").exists() and not FOLDER.exists()
 
@@ -292,20 +297,34 @@ def test_workers_of_another_penstock_are_named_and_do_nothing(
     assert not Path("out.zarr").exists() and not FOLDER.exists()
 
 
+LEASES = """
+from penstock.data.stores import claim, joined, marker
+claim.RENEW_S, joined.LEASE_S, marker.LEASE_S = 1.0, 6.0, 6.0
+"""
+"""Code of a net that shortens leases where it is loaded: for a job and its workers."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("seconds", [4, 45], ids=["a moment", "longer than a lease"])
 def test_a_store_that_is_restarted_is_waited_for_by_client_and_workers(
-    seconds: float, s3_endpoint: str, client: Start, alone: Array
+    s3_endpoint: str, client: Start, alone: Array
 ) -> None:
+    """It is away for longer than a lease."""
+    Path("net.py").write_text(NET + LEASES)
     with door_to(s3_endpoint) as door:
         once = {"context": {"s3_request_retries": {"max_retries": 1, "initial_delay": "10ms"}}}
         out = {**new(door, "out", alone[0, 0], 16), **once}
-        job = client("local:2", "--parts", "12", "--run-dir", str(FOLDER), out=json.dumps(out))
+        words = ("--parts", "12", "--run-dir", str(FOLDER))
+        Path("hold").touch()  # it cannot end before the store is away, however busy the machine
+        job = client("local:2", *words, model="net.py:held", out=json.dumps(out))
         for _ in eventually():
-            if len([*written(FOLDER)]) >= 3:
+            if [*written(FOLDER)]:
                 break
         door.close()
-        time.sleep(seconds)
+        Path("hold").unlink()
+        for _ in eventually():
+            if any(log.read_text() for log in FOLDER.glob("retries-*.jsonl")):
+                break
+        time.sleep(10)
         assert job.poll() is None
         door.open()
         code, said = ended(job)

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,7 @@ from .kit import Array
 
 __all__ = ["alone", "place", "scheduler"]  # fixtures
 
-pytest.importorskip("distributed")
+distributed = pytest.importorskip("distributed")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 
 
@@ -133,7 +132,7 @@ def test_workers_that_are_killed_at_random_change_no_byte(
     ("workers", "run_dir", "spill"),
     [
         ("of a scheduler", "out.zarr.penstock", "never"),
-        pytest.param("local:2", "out.zarr.penstock", "never", marks=pytest.mark.slow),
+        # Pairs: each place of the run folder and each way to spill, on workers of this machine.
         pytest.param("local:2", "out.zarr.penstock", "always", marks=pytest.mark.slow),
         pytest.param("local:2", "s3://test-bucket/runs/shared", "never", marks=pytest.mark.slow),
     ],
@@ -158,9 +157,10 @@ def test_a_client_that_is_killed_is_taken_over_by_another(
             workers = scheduler.address
         alone = written_alone(*more)
         more = (*more, "--cluster", workers, "--run-dir", run_dir)
-        assert infer(*more, *OVERLAP) == 2  # it is a worker that says so
-        assert TOO_MUCH in capsys.readouterr().err
-        assert not Path("out.zarr").exists()
+        if units == 2:
+            assert infer(*more, *OVERLAP) == 2  # it is a worker that says so
+            assert TOO_MUCH in capsys.readouterr().err
+            assert not Path("out.zarr").exists()
         words = ["infer", *WORDS, "--out-spec", "out.zarr", *more, "--spill", spill]
         Path("hold").touch()  # it cannot end before it is killed, however busy the machine
         client = started(Path.cwd(), words)
@@ -172,6 +172,8 @@ def test_a_client_that_is_killed_is_taken_over_by_another(
         client.join()
         Path("hold").unlink()
         more = (*more, "--spill", "auto" if spill == "always" else spill)  # as the run began
+        if "://" not in run_dir:  # forks know no variable that is set later, as that of a server
+            stack.enter_context(forked_workers())
         assert infer(*more, "--resume") == 0, capsys.readouterr().err
         summary = json.loads(folder.read("summary.json") or b"")
         assert infer(*more, "--resume") == 0, "nothing is left to do"
@@ -209,7 +211,7 @@ def test_a_part_that_kills_its_workers_is_given_up_and_the_others_are_written(
     np.save("in.npy", array)
     Path("poison.py").write_text(POISON)
     workers, parts = ("local:1", "3") if few else ("local:2", "8")
-    with forked_workers() if few else contextlib.nullcontext():
+    with forked_workers():
         assert infer("--model-type", "poison.py:poison", "--normalize", "none", "--parts", parts,
                      "--cluster", workers, "--max-failed-parts", "1") == 3  # fmt: skip
     said = capsys.readouterr().err
@@ -244,12 +246,17 @@ def test_bad_input_is_one_sentence(
 def test_a_worker_that_joins_late_takes_part(scheduler: Scheduler, alone: Array) -> None:
     scheduler.worker()
     words = [*WORDS, "--out-spec", "out.zarr", "--cluster", scheduler.address, "--parts", "40"]
-    words[words.index("net.py:slow")] = "net.py:slower"  # the other one is there before the end
+    words[words.index("net.py:slow")] = "net.py:held"
+    Path("hold").touch()  # it cannot end before the other one is there, however busy the machine
     client = subprocess.Popen([sys.executable, "-m", "penstock", "infer", *words])
     for _ in eventually():
-        if len([*written(Path("out.zarr.penstock"))]) >= 3:
+        if [*written(Path("out.zarr.penstock"))]:
             break
     scheduler.worker()
+    for _ in eventually():
+        if len([*Path("out.zarr.penstock").glob("done-*.log")]) == 2:
+            break
+    Path("hold").unlink()
     assert client.wait() == 0
     assert np.array_equal(values("out.zarr"), alone)
     assert len([*Path("out.zarr.penstock").glob("done-*.log")]) == 2
@@ -286,13 +293,20 @@ def test_a_stopped_worker_of_a_dead_client_writes_nothing_into_a_new_output(
     worker.send_signal(signal.SIGSTOP)
     client.kill()
     client.wait()
+    before = Path("out.zarr.penstock/run.json").read_bytes()
     words = [*WORDS, "--out-spec", "out.zarr", "--overwrite", "--overlap", "0"]
     taker = subprocess.Popen([sys.executable, "-m", "penstock", "infer", *words])
-    time.sleep(3)
+    for _ in eventually():
+        with contextlib.suppress(FileNotFoundError):
+            if Path("out.zarr.penstock/run.json").read_bytes() != before:
+                break
     worker.send_signal(signal.SIGCONT)
     assert taker.wait() == 0
     anew = values("out.zarr")
-    time.sleep(2)
+    with distributed.Client(scheduler.address) as asked:
+        for _ in eventually():  # until it has ended what it was at, and heard that nobody waits
+            if not any(asked.processing().values()) and not any(asked.call_stack().values()):
+                break
     assert np.array_equal(values("out.zarr"), anew)
     assert not np.array_equal(anew, alone)
     assert main(["verify", "out.zarr"]) == 0

@@ -15,6 +15,8 @@ import pytest
 import penstock
 from penstock.cli import main
 
+from ..preloaded import forked_workers
+
 VOLUME = np.random.default_rng(0).integers(0, 60_000, (48, 48, 48)).astype("uint16")
 """216 KiB that no codec makes smaller, in 27 units."""
 
@@ -95,7 +97,8 @@ def test_a_disk_that_fills_under_a_cluster_is_told_and_resumed(
     out, folder = place / "out.zarr", tmp_path / "run"
     command = words(tmp_path, out, "--run-dir", folder, "--threads", 1, "--cluster", "local:2",
                     "--parts", 9)  # fmt: skip
-    assert main(command) == 3
+    with forked_workers():
+        assert main(command) == 3
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert re.match(
         r"penstock infer: \d+ of 27 blocks, in \d+ parts?, are not written \(part", error
@@ -105,7 +108,8 @@ def test_a_disk_that_fills_under_a_cluster_is_told_and_resumed(
     assert main(["status", str(folder)]) == 3
     assert capsys.readouterr().out.startswith("ended: ")
     remount("size=4m")
-    assert main([*command, "--resume"]) == 0
+    with forked_workers():
+        assert main([*command, "--resume"]) == 0
     assert check_notes(out, folder) == 27
     capsys.readouterr()
     assert main(["verify", str(out), "--run-dir", str(folder)]) == 0

@@ -66,7 +66,7 @@ def until(ready: Callable[[], bool], process: BaseProcess, folder: Path) -> None
 
 def ended(process: BaseProcess, folder: Path) -> str:
     """The last line of what a process said that ended with 3."""
-    process.join(60)
+    process.join(300)
     said = (folder / "said").read_text()
     assert process.exitcode == 3, said
     return said.strip().splitlines()[-1]

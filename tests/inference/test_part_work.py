@@ -16,6 +16,7 @@ from penstock.inference.tiling.part_work import part_work
 from penstock.inference.tiling.parts import Parts
 
 from ..geometries import geometries
+from ..laws import COSTLY
 
 
 @st.composite
@@ -27,6 +28,7 @@ def parts_of_jobs(draw: st.DrawFn) -> Parts:
     return Parts(replace(geometry, region=region), step, draw(st.integers(1, 2)))
 
 
+@COSTLY
 @given(parts_of_jobs())
 def test_patches_of_each_part_and_of_those_before_it(parts: Parts) -> None:
     work = part_work(parts)
@@ -48,6 +50,7 @@ def left_after(geometry: Geometry, blocks: list[Block], done: int) -> int:
     return sum(block.patches.size for block in blocks if touched(block) & missing)
 
 
+@COSTLY
 @given(parts_of_jobs())
 def test_what_is_left_of_a_part_is_what_a_second_worker_computes(parts: Parts) -> None:
     """At the beginning of each block of the largest part, and in its middle."""

@@ -17,6 +17,7 @@ from penstock.inference.tiling.geometry import Geometry
 from penstock.inference.tiling.parts import Parts, fit_parts
 
 from ..geometries import geometries
+from ..laws import COSTLY
 from .kit import SEED, config, facts
 
 CUBE = Geometry(
@@ -44,6 +45,7 @@ def test_every_unit_is_in_one_part_and_each_part_knows_its_own(parts: Parts) -> 
         )
 
 
+@COSTLY
 @given(cut())
 def test_the_blocks_of_all_parts_are_those_of_the_job(parts: Parts) -> None:
     volumes = range(parts.num_volumes)

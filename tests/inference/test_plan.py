@@ -263,29 +263,32 @@ def test_regions_do_not_change_the_result(seam: str, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("dtype", "knobs"),
+    ("dtype", "layers", "knobs"),
     [
-        ("uint16", {}),
-        ("uint16", {"seam_mode": "blend"}),
-        ("uint16", {"normalize": "percentile"}),
-        ("float32", {"normalize": "percentile"}),
+        # Pairs: of the dtypes, the seams and the ways to normalize each once. Fewer layers would be
+        # fewer blocks than are there at once.
+        ("uint16", 256, {"seam_mode": "blend"}),
+        ("float32", 512, {"normalize": "percentile"}),
     ],
     ids=str,
 )
-def test_the_memory_ceiling_holds(dtype: str, knobs: dict[str, str], tmp_path: Path) -> None:
+def test_the_memory_ceiling_holds(
+    dtype: str, layers: int, knobs: dict[str, str], tmp_path: Path
+) -> None:
     """A real process over a real store: its peak is near the plan's."""
     script = tmp_path / "volume.py"
     script.write_text(
         "import sys, numpy as np, tensorstore as ts\n"
         "spec = {'driver': 'zarr', 'kvstore': {'driver': 'file', 'path': 'in.zarr'}}\n"
-        "volume = ts.open(spec, create=True, dtype=sys.argv[1], shape=(512,) * 3,\n"
+        "shape = (int(sys.argv[2]), 512, 512)\n"
+        "volume = ts.open(spec, create=True, dtype=sys.argv[1], shape=shape,\n"
         "    chunk_layout=ts.ChunkLayout(chunk_shape=(128,) * 3)).result()\n"
         "rng = np.random.default_rng(0)\n"
-        "for z in range(0, 512, 128):\n"
+        "for z in range(0, volume.shape[0], 128):\n"
         "    layer = rng.poisson(100, (128, 512, 512)).astype(sys.argv[1])\n"
         "    volume[z:z + 128].write(layer).result()\n"
     )
-    subprocess.run([sys.executable, str(script), dtype], cwd=tmp_path, check=True)
+    subprocess.run([sys.executable, str(script), dtype, str(layers)], cwd=tmp_path, check=True)
     words = (
         "-m penstock infer --in-spec in.zarr --out-spec out.zarr --model-type identity --patch 64 "
         "--overlap 10 --devices cpu --metrics-interval 0.05 --run-dir run"
@@ -295,4 +298,5 @@ def test_the_memory_ceiling_holds(dtype: str, knobs: dict[str, str], tmp_path: P
     subprocess.run([sys.executable, *words], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     peak, planned = summary["peak_rss"], summary["planned_peak"]
-    assert 0.6 * planned < peak < 1.1 * planned
+    # How many blocks are there at once depends on what else the machine does; the most does not.
+    assert 0.4 * planned < peak < 1.1 * planned

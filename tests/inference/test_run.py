@@ -22,6 +22,7 @@ from penstock.data.stores.memory import MemorySink, MemorySource
 from penstock.inference import run as infer
 from penstock.models import devices
 
+from ..laws import COSTLY
 from .kit import arange, conv, crossed, job, run
 
 
@@ -60,6 +61,7 @@ def test_identity_blended_returns_its_input(job: Any, dtype: str) -> None:
     np.testing.assert_allclose(blended, data, rtol=1e-6, atol=1e-3)
 
 
+@COSTLY
 @given(st.data(), st.sampled_from(["trim", "blend"]), st.sampled_from(["uint16", "float32"]))
 def test_the_result_is_the_same_to_the_bit_however_it_is_cut(
     data: st.DataObject, seam: str, dtype: str

@@ -18,6 +18,7 @@ from penstock.inference.planning.plan import make_plan
 from penstock.inference.planning.simulation import Outcome, simulate
 from penstock.inference.tiling.part_work import PartWork, part_work
 
+from ..laws import COSTLY
 from .kit import SEED, config, facts
 
 REDO = part_work(make_plan(config(workers=8), facts((4096,) * 3), SEED).parts).redo  # type: ignore[arg-type]
@@ -196,6 +197,7 @@ def test_all_work_is_done_once_and_what_was_lost_again(
         assert run.redone == run.failures == 0
 
 
+@COSTLY
 @given(plays())
 def test_a_seed_gives_the_same_run_again(played: tuple[Load, Fleet, Outcome]) -> None:
     load, workers, _ = played

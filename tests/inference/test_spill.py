@@ -131,7 +131,7 @@ def test_pieces_of_parts_in_any_order_and_twice_make_what_one_process_makes(
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(spilling(600), st.data())
 def test_pieces_of_many_jobs_make_what_one_process_makes(parts: Parts, data: st.DataObject) -> None:
     check_joined(parts, data)

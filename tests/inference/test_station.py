@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from penstock.base.errors import Incomplete, StageError
-from penstock.cluster.tasks import UnfitWorker, WorkerLeaves
+from penstock.cluster import UnfitWorker, WorkerLeaves
 from penstock.inference.opening import identity
 from penstock.inference.opening.job import Job
 from penstock.inference.run_folder.ending import EndRequest

@@ -323,11 +323,16 @@ def test_a_killed_run_is_incomplete_and_the_command_that_is_named_makes_the_rest
 ) -> None:
     monkeypatch.chdir(tmp_path)
     np.save("in put.npy", DATA)
+    log = Path("out.zarr.penstock/done.log")
+    Path("hold").touch()  # it cannot end before it is killed, however busy the machine
     Path("slow.py").write_text(
         "import time, torch\n"
+        "from pathlib import Path\n"
+        f"hold, log = Path('hold'), Path({str(log)!r})\n"
         "class Slow(torch.nn.Module):\n"
         "    def forward(self, x):\n"
-        "        if x.device.type != 'meta': time.sleep(0.01)\n"
+        "        while hold.exists() and log.exists() and len(log.read_text().splitlines()) > 1:\n"
+        "            time.sleep(0.005)\n"
         "        return x + 1\n"
     )
     words = ["infer", "--in-spec", "in put.npy", "--out-spec",
@@ -335,12 +340,12 @@ def test_a_killed_run_is_incomplete_and_the_command_that_is_named_makes_the_rest
              "--block", "16", "--chunks", "8", "--devices", "cpu", "--clip-norm", "-1", "2",
              "--no-output-denormalize"]  # fmt: skip
     victim = started(tmp_path, words)
-    log = Path("out.zarr.penstock/done.log")
     while not (log.exists() and len(log.read_text().splitlines()) >= 2):
         assert victim.is_alive(), "the run ended before it could be killed"
         time.sleep(0.005)
     victim.kill()
     victim.join()
+    Path("hold").unlink()
     assert verify("out.zarr", "--json", "found.json") == 3
     said = capsys.readouterr().out
     assert "was never written" in said

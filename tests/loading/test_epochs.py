@@ -21,12 +21,14 @@ from penstock.loading.engines import decode
 from penstock.loading.loader import Loader
 from penstock.loading.order import Order
 
+from ..laws import COSTLY
 from .kit import ENGINES, arrays, cache_of, distinct, read_by, seen, slow, threads_of_loaders, write
 
 pytest.importorskip("numcodecs")
 pytest.importorskip("tensorstore")
 
 
+@COSTLY
 @given(
     workers=st.integers(1, 16),
     fetch=st.integers(0, 3),
@@ -267,19 +269,19 @@ def test_a_reader_that_hangs_does_not_keep_close(
     def hang(path: str, *rest: Any) -> Any:
         if path.endswith("5.0.0.0"):
             hangs.set()
-            let_go.wait(60)
+            let_go.wait(300)
         return read(path, *rest)
 
     read_by(monkeypatch, hang)
     loader = Loader(data, batch_size=1, workers=2, queue=1, engine="native")
     batches = iter(loader)
     assert [next(batches).samples[0] for _ in range(5)] == [0, 1, 2, 3, 4]
-    assert hangs.wait(60)
+    assert hangs.wait(300)
     loader.close()
     assert len(threads_of_loaders()) == 1
     stuck = [t for t in threading.enumerate() if t.name in threads_of_loaders()]
     let_go.set()
-    stuck[0].join(10)
+    stuck[0].join(300)
 
 
 @pytest.mark.slow
@@ -291,20 +293,20 @@ def test_a_reader_that_hangs_does_not_keep_those_who_wait_for_its_chunk(
 
     def hang(*args: Any) -> Any:
         hangs.set()
-        let_go.wait(60)
+        let_go.wait(300)
         return read(*args)
 
     read_by(monkeypatch, hang)
     loader = Loader(path, batch_size=1, workers=4, queue=4, cache="1MiB", engine="native")
     batches = iter(loader)
-    assert hangs.wait(60)
+    assert hangs.wait(300)
     loader.close()
     assert len(threads_of_loaders()) == 1
     stuck = [t for t in threading.enumerate() if t.name in threads_of_loaders()]
     monkeypatch.undo()
     assert sum(np.array_equal(b["data"], values[b.samples]) for b in loader) == 12
     let_go.set()
-    stuck[0].join(10)
+    stuck[0].join(300)
     del batches
     assert not cache_of(loader)._ahead and not cache_of(loader)._making
 

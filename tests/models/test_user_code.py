@@ -134,7 +134,6 @@ def test_what_is_installed_comes_first(nets: Path) -> None:
         ("generate", "-m"),
         pytest.param("plan", "-m", marks=pytest.mark.slow),
         pytest.param("plan", "console", marks=pytest.mark.slow),
-        pytest.param("bench", "-m", marks=pytest.mark.slow),
         pytest.param("train", "-m", marks=pytest.mark.slow),
     ],
 )
@@ -149,8 +148,6 @@ def test_no_file_of_the_folder_is_taken_for_a_library(
     words = {
         "generate": "generate ufs-p1 data --samples 1 --grid 8 16",
         "plan": f"plan --in-spec in.npy --out-spec o.zarr --model-type {net} --patch 8 --overlap 2",
-        "bench": f"bench model --model {net} --tile-sizes 8 --batch-sizes 1 --device cpu "
-        "--effort quick --launch-seconds 0.01 --output out/bench.csv",
         "train": "train spiral --max-steps 1 --epochs 1 --num-samples 64 --device cpu "
         "--output-dir out/run",
     }[command].split()

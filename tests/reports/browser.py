@@ -16,7 +16,7 @@ from typing import Any
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 _AXE = """axe.run().then(found => JSON.stringify(found.violations.map(
     each => [each.id, each.impact, each.nodes.map(node => node.html.slice(0, 200))])))"""
 AXE = Path(__file__).parents[2] / "node_modules" / "axe-core" / "axe.min.js"
@@ -91,7 +91,15 @@ class Browser:
         self.go(page.as_uri())
 
     def go(self, address: str) -> None:
-        """Load what lies at an address, and wait until it is loaded."""
+        """Load what lies at an address, and wait until it is loaded.
+
+        Nothing that the page before it says, or its server as that ends, is among the events.
+        """
+        self._load("about:blank")
+        self.events.clear()
+        self._load(address)
+
+    def _load(self, address: str) -> None:
         self.events.clear()
         self.call("Page.navigate", url=address)
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):

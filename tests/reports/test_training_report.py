@@ -195,7 +195,7 @@ def test_logs_beside_a_training_or_a_ledger_are_reported_too(
     runs = {c["title"]: c["sections"][0]["table"] for c in document["chapters"]}
     assert len(runs["Scaling: Runs"]) == 3
     assert len(runs["Logs and trackers: Runs"]) == len(logs) + 1
-    assert "1.out is of the run in" in capsys.readouterr().err
+    assert "1.out has the run of" in capsys.readouterr().err
 
 
 def test_a_suite_comes_before_its_trainings_which_are_no_study(

@@ -35,6 +35,10 @@ from penstock.reports.tune.loader import (
     write_loader_yaml,
 )
 
+from ..bench.conftest import launches_here
+
+__all__ = ["launches_here"]  # a fixture
+
 GOAL = Goal(step_s=0.2, batch=16, utilisation=0.9)
 """A batch must come every 222 ms."""
 
@@ -490,6 +494,7 @@ def test_settings_from_end_to_end(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("launches_here")
 def test_the_batch_from_end_to_end(
     data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -506,6 +511,7 @@ def test_the_batch_from_end_to_end(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("launches_here")
 def test_the_ceiling_from_end_to_end(
     data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -70,7 +70,7 @@ def torchrun(folder: Path, *words: str, seed: str = "0") -> subprocess.Completed
         env=environment,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
     )
 
 

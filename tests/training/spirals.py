@@ -40,6 +40,19 @@ class DamagedForOne(Spiral):
         return super().loss(model, batch)
 
 
+class Slowed(Spiral):
+    """Two spirals whose steps take a moment, from the 41st of a process on, while there is a file
+    ``hold`` beside the folder of the run: so it does not end before a signal has come."""
+
+    steps = 0
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        self.steps += 1
+        if self.steps > 40 and (self.config.output_dir.parent / "hold").exists():
+            time.sleep(0.2)
+        return super().loss(model, batch)
+
+
 class Frozen(Spiral):
     """Two spirals with a first layer that stays as it is."""
 

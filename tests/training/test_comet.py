@@ -84,7 +84,7 @@ def test_without_a_key_comet_is_an_archive(tmp_path: Path) -> None:
 def test_a_run_that_goes_on_is_two_archives_of_one_experiment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tell, "STOP_WITHIN_S", 60.0)
+    monkeypatch.setattr(tell, "STOP_WITHIN_S", 300.0)
     stop_after_21(tmp_path, "comet")
     (archive,) = (tmp_path / "track" / "comet").glob("*.zip")
     results = tracked(tmp_path, "comet", resume=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -84,6 +85,29 @@ def test_what_is_wrong_with_a_sample_is_one_sentence_from_a_worker_too(workers: 
     assert str(caught.value) == "chips/a.zarr cannot be read at chip 2"
 
 
+def test_a_worker_that_is_signalled_as_it_begins_works_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch system signals every process of a job, whatever it is at."""
+    from torch.utils.data._utils import signal_handling
+
+    from penstock.training.feed import TorchFeed
+
+    begin = signal_handling._set_worker_signal_handlers
+
+    def struck() -> None:
+        begin()
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(signal_handling, "_set_worker_signal_handlers", struck)
+    config = build(TrainConfig, {"output_dir": tmp_path, "num_workers": 2})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    with contextlib.closing(TorchFeed([1, 2, 3, 4], Order(4, 1), Listed(), config, False)) as feed:
+        assert [batch for _, batch in feed.epoch(0, 0)] == [[1], [2], [3], [4]]
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+
+
 FAILING = """
 from penstock import run_training
 from penstock.training.workloads.spiral import Spiral
@@ -104,7 +128,7 @@ def test_a_script_whose_training_fails_comes_to_its_end(tmp_path: Path) -> None:
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "failing.py"],
-        cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60,
+        cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 1
     assert "ValueError: a loss of the user's" in done.stderr

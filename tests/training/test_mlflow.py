@@ -18,6 +18,7 @@ from penstock.base.files import lock_file
 from penstock.cli import main
 from penstock.training.tracking import events, follow, tell
 
+from ..ports import held_port
 from .track_kit import (
     KEY,
     TRACKED_RUNS,
@@ -101,7 +102,7 @@ def test_a_run_that_goes_on_is_one_run_of_the_server(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
-    monkeypatch.setattr(tell, "STOP_WITHIN_S", 60.0)
+    monkeypatch.setattr(tell, "STOP_WITHIN_S", 300.0)
     stop_after_21(tmp_path, "mlflow")
     (first,) = json.loads((tmp_path / "training_results.json").read_text())["trackers"]
     assert first["status"] == "ok"
@@ -186,7 +187,7 @@ def test_without_a_server_mlflow_is_a_database_of_the_user_s(
 def test_runs_at_once_are_side_by_side_in_mlflow_s_own_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four trainings begin in a store that is not there yet. A server that is started on it, as
+    """Two trainings begin in a store that is not there yet. A server that is started on it, as
     ``mlflow ui`` does, lists them by name and by tag."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")  # --track-dir wins
     store = tmp_path / "store"
@@ -197,18 +198,18 @@ def test_runs_at_once_are_side_by_side_in_mlflow_s_own_server(
              "--tag", f"parity={'even' if n % 2 == 0 else 'odd'}"],
             cwd=tmp_path, stdout=subprocess.DEVNULL,
         )
-        for n in range(4)
+        for n in range(2)
     ]  # fmt: skip
-    assert [process.wait() for process in processes] == [0] * 4
+    assert [process.wait() for process in processes] == [0] * 2
     from mlflow.tracking import MlflowClient
 
     with served(f"sqlite:///{store}/mlflow.db", tmp_path) as url:
         client = MlflowClient(url)
         (experiment,) = [each for each in client.search_experiments() if each.name == "penstock"]
         found = client.search_runs([experiment.experiment_id])
-        assert sorted(run.info.run_name for run in found) == [f"run {n}" for n in range(4)]
+        assert sorted(run.info.run_name for run in found) == ["run 0", "run 1"]
         even = client.search_runs([experiment.experiment_id], "tags.parity = 'even'")
-        assert sorted(run.info.run_name for run in even) == ["run 0", "run 2"]
+        assert sorted(run.info.run_name for run in even) == ["run 0"]
         assert {run.info.status for run in found} == {"FINISHED"}
         # A run that goes on under another name and a further tag is the same run.
         again = ["--output-dir", "0", "--epochs", "3", "--resume", "--name", "renamed"]
@@ -216,7 +217,7 @@ def test_runs_at_once_are_side_by_side_in_mlflow_s_own_server(
         assert main([*words[3:], *again, "--tag", "more=yes", "--track-dir", "store"]) == 0
         (renamed,) = client.search_runs([experiment.experiment_id], "tags.more = 'yes'")
         assert (renamed.info.run_name, renamed.data.tags["parity"]) == ("renamed", "even")
-        assert len(client.search_runs([experiment.experiment_id])) == 4
+        assert len(client.search_runs([experiment.experiment_id])) == 2
 
 
 @pytest.mark.slow
@@ -249,14 +250,13 @@ def test_a_server_that_hangs_stops_nothing(tmp_path: Path, monkeypatch: pytest.M
 def test_a_server_that_refuses_is_told_of_once_and_sent_to_later(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        nobody = f"http://user:{KEY}@127.0.0.1:{free.getsockname()[1]}/mlflow"
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", nobody)
     words = ["train", "spiral", *WORDS, "--track", "mlflow", "--output-dir", str(tmp_path)]
-    done = subprocess.run(
-        [sys.executable, "-m", "penstock", *words], capture_output=True, text=True
-    )
+    with held_port() as held:
+        nobody = f"http://user:{KEY}@127.0.0.1:{held.getsockname()[1]}/mlflow"
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", nobody)
+        done = subprocess.run(
+            [sys.executable, "-m", "penstock", *words], capture_output=True, text=True
+        )
     assert done.returncode == 0, done.stderr
     told = (line for line in done.stderr.splitlines() if "mlflow" in line)
     said = [line for line in told if "is behind" not in line]  # where it is waited for at the end

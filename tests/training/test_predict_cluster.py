@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shutil
 import threading
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,6 +13,7 @@ import pytest
 from penstock.cli import main
 
 from ..dask_threads import threads_of_this_process
+from ..preloaded import forked_workers
 
 if not all(map(find_spec, ("torchvision", "rasterio", "numcodecs", "distributed"))):
     pytest.skip("torchvision, rasterio or distributed is missing", allow_module_level=True)
@@ -73,8 +71,18 @@ def test_workers_write_what_one_process_writes_whoever_dies(
 ) -> None:
     assert predict("alone.csv") == 0
     alone = capsys.readouterr().out
-    with killing_a_worker() if killed else threads_of_this_process() as workers:
-        assert predict("out.csv", "--cluster", workers) == 0, capsys.readouterr().err
+    if killed:
+        with forked_workers(), Killer() as killer:
+            for _ in range(20):  # the scenes may be read before anybody has looked
+                Path("out.csv").unlink(missing_ok=True)
+                capsys.readouterr()
+                assert predict("out.csv", "--cluster", "local:2") == 0, capsys.readouterr().err
+                if killer.killed:
+                    break
+        assert killer.killed
+    else:
+        with threads_of_this_process() as workers:
+            assert predict("out.csv", "--cluster", workers) == 0, capsys.readouterr().err
     assert Path("out.csv").read_bytes() == Path("alone.csv").read_bytes()
     assert len(Path("out.csv").read_text().splitlines()) > 10
     told = capsys.readouterr().out
@@ -83,25 +91,26 @@ def test_workers_write_what_one_process_writes_whoever_dies(
     assert not list(place.glob("*.parts"))
 
 
-@contextlib.contextmanager
-def killing_a_worker() -> Iterator[str]:
-    """The address of a cluster, one worker of which is killed while it reads."""
-    ended, killed = threading.Event(), []
+class Killer(threading.Thread):
+    """Kills one worker while it reads."""
 
-    def kill() -> None:
-        while not killed and not ended.wait(0.01):
-            if (worker := worker_at_work()) is not None and worker.pid != os.getpid():
+    def __init__(self) -> None:
+        super().__init__()
+        self.killed, self.ended = False, threading.Event()
+
+    def run(self) -> None:
+        while not self.killed and not self.ended.wait(0.005):
+            if (worker := worker_at_work()) is not None:
                 worker.kill()
-                killed.append(worker.pid)
+                self.killed = True
 
-    thread = threading.Thread(target=kill)
-    thread.start()
-    try:
-        yield "local:2"
-    finally:
-        ended.set()
-        thread.join()
-    assert killed
+    def __enter__(self) -> Killer:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ended.set()
+        self.join()
 
 
 @pytest.mark.slow
@@ -114,12 +123,14 @@ def test_a_scene_that_fails_is_listed_and_the_others_are_kept(
     good = raster.read_bytes()
     raster.write_bytes(good[: len(good) // 2])
     words = ["--cluster", "local:1", "--part-retries", "0"]
-    assert predict("out.csv", *words, "--max-failed-parts", "1") == 3
+    with forked_workers():
+        assert predict("out.csv", *words, "--max-failed-parts", "1") == 3
     error = capsys.readouterr().err
     assert f"1 scene failed ({name}: " in error and "--resume does the rest" in error
     assert len(list(Path("out.csv.parts").glob("*.csv"))) == 2
     raster.write_bytes(good)
-    assert predict("out.csv", *words, "--resume") == 0
+    with forked_workers():
+        assert predict("out.csv", *words, "--resume") == 0
     assert Path("out.csv").read_bytes() == Path("alone.csv").read_bytes()
 
 
@@ -127,6 +138,7 @@ def test_a_scene_that_fails_is_listed_and_the_others_are_kept(
 def test_a_device_that_workers_lack_is_refused_in_one_sentence(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert predict("out.csv", "--cluster", "local:1", "--device", "mps") == 2
+    with forked_workers():
+        assert predict("out.csv", "--cluster", "local:1", "--device", "mps") == 2
     assert "--device mps: torch finds no such device here" in capsys.readouterr().err
     assert not list(place.glob("out*"))

@@ -111,7 +111,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 @given(data=st.data())
-@settings(max_examples=1 + settings.default.max_examples // 5)  # each is a whole training
+@settings(max_examples=2 + settings.default.max_examples // 25)  # each is a whole training
 def test_a_run_struck_at_any_moment_ends_in_the_same_weights(run: Run, data: st.DataObject) -> None:
     import torch
 

@@ -166,7 +166,7 @@ def test_only_the_first_of_two_ranks_tells(tmp_path: Path) -> None:
     command += ["--local-addr", "127.0.0.1", "-m", "penstock", "train", "spiral", *WORDS]
     command += ["--distributed", "--track", "tensorboard", "--profile", "--profile-steps", "2"]
     done = subprocess.run(
-        [*command, "--output-dir", str(tmp_path)], capture_output=True, text=True, timeout=100
+        [*command, "--output-dir", str(tmp_path)], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     (begin,) = told(tmp_path, "begin")

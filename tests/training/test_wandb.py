@@ -88,7 +88,7 @@ def test_a_run_with_its_name_and_tags_is_there_without_a_network(
 def test_a_run_that_goes_on_leaves_two_parts_of_one_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tell, "STOP_WITHIN_S", 60.0)
+    monkeypatch.setattr(tell, "STOP_WITHIN_S", 300.0)
     stop_after_21(tmp_path, "wandb")
     tracked(tmp_path, "wandb", resume=True, tag={"again": "yes"})
     parts = read_wandb(tmp_path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
 from penstock.base.errors import Incomplete
 from penstock.training.tracking import events, tell, trackers
 
+from ..ports import held_port
 from .kit import SMALL
 
 if TYPE_CHECKING:
@@ -95,9 +95,8 @@ def stop_after_21(out: Path, *names: str) -> None:
 @contextlib.contextmanager
 def served(store: str, folder: Path) -> Iterator[str]:
     """The URL of an MLflow server on loopback that shows a store; ``folder`` takes its log."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    held = held_port()
+    port = held.getsockname()[1]
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--backend-store-uri", store, "--workers", "1"]
     with (folder / "log").open("wb") as log:
@@ -108,7 +107,7 @@ def served(store: str, folder: Path) -> Iterator[str]:
         )  # fmt: skip
     url = f"http://127.0.0.1:{port}"
     try:
-        for _ in range(600):
+        for _ in range(1500):
             with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health"):
                 break
             assert process.poll() is None, (folder / "log").read_text()
@@ -117,10 +116,11 @@ def served(store: str, folder: Path) -> Iterator[str]:
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        held.close()
 
 
 def until(true: Any) -> None:
-    for _ in range(1200):
+    for _ in range(3000):
         if true():
             return
         time.sleep(0.1)

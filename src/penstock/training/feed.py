@@ -64,7 +64,7 @@ class TorchFeed:
 
     def epoch(self, epoch: int, first: int) -> Iterator[tuple[Items, Batch]]:
         self._batches.at = Position(epoch, first)
-        with _torch_says_nothing():
+        with _torch_says_nothing(), _signals_wait():
             self._iterator = iter(self._loader)
         return _or_raised(self._iterator)
 
@@ -155,6 +155,20 @@ def _torch_says_nothing() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _signals_wait() -> Iterator[None]:
+    """Hold back signals while workers begin. A worker inherits that, and lets go of them as it
+    ignores them: before, it would die of one that comes to every process of a job."""
+    if not hasattr(signal, "pthread_sigmask"):  # on Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _pinned(batch: Batch) -> Batch:
     from lightning_utilities.core.apply_func import apply_to_collection
 
@@ -166,6 +180,8 @@ def _leave_signals_to_the_parent(worker: int) -> None:
     ended would end the run before its checkpoint. Workers end when their parent does."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # ignored, one that waited is gone
     if ask := death_signal():  # torch looks for its parent every few seconds only
         ask()
 

@@ -1,0 +1,8 @@
+"""How many examples a law has of which an example costs much."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+
+COSTLY = settings(max_examples=max(5, settings.default.max_examples // 5))
+"""As many as any by default, and a fifth of them in ``make check``."""
