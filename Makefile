@@ -36,21 +36,24 @@ lowest-torch: $(VENV)-lowest-torch/ready ## the same, and all that computes, wit
 		$(addprefix tests/, bench inference loading models training)
 
 # Tests that need nothing but the core.
-CORE = $(addprefix tests/, test_platforms.py base/test_threads.py bench/test_boundary.py \
-	bench/test_launch.py bench/test_suite_presets.py bench/test_sweep.py cli/test_doctor.py \
-	cluster/test_place.py cluster/test_slurm_jobs.py cluster/test_slurm_submit.py \
-	data/test_grid.py data/test_normalize.py \
-	data/test_preprocess.py data/test_volumes.py data/test_weather.py data/test_windows.py \
+CORE = $(addprefix tests/, test_platforms.py base/test_labels.py base/test_threads.py \
+	base/test_words.py bench/test_boundary.py bench/test_launch.py bench/test_suite_presets.py \
+	bench/test_sweep.py cli/test_completion.py cli/test_doctor.py cli/test_help.py \
+	cli/test_timed_test.py cluster/test_place.py cluster/test_slurm_jobs.py \
+	cluster/test_slurm_submit.py dashboard/test_catalogue.py dashboard/test_compare.py \
+	dashboard/test_listing.py dashboard/test_sources.py dashboard/test_view.py data/test_grid.py \
+	data/test_normalize.py data/test_preprocess.py data/test_volumes.py data/test_weather.py \
+	data/test_windows.py inference/test_ceiling.py inference/test_part_work.py \
 	inference/test_stitch.py instruments/test_conditions.py instruments/test_environment.py \
 	instruments/test_ledger.py instruments/test_page_cache.py instruments/test_sampler.py \
-	loading/test_cache.py loading/test_fields.py loading/test_order.py reports/test_cells.py \
-	reports/test_compare.py reports/test_csv.py reports/test_model_report.py \
-	reports/test_queue_model.py reports/test_tune.py scaling/test_broken_logs.py \
-	scaling/test_folders.py scaling/test_intervals.py scaling/test_laws.py scaling/test_logs.py \
-	scaling/test_ranks.py scaling/test_sentences.py scaling/test_simulate.py \
+	instruments/test_steps.py loading/test_cache.py loading/test_fields.py loading/test_order.py \
+	reports/test_cells.py reports/test_compare.py reports/test_csv.py reports/test_headlines.py \
+	reports/test_ledger_changes.py reports/test_model_report.py reports/test_queue_model.py \
+	reports/test_tune.py scaling/test_broken_logs.py scaling/test_folders.py \
+	scaling/test_intervals.py scaling/test_laws.py scaling/test_logs.py scaling/test_ranks.py \
+	scaling/test_sentences.py scaling/test_shapes.py scaling/test_simulate.py \
 	scaling/test_simulate_verb.py scaling/test_sources.py scaling/test_study.py \
-	scaling/test_tables.py scaling/test_tracked.py scaling/test_trackers.py \
-	training/test_events.py)
+	scaling/test_tables.py scaling/test_tracked.py scaling/test_trackers.py training/test_events.py)
 
 # Pythons of this machine that CI's environment is not made of.
 PYTHONS = $(wildcard $(foreach n,12 13 14,/usr/bin/python3.$n /usr/local/bin/python3.$n \
