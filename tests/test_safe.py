@@ -232,8 +232,8 @@ def planted_lines(verb: str, every_kind: bool) -> Iterator[list[str]]:
 
     Left out is what takes seconds until it is refused: data of ``bench``, which a process of its
     own asks for (`test_what_fails_tells_no_key`), and devices; and the name and tags of
-    ``bench``, ``demo`` and ``doctor``, which need nothing else and would work for a while. Of kinds that take the same
-    arguments, the presets of ``suite``, one is asked unless all are.
+    ``bench``, ``demo`` and ``doctor``, which need nothing else and would work for a while. Of kinds
+    that take the same arguments, the presets of ``suite``, one is asked unless all are.
     """
     asked = set[tuple[str, ...]]()
     left_out = {"device", "name", "tag"} if verb in ("bench", "demo", "doctor") else {"device"}
