@@ -43,8 +43,8 @@ class Chip:
     image: NDArray[np.float32]
     """Scaled by `scenes.CHANNELS`, 0 where a value is missing; shape (channels, y, x)."""
     valid: NDArray[np.bool_]
-    """Masks of shape (masks, y, x), true where the radar has values and, if there are other rasters,
-    where those have values; see `windows.model_view`."""
+    """Masks of shape (masks, y, x). The first is true where the radar has values; another one, where
+    other rasters have values. See `windows.model_view`."""
     labels: Objects
     """Points are rows and columns of the chip."""
     core: tuple[int, int, int, int]
