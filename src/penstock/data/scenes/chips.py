@@ -43,7 +43,7 @@ class Chip:
     image: NDArray[np.float32]
     """Scaled by `scenes.CHANNELS`, 0 where a value is missing; shape (channels, y, x)."""
     valid: NDArray[np.bool_]
-    """Masks of shape (masks, y, x). The first is true where the radar has values; another one, where
+    """Masks of shape (masks, y, x). The first is true where the radar has values, another one where
     other rasters have values. See `windows.model_view`."""
     labels: Objects
     """Points are rows and columns of the chip."""
