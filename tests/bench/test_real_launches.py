@@ -58,8 +58,8 @@ def test_a_real_launch(
     if "series" in rules:
         assert len(record.samples_s["step"]) == 2 and record.stop is None
     else:
-        assert len(record.samples_s["step"]) >= 10
         assert record.stop in ("precise", "noise_stable", "budget")
+        assert len(record.samples_s["step"]) >= (1 if record.stop == "budget" else 10)
     assert record.warmup.setup_s is not None
     assert record.memory.host_baseline is not None and record.memory.host_peak_kernel is not None
     assert record.memory.host_baseline <= record.memory.host_peak_kernel
