@@ -15,8 +15,13 @@ test: $(VENV)/ready                 ## the default tests
 check: COVERED = -m coverage run    ## what CI runs
 check: lint types test lowest pythons site
 	$(RUN) tests/coverage_gates.py
-	SITE=build/site OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist worksteal -m "slow or docs or hypothesis" \
-		--hypothesis-profile many --maxfail 3 tests/test_docs.py tests
+	$(SLOW) -n 2 --dist worksteal tests/test_docs.py tests || $(SLOW) $(ONCE_MORE) tests
+
+SLOW = SITE=build/site OMP_NUM_THREADS=1 $(RUN) -m pytest -m "slow or docs or hypothesis" \
+	--hypothesis-profile many
+# A slow test that failed beside others is run once more, alone: some kill, wait and measure. One
+# that passes then depends on the load, and stands in the output above as a defect to mend.
+ONCE_MORE = --last-failed --last-failed-no-failures none
 
 LOWEST = $(addprefix tests/, data/test_bad_stores.py data/test_chips.py data/test_generate.py data/test_grid.py \
 	data/test_killed_sinks.py data/test_netcdf.py data/test_normalize.py data/test_packed.py \
@@ -93,7 +98,8 @@ gpu: $(VENV)/ready                  ## tests that need a CUDA device
 	$(RUN) -m pytest -m gpu
 
 slurm: $(VENV)/ready                ## tests on two SLURMs of two nodes, started here (root, slurm-wlm, iproute2)
-	$(RUN) -m pytest -n 2 --dist loadfile -m slurm tests/cluster
+	$(RUN) -m pytest -n 2 --dist loadfile -m slurm tests/cluster || \
+		$(RUN) -m pytest -m slurm $(ONCE_MORE) tests/cluster
 
 # torch goes in by exact version: asked for in a range, or by another package, pip would fetch the
 # newest build with gigabytes of CUDA libraries. What is never imported need not be compiled.
