@@ -2,9 +2,8 @@
 its node is wanted, a scheduler that needs fewer workers, or a nanny that is ended.
 
 Such a worker first finishes what it does, and does not count as dead. A task can have its worker
-leave as well. It is also a preload of
-Dask's worker (``--preload``) and of its nanny (``--preload-nanny``), which without it kills its
-worker 8 s after SIGTERM.
+leave as well. This module is also a preload of Dask's worker (``--preload``) and of its nanny
+(``--preload-nanny``), which without it kills its worker 8 s after SIGTERM.
 """
 
 from __future__ import annotations
