@@ -20,9 +20,9 @@ from .track_kit import (
     NO_NETWORK,
     TRACKED_RUNS,
     begun,
+    in_order,
     needs,
     no_file_holds,
-    series,
     stop_after_21,
     tracked,
 )
@@ -49,20 +49,19 @@ def of_kind(records: list[Any], kind: str) -> list[Any]:
     return [record[kind] for record in records if record["type"] == kind]
 
 
-def points(parts: list[list[Any]]) -> dict[str, list[tuple[int, float]]]:
-    """Of each metric its steps and values. Rows of one step are one row there."""
-    found: dict[str, list[tuple[int, float]]] = {}
+def points(parts: list[list[Any]]) -> dict[str, dict[int, float]]:
+    """Of each metric its value at each step. The later row of a step holds, as on the server."""
+    found: dict[str, dict[int, float]] = {}
     for row in (each["item"] for part in parts for each in of_kind(part, "history")):
         for name, value in row.items():
             if name != "epoch" and not name.startswith("_"):
-                found.setdefault(name, []).append((row["_step"], value))
-    return {name: sorted(values) for name, values in found.items()}
+                found.setdefault(name, {})[row["_step"]] = value
+    return found
 
 
-def last_of_each_step(
-    values: dict[str, list[tuple[int, float]]],
-) -> dict[str, list[tuple[int, float]]]:
-    return {name: sorted(dict(each).items()) for name, each in values.items() if each}
+def last_of_each_step(out: Path) -> dict[str, dict[int, float]]:
+    """Of each metric its last value at each step, as the file of events has them."""
+    return {name: dict(each) for name, each in in_order(out).items()}
 
 
 def test_a_run_with_its_name_and_tags_is_there_without_a_network(
@@ -80,7 +79,7 @@ def test_a_run_with_its_name_and_tags_is_there_without_a_network(
     assert set(run["tags"]) == {"spiral", "1cpu", "study=a", "long=" + "b" * 59}
     config = run["config"]["update"]
     assert config["batch_size"] == 8 and config["tag"]["study"] == "a"
-    assert points(parts) == last_of_each_step(series(tmp_path))
+    assert points(parts) == last_of_each_step(tmp_path)
     assert [each["exit_code"] for each in of_kind(records, "exit")] == [0]
     assert no_file_holds(KEY, tmp_path)
 
@@ -95,7 +94,7 @@ def test_a_run_that_goes_on_leaves_two_parts_of_one_run(
     runs = [of_kind(part, "run")[0] for part in parts]
     assert len({run["run_id"] for run in runs}) == 1 and len(runs) == 2
     assert "again=yes" not in runs[0]["tags"] and "again=yes" in runs[1]["tags"]
-    assert points(parts) == last_of_each_step(series(tmp_path))
+    assert points(parts) == last_of_each_step(tmp_path)
 
     # `penstock scaling` reads the parts as one run, with the times of the run's own folder.
     moved = (tmp_path / "track" / "wandb").rename(tmp_path.with_name("alone"))
@@ -128,4 +127,4 @@ def test_what_failed_halfway_is_written_once(
     delivery = follow.deliver_events(tmp_path, "wandb", lambda seconds: next(going, False))
     assert delivery.error is None
     assert len(read_wandb(tmp_path)) == 1
-    assert points(read_wandb(tmp_path)) == last_of_each_step(series(tmp_path))
+    assert points(read_wandb(tmp_path)) == last_of_each_step(tmp_path)

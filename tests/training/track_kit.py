@@ -71,12 +71,17 @@ def told(out: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def series(out: Path) -> dict[str, list[tuple[int, float]]]:
-    """Of each metric its steps and values, as the file of events has them."""
+    """Of each metric its steps and values, as the file of events has them; sorted."""
+    return {name: sorted(points) for name, points in in_order(out).items()}
+
+
+def in_order(out: Path) -> dict[str, list[tuple[int, float]]]:
+    """Of each metric its steps and values, in the order of the file of events."""
     found: dict[str, list[tuple[int, float]]] = {}
     for _, event in events.read_events(out / "events.jsonl"):
         for name, value in event.get("metrics", {}).items():
             found.setdefault(name, []).append((event["step"], value))
-    return {name: sorted(points) for name, points in found.items()}
+    return found
 
 
 def stop_after_21(out: Path, *names: str) -> None:
