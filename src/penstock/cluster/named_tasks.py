@@ -33,7 +33,7 @@ def nothing(work: Any) -> contextlib.AbstractContextManager[object]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Order:
+class _TaskOrder:
     topic: str
     function: Callable[[Any], Any]
     work: Any
@@ -126,9 +126,9 @@ class NamedTasks:
         """
         topic, taken = f"penstock-{uuid.uuid4().hex[:12]}", list[Piece]()
 
-        def order_of(number: int) -> _Order:
+        def order_of(number: int) -> _TaskOrder:
             work = work_of(taken[number])
-            return _Order(topic, function, work, holding, self._versions, self._cure)
+            return _TaskOrder(topic, function, work, holding, self._versions, self._cure)
 
         def numbers() -> Iterator[int]:
             for number, piece in enumerate(pieces):
@@ -188,7 +188,7 @@ def named_tasks_on(
 _ONE_AT_A_TIME = threading.Lock()
 
 
-def run_alone(order_of_task: _Order, number: int) -> Any:
+def run_alone(order_of_task: _TaskOrder, number: int) -> Any:
     """Do a piece on a worker once it does no other.
 
     Args:

@@ -47,7 +47,7 @@ class TaskOutcome:
 
 
 @dataclass(slots=True)
-class _Task:
+class _PendingTask:
     number: int
     tries: int = 1
     """Times that it was begun because an earlier try raised."""
@@ -90,7 +90,7 @@ class Tasks:
         self.placement = Placement(workers)
         self.deaths = self.retried = 0
         """Workers that died without notice, and tasks that were tried again after they raised."""
-        self._pending: dict[int, _Task] = {}
+        self._pending: dict[int, _PendingTask] = {}
         self._running: dict[str, int] = {}
         """The task that each worker is at."""
         self._leaving: set[str] = set()
@@ -127,7 +127,7 @@ class Tasks:
                 if not self._pending:
                     return
                 tick(None)
-                ended: list[tuple[_Task, Any]] = []
+                ended: list[tuple[_PendingTask, Any]] = []
                 for kind, item in self._news.take():
                     if kind == "told":
                         self._hear(item)
@@ -148,7 +148,7 @@ class Tasks:
         """Give out as many tasks as workers need: a few each, more of those that take no time."""
         self._look()
         room = max(1, AHEAD * self.placement.lanes, int(self._rate * AHEAD_S)) - len(self._pending)
-        new = [_Task(number) for number in itertools.islice(waiting, max(0, room))]
+        new = [_PendingTask(number) for number in itertools.islice(waiting, max(0, room))]
         self._pending |= {task.number: task for task in new}
         self._submit(new)
 
@@ -176,7 +176,7 @@ class Tasks:
         for task in stranded:
             del self._pending[task.number]
 
-    def _submit(self, tasks: Sequence[_Task]) -> None:
+    def _submit(self, tasks: Sequence[_PendingTask]) -> None:
         """Give tasks to Dask. They are held back while no worker that fits is there."""
         fit = self.placement.fit
         for task in tasks:
@@ -225,7 +225,7 @@ class Tasks:
             sentence = f"{DEATHS} workers died at it, one after the other"
             yield TaskOutcome(task.number, TaskFailure(sentence, True, 1), task.tries)
 
-    def _end(self, ended: Sequence[tuple[_Task, Any]]) -> Iterator[TaskOutcome]:
+    def _end(self, ended: Sequence[tuple[_PendingTask, Any]]) -> Iterator[TaskOutcome]:
         """Take in the results of tasks, and submit those again that may still succeed."""
         tasks = [  # without earlier tries, and tasks that were given up
             task for task, future in ended if future is task.future and task.number in self._pending
@@ -247,7 +247,7 @@ class Tasks:
             if not lost:
                 yield TaskOutcome(task.number, result, task.tries)
 
-    def _tries_again(self, task: _Task, failure: TaskFailure) -> bool:
+    def _tries_again(self, task: _PendingTask, failure: TaskFailure) -> bool:
         """Whether a task that raised may succeed elsewhere or another time."""
         if failure.unfit is not None:
             self.placement.unfit[failure.unfit] = failure.sentence
@@ -280,13 +280,13 @@ def worker_notes(rounds: Sequence[Tasks], kind: str) -> Iterator[str]:
     yield from (f"Left out: {address}: {why}" for address, why in unfit.items())
 
 
-def _withdraw(client: Any, tasks: Iterable[_Task]) -> None:
+def _withdraw(client: Any, tasks: Iterable[_PendingTask]) -> None:
     """Take tasks back from Dask."""
     if futures := [task.future for task in tasks if task.future is not None]:
         client.cancel(futures, force=True)
 
 
-def _results(client: Any, tasks: Sequence[_Task]) -> list[Any]:
+def _results(client: Any, tasks: Sequence[_PendingTask]) -> list[Any]:
     """What tasks returned, all fetched at once. None for those that were lost or left."""
     futures = [task.future for task in tasks]
     there = {future.key: future for future in futures if future.status == "finished"}

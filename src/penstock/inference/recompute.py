@@ -135,7 +135,7 @@ def recompute_units(
         _tolerance(stored, kind) if tolerance is None else tolerance for stored, kind in pairs
     ]
     done = Recomputed(len(keys), len(run.notes.keys() - proof.bad), tolerances)
-    comparison = _Comparison(run, job, keys, done)
+    comparison = _StoredComparison(run, job, keys, done)
     _compute(job, keys, statistics, progress, comparison)
     comparison.finish()
     return done
@@ -171,7 +171,7 @@ def _compute(
     keys: Sequence[Key],
     statistics: Mapping[str, Any],
     progress: Callable[[int], None],
-    comparison: _Comparison,
+    comparison: _StoredComparison,
 ) -> None:
     """Run a job over some of its units, and over nothing else."""
     journal = Journal(None, {})
@@ -226,7 +226,7 @@ def _tolerance(stored: Stored, kind: str) -> float:
     return _TOLERANCE.get(dtype.name, 1)
 
 
-class _Comparison:
+class _StoredComparison:
     """Takes the place of a job's sinks, and compares what would be written with what is stored."""
 
     def __init__(self, run: RunFolder, job: Job, keys: Sequence[Key], done: Recomputed) -> None:
@@ -284,7 +284,7 @@ class _Comparison:
 class _ComparingSink:
     """A sink that keeps nothing."""
 
-    def __init__(self, comparison: _Comparison, number: int, sink: Sink) -> None:
+    def __init__(self, comparison: _StoredComparison, number: int, sink: Sink) -> None:
         self.comparison, self.number = comparison, number
         self.name, self.dtype, self.domain = sink.name, sink.dtype, sink.domain
 

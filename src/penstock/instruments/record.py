@@ -37,13 +37,13 @@ FAILED: Mapping[str, str] = {
 """The words for a launch that is not ok."""
 
 
-class _Part(BaseModel):
+class _RecordModel(BaseModel):
     # Fields that a later version of Penstock adds within a schema are kept. JSON has no number that
     # is not finite: one would be written as null, and the record could not be read again.
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
 
 
-class Warmup(_Part):
+class Warmup(_RecordModel):
     """The calls before the first sample; they are never part of a statistic."""
 
     setup_s: float | None = None
@@ -58,7 +58,7 @@ class Warmup(_Part):
     """True where the rule saw a steady state before its caps; False is shown as "unstable"."""
 
 
-class Memory(_Part):
+class Memory(_RecordModel):
     """Bytes. Peaks span setup, warm-up and samples."""
 
     host_baseline: int | None = None
@@ -83,7 +83,7 @@ class Memory(_Part):
     """The times that the allocator emptied its cache to go on; above 0 the batch hardly fits."""
 
 
-class Failure(_Part):
+class Failure(_RecordModel):
     """Why a launch is not ok."""
 
     stage: str
@@ -94,7 +94,7 @@ class Failure(_Part):
     """The end of its standard error."""
 
 
-class Record(_Part):
+class Record(_RecordModel):
     """One launch."""
 
     schema_version: int = Field(SCHEMA, alias="schema")

@@ -39,13 +39,13 @@ _UNITS = {
 _NUMBER = re.compile(r"([+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)\s*([A-Za-zµ%]*)\s*")
 
 
-class _Drawn(NamedTuple):
+class _PageFigure(NamedTuple):
     caption: str
     svg: Any
     wide: bool
 
 
-class _Table(NamedTuple):
+class _PageTable(NamedTuple):
     title: str
     sentences: Sequence[str]
     head: Sequence[tuple[str, bool]]
@@ -57,8 +57,8 @@ class _Table(NamedTuple):
 class _Shown(NamedTuple):
     title: str
     lead: Sequence[str]
-    figures: Sequence[_Drawn]
-    sections: Sequence[_Table]
+    figures: Sequence[_PageFigure]
+    sections: Sequence[_PageTable]
 
 
 def html_page(report: Report) -> str:
@@ -110,7 +110,7 @@ def _chapters(chapters: Sequence[Chapter], markup: Any) -> list[_Shown]:
             figure = picture.draw()
             wide = figure.get_size_inches()[0] > _WIDE
             svg = inline_svg(figure, drawn, caption, alt)
-            figures.append(_Drawn(picture.caption, markup(svg), wide))
+            figures.append(_PageFigure(picture.caption, markup(svg), wide))
         lead = list(chapter.lead)
         if left_out := len(chapter.pictures) - len(pictures):
             lead.append(
@@ -121,13 +121,13 @@ def _chapters(chapters: Sequence[Chapter], markup: Any) -> list[_Shown]:
     return pages
 
 
-def _table(section: Section) -> _Table:
+def _table(section: Section) -> _PageTable:
     title, table, sentences = clipped(section)
     rows = [[(text, order_of(text)) for text in line] for line in table[1:]]
     words = [all(order is None for _, order in column) for column in zip(*rows, strict=True)]
     head = list(zip(table[0], words, strict=True)) if rows else []
     cells = [[(*cell, word) for cell, word in zip(row, words, strict=True)] for row in rows]
-    return _Table(title, sentences, head, cells)
+    return _PageTable(title, sentences, head, cells)
 
 
 def _records(report: Report) -> list[tuple[Raw, str, str]]:

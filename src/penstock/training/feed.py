@@ -43,7 +43,7 @@ class TorchFeed:
         config: TrainConfig,
         pin: bool,
     ) -> None:
-        self._batches = _Batches(order, Position(0, 0))
+        self._batches = _BatchIndices(order, Position(0, 0))
         self._iterator: Any = None
         workers = config.num_workers
         self.note = _note(workers)
@@ -187,7 +187,7 @@ def _leave_signals_to_the_parent(worker: int) -> None:
 
 
 @dataclass
-class _Batches:
+class _BatchIndices:
     """The indices of each batch, from a position to the end of its epoch."""
 
     order: Order

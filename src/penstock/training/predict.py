@@ -92,7 +92,7 @@ def predict_scenes(
         read_state(weights, "WEIGHTS")
     settings = settings_of(weights, config)
     folders = wanted_scenes(config.data_root, config.scenes, settings.channels)
-    parts = _Parts.open(config, weights, settings)
+    parts = _FinishedScenes.open(config, weights, settings)
     objects_of = parts.read(folders)
     folders = {name: folder for name, folder in folders.items() if name not in objects_of}
     cuts = {name: windows_of(folder, settings) for name, folder in folders.items()}
@@ -126,14 +126,14 @@ def predict_scenes(
     return PredictionSummary(len(folders), skipped, seen, passed - seen, objects, settings)
 
 
-class _Parts:
+class _FinishedScenes:
     """The finished scenes of a run, one file each, until all are finished."""
 
     def __init__(self, folder: Path, asked: Mapping[str, Any]) -> None:
         self._folder, self._asked = folder, asked
 
     @classmethod
-    def open(cls, config: PredictConfig, weights: Path, settings: Settings) -> _Parts:
+    def open(cls, config: PredictConfig, weights: Path, settings: Settings) -> _FinishedScenes:
         """The scenes that an earlier run finished, or an empty folder for this run.
 
         Raises `UsageError` if the earlier run had other settings, or may not be removed.

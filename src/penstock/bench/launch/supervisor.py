@@ -185,7 +185,7 @@ def _supervise(
     assert process.stderr is not None
     with (
         _Exit(process) as ended,
-        _Watch(process.pid) as watch,
+        _MemoryWatch(process.pid) as watch,
         process.stderr,
         selectors.DefaultSelector() as selector,
     ):
@@ -270,7 +270,7 @@ class _Exit:
         os.close(self._read)
 
 
-class _Watch:
+class _MemoryWatch:
     """Samples the memory of a process tree in the background, and keeps the maximum."""
 
     def __init__(self, pid: int) -> None:
@@ -283,7 +283,7 @@ class _Watch:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
-    def __enter__(self) -> _Watch:
+    def __enter__(self) -> _MemoryWatch:
         self._thread.start()
         return self
 

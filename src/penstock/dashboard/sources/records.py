@@ -35,7 +35,7 @@ _HEAD = 256
 _MOST_NOTES = 20
 
 
-class _Line(NamedTuple):
+class _LedgerLine(NamedTuple):
     """Where the line of a record lies, and what its name is made of."""
 
     at: int
@@ -57,7 +57,7 @@ class LedgerTail:
         self.runs: list[ListedRun] = []
         self.notes: list[str] = []
         """Sentences on lines that are passed over."""
-        self._lines: list[_Line] = []
+        self._lines: list[_LedgerLine] = []
         self._head, self._size, self._read, self._count = head, 0, 0, 0
         self._cases: dict[str, dict[str, Any]] = {}
         self._values: dict[str, Any] = {}
@@ -97,7 +97,7 @@ class LedgerTail:
         file.seek(self._read)
         return file
 
-    def _parsed(self, file: BinaryIO) -> Iterator[tuple[_Line, Record]]:
+    def _parsed(self, file: BinaryIO) -> Iterator[tuple[_LedgerLine, Record]]:
         for text in file:
             if not text.endswith(b"\n"):  # it is being written
                 return
@@ -114,21 +114,21 @@ class LedgerTail:
             case = self._cases.setdefault(record.key, record.case)
             self._learn(case)
             title = label(record.name or record.scenario)
-            yield _Line(at, len(text), case, record.launch, title), record
+            yield _LedgerLine(at, len(text), case, record.launch, title), record
 
     def _learn(self, case: Mapping[str, Any]) -> None:
         for name, value in case.items():
             if self._values.setdefault(name, value) != value:
                 self._differing[name] = None
 
-    def _name(self, line: _Line) -> str:
+    def _name(self, line: _LedgerLine) -> str:
         """The run's name with the knobs in which its launches differ."""
         case = line.case
         knobs = (label(f"{name}={case[name]}") for name in self._differing if name in case)
         launch = f"launch {line.launch + 1}" if line.launch else ""
         return " ".join(filter(None, [line.title, *knobs, launch]))[:LONGEST_LABEL]
 
-    def _shown(self, line: _Line, record: Record) -> ListedRun:
+    def _shown(self, line: _LedgerLine, record: Record) -> ListedRun:
         environment = record.environment
         step = record.samples_s.get("step")
         seconds = median(step) if step else None
@@ -149,7 +149,7 @@ class LedgerTail:
             read=partial(self._details, line),
         )
 
-    def _details(self, line: _Line) -> RunDetails:
+    def _details(self, line: _LedgerLine) -> RunDetails:
         with system_errors(f"the ledger {self.path} cannot be read"):
             if self.path.suffix == ".gz":
                 text = gzip.decompress(self.path.read_bytes())[line.at : line.at + line.length]

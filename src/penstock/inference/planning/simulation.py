@@ -44,7 +44,7 @@ class Outcome:
 
 
 @dataclass(eq=False, slots=True)
-class _Task:
+class _SimulatedTask:
     """The task of a worker: some whole parts, or the rest of one."""
 
     begun: float
@@ -82,7 +82,7 @@ class _Play:
         """Whole parts in the queue."""
         self.rests: deque[tuple[float, float]] = deque()
         """Rests of parts, each with the patches of its whole part."""
-        self.tasks: list[_Task | None] = [None] * fleet.workers
+        self.tasks: list[_SimulatedTask | None] = [None] * fleet.workers
         self.busy, self.sharing = [0, 0], [0, 0]
         """Workers of each kind at work: now, and when `speeds` were worked out."""
         self.idle = [*reversed(range(fleet.workers))]
@@ -90,7 +90,7 @@ class _Play:
         self.place = [*range(fleet.workers)]
         """The place of each worker in `up`."""
         self.returns: list[tuple[float, int]] = []
-        self.ends: tuple[list[tuple[float, int, int, _Task]], ...] = ([], [])
+        self.ends: tuple[list[tuple[float, int, int, _SimulatedTask]], ...] = ([], [])
         self.number = itertools.count()
         self.now, self.clocks, self.speeds = 0.0, [0.0, 0.0], (0.0, 0.0)
         self.next_failure = math.inf
@@ -160,7 +160,7 @@ class _Play:
             heapq.heappush(self.returns, (self.now + self.fleet.restart, worker))
         self._await_failure()
 
-    def _leave(self, task: _Task, done: float) -> None:
+    def _leave(self, task: _SimulatedTask, done: float) -> None:
         self.computed += done
         whole, rest = task.whole, task.patches
         if task.parts is not None:
@@ -205,12 +205,12 @@ class _Play:
             self.sharing = [*self.busy]
             self.speeds = shared_speeds(self.load, self.fleet, *self.busy)[:2]
 
-    def _take(self, kind: int) -> _Task:
+    def _take(self, kind: int) -> _SimulatedTask:
         """The next task for a worker of a kind: what a dead worker left, or the next parts."""
         if self.rests:
             left, whole = self.rests.popleft()
             self.given += 1
-            return _Task(self.clocks[kind], left, None, whole)
+            return _SimulatedTask(self.clocks[kind], left, None, whole)
         first, stop = self.queue.popleft()
         shares = AT_ONCE * self.fleet.workers * self.slowness[kind]
         middle = min(stop, first + max(1, int(self.waiting / shares)))
@@ -219,4 +219,4 @@ class _Play:
         self.waiting -= middle - first
         self.given += middle - first
         patches = self.work.before(middle) - self.work.before(first)
-        return _Task(self.clocks[kind], patches, (first, middle))
+        return _SimulatedTask(self.clocks[kind], patches, (first, middle))

@@ -176,7 +176,7 @@ def fit_parts(geometry: Geometry, num_volumes: int, workers: int, least: int | N
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
+class _AxisCut:
     """One way to cut an axis."""
 
     step: int
@@ -186,7 +186,7 @@ class _Cut:
     """Patches along the longest piece."""
 
 
-def _cuts(geometry: Geometry, axis: int) -> list[_Cut]:
+def _cuts(geometry: Geometry, axis: int) -> list[_AxisCut]:
     """Ways to cut an axis into 1, 2, 3, 4, 6, 8 ... pieces of whole units, alike but the last."""
     units = geometry.units.cells.shape[axis]
     counts = {1, 2, 3, *(k * 2**i for i in range(1, 12) for k in (2, 3)), units}
@@ -195,5 +195,5 @@ def _cuts(geometry: Geometry, axis: int) -> list[_Cut]:
     for step in sorted(steps, reverse=True):
         size = tuple(step * u if a == axis else u for a, u in enumerate(geometry.unit))
         first, stop = replace(geometry, region=size).patches_along(axis)
-        cuts.append(_Cut(size[axis], len(first), int(np.max(stop - first))))
+        cuts.append(_AxisCut(size[axis], len(first), int(np.max(stop - first))))
     return cuts
