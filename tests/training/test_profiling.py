@@ -18,7 +18,7 @@ from penstock.base.config.knobs import build
 from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
 from penstock.base.errors import UsageError
 from penstock.cli import main
-from penstock.instruments.phases import Laps
+from penstock.instruments.phases import PhaseTimer
 
 SMALL = {"num_samples": 203, "batch_size": 8, "epochs": 1, "hidden_dims": (8, 4), "device": "cpu"}
 PHASES = ["data_wait", "transfer", "forward", "backward", "optimizer"]
@@ -152,15 +152,15 @@ def test_a_run_that_is_too_short_is_refused(tmp_path: Path) -> None:
 def test_a_run_that_fails_early_leaves_no_trace(tmp_path: Path) -> None:
     from penstock.training import profiling
 
-    laps = profiling.ProfiledLaps(Laps(lambda: 0.0), tmp_path, 0, 5, False, lambda: 0.0)
+    timer = profiling.ProfiledTimer(PhaseTimer(lambda: 0.0), tmp_path, 0, 5, False, lambda: 0.0)
     for _ in range(7):
-        laps.begin()
-        laps.lap("forward")
-        laps.end()
-    laps.close()
-    assert laps.profile is None
+        timer.begin()
+        timer.end_phase("forward")
+        timer.end()
+    timer.close()
+    assert timer.profile is None
     assert not (tmp_path / "profile").exists()
-    assert [row["forward"] for row in laps.drain()] == [0.0] * 7
+    assert [row["forward"] for row in timer.drain()] == [0.0] * 7
 
 
 def test_a_lap_that_another_thread_ends(tmp_path: Path) -> None:
@@ -171,18 +171,18 @@ def test_a_lap_that_another_thread_ends(tmp_path: Path) -> None:
     from penstock.training import profiling
 
     now = 0.0
-    laps = profiling.ProfiledLaps(Laps(lambda: now), tmp_path, 0, 1, False, lambda: now)
+    timer = profiling.ProfiledTimer(PhaseTimer(lambda: now), tmp_path, 0, 1, False, lambda: now)
     for _ in range(7):
-        laps.begin()
-        laps.lap("forward")
+        timer.begin()
+        timer.end_phase("forward")
         now += 3
-        other = Thread(target=laps.lap, args=("backward",))
+        other = Thread(target=timer.end_phase, args=("backward",))
         other.start()
         other.join()
         now += 1
-        laps.lap("communication")
-        laps.lap("optimizer")
-        laps.end()
+        timer.end_phase("communication")
+        timer.end_phase("optimizer")
+        timer.end()
     events = json.loads((tmp_path / "profile" / "rank0.json").read_text())["traceEvents"]
     named = {"forward", "backward", "communication", "optimizer"}
     ours = [event for event in events if event.get("cat") == "user_annotation"]
@@ -194,8 +194,8 @@ def test_a_lap_that_another_thread_ends(tmp_path: Path) -> None:
     )
     assert one["dur"] == pytest.approx(3 * other["dur"])
     assert other["ts"] == pytest.approx(one["ts"] + one["dur"])
-    assert laps.profile is not None
-    assert set(laps.profile["phases_s"]) == named
-    assert not [row for row in laps.profile["operators"] if "backward" in row["name"]]
+    assert timer.profile is not None
+    assert set(timer.profile["phases_s"]) == named
+    assert not [row for row in timer.profile["operators"] if "backward" in row["name"]]
     assert "backward + communication" in (tmp_path / "profile" / "operators.txt").read_text()
-    assert all("communication" in row for row in laps.drain())
+    assert all("communication" in row for row in timer.drain())

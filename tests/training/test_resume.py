@@ -14,7 +14,7 @@ import pytest
 
 from penstock.base.errors import Incomplete, UsageError
 from penstock.cli import main
-from penstock.instruments.phases import Laps
+from penstock.instruments.phases import PhaseTimer
 
 from .kit import assert_same, config_of, kill_at, rows, weights
 
@@ -121,7 +121,7 @@ def test_a_device_that_is_asked_seldom_is_asked_before_a_checkpoint(
     """The first progress is told at the end of the first epoch."""
     from penstock.training.loop import train_workload
 
-    monkeypatch.setattr(Laps, "drain_every", 50)
+    monkeypatch.setattr(PhaseTimer, "drain_every", 50)
     with pytest.raises(Incomplete):
         train_workload("spiral", config_of(tmp_path), progress=kill_at(18))
     train_workload("spiral", config_of(tmp_path, resume=True))

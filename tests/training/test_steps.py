@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.instruments.phases import DeviceLaps, Laps
+from penstock.instruments.phases import DevicePhaseTimer, PhaseTimer
 
 from .kit import rows
 
@@ -21,22 +21,22 @@ if find_spec("lightning_fabric") is None:
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def test_laps_add_up_to_the_step() -> None:
+def test_phases_add_up_to_the_step() -> None:
     ticks = iter([0.0, 1.0, 3.0, 3.5, 10.0, 10.0, 12.0])
-    laps = Laps(lambda: next(ticks))
-    laps.begin()
+    timer = PhaseTimer(lambda: next(ticks))
+    timer.begin()
     for phase in ("data_wait", "forward", "data_wait"):
-        laps.lap(phase)
-    laps.end()
-    laps.begin()
-    laps.lap("data_wait")
-    laps.lap("forward")
-    laps.end()
-    assert laps.drain() == [
+        timer.end_phase(phase)
+    timer.end()
+    timer.begin()
+    timer.end_phase("data_wait")
+    timer.end_phase("forward")
+    timer.end()
+    assert timer.drain() == [
         {"step": 3.5, "data_wait": 1.5, "forward": 2.0},
         {"step": 2.0, "data_wait": 0.0, "forward": 2.0},
     ]
-    assert laps.drain() == []
+    assert timer.drain() == []
 
 
 class Stream:
@@ -65,22 +65,22 @@ class Stream:
         self.host = max(self.host, self.ready)
 
 
-def test_laps_of_a_device_with_batches_that_add_up() -> None:
+def test_phases_of_a_device_with_batches_that_add_up() -> None:
     """The host waits 1 and 20 s for data, and launches in no time."""
     stream = Stream()
-    laps = DeviceLaps(stream)
-    laps.begin()
+    timer = DevicePhaseTimer(stream)
+    timer.begin()
     for wait, forward in ((1.0, 4.0), (20.0, 5.0)):
         stream.host += wait
-        laps.lap("data_wait")
+        timer.end_phase("data_wait")
         stream.launch(0.5)
-        laps.lap("transfer")
+        timer.end_phase("transfer")
         stream.launch(forward)
-        laps.lap("forward")
+        timer.end_phase("forward")
     stream.launch(100)
-    laps.lap("optimizer")
-    laps.end()
-    assert laps.drain() == [  # of the 20 s the device had work for 4.5
+    timer.end_phase("optimizer")
+    timer.end()
+    assert timer.drain() == [  # of the 20 s the device had work for 4.5
         {"step": 126.5, "data_wait": 16.5, "transfer": 1.0, "forward": 9.0, "optimizer": 100.0}
     ]
 
@@ -93,18 +93,18 @@ def test_a_wait_for_data_is_the_devices(loading: float, wait: float, step: float
     """A device that computes for 1 s a step does not wait for a loader that is quicker, though the
     host does; and the host, which only queues, knows no step's length."""
     stream = Stream()
-    laps = DeviceLaps(stream)
+    timer = DevicePhaseTimer(stream)
     for _ in range(4):
-        laps.begin()
+        timer.begin()
         stream.host += loading
-        laps.lap("data_wait")
+        timer.end_phase("data_wait")
         stream.launch(1.0)
-        laps.lap("forward")
-        laps.end()
-    first, *others = laps.drain()
+        timer.end_phase("forward")
+        timer.end()
+    first, *others = timer.drain()
     assert first == {"step": loading + 1, "data_wait": loading, "forward": 1.0}
     assert others == [{"step": step, "data_wait": wait, "forward": 1.0}] * 3
-    assert laps.drain() == []
+    assert timer.drain() == []
 
 
 def test_half_a_row_of_a_killed_process_is_no_step(tmp_path: Path) -> None:

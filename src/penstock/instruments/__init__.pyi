@@ -35,8 +35,8 @@ from .page_cache import is_safe_to_map as is_safe_to_map
 from .page_cache import residency as residency
 from .page_cache import warm_pages as warm_pages
 from .phases import PHASES as PHASES
-from .phases import DeviceLaps as DeviceLaps
-from .phases import Laps as Laps
+from .phases import DevicePhaseTimer as DevicePhaseTimer
+from .phases import PhaseTimer as PhaseTimer
 from .phases import Seconds as Seconds
 from .record import FAILED as FAILED
 from .record import Failure as Failure

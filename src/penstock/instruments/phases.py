@@ -1,17 +1,17 @@
 """The phases of a training step, timed on the device that computes.
 
     │ data_wait │ transfer │ forward │ backward │ communication │ optimizer │
-    begin      lap        lap       lap        lap             lap        lap
+    begin     end        end       end        end             end        end
 
-A *lap* ends a phase: all time since the previous lap belongs to it, so the phases of a step add up
-to the step and nothing is counted twice. `communication` is its exposed part: from the moment when
-the last gradients were computed to the moment when all ranks had their sum. Gradients that are
+All time since the previous phase ended belongs to the phase that ends, so the phases of a step add
+up to the step and nothing is counted twice. `communication` is its exposed part: from the moment
+when the last gradients were computed to the moment when all ranks had their sum. Gradients that are
 summed while others are still being computed cost no time and are not counted.
 
-On a CPU a lap reads the clock. On a GPU it records an event on the stream, which costs a few
-microseconds and blocks nothing; `drain` reads the times, outside of the steps. All are times of the
-device, `data_wait` too: if the host waits for a batch while the device still computes, nothing is
-delayed and nothing is counted.
+On a CPU the end of a phase reads the clock. On a GPU it records an event on the stream, which costs
+a few microseconds and blocks nothing; `drain` reads the times, outside of the steps. All are times
+of the device, `data_wait` too: if the host waits for a batch while the device still computes,
+nothing is delayed and nothing is counted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Seconds = dict[str, float]
 """The seconds of one step: ``step``, and each phase that it had."""
 
 
-class Laps:
+class PhaseTimer:
     """Times the phases of work that has ended when its call returns, as on a CPU."""
 
     drain_every = 1
@@ -39,15 +39,15 @@ class Laps:
         self._steps: list[list[tuple[str, Any]]] = []
 
     def begin(self) -> None:
-        """Begin a step."""
+        """Begin a step, and its first phase."""
         self._marks = [("", self._mark())]
 
-    def lap(self, phase: str) -> None:
-        """End a phase."""
+    def end_phase(self, phase: str) -> None:
+        """End a phase, and begin the next one."""
         self._marks.append((phase, self._mark()))
 
     def end(self) -> None:
-        """End the step. Its last lap is its end."""
+        """End the step. It ended with its last phase."""
         self._steps.append(self._marks)
 
     def drain(self) -> list[Seconds]:
@@ -68,7 +68,7 @@ class Laps:
         return float(after - before)
 
 
-class DeviceLaps(Laps):
+class DevicePhaseTimer(PhaseTimer):
     """Times the phases of work that is queued on a CUDA device."""
 
     drain_every = 50

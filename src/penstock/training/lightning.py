@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ..base import RESULTS, MissingDependency, write_json
-from ..instruments import Clock, DeviceLaps, Laps
+from ..instruments import Clock, DevicePhaseTimer, PhaseTimer
 from .ranks import gather
 from .step import mark_computed
 from .step_log import StepLog, memory
@@ -53,14 +53,14 @@ class Records(_callback()):  # type: ignore[misc]
     def on_train_start(self, trainer: Any, module: Any) -> None:
         device: torch.device = module.device
         self._cuda = device.type == "cuda"
-        self._laps: Any = DeviceLaps(torch.cuda) if self._cuda else Laps(self._clock)
+        self._timer: Any = DevicePhaseTimer(torch.cuda) if self._cuda else PhaseTimer(self._clock)
         self._sums = isinstance(trainer.strategy.model, DistributedDataParallel)
         self._log = StepLog(self.out, trainer.global_rank, trainer.global_step)
 
     def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
         self._in_epoch = True
         self._since = self._clock()
-        self._laps.begin()
+        self._timer.begin()
 
     def on_validation_start(self, trainer: Any, module: Any) -> None:
         """Validation inside or at the end of an epoch is counted; before the first epoch, or alone,
@@ -71,31 +71,31 @@ class Records(_callback()):  # type: ignore[misc]
     def on_validation_end(self, trainer: Any, module: Any) -> None:
         if self._in_epoch:
             self._account("validation_s")
-            self._laps.begin()
+            self._timer.begin()
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, number: int) -> None:
-        self._laps.lap("data_wait")
+        self._timer.end_phase("data_wait")
 
     def on_before_backward(self, trainer: Any, module: Any, loss: Tensor) -> None:
-        self._laps.lap("forward")
+        self._timer.end_phase("forward")
         self._loss = loss.detach()
         if self._sums:
-            mark_computed(loss, self._laps)
+            mark_computed(loss, self._timer)
 
     def on_after_backward(self, trainer: Any, module: Any) -> None:
-        self._laps.lap("communication" if self._sums else "backward")
+        self._timer.end_phase("communication" if self._sums else "backward")
 
     def on_train_batch_end(
         self, trainer: Any, module: Any, outputs: Any, batch: Any, number: int
     ) -> None:
-        self._laps.lap("optimizer")
-        self._laps.end()
+        self._timer.end_phase("optimizer")
+        self._timer.end()
         tensor = next(_tensors(batch), None)
         samples = 0 if tensor is None else len(tensor)
         self._pending.append((trainer.global_step, trainer.current_epoch, samples, self._loss))
-        if len(self._pending) >= self._laps.drain_every:
+        if len(self._pending) >= self._timer.drain_every:
             self._drain()
-        self._laps.begin()
+        self._timer.begin()
 
     def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
         self._account("training_s")
@@ -136,7 +136,7 @@ class Records(_callback()):  # type: ignore[misc]
 
     def _drain(self) -> None:
         for (step, epoch, samples, loss), seconds in zip(
-            self._pending, self._laps.drain(), strict=True
+            self._pending, self._timer.drain(), strict=True
         ):
             self._log.add(step, epoch, samples, float(loss), seconds)
             self._samples += samples

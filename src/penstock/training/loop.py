@@ -53,7 +53,7 @@ from ..models import set_cuda_flags
 from .checkpoint import Checkpoints, seed_rank
 from .feed import feed_of
 from .log_lines import TRAIN_LOCK, TRAINS
-from .profiling import ProfiledLaps, check_profiling
+from .profiling import ProfiledTimer, check_profiling
 from .ranks import Stop, gather, ranks_of
 from .results import RunReport, scores_of
 from .run_folder import data_folders, take_folder
@@ -191,11 +191,11 @@ class _Training:
         seed_rank(config.seed, fabric.global_rank)
         if config.resume:
             self.state.resume()
-        self.profiled: ProfiledLaps | None = None
+        self.profiled: ProfiledTimer | None = None
         if config.profile:
             check_profiling(config.profile_steps, self.schedule.num_steps - self.state.step)
-            self.profiled = self.stepper.laps = ProfiledLaps(
-                self.stepper.laps, config.output_dir, fabric.global_rank, config.profile_steps,
+            self.profiled = self.stepper.timer = ProfiledTimer(
+                self.stepper.timer, config.output_dir, fabric.global_rank, config.profile_steps,
                 on_cuda, clock,
             )  # fmt: skip
         self.report = RunReport(
@@ -261,7 +261,7 @@ class _Training:
         ends = done == self.order.num_batches or step == self.schedule.num_steps
         save = ends or (every is not None and step % every == 0)
         stop = self.stop.agreed()
-        if save or stop or step % self.stepper.laps.drain_every == 0:
+        if save or stop or step % self.stepper.timer.drain_every == 0:
             self._drain()
         if save or stop:
             self._save()
@@ -283,7 +283,7 @@ class _Training:
 
     def _drain(self) -> None:
         """Read the times and losses of the steps since the last call, and write them."""
-        times = self.stepper.laps.drain()
+        times = self.stepper.timer.drain()
         now = self.clock()
         tally, history = self.state.tally, self.state.history
         tally.seconds += now - self._since

@@ -10,13 +10,13 @@ Phases are annotations in the trace. The name of a phase is known only at its en
 needs a name at its begin: so it gets a number first, and its name when the file is written.
 
     annotation 7    ├───────────────────────────────────┤   begun and ended by the main thread
-    laps                               ▲ backward        ▲ communication
+    phases end                          ▲ backward        ▲ communication
                                        ended by autograd's thread
 
 With several ranks on GPUs, a thread of autograd ends the backward pass. It cannot end an annotation
 of another thread, so the annotation goes on until the gradients are summed. On the host's clock it
-is cut in two at the end of that lap. On the device's clock this moment is not known, so there, and
-in the table of operators, the annotation is called ``backward + communication``.
+is cut in two where the backward pass ended. On the device's clock this moment is not known, so
+there, and in the table of operators, the annotation is called ``backward + communication``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import Any
 import torch
 
 from ..base import UsageError, format_seconds, replacing
-from ..instruments import Clock, Laps, Seconds
+from ..instruments import Clock, PhaseTimer, Seconds
 
 PROFILE_FOLDER = "profile"
 USUAL_STEPS, WARM_STEPS = 3, 2
@@ -59,13 +59,13 @@ def check_profiling(profiled: int, left: int) -> None:
         )
 
 
-class ProfiledLaps(Laps):
-    """Laps that also name the annotations of the profiler's trace."""
+class ProfiledTimer(PhaseTimer):
+    """A timer that also names the annotations of the profiler's trace."""
 
     def __init__(
-        self, laps: Laps, out: Path, rank: int, steps: int, cuda: bool, clock: Clock
+        self, timer: PhaseTimer, out: Path, rank: int, steps: int, cuda: bool, clock: Clock
     ) -> None:
-        self._laps, self.drain_every, self._clock = laps, laps.drain_every, clock
+        self._timer, self.drain_every, self._clock = timer, timer.drain_every, clock
         self._folder, self._rank, self._profiled = out / PROFILE_FOLDER, rank, steps
         self._cuda = cuda
         self.profile: dict[str, Any] | None = None
@@ -75,7 +75,7 @@ class ProfiledLaps(Laps):
         """The phases in each annotation and their fractions of its time."""
         self._mark: Any = None
         self._ended: list[tuple[str, float]] = []
-        """The names and end times of the laps since the annotation began."""
+        """The names and end times of the phases since the annotation began."""
         self._number = 0
         activities = [torch.profiler.ProfilerActivity.CPU]
         if cuda:
@@ -94,11 +94,11 @@ class ProfiledLaps(Laps):
             os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else it prints its start and its end
             self._profiler.start()
             self._runs = True
-        self._laps.begin()
+        self._timer.begin()
         self._open()
 
-    def lap(self, phase: str) -> None:
-        self._laps.lap(phase)
+    def end_phase(self, phase: str) -> None:
+        self._timer.end_phase(phase)
         self._ended.append((phase, self._clock()))
         if threading.get_ident() == self._thread:
             self._close()
@@ -106,12 +106,12 @@ class ProfiledLaps(Laps):
 
     def end(self) -> None:
         self._close()
-        self._laps.end()
+        self._timer.end()
         if self._runs:
             self._profiler.step()
 
     def drain(self) -> list[Seconds]:
-        return self._laps.drain()
+        return self._timer.drain()
 
     def close(self) -> None:
         """Stop the profiler if the run ends before the steps that it was to record."""
@@ -225,17 +225,17 @@ def busiest(
     ]
 
 
-def _shares(began: float, laps: Sequence[tuple[str, float]]) -> list[Part]:
-    """Laps that ended since a moment, as fractions of the time until the last.
+def _shares(began: float, phases: Sequence[tuple[str, float]]) -> list[Part]:
+    """Phases that ended since a moment, as fractions of the time until the last.
 
     >>> _shares(1.0, [("backward", 4.0), ("communication", 5.0)])
     [('backward', 0.75), ('communication', 0.25)]
     """
-    moments = [began, *(moment for _, moment in laps)]
+    moments = [began, *(moment for _, moment in phases)]
     whole = moments[-1] - began
     return [
-        (phase, (after - before) / whole if whole else 1 / len(laps))
-        for (phase, _), (before, after) in zip(laps, pairwise(moments), strict=True)
+        (phase, (after - before) / whole if whole else 1 / len(phases))
+        for (phase, _), (before, after) in zip(phases, pairwise(moments), strict=True)
     ]
 
 

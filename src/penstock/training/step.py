@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from ..base import TrainConfig
-from ..instruments import Clock, DeviceLaps, Laps
+from ..instruments import Clock, DevicePhaseTimer, PhaseTimer
 from ..loading import Items
 from ..models import channels_last, float32_default, load_weights, recompute_activations
 from .ranks import gather
@@ -74,29 +74,29 @@ class Stepper:
         self.scheduler = LambdaLR(self.optimizer, rate)
         self._sums = any(isinstance(m, DistributedDataParallel) for m in self._model.modules())
         on_cuda = fabric.device.type == "cuda"
-        self.laps = DeviceLaps(torch.cuda) if on_cuda else Laps(clock)
+        self.timer = DevicePhaseTimer(torch.cuda) if on_cuda else PhaseTimer(clock)
         self.pictures: Callable[[], Mapping[str, NDArray[Any]]] | None = None
         """Returns pictures of the last validation; None on other ranks than the first, or if the
         workload has none."""
 
     def take(self, batches: Iterator[tuple[Items, Batch]], share: int) -> StepTaken:
         """Take a step on the mean gradient of ``share`` batches, the next ones of ``batches``."""
-        laps, config = self.laps, self.config
-        laps.begin()
+        timer, config = self.timer, self.config
+        timer.begin()
         samples, losses, metrics_of = 0, list[Tensor](), list[Mapping[str, Tensor]]()
         for number in range(1, share + 1):
             items, batch = next(batches)
-            laps.lap("data_wait")
+            timer.end_phase("data_wait")
             batch = self.to_device(batch)
-            laps.lap("transfer")
+            timer.end_phase("transfer")
             sums = self._sums and number == share
             with self.fabric.no_backward_sync(self._model, self._sums and not sums):
                 loss, metrics = self.workload.loss(self._model, batch)
-                laps.lap("forward")
+                timer.end_phase("forward")
                 if sums:
-                    mark_computed(loss, laps)
+                    mark_computed(loss, timer)
                 self.fabric.backward(loss / share)
-            laps.lap("communication" if sums else "backward")
+            timer.end_phase("communication" if sums else "backward")
             samples += len(items)
             losses.append(loss.detach())
             metrics_of.append({name: value.detach() for name, value in metrics.items()})
@@ -109,8 +109,8 @@ class Stepper:
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         self.scheduler.step()
-        laps.lap("optimizer")
-        laps.end()
+        timer.end_phase("optimizer")
+        timer.end()
         means = {name: torch.stack([m[name] for m in metrics_of]).mean() for name in metrics_of[0]}
         return StepTaken(samples, torch.stack(losses).mean(), means)
 
@@ -153,8 +153,8 @@ class Stepper:
         return apply_to_collection(batch, Tensor, channels_last)
 
 
-def mark_computed(loss: Tensor, laps: Laps) -> None:
-    """End the lap of the backward pass when all gradients are computed, before DDP waits for sums.
+def mark_computed(loss: Tensor, timer: PhaseTimer) -> None:
+    """End the backward phase when all gradients are computed, before DDP waits for sums.
 
     Autograd runs callbacks at its end in the order in which they were queued. DDP queues its own
     when its last gradient is computed; ours is queued when the first gradient is.
@@ -162,6 +162,6 @@ def mark_computed(loss: Tensor, laps: Laps) -> None:
     engine = torch.autograd.Variable._execution_engine
 
     def ask(gradient: Tensor) -> None:
-        engine.queue_callback(lambda: laps.lap("backward"))
+        engine.queue_callback(lambda: timer.end_phase("backward"))
 
     loss.register_hook(ask)
