@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -116,15 +116,22 @@ def imports_of(file: str) -> tuple[Import, ...]:
     package = module_of(file).split(".")
     if not file.endswith("__init__.py"):
         package = package[:-1]
-    found = []
-    for node in nodes(file):
+    return tuple(imports_in(nodes(file), package))
+
+
+def imports_in(nodes: Iterable[ast.AST], package: Sequence[str]) -> Iterator[Import]:
+    """Imports of Penstock in code of a package, relative and absolute ones."""
+    for node in nodes:
         if isinstance(node, ast.Import):
-            assert not any(alias.name.split(".")[0] == "penstock" for alias in node.names), file
-        elif isinstance(node, ast.ImportFrom) and node.level:
-            base = package[: len(package) - node.level + 1]
-            module = ".".join([*base, *([node.module] if node.module else [])])
-            found += [Import(module, alias.name, node.lineno) for alias in node.names]
-    return tuple(found)
+            for alias in node.names:
+                base, _, name = alias.name.rpartition(".")
+                if "penstock" in (base.split(".")[0], alias.name):
+                    yield Import(base or "penstock", name, node.lineno)
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            module = ".".join(filter(None, (base, node.module)))
+            if module.split(".")[0] == "penstock":
+                yield from (Import(module, alias.name, node.lineno) for alias in node.names)
 
 
 def targets_of(file: str) -> Iterator[str]:

@@ -26,6 +26,7 @@ from .house import (
     architecture,
     doors,
     files,
+    imports_in,
     imports_of,
     module_of,
     nodes,
@@ -41,6 +42,20 @@ from .house import (
 def test_the_plan_of_the_house_lists_every_room() -> None:
     assert tuple(sorted(rooms())) == files()
     assert list(doors()) == sorted(set(ranks()) - {"cli"})
+
+
+def test_imports_are_seen_in_each_of_their_forms() -> None:
+    code = (
+        "import penstock.data.box, numpy\nfrom penstock.data import Box\nfrom ..data import Box\n"
+        "from . import loop\nfrom numpy import array\nif 1:\n    import penstock.data as data"
+    )
+    assert list(imports_in(ast.walk(ast.parse(code)), ["penstock", "training"])) == [
+        ("penstock.data", "box", 1),
+        ("penstock.data", "Box", 2),
+        ("penstock.data", "Box", 3),
+        ("penstock.training", "loop", 4),
+        ("penstock", "data", 7),
+    ]
 
 
 def _strange(file: str) -> Iterator[str]:
@@ -188,7 +203,7 @@ def _lengths() -> Iterator[tuple[str, int, int]]:
     for file in files():
         yield file, len((PACKAGE / file).read_text().splitlines()), FILE
         for node in nodes(file):
-            if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 most = CLASS if isinstance(node, ast.ClassDef) else FUNCTION
                 assert node.end_lineno
                 yield f"{file}::{node.name}", node.end_lineno - node.lineno + 1, most
@@ -227,7 +242,7 @@ def test_one_default_per_knob() -> None:
     )
     for file in (f"{room}.py" for room in below.split()):
         for node in nodes(file):
-            if isinstance(node, ast.FunctionDef):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 named = node.args.args[len(node.args.args) - len(node.args.defaults) :]
                 assert not knobs & {arg.arg for arg in named}, f"{file}: {node.name}"
 
@@ -242,12 +257,13 @@ NOT_FIRST = (
 """An attribute's text says what it is, so it does not begin with one of these."""
 
 
-def test_no_two_public_classes_share_a_name() -> None:
+def test_no_two_classes_share_a_name() -> None:
+    """An underscore before it makes no other name of it."""
     homes: dict[str, list[str]] = {}
     for file in files():
-        for node in tree(file).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                homes.setdefault(node.name, []).append(file)
+        for node in nodes(file):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name.lstrip("_"), []).append(file)
     assert {name: where for name, where in homes.items() if len(where) > 1} == {}
 
 
@@ -291,11 +307,12 @@ def test_an_attribute_says_what_it_is() -> None:
     assert wrong == []
 
 
-def _functions_of_doors() -> Iterator[tuple[str, ast.FunctionDef]]:
+def _functions_of_doors() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     for wing in doors():
         for name, file in doors()[wing].items():
             for node in tree(file).body:
-                if isinstance(node, ast.FunctionDef) and node.name == name:
+                functions = ast.FunctionDef | ast.AsyncFunctionDef
+                if isinstance(node, functions) and node.name == name:
                     yield f"{file}::{name}", node
 
 
@@ -318,6 +335,36 @@ def test_functions_that_doors_hand_out_tell_their_arguments() -> None:
         if (raises or "Raises `" in text) and "Raises:" not in text:
             wrong.append(f"{where}: what it raises")
     assert wrong == []
+
+
+# --- the rules for tests --------------------------------------------------------------------------
+
+CHECKS = {"assert", "raises", "warns", "fail", "AssertionError"}
+
+
+def _words(function: ast.AST) -> Iterator[str]:
+    """What a function may check with: its own assertions, and the helpers that it names."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assert):
+            yield "assert"
+        elif isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and node.attr.startswith(tuple(CHECKS)):
+            yield "assert"  # as in np.testing.assert_equal
+
+
+def test_every_test_asserts_something() -> None:
+    """It does, or a helper that it names does. Helpers are told apart by their names alone."""
+    words: dict[str, set[str]] = {}
+    for path in (ROOT / "tests").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                place = f"{path}:{node.name}" if node.name.startswith("test_") else node.name
+                words.setdefault(place, set()).update(_words(node))
+    checks = set(CHECKS)
+    while more := {place for place, names in words.items() if names & checks} - checks:
+        checks |= more
+    assert [place for place in words if ":" in place and place not in checks] == []
 
 
 # --- the face -------------------------------------------------------------------------------------
