@@ -458,15 +458,15 @@ def peak_rss() -> int:
 
 
 def versions() -> dict[str, str]:
-    found = {"python": sys.version.split()[0]}
+    version_of = {"python": sys.version.split()[0]}
     for name in LIBRARIES:
         # Only what this contender has used; the source tree of Penstock has no metadata.
         if name in sys.modules:
             try:
-                found[name] = metadata.version(name)
+                version_of[name] = metadata.version(name)
             except metadata.PackageNotFoundError:
-                found[name] = str(getattr(sys.modules[name], "__version__", "unknown"))
-    return found
+                version_of[name] = str(getattr(sys.modules[name], "__version__", "unknown"))
+    return version_of
 
 
 def main(job_file: str, answer_file: str) -> None:

@@ -118,32 +118,33 @@ def collected(folder: Path, took: Sequence[Mapping[str, Any]]) -> dict[str, Any]
 # --- the report ---------------------------------------------------------------------------------
 
 
-def lines_of(found: Mapping[str, Any]) -> list[str]:
+def lines_of(document: Mapping[str, Any]) -> list[str]:
     """The report, every number and verdict from what was collected."""
-    training, score = found["training"], found["score"]
-    facts, steps = training["facts"], {step["step"]: step for step in found["steps"]}
+    training, score = document["training"], document["score"]
+    facts, steps = training["facts"], {step["step"]: step for step in document["steps"]}
     operators = (
         "torchvision's compiled" if facts["compiled_operators"] else "Penstock's plain torch"
     )
-    load = found["load"]
+    load = document["load"]
     seconds, cpu = steps["train"]["seconds"], steps["train"]["cpu_s"]
     about = (
-        f"{found['time'][:10]}, {found['machine']}; load average {load:.1f} before. Faster R-CNN, "
+        f"{document['time'][:10]}, {document['machine']}; "
+        f"load average {load:.1f} before. Faster R-CNN, "
         f"MobileNet FPN, {training['parameters']:,} parameters, channels "
         f"{', '.join(facts['channels'])}; nms and roi_align are {operators} "
         f"(torchvision {facts['torchvision']})."
     )
     header = ("localisation F1", "shore F1", "vessel F1", "fishing F1", "length", "aggregate")
-    first = f"| scored on {found['scenes']} unseen scenes | {' | '.join(header)} |"
+    first = f"| scored on {document['scenes']} unseen scenes | {' | '.join(header)} |"
     lines = [about, "", first, "|---" * 7 + "|"]
     for name, scores in (
         ("repaired", score),
-        ("as the official script counts", found["strict_official"]),
+        ("as the official script counts", document["strict_official"]),
     ):
         cells = ["-" if value is None else f"{value:.3f}" for value in scores.values()]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     lines += ["", "| step | wall | CPU |", "|---|---:|---:|"]
-    for step in found["steps"]:
+    for step in document["steps"]:
         times = f"{format_seconds(step['seconds'])} | {format_seconds(step['cpu_s'])}"
         lines.append(f"| `penstock {step['command']}` | {times} |")
     best = training["best"]
@@ -230,10 +231,10 @@ def draw_detections(folder: Path, out: Path) -> None:
     with Scene(folder / "unseen" / "validation" / name, ("vh",)) as scene:
         image = scene.read("vh", (0, scene.size[0]), (0, scene.size[1])).astype(np.float32)
     sure = true.confidence > LOW
-    found, labelled = match(predicted.points, true.points, NEAR_M)
+    matched, labelled = match(predicted.points, true.points, NEAR_M)
     hit = np.zeros(len(true), bool)
     hit[labelled] = True
-    stray = np.delete(np.arange(len(predicted)), found)
+    stray = np.delete(np.arange(len(predicted)), matched)
 
     side = 8.0
     figure = Figure(figsize=(side, side * image.shape[0] / image.shape[1] + 0.7))
@@ -245,7 +246,7 @@ def draw_detections(folder: Path, out: Path) -> None:
         (true.points[sure & hit], "o", sky, "labelled and found"),
         (true.points[sure & ~hit], "s", yellow, "labelled and missed"),
         (true.points[~sure], "o", "#cccccc", "labelled, LOW confidence: not counted"),
-        (predicted.points[found], "+", green, "detection, right"),
+        (predicted.points[matched], "+", green, "detection, right"),
         (predicted.points[stray], "x", orange, "detection, stray"),
     ):
         faces = {} if mark in "+x" else {"facecolors": "none", "edgecolors": colour}
@@ -280,16 +281,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        found = collected(folder, carry_out(folder, commands(args.quick))) | {"load": load}
-        out = args.results / f"{found['time'][:10]}-detector"
+        document = collected(folder, carry_out(folder, commands(args.quick))) | {"load": load}
+        out = args.results / f"{document['time'][:10]}-detector"
         out.mkdir(parents=True, exist_ok=True)
         steps = folder / "run" / "steps" / "rank0.csv"
         with gzip.open(out / "steps.csv.gz", "wb") as file:
             file.write(steps.read_bytes())
-        draw_loss(found["training"]["history"], steps, out / "loss.png")
+        draw_loss(document["training"]["history"], steps, out / "loss.png")
         draw_detections(folder, out / "detections.png")
-    (out / "score.json").write_text(json.dumps(found, indent=1) + "\n")
-    lines = lines_of(found)
+    (out / "score.json").write_text(json.dumps(document, indent=1) + "\n")
+    lines = lines_of(document)
     pictures = {"loss.png": "loss and scores", "detections.png": "detections over a scene"}
     shown = [f"![{text}]({name})" for name, text in pictures.items()]
     (out / "report.md").write_text("\n".join(["# The detector", "", *lines, "", *shown, ""]))

@@ -60,15 +60,15 @@ def lines(records: Sequence[Record], where: str) -> list[str]:
         )
     rows.append("")
     for compute_s in sorted({course.case["compute_time"] for course in courses}):
-        own = [course for course in courses if course.case["compute_time"] == compute_s]
-        near = sum((course.off or 0) <= WITHIN for course in own)
-        misses = [miss for course in own for miss in course.misses]
+        alike = [course for course in courses if course.case["compute_time"] == compute_s]
+        near = sum((course.off or 0) <= WITHIN for course in alike)
+        misses = [miss for course in alike for miss in course.misses]
         launches = sum(miss <= WITHIN for miss in misses)
-        verdict = "met" if near == len(own) else f"**NOT MET in {len(own) - near}**"
-        share = compute_s / own[0].alone.value if own[0].alone else 0.0
+        verdict = "met" if near == len(alike) else f"**NOT MET in {len(alike) - near}**"
+        share = compute_s / alike[0].alone.value if alike[0].alone else 0.0
         rows.append(
             f"- {verdict}: with a step of {share:.2f} R, cleared within {WITHIN} iteration of the "
-            f"simulation in {near} of {len(own)} cases by the median of their launches, and in "
+            f"simulation in {near} of {len(alike)} cases by the median of their launches, and in "
             f"{launches} of {len(misses)} launches"
         )
     return rows
@@ -110,10 +110,10 @@ def main() -> None:
             file.writelines(record.line() + "\n" for record in records)
     folder_of_page = args.results / f"{day}-drain.report"
     report, *_ = page.write_page(records, folder_of_page, kept.name, True)
-    told = lines(records, f"results/{report.parent.name}/{report.name}")
-    print("\n".join(told))
+    block = lines(records, f"results/{report.parent.name}/{report.name}")
+    print("\n".join(block))
     if not args.quick:
-        readme.write("drain", "\n".join(told))
+        readme.write("drain", "\n".join(block))
 
 
 if __name__ == "__main__":

@@ -96,8 +96,8 @@ def table_of_errors(results: Mapping[str, Any]) -> list[str]:
 
 
 def by_size_and_batch(records: Sequence[Record]) -> dict[tuple[int, int], ModelCell]:
-    found = model_cells(records)
-    of = {(int(cell.case["model"].rpartition("_")[2]), cell.batch): cell for cell in found}
+    cells = model_cells(records)
+    of = {(int(cell.case["model"].rpartition("_")[2]), cell.batch): cell for cell in cells}
     return dict(sorted(of.items()))
 
 
@@ -126,9 +126,9 @@ def draw_memory(records: Sequence[Record], out: Path) -> None:
     axis = figure.subplots()
     sizes = sorted({size for size, _ in of})
     for size, colour in zip(sizes, STYLE["colours"], strict=False):
-        own = {batch: cell.memory for (latent, batch), cell in of.items() if latent == size}
-        peaks = [memory / 2**30 if memory else math.nan for memory in own.values()]
-        axis.plot(list(own), peaks, "o-", color=colour, label=f"latent size {size}")
+        memory_of = {batch: cell.memory for (latent, batch), cell in of.items() if latent == size}
+        peaks = [memory / 2**30 if memory else math.nan for memory in memory_of.values()]
+        axis.plot(list(memory_of), peaks, "o-", color=colour, label=f"latent size {size}")
     axis.set_xscale("log", base=2)
     axis.xaxis.set_major_formatter("{x:.0f}")
     axis.set_xticks(sorted({batch for _, batch in of}))

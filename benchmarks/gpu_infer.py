@@ -278,8 +278,8 @@ def said_by(words: list[str]) -> Record:
     done = run(words)
     if done.returncode:
         return {"error": done.stderr.strip().splitlines()[-1]}
-    found: Record = json.loads(done.stdout.splitlines()[-1])
-    return found
+    record: Record = json.loads(done.stdout.splitlines()[-1])
+    return record
 
 
 # --- the report ----------------------------------------------------------------------------------

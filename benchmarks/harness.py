@@ -89,18 +89,18 @@ def overhead(seconds: float) -> dict[str, Any]:
         warm.append(len(spin.own))
 
     # A precision that is never reached: the run ends by its budget.
-    found = measure_scenario(spin, Rules(seconds=seconds, precision=1e-9), report)
+    measurement = measure_scenario(spin, Rules(seconds=seconds, precision=1e-9), report)
     first = warm[-1]
     wall = (spin.began[-1] - spin.began[first]) / (len(spin.own) - 1 - first)
-    own = statistics.median(spin.own[first:])
-    sample = statistics.median(found["samples_s"]["step"])
+    step = statistics.median(spin.own[first:])
+    sample = statistics.median(measurement["samples_s"]["step"])
     return {
-        "own_s": own,
+        "own_s": step,
         "sample_s": sample,
         "wall_s": wall,
-        "sample_over_own": sample / own - 1,
+        "sample_over_own": sample / step - 1,
         "wall_over_own": wall / statistics.fmean(spin.own[first:-1]) - 1,
-        "samples": found["samples_s"]["step"],
+        "samples": measurement["samples_s"]["step"],
     }
 
 
@@ -175,16 +175,16 @@ def ledger_of(folder: Path, launches: int) -> dict[str, Any]:
     }
 
 
-def lines_of(found: Mapping[str, Any]) -> list[str]:
+def lines_of(result: Mapping[str, Any]) -> list[str]:
     """The README's table."""
-    cost, same, kept = found["overhead"], found["agreement"], found["ledger"]
+    cost, same, kept = result["overhead"], result["agreement"], result["ledger"]
     ratios = same["ratios"]
 
     def row(what: str, value: str, target: str, met: bool) -> str:
         return f"| {what} | {value} | {target} | {'met' if met else '**NOT MET**'} |"
 
     return [
-        f"{found['time'][:10]}, {found['machine']}, load average {found['load']:.1f} before.",
+        f"{result['time'][:10]}, {result['machine']}, load average {result['load']:.1f} before.",
         "",
         "| what | measured | target | |",
         "|---|---|---|---|",
@@ -216,7 +216,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=HERE / "results")
     args = parser.parse_args()
     machine = environment.collect_environment()["machine"]
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": f"{machine['processor']}, {machine['cores']} cores, {platform.system()}",
         "load": os.getloadavg()[0],
@@ -224,12 +224,12 @@ def main() -> None:
         "agreement": agreement(2 if args.quick else 12, 0.05 if args.quick else 1.0),
     }
     with tempfile.TemporaryDirectory() as folder:
-        found["ledger"] = ledger_of(Path(folder), 100 if args.quick else 1000)
-    lines = lines_of(found)
+        result["ledger"] = ledger_of(Path(folder), 100 if args.quick else 1000)
+    lines = lines_of(result)
     print("\n".join(lines))
     args.results.mkdir(parents=True, exist_ok=True)
-    raw = args.results / f"{found['time'][:10]}-harness.json"
-    raw.write_text(json.dumps(found) + "\n")
+    raw = args.results / f"{result['time'][:10]}-harness.json"
+    raw.write_text(json.dumps(result) + "\n")
     if not args.quick:
         readme.write("harness", "\n".join(lines))
 

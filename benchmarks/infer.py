@@ -439,8 +439,8 @@ class Results:
         return best
 
     def plan(self, model: str) -> Record:
-        found = self.of("plan", "plan", model)
-        return found[0]["extra"] if found else {}
+        plans = self.of("plan", "plan", model)
+        return plans[0]["extra"] if plans else {}
 
     def floor(self, model: str) -> dict[int, float]:
         """Seconds that compute and the CPU work of reading and writing cannot go below.
@@ -473,10 +473,10 @@ def ratios(above: dict[int, Record], below: dict[int, Record], key: str = "secon
 
 
 def shown(values: Sequence[float], digits: int = 2) -> str:
-    found = spread(values)
-    if found is None:
+    interval = spread(values)
+    if interval is None:
         return "not measured"
-    middle, low, high = (f"{v:.{digits}f}" for v in found)
+    middle, low, high = (f"{v:.{digits}f}" for v in interval)
     return middle if len(values) == 1 else f"{middle} [{low} - {high}]"
 
 

@@ -89,10 +89,10 @@ def verdict(rows: Sequence[Row]) -> Verdict:
     """Against the contender that our loader is least ahead of, of those measured to the last."""
     others = sorted({r["contender"] for r in rows} - {OURS})
     ratios = {other: ratio(rows, other) for other in racing(rows, others, FAR)}
-    last = max(found.rounds for found in ratios.values())
-    ratios = {other: found for other, found in ratios.items() if found.rounds == last}
+    last = max(each.rounds for each in ratios.values())
+    ratios = {other: each for other, each in ratios.items() if each.rounds == last}
     best = max(ratios, key=lambda other: ratios[other].value)
-    worst = max(ratios.values(), key=lambda found: found.high)
+    worst = max(ratios.values(), key=lambda each: each.high)
     decided = "met" if worst.high <= MOST else "missed" if ratios[best].low > MOST else "undecided"
     return Verdict(best, ratios[best], decided)
 
@@ -176,22 +176,22 @@ def _rounds(
 
 
 def groups(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
-    found: dict[tuple[str, str], list[Row]] = {}
+    by_place: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        found.setdefault((row["layout"], row["order"]), []).append(row)
-    return found
+        by_place.setdefault((row["layout"], row["order"]), []).append(row)
+    return by_place
 
 
 def line_of(rows: Sequence[Row]) -> str:
     """One line of the table."""
-    found = verdict(rows)
+    against = verdict(rows)
     ours = [r for r in rows if r["contender"] == OURS]
     seconds = float(np.median([r["seconds"] for r in ours]))
     engine = str(ours[0]["engine"]).partition(":")[0]
-    decided = "" if rows[0]["order"] == COLD else found.decided
+    decided = "" if rows[0]["order"] == COLD else against.decided
     cells = (
-        rows[0]["layout"], rows[0]["order"], f"{seconds:.2f} s", found.best, str(found.against),
-        str(found.against.rounds), decided, engine,
+        rows[0]["layout"], rows[0]["order"], f"{seconds:.2f} s", against.best, str(against.against),
+        str(against.against.rounds), decided, engine,
     )  # fmt: skip
     return f"| {' | '.join(cells)} |"
 
@@ -205,19 +205,19 @@ def spread(each: Collection[Sequence[Row]], other: str, what: str = "seconds") -
 def page(rows: Sequence[Row], layouts: Mapping[str, Layout]) -> list[str]:
     """The table and its sentences."""
     each = groups(rows)
-    warm = {key: own for key, own in each.items() if key[1] != COLD}
+    warm = {key: group for key, group in each.items() if key[1] != COLD}
     lines = [
         f"| {' | '.join(COLUMNS)} |",
         "|---|---|--:|---|--:|--:|---|---|",
-        *(line_of(own) for own in each.values()),
+        *(line_of(group) for group in each.values()),
         "",
     ]
-    verdicts = {key: verdict(own) for key, own in warm.items()}
+    verdicts = {key: verdict(group) for key, group in warm.items()}
     for decided in ("met", "missed", "undecided"):
         named = [f"{a} {b}" for (a, b), v in verdicts.items() if v.decided == decided]
-        told = f": {'; '.join(named)}" if named and decided != "met" else ""
+        which = f": {'; '.join(named)}" if named and decided != "met" else ""
         lines.append(
-            f"- {decided} on {len(named)} of {len(verdicts)} warm layouts and orders{told}"
+            f"- {decided} on {len(named)} of {len(verdicts)} warm layouts and orders{which}"
         )
     for other in sorted({row["contender"] for row in rows} - {OURS}):
         line = f"- the median of our time over {other}'s is {spread(warm.values(), other)}"
@@ -229,7 +229,7 @@ def page(rows: Sequence[Row], layouts: Mapping[str, Layout]) -> list[str]:
     reasons = {re.sub(r"\S+/array\.zarr: ", "", r["engine"]) for r in rows if r["engine"]}
     lines += [f"- engine {reason}" for reason in sorted(reasons)]
     there = {row["layout"] for row in rows}
-    told = [f"- {name}: {layout.told}" for name, layout in layouts.items() if name in there]
+    notes = [f"- {name}: {layout.told}" for name, layout in layouts.items() if name in there]
     missing = [
         f"{name} {order}"
         for name in layouts
@@ -237,7 +237,7 @@ def page(rows: Sequence[Row], layouts: Mapping[str, Layout]) -> list[str]:
         if (name, order) not in each
     ]
     lines += [f"- not yet measured: {'; '.join(missing)}"] if missing else []
-    lines += ["", *told]
+    lines += ["", *notes]
     return lines
 
 
@@ -268,10 +268,10 @@ def main(results: Path, quick: bool, only: Sequence[str], report: bool) -> None:
         results.mkdir(parents=True, exist_ok=True)
         asked = {name: layouts[name] for name in only or layouts}
         others, rounds = (CONTENDERS[:2], (2, 2)) if quick else (CONTENDERS, (5, 30))
-        for found in measured(asked, others, rounds, groups(rows)):
+        for launches in measured(asked, others, rounds, groups(rows)):
             with gzip.open(kept, "at") as file:  # so that what is stopped loses nothing before
-                file.writelines(json.dumps(row) + "\n" for row in found)
-            rows += found
+                file.writelines(json.dumps(row) + "\n" for row in launches)
+            rows += launches
     if not rows:
         raise SystemExit(f"{kept} holds nothing; measure first")
     text = "\n".join([head(rows, kept.name), "", *page(rows, layouts)])

@@ -92,16 +92,18 @@ def table(records: Sequence[Record]) -> list[str]:
     lines = ["| loader | " + " | ".join(f"{n} thread{'s' * (n > 1)}" for n in threads) + " |"]
     lines.append("|" + "---|" * (len(threads) + 1))
     for loader in LOADERS:
-        own = {
+        took = {
             cell.threads: cell.time.value for cell in cells if cell.loader == loader and cell.time
         }
-        if threads[0] not in own:
+        if threads[0] not in took:
             continue
-        told = (
-            f"{format_seconds(own[n])} ({own[threads[0]] / own[n]:.1f}x)" if n in own else "failed"
+        cells_of_row = (
+            f"{format_seconds(took[n])} ({took[threads[0]] / took[n]:.1f}x)"
+            if n in took
+            else "failed"
             for n in threads
         )
-        lines.append(f"| {loader} | " + " | ".join(told) + " |")
+        lines.append(f"| {loader} | " + " | ".join(cells_of_row) + " |")
     seed = (f"{SEED_SECONDS[n]:g} s ({SEED_SECONDS[1] / SEED_SECONDS[n]:.1f}x)" for n in threads)
     lines.append("| *the seed's, its network* | " + " | ".join(seed) + " |")
     return lines
@@ -131,8 +133,8 @@ def main() -> None:
     names = [(delayed, "ufs-p1"), (s3, "s3://data/")]
     records = [
         record.model_copy(update={"case": {**record.case, "data": name, "endpoint": None}})
-        for own, name in names
-        for record in own
+        for launches, name in names
+        for record in launches
     ]
     day, machine = records[0].time[:10], records[0].environment["machine"]
     args.results.mkdir(parents=True, exist_ok=True)

@@ -149,7 +149,7 @@ def launch(name: str, data: Path, out: Path, chip: int) -> dict[str, Any]:
 
 def measure(data: Path, chip: int, rounds: int) -> list[dict[str, Any]]:
     """Every contender in every round, each in a fresh process that finds its input in memory."""
-    found = []
+    launches = []
     for number in range(rounds):
         for name in CONTENDERS:
             for path in data.rglob("*.tif"):
@@ -161,13 +161,13 @@ def measure(data: Path, chip: int, rounds: int) -> list[dict[str, Any]]:
                 done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise SystemExit(done.stderr)
-            found.append({"round": number, **json.loads(done.stdout.splitlines()[-1])})
-    return found
+            launches.append({"round": number, **json.loads(done.stdout.splitlines()[-1])})
+    return launches
 
 
-def lines_of(found: Mapping[str, Any]) -> list[str]:
+def lines_of(result: Mapping[str, Any]) -> list[str]:
     """The README's table and verdicts, from the launches."""
-    launches = found["launches"]
+    launches = result["launches"]
     of = {name: [row for row in launches if row["contender"] == name] for name in CONTENDERS}
 
     def middle(name: str, value: Callable[[Mapping[str, Any]], float]) -> float:
@@ -186,11 +186,11 @@ def lines_of(found: Mapping[str, Any]) -> list[str]:
         return f"- {state}: {what} is {spread(values)}; target {target}."
 
     about = (
-        f"{SCENES} scenes of {' x '.join(map(str, found['size']))} pixels, {found['tiff']}; "
-        f"{', '.join(SELECTED)}; chips of {found['chip']}."
+        f"{SCENES} scenes of {' x '.join(map(str, result['size']))} pixels, {result['tiff']}; "
+        f"{', '.join(SELECTED)}; chips of {result['chip']}."
     )
     lines = [
-        f"{found['time'][:10]}, {found['machine']}, load average {found['load']:.1f} before.",
+        f"{result['time'][:10]}, {result['machine']}, load average {result['load']:.1f} before.",
         about,
         "",
         f"| {' | '.join(HEADER)} |",
@@ -247,7 +247,7 @@ def main() -> None:
     if args.quick:
         args.size, args.rounds = (900, 1100), 1
     machine = environment.collect_environment()["machine"]
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": f"{machine['processor']}, {machine['cores']} cores, {platform.system()}",
         "load": os.getloadavg()[0],
@@ -269,12 +269,12 @@ def main() -> None:
                 seed=0,
             )
             shutil.rmtree(data / "validation")
-        found["launches"] = measure(data, args.chip, args.rounds)
-    lines = lines_of(found)
+        result["launches"] = measure(data, args.chip, args.rounds)
+    lines = lines_of(result)
     print("\n".join(lines))
     args.results.mkdir(parents=True, exist_ok=True)
-    raw = args.results / f"{found['time'][:10]}-preprocess.json"
-    raw.write_text(json.dumps(found) + "\n")
+    raw = args.results / f"{result['time'][:10]}-preprocess.json"
+    raw.write_text(json.dumps(result) + "\n")
     if not args.quick:
         readme.write("preprocess", "\n".join(lines))
 

@@ -136,14 +136,14 @@ def report(rows: list[dict[str, Any]]) -> str:
     for log in dict.fromkeys(row["log"] for row in rows):
         cells, peak = [], 0.0
         for kind in ("lines alone", "penstock"):
-            own = [row for row in rows if (row["log"], row["contender"]) == (log, kind)]
-            rates = [row["mb_s"] for row in own]
+            of_kind = [row for row in rows if (row["log"], row["contender"]) == (log, kind)]
+            rates = [row["mb_s"] for row in of_kind]
             middle = statistics.median(rates) if rates else None
             cells.append(
                 "" if middle is None else f"{middle:.0f} ({min(rates):.0f} to {max(rates):.0f})"
             )
             if kind == "penstock" and middle is not None:
-                slowest, peak = min(slowest, middle), max(row["peak_bytes"] for row in own)
+                slowest, peak = min(slowest, middle), max(row["peak_bytes"] for row in of_kind)
         most = max(most, peak)
         size = max(row["size"] for row in rows if row["log"] == log)
         lines.append(f"| {log}, {size / 1e6:.0f} MB | {' | '.join(cells)} | {peak / 1e6:.0f} MB |")

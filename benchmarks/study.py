@@ -57,7 +57,7 @@ def main() -> None:
             for ranks in (1, 2):
                 train(Path(folder) / "runs" / f"{ranks}-{number}", ranks, flags)
         shutil.rmtree(report, ignore_errors=True)
-        told = [
+        words = [
             "scaling",
             "runs",
             "--output",
@@ -65,7 +65,7 @@ def main() -> None:
             "--machine",
             platform.system(),
         ]
-        subprocess.run([*PENSTOCK, *told], check=True, cwd=folder)
+        subprocess.run([*PENSTOCK, *words], check=True, cwd=folder)
     here = collect_environment()["machine"]
     rows = list(csv.DictReader((report / "scaling.csv").open(newline="")))
     page = f"results/{report.name}/scaling.md"

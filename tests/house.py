@@ -37,11 +37,11 @@ def ranks() -> dict[str, int]:
 @cache
 def rooms() -> dict[str, bool]:
     """Files below the package by their paths, and whether each is pure."""
-    found = {}
+    purity = {}
     for wing, block in re.findall(r"^### (\w+)\n.*?```\n(.*?)```", architecture(), re.M | re.S):
         for name, pure in re.findall(r"^([\w/]+\.py)\s+(pure)?", block, re.MULTILINE):
-            found[f"{wing}/{name}"] = bool(pure)
-    return found
+            purity[f"{wing}/{name}"] = bool(pure)
+    return purity
 
 
 # --- what the code says ---------------------------------------------------------------------------
@@ -57,6 +57,14 @@ def tree(file: str) -> ast.Module:
 def nodes(file: str) -> tuple[ast.AST, ...]:
     """All nodes of that tree: to walk it takes as long as to parse it."""
     return tuple(ast.walk(tree(file)))
+
+
+def nodes_beside(*folders: str) -> Iterator[tuple[str, ast.AST]]:
+    """All nodes of the files in folders beside the package, such as ``tests``, with their files."""
+    for folder in folders:
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                yield str(path.relative_to(ROOT)), node
 
 
 @cache
@@ -87,9 +95,9 @@ def file_of() -> dict[str, str]:
 @cache
 def doors() -> dict[str, dict[str, str]]:
     """For each wing, the names that it hands out and the file that each is defined in."""
-    found: dict[str, dict[str, str]] = {}
+    homes: dict[str, dict[str, str]] = {}
     for stub in sorted(PACKAGE.glob("*/__init__.pyi")):
-        names = found[stub.parent.name] = {}
+        names = homes[stub.parent.name] = {}
         for node in ast.parse(stub.read_text()).body:
             assert isinstance(node, ast.ImportFrom) and node.level == 1 and node.module
             place = f"{stub.parent.name}/{node.module.replace('.', '/')}"
@@ -98,7 +106,7 @@ def doors() -> dict[str, dict[str, str]]:
                 assert alias.asname == alias.name
                 assert alias.name not in names, f"{stub.parent.name} hands out {alias.name} twice"
                 names[alias.name] = file
-    return found
+    return homes
 
 
 class Import(NamedTuple):
@@ -143,6 +151,6 @@ def targets_of(file: str) -> Iterator[str]:
         elif wing in doors() and name in doors()[wing]:
             yield doors()[wing][name]
         else:
-            found = file_of().get(f"{base}.{name}") or file_of().get(base)
-            assert found, f"{file}:{line} imports {name} of {base}, which is no room"
-            yield found
+            target = file_of().get(f"{base}.{name}") or file_of().get(base)
+            assert target, f"{file}:{line} imports {name} of {base}, which is no room"
+            yield target

@@ -120,8 +120,8 @@ def test_a_layout_is_met_missed_or_undecided(monkeypatch: pytest.MonkeyPatch) ->
         times = {"penstock": ours, **others}
         rows = [
             {"contender": who, "round": number, "seconds": seconds}
-            for who, own in times.items()
-            for number, seconds in enumerate(own)
+            for who, epochs in times.items()
+            for number, seconds in enumerate(epochs)
         ]
         return str(grid["verdict"](rows).decided)
 
@@ -139,16 +139,16 @@ def test_the_readmes_say_what_the_grid_shows(monkeypatch: pytest.MonkeyPatch) ->
     grid = runpy.run_path(str(BENCHMARKS / "loader_grid.py"))
     kept = BENCHMARKS / "results" / "loader-grid.jsonl.gz"
     rows, layouts = grid["read"](kept), grid["LAYOUTS"]
-    told = "\n".join([grid["head"](rows, kept.name), "", *grid["page"](rows, layouts)])
+    block = "\n".join([grid["head"](rows, kept.name), "", *grid["page"](rows, layouts)])
     page = (BENCHMARKS / "README.md").read_text().partition("<!-- loader-grid: begin -->")[2]
-    assert page.partition("<!-- loader-grid: end -->")[0].strip() == told
-    warm = {key: own for key, own in grid["groups"](rows).items() if key[1] != grid["COLD"]}
+    assert page.partition("<!-- loader-grid: end -->")[0].strip() == block
+    warm = {key: group for key, group in grid["groups"](rows).items() if key[1] != grid["COLD"]}
     orders = len(warm)
     assert len(layouts) >= 12 and orders == 2 * len(layouts)
-    assert {grid["verdict"](own).decided for own in warm.values()} == {"met"}
+    assert {grid["verdict"](group).decided for group in warm.values()} == {"met"}
     medians = {}
     for other in {row["contender"] for row in rows} - {grid["OURS"]}:
-        ratios = sorted(grid["ratio"](own, other).value for own in warm.values())
+        ratios = sorted(grid["ratio"](group, other).value for group in warm.values())
         medians[other] = ratios[0], ratios[-1], statistics.median(ratios)
     assert len(medians) == 5 and all(median < 1 for _, _, median in medians.values())
     least, most, median = medians["tensorstore-loop"]
@@ -157,7 +157,7 @@ def test_the_readmes_say_what_the_grid_shows(monkeypatch: pytest.MonkeyPatch) ->
     assert f"on each of these {orders}." in readme
     assert f"{least:.2f} to {most:.2f} of the loop's time, with a median of {median:.2f}" in readme
     firsts = sorted(
-        grid["ratio"](own, "tensorstore-loop", "first_s").value for own in warm.values()
+        grid["ratio"](group, "tensorstore-loop", "first_s").value for group in warm.values()
     )
     least, most, median = firsts[0], firsts[-1], statistics.median(firsts)
     assert (

@@ -83,7 +83,7 @@ class Block(NamedTuple):
 def blocks() -> list[Block]:
     fence = re.compile(r"^```([\w{}]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
     pages = [*PAGES, *TUTORIALS]
-    return [Block(page.name, *found) for page in pages for found in fence.findall(page.read_text())]
+    return [Block(page.name, *parts) for page in pages for parts in fence.findall(page.read_text())]
 
 
 def make_outputs() -> ModuleType:

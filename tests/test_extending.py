@@ -231,7 +231,7 @@ def test_a_store_of_another_package(site: Site, capsys: pytest.CaptureFixture[st
     assert cells == copy and len(set(copy)) > 1
     capsys.readouterr()
     common = ["--model-type", "identity", "--normalize", "none", "--patch", "16", "--overlap", "0"]
-    for given, made, told in (
+    for given, made, reason in (
         ("cells-16x32x32", "copy-16x32x32", "exists; use --overwrite to replace it"),
         ("cells-16x32x32", "copy-16x32x8", "the output is (1, 1, 16, 32, 32) of uint16"),
         ("none-16x32x32", "new-16x32x32", "FileNotFoundError"),
@@ -239,7 +239,7 @@ def test_a_store_of_another_package(site: Site, capsys: pytest.CaptureFixture[st
         words = ["infer", "--in-spec", f"{given}.raw", "--out-spec", f"{made}.raw", *common]
         assert main(words) == 2
         error = capsys.readouterr().err
-        assert told in error and "raw is an entry point of penstock-raw 1.0" in error
+        assert reason in error and "raw is an entry point of penstock-raw 1.0" in error
         assert error.count("\n") == 1
     assert not Path("new-16x32x32.raw").exists()
 
@@ -253,7 +253,7 @@ def test_a_workload_of_another_package(site: Site, capsys: pytest.CaptureFixture
 # --- what is imported, and what is said -----------------------------------------------------------
 
 
-def refused(what: str, name: str, told: pytest.CaptureFixture[str]) -> str:
+def refused(what: str, name: str, capsys: pytest.CaptureFixture[str]) -> str:
     """What a command says that names a model, a store or a workload and is refused."""
     Path("empty").mkdir(exist_ok=True)
     infer = ["plan", "--in-spec", "none.zarr", "--out-spec", "out.zarr", "--model-type", "identity"]
@@ -262,9 +262,9 @@ def refused(what: str, name: str, told: pytest.CaptureFixture[str]) -> str:
         "stores": ["plan", "--in-spec", f"volume.{name}", *infer[3:]],
         "workloads": ["train", name, "--output-dir", "run", "--device", "cpu"],
     }[what]
-    told.readouterr()
+    capsys.readouterr()
     assert main(words) == 2
-    error = told.readouterr().err
+    error = capsys.readouterr().err
     assert error.count("\n") == 1
     return error
 
@@ -293,7 +293,7 @@ def test_nothing_is_imported_that_was_not_named(
 
 @pytest.mark.parametrize("what", ["models", "stores", "workloads"])
 @pytest.mark.parametrize(
-    ("code", "value", "told"),
+    ("code", "value", "reason"),
     [
         ("import no_such_library", "theirs:Thing", "No module named 'no_such_library'"),
         ("def half(:", "theirs:Thing", "SyntaxError"),
@@ -303,12 +303,12 @@ def test_nothing_is_imported_that_was_not_named(
     ],
 )
 def test_what_is_broken_is_told_with_its_package(
-    what: str, code: str, value: str, told: str, site: Site, capsys: pytest.CaptureFixture[str]
+    what: str, code: str, value: str, reason: str, site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (site.folder / "theirs.py").write_text(code)
     site.install("their-tools", f"penstock.{what}", {"aardvark": value}, "2.1")
     error = refused(what, "aardvark", capsys)
-    assert re.search(told, error)
+    assert re.search(reason, error)
     assert "aardvark is an entry point of their-tools 2.1" in error
 
 

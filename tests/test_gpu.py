@@ -361,11 +361,11 @@ def pairs(tmp_path: Path) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     clean = rng.integers(0, 4000, (16, 24, 40)).astype(np.uint16)
     noisy = clean + rng.integers(0, 500, clean.shape).astype(np.uint16)
-    found: dict[str, Any] = {"model": f"{__name__}:tiny", "tile_size": "8", "num_workers": 2}
+    knobs: dict[str, Any] = {"model": f"{__name__}:tiny", "tile_size": "8", "num_workers": 2}
     for flag, array in {"in_spec": noisy, "target_spec": clean}.items():
         np.save(tmp_path / f"{flag}.npy", array)
-        found[flag] = str(tmp_path / f"{flag}.npy")
-    return found
+        knobs[flag] = str(tmp_path / f"{flag}.npy")
+    return knobs
 
 
 def test_mixed_precision_learns_with_clipped_gradients(

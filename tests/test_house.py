@@ -30,6 +30,7 @@ from .house import (
     imports_of,
     module_of,
     nodes,
+    nodes_beside,
     ranks,
     rooms,
     targets_of,
@@ -115,8 +116,8 @@ def test_a_door_says_what_lives_behind_it(wing: str) -> None:
     door = importlib.import_module(f"penstock.{wing}")
     assert door.__doc__ and len(door.__doc__.strip().splitlines()) >= 3
     assert sorted(door.__all__) == sorted(doors()[wing])
-    own = (Path(file).parts for file in files())
-    inside = {parts[1].removesuffix(".py") for parts in own if parts[0] == wing}
+    paths = (Path(file).parts for file in files())
+    inside = {parts[1].removesuffix(".py") for parts in paths if parts[0] == wing}
     assert not inside & set(doors()[wing]), "a name is a room's too"
 
 
@@ -157,13 +158,13 @@ def test_every_name_of_every_door_is_the_same_before_and_after_all_rooms(
             [sys.executable, words[0], NAMES, words[1]], capture_output=True, text=True
         )
         assert done.returncode == 0, done.stderr
-        told = done.stdout
+        printed = done.stdout
     else:
         monkeypatch.setattr(sys, "argv", words)
         with imported_anew():
             exec(NAMES, {})
-        told = capsys.readouterr().out
-    assert int(told) == sum(map(len, homes.values()))
+        printed = capsys.readouterr().out
+    assert int(printed) == sum(map(len, homes.values()))
 
 
 @pytest.mark.parametrize(("shim", "name"), SHIMS.items())
@@ -191,8 +192,8 @@ def test_pure_modules_import_with_heavy_libraries_blocked() -> None:
     pure = [module_of(name) for name, pure in rooms().items() if pure]
     words = [sys.executable, "-c", code, *pure]
     done = subprocess.run(words, capture_output=True, text=True)
-    told = done.stdout + done.stderr
-    assert done.returncode == 0 and told.splitlines()[-1] == f"tried {len(pure)} failed []", told
+    lines = done.stdout + done.stderr
+    assert done.returncode == 0 and lines.splitlines()[-1] == f"tried {len(pure)} failed []", lines
 
 
 FILE, CLASS, FUNCTION, TEST_FILE = 400, 200, 60, 600
@@ -274,11 +275,13 @@ def _set_by(node: ast.AST) -> str | None:
     return node.id if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) else None
 
 
-def test_names_say_what_they_hold() -> None:
+@pytest.mark.parametrize("beside", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_names_say_what_they_hold(beside: bool) -> None:
+    """In the package, and in the tests and benchmarks beside it."""
+    package = ((file, node) for file in files() for node in nodes(file))
     vague = [
         f"{file}:{node.lineno} {name}"
-        for file in files()
-        for node in nodes(file)
+        for file, node in (nodes_beside("tests", "benchmarks") if beside else package)
         if (name := _set_by(node)) in VAGUE
     ]
     assert vague == []
@@ -353,14 +356,14 @@ def _words(function: ast.AST) -> Iterator[str]:
             yield "assert"  # as in np.testing.assert_equal
 
 
+@pytest.mark.slow
 def test_every_test_asserts_something() -> None:
     """It does, or a helper that it names does. Helpers are told apart by their names alone."""
     words: dict[str, set[str]] = {}
-    for path in (ROOT / "tests").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef):
-                place = f"{path}:{node.name}" if node.name.startswith("test_") else node.name
-                words.setdefault(place, set()).update(_words(node))
+    for file, node in nodes_beside("tests"):
+        if isinstance(node, ast.FunctionDef):
+            place = f"{file}:{node.name}" if node.name.startswith("test_") else node.name
+            words.setdefault(place, set()).update(_words(node))
     checks = set(CHECKS)
     while more := {place for place, names in words.items() if names & checks} - checks:
         checks |= more

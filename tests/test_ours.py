@@ -203,12 +203,12 @@ def test_infer_refuses_before_it_begins(tmp_path: Path, capsys: pytest.CaptureFi
             assert why in capsys.readouterr().err
     assert (source / "zarr.json").read_bytes() == before and mine.read_text() == THEIRS
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.zarr", "results"]
-    told = ["--metrics-json", mine.with_name("m.json"), "--trace", mine.with_name("t.json")]
+    outputs = ["--metrics-json", mine.with_name("m.json"), "--trace", mine.with_name("t.json")]
     for again in ((), ("--overwrite",), ("--resume",)):
-        assert run([*words, *told, *again]) == 0  # twice in a row, as ever
+        assert run([*words, *outputs, *again]) == 0  # twice in a row, as ever
     mine.with_name("t.json").write_text(THEIRS)
-    assert run([*words, *told, "--overwrite"]) == 2
-    assert run([*words, *told, "--overwrite", "--replace"]) == 0
+    assert run([*words, *outputs, "--overwrite"]) == 2
+    assert run([*words, *outputs, "--overwrite", "--replace"]) == 0
     json.loads(mine.with_name("t.json").read_text())
 
 

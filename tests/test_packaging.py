@@ -77,9 +77,9 @@ def test_the_lowest_versions_that_are_tested_are_those_that_are_allowed() -> Non
     least: dict[str, str] = {}
     for line in asked.union(PROJECT["dependencies"]):
         if not line.startswith("penstock-dl["):
-            found = re.fullmatch(r"([\w-]+)(?:\[array\])?>=([\d.]+)(?:,.*)?", line)
-            assert found, f"{line} has no minimum"
-            assert least.setdefault(found[1], found[2]) == found[2], f"{line} has two minima"
+            minimum = re.fullmatch(r"([\w-]+)(?:\[array\])?>=([\d.]+)(?:,.*)?", line)
+            assert minimum, f"{line} has no minimum"
+            assert least.setdefault(minimum[1], minimum[2]) == minimum[2], f"{line} has two minima"
     assert least.keys() == pins.keys() - {"hypothesis", "pytest", "pytest-xdist"}
     for name, version in least.items():
         assert pins[name] in (version, version + ".0", version + ".0.0"), name
@@ -136,9 +136,9 @@ def test_every_verb_without_the_extras_names_the_one_it_needs(
     words = [sys.executable, "-c", code, *WITHOUT]
     done = subprocess.run(words, capture_output=True, text=True, env=core, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    *told, python = done.stderr.splitlines()
-    assert len(told) == 2 * len(WITHOUT), done.stderr
-    for (command, hint), said, code_ in zip(WITHOUT.items(), told[::2], told[1::2], strict=True):
+    *lines, python = done.stderr.splitlines()
+    assert len(lines) == 2 * len(WITHOUT), done.stderr
+    for (command, hint), said, code_ in zip(WITHOUT.items(), lines[::2], lines[1::2], strict=True):
         install = ".*is not installed; run: pip install 'penstock-"
         pattern = re.escape(hint).replace(r"\.\*", install)
         assert re.search(pattern, said) and code_ == "rc 2", (command, said, code_)
@@ -232,9 +232,9 @@ def test_the_demo_needs_no_more_than_its_extra(core: dict[str, str], tmp_path: P
     assert done.stdout.splitlines()[-1] == f"Report: {page}; open it in a browser"
     record = json.loads((tmp_path / "demo" / "denoised.ome.zarr.penstock" / "run.json").read_text())
     assert (record["name"], record["tags"]) == ("mine", {"a": "b"})
-    told = page.read_text()
+    text = page.read_text()
     for what in ("dB after", "Stages over time", "Seams", "Memory of the job", "input, output"):
-        assert what in told, what
+        assert what in text, what
 
 
 def test_the_readme_installs_from_the_clone_and_torch_with_torchvision_first() -> None:
@@ -251,8 +251,8 @@ def test_doctor_of_the_core_measures_what_needs_no_torch(
     words = [sys.executable, "-m", "penstock", "doctor", "--ledger", "l", "--json", "found.json"]
     done = subprocess.run(words, capture_output=True, text=True, env=core, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "found.json").read_text())
-    measured = {name for name, roof in found["roofs"].items() if roof["value"]}
+    document = json.loads((tmp_path / "found.json").read_text())
+    measured = {name for name, roof in document["roofs"].items() if roof["value"]}
     assert measured == {"memory copy", "disk", "page cache"}
     left_out = "not measured: torch is not installed; run: pip install 'penstock-dl[infer]'"
     assert done.stdout.count(left_out) == 3  # the noise floor, and products in two dtypes
@@ -268,12 +268,12 @@ def test_the_wheel_holds_what_is_read_at_run_time(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         (metadata,) = (name for name in names if name.endswith("/METADATA"))
-        told = archive.read(metadata).decode()
+        text = archive.read(metadata).decode()
     tracked = subprocess.run(
         ["git", "ls-files", "src"], capture_output=True, text=True, cwd=ROOT, check=True
     ).stdout.split()
     inside = {name for name in names if name.startswith("penstock/")}
     assert inside == {path.removeprefix("src/") for path in tracked}
     assert {"penstock/py.typed", "penstock/instruments/record.schema.json"} <= inside
-    assert f"Name: penstock-dl\nVersion: {penstock.__version__}\n" in told
-    assert "Author: The Penstock developers" in told
+    assert f"Name: penstock-dl\nVersion: {penstock.__version__}\n" in text
+    assert "Author: The Penstock developers" in text

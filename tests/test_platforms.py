@@ -98,6 +98,6 @@ assert main(["infer", *job]) == 0
 assert main([*train, "--output-dir", "run"]) == 0
 """
     first = "import torch, tensorstore, zarr, lightning_fabric, torch.utils.data"
-    code, _, told = run(system, code, tmp_path, first)
-    assert code == 0, told
+    code, _, error = run(system, code, tmp_path, first)
+    assert code == 0, error
     assert (tmp_path / "run" / "best_model.pth").exists()

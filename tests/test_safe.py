@@ -45,10 +45,10 @@ def zarr(path: Path) -> Path:
 
 
 def record(**case: Any) -> Record:
-    told = {"model": HOSTILE, "tile": "8", "batch": 1, "mode": "inference", "device": "cpu", **case}
+    full = {"model": HOSTILE, "tile": "8", "batch": 1, "mode": "inference", "device": "cpu", **case}
     return Record(
-        id="1", time="2026-01-01T00:00:00+00:00", scenario="model", case=told,
-        key=case_key("model", told), launch=0, status="ok", work={"samples": 1.0, "pixels": 64.0},
+        id="1", time="2026-01-01T00:00:00+00:00", scenario="model", case=full,
+        key=case_key("model", full), launch=0, status="ok", work={"samples": 1.0, "pixels": 64.0},
         samples_s={"step": (0.1, 0.11, 0.1)},
     )  # fmt: skip
 
@@ -176,11 +176,11 @@ def test_what_is_no_key_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def leaks(folder: Path, heard: str) -> list[str]:
     """Where a secret stands: in what was printed, or in a file or its name."""
-    found = ["printed" for secret in SECRETS if secret in heard]
+    places = ["printed" for secret in SECRETS if secret in heard]
     for path in (path for path in folder.rglob("*") if path.is_file()):
         text = str(path).encode() + path.read_bytes()
-        found += [f"{path}: {secret}" for secret in SECRETS if secret.encode() in text]
-    return found
+        places += [f"{path}: {secret}" for secret in SECRETS if secret.encode() in text]
+    return places
 
 
 def test_no_verb_writes_or_prints_a_key(
@@ -331,11 +331,11 @@ def test_a_record_holds_no_key(tmp_path: Path) -> None:
     from penstock.bench.launch.supervisor import run_launch as launch
 
     case = {"data": "https://me:hunter2word@host/x?sig=s1gnature", "batch": 1}
-    found = launch(Request("loader", case), launch=0, order=None, timeout_s=60.0,
+    record = launch(Request("loader", case), launch=0, order=None, timeout_s=60.0,
                    command=["/no/such/command"])  # fmt: skip
-    Ledger(tmp_path).append(found)
-    assert found.key == case_key("loader", case) == case_key("loader", found.case)
-    assert not leaks(tmp_path, str(found))
+    Ledger(tmp_path).append(record)
+    assert record.key == case_key("loader", case) == case_key("loader", record.case)
+    assert not leaks(tmp_path, str(record))
 
 
 def test_a_source_is_named_without_its_key(tmp_path: Path) -> None:

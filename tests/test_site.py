@@ -92,8 +92,8 @@ def test_a_reader_finds_a_flag_by_the_search_and_reads_it_on_a_phone(
     browser.go(f"{(site / 'search.html').as_uri()}?q=min-blend-weight")
     results = "[...document.querySelectorAll('#search-results li a')].map(a => a.href)"
     browser.until(f"{results}.length")
-    found = browser.run(results)
-    assert any("reference/verbs/infer.html" in address for address in found)
+    addresses = browser.run(results)
+    assert any("reference/verbs/infer.html" in address for address in addresses)
     assert all(address.startswith("file:") for address in browser.requests())
     assert errors(browser) == []
     browser.call(
@@ -117,8 +117,8 @@ def test_every_knob_and_every_public_name_is_in_the_reference(site: Path) -> Non
         models += model.__subclasses__()
     for model in models[1:]:
         if model.__name__ in settings:
-            own = [name for name in model.model_fields if name in model.__annotations__]
-            assert all(f">{name}<" in settings for name in own), model
+            names = [name for name in model.model_fields if name in model.__annotations__]
+            assert all(f">{name}<" in settings for name in names), model
     assert settings.count("<tr") > 300
     public = (site / "reference" / "python" / "penstock.html").read_text()
     for name in penstock.__all__:

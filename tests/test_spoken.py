@@ -43,8 +43,8 @@ def test_flags_become_parameters(flags: str, parameters: str) -> None:
 
 
 def test_a_choice_is_a_text() -> None:
-    told = in_python("chunk 3 is missing; --missing fill fills it", LoaderConfig, {})
-    assert told == "chunk 3 is missing; missing='fill' fills it"
+    text = in_python("chunk 3 is missing; --missing fill fills it", LoaderConfig, {})
+    assert text == "chunk 3 is missing; missing='fill' fills it"
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,8 @@ def some_run(f1: float, minutes: float) -> dict[str, Any]:
     training |= {"judge": "val_loc_fscore", "best": {"epoch": 3, "score": 0.875}}
     training["facts"] = {"channels": ["vh"], "compiled_operators": False, "torchvision": "0.1"}
     about = {"time": "2026-01-02T03:04:05", "machine": "a computer", "load": 0.5, "scenes": 4}
-    found = {"steps": [step], "training": training, "score": scores, "strict_official": scores}
-    return {**about, **found}
+    parts = {"steps": [step], "training": training, "score": scores, "strict_official": scores}
+    return {**about, **parts}
 
 
 def test_verdicts_on_the_detector_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,8 +74,8 @@ def test_quick_benchmarks_run(name: str, tmp_path: Path) -> None:
     (out,) = tmp_path.iterdir()
     assert done.stdout.splitlines()[-1] in (out / "report.md").read_text()
     if name == "detector":
-        found = json.loads((out / "score.json").read_text())
-        assert 0 <= found["score"]["loc_fscore"] <= 1
+        document = json.loads((out / "score.json").read_text())
+        assert 0 <= document["score"]["loc_fscore"] <= 1
         assert (out / "loss.png").stat().st_size > 10_000 < (out / "detections.png").stat().st_size
         assert str(tmp_path.parent) not in (out / "score.json").read_text()
 

@@ -35,18 +35,18 @@ def measured(scenario: Any, batches: int = 3) -> dict[str, Any]:
 
 
 def record(launch: int, seconds: float, status: str = "ok", **knobs: Any) -> Record:
-    own = case(Path("/data"), batch=4, dataset="d", **knobs)
-    scenario = "ladder" if "rung" in own else "loader"
+    full_case = case(Path("/data"), batch=4, dataset="d", **knobs)
+    scenario = "ladder" if "rung" in full_case else "loader"
     facts = {"resident": 1.0, "read_amplification": 1.25, "stored_bytes": 3e6, "cpu_s_per_gb": 2.0}
     counts = {"duplicates": 0, "missing": 0, "wrong": 0}
     ok = status == "ok"
     return Record(
         schema=1,
-        id=f"{own}-{launch}",
+        id=f"{full_case}-{launch}",
         time="2026-01-01T00:00:00+00:00",
         scenario=scenario,
-        case=own,
-        key=case_key(scenario, own),
+        case=full_case,
+        key=case_key(scenario, full_case),
         launch=launch,
         status=status,
         samples_s={"step": tuple(seconds * f for f in (0.5, 1.0, 1.5))} if ok else {},

@@ -62,7 +62,7 @@ def staircase(edges: dict[str, int], *, peaks: bool = False) -> Fits:
 
 
 @pytest.mark.parametrize(
-    ("base", "per_pixel", "budget", "max_batch", "found"),
+    ("base", "per_pixel", "budget", "max_batch", "edges"),
     [
         (1000, 2, 10_000, 512, [(70, 71), (17, 18), (4, 5)]),
         (1000, 2, 10_000, 8, [(8, None), (8, None), (4, 5)]),  # the largest allowed fits
@@ -73,10 +73,10 @@ def staircase(edges: dict[str, int], *, peaks: bool = False) -> Fits:
     ],
 )
 def test_edges(
-    base: int, per_pixel: float, budget: int, max_batch: int, found: list[tuple[int, int]]
+    base: int, per_pixel: float, budget: int, max_batch: int, edges: list[tuple[int, int]]
 ) -> None:
     limits = find_limits(("8", "16", "32"), straight(base, per_pixel, budget), max_batch)
-    assert [(limit.batch, limit.failing_batch) for limit in limits] == found
+    assert [(limit.batch, limit.failing_batch) for limit in limits] == edges
 
 
 def test_a_line_that_holds_costs_two_launches_a_tile() -> None:
@@ -148,7 +148,7 @@ def test_nothing_to_search() -> None:
 
 
 def limit(**fields: object) -> Limit:
-    known: dict[str, object] = dict(  # noqa: C408
+    defaults: dict[str, object] = dict(  # noqa: C408
         tile="256",
         batch=12,
         failing_batch=13,
@@ -159,7 +159,7 @@ def limit(**fields: object) -> Limit:
         predicted=12,
         line=None,
     )
-    return Limit(**{**known, **fields})  # type: ignore[arg-type]
+    return Limit(**{**defaults, **fields})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_no_line(points: list[tuple[int, int]]) -> None:
 # laws
 
 edges = st.lists(st.integers(0, 300), min_size=1, max_size=6).map(
-    lambda found: {str(8 * i + 8): edge for i, edge in enumerate(sorted(found, reverse=True))}
+    lambda sizes: {str(8 * i + 8): edge for i, edge in enumerate(sorted(sizes, reverse=True))}
 )
 
 

@@ -121,13 +121,13 @@ def test_a_folder_that_will_not_do(folder: str, count: int, tmp_path: Path) -> N
 
 
 def made(request: LaunchRequest, launch: int, order: int | None = None, **fields: Any) -> Record:
-    known: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "schema": 1, "id": "x", "time": "2026-01-01T00:00:00+00:00", "status": "ok",
         "scenario": request.scenario, "case": dict(request.case), "launch": launch, "order": order,
         "key": case_key(request.scenario, request.case), "environment": {"machine_key": "here"},
         "work": {"flops": 1000, "bytes": 500}, "samples_s": {"step": [2.0] * 9},
     }  # fmt: skip
-    return Record(**known | fields)
+    return Record(**defaults | fields)
 
 
 def always(**fields: Any) -> Callable[..., Record]:
@@ -287,11 +287,11 @@ class Machine:
 def test_limits_on_a_cpu_are_enforced_by_the_kernel(tmp_path: Path) -> None:
     machine, ledger = Machine(), Ledger(tmp_path)
     seen: list[Record] = []
-    found = limits.model_limits(
+    both = limits.model_limits(
         CASE, ["8", "16"], 2, 512, 10_000, ledger, timeout_s=9, run=machine, report=seen.append
     )
-    assert [(limit.batch, limit.failing_batch) for limit in found] == [(70, 71), (17, 18)]
-    assert found[0].margin == pytest.approx(1 - 9960 / 10_000) and found[0].cliff
+    assert [(limit.batch, limit.failing_batch) for limit in both] == [(70, 71), (17, 18)]
+    assert both[0].margin == pytest.approx(1 - 9960 / 10_000) and both[0].cliff
     assert {request.memory_limit for request in machine.requests} == {10_000}
     assert ledger.records() == seen and len(seen) == 6
     assert len({record.key for record in seen}) == 6
@@ -300,10 +300,10 @@ def test_limits_on_a_cpu_are_enforced_by_the_kernel(tmp_path: Path) -> None:
 def test_limits_on_a_gpu_are_for_the_allocator(tmp_path: Path) -> None:
     machine = Machine("oom_device")
     case = CASE | {"device": "cuda:0"}
-    (found,) = limits.model_limits(
+    (limit,) = limits.model_limits(
         case, ["8"], 2, 512, 10_000, Ledger(tmp_path), timeout_s=9, run=machine
     )
-    assert found.batch == 70 and found.peak == 9960
+    assert limit.batch == 70 and limit.peak == 9960
     assert {request.memory_limit for request in machine.requests} == {None}
     assert {request.case["budget"] for request in machine.requests} == {10_000}
 
@@ -313,31 +313,31 @@ def test_without_a_budget_a_cpu_is_kept_to_what_is_free(
 ) -> None:
     monkeypatch.setattr(limits, "available_memory", lambda: 5000)
     machine = Machine()
-    (found,) = limits.model_limits(
+    (limit,) = limits.model_limits(
         CASE, ["8"], 2, 512, None, Ledger(tmp_path), timeout_s=9, run=machine
     )
-    assert found.budget == 5000 and found.batch == 31
+    assert limit.budget == 5000 and limit.batch == 31
     assert {request.memory_limit for request in machine.requests} == {5000}
 
 
 def test_a_crash_is_no_limit(tmp_path: Path) -> None:
-    (found,) = limits.model_limits(
+    (limit,) = limits.model_limits(
         CASE, ["8"], 2, 512, 10_000, Ledger(tmp_path), timeout_s=9, run=Machine("crash")
     )
-    assert found.batch is None and "SIGSEGV" in found.sentence
+    assert limit.batch is None and "SIGSEGV" in limit.sentence
 
 
-@pytest.mark.parametrize("told", [10_000, None])
+@pytest.mark.parametrize("total", [10_000, None])
 def test_without_a_budget_a_gpu_is_held_against_what_torch_says_it_has(
-    told: int | None, tmp_path: Path
+    total: int | None, tmp_path: Path
 ) -> None:
     """Whatever cards the driver shows: it may be a slice of one."""
     machine = Machine("oom_device")
     case = CASE | {"device": "cuda:0"}
-    (found,) = limits.model_limits(
-        case, ["8"], 2, 512, None, Ledger(tmp_path), timeout_s=9, device_memory=told, run=machine
+    (limit,) = limits.model_limits(
+        case, ["8"], 2, 512, None, Ledger(tmp_path), timeout_s=9, device_memory=total, run=machine
     )
-    assert found.batch == 70 and found.budget == told
+    assert limit.batch == 70 and limit.budget == total
     assert {request.case["budget"] for request in machine.requests} == {None}
 
 

@@ -180,10 +180,10 @@ def test_patches_of_a_volume_are_samples(
     words += ["--batch-sizes", "2", "--threads", "1", "--batches", "2", "--warmup", "1"]
     words += ["--loaders", "penstock", "zarr", "--effort", "quick", "--no-ladder"]
     assert main([*words, "--output", str(tmp_path / "a.csv")]) == 0
-    found = {record.case["loader"]: record for record in Ledger(tmp_path / "ledger").records()}
-    facts = found["penstock"].facts
-    assert found["penstock"].ok and facts["samples"] == 8 and facts["sample_bytes"] == 320
+    records = {record.case["loader"]: record for record in Ledger(tmp_path / "ledger").records()}
+    facts = records["penstock"].facts
+    assert records["penstock"].ok and facts["samples"] == 8 and facts["sample_bytes"] == 320
     assert (facts["wrong"], facts["missing"], facts["duplicates"]) == (0, 0, 0)
-    zarrs = found["zarr"]
+    zarrs = records["zarr"]
     assert zarrs.status == "unsupported" and zarrs.error is not None
     assert "not 8 patches of each" in zarrs.error.message or kind == "n5"

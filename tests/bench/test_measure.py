@@ -258,8 +258,8 @@ def test_what_a_limit_counts_is_the_peak_of_what_was_mapped_touched_or_not() -> 
         "mmap.mmap(-1, 2**29, flags=mmap.MAP_PRIVATE).close()\n"
         "print(json.dumps([before, host_memory()]))"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
-    before, after = json.loads(told.stdout)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    before, after = json.loads(done.stdout)
     assert after["host_counted"] - before["host_counted"] > 0.9 * 2**29
     assert after["host_peak_kernel"] - before["host_peak_kernel"] < 2**27
 

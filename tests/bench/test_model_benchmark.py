@@ -211,8 +211,8 @@ def test_the_limit_of_each_tile(fake: Path, capsys: pytest.CaptureFixture[str]) 
     assert "Tile 32: a batch of 4 fits" in out
     assert Ledger(fake / "out/bench.ledger/limits").records()
     written = rows(fake / "out/bench.csv")
-    found = [(row["tile_size"], row["batch_size"], row["error"]) for row in written]
-    assert found == [("16", "18", ""), ("16", "19", "OOM"), ("32", "4", ""), ("32", "5", "OOM")]
+    tried = [(row["tile_size"], row["batch_size"], row["error"]) for row in written]
+    assert tried == [("16", "18", ""), ("16", "19", "OOM"), ("32", "4", ""), ("32", "5", "OOM")]
     assert {row["avg_time_ms"] + row["pixels_per_sec"] for row in written} == {""}, "only tried"
     assert "Written: out/bench.csv" in out
     assert main(["plot", "out/bench.csv", "--output", "out/limits"]) == 0
@@ -221,13 +221,13 @@ def test_the_limit_of_each_tile(fake: Path, capsys: pytest.CaptureFixture[str]) 
 def test_a_limit_is_searched_to_one_percent_or_to_what_was_asked_for(fake: Path) -> None:
     assert config().limit_tolerance == 0.01
     words = ("--find-limit", "--budget", "50000", "--tile-sizes", "16")
-    fits, found = (50_000 - 1000) // (4 * 16**2), {}
+    fits, batches = (50_000 - 1000) // (4 * 16**2), {}
     for tolerance in ("0.01", "0.5"):
         more = ("--limit-tolerance", tolerance, "--output", f"{tolerance}.csv")
         assert bench(*words, *more) == 0
-        found[tolerance] = [int(row["batch_size"]) for row in rows(fake / f"{tolerance}.csv")]
-    assert found["0.01"] == [fits, fits + 1]
-    fitting, failing = found["0.5"]
+        batches[tolerance] = [int(row["batch_size"]) for row in rows(fake / f"{tolerance}.csv")]
+    assert batches["0.01"] == [fits, fits + 1]
+    fitting, failing = batches["0.5"]
     assert fitting <= fits < failing <= 1.5 * fitting
     assert failing - fitting > 1  # the search ended early
 
@@ -237,8 +237,8 @@ def test_a_budget_that_holds_no_launch_is_refused(
     fake: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
 ) -> None:
     assert bench("--budget", "1KiB", *words) == 2
-    told = "holds no launch: Python, torch and the weights take 1.99 KiB before the first sample"
-    assert f"--budget 1.00 KiB {told}" in capsys.readouterr().err
+    reason = "holds no launch: Python, torch and the weights take 1.99 KiB before the first sample"
+    assert f"--budget 1.00 KiB {reason}" in capsys.readouterr().err
     assert not (fake / "out").exists()
     assert bench("--budget", "0", *words) == 2
 

@@ -42,10 +42,10 @@ from .kit_suite import CUSTOM, DATA, H100, parsed
 def test_presets_are_those_of_the_seed(
     name: str, batches: tuple[int, ...], workers: tuple[int, ...], ranks: int
 ) -> None:
-    found = named_preset(name)
-    assert (found.batch_sizes, found.num_workers_list) == (batches, workers)
-    assert (found.world_size, found.distributed) == (ranks, ranks > 1)
-    assert found.channels == "vh,vv,bathymetry"
+    preset = named_preset(name)
+    assert (preset.batch_sizes, preset.num_workers_list) == (batches, workers)
+    assert (preset.world_size, preset.distributed) == (ranks, ranks > 1)
+    assert preset.channels == "vh,vv,bathymetry"
 
 
 def test_quick_is_small_and_for_any_machine() -> None:
@@ -251,9 +251,9 @@ def test_the_script_at_the_root_finds_the_penstock_of_the_clone(tmp_path: Path) 
     assert done.returncode == 2
     assert done.stderr.startswith("run_benchmark.sh: python3 has no penstock; make test builds ")
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    own = tmp_path / ".venv" / "bin" / "python"
-    own.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    own.chmod(0o755)
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
     done = run()
     assert done.returncode == 2
     assert done.stderr.startswith("penstock suite: --train-chips is required; ")

@@ -129,9 +129,9 @@ def test_chips_of_other_channels_are_refused(data: Path, tmp_path: Path) -> None
 def test_no_chip_with_a_valid_pixel_is_refused(data: Path, tmp_path: Path) -> None:
     shutil.copytree(data / "chips" / "train", tmp_path / "empty")
     manifest = next((tmp_path / "empty").glob("*/manifest.json"))
-    told = json.loads(manifest.read_text())
-    told["valid_pixels"] = [[0 for _ in row] for row in told["valid_pixels"]]
-    manifest.write_text(json.dumps(told))
+    document = json.loads(manifest.read_text())
+    document["valid_pixels"] = [[0 for _ in row] for row in document["valid_pixels"]]
+    manifest.write_text(json.dumps(document))
     config = config_for(data, tmp_path, train_chips_path=tmp_path / "empty")
     case = suite_cases(named_preset("quick"), config)[0]
     with pytest.raises(UsageError, match=r"--train-chips-path .*/empty holds no sample to train"):
@@ -246,8 +246,8 @@ def test_a_rank_that_fails_says_why(tmp_path: Path) -> None:
     assert record.status == "crash"
     assert record.error is not None
     assert "torchrun ended with exit code 1: the loss is " in record.error.message
-    told = [f"penstock train: {NOT_A_RANK}", "penstock train: a.zarr cannot be read", "W: rank 1"]
-    assert scenario._fault(told) == "a.zarr cannot be read"
+    lines = [f"penstock train: {NOT_A_RANK}", "penstock train: a.zarr cannot be read", "W: rank 1"]
+    assert scenario._fault(lines) == "a.zarr cannot be read"
 
 
 @pytest.mark.slow
@@ -386,15 +386,15 @@ def test_a_preset_for_another_machine_runs_anyway_and_the_report_says_so(
     assert main(words) == 2
     import torch
 
-    found = torch.cuda.device_count()
-    refused = f"preset small is for 64 GPUs and torch finds {found} GPU{'s' * (found != 1)} here"
+    gpus = torch.cuda.device_count()
+    refused = f"preset small is for 64 GPUs and torch finds {gpus} GPU{'s' * (gpus != 1)} here"
     assert refused in capsys.readouterr().err
     assert not out.exists()
     assert main([*words, "--anyway"]) == 0
     document = json.loads((out / "benchmark_report.json").read_text())
     assert [note.partition(";")[0] for note in document["notes"]] == [refused]
     assert document["presets"][0]["world_size"] == 64, "what was asked for"
-    assert [run["world_size"] for run in document["runs"]] == [max(1, found)]
+    assert [run["world_size"] for run in document["runs"]] == [max(1, gpus)]
     assert refused in (out / "benchmark_report.md").read_text()
 
 

@@ -70,9 +70,9 @@ def test_only_the_verb_in_the_line_is_imported(line: str, verbs: list[str]) -> N
         "def offered(parser): print(*sorted(heavy & set(sys.modules))); sys.exit()\n"
         "argcomplete.autocomplete = offered; entry()"
     )
-    told = {"_ARGCOMPLETE": "1", "COMP_LINE": line}
+    variables = {"_ARGCOMPLETE": "1", "COMP_LINE": line}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | told, capture_output=True, text=True
+        [sys.executable, "-c", code], env=os.environ | variables, capture_output=True, text=True
     )
     imported = [f"penstock.cli.{verb}" for verb in verbs]
     assert (done.returncode, done.stdout.split()) == (0, imported), done.stderr

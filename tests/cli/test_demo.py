@@ -48,6 +48,6 @@ def test_what_the_demo_needs_is_looked_for_before_it_works(
 ) -> None:
     monkeypatch.setattr(demo, "find_spec", lambda name: None if name == "jinja2" else name)
     assert main(["demo", "--out", str(tmp_path / "out")]) == 2
-    told = "jinja2 is not installed; run: pip install 'penstock-dl[demo]'"
-    assert told in capsys.readouterr().err
+    remedy = "jinja2 is not installed; run: pip install 'penstock-dl[demo]'"
+    assert remedy in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -148,8 +148,8 @@ def test_doctor_says_it_all_and_writes_it(
         "Machine", "Libraries", "Limits", "Other tenants", "Noise floor", "Measured roofs of cpu",
         f"The records are in {ledger / 'records.jsonl'}.", "Warnings",
     ]  # fmt: skip
-    found = json.loads(report.read_text())
-    assert found["noise"] == NOISE and found["readings"] == NOW and found["device"] == "cpu"
+    facts = json.loads(report.read_text())
+    assert facts["noise"] == NOISE and facts["readings"] == NOW and facts["device"] == "cpu"
 
 
 @pytest.mark.parametrize("device", ["nonsense", "cuda:", "gpu", "cpu:0x"])

@@ -48,10 +48,10 @@ def test_help_of_a_verb_has_the_examples_of_all_its_kinds(
 ) -> None:
     with pytest.raises(SystemExit):
         main(["slurm", "--help"])
-    told = capsys.readouterr().out
-    assert told.startswith("examples:\n  penstock slurm render ")
-    assert "\n      --in-spec noisy.ome.zarr" in told  # the second line of a command
-    assert told.index("penstock slurm cancel") < told.index("usage:")
+    text = capsys.readouterr().out
+    assert text.startswith("examples:\n  penstock slurm render ")
+    assert "\n      --in-spec noisy.ome.zarr" in text  # the second line of a command
+    assert text.index("penstock slurm cancel") < text.index("usage:")
 
 
 @pytest.mark.parametrize(

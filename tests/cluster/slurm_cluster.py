@@ -109,8 +109,8 @@ def missing() -> str | None:
 
 
 def _environment() -> dict[str, str]:
-    own = {name: text for name, text in os.environ.items() if not name.startswith("SLURM_")}
-    return own | {"PATH": f"{os.environ['PATH']}:{SBIN}"}
+    variables = {name: text for name, text in os.environ.items() if not name.startswith("SLURM_")}
+    return variables | {"PATH": f"{os.environ['PATH']}:{SBIN}"}
 
 
 class Cluster:
@@ -135,13 +135,13 @@ class Cluster:
         key = self.folder / "munge.key"
         key.touch(mode=0o600)
         key.write_bytes(secrets.token_bytes(128))
-        own = {name: f"{self.folder}/munge.{name}" for name in ("socket", "pid", "log", "seed")}
+        paths = {name: f"{self.folder}/munge.{name}" for name in ("socket", "pid", "log", "seed")}
         self._daemon(
             "munged", "--foreground", "--force", "--num-threads=1", f"--key-file={key}",
-            f"--socket={own['socket']}", f"--pid-file={own['pid']}",
-            f"--log-file={own['log']}", f"--seed-file={own['seed']}",
+            f"--socket={paths['socket']}", f"--pid-file={paths['pid']}",
+            f"--log-file={paths['log']}", f"--seed-file={paths['seed']}",
         )  # fmt: skip
-        self.wait("munged", lambda: Path(own["socket"]).exists())
+        self.wait("munged", lambda: Path(paths["socket"]).exists())
         self._connect()
         self._daemon("slurmctld", "-D")
         for node in NODES:

@@ -122,8 +122,8 @@ def test_an_element_of_an_array_has_one_number(monkeypatch: pytest.MonkeyPatch) 
     element = {**STEP, "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
     for name, text in element.items():
         monkeypatch.setenv(name, text)
-    told = job_facts(["n1", "n1", "n2"])
-    assert (told["job_id"], told["nodes"], told["hosts"]) == ("7_3", 2, ["n1", "n2"])
+    facts = job_facts(["n1", "n1", "n2"])
+    assert (facts["job_id"], facts["nodes"], facts["hosts"]) == ("7_3", 2, ["n1", "n2"])
     assert first_lines("spiral", config_of(), find_place(STEP), element)[0] == "Job ID: 7_3"
 
 
@@ -191,10 +191,10 @@ def test_a_job_goes_on_with_no_run_but_its_own(
     (tmp_path / "args.json").write_text(text)
     if saved:
         saved_in(tmp_path)
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as refusal:
         slurm_step.added(config_of(output_dir=tmp_path), AGAIN)
     assert f"--output-dir {tmp_path} holds a run of {whose}, and job 123456 had not" in (
-        str(told.value)
+        str(refusal.value)
     )
     # Unless it was asked to.
     for knob in ("resume", "overwrite"):
@@ -244,8 +244,8 @@ def test_a_job_that_gets_nowhere_is_not_put_back_for_ever(
     # What it saves is new in each life; without that, the first is put back, and no other.
     for times in (2, 3):
         time.sleep(0.01)  # of a clock of files that is coarse
-        told = "penstock launch: job 123456 has saved and goes back into the queue\n"
-        assert lived(saves) == (3, told, times)
+        line = "penstock launch: job 123456 has saved and goes back into the queue\n"
+        assert lived(saves) == (3, line, times)
     assert lived(while_it_began) == (3, f"{nothing} and goes back into the queue\n", 4)
     assert lived(too_early)[::2] == (1, 4)
     assert (tmp_path / "requeued").read_text().splitlines() == ["requeue 123456"] * 4
@@ -263,8 +263,8 @@ def test_the_end_of_a_requeued_life_is_told_though_slurm_ends_it(
     ends = "kill -TERM $PPID; kill -USR1 $PPID; kill -TERM $$"
     (tmp_path / "bin" / "scontrol").write_text(f"#!/bin/sh\n{ends}\nsleep 0.1\n")
     assert main(words) == 3
-    told = "penstock launch: job 123456 has saved and goes back into the queue\n"
-    assert capsys.readouterr().err == told
+    line = "penstock launch: job 123456 has saved and goes back into the queue\n"
+    assert capsys.readouterr().err == line
 
     refused = f"#!/bin/sh\n{ends}\necho 'scontrol: error: no such job' >&2; exit 1\n"
     (tmp_path / "bin" / "scontrol").write_text(refused)
@@ -308,8 +308,8 @@ def test_what_cannot_be_started(
 
 def test_the_lines_of_the_seed() -> None:
     environ = {**JOB, "SLURM_JOB_NAME": "mlp", "SLURM_JOB_NODELIST": "raven[0123,0124]"}
-    told = first_lines("spiral", config_of(epochs=50), find_place(STEP), environ)
-    assert told == [
+    lines = first_lines("spiral", config_of(epochs=50), find_place(STEP), environ)
+    assert lines == [
         "Job ID: 123456",
         "Job Name: mlp",
         "Node(s): raven[0123,0124]",

@@ -61,8 +61,8 @@ def newest(folder: Path) -> str:
 
 
 def state(job: str) -> JobState:
-    (found,) = job_states([job])[job]
-    return found
+    (job_state,) = job_states([job])[job]
+    return job_state
 
 
 def until(cluster: Cluster, folder: Path, job: str, word: str) -> None:
@@ -77,16 +77,16 @@ def until(cluster: Cluster, folder: Path, job: str, word: str) -> None:
 
 
 def results(folder: Path, job: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / job / "training_results.json").read_text())
-    return found
+    document: dict[str, Any] = json.loads((folder / job / "training_results.json").read_text())
+    return document
 
 
 def weights(folder: Path, job: str) -> dict[str, Any]:
     import torch
 
     path = folder / job / "checkpoints" / "last.pt"
-    found: dict[str, Any] = torch.load(path, weights_only=True)["model"]
-    return found
+    state_dict: dict[str, Any] = torch.load(path, weights_only=True)["model"]
+    return state_dict
 
 
 def assert_same_training(whole: Path, folder: Path, job: str) -> None:
@@ -154,9 +154,9 @@ def test_a_study_ends_and_is_collected(
     ]
     for job in (one, two):
         log = (tmp_path / f"slurm-{job.id}.out").read_text()
-        told = results(tmp_path, job.id)
-        assert told["world_size"] == job.ranks and told["status"] == "complete"
-        assert sorted(rank["rank"] for rank in told["ranks"]) == list(range(job.ranks))
+        document = results(tmp_path, job.id)
+        assert document["world_size"] == job.ranks and document["status"] == "complete"
+        assert sorted(rank["rank"] for rank in document["ranks"]) == list(range(job.ranks))
         assert len(list((tmp_path / job.id / "steps").glob("rank*.csv"))) == job.ranks
         for line in (
             f"Job ID: {job.id}", f"Number of nodes: {job.nodes}", f"Number of tasks: {job.ranks}",
@@ -462,8 +462,8 @@ def test_an_infer_that_is_stopped_says_so_and_one_that_is_restarted_goes_on(
     until(cluster, folder, job, "COMPLETED")
     assert state(job).restarts == 1
     said = (folder / f"slurm-{job}.out").read_text()
-    found = re.search(r"Blocks written: (\d+) of 36 planned, (\d+) by an earlier run", said)
-    assert found and int(found[1]) + int(found[2]) == 36 and int(found[2]) > before
+    counts = re.search(r"Blocks written: (\d+) of 36 planned, (\d+) by an earlier run", said)
+    assert counts and int(counts[1]) + int(counts[2]) == 36 and int(counts[2]) > before
 
 
 def test_an_infer_in_parts_of_which_one_dies_is_done_again(

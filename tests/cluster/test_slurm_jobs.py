@@ -41,15 +41,15 @@ def config_of(*layers: dict[str, Any], **settings: Any) -> SlurmConfig:
 
 def directives(text: str) -> dict[str, str]:
     """What sbatch reads: lines up to the first command, quotes taken off."""
-    found = {}
+    values = {}
     for line in text.split("\n")[1:]:
         if line and not line.startswith("#"):
             break
         if line.startswith("#SBATCH"):
             (word,) = shlex.split(line.removeprefix("#SBATCH"))
             name, _, value = word.partition("=")
-            found[name] = value
-    return found
+            values[name] = value
+    return values
 
 
 # --- the script --------------------------------------------------------------------------------
@@ -225,9 +225,9 @@ def test_an_environment_with_a_hostile_name_is_activated(tmp_path: Path, recorde
     ],
 )
 def test_a_hostile_value_is_refused_in_a_sentence(settings: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as refusal:
         config_of(settings)
-    assert sentence in str(told.value) and "\n" not in str(told.value)
+    assert sentence in str(refusal.value) and "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize("word", ["a\n#SBATCH --nodes=9", "a\0b", "\x1b[2J", "\x7f"])
@@ -520,10 +520,10 @@ def test_each_command_is_asked_for_what_those_before_do_not_know(
     spoken: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     spoken(squeue=(0, recorded("squeue-running")), scontrol=(0, recorded("scontrol-failed")))
-    known = slurm_states.job_states(["1", "3", "77"])
-    assert known["1"] == [JobState("1", "RUNNING", nodes="n[1-2]")]
-    assert known["3"] == [JobState("3", "FAILED", "NonZeroExitCode", 7, 0, 0, "n1")]
-    assert known["77"] == []
+    states = slurm_states.job_states(["1", "3", "77"])
+    assert states["1"] == [JobState("1", "RUNNING", nodes="n[1-2]")]
+    assert states["3"] == [JobState("3", "FAILED", "NonZeroExitCode", 7, 0, 0, "n1")]
+    assert states["77"] == []
     # Of an array, some wait and some have ended.
     spoken(squeue=(0, recorded("squeue-array")), scontrol=(0, recorded("scontrol-array")))
     assert [row.id for row in slurm_states.job_states(["5"])["5"]] == [

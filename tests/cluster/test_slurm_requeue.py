@@ -123,10 +123,10 @@ def test_a_verb_in_a_job_goes_back_only_if_it_was_told_and_has_stopped_whole(
     scontrol.chmod(0o755)
     monkeypatch.setenv("PATH", f"{scontrol.parent}:{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_JOB_ID", "12")
-    told = [signal.SIGUSR1]
+    signals = [signal.SIGUSR1]
 
     def verb(args: Any) -> int:
-        for number in told:
+        for number in signals:
             os.kill(os.getpid(), number)
         time.sleep(0.01)
         return 0
@@ -143,11 +143,11 @@ def test_a_verb_in_a_job_goes_back_only_if_it_was_told_and_has_stopped_whole(
     assert main(launch) == 3
     assert "job 12 was started again 2 times and does not go back" in capsys.readouterr().err
     monkeypatch.delenv("SLURM_RESTART_COUNT")
-    told[:] = [signal.SIGTERM]  # SLURM ends the job by itself
+    signals[:] = [signal.SIGTERM]  # SLURM ends the job by itself
     assert main(launch) == 3
-    told.clear()
+    signals.clear()
     assert main(launch) == 0
     launch.remove("--requeue")
-    told[:] = [signal.SIGUSR1]
+    signals[:] = [signal.SIGUSR1]
     assert main(launch) == 3
     assert asked.read_text() == "requeue 12\n"

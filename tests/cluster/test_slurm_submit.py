@@ -209,8 +209,8 @@ def test_no_value_of_a_preset_becomes_a_line(
             }  # fmt: skip
             assert words[0] != "source" or len(words) == 2
             assert words[0] != "export" or len(words) == 2
-    told = sum(line.startswith("#SBATCH --") for line in lines)
-    assert len(set(directives(text))) == told  # none stands there twice
+    count = sum(line.startswith("#SBATCH --") for line in lines)
+    assert len(set(directives(text))) == count  # none stands there twice
     subprocess.run(["bash", "-n"], input=text.encode(), check=True)
 
 

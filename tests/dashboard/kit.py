@@ -58,15 +58,15 @@ def steps_of(count: int, first: int = 1, per_epoch: int = 4) -> str:
 
 def training(folder: Path, devices: int = 1, seconds: float = 10.0, **args: Any) -> Path:
     """The folder of a training of 3 epochs, of 4 steps each."""
-    told = results(devices, seconds, job=folder.name)
-    for epoch, row in enumerate(told["history"]):
+    document = results(devices, seconds, job=folder.name)
+    for epoch, row in enumerate(document["history"]):
         row |= {
             "step": 4 * (epoch + 1),
             "train_s": 2.0,
             "val_s": 1.0,
             "train_loss": 1 / (epoch + 1),
         }
-    bare_training(folder, told, **{"workload": "spiral", "batch_size": 32, **args})
+    bare_training(folder, document, **{"workload": "spiral", "batch_size": 32, **args})
     (folder / "steps").mkdir()
     (folder / "steps" / "rank0.csv").write_text(STEPS + steps_of(12))
     return folder

@@ -219,9 +219,9 @@ def test_what_is_saved_is_what_the_ledger_holds(
     records = read_ledger(folder / "sweep.ledger")
     ledger_to_csv(records, tmp_path / "ledger.csv")
     with (tmp_path / "ledger.csv").open(newline="") as file:
-        told = list(csv.DictReader(file))
+        launches = list(csv.DictReader(file))
     assert len(keys) == len(head) - 1 == 8
-    for launch in (each for each in told if each["launch"] != "0"):
+    for launch in (each for each in launches if each["launch"] != "0"):
         name = f"model tile={launch['case.tile']} launch {int(launch['launch']) + 1}"
         for column in ("step.median_s", "step.low_s", "work.pixels", "memory.host_peak"):
             if launch[column]:
@@ -235,10 +235,10 @@ def test_nothing_hostile_runs_or_is_fetched(browser: Browser, tmp_path: Path) ->
     for name in ("a", "b"):
         folder = training(tmp_path / name, name=HOSTILE, tags={HOSTILE: HOSTILE + name},
                           learning_rate=HOSTILE + name)  # fmt: skip
-        told = json.loads((folder / "training_results.json").read_text())
-        for row in told["history"]:
+        document = json.loads((folder / "training_results.json").read_text())
+        for row in document["history"]:
             row[HOSTILE] = 0.5
-        (folder / "training_results.json").write_text(json.dumps(told))
+        (folder / "training_results.json").write_text(json.dumps(document))
     ledger_of(tmp_path / "l.ledger", sized({(64, 1): 12}, case={"model": HOSTILE}, status="crash",
                                            error={"stage": "s", "message": HOSTILE}))  # fmt: skip
     with served(tmp_path) as server:

@@ -66,9 +66,9 @@ def test_a_failed_launch_shows_its_error(tmp_path: Path) -> None:
 
 
 def test_a_launch_of_a_training_joins_studies_of_scaling(tmp_path: Path) -> None:
-    told = {"world_size": 4, "training_s": 8.0, "epochs": 2, "status": "complete"}
+    result = {"world_size": 4, "training_s": 8.0, "epochs": 2, "status": "complete"}
     record = launch().model_copy(
-        update={"scenario": "train", "case": {"workload": "spiral"}, "facts": {"training": told}}
+        update={"scenario": "train", "case": {"workload": "spiral"}, "facts": {"training": result}}
     )
     catalogue = catalogue_of(ledger_of(tmp_path / "l.ledger", [record]))
     details = catalogue.details(only(catalogue))

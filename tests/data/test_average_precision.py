@@ -48,19 +48,19 @@ def some_results(seed: int, images: int = 6, classes: int = 1) -> list[ImageResu
         true = np.concatenate((corner, corner + rng.uniform(10, 20, (count, 2))), 1)
         labels = rng.integers(1, classes + 1, count)
         boxes = np.concatenate((true + rng.normal(0, 1.5, true.shape), true[:1] + 50))
-        found = np.append(labels, 1)
-        results.append(ImageResult(image, boxes, rng.random(count + 1), found, true, labels))
+        predicted = np.append(labels, 1)
+        results.append(ImageResult(image, boxes, rng.random(count + 1), predicted, true, labels))
     return results
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_coco_ap_is_the_area_under_the_curve(seed: int) -> None:
     results = some_results(seed)
-    found = coco_ap(results)
+    precision = coco_ap(results)
     by_hand = [slow_ap(results, threshold) for threshold in np.arange(0.5, 1.0, 0.05)]
-    assert found["AP50"] == pytest.approx(by_hand[0], abs=1e-9)
-    assert found["AP75"] == pytest.approx(by_hand[5], abs=1e-9)
-    assert found["AP"] == pytest.approx(np.mean(by_hand), abs=1e-9)
+    assert precision["AP50"] == pytest.approx(by_hand[0], abs=1e-9)
+    assert precision["AP75"] == pytest.approx(by_hand[5], abs=1e-9)
+    assert precision["AP"] == pytest.approx(np.mean(by_hand), abs=1e-9)
 
 
 def test_images_that_two_ranks_saw_count_once() -> None:

@@ -47,7 +47,7 @@ def test_chips_hold_what_the_rasters_hold(data: Path, chipped: Path) -> None:
         assert chip.image.shape == (4, CHIP, CHIP) and chip.image.dtype == np.float32
         window = (row, row + tall), (column, column + tall)
         inside = tuple(slice(*ends) for ends in window)
-        known = np.zeros(chip.image.shape, bool)
+        valid = np.zeros(chip.image.shape, bool)
         for place, name in enumerate(NAMES):
             path = folders[chip.scene]
             if CHANNELS[name].kind == "radar":
@@ -62,8 +62,8 @@ def test_chips_hold_what_the_rasters_hold(data: Path, chipped: Path) -> None:
             scaled = (raw - CHANNELS[name].offset) / CHANNELS[name].scale
             expected = np.nan_to_num(scaled, nan=0.0)
             np.testing.assert_allclose(chip.image[place], expected, rtol=2e-3, atol=1e-5)
-            known[place] = ~np.isnan(raw)
-        np.testing.assert_array_equal(chip.valid, [known[:2].all(axis=0), known[2:].all(axis=0)])
+            valid[place] = ~np.isnan(raw)
+        np.testing.assert_array_equal(chip.valid, [valid[:2].all(axis=0), valid[2:].all(axis=0)])
         row0, row1, column0, column1 = chip.core
         seen[chip.scene] += (row1 - row0) * (column1 - column0)
     # All of each scene is owned once, but for chips without a single valid pixel: here none.
@@ -237,8 +237,8 @@ def test_rounding_is_told_and_dtype_keeps_all(
             file.write(values, 1)
     words = words_of(data, tmp_path / "c", "--overlap", "0")
     assert main(words) == 0
-    told = capsys.readouterr().out
-    assert "float32; chips keep them as float16" in told and "--dtype float32 keeps all" in told
+    output = capsys.readouterr().out
+    assert "float32; chips keep them as float16" in output and "--dtype float32 keeps all" in output
     assert main([*words, "--dtype", "float32"]) == 2
     assert "was made with other dtype" in capsys.readouterr().err
     assert main([*words, "--dtype", "float32", "--overwrite-preproc"]) == 0

@@ -89,9 +89,9 @@ class MortalKeys:
         return self.store.write(key, value)
 
     def delete_range(self, keys: Any) -> Any:
-        found = [key for key in self.store.list().result() if in_range(key, keys)]
-        self.life.shuffled.shuffle(found)
-        for key in found:
+        stored = [key for key in self.store.list().result() if in_range(key, keys)]
+        self.life.shuffled.shuffle(stored)
+        for key in stored:
             self.life.step()
             self.store.write(key, None).result()
         self.life.step()  # the folders are there still
@@ -170,8 +170,8 @@ class TestKilledWhileItIsMade:
                 patch.setattr(stores_kvstore, "ts", life)
                 patch.setattr(stores, "ts", life)
                 open_keys_by(patch, life.open_kvstore)
-                own = isinstance(spec, dict) and way == "resume"  # it says delete_existing itself
-                sink = open_out(spec, DOMAIN_OF_FEW, overwrite=not own, **options)
+                says = isinstance(spec, dict) and way == "resume"  # it says delete_existing itself
+                sink = open_out(spec, DOMAIN_OF_FEW, overwrite=not says, **options)
                 try:
                     sink.create()
                     break

@@ -155,7 +155,7 @@ def test_corners_of_cells_are_no_weather_and_months_no_hindrance(
 
 
 @pytest.mark.parametrize(
-    ("axes", "told", "about", "unlimited"),
+    ("axes", "dims", "about", "unlimited"),
     [
         ("time level lat lon", "time lat lon", {}, []),
         ("time level lon lat", "time lat lon", {}, []),
@@ -167,10 +167,10 @@ def test_corners_of_cells_are_no_weather_and_months_no_hindrance(
     ],
 )
 def test_the_axes_are_found_by_what_is_said_of_them(
-    axes: str, told: str, about: dict[str, Any], unlimited: list[str], tmp_path: Path
+    axes: str, dims: str, about: dict[str, Any], unlimited: list[str], tmp_path: Path
 ) -> None:
     """Before the variable comes another, whose first axis is another and which never changes."""
-    dim, latitude, longitude = told.split()
+    dim, latitude, longitude = dims.split()
     length = {dim: 5, "level": 2, latitude: 4, longitude: 6}
     shape = [length[axis] for axis in axes.split()]
     wind = np.arange(math.prod(shape), dtype="f4").reshape(shape)
@@ -184,7 +184,7 @@ def test_the_axes_are_found_by_what_is_said_of_them(
     words = ["generate", "--from", str(path), str(tmp_path / "data"), "--offsets", "0"]
     assert main([*words, "--target-offset", "0"]) == 0
     packed = open_dataset(tmp_path / "data")
-    wanted = wind.transpose([axes.split().index(a) for a in (*told.split(), "level")])
+    wanted = wind.transpose([axes.split().index(a) for a in (*dims.split(), "level")])
     np.testing.assert_array_equal(read(packed, "targets"), wanted)
     inputs = read(packed, "inputs")
     np.testing.assert_array_equal(inputs[..., 3:], wanted)

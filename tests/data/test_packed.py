@@ -250,7 +250,7 @@ def audited(packed: Packed, planned: list[list[int]], came: list[list[int]]) -> 
 
 
 @pytest.mark.parametrize(
-    ("came", "found"),
+    ("came", "delivery"),
     [
         ([[4, 2], [0, 1]], Delivery(0, 0, 0)),  # as planned
         ([[4, 2], [0, 0]], Delivery(1, 1, 2)),  # 0 twice, 1 lost
@@ -260,10 +260,10 @@ def audited(packed: Packed, planned: list[list[int]], came: list[list[int]]) -> 
     ],
 )
 def test_the_audit_goes_by_the_bytes(
-    came: list[list[int]], found: Delivery, tmp_path: Path
+    came: list[list[int]], delivery: Delivery, tmp_path: Path
 ) -> None:
-    assert audited(write_small(tmp_path / "data"), [[4, 2], [0, 1]], came) == found
-    assert found.right == (found == Delivery(0, 0, 0))
+    assert audited(write_small(tmp_path / "data"), [[4, 2], [0, 1]], came) == delivery
+    assert delivery.right == (delivery == Delivery(0, 0, 0))
 
 
 def test_samples_that_are_alike_stand_for_themselves(tmp_path: Path) -> None:

@@ -356,15 +356,15 @@ def test_verdicts_of_the_benchmark_are_computed(monkeypatch: pytest.MonkeyPatch)
         ]
         for launch in launches[1:]:
             launch |= {"seconds": seconds, "peak_rss": peak, "chips": 150}
-        found = {"time": "2026-01-01", "machine": "m", "load": 0.0, "size": [9, 9], "chip": 3,
+        document = {"time": "2026-01-01", "machine": "m", "load": 0.0, "size": [9, 9], "chip": 3,
                  "tiff": "strips", "launches": launches}  # fmt: skip
-        return "\n".join(bench["lines_of"](found))
+        return "\n".join(bench["lines_of"](document))
 
     assert "NOT MET" not in report(1.0, 2**25)
-    told = report(5.0, 1).splitlines()
-    assert "| reference | 100 | 10 | 10 | 5 | 1 |" in told[5]
+    lines = report(5.0, 1).splitlines()
+    assert "| reference | 100 | 10 | 10 | 5 | 1 |" in lines[5]
     assert (
-        told[11] == "- as scenes, with 1.5 times the chips by overlap, it is 2 [2 - 2], 1 rounds."
+        lines[11] == "- as scenes, with 1.5 times the chips by overlap, it is 2 [2 - 2], 1 rounds."
     )
     assert "- **NOT MET**: chips/s of penstock over the reference's is 3 [3 - 3]" in report(5.0, 1)
     assert "- **NOT MET**: its peak memory over the reference's is 0.5" in report(1.0, 2**29)

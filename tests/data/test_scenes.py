@@ -183,9 +183,9 @@ def test_windows_of_the_radar_are_those_of_the_file(
     with Scene(written(tiff), ("vv",)) as scene:
         assert scene.size == (600, 700)
         for rows, columns in (((0, 600), (0, 700)), ((511, 513), (3, 690)), ((64, 65), (699, 700))):
-            found = scene.read("vv", rows, columns)
-            assert found.dtype == np.float16
-            np.testing.assert_array_equal(found, expected[slice(*rows), slice(*columns)])
+            pixels = scene.read("vv", rows, columns)
+            assert pixels.dtype == np.float16
+            np.testing.assert_array_equal(pixels, expected[slice(*rows), slice(*columns)])
 
 
 def test_rasters_of_32_bit_and_of_integers_are_read_too(folder: Path, tmp_path: Path) -> None:
@@ -201,11 +201,11 @@ def test_rasters_of_32_bit_and_of_integers_are_read_too(folder: Path, tmp_path: 
         ):
             file.write(values.astype(dtype), 1)
         with Scene(tmp_path, ("vh",)) as scene:
-            found = scene.read("vh", (0, 60), (0, 70))
-        assert found.dtype == np.float32
+            pixels = scene.read("vh", (0, 60), (0, 70))
+        assert pixels.dtype == np.float32
         expected = values.astype(dtype).astype(np.float32)
         expected[3, 4] = np.nan
-        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(pixels, expected)
 
 
 @given(rows=st.tuples(st.integers(0, 329), st.integers(1, 200)),
@@ -249,21 +249,21 @@ def test_a_coarse_raster_is_interpolated_between_its_centres(tmp_path: Path) -> 
     values = np.random.default_rng(0).normal(size=(5, 6)) * 100
     coarse_scene(tmp_path, "bathymetry", values, (230, 290))
     with Scene(tmp_path, ("vh", "bathymetry")) as scene:
-        found = scene.read("bathymetry", (20, 200), (37, 280))
+        pixels = scene.read("bathymetry", (20, 200), (37, 280))
     at = np.meshgrid((np.arange(20, 200) + 0.5) / 50 - 0.5, (np.arange(37, 280) + 0.5) / 50 - 0.5,
                      indexing="ij")  # fmt: skip
     oracle = ndimage.map_coordinates(values, at, order=1, mode="nearest")
-    np.testing.assert_allclose(found, oracle, rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(pixels, oracle, rtol=1e-4, atol=1e-3)
 
 
 def test_a_raster_that_begins_elsewhere_is_laid_where_it_belongs(tmp_path: Path) -> None:
     ramp = np.broadcast_to(np.arange(8.0), (4, 8))
     coarse_scene(tmp_path, "bathymetry", ramp, (150, 250), shift=-500)
     with Scene(tmp_path, ("bathymetry",)) as scene:
-        found = scene.read("bathymetry", (0, 150), (0, 250))
+        pixels = scene.read("bathymetry", (0, 150), (0, 250))
     # Its second pixel lies over the first 50 of ours.
     expected = (np.arange(250) + 0.5) / 50 + 0.5
-    np.testing.assert_allclose(found, np.broadcast_to(expected, (150, 250)), atol=1e-5)
+    np.testing.assert_allclose(pixels, np.broadcast_to(expected, (150, 250)), atol=1e-5)
 
 
 def test_what_is_missing_is_not_spread_and_not_made_up(tmp_path: Path) -> None:
@@ -271,15 +271,15 @@ def test_what_is_missing_is_not_spread_and_not_made_up(tmp_path: Path) -> None:
     values[1, 2] = NODATA
     coarse_scene(tmp_path, "wind_speed", values, (200, 200))
     with Scene(tmp_path, ("wind_speed",)) as scene:
-        found = scene.read("wind_speed", (0, 200), (0, 200))
-    lost = is_missing(found)
+        pixels = scene.read("wind_speed", (0, 200), (0, 200))
+    lost = is_missing(pixels)
     assert lost[75, 125] and not lost[:40].any() and not lost[:, :90].any()
     assert 0.3 * 2500 < lost.sum() < 1.5 * 2500
-    np.testing.assert_allclose(found[~lost], 8, rtol=1e-6)
+    np.testing.assert_allclose(pixels[~lost], 8, rtol=1e-6)
     values[1, 2] = 0  # how wind speeds say that they are not known
     coarse_scene(tmp_path, "wind_speed", values, (200, 200))
     with Scene(tmp_path, ("wind_speed",)) as scene:
-        np.testing.assert_array_equal(scene.read("wind_speed", (0, 200), (0, 200)), found)
+        np.testing.assert_array_equal(scene.read("wind_speed", (0, 200), (0, 200)), pixels)
 
 
 def test_directions_go_round_and_classes_stay_classes(tmp_path: Path) -> None:
@@ -391,14 +391,14 @@ def test_labels_keep_what_is_unknown_apart(tmp_path: Path) -> None:
     )
     labels = read_labels(path)
     assert list(labels) == ["0", "a"]
-    found = labels["a"]
-    assert found.points.tolist() == [[3, 4]] * 3
-    assert found.is_vessel.tolist() == [1, 1, 0]
-    assert found.is_fishing.tolist() == [0, -1, -1]
-    assert found.confidence.tolist() == [2, 0, 1]
-    assert found.lines.tolist() == [2, 3, 5]
-    np.testing.assert_array_equal(found.length_m, np.array([12.5, np.nan, np.nan]))
-    np.testing.assert_array_equal(found.shore_km, np.array([np.nan, 9999.99, np.nan]))
+    objects = labels["a"]
+    assert objects.points.tolist() == [[3, 4]] * 3
+    assert objects.is_vessel.tolist() == [1, 1, 0]
+    assert objects.is_fishing.tolist() == [0, -1, -1]
+    assert objects.confidence.tolist() == [2, 0, 1]
+    assert objects.lines.tolist() == [2, 3, 5]
+    np.testing.assert_array_equal(objects.length_m, np.array([12.5, np.nan, np.nan]))
+    np.testing.assert_array_equal(objects.shore_km, np.array([np.nan, 9999.99, np.nan]))
     assert labels["0"].points.tolist() == [[7, 4]]
     assert labels["0"].is_vessel.tolist() == [-1]
 

@@ -52,10 +52,10 @@ def test_strict_is_the_official_script_to_the_last_digits(name: str) -> None:
     rules = XView3Rules(strict_official=True, **SETTINGS[name])
     predicted = read_predictions(ORACLE / "pred.csv")
     labels = Objects.join(read_labels(ORACLE / "gt.csv").values())
-    found = score_xview3(predicted, labels, rules, oracle_shore).as_dict()
+    scores = score_xview3(predicted, labels, rules, oracle_shore).as_dict()
     expected = json.loads((ORACLE / f"expected_{name}.json").read_text())
-    assert list(found) == list(expected)
-    assert found == pytest.approx(expected, rel=0, abs=1e-12)
+    assert list(scores) == list(expected)
+    assert scores == pytest.approx(expected, rel=0, abs=1e-12)
 
 
 @needs_oracle
@@ -180,7 +180,7 @@ def test_a_scene_left_without_predictions() -> None:
 def test_low_labels() -> None:
     labels = Objects.of("a", [[9, 9], [500, 500]], confidence=[LOW, HIGH])
     predicted = Objects.of("a", [[9, 9], [500, 501]])
-    found = {
+    scores = {
         name: score_xview3(predicted, labels, XView3Rules(**rules)).location
         for name, rules in {
             "as it is": {},
@@ -188,7 +188,7 @@ def test_low_labels() -> None:
             "all": {"score_all": True},
         }.items()
     }
-    assert found == {
+    assert scores == {
         "as it is": Counts(1, 1, 0), "dropped": Counts(1, 0, 0), "all": Counts(2, 0, 0),
     }  # fmt: skip
 
@@ -210,8 +210,8 @@ def test_lengths(
     points = np.arange(2.0 * len(true_m)).reshape(-1, 2) * 100
     labels = Objects.of("a", points, length_m=true_m, confidence=HIGH)
     predicted = Objects.of("a", points, length_m=predicted_m)
-    found = [score.length_acc for score in both_ways(predicted, labels)]
-    assert found == pytest.approx([strict, ours], nan_ok=True)
+    accuracies = [score.length_acc for score in both_ways(predicted, labels)]
+    assert accuracies == pytest.approx([strict, ours], nan_ok=True)
 
 
 @pytest.mark.parametrize(
@@ -263,10 +263,10 @@ def test_the_score_does_not_know_the_order_of_rows(seed: int, strict: bool) -> N
         )
 
     true = some(30, confidence=rng.integers(1, 3, 30), shore_km=rng.uniform(0, 4, 30))
-    found = some(40)
+    predicted = some(40)
     rules = XView3Rules(strict_official=strict, costly_dist=True)
-    one = score_xview3(found, true, rules, lambda scene: LINE).as_dict()
-    mixed = found[rng.permutation(40)], true[rng.permutation(30)]
+    one = score_xview3(predicted, true, rules, lambda scene: LINE).as_dict()
+    mixed = predicted[rng.permutation(40)], true[rng.permutation(30)]
     assert score_xview3(*mixed, rules, lambda scene: LINE).as_dict() == pytest.approx(one)
 
 
@@ -286,8 +286,8 @@ def test_the_best_threshold_is_found_among_thousands_of_strays() -> None:
     points = 40.0 * np.stack([places // 300, places % 300], axis=1)
     scores = np.concatenate([rng.uniform(0.8, 0.9, 50), rng.uniform(0.1, 0.8, 8000)])
     labels = Objects.of("a", points[:50], confidence=HIGH)
-    found = Objects.of("a", points, score=scores)
-    assert best_threshold(found, labels) == (scores[:50].min(), 1.0)
+    predicted = Objects.of("a", points, score=scores)
+    assert best_threshold(predicted, labels) == (scores[:50].min(), 1.0)
 
 
 @given(
@@ -296,7 +296,7 @@ def test_the_best_threshold_is_found_among_thousands_of_strays() -> None:
     st.booleans(),
 )
 def test_the_score_that_promises_most_is_the_best(
-    true: list[Any], found: list[Any], drop: bool
+    true: list[Any], answers: list[Any], drop: bool
 ) -> None:
     """All others were tried. Places are of one or several labels, all LOW there or none."""
     low = {(place, scene) for place, scene, is_low in true if is_low}
@@ -306,9 +306,9 @@ def test_the_score_that_promises_most_is_the_best(
         confidence=[LOW if (place, scene) in low else HIGH for place, scene, _ in true],
     )
     predicted = Objects.of(
-        np.array(["ab"[at % 2] for _, at, _ in found], np.str_),
-        [[100.0 * place + at, 20 * at] for place, at, _ in found],
-        score=[score / 10 for *_, score in found],
+        np.array(["ab"[at % 2] for _, at, _ in answers], np.str_),
+        [[100.0 * place + at, 20 * at] for place, at, _ in answers],
+        score=[score / 10 for *_, score in answers],
     )
     rules = XView3Rules(drop_low_detect=drop)
     tried = [

@@ -223,8 +223,8 @@ def test_what_a_worker_lacks_is_named_with_its_host(
 ) -> None:
     """It is on a host of its own, where the folder ``own`` is empty, and there is no GPU."""
     Path("own").mkdir()
-    own = 'hostname n9 && mount -t tmpfs tmpfs own && exec "$@"'
-    hidden = ("unshare", "--mount", "--uts", "sh", "-c", own, "sh")
+    script = 'hostname n9 && mount -t tmpfs tmpfs own && exec "$@"'
+    hidden = ("unshare", "--mount", "--uts", "sh", "-c", script, "sh")
     if subprocess.run([*hidden, "true"], check=False, capture_output=True).returncode:
         pytest.skip("it takes the rights of root to mount a disk")
     for name in ("net.py", "in.npy"):

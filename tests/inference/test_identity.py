@@ -280,18 +280,18 @@ def test_a_changed_line_of_the_code_is_another_maker(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a copy of the package, for the hash is made of the files."""
-    found = identity.code_of_voxels.__wrapped__
-    before = found()
+    digest = identity.code_of_voxels.__wrapped__
+    before = digest()
     assert before == identity.code_of_voxels()
     copy = shutil.copytree(identity._PACKAGE, tmp_path / "penstock")
     monkeypatch.setattr(identity, "_PACKAGE", copy)
-    assert found() == before
+    assert digest() == before
     with (copy / "cli" / "infer.py").open("a") as file:
         file.write("# computes no voxel\n")
-    assert found() == before
+    assert digest() == before
     with (copy / place).open("a") as file:
         file.write("# another line\n")
-    assert found() != before
+    assert digest() != before
 
 
 def test_every_room_that_a_run_imports_is_known_to_compute_voxels_or_not() -> None:

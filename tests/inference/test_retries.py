@@ -285,9 +285,9 @@ def test_a_server_that_falls_silent_is_asked_again(s3_endpoint: str, tmp_path: P
         door.silent, door.answers = threading.Event(), {"PUT": (503, "")}
         brief = {**os.environ, "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "1"}
         rows, log = tmp_path / "run/retries.jsonl", tmp_path / "log"
-        with log.open("w") as told:
+        with log.open("w") as lines:
             process = subprocess.Popen(
-                [sys.executable, "-m", "penstock", *command], env=brief, stdout=told, stderr=told
+                [sys.executable, "-m", "penstock", *command], env=brief, stdout=lines, stderr=lines
             )
         while not rows.exists():
             assert process.poll() is None, log.read_text()

@@ -94,13 +94,13 @@ def test_small_parts_are_chosen_where_large_ones_would_not_end_together() -> Non
     """And large ones where the scheduler could not hold the small ones."""
     plan = plan_of(workers=1000)
     slow = lines(plan, rate="1.5e6", stragglers="2%:10")
-    assert (found := re.match(r"--parts (\d+): ", slow["choice"]))
-    assert int(found[1]) > len(plan.parts or ())
+    assert (match := re.match(r"--parts (\d+): ", slow["choice"]))
+    assert int(match[1]) > len(plan.parts or ())
     many = plan_of(workers=1000, parts=3_000_000)
     said = lines(many, rate="5e8")
     assert "bound by the scheduler" in said["expected"]
-    assert (found := re.match(r"--parts (\d+): ", said["choice"]))
-    assert int(found[1]) < 3_000_000
+    assert (match := re.match(r"--parts (\d+): ", said["choice"]))
+    assert int(match[1]) < 3_000_000
 
 
 @pytest.mark.parametrize(

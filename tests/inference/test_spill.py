@@ -190,9 +190,9 @@ def test_each_block_is_in_one_part_and_parts_know_whom_they_wait_for(parts: Part
     for part in parts:
         assert set(parts.sources(part)) == bringing[part.number]
         assert all(part.number in bringing[each] for each in parts.targets(part))
-        own = [*indices(parts.units(part))]
+        units = [*indices(parts.units(part))]
         others = bringing[part.number] != {part.number}
-        assert others == any(geometry.is_border(geometry.units.cell(index)) for index in own)
+        assert others == any(geometry.is_border(geometry.units.cell(index)) for index in units)
     assert sum(len(parts.targets(part)) for part in parts) == sum(map(len, bringing.values()))
 
 

@@ -191,8 +191,8 @@ def test_damage_is_found_forgotten_and_mended(
     elif harm is Path.unlink and not missing:
         assert "not stored: 1 of its 8 chunks, first Box((0, 0, 16, 8, 0)" in said
     listed = json.loads((tmp_path / "found.json").read_text())
-    (found,) = listed["missing" if missing else "damaged"]
-    assert (found["volume"], found["block"], found["start"]) == (0, [1, 0, 0], [16, 0, 0])
+    (finding,) = listed["missing" if missing else "damaged"]
+    assert (finding["volume"], finding["block"], finding["start"]) == (0, [1, 0, 0], [16, 0, 0])
 
     assert verify(spec, "--forget") == (3 if missing else 1)
     assert "1 block taken off the list" in capsys.readouterr().out
@@ -495,7 +495,7 @@ def test_a_run_under_way_is_not_forgotten_in(
 
 def test_a_file_that_is_not_ours_is_not_replaced(tmp_path: Path) -> None:
     penstock.run_inference(DATA, tmp_path / "out.zarr", **KNOBS)
-    found = tmp_path / "found.json"
-    found.write_text("mine")
-    assert verify(tmp_path / "out.zarr", "--json", found) == 2
-    assert found.read_text() == "mine"
+    report = tmp_path / "found.json"
+    report.write_text("mine")
+    assert verify(tmp_path / "out.zarr", "--json", report) == 2
+    assert report.read_text() == "mine"

@@ -95,17 +95,17 @@ def test_which_card_it_is(
     uuid: str,
     handle: str | None,
 ) -> None:
-    found = gpu(monkeypatch, Driver(cards, slices), uuid)
-    assert found._handle == handle
-    assert found.used() == (None if handle is None else (1 if handle in slices else 5) * GIB)
+    card = gpu(monkeypatch, Driver(cards, slices), uuid)
+    assert card._handle == handle
+    assert card.used() == (None if handle is None else (1 if handle in slices else 5) * GIB)
     whole = handle is not None and handle not in slices
-    assert found.clocks()["sm_mhz"] == (1980 if whole else None)
+    assert card.clocks()["sm_mhz"] == (1980 if whole else None)
 
 
 def test_without_a_driver_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = gpu(monkeypatch, None, "a")  # no such package
-    assert found.used() is None
-    assert set(found.clocks().values()) == {None}
+    card = gpu(monkeypatch, None, "a")  # no such package
+    assert card.used() is None
+    assert set(card.clocks().values()) == {None}
 
 
 def test_the_library_has_each_name_that_is_asked_of_it() -> None:

@@ -46,8 +46,8 @@ class Script:
         return answer
 
     def processes(self) -> Mapping[tuple[int, float], Usage]:
-        found: Mapping[tuple[int, float], Usage] = self._next("processes") or {}
-        return found
+        usages: Mapping[tuple[int, float], Usage] = self._next("processes") or {}
+        return usages
 
     def pss(self) -> int | None:
         return self._next("pss")
@@ -377,12 +377,12 @@ def test_this_machine_sees_a_child() -> None:
     machine = ThisMachine()
     alone = set(machine.processes())
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        found = machine.processes()
-        (key,) = found.keys() - alone
+        usages = machine.processes()
+        (key,) = usages.keys() - alone
         assert key[0] == child.pid
         child.communicate(b"\n")
     assert key not in machine.processes()
-    usage = next(iter(found.values()))
+    usage = next(iter(usages.values()))
     assert usage.rss > MIB and usage.threads >= 1 and usage.cpu_seconds > 0
 
 

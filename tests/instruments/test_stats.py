@@ -54,9 +54,9 @@ SHAPES: dict[str, tuple[Draw, float]] = {  # and the true median
     ],
 )
 def test_ranks_of_the_median(n: int, confidence: float, ranks: tuple[int | None, ...]) -> None:
-    found = intervals.median_interval(np.arange(n, 0, -1), confidence)
-    assert (found.low, found.high) == ranks
-    assert (found.value, found.n) == ((n + 1) / 2, n)
+    interval = intervals.median_interval(np.arange(n, 0, -1), confidence)
+    assert (interval.low, interval.high) == ranks
+    assert (interval.value, interval.n) == ((n + 1) / 2, n)
 
 
 @given(
@@ -67,15 +67,15 @@ def test_ranks_of_the_median(n: int, confidence: float, ranks: tuple[int | None,
 def test_ranks_are_the_tightest_that_the_binomial_allows(
     n: int, q: float, confidence: float
 ) -> None:
-    found = intervals.quantile_interval(np.arange(n), q, confidence)
+    interval = intervals.quantile_interval(np.arange(n), q, confidence)
     below, risk = scipy.stats.binom(n, q).cdf, (1 - confidence) / 2
-    if found.low is not None:
-        assert below(found.low) <= risk * (1 + 1e-9)
-    first_not_taken = 0 if found.low is None else found.low + 1
+    if interval.low is not None:
+        assert below(interval.low) <= risk * (1 + 1e-9)
+    first_not_taken = 0 if interval.low is None else interval.low + 1
     assert below(first_not_taken) > risk * (1 - 1e-9)
-    if found.high is not None:
-        assert 1 - below(found.high) <= risk * (1 + 1e-9)
-        assert 1 - below(found.high - 1) > risk * (1 - 1e-9)
+    if interval.high is not None:
+        assert 1 - below(interval.high) <= risk * (1 + 1e-9)
+        assert 1 - below(interval.high - 1) > risk * (1 - 1e-9)
     else:
         assert 1 - below(n - 1) > risk * (1 - 1e-9)
 
@@ -105,10 +105,10 @@ def test_quantile_and_mad() -> None:
 )
 def test_theil_sen_is_scipys(points: list[tuple[int, int]]) -> None:
     x, y = np.array(points, float).T
-    found, oracle = intervals.theil_sen(y, x), scipy.stats.theilslopes(y, x)
-    assert found.value == pytest.approx(oracle.slope)
-    if found.low is not None:
-        assert (found.low, found.high) == pytest.approx((oracle.low_slope, oracle.high_slope))
+    slope, oracle = intervals.theil_sen(y, x), scipy.stats.theilslopes(y, x)
+    assert slope.value == pytest.approx(oracle.slope)
+    if slope.low is not None:
+        assert (slope.low, slope.high) == pytest.approx((oracle.low_slope, oracle.high_slope))
 
 
 def test_few_points_show_no_drift() -> None:
@@ -121,18 +121,18 @@ def test_drift_is_relative_and_survives_outliers() -> None:
     rng = np.random.default_rng(0)
     rising = np.linspace(2.0, 2.2, 200) * rng.normal(1, 0.005, 200)
     rising[::20] *= 10
-    found = intervals.drift(rising)
-    assert found.value == pytest.approx(0.2 / 2.1, rel=0.1)
-    assert found.excludes(0)
+    drift = intervals.drift(rising)
+    assert drift.value == pytest.approx(0.2 / 2.1, rel=0.1)
+    assert drift.excludes(0)
     assert intervals.drift(np.full(50, 0.3)) == Interval(0.0, 0.0, 0.0, 50)
 
 
 def test_drift_of_a_long_series_is_that_of_its_stretches() -> None:
     rng = np.random.default_rng(0)
-    found = intervals.drift(np.linspace(1.0, 0.9, 30_007) * rng.normal(1, 0.02, 30_007))
-    assert found.value == pytest.approx(-0.1 / 0.95, rel=0.05)
-    assert found.n == 30_007
-    assert found.excludes(0)
+    drift = intervals.drift(np.linspace(1.0, 0.9, 30_007) * rng.normal(1, 0.02, 30_007))
+    assert drift.value == pytest.approx(-0.1 / 0.95, rel=0.05)
+    assert drift.n == 30_007
+    assert drift.excludes(0)
 
 
 def test_steady_series_seldom_drift() -> None:
@@ -245,9 +245,9 @@ def test_a_launch_that_stops_as_precise_is_so() -> None:
     for _ in range(50):
         values = rng.lognormal(0, 0.03, 5000)
         n, why = stop(values, precision=0.01)
-        found = intervals.median_interval(values[:n])
-        assert found.low is not None and found.high is not None
-        precise = (found.high - found.low) / 2 <= 0.01 * found.value
+        interval = intervals.median_interval(values[:n])
+        assert interval.low is not None and interval.high is not None
+        precise = (interval.high - interval.low) / 2 <= 0.01 * interval.value
         assert precise == (why == "precise")
 
 
@@ -255,9 +255,9 @@ def test_more_noise_takes_more_samples_until_it_is_stable() -> None:
     rng = np.random.default_rng(0)
     numbers, reasons = [], []
     for noise in (0.001, 0.02, 0.2):
-        found = [stop(rng.lognormal(0, noise, 3000)) for _ in range(40)]
-        numbers.append(float(np.mean([n for n, _ in found])))
-        reasons.append(Counter(why for _, why in found).most_common(1)[0][0])
+        stops = [stop(rng.lognormal(0, noise, 3000)) for _ in range(40)]
+        numbers.append(float(np.mean([n for n, _ in stops])))
+        reasons.append(Counter(why for _, why in stops).most_common(1)[0][0])
     assert numbers == sorted(numbers)
     assert reasons == ["precise", "precise", "noise_stable"]
 

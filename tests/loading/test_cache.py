@@ -159,7 +159,7 @@ def test_what_was_announced_is_forgotten_and_what_is_there_stays() -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "found"),
+    ("end", "expected"),
     [
         (lambda cached: cached.put("a", 1, 1), 1),
         (lambda cached: cached.give_up("a"), None),
@@ -168,7 +168,7 @@ def test_what_was_announced_is_forgotten_and_what_is_there_stays() -> None:
     ids=["put", "given-up", "let-go"],
 )
 def test_who_misses_what_another_is_making_waits_for_it(
-    end: Callable[[NextUseCache[str, int]], Any], found: int | None
+    end: Callable[[NextUseCache[str, int]], Any], expected: int | None
 ) -> None:
     cached: NextUseCache[str, int] = NextUseCache(1)
     cached.expect("aab")
@@ -186,8 +186,8 @@ def test_who_misses_what_another_is_making_waits_for_it(
     assert not got and cached.get("b", 2) is None, "nobody is making that"
     end(cached)
     other.join(60)
-    assert got == [found]
-    assert ("a" in cached._making) is (found is None), "it makes it itself then"
+    assert got == [expected]
+    assert ("a" in cached._making) is (expected is None), "it makes it itself then"
 
 
 # --- how far the cache sees ---------------------------------------------------------------------

@@ -136,7 +136,7 @@ def test_items_of_many_batches_are_those_of_each(shuffle: Any) -> None:
     ):
         batches = range(1, min(order.num_batches, 12))
         together = order.run_of_items(1, batches)
-        assert [own.tolist() for own in together] == [order.items(1, b).tolist() for b in batches]
+        assert [each.tolist() for each in together] == [order.items(1, b).tolist() for b in batches]
 
 
 def test_an_error_wakes_who_waits_for_a_channel() -> None:

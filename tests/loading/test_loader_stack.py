@@ -58,7 +58,7 @@ def test_channels_of_arrays_lie_one_behind_the_other(data: dict[str, Path], engi
             ("ps", 0, 0),
             *(("u", 0, 4), ("u", 0, 0), ("u", 0, 1)),
         ]
-        told = 0
+        seen = 0
         for batch in loader:
             assert list(batch) == ["inputs"]
             assert batch["inputs"].flags.c_contiguous
@@ -69,8 +69,8 @@ def test_channels_of_arrays_lie_one_behind_the_other(data: dict[str, Path], engi
                 VALUES["u"][rows][..., [4, 0, 1]],
             ]
             np.testing.assert_array_equal(batch["inputs"], np.concatenate(parts, axis=-1))
-            told += len(rows)
-    assert told == 9
+            seen += len(rows)
+    assert seen == 9
 
 
 @pytest.mark.parametrize("engine", ENGINES)

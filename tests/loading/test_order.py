@@ -344,14 +344,14 @@ def test_resume_at_any_item_cuts_what_remains_anew(order: Order, data: st.DataOb
     left = order.num_items - done
     if left < (world * size if drop else 1):
         assert places == {Position(5, 0)}
-        assert all(own.skip == 0 for own, _ in ranks)
+        assert all(of_one.skip == 0 for of_one, _ in ranks)
         return
     ((epoch, first),) = places
     assert epoch == 4
     whole, _ = ranks[0]
     rest: list[int] = []
     for later in range(first, whole.num_batches):
-        rows = [own.items(4, later).tolist() for own, _ in ranks]
+        rows = [of_one.items(4, later).tolist() for of_one, _ in ranks]
         assert len({len(row) for row in rows}) == 1  # every rank has equally many
         rest += [item for row in zip(*rows, strict=True) for item in row]
         after = whole.state_dict(4, later + 1)
@@ -384,11 +384,11 @@ def test_three_batches_done_the_rest_comes_in_any_batches(
         Order(100, seed=3, shuffle="global", rank=rank, **changes).resume(state)
         for rank in range(changes["world_size"])
     ]
-    assert {(own.skip, position) for own, position in orders} == {(skip, Position(*place))}
+    assert {(of_one.skip, position) for of_one, position in orders} == {(skip, Position(*place))}
     rest = [
         row
         for batch in range(place[1], orders[0][0].num_batches)
-        for rows in zip(*(own.items(1, batch).tolist() for own, _ in orders), strict=True)
+        for rows in zip(*(of_one.items(1, batch).tolist() for of_one, _ in orders), strict=True)
         for row in rows
     ]
     duplicates = -76 % changes["world_size"]
@@ -437,16 +437,16 @@ def test_a_state_is_small_and_says_what_the_sequence_depends_on() -> None:
     ],
 )
 def test_another_plan_is_refused_by_naming_what_differs(changes: dict[str, Any], said: str) -> None:
-    own: dict[str, Any] = {
+    plan: dict[str, Any] = {
         "seed": 1,
         "num_samples": 40,
         "shuffle": "block",
         "window": 2,
         "chunk": 4,
     }
-    state = Order(batch_size=4, **own).state_dict(0, 2)
+    state = Order(batch_size=4, **plan).state_dict(0, 2)
     with pytest.raises(UsageError, match=said):
-        Order(batch_size=4, **{**own, **changes}).from_state(state)
+        Order(batch_size=4, **{**plan, **changes}).from_state(state)
 
 
 def test_window_and_chunk_matter_to_the_block_shuffle_only() -> None:

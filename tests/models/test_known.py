@@ -60,10 +60,10 @@ def test_its_forward_holds_what_was_measured(
     assert facts is not None
     for sides, batch in itertools.product(patches, batches):
         shape = (batch, channels, *(side * facts.step for side in sides))
-        told, measured = facts.footprint(shape), measure_footprint(model, shape)
-        assert told.peak_bytes == measured.peak_bytes, shape
-        assert told.channels_last == measured.channels_last
-        assert [(h.name, h.channels, f"torch.{h.dtype}") for h in told.heads] == [
+        stated, measured = facts.footprint(shape), measure_footprint(model, shape)
+        assert stated.peak_bytes == measured.peak_bytes, shape
+        assert stated.channels_last == measured.channels_last
+        assert [(h.name, h.channels, f"torch.{h.dtype}") for h in stated.heads] == [
             (head.name, head.channels, str(head.dtype)) for head in measured.heads
         ]
 

@@ -158,9 +158,9 @@ def test_the_gradient_of_roi_align() -> None:
     )
     weight = torch.arange(3 * 2 * 2 * 2, dtype=torch.float64).view(3, 2, 2, 2)
     (vision.roi_align(features, rois, 0.5, 2, 2, 2, False) * weight).sum().backward()
-    found, features.grad = features.grad, None
+    gradient, features.grad = features.grad, None
     (by_points(features, rois, 0.5, (2, 2), 2, False) * weight).sum().backward()
-    torch.testing.assert_close(found, features.grad, rtol=0, atol=1e-10)
+    torch.testing.assert_close(gradient, features.grad, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -122,10 +122,10 @@ class Browser:
     def axe(self, script: str) -> list[str]:
         """The serious violations of the rules of accessibility that axe-core finds in the page."""
         self.run(f"{script};0")
-        found = self.call(
+        answer = self.call(
             "Runtime.evaluate", expression=_AXE, awaitPromise=True, returnByValue=True
         )
-        violations = json.loads(found["result"]["value"])
+        violations = json.loads(answer["result"]["value"])
         return [str(each) for each in violations if each[1] in ("serious", "critical")]
 
     def complaints(self) -> list[dict[str, Any]]:

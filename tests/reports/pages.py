@@ -51,14 +51,14 @@ class Page(HTMLParser):
     def asked(self) -> list[str]:
         """All that the page would fetch, or go to: no fragment of itself and no data of its own."""
         links = ("src", "href", "xlink:href", "action", "poster", "srcset", "data", "background")
-        found = [a[name] for _, a in self.elements for name in links if name in a]
+        urls = [a[name] for _, a in self.elements for name in links if name in a]
         styles = [*self.styles, *(a["style"] for _, a in self.elements if "style" in a)]
-        found += [each for style in styles for each in re.findall(r"url\(([^)]*)\)", style)]
-        found += [a for style in self.styles for a in re.findall(r"@import[^;]*", style)]
+        urls += [each for style in styles for each in re.findall(r"url\(([^)]*)\)", style)]
+        urls += [a for style in self.styles for a in re.findall(r"@import[^;]*", style)]
         drawn = ("fill", "stroke", "clip-path", "mask", "filter", "marker-start", "marker-end")
         styles = [a[name] for _, a in self.elements for name in drawn if name in a]
-        found += [each for style in styles for each in re.findall(r"url\(([^)]*)\)", style)]
-        return [each for each in found if each and not each.strip("\"'").startswith(("#", "data:"))]
+        urls += [each for style in styles for each in re.findall(r"url\(([^)]*)\)", style)]
+        return [each for each in urls if each and not each.strip("\"'").startswith(("#", "data:"))]
 
 
 def page_of(report: Report) -> Page:

@@ -28,8 +28,8 @@ def test_a_cell_is_the_launches_of_one_case_on_one_machine() -> None:
         launch(256, 1, 2, environment={"machine_key": "there"}),
         launch(256, 1, 3, scenario="matmul"),
     ]
-    found = model_cells(records)
-    assert [(cell.tile, cell.batch, cell.launches) for cell in found] == [
+    cells = model_cells(records)
+    assert [(cell.tile, cell.batch, cell.launches) for cell in cells] == [
         *[("256", 1, 2), ("256", 1, 1), ("256", 2, 2), ("384", 1, 2), ("384", 2, 2)]
     ]
 
@@ -37,14 +37,14 @@ def test_a_cell_is_the_launches_of_one_case_on_one_machine() -> None:
 def test_numbers_of_a_cell() -> None:
     rng = np.random.default_rng(1)
     samples = [rng.gamma(4, 0.01, n) for n in (20, 30, 40)]
-    records = [launch(256, 2, i, own, steps_per_sample=i + 1) for i, own in enumerate(samples)]
+    records = [launch(256, 2, i, times, steps_per_sample=i + 1) for i, times in enumerate(samples)]
     (cell,) = model_cells(records)
     assert cell.time is not None and cell.time.n >= 2
-    assert cell.time.value == pytest.approx(np.median([np.median(own) for own in samples]))
+    assert cell.time.value == pytest.approx(np.median([np.median(times) for times in samples]))
     assert cell.time.low is not None and cell.time.high is not None
     assert cell.time.low < cell.time.value < cell.time.high
 
-    steps = np.concatenate([np.repeat(own, i + 1) for i, own in enumerate(samples)])
+    steps = np.concatenate([np.repeat(times, i + 1) for i, times in enumerate(samples)])
     assert cell.mean() == pytest.approx(steps.mean())
     assert cell.mean_rate("samples") == pytest.approx(2 * len(steps) / steps.sum())
     assert cell.rate("samples") == pytest.approx(2 / cell.time.value)

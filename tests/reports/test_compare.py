@@ -104,8 +104,8 @@ def test_quiet_launches_are_the_same_and_noisy_ones_inconclusive() -> None:
 def test_a_sure_change_that_does_not_matter_is_the_same() -> None:
     rng = np.random.default_rng(0)
     a, b = launches(rng, noise=0.001), launches(rng, noise=0.001, level=1.01)
-    found = judged(a, b).rows[0]
-    assert (found.verdict, found.p) == ("same", pytest.approx(2 / 252))
+    row = judged(a, b).rows[0]
+    assert (row.verdict, row.p) == ("same", pytest.approx(2 / 252))
     assert verdicts(a, b, threshold=0.005) == ["slower"]
     assert verdicts(a, b, threshold=0.01) == ["inconclusive"]
 
@@ -156,10 +156,10 @@ def test_the_threshold_is_the_noise_between_halves(
     noise: float, low: float, high: float, said: str
 ) -> None:
     rng = np.random.default_rng(0)
-    found = judged(launches(rng, noise=noise), launches(rng, noise=noise))
-    assert low <= found.threshold <= high
-    assert said in found.threshold_source
-    assert said in found.sentence()
+    comparison = judged(launches(rng, noise=noise), launches(rng, noise=noise))
+    assert low <= comparison.threshold <= high
+    assert said in comparison.threshold_source
+    assert said in comparison.sentence()
 
 
 def test_the_halves_of_four_launches_by_hand() -> None:
@@ -220,18 +220,18 @@ OK5 = "ok ok ok ok ok"
     ],
 )
 def test_failures_are_results(a: str, b: str, verdict: str, reason: str) -> None:
-    found = judged(side(a), side(b))
-    assert found.rows[0].verdict == verdict
-    assert reason in found.rows[0].reason
-    assert found.regressed == (verdict == "fails")
+    comparison = judged(side(a), side(b))
+    assert comparison.rows[0].verdict == verdict
+    assert reason in comparison.rows[0].reason
+    assert comparison.regressed == (verdict == "fails")
 
 
 def test_cases_that_fail_alike_are_the_same() -> None:
     ran = launches(np.random.default_rng(0), knobs={"batch": 2})
     oom = [record(None, status="oom_device")]
     hang = [record(None, status="timeout")]
-    found = judged([*oom, *ran], [*oom, *ran]).rows[0]
-    assert (found.verdict, found.reason) == (
+    row = judged([*oom, *ran], [*oom, *ran]).rows[0]
+    assert (row.verdict, row.reason) == (
         "same",
         "both: 1 of 1 launch ran out of device memory",
     )
@@ -288,12 +288,12 @@ def test_what_is_comparable_is_compared_and_the_rest_named(what: str) -> None:
     a = launches(rng)
     slower = launches(rng, level=2.0)
     unlike = record(knobs={"batch": 9}, **fields)
-    found = judged([*a, record(knobs={"batch": 9})], [*slower, unlike])
-    assert [row.verdict for row in found.rows] == ["slower"]
-    assert found.left_out == (sentence.replace("(model)", "(batch=9)"),)
-    assert (found.unlike, found.caveats, found.regressed) == (1, (), True)
-    assert "1 case, B against A: 1 slower" in found.sentence()
-    assert "1 not comparable" in found.sentence()
+    comparison = judged([*a, record(knobs={"batch": 9})], [*slower, unlike])
+    assert [row.verdict for row in comparison.rows] == ["slower"]
+    assert comparison.left_out == (sentence.replace("(model)", "(batch=9)"),)
+    assert (comparison.unlike, comparison.caveats, comparison.regressed) == (1, (), True)
+    assert "1 case, B against A: 1 slower" in comparison.sentence()
+    assert "1 not comparable" in comparison.sentence()
 
 
 def test_other_hosts_of_one_kind_are_told() -> None:
@@ -355,8 +355,8 @@ def test_another_metric() -> None:
     assert verdicts(a, b) == ["same"]
     assert verdicts(a, b, metric="device") == ["slower"]
     b = [record(samples_s={"step": (1.0,)}), record(samples_s={"device": (0.0, 0.0)})]
-    found = judged(a, b, metric="device").rows[0]
-    assert (found.verdict, found.reason) == (
+    row = judged(a, b, metric="device").rows[0]
+    assert (row.verdict, row.reason) == (
         "inconclusive",
         "5 launches of A and 0 of B measured this",
     )
@@ -367,26 +367,26 @@ def test_another_metric() -> None:
 
 def test_cases_of_one_side_are_named_by_what_tells_them_apart() -> None:
     a = [record(), record(knobs={"tile": "384"}), record(knobs={"amp": True})]
-    found = judged(a, [record(), record(knobs={"batch": 8})])
-    assert found.rows[0].label == "tile=256 batch=1 amp=false"
-    assert found.only_a == ("tile=384 batch=1 amp=false", "tile=256 batch=1 amp=true")
-    assert found.only_b == ("tile=256 batch=8 amp=false",)
-    assert "2 more only in A, 1 more only in B" in found.sentence()
+    comparison = judged(a, [record(), record(knobs={"batch": 8})])
+    assert comparison.rows[0].label == "tile=256 batch=1 amp=false"
+    assert comparison.only_a == ("tile=384 batch=1 amp=false", "tile=256 batch=1 amp=true")
+    assert comparison.only_b == ("tile=256 batch=8 amp=false",)
+    assert "2 more only in A, 1 more only in B" in comparison.sentence()
 
 
 def test_the_sentence_is_computed() -> None:
     a = [record([1.0 + i / 1000], i) for i in range(5)]
     b = [record([1.5 + i / 1000], i) for i in range(5)]
-    found = judged(a, b)
-    ratio = found.rows[0].ratio
+    compared = judged(a, b)
+    ratio = compared.rows[0].ratio
     assert ratio is not None
     ends = f"[{ratio.low:.3f} to {ratio.high:.3f}]"
-    assert found.sentence() == (
+    assert compared.sentence() == (
         f"1 case, B against A: 1 slower (model, 1.499 {ends} times as long); "
         "5 launches a case and side, intervals of 95 %, "
         "threshold 2.0 % (the least; halves of the same launches differ by 0.25 %)."
     )
-    assert found.rows[0].reason == (f"B takes 1.499 {ends} times as long, p 0.0079; beyond 2.0 %")
+    assert compared.rows[0].reason == f"B takes 1.499 {ends} times as long, p 0.0079; beyond 2.0 %"
 
 
 @pytest.mark.parametrize("which", ["time", "launch", "threshold", "confidence", "status"])
@@ -401,8 +401,8 @@ def test_one_changed_number_changes_the_text(which: str) -> None:
         if change == "status":
             b[2] = record(None, 2, "crash")
         threshold = 0.031 if change == "threshold" else 0.03
-        found = judged(a, b, threshold, confidence=0.9 if change == "confidence" else 0.95)
-        return found.sentence() + found.rows[0].reason
+        comparison = judged(a, b, threshold, confidence=0.9 if change == "confidence" else 0.95)
+        return comparison.sentence() + comparison.rows[0].reason
 
     assert text() == text()
     assert text(which) != text()
@@ -410,10 +410,10 @@ def test_one_changed_number_changes_the_text(which: str) -> None:
 
 def test_a_comparison_is_plain_json() -> None:
     rng = np.random.default_rng(0)
-    found = judged(launches(rng), launches(rng, level=2))
-    plain = json.loads(json.dumps(found.as_dict()))
+    comparison = judged(launches(rng), launches(rng, level=2))
+    plain = json.loads(json.dumps(comparison.as_dict()))
     assert plain["regressed"] is True
-    assert plain["sentence"] == found.sentence()
+    assert plain["sentence"] == comparison.sentence()
     assert plain["rows"][0]["ratio"]["value"] == pytest.approx(2, rel=0.05)
 
 

@@ -41,9 +41,9 @@ def infer(
 def test_a_run_bound_by_reading_is_given_threads_and_the_command_to_test_them(
     tmp_path: Path,
 ) -> None:
-    found = explained(infer(tmp_path / "a"))
-    first = found.changes[0]
-    assert found.bound[0].startswith("Bound by read: its thread was busy 90% of the time")
+    advice = explained(infer(tmp_path / "a"))
+    first = advice.changes[0]
+    assert advice.bound[0].startswith("Bound by read: its thread was busy 90% of the time")
     assert first.sentence() == (
         "2 threads for read in place of 1: 1.82x as fast [1.00-2.22: the store gives no more, to "
         "nothing else takes longer; one run]. Read was busy for 90% of the time on 1 thread."
@@ -114,10 +114,10 @@ def test_percentiles_of_a_smaller_level_are_foretold(tmp_path: Path) -> None:
 def test_a_stage_that_no_setting_shortens_is_said_to_be_one(
     tmp_path: Path, stage: str, why: str
 ) -> None:
-    found = explained(infer(tmp_path / "a", {stage: (9.0, 1.0, 1), "forward": (1.0, 9.0, 1)}))
-    assert found.changes == [] and why in found.bound[-1]
+    advice = explained(infer(tmp_path / "a", {stage: (9.0, 1.0, 1), "forward": (1.0, 9.0, 1)}))
+    assert advice.changes == [] and why in advice.bound[-1]
     start = f"No setting is advised for {stage}, which was busy for 90% of the time: "
-    assert found.bound[-1].startswith(start)
+    assert advice.bound[-1].startswith(start)
     idle = explained(infer(tmp_path / "b", {stage: (2.0, 1.0, 1)}))
     assert "No setting" not in " ".join(idle.bound)
 
@@ -142,9 +142,9 @@ def test_a_test_beside_others_says_nothing_where_it_did_not_hold(tmp_path: Path)
 
 
 def test_a_run_that_is_not_done_says_that_it_cannot_know(tmp_path: Path) -> None:
-    found = explained(run_folder(tmp_path / "a"))
-    assert "What bound it cannot be said" in found.bound[1]
-    assert found.lines()[-1] == "Nothing that was measured speaks for a change."
+    advice = explained(run_folder(tmp_path / "a"))
+    assert "What bound it cannot be said" in advice.bound[1]
+    assert advice.lines()[-1] == "Nothing that was measured speaks for a change."
 
 
 @pytest.mark.parametrize(
@@ -176,10 +176,10 @@ def test_a_slow_store_is_named_and_threads_help(
         words += "--patch 64 64 64 --overlap 0 --normalize none --block 64 128 128".split()
         for out, threads in (("r.ome.zarr", "1"), ("r-prep-workers-2.ome.zarr", "2")):
             assert main([*words, "--out-spec", out, "--prep-workers", threads]) == 0
-    found = explained(Path("r.ome.zarr"))
-    assert found.bound[0].startswith("Bound by read")
-    assert found.changes[0].settings == {"prep_workers": 2}
-    (held,) = found.held
+    advice = explained(Path("r.ome.zarr"))
+    assert advice.bound[0].startswith("Bound by read")
+    assert advice.changes[0].settings == {"prep_workers": 2}
+    (held,) = advice.held
     # How much more speed it is, and so the verdict, depends on what else the machine does.
     assert held.where == "r-prep-workers-2.ome.zarr" and held.measured.value > 1
 
@@ -195,9 +195,9 @@ def trained(folder: Path, phases: Any, args: dict[str, Any] | None = None, **cha
 
 
 def test_a_starved_training_is_given_workers(tmp_path: Path) -> None:
-    found = explained(trained(tmp_path / "a", WAITING))
-    first = found.changes[0]
-    assert found.bound[0].startswith("Bound by waiting for data: 65% of the time of steps")
+    advice = explained(trained(tmp_path / "a", WAITING))
+    first = advice.changes[0]
+    assert advice.bound[0].startswith("Bound by waiting for data: 65% of the time of steps")
     assert first.settings == {"num_workers": 2} and first.gain.low == 1.0
     assert 2.6 < first.gain.value < 3.1, "0.65 of a step is hidden behind the other 0.35"
     assert "no gain if they share cores with the step" in first.sentence()
@@ -231,9 +231,9 @@ def test_what_is_done_once_a_step_is_done_less_often_with_larger_batches(tmp_pat
 
 def test_copies_that_take_long_may_be_larger(tmp_path: Path) -> None:
     phases = {"forward": (0.4, 0.4), "transfer": (0.6, 0.6)}
-    found = explained(trained(tmp_path / "a", phases, device="A GPU"))
-    (change,) = found.changes
-    assert found.bound[0].startswith("Bound by transfer: 60%") and "pinned" not in found.bound[0]
+    advice = explained(trained(tmp_path / "a", phases, device="A GPU"))
+    (change,) = advice.changes
+    assert advice.bound[0].startswith("Bound by transfer: 60%") and "pinned" not in advice.bound[0]
     assert change.settings == {"batch_size": 64} and "--batch-size 64" in change.command
     ends = (change.gain.low, change.gain.value, change.gain.high)
     assert ends == pytest.approx((1.0, (1 + 1 / 0.7) / 2, 1 / 0.7))
@@ -250,9 +250,9 @@ def test_a_training_that_computes_on_a_cpu_may_have_threads_or_bfloat16(tmp_path
     assert "--threads 4" in threads.command and "there are no more cores" in threads.basis
     assert precision.settings == {"amp": True}
     assert "the gain is not known, for a processor that does not" in precision.sentence()
-    found = explained(trained(tmp_path / "b", phases, {"amp": True}))
-    assert found.changes == []
-    assert found.bound[-1].startswith("No setting is advised for forward and backward, 100%")
+    advice = explained(trained(tmp_path / "b", phases, {"amp": True}))
+    assert advice.changes == []
+    assert advice.bound[-1].startswith("No setting is advised for forward and backward, 100%")
 
 
 def test_a_load_that_is_shorter_than_handing_it_over_says_nothing(tmp_path: Path) -> None:

@@ -70,12 +70,12 @@ def write_rows(path: Path, count: int = 6) -> Path:
 
 def line(figure: Figure, label: str, axes: int = 0) -> Line2D:
     """The line with this label, up to a mean that follows it."""
-    (found,) = (
+    (drawn,) = (
         line
         for line in figure.axes[axes].get_lines()
         if str(line.get_label()).partition(", mean")[0] == label
     )
-    return found
+    return drawn
 
 
 def y_of(figure: Figure, label: str, axes: int = 0) -> list[float | None]:

@@ -129,9 +129,9 @@ def test_a_run_is_named_by_its_output_and_a_folder_is_searched(
     out = tmp_path / "a.json"
     assert main(["report", str(tmp_path / "runs" / "a.zarr"), "--output", str(out)]) == 0
     assert json.loads(out.read_text())["title"] == "a.zarr"
-    found = places_of(tmp_path / "runs")
-    assert [place.path.name for place in found] == ["a.zarr.penstock", "b.zarr.penstock"]
-    report = joined(reports_of_places(found), "runs")
+    places = places_of(tmp_path / "runs")
+    assert [place.path.name for place in places] == ["a.zarr.penstock", "b.zarr.penstock"]
+    report = joined(reports_of_places(places), "runs")
     assert [line.partition(":")[0] for line in report.verdict] == ["a.zarr", "b.zarr"]
     assert "Bound by forward" in report.verdict[1]
     capsys.readouterr()

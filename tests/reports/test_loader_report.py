@@ -32,10 +32,10 @@ def said(records: list[Record]) -> str:
 
 
 def ladder_records(*seconds: float) -> list[Record]:
-    found = []
+    records = []
     for name, value in zip(("L0", "L1", "L2", "L3", "L4"), seconds, strict=True):
-        found += launches(value, rung=name)
-    return found
+        records += launches(value, rung=name)
+    return records
 
 
 def test_numbers_are_those_of_the_waits() -> None:
@@ -91,10 +91,10 @@ def test_sections_of_other_machines_name_them_and_nothing_is_compared_across() -
 def test_waits_for_what_was_read_before_are_marked_and_not_compared() -> None:
     ours, theirs = ahead(launches(0.4), 0.97), launches(0.01, loader="zarr")
     assert "slower than zarr" in said(ours + ahead(theirs, 1.02))
-    told = said(ours + ahead(theirs, 0.3))
-    assert "slower than zarr" not in told
-    assert "* zarr, batch 4, 2 threads: 70 % was read before it was waited for" in told
-    assert told.count("0.0102 *") == 2  # in both tables
+    text = said(ours + ahead(theirs, 0.3))
+    assert "slower than zarr" not in text
+    assert "* zarr, batch 4, 2 threads: 70 % was read before it was waited for" in text
+    assert text.count("0.0102 *") == 2  # in both tables
     assert "than zarr" not in said(ahead(ours, 0.5) + ahead(theirs, 1.0))
 
 

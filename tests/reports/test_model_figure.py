@@ -90,8 +90,8 @@ def test_memory_and_throughput_by_tile(figure: Figure) -> None:
         )
         for batch in (1, 2)
     ]
-    found = [(x, y, z) for (x, y), (_, z) in curves(throughput)]
-    assert found == [pytest.approx(own, rel=1e-3) for own in expected]
+    points = [(x, y, z) for (x, y), (_, z) in curves(throughput)]
+    assert points == [pytest.approx(point, rel=1e-3) for point in expected]
     assert samples.get_ylabel() == "Samples per second"  # the seed's plot
     assert curves(samples) == [
         [
@@ -135,9 +135,9 @@ def test_phases_stand_on_one_another(tmp_path: Path) -> None:
     assert [(bar.get_y(), bar.get_height()) for bar in axes.patches] == [
         pytest.approx(bar) for bar in ((0, 30), (30, 50), (80, 20))
     ]
-    told = axes.get_legend()
-    assert told is not None
-    assert [t.get_text() for t in told.get_texts()] == ["forward", "backward", "optimizer"]
+    legend = axes.get_legend()
+    assert legend is not None
+    assert [t.get_text() for t in legend.get_texts()] == ["forward", "backward", "optimizer"]
 
 
 def test_the_frontier(figure: Figure) -> None:
@@ -317,7 +317,7 @@ def test_the_verb_refuses(path: Path) -> None:
 def test_whiskers_hang_on_their_own_median_and_are_not_clipped(tmp_path: Path) -> None:
     """They hung on the mean, and were cut off at the top."""
     seconds = ((0.05,) * 9 + (0.5,) * 4, (0.04,) * 9, (0.02,) * 9)
-    records = [launch(256, 2, n, own) for n, own in enumerate(seconds)]
+    records = [launch(256, 2, n, times) for n, times in enumerate(seconds)]
     append_csv("model", records, tmp_path / "b.csv")
     figure = drawn(tmp_path / "b.csv")
     (curve,) = curves(figure.axes[SAMPLES])

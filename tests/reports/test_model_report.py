@@ -213,8 +213,8 @@ def test_a_line_of_the_table_is_of_one_kind_and_a_long_tail_is_told() -> None:
     tailed = [launch(256, 2, n, (0.0568,) * 9 + (0.4,) * 2) for n in range(3)]
     (section,) = model_sections(tailed)
     head, line = section.table
-    told = dict(zip(head, line, strict=True))
-    assert (told["step"], told["samples/s"]) == ("56.8 ms", "35.2")
+    cells = dict(zip(head, line, strict=True))
+    assert (cells["step"], cells["samples/s"]) == ("56.8 ms", "35.2")
     assert any("took 119 ms in the mean and 56.8 ms in the median" in s for s in section.sentences)
     (row,) = (cell.row for cell in model_cells(tailed))
     assert float(row["throughput_samples_per_sec"]) == pytest.approx(

@@ -116,8 +116,8 @@ def test_what_was_measured_comes_first_where_the_model_missed(slow: float, off: 
     said = sentences.sentences(group)
     steady = f"{2 * slow:.2f} s"
     assert said[1].startswith(f"With 1 worker a step took {steady} [{steady} - {steady}, ")
-    told = f"the model has 2.00 s a step, and misses: that is {off:+} % off with a queue of 1."
-    assert said[1].endswith(told)
+    ending = f"the model has 2.00 s a step, and misses: that is {off:+} % off with a queue of 1."
+    assert said[1].endswith(ending)
     assert not any("long run" in line or "takes 2.00 s" in line for line in said)
 
 
@@ -125,14 +125,14 @@ def test_a_model_that_chance_may_have_parted_from_the_measured_does_not_miss() -
     (group,) = queue_cell.queue_cells(run(2.0, slow=1.1))
     wide = replace(group[1], alone=Interval(2.0, 1.5, 2.5, 9))
     said = sentences.sentences([group[0], wide])
-    told = "2.00 s a step [1.50 s - 2.50 s], -9 % off with a queue of 1, which may be chance."
-    assert said[1].endswith(told)
+    ending = "2.00 s a step [1.50 s - 2.50 s], -9 % off with a queue of 1, which may be chance."
+    assert said[1].endswith(ending)
 
 
 def test_nobody_reads_beside_a_step_that_reads_for_itself() -> None:
-    own = stepping(0, 0.2, 0.3)
-    alone = own.model_copy(update={"case": {**own.case, "compute": "none"}, "id": "a"})
-    (group,) = queue_cell.queue_cells([own, alone])
+    reading = stepping(0, 0.2, 0.3)
+    alone = reading.model_copy(update={"case": {**reading.case, "compute": "none"}, "id": "a"})
+    (group,) = queue_cell.queue_cells([reading, alone])
     assert not any("contention" in line for line in sentences.sentences(group))
 
 

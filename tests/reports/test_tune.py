@@ -170,9 +170,9 @@ def test_nothing_fits_and_nothing_ran() -> None:
 def test_failures_and_the_cliff_are_left_out() -> None:
     records = [*sized(TIMES), launch(384, 2, 5, status="oom_host")]
     records += sweep({(512, 1): 20.0}, memory={"alloc_retries": 1}, environment=HOST)
-    found = recommend(records)
-    assert chosen(found) == {"latency": ("256", 1), "throughput": ("384", 4)}
-    assert found.notes == (
+    advice = recommend(records)
+    assert chosen(advice) == {"latency": ("256", 1), "throughput": ("384", 4)}
+    assert advice.notes == (
         "Left out, a launch failed: 384, batch 2.",
         "Left out, short of memory by allocator retries: 512, batch 1.",
     )
@@ -183,8 +183,8 @@ def test_failures_and_the_cliff_are_left_out() -> None:
 
 def test_infer_accepts_the_yaml(tmp_path: Path) -> None:
     case = {"device": "cuda:0", "amp": True, "compile": True, "halo": 16, "channels": 4}
-    found = recommend(sized({(256, 2): 20.0, (384, 1): 60.0}, case=case))
-    (path,) = write_model_yaml(found, tmp_path / "new" / "bench.yaml")
+    advice = recommend(sized({(256, 2): 20.0, (384, 1): 60.0}, case=case))
+    (path,) = write_model_yaml(advice, tmp_path / "new" / "bench.yaml")
     assert path == tmp_path / "new" / "bench.yaml"
     config = build(InferConfig, read_yaml(path), {"in_spec": "in.zarr", "out_spec": "out.zarr"})
     assert (config.patch, config.overlap, config.batch) == ((256, 256), (32,), 2)
@@ -193,16 +193,16 @@ def test_infer_accepts_the_yaml(tmp_path: Path) -> None:
 
 
 def test_the_latency_choice_stands_below_as_comments(tmp_path: Path) -> None:
-    found = recommend(sized(TIMES))
-    (path,) = write_model_yaml(found, tmp_path / "bench.yaml")
-    assert read_yaml(path) == by_goal(found, "throughput").settings
+    advice = recommend(sized(TIMES))
+    (path,) = write_model_yaml(advice, tmp_path / "bench.yaml")
+    assert read_yaml(path) == by_goal(advice, "throughput").settings
     settings, comment = path.read_text().split("\n\n")
     assert all(line.startswith("# ") for line in comment.splitlines())
     freed = tmp_path / "freed.yaml"
     lines = [line.removeprefix("# ") for line in comment.splitlines()]
     freed.write_text("\n".join(lines[next(i for i, x in enumerate(lines) if x[:6] == "model_") :]))
-    assert read_yaml(freed) == by_goal(found, "latency").settings
-    for part, choice in ((settings, found.choices[1]), (comment, found.choices[0])):
+    assert read_yaml(freed) == by_goal(advice, "latency").settings
+    for part, choice in ((settings, advice.choices[1]), (comment, advice.choices[0])):
         assert choice.sentence in " ".join(line.removeprefix("# ") for line in part.splitlines())
 
 
@@ -233,9 +233,9 @@ def test_tf32_as_it_was_measured(mode: str, tf32: bool | None, tmp_path: Path) -
 
 def test_infer_has_no_other_dtype() -> None:
     records = sized(TIMES) + sized({(384, 2): 10.0}, case={"dtype": "bfloat16"})
-    found = recommend(records)
-    assert {choice.cell.case["dtype"] for choice in found.choices} == {"float32"}
-    assert found.notes == ("Left out, penstock infer keeps weights in float32: 384, batch 2.",)
+    advice = recommend(records)
+    assert {choice.cell.case["dtype"] for choice in advice.choices} == {"float32"}
+    assert advice.notes == ("Left out, penstock infer keeps weights in float32: 384, batch 2.",)
     training = [r.model_copy(update={"case": r.case | {"mode": "train"}}) for r in records]
     assert recommend(training).choices[0].settings["dtype"] == "bfloat16"
 
@@ -252,14 +252,14 @@ def test_settings_for_training(tmp_path: Path) -> None:
 
 def test_a_file_for_each_model(tmp_path: Path) -> None:
     records = sized(TIMES) + sized({(512, 1): 90.0}, case={"model": "my.package:net"})
-    found = recommend([*records, launch(64, case={"model": "bad"}, status="crash")])
-    paths = write_model_yaml(found, tmp_path / "bench.yaml")
+    advice = recommend([*records, launch(64, case={"model": "bad"}, status="crash")])
+    paths = write_model_yaml(advice, tmp_path / "bench.yaml")
     assert [path.name for path in paths] == [
         "bench_prithvi-refiner-tiny.yaml",
         "bench_my.package_net.yaml",
     ]
     assert read_yaml(paths[1])["patch"] == [512, 512]
-    assert "bad, inference, cpu: Left out, a launch failed: 64, batch 1." in found.notes
+    assert "bad, inference, cpu: Left out, a launch failed: 64, batch 1." in advice.notes
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:

@@ -148,14 +148,14 @@ def test_a_part_that_took_longer_than_the_whole_is_noise_and_no_ceiling() -> Non
     """The loader made a batch in 800 ms, and scatter alone took a second."""
     rungs = {name: rung(name, s) for name, s in (("L1", 0.1), ("L2", 0.2), ("L3", 1.0))}
     advice = recommend_loader([steady(4, 0.8)], GOAL, (1, 2), 2**20, rungs)
-    told = advice.sentences[1]
-    assert told.startswith("No ceiling is named: files, decode and scatter alone took 1.0")
-    assert "and the whole loader 800 ms [800 ms - 800 ms, 60 batches]. A part that" in told
-    assert "The ceiling is" not in told
+    sentence = advice.sentences[1]
+    assert sentence.startswith("No ceiling is named: files, decode and scatter alone took 1.0")
+    assert "and the whole loader 800 ms [800 ms - 800 ms, 60 batches]. A part that" in sentence
+    assert "The ceiling is" not in sentence
     # What was measured below the whole is a ceiling still.
     rungs["L2"] = rung("L2", 0.7)
-    told = recommend_loader([steady(4, 0.8)], GOAL, (1, 2), 2**20, rungs).sentences[1]
-    assert told.startswith("The ceiling is decode: files and decode alone take 70")
+    sentence = recommend_loader([steady(4, 0.8)], GOAL, (1, 2), 2**20, rungs).sentences[1]
+    assert sentence.startswith("The ceiling is decode: files and decode alone take 70")
     assert rungs_slower_than_whole(rungs, steady(4, 0.8)) == ["L3"]
 
 
@@ -223,11 +223,11 @@ def test_files_in_the_page_cache_are_not_held_up_by_storage(resident: float, sai
 
 
 def test_a_ceiling_is_taken_with_the_threads_that_are_best_for_it() -> None:
-    found = fastest_rungs(
+    fastest = fastest_rungs(
         [rung("L1", 0.4, threads=1), rung("L1", 0.1, threads=2), rung("L2", 0.2, threads=1),
          rung("L2", 0.3, threads=2), rung("L3", 0.1, launches=0)]
     )  # fmt: skip
-    assert {name: cell.threads for name, cell in found.items()} == {"L1": 2, "L2": 1}
+    assert {name: cell.threads for name, cell in fastest.items()} == {"L1": 2, "L2": 1}
 
 
 def test_without_a_ladder_the_ceiling_is_not_claimed() -> None:
@@ -329,8 +329,8 @@ def test_a_step_time_that_says_too_little_is_refused(flags: str, sentence: str) 
         parsed(flags)
 
 
-def tried(batch: int, *reads: ReadAlone, told: dict[int, float] | None = None) -> BatchTrial:
-    steps = told or {16: 0.16}  # 10 ms for each sample
+def tried(batch: int, *reads: ReadAlone, step_times: dict[int, float] | None = None) -> BatchTrial:
+    steps = step_times or {16: 0.16}  # 10 ms for each sample
     step_s, told_for = step_of(batch, steps)
     memory = {1: 3 * batch * 2**20, 2: 4 * batch * 2**20}  # a batch's worth of scratch
     goal = Goal(step_s, batch, 0.9)
@@ -349,7 +349,7 @@ def tried(batch: int, *reads: ReadAlone, told: dict[int, float] | None = None) -
         # quick enough, and too uneven for any queue
         ([tried(1, uneven(1, 0.001, 0.09, 10)), tried(2, steady(1, 0.01))], (2, 1, 1)),
         # a step of its own, longer than its share
-        ([tried(1, steady(1, 0.02), told={1: 0.03, 16: 0.16})], (1, 1, 1)),
+        ([tried(1, steady(1, 0.02), step_times={1: 0.03, 16: 0.16})], (1, 1, 1)),
     ],
     ids=["smallest", "next", "order", "more workers", "uneven", "own step"],
 )

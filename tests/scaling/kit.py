@@ -133,10 +133,10 @@ def log(
     tail = ""
     if seconds is not None:
         for rank in range(ranks):
-            own = seconds - 0.1 * rank
+            elapsed = seconds - 0.1 * rank
             tail += (
-                f"\nTRAINING COMPLETE\nTotal training time: {own:.2f} seconds "
-                f"({own / 60:.2f} minutes)\nTime per epoch: {own / epochs:.2f} seconds\n"
+                f"\nTRAINING COMPLETE\nTotal training time: {elapsed:.2f} seconds "
+                f"({elapsed / 60:.2f} minutes)\nTime per epoch: {elapsed / epochs:.2f} seconds\n"
                 "Best checkpoint: outputs/spiral_mlp-epoch=42-val_loss=0.1187.ckpt\n"
                 "Best validation loss: 0.1187\n"
             )
@@ -157,12 +157,12 @@ def results(
 ) -> dict[str, Any]:
     """`training_results.json`; ``phases`` are seconds of a step."""
     steps = epochs * -(-samples // (batch * devices))
-    told = {
+    by_phase = {
         name: {"total_s": each * steps, "median_s": each} for name, each in (phases or {}).items()
     }
-    if told:
+    if by_phase:
         step = sum(phases.values()) if phases else 0.0
-        told["step"] = {"total_s": step * steps, "median_s": step}
+        by_phase["step"] = {"total_s": step * steps, "median_s": step}
     return {
         "workload": "spiral",
         "status": status,
@@ -177,7 +177,7 @@ def results(
         "training_s": seconds,
         "validation_s": 0.5,
         "history": [{"epoch": e, "val_loss": 0.7 - e / 100, "val_acc": 0.5} for e in range(epochs)],
-        "ranks": [{"rank": rank, "host": "n1", "phases": told} for rank in range(devices)],
+        "ranks": [{"rank": rank, "host": "n1", "phases": by_phase} for rank in range(devices)],
         "launch": {"nodes": nodes, "job_id": job, "job_name": None, "restarts": 0},
     }
 
@@ -189,21 +189,21 @@ def write(folder: Path, texts: Mapping[str, str]) -> list[Path]:
     return paths
 
 
-def run_folder(path: Path, told: dict[str, Any], epochs: int = 3, **args: Any) -> Path:
+def run_folder(path: Path, document: dict[str, Any], epochs: int = 3, **args: Any) -> Path:
     path.mkdir(parents=True)
-    (path / "training_results.json").write_text(json.dumps(told))
+    (path / "training_results.json").write_text(json.dumps(document))
     asked = {"epochs": epochs, "learning_rate": 0.001, "max_steps": None} | args
     (path / "args.json").write_text(json.dumps(asked))
     return path
 
 
-def our_log(told: dict[str, Any], environ: dict[str, str], **knobs: Any) -> str:
+def our_log(facts: dict[str, Any], environ: dict[str, str], **knobs: Any) -> str:
     """What `penstock train spiral` prints where no terminal is."""
-    given = {"epochs": told["epochs"], "batch_size": told["batch_size"], "learning_rate": 0.001}
+    given = {"epochs": facts["epochs"], "batch_size": facts["batch_size"], "learning_rate": 0.001}
     config = build(TrainConfig, TRAIN_DEFAULTS["spiral"], given, knobs)
-    place = Place(world_size=told["world_size"], nodes=told["launch"]["nodes"])
+    place = Place(world_size=facts["world_size"], nodes=facts["launch"]["nodes"])
     lines = first_lines("spiral", config, place, environ)
-    return "\n".join([*lines, *last_lines({**told, "best": None}, Path("out"))]) + "\n"
+    return "\n".join([*lines, *last_lines({**facts, "best": None}, Path("out"))]) + "\n"
 
 
 MEASURED = (
@@ -218,8 +218,8 @@ MEASURED = (
 
 
 def one(path: Path) -> TrainingRun:
-    (found,) = read_log(path)
-    return found
+    (run,) = read_log(path)
+    return run
 
 
 def read_text(folder: Path, text: str, name: str = "slurm-77.out") -> list[TrainingRun]:

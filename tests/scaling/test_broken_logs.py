@@ -57,10 +57,10 @@ def test_partial_results_are_kept_and_marked(
 ) -> None:
     text = log("7", 4, None, done=20)
     files = {"slurm-7.out": text + end * (where == "out"), "slurm-7.err": end * (where == "err")}
-    found = one(write(tmp_path, files)[0])
-    assert (found.status, found.epochs, found.planned_epochs) == (status, 20, 50)
-    assert (found.val_loss, found.val_acc) == (0.181, 0.919)
-    assert not found.complete
+    run = one(write(tmp_path, files)[0])
+    assert (run.status, run.epochs, run.planned_epochs) == (status, 20, 50)
+    assert (run.val_loss, run.val_acc) == (0.181, 0.919)
+    assert not run.complete
 
 
 def test_what_a_cancelled_job_broke_is_not_its_end(tmp_path: Path) -> None:
@@ -100,13 +100,13 @@ def test_a_requeued_job_without_a_header_is_an_attempt_each(
 @pytest.mark.parametrize("gloo", [True, False])
 def test_a_stopped_job_of_ours_that_is_requeued(tmp_path: Path, gloo: bool) -> None:
     """The device is named by the last attempt alone, or known by what ranks talk through."""
-    told = results(2, 5.0)
+    document = results(2, 5.0)
     end = (
         "penstock train: stopped by SIGUSR1 after step 2939 of 22000; --resume goes on from x\n"
         "srun: error: n2: task 1: Exited with exit code 3\n"
         "slurmstepd: error: *** JOB 5 ON n1 CANCELLED AT 2026-11-22 DUE TO JOB REQUEUE ***\n"
     )
-    whole = our_log(told, {"SLURM_JOB_ID": "5"})
+    whole = our_log(document, {"SLURM_JOB_ID": "5"})
     begun = whole[: whole.index("Total training")]
     begun += "distributed_backend=gloo\n" * gloo
     epochs = [
@@ -149,9 +149,9 @@ def fuzz(folder: Path, rounds: range) -> None:
         rng = random.Random(seed)
         path.write_bytes(mutated(rng.choice(whole), rng))
         try:
-            found = read_log(path)
-            kept += bool(found)
-            studies(found, None, anyway=True)
+            runs = read_log(path)
+            kept += bool(runs)
+            studies(runs, None, anyway=True)
         except UsageError:
             continue
     assert kept > len(rounds) / 2

@@ -47,23 +47,23 @@ def test_run_folders_below_a_folder(tmp_path: Path) -> None:
 
 
 def test_phases_without_steps_are_medians(tmp_path: Path) -> None:
-    told = results(2, 5.0, phases={"forward": 0.004, "communication": 0.002})
-    (found,) = read_runs([run_folder(tmp_path / "two", told)])
-    assert found.ranks[0].local == (0.004,)
-    assert found.ranks[0].waits == (0.002,)
+    document = results(2, 5.0, phases={"forward": 0.004, "communication": 0.002})
+    (run,) = read_runs([run_folder(tmp_path / "two", document)])
+    assert run.ranks[0].local == (0.004,)
+    assert run.ranks[0].waits == (0.002,)
 
 
 def test_a_run_that_was_stopped_is_partial(tmp_path: Path) -> None:
-    (found,) = read_runs([run_folder(tmp_path / "x", results(2, 5.0, status="stopped"), epochs=9)])
-    assert (found.status, found.epochs, found.planned_epochs) == ("stopped", 3, 9)
-    assert not found.complete
+    (run,) = read_runs([run_folder(tmp_path / "x", results(2, 5.0, status="stopped"), epochs=9)])
+    assert (run.status, run.epochs, run.planned_epochs) == ("stopped", 3, 9)
+    assert not run.complete
 
 
 def test_a_run_and_its_log_are_one(tmp_path: Path) -> None:
     run_folder(tmp_path / "run", results(2, 6.9031, job="31"))
     write(tmp_path, {"slurm-31.out": log("31", 2, 7.40, epochs=3, samples=7008)})
-    (found,) = read_runs([tmp_path])
-    assert found.seconds == pytest.approx(7.4031)
+    (run,) = read_runs([tmp_path])
+    assert run.seconds == pytest.approx(7.4031)
     # Two trainings of one job are two.
     run_folder(tmp_path / "again", results(2, 6.8031, job="31"))
     assert len(read_runs([tmp_path])) == 2
@@ -81,31 +81,31 @@ def test_a_run_that_was_tracked_tells_how_busy_its_gpus_were(tmp_path: Path) -> 
     ]  # fmt: skip
     events = folder / "events.jsonl"
     events.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"event": "sys')
-    (found,) = read_runs([folder])
-    assert found.utilisation == (90.0, 80.5, 70.0)
+    (run,) = read_runs([folder])
+    assert run.utilisation == (90.0, 80.5, 70.0)
     # Of GPUs that others may have used, nothing.
     (folder / "training_results.json").write_text(json.dumps(results(1, 5.0123)))
     assert read_runs([folder])[0].utilisation == ()
 
 
 def test_how_busy_gpus_were_is_kept_whoever_knew_it(tmp_path: Path) -> None:
-    told = results(2, 5.0123, job="31")
-    run_folder(tmp_path / "run", told)
-    told.pop("history")
-    known = record(told, 0).model_copy(
-        update={"facts": {"training": told, "utilisation": {"gpu_percent": 71.5}}}
+    document = results(2, 5.0123, job="31")
+    run_folder(tmp_path / "run", document)
+    document.pop("history")
+    launch = record(document, 0).model_copy(
+        update={"facts": {"training": document, "utilisation": {"gpu_percent": 71.5}}}
     )
-    Ledger(tmp_path / "study.ledger").append(known)
-    (found,) = read_runs([tmp_path])
-    assert (found.source, found.utilisation) == (str(tmp_path / "run"), (71.5,))
+    Ledger(tmp_path / "study.ledger").append(launch)
+    (run,) = read_runs([tmp_path])
+    assert (run.source, run.utilisation) == (str(tmp_path / "run"), (71.5,))
     seen = log("31", 2, 5.51) + "\n0, 64 %, 41 %, 55\n"
     (path,) = write(tmp_path, {"slurm-31.out": seen})
-    (found,) = read_runs([tmp_path / "run", path])
-    assert (found.seconds, found.utilisation) == (5.5123, (64.0,))
+    (run,) = read_runs([tmp_path / "run", path])
+    assert (run.seconds, run.utilisation) == (5.5123, (64.0,))
 
 
-def record(told: dict[str, Any], launch: int, status: str = "ok") -> Record:
-    case = {"workload": "spiral", "preset": None, "epochs": 3, "world_size": told["world_size"]}
+def record(document: dict[str, Any], launch: int, status: str = "ok") -> Record:
+    case = {"workload": "spiral", "preset": None, "epochs": 3, "world_size": document["world_size"]}
     given = {
         "id": f"r{launch}",
         "time": "2026-01-01T00:00:00+00:00",
@@ -114,7 +114,7 @@ def record(told: dict[str, Any], launch: int, status: str = "ok") -> Record:
         "key": case_key("train", case),
         "launch": launch,
         "status": status,
-        "facts": {"training": told} if status == "ok" else {},
+        "facts": {"training": document} if status == "ok" else {},
     }
     return Record.model_validate(given)
 
@@ -122,18 +122,18 @@ def record(told: dict[str, Any], launch: int, status: str = "ok") -> Record:
 def test_a_ledger_of_trainings(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "study.ledger")
     for launch, (devices, seconds) in enumerate([(1, 9.1), (1, 9.2), (2, 5.3)]):
-        told = results(devices, seconds + 0.0123)
-        del told["history"]
-        ledger.append(record(told, launch))
+        document = results(devices, seconds + 0.0123)
+        del document["history"]
+        ledger.append(record(document, launch))
     ledger.append(record(results(2, 5.3), 3, "crash"))
     ledger.append(record(results(1, 1.0), 4).model_copy(update={"scenario": "model"}))
-    found = read_runs([tmp_path / "study.ledger"])
-    assert [(r.devices, r.status) for r in found] == [
+    runs = read_runs([tmp_path / "study.ledger"])
+    assert [(r.devices, r.status) for r in runs] == [
         (1, "complete"), (1, "complete"), (2, "crashed"), (2, "complete"),
     ]  # fmt: skip
     again = read_runs([tmp_path / "study.ledger" / "records.jsonl"])
-    assert [(r.job, r.seconds) for r in again] == [(r.job, r.seconds) for r in found]
-    (study,) = studies(found, None, False)
+    assert [(r.job, r.seconds) for r in again] == [(r.job, r.seconds) for r in runs]
+    (study,) = studies(runs, None, False)
     assert [len(p.at.runs) for p in study.points] == [2, 1]
 
 
@@ -141,13 +141,13 @@ def test_a_ledger_of_trainings(tmp_path: Path) -> None:
 @pytest.mark.parametrize("first", ["[rank: 0] Seed set to 42", "{'world_size': 4}"])
 def test_a_log_that_begins_as_json_does_is_a_log(tmp_path: Path, name: str, first: str) -> None:
     (path,) = write(tmp_path, {name: f"{first}\n{log('7', 4, 95.23)}"})
-    (found,) = read_runs([path])
-    assert (found.job, found.seconds) == ("7", 95.23)
+    (run,) = read_runs([path])
+    assert (run.job, run.seconds) == ("7", 95.23)
     (empty,) = write(tmp_path, {name: f"{first}\n"})
     with pytest.raises(UsageError, match="holds no run"):
         read_runs([empty])
-    (told,) = write(tmp_path, {"results.txt": json.dumps(results(2, 5.0123))})
-    assert read_runs([told])[0].devices == 2
+    (document,) = write(tmp_path, {"results.txt": json.dumps(results(2, 5.0123))})
+    assert read_runs([document])[0].devices == 2
 
 
 def test_what_else_lies_in_a_folder_is_passed_over_with_a_word(tmp_path: Path) -> None:
@@ -160,8 +160,8 @@ def test_what_else_lies_in_a_folder_is_passed_over_with_a_word(tmp_path: Path) -
     with zipfile.ZipFile(tmp_path / "sources.zip", "w") as other:
         other.writestr("readme", "nothing of Comet")
     said: list[str] = []
-    (found,) = read_runs([tmp_path], said.append)
-    assert found.job == "7"
+    (run,) = read_runs([tmp_path], said.append)
+    assert run.job == "7"
     assert [sentence.partition(": ")[0] for sentence in said] == [
         f"{tmp_path / 'songs.db'} is not a database of MLflow",
         f"{tmp_path / 'thumbs.db'} is not a database of MLflow",

@@ -38,9 +38,9 @@ def share_held(make: Callable[[np.random.Generator], Interval], truth: float, ti
     rng = np.random.default_rng(7)
     held = 0
     for _ in range(times):
-        found = make(rng)
-        assert found.low is not None and found.high is not None
-        held += found.low <= truth <= found.high
+        interval = make(rng)
+        assert interval.low is not None and interval.high is not None
+        held += interval.low <= truth <= interval.high
     return held / times
 
 

@@ -55,25 +55,25 @@ def test_the_usl_is_recovered_from_logs(tmp_path: Path) -> None:
     study = study_of_logs(tmp_path, speedup, (1, 2, 4, 8, 16))
     assert isinstance(study.usl, Usl) and study.usl.peak is not None
     turn = float(peak(sigma, kappa))
-    for found, truth in (
+    for interval, truth in (
         (study.usl.sigma, sigma),
         (study.usl.kappa, kappa),
         (study.usl.peak, turn),
     ):
-        assert found.low is not None and found.high is not None
-        assert found.low <= truth <= found.high
-        assert 0.5 * truth < found.low and found.high < 1.5 * truth
+        assert interval.low is not None and interval.high is not None
+        assert interval.low <= truth <= interval.high
+        assert 0.5 * truth < interval.low and interval.high < 1.5 * truth
 
 
 @pytest.mark.parametrize("sizes", [(1,), (1, 2), (1, 2, 4)])
 def test_fits_are_refused_with_too_few_sizes(sizes: tuple[int, ...]) -> None:
     study = only(repeated(lambda n: n**0.9, sizes))
     assert isinstance(study.usl, str)
-    told = f"{len(sizes)} size{'s' * (len(sizes) > 1)}"
-    assert f"refused with {told}; it takes 4" in study.usl
+    count = f"{len(sizes)} size{'s' * (len(sizes) > 1)}"
+    assert f"refused with {count}; it takes 4" in study.usl
     assert isinstance(study.amdahl, Amdahl) == (len(sizes) == 3)
     if len(sizes) < 3:
-        assert f"refused with {told}; it takes 3" in str(study.amdahl)
+        assert f"refused with {count}; it takes 3" in str(study.amdahl)
 
 
 @given(st.lists(st.floats(0.3, 1.3), min_size=3, max_size=6))
@@ -115,11 +115,11 @@ def test_known_usl_is_recovered_within_its_interval() -> None:
         )
         study = only(runs)
         assert isinstance(study.usl, Usl)
-        found = study.usl
-        assert found.peak is not None and found.peak.low is not None and found.peak.high is not None
-        assert found.peak.value == pytest.approx(np.sqrt((1 - sigma) / kappa), rel=0.15)
-        assert found.peak.low < found.peak.value < found.peak.high
-        for interval, truth in ((found.sigma, sigma), (found.kappa, kappa)):
+        usl = study.usl
+        assert usl.peak is not None and usl.peak.low is not None and usl.peak.high is not None
+        assert usl.peak.value == pytest.approx(np.sqrt((1 - sigma) / kappa), rel=0.15)
+        assert usl.peak.low < usl.peak.value < usl.peak.high
+        for interval, truth in ((usl.sigma, sigma), (usl.kappa, kappa)):
             assert interval.low is not None and interval.high is not None
             hits += interval.low <= truth <= interval.high
     assert hits >= 37  # of 40

@@ -33,24 +33,24 @@ real_logs = pytest.mark.skipif(not REAL.is_dir(), reason=f"there are no real log
 
 @real_logs
 def test_a_real_log_of_one_rank() -> None:
-    found = one(REAL / "slurm-12.out")
-    assert (found.job, found.name, found.devices, found.nodes) == ("12", "mlp_single_gpu", 1, 1)
-    assert (found.seconds, found.per_epoch, found.val_loss) == (4.33, 1.44, 0.6752)
-    assert (found.epochs, found.planned_epochs, found.steps) == (3, 3, 219)
-    assert (found.samples, found.batch, found.global_batch) == (10000, 32, 32)
-    assert found.val_acc == pytest.approx(0.553)
-    assert found.device == "cpu"
-    assert found.complete
-    assert found.settings["workload"] == "spiral_mlp"
+    run = one(REAL / "slurm-12.out")
+    assert (run.job, run.name, run.devices, run.nodes) == ("12", "mlp_single_gpu", 1, 1)
+    assert (run.seconds, run.per_epoch, run.val_loss) == (4.33, 1.44, 0.6752)
+    assert (run.epochs, run.planned_epochs, run.steps) == (3, 3, 219)
+    assert (run.samples, run.batch, run.global_batch) == (10000, 32, 32)
+    assert run.val_acc == pytest.approx(0.553)
+    assert run.device == "cpu"
+    assert run.complete
+    assert run.settings["workload"] == "spiral_mlp"
 
 
 @real_logs
 def test_a_real_log_of_two_ranks_that_both_print() -> None:
     """Each says WORLD_SIZE: 1; the slower counts."""
-    found = one(REAL / "slurm-13.out")
-    assert (found.devices, found.nodes, found.global_batch, found.steps) == (2, 2, 64, 110)
-    assert found.rank_seconds == (7.40, 7.77)
-    assert (found.seconds, found.per_epoch, found.val_loss) == (7.77, 2.59, 0.6781)
+    run = one(REAL / "slurm-13.out")
+    assert (run.devices, run.nodes, run.global_batch, run.steps) == (2, 2, 64, 110)
+    assert run.rank_seconds == (7.40, 7.77)
+    assert (run.seconds, run.per_epoch, run.val_loss) == (7.77, 2.59, 0.6781)
 
 
 @real_logs
@@ -71,13 +71,13 @@ def test_fields_that_share_a_line(tmp_path: Path) -> None:
         "Effective batch size: 32 × 8 = 256\n"
         "Total training time: 57.14 seconds (0.95 minutes)\n"
     )
-    (found,) = read_text(tmp_path, text)
-    assert (found.job, found.name, found.devices, found.nodes) == ("5", "a b", 8, 2)
-    assert (found.batch, found.global_batch, found.samples) == (32, 256, 10000)
-    assert found.device == "NVIDIA A100-SXM4-40GB"
-    assert found.settings["learning rate"] == "0.0001"
-    assert found.settings["hidden layers"] == "[64, 32, 16]"
-    assert found.complete
+    (run,) = read_text(tmp_path, text)
+    assert (run.job, run.name, run.devices, run.nodes) == ("5", "a b", 8, 2)
+    assert (run.batch, run.global_batch, run.samples) == (32, 256, 10000)
+    assert run.device == "NVIDIA A100-SXM4-40GB"
+    assert run.settings["learning rate"] == "0.0001"
+    assert run.settings["hidden layers"] == "[64, 32, 16]"
+    assert run.complete
 
 
 @pytest.mark.parametrize(
@@ -92,22 +92,22 @@ def test_fields_that_share_a_line(tmp_path: Path) -> None:
     ],
 )
 def test_devices_by_what_tells_best(tmp_path: Path, lines: str, devices: int) -> None:
-    (found,) = read_text(tmp_path, f"Job ID: 1\n{lines}\n")
-    assert found.devices == devices
+    (run,) = read_text(tmp_path, f"Job ID: 1\n{lines}\n")
+    assert run.devices == devices
 
 
 def test_epochs_counted_from_one_and_from_zero(tmp_path: Path) -> None:
     bar = "100%|███| 219/219 [00:07<00:00, 29.13it/s, loss=0.1, val_acc=0.953]"
     text = f"Job ID: 1\nMax epochs: 2\nEpoch 1/2: {bar}\rEpoch 2/2: {bar}\n"
-    (found,) = read_text(tmp_path, text + "Total training time: 14.0 seconds\n")
-    assert (found.epochs, found.val_acc, found.complete) == (2, 0.953, True)
+    (run,) = read_text(tmp_path, text + "Total training time: 14.0 seconds\n")
+    assert (run.epochs, run.val_acc, run.complete) == (2, 0.953, True)
 
 
 def test_the_slowest_rank_counts_and_all_are_kept(tmp_path: Path) -> None:
-    (found,) = read_text(tmp_path, log("7", 4, 95.23, ranks=4))
-    assert found.seconds == 95.23
-    assert found.rank_seconds == (95.23, 95.13, 95.03, 94.93)
-    assert (found.val_loss, found.val_acc) == (0.1187, 0.949)
+    (run,) = read_text(tmp_path, log("7", 4, 95.23, ranks=4))
+    assert run.seconds == 95.23
+    assert run.rank_seconds == (95.23, 95.13, 95.03, 94.93)
+    assert (run.val_loss, run.val_acc) == (0.1187, 0.949)
 
 
 def test_gpu_utilisation_of_a_table_and_of_a_csv(tmp_path: Path) -> None:
@@ -115,8 +115,8 @@ def test_gpu_utilisation_of_a_table_and_of_a_csv(tmp_path: Path) -> None:
         "Job ID: 1\n| Fan Temp Perf Pwr:Usage/Cap | Memory-Usage | GPU-Util Compute M. |\n"
         "| N/A 30C P0 55W / 400W | 0MiB / 40960MiB | 7% Default |\n0, 97 %, 41 %, 55\n"
     )
-    (found,) = read_text(tmp_path, text)
-    assert found.utilisation == (7.0, 97.0)
+    (run,) = read_text(tmp_path, text)
+    assert run.utilisation == (7.0, 97.0)
 
 
 def test_the_lines_of_our_own_training(tmp_path: Path) -> None:
@@ -127,43 +127,43 @@ def test_the_lines_of_our_own_training(tmp_path: Path) -> None:
         "Total training time: 7.40 seconds (0.12 minutes)\nBest validation loss: 0.5\n"
         "Best validation accuracy: 0.8125\n"
     )
-    (found,) = read_text(tmp_path, text)  # the script's header and the program's are one
-    assert (found.job, found.devices, found.restarts, found.val_acc) == ("31", 2, 1, 0.8125)
-    assert found.complete
+    (run,) = read_text(tmp_path, text)  # the script's header and the program's are one
+    assert (run.job, run.devices, run.restarts, run.val_acc) == ("31", 2, 1, 0.8125)
+    assert run.complete
 
 
 def test_our_own_log_tells_its_device_and_its_phases(tmp_path: Path) -> None:
-    (found,) = read_text(tmp_path, MEASURED + our_log(results(2, 5.0), {"SLURM_JOB_ID": "31"}))
-    assert found.on_cpu and found.settings["device"] == "cpu"
-    assert [rank.rank for rank in found.ranks] == [0, 1]
-    first, second = (rank.totals for rank in found.ranks)
+    (run,) = read_text(tmp_path, MEASURED + our_log(results(2, 5.0), {"SLURM_JOB_ID": "31"}))
+    assert run.on_cpu and run.settings["device"] == "cpu"
+    assert [rank.rank for rank in run.ranks] == [0, 1]
+    first, second = (rank.totals for rank in run.ranks)
     assert first["communication"] == pytest.approx(0.5 * 0.005 * 132)
     assert first["step"] == pytest.approx(sum(first.values()) / 2) == pytest.approx(0.66)
     assert second == pytest.approx({"data_wait": 82.5, "communication": 82.5, "step": 165})
-    assert exposed(Configuration((found,))) == pytest.approx((0.33 + 82.5) / 165.66)
+    assert exposed(Configuration((run,))) == pytest.approx((0.33 + 82.5) / 165.66)
     # Percents of all steps name no straggler.
-    assert not any(rank.local or rank.waits for rank in found.ranks)
+    assert not any(rank.local or rank.waits for rank in run.ranks)
 
 
 def test_a_log_without_a_header_is_named_by_its_file(tmp_path: Path) -> None:
-    (found,) = read_text(tmp_path, "Max epochs: 2\nTotal training time: 3.0 seconds\n")
-    assert found.job == "77"
-    (found,) = read_text(tmp_path, "Max epochs: 2\n", "mine.log")
-    assert found.job == "mine"
+    (run,) = read_text(tmp_path, "Max epochs: 2\nTotal training time: 3.0 seconds\n")
+    assert run.job == "77"
+    (run,) = read_text(tmp_path, "Max epochs: 2\n", "mine.log")
+    assert run.job == "mine"
 
 
 def test_a_file_without_an_end_of_line_costs_no_square(tmp_path: Path) -> None:
     path = tmp_path / "long.out"
     path.write_bytes(b"x" * 5_000_000 + b"\rJob ID: 3\r" + b"\xff\x1b[A" * 500_000)
     assert max(len(text_of(line)) for line in raw_lines(path)) <= 1 << 14
-    assert [found.job for found in read_log(path)] == ["3"]
+    assert [run.job for run in read_log(path)] == ["3"]
 
 
 def test_a_log_gives_no_orders_to_a_terminal(tmp_path: Path) -> None:
-    (found,) = read_text(tmp_path, "Job ID: 5\x1b]0;owned\x07\x1b[2J\x00\nJob Name: a\x9bb\n")
-    assert (found.job, found.name) == ("5]0;owned", "ab")
-    (found,) = read_text(tmp_path, f"Job ID: {'9' * 5000}\n")
-    assert found.job == "9" * 40
+    (run,) = read_text(tmp_path, "Job ID: 5\x1b]0;owned\x07\x1b[2J\x00\nJob Name: a\x9bb\n")
+    assert (run.job, run.name) == ("5]0;owned", "ab")
+    (run,) = read_text(tmp_path, f"Job ID: {'9' * 5000}\n")
+    assert run.job == "9" * 40
 
 
 def test_settings_have_one_spelling() -> None:
@@ -182,9 +182,9 @@ def test_logs_knobs_and_trackers_are_compared_by_one_list() -> None:
     log_ = {"max epochs": "50", "learning rate": "1e-3", "hidden dimensions": "[64, 32]"}
     knobs = {"epochs": 50, "learning_rate": 0.001, "hidden_dims": [64, 32]}
     tracked = {"max_epochs": "50", "lr": "0.001", "hidden_dims": "[64, 32]"}
-    found = settings_of(log_)
-    assert found == settings_of(knobs) == settings_of(tracked)
-    assert found == {
+    settings = settings_of(log_)
+    assert settings == settings_of(knobs) == settings_of(tracked)
+    assert settings == {
         "number of epochs": "50", "learning rate": "0.001", "hidden layers": "[64, 32]",
     }  # fmt: skip
 
@@ -199,9 +199,9 @@ def test_logs_knobs_and_trackers_are_compared_by_one_list() -> None:
     ],
 )
 def test_a_total_within_the_line_of_another_rank_is_found(tmp_path: Path, glued: str) -> None:
-    (found,) = read_text(tmp_path, log("7", 4, 95.23) + glued)
-    assert found.rank_seconds[-1] == found.seconds == 95.40
-    assert found.complete
+    (run,) = read_text(tmp_path, log("7", 4, 95.23) + glued)
+    assert run.rank_seconds[-1] == run.seconds == 95.40
+    assert run.complete
 
 
 def test_fields_within_the_line_of_another_rank_are_found(tmp_path: Path) -> None:
@@ -215,9 +215,9 @@ def test_fields_within_the_line_of_another_rank_are_found(tmp_path: Path) -> Non
     ):
         assert line + "\n" in text
         text = text.replace(line + "\n", f"{line}{line}\n\n")
-    (found,) = read_text(tmp_path, text)
+    (run,) = read_text(tmp_path, text)
     (plainly,) = read_text(tmp_path, log("7", 4, 95.23))
-    assert found == plainly
+    assert run == plainly
 
 
 def test_a_log_in_which_srun_names_the_tasks(tmp_path: Path) -> None:
@@ -225,8 +225,8 @@ def test_a_log_in_which_srun_names_the_tasks(tmp_path: Path) -> None:
     lines = log("7", 4, 95.23).replace("\r", "\n").split("\n")
     for width in (1, 2):
         text = "\n".join(f"{i % 4:{width}}: {line}" for i, line in enumerate(lines))
-        (found,) = read_text(tmp_path, text)
-        assert found == plainly
+        (run,) = read_text(tmp_path, text)
+        assert run == plainly
 
 
 def test_numbers_with_commas(tmp_path: Path) -> None:
@@ -234,24 +234,24 @@ def test_numbers_with_commas(tmp_path: Path) -> None:
         "Job ID: 1\nBatch size (per GPU): 1,024\nEffective batch size (b × n): 1,024 × 8 = 8,192\n"
         "Number of samples: 1,281,167\nTotal training time: 1,295.23 seconds (21.59 minutes)\n"
     )
-    (found,) = read_text(tmp_path, text)
-    assert (found.seconds, found.samples) == (1295.23, 1_281_167)
-    assert (found.batch, found.global_batch, found.devices) == (1024, 8192, 8)
+    (run,) = read_text(tmp_path, text)
+    assert (run.seconds, run.samples) == (1295.23, 1_281_167)
+    assert (run.batch, run.global_batch, run.devices) == (1024, 8192, 8)
 
 
 def test_a_job_of_an_array_and_its_folder_are_one_run(tmp_path: Path) -> None:
     environ = {"SLURM_JOB_ID": "15", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"}
-    told = results(2, 6.90312, job="12_3")
-    run_folder(tmp_path / "run", told)
-    write(tmp_path, {"slurm-12_3.out": our_log(told, environ)})
-    (found,) = read_runs([tmp_path])
-    assert (found.job, found.seconds) == ("12_3", pytest.approx(7.40312))
+    document = results(2, 6.90312, job="12_3")
+    run_folder(tmp_path / "run", document)
+    write(tmp_path, {"slurm-12_3.out": our_log(document, environ)})
+    (run,) = read_runs([tmp_path])
+    assert (run.job, run.seconds) == ("12_3", pytest.approx(7.40312))
 
 
 def test_our_log_and_our_folder_tell_the_same(tmp_path: Path) -> None:
-    told = results(2, 6.90312, job="31")
-    folder = run_folder(tmp_path / "run", told, hidden_dims=[64, 32, 16], num_samples=10000)
-    (path,) = write(tmp_path, {"slurm-31.out": our_log(told, {"SLURM_JOB_ID": "31"})})
+    document = results(2, 6.90312, job="31")
+    folder = run_folder(tmp_path / "run", document, hidden_dims=[64, 32, 16], num_samples=10000)
+    (path,) = write(tmp_path, {"slurm-31.out": our_log(document, {"SLURM_JOB_ID": "31"})})
     logged, (kept,) = one(path), read_runs([folder])
     for name in (
         "job",
@@ -274,9 +274,9 @@ def test_our_log_and_our_folder_tell_the_same(tmp_path: Path) -> None:
 
 
 def test_steps_that_were_limited_do_not_claim_all_epochs(tmp_path: Path) -> None:
-    told = results(1, 5.4321, epochs=2)
-    folder = run_folder(tmp_path / "run", told, epochs=50, max_steps=400)
-    text = our_log(told, {"SLURM_JOB_ID": "31"}, epochs=50, max_steps=400)
+    document = results(1, 5.4321, epochs=2)
+    folder = run_folder(tmp_path / "run", document, epochs=50, max_steps=400)
+    text = our_log(document, {"SLURM_JOB_ID": "31"}, epochs=50, max_steps=400)
     (path,) = write(tmp_path, {"slurm-31.out": text})
     logged, (kept,) = one(path), read_runs([folder])
     assert logged.epochs == kept.epochs == 2
@@ -285,31 +285,31 @@ def test_steps_that_were_limited_do_not_claim_all_epochs(tmp_path: Path) -> None
     assert logged.settings["number of steps"] == kept.settings["number of steps"] == "400"
 
 
-@pytest.mark.parametrize("told", ["bar", "best", "both", "training"])
-def test_a_loss_that_is_nan_is_told(tmp_path: Path, told: str) -> None:
+@pytest.mark.parametrize("where", ["bar", "best", "both", "training"])
+def test_a_loss_that_is_nan_is_told(tmp_path: Path, where: str) -> None:
     text = log("7", 2, 50.0)
-    if told in ("bar", "both"):
+    if where in ("bar", "both"):
         text = text.replace("val_loss=0.151,", "val_loss=nan,")
-    if told in ("best", "both"):
+    if where in ("best", "both"):
         text = text.replace("Best validation loss: 0.1187", "Best validation loss: nan")
-    if told == "training":
+    if where == "training":
         text = text.replace(
             "v_num=1, val_loss=0.151,", "v_num=1, train_loss_step=nan, val_loss=0.151,"
         )
     assert "nan" in text
-    found = one(write(tmp_path, {"slurm-7.out": text})[0])
-    assert found.diverged and found.complete
-    assert found.val_loss is not None and math.isfinite(found.val_loss)
+    run = one(write(tmp_path, {"slurm-7.out": text})[0])
+    assert run.diverged and run.complete
+    assert run.val_loss is not None and math.isfinite(run.val_loss)
     (fine,) = write(tmp_path, {"slurm-8.out": log("8", 2, 50.0)})
     assert not one(fine).diverged
 
 
 def test_a_loss_of_ours_that_is_null_was_nan(tmp_path: Path) -> None:
     """JSON has no NaN."""
-    told = results(1, 5.0)
-    told["history"][1]["val_loss"] = None
-    (found,) = read_runs([run_folder(tmp_path / "run", told)])
-    assert found.diverged
+    document = results(1, 5.0)
+    document["history"][1]["val_loss"] = None
+    (run,) = read_runs([run_folder(tmp_path / "run", document)])
+    assert run.diverged
 
 
 def test_a_log_that_was_cut_before_its_device_names_none(tmp_path: Path) -> None:

@@ -22,27 +22,27 @@ def ranks(slow: int | None, n: int = 4, steps: int = 200, seed: int = 0) -> tupl
     if slow is not None:
         local[slow] += 0.05
     waits = local.max(axis=0) - local + 0.002
-    found = []
+    every = []
     for rank in range(n):
         rows = [
-            {"data_wait_s": "0.01", "forward_s": str(own - 0.01), "communication_s": str(wait)}
-            for own, wait in zip(local[rank], waits[rank], strict=True)
+            {"data_wait_s": "0.01", "forward_s": str(step_s - 0.01), "communication_s": str(wait)}
+            for step_s, wait in zip(local[rank], waits[rank], strict=True)
         ]
         step = float((local[rank] + waits[rank]).sum())
         totals = {"step": step, "communication": float(waits[rank].sum())}
-        found.append(replace(rank_of(rank, totals, rows), host=f"n{rank}"))
-    return tuple(found)
+        every.append(replace(rank_of(rank, totals, rows), host=f"n{rank}"))
+    return tuple(every)
 
 
 @pytest.mark.parametrize("slow", [0, 2])
 def test_a_rank_slowed_by_50_ms_is_named(slow: int) -> None:
-    found = straggler(run(4, ranks=ranks(slow)))
-    assert found is not None
-    assert (found.rank, found.host) == (slow, f"n{slow}")
-    assert found.excess.value == pytest.approx(0.05, rel=0.05)
-    assert found.excess.low is not None and found.excess.low > 0.045
-    assert found.wait < found.others_wait
-    assert found.spread is not None and found.spread < 0.01
+    slowest = straggler(run(4, ranks=ranks(slow)))
+    assert slowest is not None
+    assert (slowest.rank, slowest.host) == (slow, f"n{slow}")
+    assert slowest.excess.value == pytest.approx(0.05, rel=0.05)
+    assert slowest.excess.low is not None and slowest.excess.low > 0.045
+    assert slowest.wait < slowest.others_wait
+    assert slowest.spread is not None and slowest.spread < 0.01
 
 
 def test_equal_ranks_have_no_straggler() -> None:
@@ -65,8 +65,8 @@ def test_rows_that_are_cut_short_are_passed_over() -> None:
         {"forward_s": "x"},
         {"step": "3", "forward_s": "0."},
     ]
-    found = rank_of(0, {}, rows)
-    assert (found.local, found.waits) == ((0.1,), (0.01,))
+    rank = rank_of(0, {}, rows)
+    assert (rank.local, rank.waits) == ((0.1,), (0.01,))
 
 
 def test_a_rank_that_is_alone_has_work_and_no_waits() -> None:
@@ -104,5 +104,5 @@ def test_the_shares_that_a_training_prints_are_of_its_steps() -> None:
         "workload": "spiral", "parameters": 1, "world_size": 1, "device": "a GPU", "steps": 1,
         "global_batch_size": 1, "samples_per_s": None, "best": None, "ranks": [rank],
     }  # fmt: skip
-    told = lines(results, Path("out"))
-    assert "rank 0: 8.00 s a step: data_wait 12%, forward 38%, communication 50%" in told
+    printed = lines(results, Path("out"))
+    assert "rank 0: 8.00 s a step: data_wait 12%, forward 38%, communication 50%" in printed

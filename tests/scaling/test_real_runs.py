@@ -32,7 +32,7 @@ def test_a_real_training_is_the_same_run_wherever_it_is_read(tmp_path: Path) -> 
         for name, package in (("mlflow", "mlflow"), ("comet", "comet_ml"))
         if find_spec(package)
     ]
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "penstock", *words, *trackers, "--output-dir", tmp_path / "run"],
         check=True, capture_output=True, text=True,
         env={**os.environ, "SLURM_JOB_ID": "31", "XDG_DATA_HOME": str(tmp_path / "data")},
@@ -46,7 +46,7 @@ def test_a_real_training_is_the_same_run_wherever_it_is_read(tmp_path: Path) -> 
         for name in ("devices", "seconds", "epochs", "samples", "batch", "val_loss", "val_acc"):
             assert getattr(tracked, name) == pytest.approx(getattr(folder, name)), (name, other)
         assert len(read_runs([tmp_path / "run", other])) == 1
-    (path,) = write(tmp_path, {"slurm-31.out": told.stdout})
+    (path,) = write(tmp_path, {"slurm-31.out": done.stdout})
     log_run = one(path)
     assert folder.seconds is not None
     assert log_run.seconds == pytest.approx(folder.seconds, abs=0.006)

@@ -46,8 +46,8 @@ def test_what_differs_among_runs_compared_anyway_is_said() -> None:
     rates = [run(n, t, settings={"learning rate": r}) for n, t, r in ((1, 40, "1"), (4, 10, "2"))]
     (study,) = studies(rates, None, True)
     (section,) = scaling_sections(study)
-    told = "These runs differ: the learning rate is 1 in slurm-1.out and 2 in slurm-4.out."
-    assert told in section.sentences
+    sentence = "These runs differ: the learning rate is 1 in slurm-1.out and 2 in slurm-4.out."
+    assert sentence in section.sentences
     assert "differ" not in sentences([run(1, 40), run(4, 10)])
     # The work is known, and another.
     (study,) = studies([run(1, 40), run(4, 10, samples=50000, batch=64)], None, True)
@@ -67,12 +67,12 @@ def test_one_size_alone_and_more_than_linear_are_said() -> None:
         "All runs are of 4 GPUs (1 node): there is nothing to compare them with."
     )
     doubted = "more than the devices can add unless caches help"
-    told = sentences([run(1, 636), run(4, 100)])
-    assert f"4 GPUs (1 node): 159.0 % of linear [one run on a side: no interval], {doubted}" in told
-    assert "that is good" not in told, "one verdict"
-    told = sentences([run(1, 430), run(4, 100)])
-    assert doubted not in told
-    assert "107.5 % of linear [one run on a side: no interval], above the 85 % that is good" in told
+    text = sentences([run(1, 636), run(4, 100)])
+    assert f"4 GPUs (1 node): 159.0 % of linear [one run on a side: no interval], {doubted}" in text
+    assert "that is good" not in text, "one verdict"
+    text = sentences([run(1, 430), run(4, 100)])
+    assert doubted not in text
+    assert "107.5 % of linear [one run on a side: no interval], above the 85 % that is good" in text
 
 
 def weak_and_strong() -> list[TrainingRun]:
@@ -83,14 +83,14 @@ def weak_and_strong() -> list[TrainingRun]:
 def test_of_several_kinds_each_stands_above_its_own_tables(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = studies(weak_and_strong(), None, False)
-    page = scaling_markdown(weak_and_strong(), found, "M", False, [])
-    kinds = [f"{study.kind.capitalize()} scaling" for study in found]
+    by_kind = studies(weak_and_strong(), None, False)
+    page = scaling_markdown(weak_and_strong(), by_kind, "M", False, [])
+    kinds = [f"{study.kind.capitalize()} scaling" for study in by_kind]
     assert sorted(kinds) == ["Strong scaling", "Weak scaling"]
     marks = [*kinds, "SPEEDUP ANALYSIS", "Training Results on M\n="]
     order = [kinds[0], *marks[2:], kinds[1], *marks[2:]]
     assert re.findall("|".join(marks), page) == order
-    blocks = {study.kind: "\n".join(results_block(study, "M")) for study in found}
+    blocks = {study.kind: "\n".join(results_block(study, "M")) for study in by_kind}
     assert "Dataset: 10,000 to 40,000 samples\n" in blocks["weak"]
     assert "Dataset: 10,000 samples\n" in blocks["strong"]
 
@@ -100,8 +100,8 @@ def test_of_several_kinds_each_stands_above_its_own_tables(
         write(tmp_path, {f"{name}.out": text})
     code, out, _ = said([str(tmp_path), "--machine", "M"], capsys)
     assert code == 0
-    told = re.findall("|".join(marks), out)
-    assert told in (order, [*order[3:], *order[:3]])
+    printed = re.findall("|".join(marks), out)
+    assert printed in (order, [*order[3:], *order[:3]])
 
 
 def test_a_baseline_of_several_devices_is_said() -> None:
@@ -153,8 +153,8 @@ def test_causes_are_named_where_phases_show_them(
     phases: dict[str, float], said: str, unsaid: str
 ) -> None:
     base = phased(1, 210, forward=40, backward=60)
-    told = sentences([base, phased(2, 200, **phases)])
-    line = next(line for line in told.splitlines() if "which is poor" in line)
+    text = sentences([base, phased(2, 200, **phases)])
+    line = next(line for line in text.splitlines() if "which is poor" in line)
     assert said in line
     assert unsaid not in line
 
@@ -183,15 +183,15 @@ def test_quality_that_stayed_and_that_did_not() -> None:
     assert re.search(
         r"is shown: 4 GPUs \(1 node\) by \+0.0000 \[-0.001\d to \+0.001\d, 5 and", same
     )
-    told = sentences(scored(-0.05))
-    assert "differs from that of Single GPU: 4 GPUs (1 node) by -0.0500 [-0.0" in told
-    assert "5 and 5 runs]" in told
+    text = sentences(scored(-0.05))
+    assert "differs from that of Single GPU: 4 GPUs (1 node) by -0.0500 [-0.0" in text
+    assert "5 and 5 runs]" in text
     alone = "what chance does to it is not known [one run on a side: no interval]."
     assert alone in sentences(seed_runs())
     equal = [replace(one, val_acc=0.95 - 0.01 * (one.devices > 1)) for one in runs]
     assert "is not known [runs equal to the last digit: no interval]." in sentences(equal)
-    told = sentences([*scored(-0.05), run(8, 20, val_acc=0.95)])
-    assert "runs]; what chance does to it is not known of 8 GPUs (2 nodes) [one run" in told
+    text = sentences([*scored(-0.05), run(8, 20, val_acc=0.95)])
+    assert "runs]; what chance does to it is not known of 8 GPUs (2 nodes) [one run" in text
 
 
 def test_of_many_sizes_one_may_differ_by_chance() -> None:
@@ -242,18 +242,18 @@ def test_a_peak_beyond_what_was_measured_is_called_so() -> None:
 def test_the_straggler_is_in_the_report() -> None:
     local, waits = ((0.1,) * 50, (0.15,) * 50), ((0.06,) * 50, (0.01,) * 50)
     two = [Rank(r, {"step": 8.0}, local[r], waits[r], host=f"n{r}") for r in range(2)]
-    told = sentences([run(1, 10), run(2, 6, ranks=tuple(two))])
-    assert "Job 102: rank 1 on n1 holds the others up: 50.0 ms a step more" in told
-    assert "10.0 ms against 60.0 ms" in told
+    text = sentences([run(1, 10), run(2, 6, ranks=tuple(two))])
+    assert "Job 102: rank 1 on n1 holds the others up: 50.0 ms a step more" in text
+    assert "10.0 ms against 60.0 ms" in text
 
 
 def test_four_sizes_fit_both_laws() -> None:
-    told = sentences(
+    text = sentences(
         repeated(lambda n: n / (1 + 0.02 * (n - 1) + 0.004 * n * (n - 1)), (1, 2, 4, 8))
     )
-    assert "Amdahl: a serial share of 0.0" in told
-    assert "USL: sigma 0.0" in told
-    assert "5 runs of each size]" in told
-    assert "fastest on" in told
-    assert "the USL is refused" not in told.lower()
+    assert "Amdahl: a serial share of 0.0" in text
+    assert "USL: sigma 0.0" in text
+    assert "5 runs of each size]" in text
+    assert "fastest on" in text
+    assert "the USL is refused" not in text.lower()
     assert "USL is refused with 3 sizes; it takes 4" in sentences(seed_runs())

@@ -106,8 +106,8 @@ def test_shapes_change_nothing(tmp_path: Path, rounds: int) -> None:
 
 def test_a_gpu_that_is_named_second_is_found(tmp_path: Path) -> None:
     """The two lines differ in a digit."""
-    (found,) = read_text(tmp_path, "Max epochs: 3\nGPU 1: Tesla\nGPU 0: A100\n")
-    assert found.device == "A100"
+    (run,) = read_text(tmp_path, "Max epochs: 3\nGPU 1: Tesla\nGPU 0: A100\n")
+    assert run.device == "A100"
 
 
 def test_what_an_attempt_keeps_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,10 +116,10 @@ def test_what_an_attempt_keeps_is_bounded(tmp_path: Path, monkeypatch: pytest.Mo
     text = "Max epochs: 3\n" + "".join(f"word {n} {'x' * n}: 5\n" for n in range(99))
     text += "".join(f"{n}, {n % 100} %, 41 %, 55\n" for n in range(1000))
     text += "".join(f"Total training time: {n + 1} seconds\n" for n in range(9))
-    (found,) = read_text(tmp_path, text)
-    assert found.rank_seconds == (1, 2, 9) and found.seconds == 9
-    assert 4 <= len(found.utilisation) <= 8
-    steps = {b - a for a, b in zip(found.utilisation, found.utilisation[1:], strict=False)}
+    (run,) = read_text(tmp_path, text)
+    assert run.rank_seconds == (1, 2, 9) and run.seconds == 9
+    assert 4 <= len(run.utilisation) <= 8
+    steps = {b - a for a, b in zip(run.utilisation, run.utilisation[1:], strict=False)}
     assert len({step % 100 for step in steps}) == 1, "every so many readings"
 
 

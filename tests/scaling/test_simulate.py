@@ -117,15 +117,15 @@ def test_a_step_of_several_that_is_explained_adds_nothing() -> None:
 def test_a_step_of_several_below_what_one_computes_is_contradicted() -> None:
     one = device(32, 296.80, 22.9e6)
     quick = replace(one, seen=(4, 0.5 * one.compute_s))
-    told = " ".join(assumptions_of(quick, a100()))
+    text = " ".join(assumptions_of(quick, a100()))
     assert (
-        "A step of 4 devices took 53.9 ms, and all of this needs 108 ms: one of the two is" in told
+        "A step of 4 devices took 53.9 ms, and all of this needs 108 ms: one of the two is" in text
     )
-    assert "the measured step is not used" in told
+    assert "the measured step is not used" in text
     (explained,) = predict_steps(one, a100(), [4])
-    told = " ".join(assumptions_of(replace(one, seen=(4, explained.step_s)), a100()))
-    assert "took 108 ms, which all of this explains." in told
-    assert "wrong" not in told
+    text = " ".join(assumptions_of(replace(one, seen=(4, explained.step_s)), a100()))
+    assert "took 108 ms, which all of this explains." in text
+    assert "wrong" not in text
 
 
 def test_a_run_of_several_tells_what_its_steps_took() -> None:
@@ -156,8 +156,8 @@ def test_a_batch_that_was_not_measured_is_said_to_be() -> None:
     one = with_batch(device(408, 56_080 / 8, 25.6e6), 50)
     (made,) = predict_steps(one, DGX_H100, [64])
     assert made.efficiency - 294_700 / 8 / 56_080 > 0.2
-    told = "a small batch takes more"
-    assert any(told in line for line in assumptions_of(one, DGX_H100))
+    phrase = "a small batch takes more"
+    assert any(phrase in line for line in assumptions_of(one, DGX_H100))
 
 
 @pytest.mark.parametrize("n, epochs, minutes", [(64, 36, 2.664), (512, 50, 0.509)])
@@ -174,7 +174,7 @@ def test_with_a_step_of_64_the_time_to_train_on_512_is_within_five_points(
 
 def published_table() -> str:
     """Every published point, what is predicted of it, and which steps were told."""
-    ssd, told = (
+    ssd, two_steps = (
         "SSD V100 AMP batch 32",
         replace(device(32, 296.80, 22.9e6), seen=(4, 32 / (1115.59 / 4))),
     )
@@ -183,7 +183,7 @@ def published_table() -> str:
     minutes = 50 * 1_281_167 / 60
     points = [(*point, "of 1 device") for point in PUBLISHED]
     points += [
-        (ssd, v100(), told, 8, 2153.96 / 8 / 296.80, "**of 1 and of 4 devices**"),
+        (ssd, v100(), two_steps, 8, 2153.96 / 8 / 296.80, "**of 1 and of 4 devices**"),
         (
             "ResNet-50 H100 batch 50",
             DGX_H100,
@@ -288,19 +288,19 @@ def test_a_run_without_workers_reads_before_each_step() -> None:
     alone, many = predict_steps(one, slow, [1, 64])
     assert alone.step_s == pytest.approx(0.15)
     assert many.step_s == pytest.approx(0.15 + many.exposed_s)
-    told = " ".join(assumptions_of(with_batch(one, 64), slow))
-    assert "no workers and makes a batch in 100 ms before it computes" in told
-    assert "prefetches" not in told
+    text = " ".join(assumptions_of(with_batch(one, 64), slow))
+    assert "no workers and makes a batch in 100 ms before it computes" in text
+    assert "prefetches" not in text
 
 
 def test_another_batch_takes_as_long_a_sample() -> None:
-    found = with_batch(DeviceStep(0.1, 0.06, 32, 100e6, jitter=0.1, data_s=0.2), 64)
-    assert (found.compute_s, found.backward_s, found.data_s) == (0.2, 0.12, 0.4)
-    assert (found.batch, found.gradient_bytes, found.jitter) == (64, 100e6, 0.1)
-    told = " ".join(assumptions_of(found, a100()))
-    assert "A batch of 32 was measured, and one of 64 is assumed to take the same time" in told
-    assert "its own loader, which makes 160 samples/s" in told
-    assert with_batch(found, 64).scaled_from is None
+    scaled = with_batch(DeviceStep(0.1, 0.06, 32, 100e6, jitter=0.1, data_s=0.2), 64)
+    assert (scaled.compute_s, scaled.backward_s, scaled.data_s) == (0.2, 0.12, 0.4)
+    assert (scaled.batch, scaled.gradient_bytes, scaled.jitter) == (64, 100e6, 0.1)
+    text = " ".join(assumptions_of(scaled, a100()))
+    assert "A batch of 32 was measured, and one of 64 is assumed to take the same time" in text
+    assert "its own loader, which makes 160 samples/s" in text
+    assert with_batch(scaled, 64).scaled_from is None
 
 
 def test_jitter_costs_what_the_slowest_of_many_takes() -> None:
@@ -316,18 +316,18 @@ def test_a_run_of_one_device_gives_its_device() -> None:
         1, 40.0, epochs=3, steps=100, settings={"parameters": "1e6"},
         ranks=(Rank(0, totals, (0.1, 0.1, 0.11, 0.09), (0.0,) * 4),),
     )  # fmt: skip
-    found = device_of_run(one)
-    assert found.compute_s == pytest.approx(0.09)
-    assert found.backward_s == pytest.approx(0.05)
-    assert found.gradient_bytes == 4e6
-    assert found.jitter == pytest.approx(1.4826 * 0.05, rel=0.01)
-    assert found.data_s == pytest.approx(0.1)  # what its loader takes: it waited for 3 of 30 s
+    step = device_of_run(one)
+    assert step.compute_s == pytest.approx(0.09)
+    assert step.backward_s == pytest.approx(0.05)
+    assert step.gradient_bytes == 4e6
+    assert step.jitter == pytest.approx(1.4826 * 0.05, rel=0.01)
+    assert step.data_s == pytest.approx(0.1)  # what its loader takes: it waited for 3 of 30 s
     assert "each of 1,000,000 is assumed to have a gradient" in " ".join(
-        assumptions_of(found, a100())
+        assumptions_of(step, a100())
     )
-    told = device_of_run(replace(one, gradient_bytes=500))  # of 250 that are trained
-    assert told.gradient_bytes == 500
-    assert "is assumed to have a gradient" not in " ".join(assumptions_of(told, a100()))
+    partly_trained = device_of_run(replace(one, gradient_bytes=500))  # of 250 that are trained
+    assert partly_trained.gradient_bytes == 500
+    assert "is assumed to have a gradient" not in " ".join(assumptions_of(partly_trained, a100()))
     fed = replace(one, ranks=(Rank(0, totals | {"data_wait": 0.1}, one.ranks[0].local, ()),))
     assert device_of_run(fed).data_s == 0
     with pytest.raises(UsageError, match="is a run of 2 devices; give one of 1"):

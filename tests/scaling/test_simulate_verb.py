@@ -18,8 +18,8 @@ def test_simulate_from_a_run_prints_its_assumptions(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     phases = {"forward": 0.03, "backward": 0.06, "optimizer": 0.01}
-    told: dict[str, Any] = results(1, 30.0, phases=phases) | {"parameters": 25_000_000}
-    (tmp_path / "training_results.json").write_text(json.dumps(told))
+    document: dict[str, Any] = results(1, 30.0, phases=phases) | {"parameters": 25_000_000}
+    (tmp_path / "training_results.json").write_text(json.dumps(document))
     code, out, _ = said(["simulate", str(tmp_path), "--gpus-per-node", "8"], capsys)
     assert code == 0
     sizes = [line.split()[0] for line in out.splitlines()[3:13]]
@@ -31,8 +31,8 @@ def test_simulate_from_a_run_prints_its_assumptions(
     assert "Batches are always ready in time." in out
     _, out, _ = said(["simulate", str(tmp_path), "--gradient-bytes", "1MiB"], capsys)
     assert guessed not in out
-    told |= {"trainable_parameters": 1_000_000, "gradient_bytes": 2 * 2**20}
-    (tmp_path / "training_results.json").write_text(json.dumps(told))
+    document |= {"trainable_parameters": 1_000_000, "gradient_bytes": 2 * 2**20}
+    (tmp_path / "training_results.json").write_text(json.dumps(document))
     _, out, _ = said(["simulate", str(tmp_path)], capsys)
     assert "2.00 MiB of gradients are summed by a tree" in out
     assert guessed not in out
@@ -43,9 +43,9 @@ def test_simulate_from_a_run_of_one_and_one_of_several(
 ) -> None:
     phases = {"forward": 0.03, "backward": 0.06, "optimizer": 0.01}
     for devices, seconds, took in ((1, 30.0, phases), (4, 33.0, phases | {"communication": 0.01})):
-        told: dict[str, Any] = results(devices, seconds, phases=took) | {"parameters": 100}
+        document: dict[str, Any] = results(devices, seconds, phases=took) | {"parameters": 100}
         (tmp_path / str(devices)).mkdir()
-        (tmp_path / str(devices) / "training_results.json").write_text(json.dumps(told))
+        (tmp_path / str(devices) / "training_results.json").write_text(json.dumps(document))
     folders = [str(tmp_path / name) for name in ("1", "4")]
     flags = ["--inside-latency", "0", "--between-latency", "0", "--devices", "4", "64"]
     code, out, _ = said(["simulate", *folders, *flags], capsys)
@@ -59,8 +59,8 @@ def test_simulate_from_a_run_of_one_and_one_of_several(
     code, _, err = said(["simulate", folders[0], folders[0]], capsys)
     assert code == 2
     assert "is a run of one device, too" in err
-    told = results(4, 33.0, phases=phases) | {"parameters": 5}
-    (tmp_path / "4" / "training_results.json").write_text(json.dumps(told))
+    document = results(4, 33.0, phases=phases) | {"parameters": 5}
+    (tmp_path / "4" / "training_results.json").write_text(json.dumps(document))
     code, _, err = said(["simulate", *folders], capsys)
     assert code == 4
     assert "the parameters is 100 in" in err
@@ -84,8 +84,8 @@ def test_simulate_takes_another_batch_and_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     phases = {"data_wait": 0.1, "forward": 0.03, "backward": 0.06, "optimizer": 0.01}
-    told: dict[str, Any] = results(1, 30.0, phases=phases)
-    (tmp_path / "training_results.json").write_text(json.dumps(told))
+    document: dict[str, Any] = results(1, 30.0, phases=phases)
+    (tmp_path / "training_results.json").write_text(json.dumps(document))
     code, out, _ = said(["simulate", str(tmp_path), "--batch-size", "64"], capsys)
     assert code == 0
     assert "computes 200 ms a step, 120 ms of it backward, on 64 samples." in out

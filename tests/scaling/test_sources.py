@@ -29,8 +29,8 @@ def test_a_log_given_twice_or_copied_counts_once(tmp_path: Path) -> None:
     copy = tmp_path / "copy.out"
     shutil.copy(one, copy)
     assert heard(one, one, four) == ([("1", 1), ("2", 4)], [])
-    found, said = heard(tmp_path, one)
-    assert found == [("1", 1), ("2", 4)]
+    runs, said = heard(tmp_path, one)
+    assert runs == [("1", 1), ("2", 4)]
     assert said == [
         f"4 runs are read, and 2 count: {copy} has the run of {one}, {one} has job 1 twice"
     ]
@@ -49,25 +49,25 @@ def test_runs_of_one_time_but_several_jobs_are_several(tmp_path: Path) -> None:
 def test_a_run_without_a_job_and_its_log_are_one(tmp_path: Path) -> None:
     """As torchrun leaves them: the log knows its folder, and no number of a job."""
     for name, seconds in (("r2-1", 6.90312), ("r2-2", 6.91312)):
-        told = results(2, seconds)
-        folder = run_folder(tmp_path / name, told)
-        text = our_log(told, {}).replace("Output directory: outputs", f"Output directory: {name}")
+        facts = results(2, seconds)
+        folder = run_folder(tmp_path / name, facts)
+        text = our_log(facts, {}).replace("Output directory: outputs", f"Output directory: {name}")
         write(tmp_path, {f"{folder.name}.log": text})
-    found, said = heard(*sorted(tmp_path.iterdir()))
-    assert found == [("r2-1", 2), ("r2-2", 2)]
+    runs, said = heard(*sorted(tmp_path.iterdir()))
+    assert runs == [("r2-1", 2), ("r2-2", 2)]
     assert said[0].startswith("4 runs are read, and 2 count: ")
 
 
 def test_a_job_that_came_back_with_nothing_left_to_do_is_one_run(tmp_path: Path) -> None:
     """It tells its times again, as SLURM preempted it when it was done."""
-    told = results(2, 17.1312, job="3")
-    told["launch"]["restarts"] = 1
+    document = results(2, 17.1312, job="3")
+    document["launch"]["restarts"] = 1
     end = "*** JOB 3 ON n1 CANCELLED AT 2026-01-01T01:00:00 DUE TO PREEMPTION ***\n"
-    text = our_log(told, {"SLURM_JOB_ID": "3"}).replace("Total train", f"{end}Total train")
-    again = our_log(told, {"SLURM_JOB_ID": "3", "SLURM_RESTART_COUNT": "1"})
+    text = our_log(document, {"SLURM_JOB_ID": "3"}).replace("Total train", f"{end}Total train")
+    again = our_log(document, {"SLURM_JOB_ID": "3", "SLURM_RESTART_COUNT": "1"})
     (path,) = write(tmp_path, {"slurm-3.out": text + again})
     assert heard(path)[0] == [("3", 2)]
-    folder = run_folder(tmp_path / "3", told)
+    folder = run_folder(tmp_path / "3", document)
     assert heard(tmp_path)[0] == heard(folder, path)[0] == [("3", 2)]
 
 
@@ -96,8 +96,8 @@ def test_of_several_paths_a_bad_one_stops_none(tmp_path: Path) -> None:
     dead.symlink_to(tmp_path / "gone")
     os.mkfifo(pipe)
     bad = [empty, zero, torn, archive, dead, pipe]
-    found, said = heard(good, *bad)
-    assert found == [("7", 4)]
+    runs, said = heard(good, *bad)
+    assert runs == [("7", 4)]
     assert [sentence.split()[0].rstrip(":") for sentence in said] == [str(path) for path in bad]
     assert all(sentence.endswith("; it is passed over") for sentence in said)
     for path in bad:
@@ -121,8 +121,8 @@ def test_in_a_folder_nothing_bad_stops_the_rest(tmp_path: Path) -> None:
     (tmp_path / "dead.out").symlink_to(tmp_path / "gone")
     for name in ("folder.out", "folder.zip", "folder.db"):
         (tmp_path / name).mkdir()
-    found, said = heard(tmp_path)
-    assert found == [("run", 1), ("7", 4)]
+    runs, said = heard(tmp_path)
+    assert runs == [("run", 1), ("7", 4)]
     assert len(said) == 4
     for name, sentence in zip(("negative", "torn", "dead.out", "zero.out"), said, strict=True):
         assert name in sentence and sentence.endswith("; it is passed over")

@@ -123,18 +123,18 @@ def test_a_run_that_did_not_tell_its_device_is_of_devices() -> None:
     runs = [run(n, 10 / n, device=None) for n in (1, 2)]
     text = "\n".join([*speedup_table(only(runs)), *results_block(only(runs), "x"), sentences(runs)])
     assert "GPU" not in text and "process" not in text
-    for told in ("Baseline (Single device)", "Multi-Device (2 devices, 1 node):", "32 per device"):
-        assert told in text
+    for line in ("Baseline (Single device)", "Multi-Device (2 devices, 1 node):", "32 per device"):
+        assert line in text
 
 
 def test_a_run_that_diverged_is_named_and_its_scores_are_not_compared() -> None:
     runs = repeated(lambda n: n, (1, 4), val_loss=0.12)
     runs[-1] = replace(runs[-1], diverged=True, job="77", source="slurm-77.out")
-    told = "\n".join([*summary_table(runs), sentences(runs)])
-    assert "Job 77 diverged (slurm-77.out): one of its losses is not a number" in told
+    text = "\n".join([*summary_table(runs), sentences(runs)])
+    assert "Job 77 diverged (slurm-77.out): one of its losses is not a number" in text
     assert sum(line.split()[-2:] == ["nan", "-"] for line in summary_table(runs)) == 1
-    assert "Validation loss is 0.1200 to 0.1200 over 9 runs" in told
-    assert "+nan" not in told
+    assert "Validation loss is 0.1200 to 0.1200 over 9 runs" in text
+    assert "+nan" not in text
     alone = [run(1, 40, val_loss=0.1), run(4, 10, val_loss=0.1, diverged=True)]
     assert "Validation loss" not in sentences(alone)
     assert metrics_table(alone).table[2][3] == "nan"

@@ -33,18 +33,18 @@ def database(path: Path, tags: dict[str, str]) -> Path:
             "create table metrics (key, value, timestamp, run_uuid, step, is_nan);"
             "insert into runs values ('r', 'a', 'FINISHED', 0, 9500, 'active');"
         )
-        for table, told in (("params", ASKED), ("tags", tags)):
+        for table, values in (("params", ASKED), ("tags", tags)):
             db.executemany(
-                f"insert into {table} values (?, ?, 'r')", [(k, v) for k, v in told.items()]
+                f"insert into {table} values (?, ?, 'r')", [(k, v) for k, v in values.items()]
             )
     db.close()
     return path
 
 
 def folder(path: Path, tags: dict[str, str]) -> Path:
-    for kind, told in (("params", ASKED), ("tags", tags)):
+    for kind, values in (("params", ASKED), ("tags", tags)):
         (path / "run" / kind).mkdir(parents=True)
-        for name, value in told.items():
+        for name, value in values.items():
             (path / "run" / kind / name).write_text(value)
     (path / "run" / "meta.yaml").write_text("status: 3\nstart_time: 0\nend_time: 9500\n")
     return path
@@ -87,8 +87,8 @@ def scored(epochs: int, *, first: float | None = None, planned: int = 3) -> list
     if first is not None:
         at = 1e12 + 1e3 * first
         rows.append({"metricName": "train_loss", "metricValue": 1, "timestamp": at, "step": 1})
-    told = {"parameters": {"num_gpus": 2, "epochs": planned}, "metrics": rows}
-    return read(comet_runs([told], Path("c.json")))
+    experiment = {"parameters": {"num_gpus": 2, "epochs": planned}, "metrics": rows}
+    return read(comet_runs([experiment], Path("c.json")))
 
 
 def test_the_epoch_before_the_first_metric_is_not_in_the_time() -> None:

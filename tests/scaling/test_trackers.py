@@ -63,23 +63,23 @@ def mlflow_database(path: Path) -> None:
     db.close()
 
 
-def check_tracked(found: list[TrainingRun]) -> None:
-    assert [(r.devices, r.epochs, r.batch, r.global_batch) for r in found] == [
+def check_tracked(runs: list[TrainingRun]) -> None:
+    assert [(r.devices, r.epochs, r.batch, r.global_batch) for r in runs] == [
         (1, 2, 32, 32), (4, 2, 32, 128),
     ]  # fmt: skip
-    assert [r.seconds for r in found] == [100.5, 30.25]
-    assert [(r.val_loss, r.val_acc) for r in found] == [(0.4, 0.6)] * 2
-    (study,) = studies(found, None, False)
+    assert [r.seconds for r in runs] == [100.5, 30.25]
+    assert [(r.val_loss, r.val_acc) for r in runs] == [(0.4, 0.6)] * 2
+    (study,) = studies(runs, None, False)
     assert study.kind == "hybrid"
 
 
 def test_a_database_of_mlflow(tmp_path: Path) -> None:
     mlflow_database(tmp_path / "mlflow.db")
-    found = read_runs([tmp_path / "mlflow.db"])
-    check_tracked(found)
-    assert [r.job for r in found] == ["41", "44"]
-    assert found[0].utilisation == (90.0,)
-    assert found == read_runs([tmp_path])
+    runs = read_runs([tmp_path / "mlflow.db"])
+    check_tracked(runs)
+    assert [r.job for r in runs] == ["41", "44"]
+    assert runs[0].utilisation == (90.0,)
+    assert runs == read_runs([tmp_path])
 
 
 def test_a_loss_that_mlflow_keeps_as_nan_is_told(tmp_path: Path) -> None:
@@ -88,8 +88,8 @@ def test_a_loss_that_mlflow_keeps_as_nan_is_told(tmp_path: Path) -> None:
     with sqlite3.connect(path) as db:
         db.execute("update metrics set value = 0, is_nan = 1 where key = 'val_loss' and step = 1")
     db.close()
-    found = read_runs([path])
-    assert [(r.diverged, r.epochs, r.val_loss, r.complete) for r in found] == [
+    runs = read_runs([path])
+    assert [(r.diverged, r.epochs, r.val_loss, r.complete) for r in runs] == [
         (True, 2, 0.5, True)
     ] * 2
 
@@ -112,8 +112,8 @@ def test_files_of_mlflow(tmp_path: Path) -> None:
             f"run_name: spiral_{n}\nstatus: 3\nstart_time: 0\nend_time: {seconds * 1000}\n"
             "lifecycle_stage: active\n"
         )
-        told = {"world_size": n, "batch_size": 32, "epochs": 2, "num_samples": 10000}
-        for name, value in told.items():
+        params = {"world_size": n, "batch_size": 32, "epochs": 2, "num_samples": 10000}
+        for name, value in params.items():
             (home / "params" / name).write_text(str(value))
         (home / "metrics" / "val_loss").write_text("1 0.5 0\n2 0.4 1\ntorn")
         (home / "metrics" / "val_acc").write_text("1 0.5 0\n2 0.6 1\n")
@@ -150,7 +150,7 @@ PARAMETERS = {"batch_size": 32, "max_epochs": 2, "num_samples": 10000, "learning
 
 def test_metrics_of_comet_as_json(tmp_path: Path) -> None:
     """As its API gives them, with an experiment's parameters beside them."""
-    told = [
+    experiments = [
         {
             "experimentKey": f"key{n}",
             "parameters": [{"name": k, "valueCurrent": str(v)}
@@ -159,7 +159,7 @@ def test_metrics_of_comet_as_json(tmp_path: Path) -> None:
         }
         for n, seconds in ((1, 100.5), (4, 30.25))
     ]  # fmt: skip
-    (path,) = write(tmp_path, {"comet.json": json.dumps(told)})
+    (path,) = write(tmp_path, {"comet.json": json.dumps(experiments)})
     check_tracked(read_runs([path]))
 
 
@@ -183,8 +183,8 @@ def test_experiments_of_comet_as_rows(tmp_path: Path) -> None:
         "spiral_1gpu,1,32,2,10000,00:01:40,0.4,0.6\nspiral_4gpu,4,32,2,10000,30.25,0.4,0.6\n"
     )
     (path,) = write(tmp_path, {"experiments.csv": text})
-    found = read_runs([path])
-    assert [(r.name, r.devices, r.seconds) for r in found] == [
+    runs = read_runs([path])
+    assert [(r.name, r.devices, r.seconds) for r in runs] == [
         ("spiral_1gpu", 1, 100.0), ("spiral_4gpu", 4, 30.25),
     ]  # fmt: skip
 
@@ -200,23 +200,23 @@ def test_an_offline_archive_of_comet(tmp_path: Path) -> None:
         ]
         for row in comet_rows("x", seconds):
             metric = {k: row[k] for k in ("metricName", "metricValue", "step")}
-            told = {"metric": metric, "local_timestamp": row["timestamp"]}
-            messages.append({"type": "metric_msg", "payload": told})
+            payload = {"metric": metric, "local_timestamp": row["timestamp"]}
+            messages.append({"type": "metric_msg", "payload": payload})
         with zipfile.ZipFile(tmp_path / f"{n}.zip", "w") as archive:
             archive.writestr("experiment.json", json.dumps({"offline_id": f"key{n}"}))
             archive.writestr("messages.json", "\n".join(map(json.dumps, messages)))
-    found = read_runs([tmp_path])
-    check_tracked(found)
-    assert [r.nodes for r in found] == [1, 1]
+    runs = read_runs([tmp_path])
+    check_tracked(runs)
+    assert [r.nodes for r in runs] == [1, 1]
     (tmp_path / "training_results.json").write_text(json.dumps(results(1, 9.123)))
     assert [r.seconds for r in read_runs([tmp_path])] == [9.623]
 
 
-def archive(path: Path, key: str, told: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+def archive(path: Path, key: str, params: dict[str, Any], rows: list[dict[str, Any]]) -> None:
     """As Comet writes it offline: messages, a line each."""
     messages: list[dict[str, Any]] = [
         {"type": "parameter_msg", "payload": {"param": {"paramName": k, "paramValue": str(v)}}}
-        for k, v in told.items()
+        for k, v in params.items()
     ]
     for row in rows:
         metric = {"metricName": row["name"], "metricValue": row["value"], "step": row["step"]}
@@ -239,14 +239,14 @@ def epochs_told(first: int, last: int) -> list[dict[str, Any]]:
 
 def test_an_experiment_of_comet_that_was_stopped_is_partial(tmp_path: Path) -> None:
     archive(tmp_path / "a.zip", "k1", {"world_size": 2, "epochs": 4}, epochs_told(0, 3))
-    (found,) = read_runs([tmp_path / "a.zip"])
-    assert (found.epochs, found.planned_epochs, found.status) == (3, 4, "unfinished")
-    assert found.seconds == pytest.approx(3 * 11.25)
-    assert not found.complete
+    (run,) = read_runs([tmp_path / "a.zip"])
+    assert (run.epochs, run.planned_epochs, run.status) == (3, 4, "unfinished")
+    assert run.seconds == pytest.approx(3 * 11.25)
+    assert not run.complete
     archive(tmp_path / "b.zip", "k2", {"world_size": 2}, [])
-    (found,) = read_runs([tmp_path / "b.zip"])
-    assert found.status == "unknown" and not found.complete
-    assert run_mark(found) == "* k2: does not say how far it got; not compared."
+    (run,) = read_runs([tmp_path / "b.zip"])
+    assert run.status == "unknown" and not run.complete
+    assert run_mark(run) == "* k2: does not say how far it got; not compared."
 
 
 @pytest.mark.parametrize("by_name", [True, False])
@@ -255,14 +255,14 @@ def test_the_parts_of_an_experiment_that_went_on_are_one(tmp_path: Path, by_name
     archive(tmp_path / "1.zip", "k1", {"world_size": 2, "epochs": 4}, epochs_told(0, 3))
     archive(tmp_path / "2.zip", "k1", {}, epochs_told(2, 4))
     paths = sorted(tmp_path.glob("*.zip"), reverse=True) if by_name else [tmp_path]
-    (found,) = read_runs(paths)
-    assert (found.devices, found.epochs, found.status) == (2, 4, "complete")
-    assert found.seconds == pytest.approx(4 * 11.25)
+    (run,) = read_runs(paths)
+    assert (run.devices, run.epochs, run.status) == (2, 4, "complete")
+    assert run.seconds == pytest.approx(4 * 11.25)
     # The own end of a run that could not count its epochs.
     rows = [{"name": "session_s", "value": 1.0, "step": 9, "time": 2e12}]
     archive(tmp_path / "3.zip", "k1", {"max_steps": 9}, rows)
-    (found,) = read_runs([tmp_path])
-    assert (found.planned_epochs, found.complete) == (None, True)
+    (run,) = read_runs([tmp_path])
+    assert (run.planned_epochs, run.complete) == (None, True)
 
 
 def test_an_archive_with_an_impossible_time_hides_nothing_else(tmp_path: Path) -> None:
@@ -297,8 +297,8 @@ def test_a_run_of_mlflow_that_stopped_early_is_not_whole(tmp_path: Path) -> None
     with sqlite3.connect(tmp_path / "mlflow.db") as db:
         db.execute("update params set value = '5' where key = 'epochs'")
     db.close()
-    found = read_runs([tmp_path / "mlflow.db"])
-    assert [(run.epochs, run.complete) for run in found] == [(2, False)] * 2
+    runs = read_runs([tmp_path / "mlflow.db"])
+    assert [(run.epochs, run.complete) for run in runs] == [(2, False)] * 2
 
 
 def test_without_wandb_its_files_are_passed_over_with_the_line_that_installs_it(
@@ -344,9 +344,9 @@ def test_the_parts_of_a_run_of_wandb_are_one_run(
     monkeypatch.setattr(wandb.subprocess, "run", reader)
     for name in printed:
         (tmp_path / name).touch()
-    (found,) = read_runs([tmp_path])
-    assert (found.name, found.devices, found.job, found.device) == ("mine", 4, "7", "cpu")
-    assert (found.epochs, found.seconds, found.status) == (2, 8.0, "complete")
+    (whole,) = read_runs([tmp_path])
+    assert (whole.name, whole.devices, whole.job, whole.device) == ("mine", 4, "7", "cpu")
+    assert (whole.epochs, whole.seconds, whole.status) == (2, 8.0, "complete")
     with pytest.raises(UsageError, match="holds no run"):
         read_runs([tmp_path / "3.wandb"])
 

@@ -58,12 +58,12 @@ class Cloud(ThreadingHTTPServer):
 
     def metrics(self) -> dict[str, list[tuple[int, float]]]:
         """Of each metric its steps and values, as they were told."""
-        found: dict[str, list[tuple[int, float]]] = {}
+        points_of: dict[str, list[tuple[int, float]]] = {}
         for batch in self.posted("batch/logger/experiment/metric"):
             for value in batch["values"]:
                 point = value["step"], value["metricValue"]
-                found.setdefault(value["metricName"], []).append(point)
-        return {name: sorted(points) for name, points in found.items()}
+                points_of.setdefault(value["metricName"], []).append(point)
+        return {name: sorted(points) for name, points in points_of.items()}
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -107,12 +107,12 @@ class _Handler(BaseHTTPRequestHandler):
             except (OSError, ValueError, zlib.error):
                 body = None
         self.server.heard.append((self.path, body))
-        told: dict[str, Any] = {"msg": "", "code": 200}
+        answer: dict[str, Any] = {"msg": "", "code": 200}
         if self.path.endswith("status-report/update"):
-            told |= {"is_alive_beat_duration_millis": 10000, "gpu_monitor_interval_millis": 60000}
+            answer |= {"is_alive_beat_duration_millis": 10000, "gpu_monitor_interval_millis": 60000}
         if self.path.endswith(("add/run", "get/run")):
-            told |= {"runId": "r1", "project_id": "p1", "lastOffset": 0, "name": "n", "msg": None}
-        self._answer(json.dumps(told).encode())
+            answer |= {"runId": "r1", "project_id": "p1", "lastOffset": 0, "name": "n", "msg": None}
+        self._answer(json.dumps(answer).encode())
 
     def _answer(self, body: bytes) -> None:
         if self.server.away:

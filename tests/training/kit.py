@@ -33,10 +33,10 @@ def config_of(out: Path, **changes: Any) -> TrainConfig:
 def weights(out: Path) -> dict[str, torch.Tensor]:
     import torch
 
-    found: dict[str, torch.Tensor] = torch.load(out / "checkpoints" / "last.pt", weights_only=True)[
+    state: dict[str, torch.Tensor] = torch.load(out / "checkpoints" / "last.pt", weights_only=True)[
         "model"
     ]
-    return found
+    return state
 
 
 def rows(out: Path, rank: int = 0) -> list[dict[str, str]]:

@@ -113,8 +113,8 @@ def test_an_archive_is_made_later_and_uploaded_where_there_is_a_key(
 ) -> None:
     log = events.EventLog(tmp_path / "events.jsonl")
     config = build(TrainConfig, {"output_dir": tmp_path})
-    known = facts_of(config, 4, "cuda")
-    log.begin(event="begin", step=0, run="a" * 32, trackers=["comet"], environment={}, **known)
+    facts = facts_of(config, 4, "cuda")
+    log.begin(event="begin", step=0, run="a" * 32, trackers=["comet"], environment={}, **facts)
     log.tell("step", 1, metrics={"train_loss_step": 0.5})
     log.close()
     command = [sys.executable, "-m", "penstock", "track", "sync", str(tmp_path)]
@@ -139,10 +139,10 @@ def at_home(folder: Path, *settings: dict[str, str]) -> dict[str, str]:
     """The variables of a user whose home is empty: no setting of Comet's, and no proxy."""
     folder.mkdir(exist_ok=True)
     theirs = ("COMET_", "HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY")
-    found = {k: v for k, v in os.environ.items() if not k.upper().startswith(theirs)}
+    variables = {k: v for k, v in os.environ.items() if not k.upper().startswith(theirs)}
     for each in ({"HOME": str(folder)}, *settings):
-        found |= each
-    return found
+        variables |= each
+    return variables
 
 
 def penstock(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
@@ -168,9 +168,9 @@ def test_where_nothing_is_set_comet_s_own_address_is_asked(tmp_path: Path) -> No
 
     assert account() == "None https://www.comet.com/clientlib/"
     assert account(COMET_API_KEY=KEY) == f"{KEY} https://www.comet.com/clientlib/"
-    own = "https://comet.example.org/clientlib/"
-    (tmp_path / "home" / ".comet.config").write_text(f"[comet]\nurl_override = {own}\n")
-    assert account(COMET_API_KEY=KEY) == f"{KEY} {own}"
+    address = "https://comet.example.org/clientlib/"
+    (tmp_path / "home" / ".comet.config").write_text(f"[comet]\nurl_override = {address}\n")
+    assert account(COMET_API_KEY=KEY) == f"{KEY} {address}"
 
 
 @pytest.mark.slow

@@ -58,11 +58,11 @@ def test_chips_with_objects_are_all_chosen(background: float, expected: int) -> 
     from penstock.training.workloads.detector import chosen
 
     counts = np.array([0, 2, 0, 1, 0, 0, 5, 0])
-    found = chosen(counts, background, seed=3)
-    assert len(found) == expected
-    assert {1, 3, 6} <= set(found.tolist())
-    assert found.tolist() == sorted(set(found.tolist()))
-    assert found.tolist() == chosen(counts, background, seed=3).tolist()
+    chips = chosen(counts, background, seed=3)
+    assert len(chips) == expected
+    assert {1, 3, 6} <= set(chips.tolist())
+    assert chips.tolist() == sorted(set(chips.tolist()))
+    assert chips.tolist() == chosen(counts, background, seed=3).tolist()
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +103,8 @@ def test_validating_on_what_is_trained_on_is_told(chips: dict[str, Path], tmp_pa
     shutil.copytree(chips["train_chips_path"], tmp_path / "copy")
     files = dict.fromkeys(("train_label_file", "val_label_file", "val_data_root"))
     same = detector_config(chips | files, tmp_path, val_chips_path=tmp_path / "copy")
-    (told,) = (note for note in DetectorWorkload(same).notes if "trained on too" in note)
-    assert "1 of 1 scenes of" in told
+    (note_on_scenes,) = (note for note in DetectorWorkload(same).notes if "trained on too" in note)
+    assert "1 of 1 scenes of" in note_on_scenes
     assert "trained on too" not in " ".join(
         DetectorWorkload(detector_config(chips, tmp_path)).notes
     )
@@ -119,10 +119,10 @@ def test_the_detector_takes_steps_and_is_scored(chips: dict[str, Path], tmp_path
     assert {"val_loc_fscore", "val_aggregate", "val_AP", "val_AP50", "val_best_threshold"} <= {
         *final
     }
-    told = results["history"][0]
-    parts = [told[name] for name in told if name.startswith("loss_")]
+    epoch = results["history"][0]
+    parts = [epoch[name] for name in epoch if name.startswith("loss_")]
     assert len(parts) == 5
-    assert sum(parts) == pytest.approx(told["train_loss"], rel=1e-4)
+    assert sum(parts) == pytest.approx(epoch["train_loss"], rel=1e-4)
     samples = read_detections(tmp_path / "pictures.npz")
     assert samples and samples[0].name.endswith("column 0")
 
@@ -202,10 +202,10 @@ def test_perfect_answers_score_perfectly(chips: dict[str, Path], tmp_path: Path)
         index: workload.answers(oracle, workload.collate([workload.val[index]]))[0]
         for index in range(len(workload.val))
     }
-    found = workload.joined(answers)
+    objects = workload.joined(answers)
     with chips["val_label_file"].open(newline="") as file:
         labels = list(csv.DictReader(file))
-    assert len(found) == pytest.approx(len(labels), abs=2)  # neighbours within 50 m are one
+    assert len(objects) == pytest.approx(len(labels), abs=2)  # neighbours within 50 m are one
     scores = workload.scores(answers)
     assert scores["val_loc_fscore"] > 0.97
     assert scores["val_vessel_fscore"] == scores["val_fishing_fscore"] == 1.0

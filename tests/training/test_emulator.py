@@ -60,9 +60,9 @@ def test_messages_equal_a_loop_over_edges() -> None:
     heard = torch.zeros(2, len(vertices), 5)
     counts = torch.zeros(len(vertices))
     for (sender, receiver), where in zip(pairs.tolist(), graph.where, strict=True):
-        told = layer.where(where) + layer.sender(sending[:, sender])
-        told = told + layer.receiver(receiving[:, receiver])
-        heard[:, receiver] += layer.tell(torch.nn.functional.silu(told))
+        message = layer.where(where) + layer.sender(sending[:, sender])
+        message = message + layer.receiver(receiving[:, receiver])
+        heard[:, receiver] += layer.tell(torch.nn.functional.silu(message))
         counts[receiver] += 1
     heard /= counts.clamp(min=1)[:, None]
     changed = layer.norm(layer.change(torch.cat([receiving, heard], dim=-1)))
@@ -115,10 +115,10 @@ def settings_of(roots: dict[str, Path], out: Path, **changes: Any) -> TrainConfi
 def weights(out: Path) -> dict[str, torch.Tensor]:
     import torch
 
-    found: dict[str, torch.Tensor] = torch.load(out / "checkpoints" / "last.pt", weights_only=True)[
+    state: dict[str, torch.Tensor] = torch.load(out / "checkpoints" / "last.pt", weights_only=True)[
         "model"
     ]
-    return found
+    return state
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from penstock.training.tracking import events
 
 
-def log_of(path: Path, *told: dict[str, Any]) -> events.EventLog:
+def log_of(path: Path, *steps: dict[str, Any]) -> events.EventLog:
     log = events.EventLog(path, clock=lambda: 12.5)
     log.begin(event="begin", step=0)
-    for number, metrics in enumerate(told, 1):
+    for number, metrics in enumerate(steps, 1):
         log.tell("step", number, metrics=metrics)
     log.close()
     return log
@@ -27,13 +27,13 @@ def test_events_are_lines_of_finite_numbers(tmp_path: Path) -> None:
     path = tmp_path / "out" / "events.jsonl"
     nan, inf = float("nan"), float("inf")
     log_of(path, {"a": 1, "b": None, "c": nan}, {"a": -inf, "d": 0.25})
-    found = [event for _, event in events.read_events(path)]
-    assert found == [
+    lines = [event for _, event in events.read_events(path)]
+    assert lines == [
         {"time": 12.5, "event": "begin", "step": 0},
         {"time": 12.5, "event": "step", "step": 1, "metrics": {"a": 1.0}},
         {"time": 12.5, "event": "step", "step": 2, "metrics": {"d": 0.25}},
     ]
-    assert json.loads(path.read_text().splitlines()[1]) == found[1]
+    assert json.loads(path.read_text().splitlines()[1]) == lines[1]
 
 
 @given(cut=st.integers(0, 400), junk=st.sampled_from([b"", b'{"event"', b"\xff\n", b"[1]\n\n"]))
@@ -56,10 +56,10 @@ def test_a_torn_file_is_read_and_gone_on_with(
 def test_a_file_is_read_from_any_event_on(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     log_of(path, {"a": 1}, {"a": 2})
-    found = list(events.read_events(path))
-    for number, (place, _) in enumerate(found):
+    placed = list(events.read_events(path))
+    for number, (place, _) in enumerate(placed):
         rest, end = events.read_from(path, place)
-        assert rest == found[number:]
+        assert rest == placed[number:]
         assert end == path.stat().st_size
     with path.open("ab") as file:
         file.write(b'{"event":"step","ti')  # is being written

@@ -39,9 +39,9 @@ def test_a_trainer_tells_its_steps(tmp_path: Path) -> None:
         assert row["communication_s"] == ""
         total = sum(float(row[f"{name}_s"]) for name in parts)
         assert total == pytest.approx(float(row["step_s"]), abs=1e-6)
-    told = json.loads((tmp_path / "training_results.json").read_text())
-    assert (told["steps"], told["samples"], told["status"]) == (6, 20, "complete")
-    assert told["ranks"][0]["phases"]["forward"]["total_s"] > 0
+    document = json.loads((tmp_path / "training_results.json").read_text())
+    assert (document["steps"], document["samples"], document["status"]) == (6, 20, "complete")
+    assert document["ranks"][0]["phases"]["forward"]["total_s"] > 0
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -67,9 +67,9 @@ def test_validation_is_no_part_of_training_nor_of_a_step(
     trainer.fit(line, data, data)
     trainer.validate(line, data, verbose=False)
     assert line.now == 6 + 100 * (2 + 3 * validations + 3)
-    told = json.loads((tmp_path / "training_results.json").read_text())
-    assert (told["training_s"], told["validation_s"]) == (6, 300 * validations)
-    assert told["samples_per_s"] == 20 / 6
-    phases = told["ranks"][0]["phases"]
+    document = json.loads((tmp_path / "training_results.json").read_text())
+    assert (document["training_s"], document["validation_s"]) == (6, 300 * validations)
+    assert document["samples_per_s"] == 20 / 6
+    phases = document["ranks"][0]["phases"]
     assert (phases["step"]["total_s"], phases["forward"]["total_s"]) == (6, 6)
     assert phases["data_wait"]["total_s"] == 0

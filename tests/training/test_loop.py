@@ -65,15 +65,15 @@ def test_the_callers_default_dtype_changes_no_weight(tmp_path: Path) -> None:
 
     from penstock.training.loop import train_workload
 
-    found = []
+    state_dicts = []
     for default in (torch.float32, torch.bfloat16):
         torch.set_default_dtype(default)
         try:
             train_workload("spiral", config_of(tmp_path / str(default), epochs=1, num_samples=40))
         finally:
             torch.set_default_dtype(torch.float32)
-        found.append(weights(tmp_path / str(default)))
-    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+        state_dicts.append(weights(tmp_path / str(default)))
+    assert all(torch.equal(state_dicts[0][name], state_dicts[1][name]) for name in state_dicts[0])
 
 
 def test_spirals_without_noise_lie_on_their_curves() -> None:
@@ -125,11 +125,11 @@ def test_a_folder_in_which_somebody_trains_is_refused_and_named(
 
     from penstock.training.loop import train_workload
 
-    told = f"{tmp_path}: process {os.getpid()} on {socket.gethostname()} trains there now; end it"
+    reason = f"{tmp_path}: process {os.getpid()} on {socket.gethostname()} trains there now; end it"
     for how in ([], ["--resume"], ["--overwrite"]):
         with held_alone(tmp_path / "train.lock", "trains"):
             assert main(["train", "spiral", "--output-dir", str(tmp_path), *how]) == 2
-            assert f"penstock train: {told}" in capsys.readouterr().err
+            assert f"penstock train: {reason}" in capsys.readouterr().err
             assert [path.name for path in tmp_path.iterdir()] == ["train.lock"]
     (tmp_path / "train.lock").write_text("process 1 on a machine that was switched off")
     train_workload("spiral", config_of(tmp_path, epochs=1))
@@ -163,7 +163,7 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("full", "told"),
+    ("full", "reason"),
     [
         ("device", "has a total capacity of 79.15 GiB of which 1.20 GiB is free; less is needed"),
         ("host", "you tried to allocate 1152921504606846976 bytes"),
@@ -171,7 +171,7 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
 )
 def test_no_room_is_no_defect(
     full: str,
-    told: str,
+    reason: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -185,7 +185,7 @@ def test_no_room_is_no_defect(
     with pytest.raises(PenstockError) as caught:
         train_workload("tests.training.spirals:Full", config_of(tmp_path / "a", num_workers=0))
     text = str(caught.value)
-    assert told in text
+    assert reason in text
     assert "less is needed with --batch-size below 8 (and --grad-accum-steps" in text
     for error in (caught.value, RuntimeError(f"torchrun ended with exit code 1: {text}")):
         assert status_of(error, limited=False) == f"oom_{full}"
@@ -204,14 +204,14 @@ def test_runs_are_not_mixed(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="holds a run; use --resume or --overwrite"):
         train_workload("spiral", config_of(tmp_path, epochs=1))
     train_workload("spiral", config_of(tmp_path, epochs=1, overwrite=True))
-    for changes, told in (
+    for changes, reason in (
         ({"hidden_dims": (9, 4)}, r"hidden_dims \[8, 4\], and this has \[9, 4\]"),
         ({"seed": 43}, "seed 42, and this has 43"),
         ({"batch_size": 16}, "batch_size 8, and this has 16"),
         ({"optimizer": "sgd"}, "optimizer adam, and this has sgd"),
         ({"amp": True}, "amp False, and this has True"),
     ):
-        with pytest.raises(UsageError, match=told):
+        with pytest.raises(UsageError, match=reason):
             train_workload("spiral", config_of(tmp_path, resume=True, **changes))
     last = tmp_path / "checkpoints" / "last.pt"
     last.write_bytes(last.read_bytes()[:-100])
@@ -268,10 +268,10 @@ def test_the_command_trains_and_tells(tmp_path: Path, capsys: pytest.CaptureFixt
     words = ["--num_samples", "203", "--max_epochs", "2", "--hidden_dims", "8", "4"]
     code = main(["train", "spiral", *words, "--output_dir", str(tmp_path), "--device", "cpu"])
     assert code == 0
-    told = capsys.readouterr()
-    assert "epoch 1, step 10 of 10: loss" in told.err
-    assert "spiral: 70 parameters, 1 x cpu, 10 steps of 32 samples" in told.out
-    assert "284 samples in" in told.out
+    output = capsys.readouterr()
+    assert "epoch 1, step 10 of 10: loss" in output.err
+    assert "spiral: 70 parameters, 1 x cpu, 10 steps of 32 samples" in output.out
+    assert "284 samples in" in output.out
 
 
 def test_a_users_own_workload_is_found_by_name() -> None:

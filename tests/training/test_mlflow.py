@@ -48,9 +48,9 @@ def read_mlflow(uri: str, run: str) -> tuple[Any, dict[str, list[tuple[int, floa
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(uri)
-    found = client.get_run(run)
-    histories = {name: client.get_metric_history(run, name) for name in found.data.metrics}
-    return found, {
+    whole_run = client.get_run(run)
+    histories = {name: client.get_metric_history(run, name) for name in whole_run.data.metrics}
+    return whole_run, {
         name: sorted((each.step, each.value) for each in history)
         for name, history in histories.items()
     }
@@ -206,11 +206,11 @@ def test_runs_at_once_are_side_by_side_in_mlflow_s_own_server(
     with served(f"sqlite:///{store}/mlflow.db", tmp_path) as url:
         client = MlflowClient(url)
         (experiment,) = [each for each in client.search_experiments() if each.name == "penstock"]
-        found = client.search_runs([experiment.experiment_id])
-        assert sorted(run.info.run_name for run in found) == ["run 0", "run 1"]
+        runs = client.search_runs([experiment.experiment_id])
+        assert sorted(run.info.run_name for run in runs) == ["run 0", "run 1"]
         even = client.search_runs([experiment.experiment_id], "tags.parity = 'even'")
         assert sorted(run.info.run_name for run in even) == ["run 0"]
-        assert {run.info.status for run in found} == {"FINISHED"}
+        assert {run.info.status for run in runs} == {"FINISHED"}
         # A run that goes on under another name and a further tag is the same run.
         again = ["--output-dir", "0", "--epochs", "3", "--resume", "--name", "renamed"]
         monkeypatch.chdir(tmp_path)
@@ -258,8 +258,8 @@ def test_a_server_that_refuses_is_told_of_once_and_sent_to_later(
             [sys.executable, "-m", "penstock", *words], capture_output=True, text=True
         )
     assert done.returncode == 0, done.stderr
-    told = (line for line in done.stderr.splitlines() if "mlflow" in line)
-    said = [line for line in told if "is behind" not in line]  # where it is waited for at the end
+    lines = (line for line in done.stderr.splitlines() if "mlflow" in line)
+    said = [line for line in lines if "is behind" not in line]  # where it is waited for at the end
     assert len(said) == 1 and said[0].startswith("penstock train: mlflow at http://127.0.0.1:")
     assert "the run goes on" in said[0] and "penstock track sync" in said[0]
     (tracker,) = json.loads((tmp_path / "training_results.json").read_text())["trackers"]

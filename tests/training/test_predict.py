@@ -120,14 +120,14 @@ def test_the_command_writes_a_submission_that_is_scored(
     scenes, out = data / "data" / "validation", tmp_path / "p.csv"
     words = [str(run / "best_model.pth"), "--data-root", str(scenes), "--output", str(out)]
     assert main(["predict", *words, "--device", "cpu"]) == 0
-    told = capsys.readouterr()
+    output = capsys.readouterr()
     with out.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert tuple(rows[0]) == (*PREDICTED_COLUMNS, "score")
-    assert f"{len(rows)} objects in 1 scenes" in told.out
+    assert f"{len(rows)} objects in 1 scenes" in output.out
     assert all(float(row["score"]) >= threshold for row in rows)
-    assert f"least score {threshold:.3f}, the best on the run's validation scenes" in told.out
-    assert re.search(r"^(\d+) of \1 windows$", told.err, re.MULTILINE)
+    assert f"least score {threshold:.3f}, the best on the run's validation scenes" in output.out
+    assert re.search(r"^(\d+) of \1 windows$", output.err, re.MULTILINE)
     assert not list(tmp_path.glob("*.part*"))
     labels = data / "data" / "labels" / "validation.csv"
     words = ["--inference_file", str(out), "--label_file", str(labels), "--shore_root"]
@@ -209,18 +209,18 @@ def test_what_the_user_says_comes_before_what_the_run_says(
 
 
 @pytest.mark.parametrize(
-    ("asked", "cuda", "found"),
+    ("asked", "cuda", "expected"),
     [("auto", True, "cuda"), ("auto", False, "cpu"), ("cpu", True, "cpu"), ("cuda", True, "cuda")],
 )
 def test_the_device_is_that_of_training(
-    asked: str, cuda: bool, found: str, monkeypatch: pytest.MonkeyPatch
+    asked: str, cuda: bool, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
 
     from penstock.training.ranks import device_of
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
-    assert device_of(asked).type == found
+    assert device_of(asked).type == expected
 
 
 @pytest.mark.parametrize("verb", ["predict", "train"])

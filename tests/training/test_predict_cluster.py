@@ -85,9 +85,9 @@ def test_workers_write_what_one_process_writes_whoever_dies(
             assert predict("out.csv", "--cluster", workers) == 0, capsys.readouterr().err
     assert Path("out.csv").read_bytes() == Path("alone.csv").read_bytes()
     assert len(Path("out.csv").read_text().splitlines()) > 10
-    told = capsys.readouterr().out
-    assert told.split(", in")[0] == alone.split(", in")[0].replace("alone", "out")
-    assert ("1 worker died on the way" in told) == killed
+    output = capsys.readouterr().out
+    assert output.split(", in")[0] == alone.split(", in")[0].replace("alone", "out")
+    assert ("1 worker died on the way" in output) == killed
     assert not list(place.glob("*.parts"))
 
 

@@ -85,26 +85,26 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     if name == "spiral":
         # 142 points in 18 batches, 30 in 4, three times
         workload, batches = StruckSpiral, 3 * (18 + 4)
-        own: dict[str, Any] = {"num_samples": 203, "batch_size": 8, "hidden_dims": (8, 4)}
-        own |= {"epochs": 3, "dropout": 0.2}
+        args: dict[str, Any] = {"num_samples": 203, "batch_size": 8, "hidden_dims": (8, 4)}
+        args |= {"epochs": 3, "dropout": 0.2}
     elif name == "pairs":
         # 2 x 3 x 4 tiles to train on and 2 x 3 x 1 to validate, by fours, twice
         workload, batches = StruckPairs, 2 * (6 + 2)
         values = np.random.default_rng(0).integers(0, 4000, (2, 16, 24, 40)).astype(np.uint16)
-        own = {"model": NET, "tile_size": "8", "batch_size": 4, "epochs": 2, "num_workers": 2}
+        args = {"model": NET, "tile_size": "8", "batch_size": 4, "epochs": 2, "num_workers": 2}
         for flag, array in zip(("in_spec", "target_spec"), values, strict=True):
             np.save(folder / f"{flag}.npy", array)
-            own[flag] = str(folder / f"{flag}.npy")
+            args[flag] = str(folder / f"{flag}.npy")
     else:
         # 13 samples and 5, by twos, twice
         workload, batches = StruckEmulator, 2 * (7 + 3)
-        own = {"latent_size": 8, "mesh_level": 1, "message_steps": 1, "batch_size": 2, "epochs": 2}
-        own["train_data_root"] = packed(folder / "train", 13)
-        own["val_data_root"] = packed(folder / "val", 5, first=40)
+        args = {"latent_size": 8, "mesh_level": 1, "message_steps": 1, "batch_size": 2, "epochs": 2}
+        args["train_data_root"] = packed(folder / "train", 13)
+        args["val_data_root"] = packed(folder / "val", 5, first=40)
 
     def config(out: Path, resume: bool = False) -> TrainConfig:
         about = {"device": "cpu", "output_dir": out, "resume": resume}
-        return build(TrainConfig, TRAIN_DEFAULTS[name], own, about)
+        return build(TrainConfig, TRAIN_DEFAULTS[name], args, about)
 
     _, weights = trained(workload, config, folder / "whole", [])
     return Run(workload, config, batches, weights)

@@ -38,8 +38,8 @@ def spans(trace: Path) -> list[dict[str, Any]]:
     """Our annotations in the order in which they began."""
     events = json.loads(trace.read_text())["traceEvents"]
     assert not [e for e in events if str(e.get("name")).startswith("penstock")]
-    found = [e for e in events if e.get("cat") == "user_annotation" and e["name"] in PHASES]
-    return sorted(found, key=lambda event: event["ts"])
+    phases = [e for e in events if e.get("cat") == "user_annotation" and e["name"] in PHASES]
+    return sorted(phases, key=lambda event: event["ts"])
 
 
 def test_a_trace_holds_the_phases_of_the_steps_asked_for(tmp_path: Path) -> None:
@@ -56,17 +56,17 @@ def test_a_trace_holds_the_phases_of_the_steps_asked_for(tmp_path: Path) -> None
             span["ts"] <= event["ts"] and event["ts"] + event["dur"] <= span["ts"] + span["dur"]
             for span in forward
         )
-    told = results["profile"]
-    assert (told["trace"], told["steps"]) == ("profile/rank0.json", 3)
-    assert list(told["phases_s"]) == PHASES
-    for name, seconds in told["phases_s"].items():
+    profile = results["profile"]
+    assert (profile["trace"], profile["steps"]) == ("profile/rank0.json", 3)
+    assert list(profile["phases_s"]) == PHASES
+    for name, seconds in profile["phases_s"].items():
         spent = sum(span["dur"] for span in spans(trace) if span["name"] == name)
         assert seconds == pytest.approx(spent / 1e6 / 3)
-    calls = {row["name"]: row["calls"] for row in told["operators"]}
+    calls = {row["name"]: row["calls"] for row in profile["operators"]}
     assert calls["aten::addmm"] == 9
     assert not set(calls) & {*PHASES, "ProfilerStep*"}
     assert not [name for name in calls if name.startswith("Optimizer.")]
-    assert json.loads((tmp_path / "training_results.json").read_text())["profile"] == told
+    assert json.loads((tmp_path / "training_results.json").read_text())["profile"] == profile
 
 
 def test_the_table_names_operators_and_phases(
@@ -112,9 +112,9 @@ def test_a_kernel_of_a_gpu_counts_once() -> None:
         {"ph": "M", "name": "process_name"},
         *({"cat": "cpu_op", "name": operator.key, "dur": 20.0} for operator in operators),
     ]
-    whole, found = profiling.busiest(events, [*kernels, *annotations, *operators], cuda=True)
+    whole, slowest = profiling.busiest(events, [*kernels, *annotations, *operators], cuda=True)
     assert whole == pytest.approx(4e-3)
-    assert [(o["name"], o["self_s"] / whole) for o in found] == [
+    assert [(o["name"], o["self_s"] / whole) for o in slowest] == [
         ("aten::mm", 0.5), ("aten::copy_", 0.25), ("aten::add_", 0.25), ("aten::t", 0.0),
     ]  # fmt: skip
 
@@ -143,8 +143,8 @@ def test_profiling_changes_no_step(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_too_short_is_refused(tmp_path: Path) -> None:
-    told = "--profile-steps 5 come after 5 others, and this run has 9 steps of the 10"
-    with pytest.raises(UsageError, match=told):
+    reason = "--profile-steps 5 come after 5 others, and this run has 9 steps of the 10"
+    with pytest.raises(UsageError, match=reason):
         profiled(tmp_path, max_steps=9)
     assert profiled(tmp_path, max_steps=10)["profile"]["steps"] == 5
 
@@ -186,8 +186,8 @@ def test_a_lap_that_another_thread_ends(tmp_path: Path) -> None:
     events = json.loads((tmp_path / "profile" / "rank0.json").read_text())["traceEvents"]
     named = {"forward", "backward", "communication", "optimizer"}
     ours = [event for event in events if event.get("cat") == "user_annotation"]
-    found = Counter(event["name"] for event in ours if event["name"] in named)
-    assert found == dict.fromkeys(named, 1)
+    counts = Counter(event["name"] for event in ours if event["name"] in named)
+    assert counts == dict.fromkeys(named, 1)
     one, other = (
         next(event for event in ours if event["name"] == name)
         for name in ("backward", "communication")

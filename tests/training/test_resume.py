@@ -41,8 +41,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def history(out: Path) -> list[dict[str, Any]]:
     """The epochs of a run, without their times."""
-    found = json.loads((out / "training_results.json").read_text())["history"]
-    return [{k: v for k, v in row.items() if k not in ("train_s", "val_s")} for row in found]
+    rows = json.loads((out / "training_results.json").read_text())["history"]
+    return [{k: v for k, v in row.items() if k not in ("train_s", "val_s")} for row in rows]
 
 
 @pytest.mark.parametrize(
@@ -66,11 +66,11 @@ def test_a_killed_run_ends_in_the_weights_of_a_whole_one(
     parts = tmp_path / "parts"
     with pytest.raises(Incomplete, match=r"stopped by SIGTERM after step \d+ of 54"):
         train_workload("spiral", config_of(parts, num_workers=workers), progress=kill_at(step))
-    told = json.loads((parts / "training_results.json").read_text())
+    document = json.loads((parts / "training_results.json").read_text())
     # The signal falls between two steps, and ends the run at the next boundary; at an epoch's end,
     # in its validation.
     ended = step if step % 18 == 0 else step + 1
-    assert (told["status"], told["steps"]) == ("stopped", ended)
+    assert (document["status"], document["steps"]) == ("stopped", ended)
     resumed = train_workload("spiral", config_of(parts, resume=True, num_workers=workers))
     assert_same(weights(whole), weights(parts))
     assert resumed["resumed_at_steps"] == [ended]
@@ -200,8 +200,8 @@ def test_a_run_that_was_stopped_before_its_first_checkpoint_begins_anew(
         patched.setattr(Stepper, "take", interrupted)
         assert main([*words, "--resume", "--epochs", "2"]) == 3
     last = out / "checkpoints" / "last.pt"
-    told = capsys.readouterr().err
-    assert f"interrupted; run again with --resume, which goes on from {last}\n" in told
+    error = capsys.readouterr().err
+    assert f"interrupted; run again with --resume, which goes on from {last}\n" in error
     assert main([*words, "--resume", "--epochs", "2"]) == 0
     assert "anew" not in capsys.readouterr().err
     assert json.loads((out / "training_results.json").read_text())["resumed_at_steps"]

@@ -48,18 +48,18 @@ pytestmark = TRACKED_RUNS
 
 def calls_of(work: Any) -> list[str]:
     """The functions of C that this thread calls meanwhile: all that can write, send or wait."""
-    found: list[str] = []
+    names: list[str] = []
 
     def look(frame: Any, event: str, argument: Any) -> None:
         if event == "c_call":
-            found.append(f"{argument.__module__ or ''}.{argument.__qualname__}")
+            names.append(f"{argument.__module__ or ''}.{argument.__qualname__}")
 
     sys.setprofile(look)
     try:
         work()
     finally:
         sys.setprofile(None)
-    return [name for name in found if name != "sys.setprofile"]
+    return [name for name in names if name != "sys.setprofile"]
 
 
 def test_a_step_writes_nothing_and_waits_for_nobody(watched: tell.Tracking) -> None:
@@ -143,9 +143,9 @@ def read_tensorboard(out: Path) -> dict[str, list[tuple[int, float]]]:
     """By TensorBoard's own loader. It keeps 32 bits of a number."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    found = EventAccumulator(str(out / "track" / "tensorboard"), {"scalars": 0}).Reload()
-    tags = found.Tags()["scalars"]
-    return {tag: sorted((e.step, e.value) for e in found.Scalars(tag)) for tag in tags}
+    accumulator = EventAccumulator(str(out / "track" / "tensorboard"), {"scalars": 0}).Reload()
+    tags = accumulator.Tags()["scalars"]
+    return {tag: sorted((e.step, e.value) for e in accumulator.Scalars(tag)) for tag in tags}
 
 
 def rounded(values: dict[str, list[tuple[int, float]]]) -> dict[str, list[tuple[int, float]]]:
@@ -254,10 +254,10 @@ def test_a_slow_tracker_is_waited_for_while_it_gets_on(
         # It has begun. Below a second that it sleeps, it would be thought to be stuck.
         monkeypatch.setattr(follow, "IDLE_WITHIN_S", 4 * SLOW_S)
         said: list[str] = []
-        (told,) = made.finish("complete", {}, lambda: stopped, said.append)  # noqa: B023
+        (outcome,) = made.finish("complete", {}, lambda: stopped, said.append)  # noqa: B023
         assert said == ["mlflow is behind; Ctrl-C leaves what it lacks to penstock track sync"]
-        assert told["status"] == ("behind" if stopped else "ok")
-        assert (told["dropped"] > 0) == stopped
+        assert outcome["status"] == ("behind" if stopped else "ok")
+        assert (outcome["dropped"] > 0) == stopped
         monkeypatch.setattr(follow, "IDLE_WITHIN_S", 60.0)
 
 
@@ -317,8 +317,8 @@ def test_a_run_that_was_sent_elsewhere_before_is_said_to_be_elsewhere(
     follow.TrackerProgress("http://server:5000", "7", 3).save(tmp_path, "tensorboard")
     assert main(sync) == 0
     out, err = capsys.readouterr()
-    told = "the run was sent to http://server:5000 before, and now it was not"
-    assert err == f"penstock track: tensorboard: {told}\n"
+    sentence = "the run was sent to http://server:5000 before, and now it was not"
+    assert err == f"penstock track: tensorboard: {sentence}\n"
     assert out.startswith("tensorboard: track/tensorboard")
 
 
@@ -381,11 +381,11 @@ def test_what_a_tracker_left_is_never_the_run_s(watched: tell.Tracking, tmp_path
     for text in ("torn{", "[3]", '[{"where": "x", "sent": null}]'):
         (tmp_path / "track").mkdir(exist_ok=True)
         (tmp_path / "track" / "comet.json").write_text(text)
-        told = watched._outcome_of("comet")
-        assert (told["status"], told["dropped"]) == ("failed", None)
-        assert "comet.json was not written by Penstock" in told["error"]
+        outcome = watched._outcome_of("comet")
+        assert (outcome["status"], outcome["dropped"]) == ("failed", None)
+        assert "comet.json was not written by Penstock" in outcome["error"]
         assert "comet: nobody knows what it has taken (" in follow.outcome_of_tracker(
-            told, tmp_path
+            outcome, tmp_path
         )
     (tmp_path / "track" / "comet.json").unlink()
     (tmp_path / "events.jsonl").unlink()  # by somebody who tidied up
@@ -462,20 +462,20 @@ def test_a_library_that_is_missing_is_named_before_anything_is_written(
 ) -> None:
     package = PACKAGES[name]
     monkeypatch.setitem(sys.modules, package, None)
-    told = rf"--track {name}: {package} is not installed; run: pip install 'penstock-dl\[track\]'"
-    with pytest.raises(MissingDependency, match=told):
+    reason = rf"--track {name}: {package} is not installed; run: pip install 'penstock-dl\[track\]'"
+    with pytest.raises(MissingDependency, match=reason):
         tracked(tmp_path / "out", name)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_without_events_is_refused(tmp_path: Path) -> None:
-    told = "holds no events.jsonl of a run; train with --track"
+    reason = "holds no events.jsonl of a run; train with --track"
     for names in ([], ["--to", "tensorboard"]):
         assert main(["track", "sync", str(tmp_path), *names]) == 2
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=reason):
         follow.trackers_of(tmp_path)
     (tmp_path / "events.jsonl").write_text('{"event": "step", "time": 1, "step": 3}\nnonsense')
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=reason):
         follow.deliver_events(tmp_path, "tensorboard")
 
 
@@ -497,11 +497,11 @@ def test_texts_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_the_benchmark_keeps_all_steps_and_tells_ratios(tmp_path: Path) -> None:
     folder = ROOT / "benchmarks"
-    told = (folder / "README.md").read_text().partition("<!-- trackers: begin -->")[2]
+    block = (folder / "README.md").read_text().partition("<!-- trackers: begin -->")[2]
     command = [sys.executable, str(folder / "trackers.py"), "--quick", "--results", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (folder / "README.md").read_text().endswith(told)
+    assert (folder / "README.md").read_text().endswith(block)
     (path,) = tmp_path.glob("*-trackers.jsonl.gz")
     with gzip.open(path, "rt") as file:
         samples = [json.loads(line) for line in file]

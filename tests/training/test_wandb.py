@@ -51,12 +51,12 @@ def of_kind(records: list[Any], kind: str) -> list[Any]:
 
 def points(parts: list[list[Any]]) -> dict[str, dict[int, float]]:
     """Of each metric its value at each step. The later row of a step holds, as on the server."""
-    found: dict[str, dict[int, float]] = {}
+    by_name: dict[str, dict[int, float]] = {}
     for row in (each["item"] for part in parts for each in of_kind(part, "history")):
         for name, value in row.items():
             if name != "epoch" and not name.startswith("_"):
-                found.setdefault(name, {})[row["_step"]] = value
-    return found
+                by_name.setdefault(name, {})[row["_step"]] = value
+    return by_name
 
 
 def last_of_each_step(out: Path) -> dict[str, dict[int, float]]:

@@ -77,11 +77,11 @@ def series(out: Path) -> dict[str, list[tuple[int, float]]]:
 
 def in_order(out: Path) -> dict[str, list[tuple[int, float]]]:
     """Of each metric its steps and values, in the order of the file of events."""
-    found: dict[str, list[tuple[int, float]]] = {}
+    by_name: dict[str, list[tuple[int, float]]] = {}
     for _, event in events.read_events(out / "events.jsonl"):
         for name, value in event.get("metrics", {}).items():
-            found.setdefault(name, []).append((event["step"], value))
-    return found
+            by_name.setdefault(name, []).append((event["step"], value))
+    return by_name
 
 
 def stop_after_21(out: Path, *names: str) -> None:
@@ -135,8 +135,8 @@ def until(true: Any) -> None:
 def begun(out: Path) -> Path:
     """The file of events of a run that has just begun."""
     log = events.EventLog(out / "events.jsonl")
-    known = facts_of(build(TrainConfig, {"output_dir": out}))
-    log.begin(event="begin", step=0, run="a" * 32, trackers=[], environment={}, **known)
+    facts = facts_of(build(TrainConfig, {"output_dir": out}))
+    log.begin(event="begin", step=0, run="a" * 32, trackers=[], environment={}, **facts)
     log.tell("step", 1, metrics={"train_loss_step": 0.5})
     log.close()
     return log.path
@@ -158,5 +158,5 @@ def no_file_holds(key: str, out: Path) -> bool:
 def best_weights(out: Path) -> dict[str, torch.Tensor]:
     import torch
 
-    found: dict[str, torch.Tensor] = torch.load(out / "best_model.pth", weights_only=True)
-    return found
+    state_dict: dict[str, torch.Tensor] = torch.load(out / "best_model.pth", weights_only=True)
+    return state_dict
