@@ -3,8 +3,9 @@
 Each commit is checked out beside this one and runs the same commands on the same data: ``infer`` on
 twelve layouts with both seams, ``generate``, ``score``, ``scaling``, ``bench`` and the quick suite.
 Exit codes, decoded arrays and computed tables must be identical. Of what was measured, files, CSV
-columns and rows are compared, and sentences with their numbers masked are only listed where they
-differ, as a sentence may depend on a time. Exits with 1 where anything else differs.
+columns and rows, and the keys and words of JSON, YAML and Parquet are compared, all with numbers
+and digests masked. Sentences are only listed where they differ, as a sentence may depend on a time.
+Exits with 1 where anything else differs.
 """
 
 from __future__ import annotations
@@ -19,9 +20,13 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
+import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 LAYOUTS: dict[str, tuple[str, tuple[int, ...], tuple[int, ...], str]] = {
@@ -44,6 +49,8 @@ REFUSED = {
     "missing input": ["infer", "--in-spec", "/nowhere", "--out-spec", "x"],
 }
 """Commands that end with exit code 2; all others end with 0."""
+DIGEST = re.compile(r"\b[0-9a-f]{8,}\b|(?<=\d-)[0-9a-f]{4}\b")
+"""Random names, the last part of a run's name among them, and digests of places and of code."""
 NUMBER = re.compile(r"[-+]?\d[\d.,]*(e[-+]?\d+)?")
 
 
@@ -97,7 +104,11 @@ def collect(folder: Path, answer: Path) -> None:
     os.chdir(folder)
     for name, layout in LAYOUTS.items():
         _write(folder / f"{name}.in", *layout)
-    found: dict[str, Any] = {}
+    outcomes: dict[str, Any] = {}
+
+    def placed(text: str) -> str:
+        return text.replace(str(folder), "FOLDER").replace(str(ROOT), "ROOT")
+
     for name, words, measured in commands(folder):
         said, before = io.StringIO(), _files(folder)
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(io.StringIO()):
@@ -105,11 +116,12 @@ def collect(folder: Path, answer: Path) -> None:
                 code: Any = main(words)
             except SystemExit as ended:
                 code = ended.code
-        text = said.getvalue().replace(str(folder), "FOLDER").replace(str(ROOT), "ROOT")
-        new = {path: _content(folder / path) for path in sorted(_files(folder) - before)}
-        found[name] = {"code": code, "measured": measured, "text": text, "files": new}
+        mask = _masked if measured else placed
+        new = {path: _content(folder / path, mask) for path in sorted(_files(folder) - before)}
+        text = placed(said.getvalue())
+        outcomes[name] = {"code": code, "measured": measured, "text": text, "files": new}
         print(f"{code} {name}", file=sys.stderr, flush=True)
-    answer.write_text(json.dumps(found))
+    answer.write_text(json.dumps(outcomes))
 
 
 def _write(
@@ -127,12 +139,12 @@ def _write(
 
 def _files(folder: Path) -> set[str]:
     """Every file; of an array its folder."""
-    found = set()
+    paths = set()
     for path in folder.rglob("*"):
         if path.is_file():
             arrays = [p for p in (*path.parents,) if p != folder and _driver(p)]
-            found.add(str((arrays[-1] if arrays else path).relative_to(folder)))
-    return found
+            paths.add(str((arrays[-1] if arrays else path).relative_to(folder)))
+    return paths
 
 
 def _driver(path: Path) -> str | None:
@@ -140,8 +152,9 @@ def _driver(path: Path) -> str | None:
     return next((d for marker, d in markers.items() if (path / marker).is_file()), None)
 
 
-def _content(path: Path) -> Any:
-    """The values of an array, the columns and rows of a CSV; of another file, nothing."""
+def _content(path: Path, mask: Callable[[str], str]) -> Any:
+    """The values of an array, the columns and rows of a CSV, what JSON, YAML and Parquet hold; of
+    another file, nothing."""
     if path.is_dir():
         try:
             import tensorstore as ts
@@ -154,12 +167,34 @@ def _content(path: Path) -> Any:
         return f"{values.dtype} {values.shape} {digest}"
     if path.suffix == ".csv":
         lines = path.read_text().splitlines()
-        return [lines[0], *(_masked(line) for line in lines[1:])]
+        return [lines[0], *map(mask, lines[1:])]
+    if path.suffix in (".json", ".jsonl"):
+        lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+        return _outline([json.loads(line) for line in lines], mask)
+    if path.suffix in (".yaml", ".yml"):
+        return _outline(yaml.safe_load(path.read_text()), mask)
+    if path.suffix == ".parquet":
+        frame = pd.read_parquet(path)
+        return {name: [str(frame[name].dtype), _outline(list(frame[name]), mask)] for name in frame}
     return None
 
 
+def _outline(value: Any, mask: Callable[[str], str]) -> Any:
+    """A value with its texts and numbers masked. A list of what was measured is without
+    repetitions: how many samples were taken is measured too."""
+    if isinstance(value, dict):
+        return {mask(str(key)): _outline(each, mask) for key, each in value.items()}
+    if isinstance(value, list):
+        outlines = [_outline(each, mask) for each in value]
+        if mask is not _masked:
+            return outlines
+        return list({json.dumps(each, sort_keys=True): each for each in outlines}.values())
+    return value if value is None or isinstance(value, bool) else mask(str(value))
+
+
 def _masked(text: str) -> str:
-    return NUMBER.sub("#", text)
+    """Without its numbers and digests, and in lines that do not depend on their lengths."""
+    return re.sub(r"#[#.]*", "#", re.sub(" +", " ", NUMBER.sub("#", DIGEST.sub("#", text))))
 
 
 # --- two commits ----------------------------------------------------------------------------------
@@ -167,7 +202,7 @@ def _masked(text: str) -> str:
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """What must be the same and is not, and sentences that differ beside their numbers."""
-    wrong, told = [], []
+    wrong, reworded = [], []
     for name in before.keys() | after.keys():
         a, b = before.get(name), after.get(name)
         if a is not None and a["code"] != (2 if name in REFUSED else 0):
@@ -175,17 +210,22 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[li
         if a is None or b is None or a["code"] != b["code"]:
             wrong.append(f"{name}: exit {a and a['code']} before, {b and b['code']} after")
             continue
-        names = lambda each: {_masked(path): v for path, v in each["files"].items()}  # noqa: E731
-        if names(a) != names(b):
-            changed = {
-                p for p in names(a).keys() | names(b).keys() if names(a).get(p) != names(b).get(p)
-            }
+        old, new = _by_name(a["files"]), _by_name(b["files"])
+        if changed := {path for path in old.keys() | new.keys() if old[path] != new[path]}:
             wrong.append(f"{name}: {', '.join(sorted(changed))}")
         if not a["measured"] and a["text"] != b["text"]:
             wrong.append(f"{name}: what it prints")
         elif _masked(a["text"]) != _masked(b["text"]):
-            told.append(name)
-    return sorted(wrong), sorted(told)
+            reworded.append(name)
+    return sorted(wrong), sorted(reworded)
+
+
+def _by_name(files: Mapping[str, Any]) -> defaultdict[str, list[Any]]:
+    """What files hold, by their names; the numbers in a name may be measured."""
+    contents: defaultdict[str, list[Any]] = defaultdict(list)
+    for path, content in files.items():
+        contents[_masked(path)].append(content)
+    return contents
 
 
 def run(commit: str, place: Path) -> dict[str, Any]:
@@ -214,13 +254,13 @@ def main() -> int:
         return 0
     first, second = (*args.commits, "HEAD")[:2]
     with tempfile.TemporaryDirectory(prefix="penstock-unchanged-") as place:
-        found = [run(commit, Path(place, f"{i}")) for i, commit in enumerate((first, second))]
-    wrong, told = differences(*found)
+        outcomes = [run(commit, Path(place, f"{i}")) for i, commit in enumerate((first, second))]
+    wrong, reworded = differences(*outcomes)
     for line in wrong:
         print(f"differs: {line}")
-    for name in told:
+    for name in reworded:
         print(f"says something else, of what it measured: {name}")
-    print(f"{len(found[0])} commands on {first} and {second}: {len(wrong)} differ")
+    print(f"{len(outcomes[0])} commands on {first} and {second}: {len(wrong)} differ")
     return bool(wrong)
 
 

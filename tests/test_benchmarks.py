@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -164,3 +165,26 @@ def test_the_readmes_say_what_the_grid_shows(monkeypatch: pytest.MonkeyPatch) ->
         f"took {least:.2f} to {most:.2f} of the loop's time, with a median of {median:.2f}"
         in readme
     )
+
+
+def test_two_commits_differ_in_words_and_not_in_what_was_measured(tmp_path: Path) -> None:
+    pd = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    script = runpy.run_path(str(BENCHMARKS / "unchanged.py"))
+
+    def outcome(place: str, seconds: list[float], word: str, digest: str) -> dict[str, Any]:
+        folder = tmp_path / place
+        folder.mkdir()
+        document = {"seconds": seconds, "said": f"{word} in {seconds[0]} s", "run": digest}
+        (folder / "a.json").write_text(json.dumps(document))
+        (folder / "a.yaml").write_text(f"seconds: {seconds[0]}\nsaid: {word}\n")
+        pd.DataFrame({"seconds": seconds, "said": word}).to_parquet(folder / "a.parquet")
+        files = {p.name: script["_content"](p, script["_masked"]) for p in folder.iterdir()}
+        return {"infer": {"code": 0, "measured": True, "text": "", "files": files}}
+
+    before = outcome("before", [1.25, 3e-05], "read", "63c35aa243734992")
+    again = outcome("again", [0.5, 12.0, 1e6], "read", "ef01b2c3d4e5f678")
+    assert script["differences"](before, again) == ([], [])
+    other = outcome("other", [1.25, 3e-05], "written", "63c35aa243734992")
+    wrong = "infer: a.json, a.parquet, a.yaml"
+    assert script["differences"](before, other) == ([wrong], [])
