@@ -287,7 +287,7 @@ def test_variables_of_a_worker_are_those_of_the_client(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--find-limit", "--cluster", "local"], "--find-limit chooses each trial by the one"),
+        (["--find-limit", "--cluster", "local"], "--find-limit chooses each trial after the one"),
         (
             ["--device", "cuda:1", "--cluster", "local"],
             "--device cuda:1 does not go with --cluster",

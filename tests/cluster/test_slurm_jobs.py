@@ -326,8 +326,8 @@ def test_what_cannot_be_submitted(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([], "say what is to run behind the flags: -- train WORKLOAD"),
-        (["bench", "model", "--model", "identity"], "--study sizes trainings; bench is none"),
+        ([], "put the command to run after the flags: -- train WORKLOAD"),
+        (["bench", "model", "--model", "identity"], "--study needs a training; bench is none"),
         (["train", "sprial"], "there is no workload 'sprial'; there are spiral, "),
         (["train", "spiral", "--epochs", "0"], "--epochs '0'"),
         (["train", "spiral", "--latent-size", "4"], "--latent-size belongs to emulator, not"),

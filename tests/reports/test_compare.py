@@ -275,7 +275,7 @@ def test_unlike_things_are_refused_unless_told(what: str) -> None:
     a, b = [record()], [record(**fields)]
     with pytest.raises(NotComparable) as refusal:
         judged(a, b)
-    assert str(refusal.value) == f"{sentence}; --anyway compares all the same"
+    assert str(refusal.value) == f"{sentence}; --anyway compares them anyway"
     assert refusal.value.exit_code == 4
     assert judged(a, b, anyway=True).caveats == (sentence,)
 
@@ -504,7 +504,9 @@ def test_unlike_machines_end_with_four(
     assert "Not compared: the launches ran on 2 machines, here and there (amp=false); --any" in out
     assert "1 case, B against A: 1 same, 1 not comparable" in out
     assert run(sides[0], there, "--anyway") == 0
-    assert "compared all the same: the launches ran on 2 machines" in capsys.readouterr().out
+    assert "Compared although not comparable: the launches ran on 2 machines" in (
+        capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize(

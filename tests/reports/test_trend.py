@@ -116,7 +116,7 @@ def test_the_gate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         return main(["trend", str(tmp_path / name), "--fail-if-slower", "5%", *words])
 
     assert gate(history(), "slower") == 1
-    assert "The gate fails: 1 of the steps are to slower" in capsys.readouterr().out
+    assert "The gate fails: at 1 of the steps a case became slower" in capsys.readouterr().out
     assert gate([], "slower", "--since", "0202") == 1
     assert gate([], "slower", "--since", "0707") == 0, "the step lies before it"
     assert gate(history(step=0.8), "faster") == 0

@@ -163,7 +163,7 @@ def compare_records(
     compared = [pair for pair in pairs.shared if anyway or not reasons[pair.key]]
     if not compared:
         more = f" (and {len(unlike) - 1} more)" if len(unlike) > 1 else ""
-        raise NotComparable(f"{unlike[0]}{more}; --anyway compares all the same")
+        raise NotComparable(f"{unlike[0]}{more}; --anyway compares them anyway")
     check_measured(compared, metric)
 
     rng = np.random.default_rng(seed)
