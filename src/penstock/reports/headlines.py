@@ -1,7 +1,7 @@
-"""The verdicts on a ledger, in sentences: what bounds each benchmark, and what would change that.
+"""The verdicts on a ledger, in sentences: what limits each benchmark, and what would help.
 
-The first sentence of a kind is its verdict. Each gives the launches behind it and, where there are
-several, an interval. Where nothing was measured, the sentence says that.
+The first sentence of a kind of benchmark is its verdict. Each sentence gives the number of launches
+and, if there are several, an interval. If nothing was measured, the sentence says so.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NAMED = 3
 
 
 def model_headlines(records: Iterable[Record]) -> list[str]:
-    """The settings that a sweep supports, those of the most throughput first."""
+    """The settings that a sweep supports, those with the most throughput first."""
     records = [record for record in records if record.scenario == "model"]
     if not any(record.ok for record in records):
         return [_nothing(records)]
@@ -188,8 +188,8 @@ def _of_queue(group: Sequence[QueueCell]) -> str:
     settled = [cell for cell in measured if cell.settled]
     if not settled:
         return (
-            f"No case of {len(group)} reached the steady state, so nothing is said of how long "
-            "the accelerator waits; more --iterations tell."
+            f"No case of {len(group)} reached the steady state, so it is not known how long "
+            "the accelerator waits; use more --iterations."
         )
     best = max(settled, key=lambda cell: round(float(np.median(cell.steady_utilisations)), 3))
     waits = [1 - used for used in best.steady_utilisations]
@@ -226,5 +226,5 @@ def _nothing(records: Iterable[Record]) -> str:
     counts = ", ".join(f"{status.count(each)} {each}" for each in dict.fromkeys(status))
     return (
         f"Nothing was measured: of {plural(len(status), 'launch')} none was ok ({counts}), so "
-        "nothing is said of speed."
+        "the speed is not known."
     )

@@ -79,8 +79,9 @@ def append_csv(scenario: str, records: Iterable[Record], path: Path, **changes: 
     Args:
         scenario: ``model``, ``loader`` or ``queue``.
         records: The launches of one or more benchmarks.
-        path: The CSV. It is made if it is not there; another header is extended, no row is lost.
-        **changes: Columns that are the same in all rows, whatever was measured.
+        path: The CSV. It is created if needed. A file with another header gets our columns, too,
+            and keeps all rows.
+        **changes: Values of columns that are the same in all rows.
 
     Raises:
         UsageError: ``path`` is another file, or cannot be written.

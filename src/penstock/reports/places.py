@@ -47,12 +47,12 @@ def places_of(named: Path) -> list[RecordPlace]:
     if kind_of_place(beside) == "inference":
         return [RecordPlace("inference", beside)]
     beside = named.with_name(f"{named.name}.ledger") if named.name else named
-    if kind_of_place(beside) == "ledger":  # of preprocess or predict, which wrote what is named
+    if kind_of_place(beside) == "ledger":  # of preprocess or predict, beside their output
         return [RecordPlace("ledger", beside)]
     if named.suffix == ".penstock":
         raise UsageError(f"{named} is not a run folder of penstock infer: it has no run.json")
     if not named.is_dir() or named.suffix == ".ledger":
-        return [RecordPlace("ledger", named)]  # its reader says what is wrong with it
+        return [RecordPlace("ledger", named)]  # its reader reports the fault
     places = sorted(_below(named), key=_before_what_it_made)
     if not places:
         raise UsageError(
@@ -93,7 +93,7 @@ def kind_of_place(path: Path) -> PlaceKind | None:
 
 
 def _before_what_it_made(place: RecordPlace) -> Path:
-    """The order of places: by name, and a suite before its trainings."""
+    """Sort key of places: by name, and a suite before its trainings."""
     return place.path.parent if place.path.name == SUITE_LEDGER else place.path
 
 
@@ -108,8 +108,8 @@ def folders_below(folder: Path) -> Iterator[tuple[Path, PlaceKind | None, list[s
     """A folder and those below it; no link is followed, no array and no place entered.
 
     Yields:
-        The folder, what it holds, the names of folders in it, and those of files. A folder whose
-        name is taken from the list is not entered.
+        The folder, what it holds, the names of folders in it, and those of files. Remove a name
+        from the list of folders to skip that folder.
 
     Raises:
         UsageError: There are far too many.

@@ -53,8 +53,8 @@ THROTTLES = {
     0x40: "heat",
     0x80: "a power brake",
 }
-"""The bits of NVML's reasons for slow clocks that are trouble. Idle GPUs and clocks that the user
-set are not."""
+"""NVML's reasons for slow clocks that mean trouble, by bit. An idle GPU and user-set clocks are
+none."""
 
 _FAILURES = {
     "oom_device": "OOM",
@@ -62,7 +62,7 @@ _FAILURES = {
     "wrong_result": "wrong",
     "unsupported": "n/a",
 }
-"""The words of a figure for some failures. The others are their own words."""
+"""Labels of failures in figures. A status that is not listed is its own label."""
 
 
 class ModelCell(Cell):
@@ -225,7 +225,7 @@ class ModelCell(Cell):
         rate = self.number("throughput_samples_per_sec")
         if useful > 0 and rate > 0:
             return useful / rate
-        return np.nan if self.haloed else pixels_of(self.tile)  # the seed's rows are of squares
+        return np.nan if self.haloed else pixels_of(self.tile)  # tiles of the seed are squares
 
     @property
     def pixels_per_s(self) -> float:
@@ -237,10 +237,11 @@ class ModelCell(Cell):
         return self.number("budget_mb") * MB
 
     def peak_bytes(self, on_host: bool) -> float:
-        """The peak of the host or of the device; under a budget of the host what the budget counts.
+        """Peak memory in bytes, of the host or of the device. Under a budget of the host, it is the
+        count that the budget limits.
 
-        It is NaN for a case that failed, which may need more than it had reached. The seed's files
-        hold 0 for a device if there is no GPU, which is NaN, too.
+        NaN for a failed case: its true peak may be higher than what was read. Files of the seed
+        hold 0 for a device if there is no GPU; this is NaN, too.
         """
         counted = ("host_counted_mb",) if on_host and np.isfinite(self.budget_bytes) else ()
         names = (*counted, "host_peak_mb") if on_host else ("memory_peak_mb",)
@@ -254,7 +255,7 @@ UNTIMED = dict.fromkeys(
     "pixels_per_sec useful_pixels_per_sec flops_per_sec".split(),
     "",
 )
-"""The columns that stay empty for a case that was only tried for its memory."""
+"""The columns that stay empty if a launch only tried whether a case fits into memory."""
 
 
 def model_cells(records: Iterable[Record]) -> list[ModelCell]:

@@ -31,7 +31,7 @@ class Steps:
     """Seconds of ``step`` and of each phase."""
 
     def shares(self, phase: str) -> list[float]:
-        """The share of a phase in the seconds of the steps of each epoch, where it was timed."""
+        """The share of a phase in the seconds of the steps of each epoch in which it was timed."""
         shares = []
         for number in np.unique(self.epoch[np.isfinite(self.epoch)]):
             at = self.epoch == number
@@ -90,7 +90,7 @@ class TrainingFolder:
 
     @property
     def phases(self) -> dict[str, float]:
-        """Seconds of each phase, the mean over ranks; empty where none was timed."""
+        """Seconds of each phase, the mean over ranks; empty if none was timed."""
         ranks = [rank.get("phases") or {} for rank in self.results.get("ranks") or ()]
         totals: dict[str, float] = {}
         for name in PHASES:

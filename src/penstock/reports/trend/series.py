@@ -51,10 +51,10 @@ class Series:
 
     label: str
     machine: str
-    """Its key; empty where no launch names its machine."""
+    """Key of the machine; empty if no launch names it."""
     points: tuple[Point, ...]
     by_ancestry: bool
-    """True if git gave the order; else it is that of the launches' times."""
+    """True if git gave the order; otherwise the times of the launches gave it."""
     folder: Path | None = None
 
     @cached_property
@@ -69,7 +69,7 @@ class Series:
         return max(places, default=-1)
 
     def between(self, before: Point, after: Point) -> int | None:
-        """How many commits the range of two points holds; None where git does not tell."""
+        """Number of commits between two points; None if git does not know."""
         if not (before.commit and after.commit):
             return None
         if before.commit == after.commit:
@@ -153,7 +153,7 @@ def _text(value: Any) -> str:
 
 
 def changed_libraries(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """The libraries of other versions, in words."""
+    """The libraries whose versions differ, in words."""
     return [
         f"{name} {before[name]} to {after[name]}"
         for name in before

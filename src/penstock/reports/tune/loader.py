@@ -231,7 +231,7 @@ def ceiling(rungs: Mapping[str, LoaderCell], best: ReadAlone, goal: Goal) -> str
     if not measured:
         factor = best.interval.value / goal.most_s
         return (
-            "Which ceiling forbids it is not known, for the steps of the ladder were not measured "
+            "Which ceiling forbids it is not known: the steps of the ladder were not measured "
             f"here; reading as a whole would have to be {significant(factor)} times as fast."
         )
     noise = rungs_slower_than_whole(measured, best)
@@ -251,7 +251,7 @@ def ceiling(rungs: Mapping[str, LoaderCell], best: ReadAlone, goal: Goal) -> str
         return (
             f"No ceiling is named: {_up_to(noise[0])} alone took {_at_best(measured[noise[0]])}, "
             f"and the whole loader {spread_words(best.interval)}. A part that takes longer than "
-            "the whole is noise, such as other work on this machine; more --launches tell."
+            "the whole is noise, such as other work on this machine; use more --launches."
         )
     last = measured[max(measured)]
     if last.launches < 2:
