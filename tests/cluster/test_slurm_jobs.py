@@ -458,7 +458,7 @@ def test_the_elements_of_an_array_are_read() -> None:
         ("5_[4-5%2]", "PENDING", 0), ("5_3", "FAILED", 3), ("5_2", "FAILED", 2),
         ("5_1", "FAILED", 1), ("5_0", "COMPLETED", 0),
     ]  # fmt: skip
-    assert rows[1].words() == "FAILED, exit code 3: it was stopped, and --resume goes on"
+    assert rows[1].words() == "FAILED, exit code 3: it was stopped, and --resume continues it"
 
 
 def test_squeue_is_read() -> None:
