@@ -24,7 +24,7 @@ from .verb_parser import VerbParser
 VERBS = {
     "infer": "run a model over a volume larger than memory",
     "plan": "say what infer would do: counts, bytes, memory; touch nothing",
-    "status": "say how a run of infer stands: blocks, rate, time left, faults",
+    "status": "show the progress of a run of infer: blocks, rate, time left, faults",
     "verify": "prove by checksums that an output is complete and was written by its run",
     "generate": "make data to measure with: fields, volumes, scenes, packed NetCDF",
     "preprocess": "cut satellite scenes into chips to train on",
@@ -91,7 +91,7 @@ def _told_safely() -> Iterator[None]:
     """Remove secrets and control characters from all printed text, also from library warnings."""
     with contextlib.ExitStack() as stack:
         for name in ("stdout", "stderr"):
-            if (stream := getattr(sys, name)) is not None:  # None where it was closed
+            if (stream := getattr(sys, name)) is not None:  # None if it was closed
                 redirect = getattr(contextlib, f"redirect_{name}")
                 safe = stack.enter_context(redirect(SafeStream(stream)))
                 stack.callback(safe.flush)  # a closed pipe raises nothing in here

@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device",
         default="auto",
-        help="device to measure: cpu, cuda:1, mps (default: a GPU where there is one)",
+        help="device to measure: cpu, cuda:1, mps (default: a GPU if there is one)",
     )
     parser.add_argument(
         "--folder",
@@ -259,7 +259,7 @@ def noise_lines(noise: Block, device: str) -> list[str]:
     return [
         f"{noise['n']} launches of one matrix product on {device} lie within {spread:.1f} %.",
         f"As two sides of a comparison they differ by {ratio:+.1f} % ({interval}).",
-        f"Differences under {threshold:.1f} % cannot be told from noise here.",
+        f"Differences under {threshold:.1f} % cannot be distinguished from noise here.",
     ]
 
 

@@ -146,7 +146,7 @@ def _in_job(words: Sequence[str], most: int) -> int:
                     f"job {job} was started again {plural(restarts, 'time')} and does not go back "
                     f"into the queue (--max-requeues {most}); submit it again"
                 )
-            requeue_job(job, "has written what is whole")
+            requeue_job(job, "has written its complete blocks")
     return code
 
 

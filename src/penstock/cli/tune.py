@@ -2,7 +2,7 @@
 
 for each batch, from the smallest on:
     memory -> queues that fit -> short launches that only read, by threads -> fed? settings as YAML
-and where none is fed:                        the ladder's rungs -> the ceiling in a sentence
+and if none is fed:                           the ladder's rungs -> the ceiling in a sentence
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ class Tasks:
         self._place_again()
 
     def _place_again(self) -> None:
-        """Give out again the tasks whose workers are gone. Dask would wait for ever."""
+        """Give out again the tasks of workers that are gone: Dask would wait for these for ever."""
         stranded = [task for task in self._pending.values() if self.placement.strands(task.placed)]
         _withdraw(self.client, stranded)
         if not self.ends:

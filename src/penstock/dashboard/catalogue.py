@@ -69,7 +69,7 @@ class Catalogue:
         """A number that grows when runs change."""
 
     def refresh(self) -> None:
-        """Look for places now and then, and read those whose files have changed.
+        """Look for places from time to time, and read those whose files have changed.
 
         Raises `UsageError` if there are far too many folders.
         """

@@ -104,7 +104,7 @@ def _plain(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Held:
-    """A change that was tested, and what it gave."""
+    """A change that was tested, and its measured gain."""
 
     change: Change
     where: str

@@ -63,7 +63,7 @@ def comparison_in_markdown(comparison: Comparison, source: str, gate: str = "") 
     Args:
         comparison: How B compares with A.
         source: What A and B are, in words.
-        gate: The sentence of a gate; empty where there is none.
+        gate: The sentence of a gate; empty if there is none.
 
     Returns:
         Markdown: the verdict, a table of the cases, those that changed first, and what was left

@@ -23,7 +23,7 @@ class Picture:
     """A figure of a report. It is drawn when it is asked for."""
 
     name: str
-    """The name of its file, without a suffix, where a page keeps figures in files."""
+    """The name of its file, without a suffix, for pages that keep figures in files."""
     caption: str
     alt: str
     """Text with its numbers, for readers who cannot see it."""
@@ -43,7 +43,7 @@ class Chapter:
 
 @dataclass(frozen=True)
 class Raw:
-    """Where records lie that a report was computed from."""
+    """A place of records from which a report was computed."""
 
     name: str
     place: str

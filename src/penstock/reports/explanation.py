@@ -56,7 +56,7 @@ class Explanation:
 
 
 def explain(place: RecordPlace, others: Sequence[Path] = ()) -> Explanation:
-    """Explain what lies at a place.
+    """Explain the run or the ledger at a place.
 
     Args:
         place: A ledger, or the folder of a run.

@@ -70,7 +70,8 @@ def _of_cells(cells: Sequence[ModelCell]) -> str:
 
 
 def loader_headlines(records: Iterable[Record]) -> list[str]:
-    """What limits the loader, what a batch without it would take, and which loader is fastest."""
+    """What limits the loader, how fast batches would come without the limit, and the fastest
+    loader."""
     records = [record for record in records if record.scenario in ("loader", "ladder")]
     if not any(record.ok for record in records):
         return [_nothing(records)]
@@ -79,7 +80,7 @@ def loader_headlines(records: Iterable[Record]) -> list[str]:
 
 
 def ladder_headlines(records: Iterable[Record]) -> list[str]:
-    """What limits at each batch size and number of threads, and what a batch without it takes."""
+    """The limit at each batch size and number of threads, and how fast batches come without it."""
     ladders = [ladder for ladder in ladders_of(records) if ladder.measured]
     ladders.sort(key=lambda ladder: -max(ladder.seconds.values()))
     lines = [line for ladder in ladders if (line := _bound(ladder))]
@@ -167,7 +168,7 @@ def _fastest(cells: Sequence[LoaderCell]) -> list[str]:
 
 
 def queue_headlines(records: Iterable[Record]) -> list[str]:
-    """How long the accelerator waits at best, what bounds it, and what a faster reader gives."""
+    """How long the accelerator waits at best, what limits it, and what a faster reader gains."""
     records = [record for record in records if record.scenario == "queue"]
     if not any(record.ok for record in records):
         return [_nothing(records)]

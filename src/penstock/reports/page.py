@@ -207,7 +207,7 @@ def write_page(
 
 
 def _remove_figures(page: Path) -> None:
-    """Remove the figures of an old page. The new one may have fewer, or others."""
+    """Remove the figures of an old page, because the new page may have fewer."""
     if page.exists():
         for name in re.findall(r"!\[(\w+)\]\(\1\.png\)", page.read_text(errors="replace")):
             figure = page.parent / f"{name}.png"

@@ -200,5 +200,5 @@ def _suite_words(runs: Sequence[SuiteCell]) -> str:
 
 
 def _measured(cells: Sequence[Kind]) -> list[Kind]:
-    """The cells of which a launch was ok."""
+    """The cells with a launch that was ok."""
     return [cell for cell in cells if cell.launches]

@@ -36,7 +36,7 @@ def cases_of_sides(*sides: Sequence[Record]) -> list[list[Record]]:
         sides: The launches of each side.
 
     Returns:
-        The sides, with new cases and keys where launches were run folders.
+        The sides. Launches of run folders have new cases and keys.
     """
     runs = [[r for r in side if r.scenario in RUN_SCENARIOS] for side in sides]
     telling: dict[str, set[str]] = {}
@@ -67,7 +67,7 @@ def settings_that_differ(a: Sequence[Record], b: Sequence[Record]) -> list[tuple
 
     Args:
         a: The launches of one side of a case.
-        b: Those of the other.
+        b: The launches of the other side.
 
     Returns:
         A line for each such setting, by name; ``-`` if a side lacks it.

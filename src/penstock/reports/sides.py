@@ -18,17 +18,17 @@ _NAMED = 5
 
 
 def launches_named(name: str, ledgers: Sequence[Path]) -> list[Record]:
-    """The launches of what a user named.
+    """The launches of a side that a user named.
 
     Args:
-        name: A path, or a commit: its hash, the beginning of that, or a name that git knows.
+        name: A path, or a commit: its hash, the beginning of its hash, or a name that git knows.
         ledgers: Ledgers, or folders of ledgers, that are searched for the launches of a commit.
 
     Returns:
         The launches; there is at least one.
 
     Raises:
-        UsageError: Nothing lies there, or the commit is not known or not the only one.
+        UsageError: There are no launches, or the commit is unknown or not unique.
     """
     path = Path(name)
     beside = path.with_name(f"{path.name}.penstock") if path.name else path

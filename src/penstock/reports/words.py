@@ -59,7 +59,7 @@ def bracket(interval: Interval, count: str, form: Form = format_seconds) -> str:
 
     Args:
         interval: The interval.
-        count: What is behind it, in words.
+        count: Words for the number of measurements behind it.
         form: A function that writes an end.
 
     Returns:

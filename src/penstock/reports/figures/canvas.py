@@ -60,7 +60,7 @@ class Curve:
     t: Values
     """Seconds since the start."""
     y: Values
-    """The values in the panel's base unit, bytes for a size; NaN where one is missing."""
+    """The values in the panel's base unit, bytes for a size. A missing value is NaN."""
     colour: int = 0
     dashes: str = "-"
     sparse: bool = False
@@ -75,7 +75,7 @@ class Panel:
     quantity: str
     """The name of the y axis, to which the unit is appended."""
     unit: str
-    """``B`` and ``B/s`` are scaled to KiB, MiB or GiB by what is drawn."""
+    """The base unit. ``B`` and ``B/s`` are scaled to KiB, MiB or GiB, depending on the values."""
     lines: Sequence[Curve]
     note: str = ""
     limit: float | None = None

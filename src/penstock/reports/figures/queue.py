@@ -174,5 +174,5 @@ def _numbers(text: str) -> list[float]:
 
 
 def column_of(cells: Sequence[Cell], name: str) -> Any:
-    """The numbers of a column, NaN where a cell has none."""
+    """The numbers of a column; NaN if a cell has none."""
     return np.array([cell.number(name) for cell in cells])

@@ -30,7 +30,7 @@ def limit_lines(run: InferenceRun) -> list[str]:
 
 
 def _arithmetic(run: InferenceRun, key: str) -> Iterator[str]:
-    """The rate of the forwards beside that of large matrix products."""
+    """The rate of the forwards, compared with that of large matrix products."""
     flops, stage, summary = run.plan.get("patch_flops"), run.stages.get("forward"), run.summary
     if not (flops and stage and stage.busy and summary and run.processes == 1):
         return
@@ -58,7 +58,7 @@ def _dtype(run: InferenceRun) -> str:
 
 
 def _disk(run: InferenceRun, key: str) -> Iterator[str]:
-    """What was read from disks, beside what the disk gives."""
+    """The rate of reads from disks, compared with the measured rate of the disk."""
     rates = [rate for each in run.telemetry for rate in each.readings("read_bytes_per_s")]
     roof = known_disk(key)
     if rates and roof:

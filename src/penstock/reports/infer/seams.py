@@ -73,7 +73,7 @@ def seam_sentences(readings: Sequence[SeamReading], name: str = "") -> list[str]
 
     Args:
         readings: The axes of one output.
-        name: Its name, where there are several outputs.
+        name: Its name, if there are several outputs.
 
     Returns:
         The sentences.

@@ -21,7 +21,7 @@ The ladder takes the same batches a step further each time:
 
 Each rung does the work of the one below it and one step more, so the difference is the cost of that
 step, and the step that costs most is the limit. A rung that is slower than one above it was
-measured too slow: its cost cannot be told apart from that of the steps above.
+measured too slow: its cost cannot be separated from that of the steps above.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class ModelCell(Cell):
 
     @cached_property
     def drifts(self) -> list[float]:
-        """The relative rise of the time of a step within each launch where it surely changed."""
+        """The relative rise of the step time in each launch in which it surely changed."""
         trends = [drift(times) for times in self.times]
         return [t.value for t in trends if t.excludes(0) and abs(t.value) >= NOTABLE_DRIFT]
 
@@ -213,7 +213,7 @@ class ModelCell(Cell):
 
     @property
     def samples_per_s(self) -> float:
-        """Samples a second of the median step; of the mean where a row has no median."""
+        """Samples a second of the median step, or of the mean step if a row has no median."""
         if self.row.get("median_time_ms"):
             return 1e3 * self.batch / self.number("median_time_ms")
         return self.number("throughput_samples_per_sec")

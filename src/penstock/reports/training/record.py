@@ -22,7 +22,8 @@ MOST_STEPS = 500_000
 
 @dataclass(frozen=True)
 class Steps:
-    """The steps of one rank. Arrays have a value for each step; NaN where none was timed."""
+    """The steps of one rank. Arrays have a value for each step; a step that was not timed is
+    NaN."""
 
     rank: int
     epoch: NDArray[np.float64]
@@ -101,7 +102,7 @@ class TrainingFolder:
 
 
 def _steps(path: Path) -> Steps | None:
-    """The steps of a file; None where it holds none."""
+    """The steps of a file; None if it holds none."""
     columns: dict[str, list[float]] = {}
     names = ("epoch", "loss", *(f"{name}_s" for name in ("step", *PHASES)))
     with path.open(newline="", encoding="utf-8", errors="replace") as file:

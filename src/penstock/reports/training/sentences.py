@@ -24,7 +24,7 @@ _CURES = {
     "communication": "a larger --batch-size on each device",
 }
 _NOTABLE = 0.1
-"""A rank whose own work takes longer by a smaller share is not named."""
+"""A rank is named as slow if its own work takes longer by at least this share."""
 
 
 def headlines(run: TrainingFolder) -> list[str]:

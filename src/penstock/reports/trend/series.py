@@ -17,7 +17,7 @@ from ..run_settings import cases_of_sides
 
 NO_COMMIT = "no commit"
 _LIBRARIES = ("python", "torch", "numpy", "zarr", "tensorstore")
-"""Libraries of which another version may be a step's cause."""
+"""Libraries whose change of version may cause a step."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def series_of(records: Iterable[Record], metric: str, folder: Path | None = None
 
 
 def machine_of(record: Record) -> str:
-    """The key of a launch's machine; empty where it does not name it."""
+    """The key of a launch's machine; empty if the record names none."""
     return str(record.environment.get("machine_key") or "")
 
 
@@ -132,7 +132,7 @@ def _series(
 
 
 def _labels(records: Sequence[Record]) -> dict[str, str]:
-    """A label for each case: what was measured, and the knobs in which it differs from others."""
+    """A label for each case: the kind of measurement, and the knobs in which it differs."""
     labels = {}
     for scenario, same in group_by(records, lambda r: r.scenario).items():
         varying = [

@@ -18,7 +18,7 @@ def step_of(batch: int, steps: Mapping[int, float]) -> tuple[float, int]:
 
     A smaller batch gets its share of the larger batch's step. A real step hardly takes less,
     because its constant costs do not shrink. So a loader that feeds the scaled step feeds the real
-    one. Nothing is claimed of a batch larger than all that were timed.
+    one. Nothing is claimed for batches larger than those that were timed.
 
     Args:
         batch: The batch size.

@@ -131,7 +131,7 @@ def recommend_loader(
         rungs: The ladder, which shows the ceiling if the goal is not reached.
 
     Returns:
-        Settings and their reasons, or no settings and what forbids the goal.
+        Settings and their reasons, or no settings and the reason why the goal cannot be reached.
     """
     for reading in reads:
         if reading.interval.value > goal.most_s:
@@ -279,7 +279,7 @@ def _at_best(cell: LoaderCell) -> str:
 
 
 def _limit(rung: str, cell: LoaderCell) -> str:
-    """The name of what is at its limit. It is no disk if the page cache holds the files."""
+    """The name of the limit. It is not the disk if the page cache holds the files."""
     resident = cell.per_launch("resident")
     if rung != "L1" or resident is None:
         return CEILINGS[rung]
