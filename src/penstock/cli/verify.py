@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--json",
         type=Path,
         metavar="FILE",
-        help="write the blocks that are not proven to it",
+        help="write a list of the blocks that are not proven",
     )
     add_flags(parser, VerifyConfig)
 

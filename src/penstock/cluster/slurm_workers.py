@@ -1,6 +1,7 @@
 """Dask workers as SLURM jobs, one job for each worker: submitted, replaced, cancelled at the end.
 
-dask-jobqueue keeps their number; the scripts are those of ``penstock slurm submit``."""
+dask-jobqueue keeps their number; the scripts are those of ``penstock slurm submit``.
+"""
 
 from __future__ import annotations
 

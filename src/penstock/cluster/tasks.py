@@ -72,7 +72,7 @@ class Tasks:
         retries: int,
         patience_s: float = 0.0,
     ) -> None:
-        """Prepare.
+        """Prepare to run tasks.
 
         Args:
             workers: The workers.

@@ -173,7 +173,7 @@ def _of_statistics(run: InferenceRun) -> list[Change]:
         f"counting values for percentiles took {share:.0%} of the time. Whether the input has such "
         "a level is not in the record"
     )
-    basis = f"a level of a quarter of the voxels; least at half, most at none; {_ONE}"
+    basis = f"estimate for a quarter of the voxels, least for half, most for none; {_ONE}"
     gain = Interval(1 / (1 - 0.75 * share), 1 / (1 - share / 2), 1 / (1 - share), 1)
     what = f"percentiles of level {level + 1} of a pyramid in place of level {level}"
     return [Change(what, why, gain, basis, {"norm_level": level + 1})]
