@@ -135,10 +135,10 @@ def test_a_folder_that_workers_do_not_share_is_said(
 
 def test_what_workers_could_not_do_is_a_row_or_ends_the_benchmark() -> None:
     launch = Launch(LaunchRequest("model", {"batch": 2}), 1, 4, 60.0)
-    died = TaskFailure("3 workers died at it", True, 1)
+    died = TaskFailure("3 workers died on it", True, 1)
     record = on_cluster._failed(launch, died, {"machine": "k"})
     assert (record.status, record.launch, record.order) == ("crash", 1, 4)
-    assert record.error is not None and record.error.message == "3 workers died at it"
+    assert record.error is not None and record.error.message == "3 workers died on it"
     assert record.key == case_key("model", {"batch": 2})
     assert record.environment == {"machine_key": "k"}, "else it would be a case of its own"
     unseen = TaskFailure("the worker on a does not see x", False, 1, unfit="tcp://a")
@@ -287,7 +287,7 @@ def test_variables_of_a_worker_are_those_of_the_client(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--find-limit", "--cluster", "local"], "--find-limit chooses each trial by the one"),
+        (["--find-limit", "--cluster", "local"], "--find-limit chooses each trial after the one"),
         (
             ["--device", "cuda:1", "--cluster", "local"],
             "--device cuda:1 does not go with --cluster",
@@ -371,7 +371,7 @@ def test_a_benchmark_on_workers(
             assert record.environment["worker"]["alone_on"] == alone.taken_words(alone._cores())
         else:
             assert record.status == "crash" and record.error is not None
-            assert record.error.message.startswith("3 workers died at it")
+            assert record.error.message.startswith("3 workers died on it")
     if not died:
         first, second = sorted(ran, key=lambda record: record.time)
         assert first.warmup.setup_s is not None

@@ -52,7 +52,7 @@ def said(block: dict[str, Any], now: dict[str, Any]) -> str:
 
 def test_the_sentence_of_the_noise_floor() -> None:
     *_, last = doctor.noise_lines(NOISE, "cpu")
-    assert last == "Differences under 3.1 % cannot be told from noise here."
+    assert last == "Differences under 3.1 % cannot be distinguished from noise here."
     assert "4.1 %" in doctor.noise_lines(NOISE, "cpu")[0]
     *_, changed = doctor.noise_lines(NOISE | {"threshold": 0.2}, "cpu")
     assert "20.0 %" in changed

@@ -453,7 +453,7 @@ def test_an_infer_that_is_stopped_says_so_and_one_that_is_restarted_goes_on(
     cluster.wait("end", lambda: state(job).ended)
     capsys.readouterr()
     assert main(["slurm", "status", str(folder)]) == 1
-    said = "FAILED, exit code 3: it was stopped, and --resume goes on"
+    said = "FAILED, exit code 3: it was stopped, and --resume continues it"
     assert said in capsys.readouterr().out and 4 < written() < 36
     assert run_program(folder, *words, "--resume") != job
     job, before = newest(folder), written()

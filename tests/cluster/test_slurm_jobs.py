@@ -326,8 +326,8 @@ def test_what_cannot_be_submitted(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([], "say what is to run behind the flags: -- train WORKLOAD"),
-        (["bench", "model", "--model", "identity"], "--study sizes trainings; bench is none"),
+        ([], "put the command to run after the flags: -- train WORKLOAD"),
+        (["bench", "model", "--model", "identity"], "--study needs a training; bench is none"),
         (["train", "sprial"], "there is no workload 'sprial'; there are spiral, "),
         (["train", "spiral", "--epochs", "0"], "--epochs '0'"),
         (["train", "spiral", "--latent-size", "4"], "--latent-size belongs to emulator, not"),
@@ -458,7 +458,7 @@ def test_the_elements_of_an_array_are_read() -> None:
         ("5_[4-5%2]", "PENDING", 0), ("5_3", "FAILED", 3), ("5_2", "FAILED", 2),
         ("5_1", "FAILED", 1), ("5_0", "COMPLETED", 0),
     ]  # fmt: skip
-    assert rows[1].words() == "FAILED, exit code 3: it was stopped, and --resume goes on"
+    assert rows[1].words() == "FAILED, exit code 3: it was stopped, and --resume continues it"
 
 
 def test_squeue_is_read() -> None:

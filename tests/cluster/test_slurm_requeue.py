@@ -82,7 +82,7 @@ def test_elements_go_back_into_the_queue_by_themselves_and_not_for_ever(
     """The first is told once and ends its share; the second is told twice, which is once too
     often."""
     *_, parts, finish = submit("--array", "2")
-    back = "has written what is whole and goes back into the queue"
+    back = "has written its complete blocks and goes back into the queue"
     tell(used, parts, 2)
     tell(used, parts, 1)
     used.wait("the end of a life", lambda: back in said(f"{parts}_2"))
@@ -137,7 +137,8 @@ def test_a_verb_in_a_job_goes_back_only_if_it_was_told_and_has_stopped_whole(
     launch[launch.index("infer")] = "plan"
     assert main(launch) == 3 and asked.read_text() == "requeue 12\n"
     assert (
-        "job 12 has written what is whole and goes back into the queue" in capsys.readouterr().err
+        "job 12 has written its complete blocks and goes back into the queue"
+        in capsys.readouterr().err
     )
     monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
     assert main(launch) == 3

@@ -296,8 +296,8 @@ def test_what_a_verb_is_given_is_what_it_hears(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--"], "say what is to run behind the flags: -- train WORKLOAD ..., -- infer ..., or"),
-        (["--", "penstock"], "say what is to run behind the flags"),
+        (["--"], "put the command to run after the flags: -- train WORKLOAD ..., -- infer ..., or"),
+        (["--", "penstock"], "put the command to run after the flags"),
         (["--", "penstock", "infre"], "penstock has no verb 'infre'; penstock --help lists them"),
         (["--", "compare", "a", "b"], "compare is not among the verbs that run work (infer, "),
         (["python", "x.py"], "put -- before the command: -- python ..."),
@@ -309,7 +309,7 @@ def test_what_a_verb_is_given_is_what_it_hears(
          "--nodes 2: penstock infer runs on one node; --array N cuts it into N jobs"),
         (["--nodes", "2", "--", "bench", "model", "--model", "identity"],
          "--nodes 2: penstock bench runs on one node"),
-        (["--study", "1,2", "--", "true"], "--study sizes trainings; true is none"),
+        (["--study", "1,2", "--", "true"], "--study needs a training; true is none"),
         (["--array", "0-7", "--", *INFER], "--array 0-7: the parts of infer are counted from 1"),
         (["--array", "3,5", "--", *INFER], "--array 3,5: the parts of infer are counted from 1"),
         (["--array", "4", "--", *INFER, "--run-dir", "run-%j"],

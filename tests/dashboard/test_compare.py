@@ -89,7 +89,7 @@ def test_speed_up_and_efficiency_are_those_of_the_seed() -> None:
 
 def test_runs_that_are_no_study_say_why() -> None:
     first = of_seed()[:1]
-    why = "Nothing is said of scaling: 1 complete training of 1 number of devices, and it takes 2."
+    why = "No scaling study: 1 complete training of 1 number of devices, and it takes 2."
     assert scaling_of(first, anyway=False) == ([], why)
     odd = RunDetails({}, {}, training=run(2, 9.0, settings={"learning rate": "0.1"}))
     even = RunDetails({}, {}, training=run(1, 10.0, settings={"learning rate": "0.2"}))

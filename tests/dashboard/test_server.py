@@ -48,7 +48,7 @@ def test_names_of_a_server() -> None:
     assert names_of("Node7") == ["localhost", "127.0.0.1", "node7"]
     everywhere = names_of("0.0.0.0")
     assert socket.gethostname().lower() in everywhere and len(everywhere) == len(set(everywhere))
-    with pytest.raises(UsageError, match="address of version 4"):
+    with pytest.raises(UsageError, match="an IPv4 address"):
         names_of("::1")
 
 

@@ -238,11 +238,13 @@ def test_rounding_is_told_and_dtype_keeps_all(
     words = words_of(data, tmp_path / "c", "--overlap", "0")
     assert main(words) == 0
     output = capsys.readouterr().out
-    assert "float32; chips keep them as float16" in output and "--dtype float32 keeps all" in output
+    assert (
+        "float32; chips store them as float16" in output and "--dtype float32 keeps all" in output
+    )
     assert main([*words, "--dtype", "float32"]) == 2
     assert "was made with other dtype" in capsys.readouterr().err
     assert main([*words, "--dtype", "float32", "--overwrite-preproc"]) == 0
-    assert "keep them as" not in capsys.readouterr().out
+    assert "store them as" not in capsys.readouterr().out
     chips = Chips(tmp_path / "c" / "train")
     name = chips.scenes[0]
     with Scene(scene_folders(data, "train")[name], NAMES) as scene:

@@ -145,7 +145,7 @@ def test_corners_of_cells_are_no_weather_and_months_no_hindrance(
          "latitude": (("j", "i"), np.ones((4, 6)), corners)},
     )  # fmt: skip
     assert main(["generate", "--from", str(path), str(tmp_path / "data")]) == 0
-    assert f"{path}: left out, for want of latitude or longitude: transport" in (
+    assert f"{path}: left out, because they have no latitude or longitude: transport" in (
         capsys.readouterr().out
     )
     packed = open_dataset(tmp_path / "data")

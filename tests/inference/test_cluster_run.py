@@ -217,7 +217,7 @@ def test_a_part_that_kills_its_workers_is_given_up_and_the_others_are_written(
                      "--cluster", workers, "--max-failed-parts", "1") == 3  # fmt: skip
     said = capsys.readouterr().err
     assert "in 1 part, are not written" in said
-    assert f"{deaths} workers died at it" in said
+    assert f"{deaths} workers died on it" in said
 
 
 OVERLAP = ("--overlap", "99")

@@ -167,7 +167,7 @@ def test_the_heads_of_a_job_are_computed_anew_together(
     assert main(["verify", "a.zarr", "--recompute", "50%"]) == 0
     said = capsys.readouterr().out
     assert "6 of 12 blocks (--seed 0): 6 have the same bits" in said
-    assert "1 (uint16), 0 (int32); none where it is the same" in said
+    assert "1 (uint16), 0 (int32); none if they are the same" in said
 
 
 @pytest.mark.parametrize("seam", ["trim", "blend"])
@@ -227,7 +227,7 @@ def test_blocks_of_another_machine_may_differ_within_the_tolerance(
     given = ["--tolerance", tolerance] if tolerance else []
     assert verify("--recompute", "100%", *given) == code
     said = capsys.readouterr().out
-    assert f"Tolerance where the maker differs: {tolerance or 1} (uint16)" in said
+    assert f"Tolerance if code, versions or machine differ: {tolerance or 1} (uint16)" in said
     if code:
         assert "differs by up to 2, more than 1, when computed anew" in said
     else:

@@ -275,7 +275,7 @@ def test_unlike_things_are_refused_unless_told(what: str) -> None:
     a, b = [record()], [record(**fields)]
     with pytest.raises(NotComparable) as refusal:
         judged(a, b)
-    assert str(refusal.value) == f"{sentence}; --anyway compares all the same"
+    assert str(refusal.value) == f"{sentence}; --anyway compares them anyway"
     assert refusal.value.exit_code == 4
     assert judged(a, b, anyway=True).caveats == (sentence,)
 
@@ -297,8 +297,7 @@ def test_what_is_comparable_is_compared_and_the_rest_named(what: str) -> None:
 
 
 def test_other_hosts_of_one_kind_are_told() -> None:
-    """They are compared, for their machine is the same; what differs may be the hosts all the
-    same."""
+    """They are compared, because their machine is of one kind; a sentence names the hosts."""
 
     def on(host: str, launch: int) -> Record:
         block = {"machine_key": "here", "worker": {"host": host}}
@@ -307,8 +306,8 @@ def test_other_hosts_of_one_kind_are_told() -> None:
     a, b = [on("node1", 0), on("node2", 1)], [on("node3", 0), on("node1", 1)]
     comparison = judged(a, b)
     assert comparison.hosts == (
-        "A ran on node1 and node2, B on node1 and node3: what differs may be the hosts, even of "
-        "one kind"
+        "A ran on node1 and node2, B on node1 and node3: a difference may come from the hosts, "
+        "even if they are of one kind"
     )
     assert comparison.caveats == comparison.left_out == ()
     assert judged(a, a[::-1]).hosts == judged(a, [record()]).hosts == ""
@@ -504,7 +503,9 @@ def test_unlike_machines_end_with_four(
     assert "Not compared: the launches ran on 2 machines, here and there (amp=false); --any" in out
     assert "1 case, B against A: 1 same, 1 not comparable" in out
     assert run(sides[0], there, "--anyway") == 0
-    assert "compared all the same: the launches ran on 2 machines" in capsys.readouterr().out
+    assert "Compared although not comparable: the launches ran on 2 machines" in (
+        capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize(

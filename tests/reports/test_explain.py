@@ -45,8 +45,9 @@ def test_a_run_bound_by_reading_is_given_threads_and_the_command_to_test_them(
     first = advice.changes[0]
     assert advice.bound[0].startswith("Bound by read: its thread was busy 90% of the time")
     assert first.sentence() == (
-        "2 threads for read in place of 1: 1.82x as fast [1.00-2.22: the store gives no more, to "
-        "nothing else takes longer; one run]. Read was busy for 90% of the time on 1 thread."
+        "2 threads for read in place of 1: 1.82x as fast [1.00-2.22: least if the store gives no "
+        "more, most if nothing else takes longer; one run]. Read was busy for 90% of the time on "
+        "1 thread."
     )
     words = shlex.split(first.command)
     assert words[:2] == ["penstock", "infer"] and words[-2:] == ["--prep-workers", "2"]
@@ -143,8 +144,8 @@ def test_a_test_beside_others_says_nothing_where_it_did_not_hold(tmp_path: Path)
 
 def test_a_run_that_is_not_done_says_that_it_cannot_know(tmp_path: Path) -> None:
     advice = explained(run_folder(tmp_path / "a"))
-    assert "What bound it cannot be said" in advice.bound[1]
-    assert advice.lines()[-1] == "Nothing that was measured speaks for a change."
+    assert "What limited it is not known" in advice.bound[1]
+    assert advice.lines()[-1] == "No measurement supports a change."
 
 
 @pytest.mark.parametrize(
@@ -200,7 +201,7 @@ def test_a_starved_training_is_given_workers(tmp_path: Path) -> None:
     assert advice.bound[0].startswith("Bound by waiting for data: 65% of the time of steps")
     assert first.settings == {"num_workers": 2} and first.gain.low == 1.0
     assert 2.6 < first.gain.value < 3.1, "0.65 of a step is hidden behind the other 0.35"
-    assert "no gain if they share cores with the step" in first.sentence()
+    assert "least if they share cores with the step" in first.sentence()
     assert (
         first.command == ("penstock train spiral --num-workers 2 --output-dir a-num-workers-2")
         or "--num-workers 2" in first.command
@@ -249,7 +250,7 @@ def test_a_training_that_computes_on_a_cpu_may_have_threads_or_bfloat16(tmp_path
     assert threads.settings == {"threads": 4} and threads.gain.high == pytest.approx(2.0)
     assert "--threads 4" in threads.command and "there are no more cores" in threads.basis
     assert precision.settings == {"amp": True}
-    assert "the gain is not known, for a processor that does not" in precision.sentence()
+    assert "the gain is not known, because a processor that does not" in precision.sentence()
     advice = explained(trained(tmp_path / "b", phases, {"amp": True}))
     assert advice.changes == []
     assert advice.bound[-1].startswith("No setting is advised for forward and backward, 100%")
@@ -259,10 +260,10 @@ def test_a_load_that_is_shorter_than_handing_it_over_says_nothing(tmp_path: Path
     short = {name: tuple(s / 1000 for s in each) for name, each in WAITING.items()}
     base = trained(tmp_path / "a", short)
     change = next(c for c in explained(base).changes if "num_workers" in c.settings)
-    assert "the gain is not known, for handing a batch" in change.sentence()
+    assert "the gain is not known, because handing a batch" in change.sentence()
     trained(tmp_path / "b", COMPUTING, {"num_workers": 2})
     (held,) = explained(base).held
-    assert held.verdict == "was tested" and "nothing was foretold" in held.sentence()
+    assert held.verdict == "was tested" and "no gain was predicted" in held.sentence()
 
 
 def test_ranks_are_merged(tmp_path: Path) -> None:

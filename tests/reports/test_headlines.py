@@ -102,11 +102,11 @@ def test_what_a_queue_lacks_is_said() -> None:
 def test_a_kind_of_which_nothing_was_measured_says_so_beside_others() -> None:
     """Steps of a loader count as launches of it, and those of other kinds do not."""
     lost = failed(ladder(0.1, 0.2, 0.3, 0.8, 0.9))
-    nothing = "Nothing was measured: of 25 launches none was ok (25 crash), so nothing is said of "
-    assert loader_headlines([*lost, *sized({(16, 1): 0.1})]) == [f"{nothing}speed."]
+    nothing = "Nothing was measured: of 25 launches none was ok (25 crash), so the speed is not "
+    assert loader_headlines([*lost, *sized({(16, 1): 0.1})]) == [f"{nothing}known."]
     lost = failed(queued(2.66))
     assert queue_headlines([*lost, *ladder(0.1, 0.2, 0.3, 0.8, 0.9)]) == [
-        f"{nothing.replace('25', '4')}speed."
+        f"{nothing.replace('25', '4')}known."
     ]
     assert model_headlines([*failed(list(sized({(16, 1): 0.1}))), *queued(2.66)])[0].startswith(
         "Nothing was measured: of "

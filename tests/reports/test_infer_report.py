@@ -32,7 +32,7 @@ def test_the_verdict_names_the_bound_the_gain_and_the_waiting(tmp_path: Path) ->
     assert first == (
         "Bound by read: its 4 threads were busy 90% of the time; 0.8 of 4 cores were in use. "
         "More --prep-workers, or an input of larger chunks would give at most 1.8x: then forward "
-        "would bind (one run, no interval)."
+        "would be the limit (one run, no interval)."
     )
     assert second == "The network waited 50% of the time [1 lane, 10 batches]."
     assert rest[0] == (
@@ -52,7 +52,7 @@ def test_a_page_says_what_its_run_is_called(tmp_path: Path) -> None:
 def test_every_sentence_of_it_turns_with_the_record(tmp_path: Path) -> None:
     busier = READ | {"forward": (8.0, 2.0, 1)}
     first, second, *_ = verdict(tmp_path / "a", busier)
-    assert "at most 1.1x: then forward would bind" in first and "waited 20%" in second
+    assert "at most 1.1x: then forward would be the limit" in first and "waited 20%" in second
     first, *_ = verdict(tmp_path / "b", READ, cpu_seconds=38.0)
     assert first.startswith("Bound by the processor: 3.8 of 4 cores were busy")
     assert "Two more cores would give at most 1.5x" in first
@@ -69,7 +69,7 @@ def test_every_sentence_of_it_turns_with_the_record(tmp_path: Path) -> None:
 def test_a_run_that_is_not_done_has_no_verdict_on_its_bound(tmp_path: Path) -> None:
     report = report_of_run(run_folder(tmp_path / "a"))
     assert report.verdict[0].startswith("Not done: killed: 0 of 4 blocks are written (0.0%)")
-    assert "What bound it cannot be said" in report.verdict[1]
+    assert "What limited it is not known" in report.verdict[1]
     assert "1.1 [1.1-1.1] of 4 cores busy" in " ".join(report.verdict)
     assert "Processor of the run over time" in text_of(report)  # its telemetry is there
 
@@ -83,7 +83,7 @@ def test_faults_seams_and_what_nothing_is_known_of(tmp_path: Path) -> None:
     for said in ("500 of 1,000 values (50.00%) were clipped to uint16", "1 of 8 chunks of the",
                  "2 blocks had patches in smaller batches", "a worker died",
                  "there are 1 + 4 + 4 planes between patches", "at least 8 x 8 x 8 voxels",
-                 "What this machine can do at most is not known"):  # fmt: skip
+                 "The limits of this machine are not known"):  # fmt: skip
         assert said in page.text
     bare = run_folder(tmp_path / "b", READ, run={"fingerprint": {}, "plan": None, "makers": []})
     (bare / "metrics.jsonl").unlink()

@@ -65,12 +65,12 @@ def test_ladders_alone_are_a_page(tmp_path: Path) -> None:
     ledger.write_text("".join(f"{one.line()}\n" for one in steps))
     assert main(["report", str(ledger)]) == 0
     page = (tmp_path / "tuned.report" / "report.md").read_text()
-    assert "What a batch has to pay for" in page
+    assert "Cost of a batch, step by step" in page
     assert "Step L2 (decode) costs most" in page and "![ladder](ladder.png)" in page
     ledger.write_text("".join(f"{one.line()}\n" for one in [*steps, *launches(0.6)]))
     assert main(["report", str(ledger), "--overwrite"]) == 0
     page = (tmp_path / "tuned.report" / "report.md").read_text()
-    assert page.count("costs most") == 1 and "What a batch has to pay for" not in page
+    assert page.count("costs most") == 1 and "Cost of a batch, step by step" not in page
 
 
 def test_sections_of_other_machines_name_them_and_nothing_is_compared_across() -> None:
@@ -133,8 +133,8 @@ def test_what_of_a_cold_cache_was_read_again_is_told() -> None:
     text = said(cold(0.94))
     assert "cold (0 % resident), 94 % read again from memory" in text
     assert (
-        "Of what the batches after the first read, 94 % an earlier one had read, for a chunk holds "
-        "several samples: that came from memory, however cold the cache was."
+        "After the first batch, 94 % of the bytes had been read for an earlier batch, because a "
+        "chunk holds several samples: they came from memory, even with a cold cache."
     ) in text
     assert "again" not in said(cold(0.0)) and "came from memory" not in said(cold(0.0))
 

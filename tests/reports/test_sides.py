@@ -31,8 +31,8 @@ def test_two_trainings_phase_by_phase(tmp_path: Path, capsys: pytest.CaptureFixt
     out = " ".join(capsys.readouterr().out.split())
     assert "training 31.2 ms 31.2 ms 1.000 1 + 1 inconclusive" in out  # 1 s over 32 samples
     assert "data_wait 650 ms 200 ms 0.2857 [0.2857 to 0.3333] one launch each" in out
-    assert "forward moved most: 450 ms more, 3.500 [2.333 to 3.500] times as long." in out
-    assert "nothing is said of the next launch. - No setting differs." in out
+    assert "forward changed most: 450 ms more, 3.500 [2.333 to 3.500] times as long." in out
+    assert "it says nothing about another launch. - No setting differs." in out
     assert "samples/s 640 640 1.000 no interval" in out
 
 
@@ -73,7 +73,7 @@ def test_a_gate_that_cannot_tell_ends_with_three(
     a = store(tmp_path / "a", launches(rng, n=1))
     b = store(tmp_path / "b", launches(rng, n=1))
     assert run(a, b, "--fail-if-slower", "5%", "--markdown", tmp_path / "m.md") == 3
-    line = "The gate is undecided: 1 of 1 case may be slower by more than 5 %; more launches tell."
+    line = "The gate is undecided: 1 of 1 case may be slower by more than 5 %; run more launches."
     assert line in capsys.readouterr().out
     assert f"- {line}\n" in (tmp_path / "m.md").read_text()
     assert run(a, b) == 0  # no gate

@@ -71,7 +71,7 @@ def test_sentences_follow_the_records(tmp_path: Path) -> None:
     assert "not distinguishable from" in told(alike)[0]
     busy = [r.model_copy(update={"environment": {"load": {"busy_processes": 1}}}) for r in once[:1]]
     assert told([*busy, *once[1:]])[-1] == (
-        "Other processes kept cores busy as 1 of 2 launches began: these are times of a shared "
+        "Other processes kept cores busy when 1 of 2 launches began: these are times of a shared "
         "machine."
     )
 

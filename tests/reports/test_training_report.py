@@ -112,7 +112,7 @@ def test_the_verdict_of_a_training_turns_with_its_phases(tmp_path: Path) -> None
 def test_what_a_training_does_not_hold_is_said(tmp_path: Path) -> None:
     bare = training(tmp_path / "a", {}, losses=(None, 0.5), ranks=[], best=None)
     text = " ".join(report_of_training(bare).verdict)
-    assert "What bound it cannot be said: no phase of a step was timed." in text
+    assert "What limited it is not known: no phase of a step was timed." in text
     assert "Nothing is known of its scores" in text
     (bare / "training_results.json").unlink()
     begun = report_of_training(bare)

@@ -65,7 +65,7 @@ def test_a_step_is_named_with_its_commits_size_and_what_else_changed(
     assert "- Slower from 0505050505 to 0606060606: 1.2" in out
     assert "[12 commits, p 0.0" in out and "libraries changed there, too: torch 2.6 to 2.7." in out
     assert "git does not know their commits here" in out
-    assert "1 series: 1 step of 2.0 % or more, 1 to slower, 0 to faster; 5.0 % false alarms" in out
+    assert "1 series: 1 step of 2.0 % or more, 1 slower, 0 faster; 5.0 % false alarms" in out
     document = json.loads((tmp_path / "t.json").read_text())
     (step,) = document["series"][0]["steps"]
     assert (step["from"], step["to"]) == ("05" * 20, "06" * 20)
@@ -83,7 +83,7 @@ def test_the_words_turn_with_the_records(
     assert "0 steps of 50 % or more" in capsys.readouterr().out
     said(history(n=5), folder=tmp_path / "d")
     out = capsys.readouterr().out
-    assert "Nothing is said of steps: 5 commits, 15 launches, and 8 commits at least" in out
+    assert "Too short for steps: 5 commits, 15 launches, and a step needs at least 8 commits" in out
     assert "1 too short to show one" in out
 
 
@@ -116,7 +116,7 @@ def test_the_gate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         return main(["trend", str(tmp_path / name), "--fail-if-slower", "5%", *words])
 
     assert gate(history(), "slower") == 1
-    assert "The gate fails: 1 of the steps are to slower" in capsys.readouterr().out
+    assert "The gate fails: at 1 of the steps a case became slower" in capsys.readouterr().out
     assert gate([], "slower", "--since", "0202") == 1
     assert gate([], "slower", "--since", "0707") == 0, "the step lies before it"
     assert gate(history(step=0.8), "faster") == 0

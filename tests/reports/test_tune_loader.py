@@ -521,7 +521,7 @@ def test_the_ceiling_from_end_to_end(
     said = capsys.readouterr().out
     assert "Nothing keeps steps of" in said
     # Beside other work a part may take longer than the whole, and no ceiling is named.
-    assert "in the page cache: files alone" in said or "more --launches tell" in said
+    assert "in the page cache: files alone" in said or "use more --launches" in said
     assert not out.exists()
 
 

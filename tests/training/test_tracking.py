@@ -317,7 +317,7 @@ def test_a_run_that_was_sent_elsewhere_before_is_said_to_be_elsewhere(
     follow.TrackerProgress("http://server:5000", "7", 3).save(tmp_path, "tensorboard")
     assert main(sync) == 0
     out, err = capsys.readouterr()
-    sentence = "the run was sent to http://server:5000 before, and now it was not"
+    sentence = "the run was sent to http://server:5000 before, but not this time"
     assert err == f"penstock track: tensorboard: {sentence}\n"
     assert out.startswith("tensorboard: track/tensorboard")
 

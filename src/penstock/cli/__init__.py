@@ -24,8 +24,8 @@ from .verb_parser import VerbParser
 VERBS = {
     "infer": "run a model over a volume larger than memory",
     "plan": "say what infer would do: counts, bytes, memory; touch nothing",
-    "status": "say how a run of infer stands: blocks, rate, time left, faults",
-    "verify": "prove that an output is whole and of its run, by checksums",
+    "status": "show the progress of a run of infer: blocks, rate, time left, faults",
+    "verify": "prove by checksums that an output is complete and was written by its run",
     "generate": "make data to measure with: fields, volumes, scenes, packed NetCDF",
     "preprocess": "cut satellite scenes into chips to train on",
     "train": "train a workload, with every step timed; stop and resume exactly",
@@ -38,7 +38,7 @@ VERBS = {
     "tune": "find the settings that keep the accelerator fed",
     "score": "score detections by the rules of the xView3 challenge",
     "compare": "say whether B is faster or slower than A, and how certain that is",
-    "explain": "say what bound a run, what to change, what that gives, and if it held",
+    "explain": "say what limited a run, what to change, what that would gain, and whether it did",
     "trend": "show a case over commits, and the commits at which it became slower or faster",
     "scaling": "report how runs scale with devices, from logs; predict more devices",
     "report": "make a page of a ledger: tables, sentences, figures",
@@ -51,7 +51,7 @@ EXTRAS = {
     "demo": "demo", "train": "train", "suite": "train", "predict": "train", "launch": "train",
     "dashboard": "dashboard",
 }  # fmt: skip
-"""The extra of Penstock that brings a verb's libraries, where it is not ``infer``."""
+"""The pip extra that a verb needs. A verb that is not listed needs ``infer``."""
 AGAIN = {
     "infer": "; run again with --resume",
     "predict": "; run again with --resume",
@@ -59,17 +59,17 @@ AGAIN = {
     "suite": "; run again with --resume",
     "bench": "; what was measured is in the ledger, and --resume measures the rest",
 }
-"""The words behind "interrupted" that say how to go on."""
+"""The words after "interrupted" that say how to continue, by verb."""
 _TRACED = "PENSTOCK_TRACEBACK"
 _HEARD = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
-"""Signals that a batch system may send, more than once, to a job that it ends."""
+"""Signals that a batch system sends, perhaps several times, to a job that it ends."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb.
 
     Args:
-        argv: The words of the command line behind ``penstock``; by default this process's own.
+        argv: The words after ``penstock`` on the command line; by default those of this process.
 
     Returns:
         The exit code: 0 done, 1 failed, 2 usage or refused, 3 incomplete, 4 not comparable.
@@ -88,23 +88,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _told_safely() -> Iterator[None]:
-    """Keep keys and control characters out of all that is printed, warnings of libraries too."""
+    """Remove secrets and control characters from all printed text, also from library warnings."""
     with contextlib.ExitStack() as stack:
         for name in ("stdout", "stderr"):
-            if (stream := getattr(sys, name)) is not None:  # None where it was closed
+            if (stream := getattr(sys, name)) is not None:  # None if it was closed
                 redirect = getattr(contextlib, f"redirect_{name}")
                 safe = stack.enter_context(redirect(SafeStream(stream)))
-                stack.callback(safe.flush)  # in here a reader that left does no harm
+                stack.callback(safe.flush)  # a closed pipe raises nothing in here
         yield
 
 
 def _main(argv: Sequence[str] | None) -> int:
-    """`main` for a process that ends with it: it goes on ignoring the signals of a batch system."""
+    """Like `main`, but the signals of a batch system stay ignored after it returns."""
     words = list(sys.argv[1:] if argv is None else argv)
-    # What stands behind -- may be another program's.
+    # Words after -- may belong to another program, so they stay as they are.
     end = words.index("--") if "--" in words else len(words)
     words, others = [dashed(word) for word in words[:end]], words[end:]
-    if "--debug" in words:  # of any verb, and of the processes that it starts
+    if "--debug" in words:  # for any verb, and for the processes that it starts
         words = [word for word in words if word != "--debug"]
         os.environ[_TRACED] = "1"
     parser = parser_of(words)
@@ -115,7 +115,7 @@ def _main(argv: Sequence[str] | None) -> int:
     try:
         try:
             return args.run(args)
-        finally:  # a further signal changes neither the last words nor the exit code
+        finally:  # a further signal must not change the last lines or the exit code
             for number in _HEARD:
                 signal.signal(number, signal.SIG_IGN)
     except PenstockError as error:
@@ -139,8 +139,8 @@ def parser_of(words: Sequence[str]) -> argparse.ArgumentParser:
     """The parser of a command line.
 
     Args:
-        words: Those behind ``penstock``. Where the first is a verb, the parser knows no other;
-            else it knows all verbs, and no flags of theirs.
+        words: The words after ``penstock``. If the first is a verb, the parser knows only this
+            verb; otherwise it knows all verbs, but not their flags.
 
     Returns:
         The parser.
@@ -167,7 +167,7 @@ def parser_of(words: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def _trace(error: Exception) -> None:
-    """Print the traceback, where ``--debug`` asks for it."""
+    """Print the traceback if ``--debug`` was given."""
     if os.environ.get(_TRACED):
         from ..base import traceback_of
 
@@ -175,24 +175,24 @@ def _trace(error: Exception) -> None:
 
 
 def _fault(error: Exception) -> str:
-    """One sentence for an unexpected error."""
+    """Describe an unexpected error in one sentence."""
     if place := where_in_users_code(error):
         return f"{type(error).__name__}: {describe(error)}{place}; --debug shows all of it"
     return f"{type(error).__name__}: {describe(error)} (a defect in Penstock; --debug shows where)"
 
 
 def _end_dead_requests() -> None:
-    """Let TensorStore end a request over which no byte has come for a minute. It must be called
-    before TensorStore is loaded, whose requests wait for ever by default."""
+    """Let TensorStore end a request that has received no byte for a minute; by default it waits for
+    ever. Call this before TensorStore is loaded."""
     os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS", "60")
     os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES", "1")
 
 
 def quiet_openmp() -> None:
-    """Let OpenMP's threads sleep while they wait. It must be called before torch is loaded.
+    """Let OpenMP's threads sleep while they wait. Call this before torch is loaded.
 
-    By default they would spin on the cores that decode and encode. They still spin for about 30
-    microseconds, as the next part of a forward is often there by then.
+    By default they would spin, and take time from the threads that decode and encode. They still
+    spin for about 30 microseconds, because the next part of a forward often comes within that time.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
@@ -201,11 +201,11 @@ def quiet_openmp() -> None:
 def entry() -> None:
     """The ``penstock`` command.
 
-    A failed job may leave a thread behind in a call that never returns. The interpreter would wait
-    for it or abort, so the process then ends at once with its exit code. A training ends so too:
-    threads of gloo that still free tensors would ask for an interpreter that is gone, and abort.
+    A failed job may leave a thread in a call that never returns. The interpreter would wait for it
+    or abort, so the process ends at once with its exit code. A training ends this way too, because
+    threads of gloo may still free tensors and would abort once the interpreter is gone.
 
-    What torch made is kept out of the last garbage collection, which took 0.3 s.
+    The last garbage collection skips existing objects: with those of torch it took 0.3 s.
     """
     if "_ARGCOMPLETE" in os.environ:
         from .completion import complete
@@ -230,5 +230,5 @@ def dashed(word: str) -> str:
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
-    """Treat the signal of a batch system that ends a job like Ctrl-C."""
+    """Treat the SIGTERM of a batch system like Ctrl-C."""
     raise KeyboardInterrupt

@@ -2,8 +2,8 @@
 
     flags -> cases -> check, in a process for each tile -> sweep -> CSV, table, recommendation
 
-Nothing is created before every case is known to make sense. Torch is imported by the processes
-that measure and never by this one.
+Every case is checked before anything is created. Only the processes that measure import torch, not
+this one.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ Facts = dict[str, Any]
 
 KINDS = {
     "loader": "how fast batches come, by loader, threads and batch size, and what limits them",
-    "queue": "how long a queue of batches keeps a step fed, beside what its model predicts",
+    "queue": "how long a queue of batches keeps a step fed, measured and predicted",
 }
 """Benchmarks with a module of their own: ``queue`` is ``bench_queue``."""
 
 NEEDS = ("tile_size", "batch_size")
-"""Columns that a table of ``bench model`` has."""
+"""Columns that the CSV of ``bench model`` must have."""
 MOST_BATCH = 2**16
 """The largest batch that --find-limit tries."""
 
@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
     check_outputs(("--recommend", settings_file), replace=config.replace, inputs=read)
     if config.find_limit and config.cluster is not None:
         raise UsageError(
-            "--find-limit chooses each trial by the one before, so it takes no --cluster; "
+            "--find-limit chooses each trial after the one before, so it cannot use --cluster; "
             "penstock slurm submit runs it on a node"
         )
     old = ledger if config.resume else None
@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
         if config.budget is not None:
             check_budget(config.budget, cases, facts)
         if config.find_limit:
-            # These launches go into a ledger of their own: they are no measurements.
+            # These launches only try whether a batch fits, so they get a ledger of their own.
             limits = Ledger(ledger.path.parent / "limits", ledger.labels)
             return _find_limit(config, cases, facts, limits)
         settings = settings_files(cases, settings_file)
@@ -150,7 +150,7 @@ def _launched(
         name=model_case_namer(cases),
         outcome=step_outcome,
         launches=launches,
-        # On a GPU torch's allocator keeps to the budget, and not the kernel.
+        # On a GPU, torch's allocator enforces the budget, not the kernel.
         memory_limit=config.budget if device == "cpu" else None,
         launcher=with_flops(cases, facts, launcher),
     )
@@ -159,7 +159,7 @@ def _launched(
 def _told(
     config: BenchModelConfig, records: Sequence[Record], ledger: Ledger, settings_file: Path
 ) -> int:
-    """Write and print what was measured; the exit code."""
+    """Write and print what was measured, and return the exit code."""
     make_way(config.output, config.replace, NEEDS)
     append_csv("model", records, config.output)
     print("", *in_text(model_sections(records)), sep="\n")
@@ -175,7 +175,7 @@ def _told(
 def _find_limit(
     config: BenchModelConfig, cases: Sequence[Case], facts: Sequence[Facts], ledger: Ledger
 ) -> int:
-    """Find the largest batch of each tile, for each variant of the model."""
+    """Find the largest batch for each tile size and each variant of the model."""
     variants = group_by(
         zip(cases, facts, strict=True), lambda pair: canonical({**pair[0], "tile": 0, "batch": 0})
     )

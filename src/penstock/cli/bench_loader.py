@@ -1,6 +1,7 @@
 """``penstock bench loader``: how fast batches come, by loader, threads and batch size, and why.
 
-flags -> cases -> check, in a process of its own -> sweep of loaders and ladder -> CSV, tables
+flags -> cases -> check, in a process of its own -> sweeps of loaders and of the ladder (their parts
+alone) -> CSV, tables
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     append_csv("loader", records, config.output)
     print("", *in_text(loader_sections(records)), sep="\n")
     print_written([config.output, ledger.path])
-    # A step without its GPU and a loader that is not installed are rows, not failures.
+    # A missing GPU and a loader that is not installed become rows; they fail nothing.
     return int(any(record.status not in ("ok", "unsupported") for record in records))
 
 

@@ -1,7 +1,7 @@
-"""``penstock bench queue DATA``: what a queue between a loader and a step can do, and what not.
+"""``penstock bench queue DATA``: how long a queue between a loader and a step keeps the step fed.
 
 workers x queue sizes -> cases, and for each number of workers one that only reads -> sweep
-    -> CSV, table beside the prediction and the seed's table, figure
+-> CSV, table with the prediction, the seed's table, figure
 """
 
 from __future__ import annotations
@@ -83,14 +83,14 @@ def run(args: argparse.Namespace) -> int:
     append_csv("queue", records, config.output)
     print("", *in_text(queue_sections(records)), sep="\n")
     prefix = config.output.with_suffix("")
-    # There is no figure without matplotlib, or where no case was measured.
+    # No figure: matplotlib is not installed, or no case was measured.
     figures = figures_of(lambda: plot_queue(config.output, prefix, config.replace), UsageError)
     print_written([config.output, ledger.path, *figures])
     return int(any(not record.ok and not lacks_package(record) for record in records))
 
 
 def outcome(record: Record) -> str:
-    """The mean step of a launch, and the iteration at which its queue was first empty."""
+    """The mean seconds of an iteration, and the iteration at which the queue was first empty."""
     mean = format_seconds(statistics.mean(record.samples_s["step"]))
     if record.case.get("compute", "none") == "none":
         return f"{mean} a batch"

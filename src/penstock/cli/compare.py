@@ -1,4 +1,4 @@
-"""``penstock compare A B``: is B faster or slower than A, by how much, and how sure is that?"""
+"""``penstock compare A B``: is B faster or slower than A, by how much, and how certain is that?"""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..base import Replacing, UsageError, add_flags
 
-if TYPE_CHECKING:  # the verb starts without what it only needs when it runs
+if TYPE_CHECKING:  # heavy imports wait until the verb runs
     from ..instruments import Record
     from ..reports import Comparison
 
@@ -21,7 +21,7 @@ penstock compare main HEAD --ledger logs --fail-if-slower 5% --markdown summary.
 """
 EPILOG = (
     "exit codes: 0 no case regressed; 1 a case is slower or newly fails; 2 wrong usage; 3 with "
-    "--fail-if-slower, a case may be slower by more than that, and more launches tell; 4 no case "
+    "--fail-if-slower, a case may be slower by more than that, so run more launches; 4 no case "
     "can be compared"
 )
 
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="PATH",
-        help="where the launches of a commit are looked for: a ledger, or a folder of several",
+        help="where to look for the launches of a commit: a ledger, or a folder of several",
     )
     _add_limits(parser)
     parser.add_argument(
@@ -50,8 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--metric",
         metavar="NAME",
-        help="time to compare: step, device, or a phase such as forward or read (default: step; of "
-        "trainings sample, the seconds of a step over its samples)",
+        help="time to compare: step, device, or a phase such as forward or read (default: step; "
+        "for trainings sample, the seconds of a step over its samples)",
     )
     for side in "ab":
         parser.add_argument(
@@ -89,7 +89,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     limits.add_argument(
         "--fail-if-slower",
         metavar="X",
-        help="a gate: the change that matters, 5%% or 0.05; exit code 3 where nothing is proven",
+        help="a gate: the change that matters, 5%% or 0.05; exit code 3 if it stays uncertain",
     )
 
 
@@ -139,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _threshold(args: argparse.Namespace) -> float | None:
-    """The change that matters, if one was given."""
+    """The smallest change that matters, if one was given."""
     if args.fail_if_slower is not None:
         return share_of_text("--fail-if-slower", args.fail_if_slower)
     if args.threshold is not None and not args.threshold > 0:
@@ -148,9 +148,9 @@ def _threshold(args: argparse.Namespace) -> float | None:
 
 
 def share_of_text(flag: str, text: str) -> float:
-    """A share that is typed as ``5%`` or ``0.05``.
+    """Parse a share such as ``5%`` or ``0.05``.
 
-    Raises `UsageError` for what is none, or not above 0.
+    Raises `UsageError` if the text is no share, or if the share is not above 0.
     """
     number, percent, _ = text.strip().partition("%")
     try:
@@ -163,7 +163,7 @@ def share_of_text(flag: str, text: str) -> float:
 
 
 def _sides(args: argparse.Namespace) -> list[list[Record]]:
-    """The launches of both sides, with cases by which they can be paired."""
+    """The launches of both sides, with cases changed so that they pair."""
     from ..reports import cases_of_sides, launches_named, select_records
 
     settings = {f"--set-{side}": _settings(args, side) for side in "ab"}
@@ -191,7 +191,7 @@ def _settings(args: argparse.Namespace, side: str) -> dict[str, str]:
 
 
 def _print(comparison: Comparison, gate: str) -> None:
-    """Print the tables, the reason of every verdict other than `same`, and the summary."""
+    """Print the tables, the reason for every verdict other than `same`, and the summary."""
     from ..reports import detail_sections, in_text
 
     _print_cases(comparison)
@@ -200,11 +200,11 @@ def _print(comparison: Comparison, gate: str) -> None:
         f"{r.label}: {r.verdict}: {r.reason}." for r in comparison.rows if r.verdict != "same"
     ]
     lines += [
-        f"Not compared: {reason}; --anyway compares all the same." for reason in comparison.left_out
+        f"Not compared: {reason}; --anyway compares them anyway." for reason in comparison.left_out
     ]
     for side, labels in (("A", comparison.only_a), ("B", comparison.only_b)):
         lines += [f"Only in {side}: {'; '.join(labels)}."] * bool(labels)
-    lines += [f"Not comparable, and compared all the same: {each}." for each in comparison.caveats]
+    lines += [f"Compared although not comparable: {each}." for each in comparison.caveats]
     lines += [f"{comparison.hosts}."] * bool(comparison.hosts)
     print(*lines, comparison.sentence(), *[gate] * bool(gate), sep="\n")
 

@@ -1,7 +1,7 @@
 """Completion of a command line by bash, zsh and fish, through argcomplete.
 
-The shell runs ``penstock`` with the line so far in its environment. Only the verb in that line is
-imported, so that no key waits for torch or for the other verbs.
+The shell runs ``penstock`` with the line so far in an environment variable. Only the verb in that
+line is imported, so that pressing Tab does not load torch or the other verbs.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from .verb_parser import named_words
 
 
 def complete(parser: argparse.ArgumentParser) -> None:
-    """Say what may stand at the cursor of the line that the shell shows, and end the process.
+    """If the shell asks for completions, print them and end the process; otherwise do nothing.
 
     Args:
-        parser: The parser of that line.
+        parser: The parser of the line to complete.
     """
     argcomplete.autocomplete(offering(parser))
 
 
 def offering(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """The parser, now that its arguments know what to offer."""
+    """Give each argument its completer, and return the parser."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for each in action.choices.values():
-                if len(each._actions) > 1:  # of a verb that is not asked for, only --help is known
+                if len(each._actions) > 1:  # a verb that is not in the line has only --help
                     offering(each)
         else:
             _offer(action, named_words(parser.prog).get(action.dest, ()))
@@ -40,8 +40,8 @@ def offering(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 def _offer(action: argparse.Action, names: Collection[str]) -> None:
-    """Let an argument offer its words; argcomplete offers paths where nothing is said."""
-    if names:  # a path may stand there too
+    """Give an argument its completer. Without one, argcomplete offers paths."""
+    if names:  # a path is valid, too
         files = FilesCompleter()
         vars(action)["completer"] = lambda prefix, **_: [*names, *files(prefix)]
     elif knob := knob_of(action):
@@ -52,7 +52,7 @@ def _offer(action: argparse.Action, names: Collection[str]) -> None:
 
 
 def _words_of(kinds: Any) -> Iterator[Any]:
-    """The literals in types: ``trim`` and ``blend`` of `Literal["trim", "blend"]`."""
+    """Yield the literals in types, such as ``trim`` and ``blend`` of `Literal["trim", "blend"]`."""
     for kind in kinds:
         if isinstance(kind, str | bool | int):
             yield kind
@@ -61,7 +61,7 @@ def _words_of(kinds: Any) -> Iterator[Any]:
 
 
 def _may_be_text(kind: Any) -> bool:
-    """Whether a value may be a word that is no number, such as a path."""
+    """Whether a value may be free text, such as a path."""
     if parts := get_args(kind):
         return any(map(_may_be_text, parts))
     return kind is Any or (isinstance(kind, type) and kind not in (int, float, bool, NoneType))

@@ -36,7 +36,7 @@ from .infer import print_plan, shown_progress
 NEEDED = ("torch", "tensorstore", "matplotlib", "jinja2")
 PAGE = "report.html"
 BYTES_OF_VOXEL = 40
-"""The most that the demo holds of its volume, clean, noisy and denoised, as it compares them."""
+"""Peak memory of the demo in bytes per voxel: the clean, noisy and denoised volumes together."""
 EXAMPLES = """
 penstock demo
 penstock demo --out demo --shape 32 64 64
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    for package in NEEDED:  # before the work, and not at its end
+    for package in NEEDED:  # fail before the work starts, not after it
         if find_spec(package) is None:
             raise MissingDependency(missing(package, "demo"))
     from ..inference import Job, run_job
@@ -130,7 +130,7 @@ def _check_shape(shape: Sequence[int]) -> None:
 
 
 def _report(result: Path, page: Path, gain: str, replace: bool) -> Path:
-    """Write the report of the run, with the gain, and return its whole path."""
+    """Write the report of the run, with the gain, and return its absolute path."""
     (report,) = reports_of_places(places_of(result))
     report = dataclasses.replace(report, title="Penstock's demo", about=[gain, *report.about])
     write_report(report, page, overwrite=True, replace=replace)
@@ -138,7 +138,7 @@ def _report(result: Path, page: Path, gain: str, replace: bool) -> Path:
 
 
 def _check_output(out: Path, stores: Sequence[Path], replace: bool) -> None:
-    """Refuse a folder in which a file of the user's has the name of one of the demo's."""
+    """Refuse a folder that has a file of the user under a name that the demo writes."""
     check_folder(out, "--out")
     names = ("metrics.json", "trace.json", "before_after.png", PAGE)
     check_outputs(*(("--out", out / name) for name in names), replace=replace)

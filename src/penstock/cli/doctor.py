@@ -1,6 +1,6 @@
 """``penstock doctor``: what this machine is, what limits it, how noisy it is, what it can do.
 
-What cannot be read is called missing, and nothing takes its place.
+A value that cannot be read is reported as missing; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from .sweep import check_ledger, labelled
 Block = Mapping[str, Any]
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
 NOISY = 0.05
-"""A noise floor above this share hides most of the differences that people look for."""
+"""A noise floor above this share (0.05 = 5 %) hides most differences that people look for."""
 MISSING = "not readable here"
 
 
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device",
         default="auto",
-        help="device to measure: cpu, cuda:1, mps (default: a GPU where there is one)",
+        help="device to measure: cpu, cuda:1, mps (default: a GPU if there is one)",
     )
     parser.add_argument(
         "--folder",
@@ -131,13 +131,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check_device_name(asked: str) -> None:
-    """Raise `UsageError` for what is no device, before anything is measured."""
+    """Raise `UsageError` if ``asked`` names no device."""
     if not DEVICE.fullmatch(asked):
         raise UsageError(f"--device {asked} is not a device; give auto, cpu, cuda, cuda:1 or mps")
 
 
 def pick_device(asked: str, block: Block) -> str:
-    """``auto`` without torch: a GPU that NVML shows, where the torch here is one for GPUs.
+    """Resolve a device name without importing torch.
+
+    ``auto`` is the first GPU if NVML shows one and the installed torch is built for GPUs, and
+    otherwise the CPU.
 
     Raises `UsageError` for a GPU that this torch cannot use.
 
@@ -161,12 +164,12 @@ def show(title: str, lines: Sequence[str]) -> None:
 
 
 def _progress(what: str) -> Callable[[SweepStep], None]:
-    """A line on a terminal that is written over."""
+    """A function that shows the current launch in one line of a terminal, which it overwrites."""
 
     def say(step: SweepStep) -> None:
         if sys.stderr.isatty():
             end = "\r" if step.record is None else "\r\x1b[K"
-            # The stream itself, as the cursor is moved.
+            # The raw stream, because \r moves the cursor.
             stream = getattr(sys.stderr, "rich_proxied_file", sys.stderr)
             print(f"{what}: launch {step.number + 1} of {step.total}", end=end, file=stream)
 
@@ -256,7 +259,7 @@ def noise_lines(noise: Block, device: str) -> list[str]:
     return [
         f"{noise['n']} launches of one matrix product on {device} lie within {spread:.1f} %.",
         f"As two sides of a comparison they differ by {ratio:+.1f} % ({interval}).",
-        f"Differences under {threshold:.1f} % cannot be told from noise here.",
+        f"Differences under {threshold:.1f} % cannot be distinguished from noise here.",
     ]
 
 
@@ -283,8 +286,8 @@ def _on_off(switch: bool | None) -> str:
 def noise_warnings(noise: Block | None) -> Iterator[str]:
     if noise and noise["n"] and noise["disturbed"]:
         yield (
-            f"Other processes were busy as {noise['disturbed']} of {noise['n']} launches of the "
-            "noise floor began: part of this noise is theirs."
+            f"Other processes were busy when {noise['disturbed']} of {noise['n']} launches of the "
+            "noise floor began; part of this noise is theirs."
         )
     if noise and noise["threshold"] is not None and noise["threshold"] > NOISY:
         yield (
@@ -294,7 +297,7 @@ def noise_warnings(noise: Block | None) -> Iterator[str]:
 
 
 def build_warnings() -> Iterator[str]:
-    """A sentence if torch and torchvision are of different builds, by their version's last part."""
+    """Yield a sentence if torch and torchvision are of different builds (``+cpu``, ``+cu126``)."""
     try:
         torch, torchvision = version("torch"), version("torchvision")
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""``penstock explain RUN|LEDGER``: what bound it, what to change, and whether that held."""
+"""``penstock explain RUN|LEDGER``: what limited a run, what to change, and whether that helped."""
 
 from __future__ import annotations
 

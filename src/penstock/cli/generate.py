@@ -45,7 +45,7 @@ KNOBS = {
     "a volume": {"seed", "shape", "chunks", "clean", "shards", "workers", "overwrite"},
     "xview3": {"seed", "scenes", "validation", "size", "objects", "tiff", "overwrite"},
 }
-"""The knobs of each kind; any other is refused."""
+"""The knobs that each kind takes. Any other knob is refused."""
 
 
 EXAMPLES = """
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _what(args: argparse.Namespace) -> tuple[str, Path]:
     presets = (*PRESETS, VOLUME, XVIEW3)
-    # argparse takes a single word for the last of the two.
+    # argparse assigns a single word to the last positional argument, OUT.
     words = [str(word) for word in (args.preset, args.out) if word is not None]
     if args.source:
         if len(words) != 1:
@@ -139,7 +139,7 @@ def _pack_file(source: Path, out: Path, config: GenerateConfig) -> Packed:
     with contextlib.closing(stacked):
         if stacked.left_out:
             names = ", ".join(stacked.left_out)
-            print(f"{source}: left out, for want of latitude or longitude: {names}")
+            print(f"{source}: left out, because they have no latitude or longitude: {names}")
         facts = {
             "preset": None,
             "seed": None,
@@ -219,7 +219,7 @@ def _xview3(out: Path, config: GenerateConfig) -> int:
 
 
 def lines(packed: Packed) -> list[str]:
-    """A description of the data set, for people."""
+    """Lines that describe the data set."""
     samples = packed.num_samples
     dtypes = ", ".join(dict.fromkeys(str(array.dtype) for array in packed.arrays.values()))
     made = [f"{packed.root}: {plural(samples, 'sample')}, {dtypes}"]

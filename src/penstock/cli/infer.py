@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..inference import EndRequest, Plan, Progress
 
 PLAIN_EVERY_SECONDS = 10.0
-"""Seconds between two lines of progress, where there is no terminal to draw a bar on."""
+"""Seconds between two lines of progress if there is no terminal for a bar."""
 
 
 EXAMPLES = r"""
@@ -60,8 +60,8 @@ def run(args: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _asked_by_signals(request: EndRequest, *more: int) -> Iterator[None]:
-    """Let the signals of a batch system, and ``more``, ask the job to end. A second one of SIGTERM
-    and ``more`` ends it at once."""
+    """Let the signals of a batch system, and those in ``more``, ask the job to end. A second
+    SIGTERM, or a second signal of ``more``, ends it at once."""
     asked = itertools.count()
 
     def ask(number: int, frame: FrameType | None) -> None:
@@ -74,7 +74,7 @@ def _asked_by_signals(request: EndRequest, *more: int) -> Iterator[None]:
 
 
 _ASKING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
-"""Signals by which a batch system says that a job's time is up, or nearly so."""
+"""Signals with which a batch system says that a job's time is up, or nearly up."""
 
 
 def _run_on_cluster(config: InferConfig) -> int:
@@ -105,7 +105,8 @@ def print_plan(plan: Plan) -> None:
 
 @contextlib.contextmanager
 def shown_progress() -> Iterator[Callable[[Progress], None]]:
-    """A bar with the time left on a terminal, a line now and then elsewhere; both on stderr."""
+    """Show a bar with the time left on a terminal, or a line every 10 s elsewhere; both on
+    stderr."""
     after = "patches, {task.fields[units]} blocks written, {task.fields[rate]}"
     with drawn_bar("inferring", after, units=0, rate="") as bar:
         yield _PlainLines() if bar is None else partial(_move, bar)
@@ -136,5 +137,5 @@ class _PlainLines:
             f"{done} of {planned} patches, {progress.units_done} of {progress.units_planned} "
             f"blocks written, {rate if done else 'no patch is computed yet'}"
         )
-        with contextlib.suppress(OSError):  # of a full disk, for example; the job goes on
+        with contextlib.suppress(OSError):  # for example about a full disk; the job goes on
             say(line)

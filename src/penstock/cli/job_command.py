@@ -1,4 +1,4 @@
-"""The command behind the flags of ``penstock slurm``, checked before it waits in a queue."""
+"""The command that a job of ``penstock slurm`` runs, checked before it waits in a queue."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from . import VERBS, dashed
 from .launch import training
 
 WORK = ("infer", "preprocess", "predict", "bench", "suite", "train")
-"""The verbs that run work."""
+"""The verbs that a job may run."""
 KNOBS: dict[str, type[Knobs]] = {
     "infer": InferConfig,
     "preprocess": PreprocessConfig,
     "predict": PredictConfig,
 }
-"""The knobs of verbs of one kind, which can be checked without the verb."""
+"""The knobs of verbs without kinds, to check a command without running the verb."""
 
 
 def add_command(parser: argparse.ArgumentParser) -> None:
@@ -39,9 +39,9 @@ def add_command(parser: argparse.ArgumentParser) -> None:
 
 
 def command_of(command: Sequence[str]) -> Command:
-    """The command that the words behind ``--`` ask for.
+    """The command that the words after ``--`` ask for.
 
-    Raises `UsageError` for what the verb would refuse.
+    Raises `UsageError` if the verb would refuse the words.
     """
     marked = command[:1] == ["--"]
     words = list(command[1:] if marked else command)
@@ -49,7 +49,7 @@ def command_of(command: Sequence[str]) -> Command:
     words = words[named:]
     if not words:
         raise UsageError(
-            "say what is to run behind the flags: -- train WORKLOAD ..., -- infer ..., or any "
+            "put the command to run after the flags: -- train WORKLOAD ..., -- infer ..., or any "
             "other command"
         )
     verb = words[0]
@@ -60,8 +60,8 @@ def command_of(command: Sequence[str]) -> Command:
         raise UsageError(f"penstock has no verb {verb!r}; penstock --help lists them")
     if verb in VERBS:
         raise UsageError(
-            f"{verb} is not among the verbs that run work ({', '.join(WORK)}); say penstock {verb} "
-            "for Penstock's, or the path of another program of that name"
+            f"{verb} is not among the verbs that run work ({', '.join(WORK)}); put penstock {verb} "
+            "for this verb, or the path of another program of that name"
         )
     if not marked:
         raise UsageError(f"put -- before the command: -- {verb} ...")
@@ -75,7 +75,7 @@ def _training(words: Sequence[str]) -> Command:
 
 
 def _verb(words: Sequence[str]) -> Command:
-    """A verb of one process, as its parser and its knobs take it."""
+    """A verb of one process, checked by its parser and its knobs."""
     verb = words[0]
     parser = argparse.ArgumentParser(prog=f"penstock {verb}", allow_abbrev=False)
     import_module(f"{__package__}.{verb}").add_arguments(parser)

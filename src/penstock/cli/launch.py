@@ -1,19 +1,19 @@
 """``penstock launch``: start the ranks of a training, or another verb in a job of SLURM.
 
-The launcher is the process of the batch script, so SLURM sends its signals to it. In a training:
+The batch script becomes this process (``exec``), so SLURM sends its signals here. In a training:
 
     SIGUSR1   the time is nearly up ──▶ srun ──▶ every rank: save at a step's end, exit code 3
               ──▶ scontrol requeue, at which SLURM ends the ranks and the launcher
     SIGTERM   SLURM ends the job: the ranks save; SLURM decides whether it starts again
     SLURM_RESTART_COUNT > 0 ──▶ --resume, if this job left a checkpoint
 
-Whether a start of the job got anywhere is seen by its last checkpoint, not by an exit code: a rank
-that must stop while it still starts has nothing to save. After such a start the job goes back into
-the queue once, which OUT/requeued.json notes. After a second one it ends, or it would come back
-for ever.
+Progress of a start is judged by its last checkpoint, not by an exit code: a rank that must stop
+while it still starts has nothing to save. After a start without progress the job goes back into the
+queue once, and OUT/requeued.json notes that. After a second one it ends, because otherwise it could
+come back for ever.
 
-Another verb is told by the same SIGUSR1, writes what is whole, and its job goes back into the queue
-a bounded number of times.
+Another verb gets the same SIGUSR1 and writes its complete blocks. Its job then goes back into the
+queue, a bounded number of times.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=SlurmConfig().max_requeues,
         metavar="N",
-        help="restarts after which a verb other than train is not put back (default: %(default)s)",
+        help="most restarts of a verb other than train (default: %(default)s)",
     )
     for kind in kinds.values():
         add_command(kind)
@@ -105,13 +105,13 @@ def add_command(parser: argparse.ArgumentParser) -> None:
 
 
 def training(command: Sequence[str]) -> tuple[list[str], TrainConfig]:
-    """The words behind ``--`` and the training that they ask for.
+    """The words after ``--`` and the training that they ask for.
 
-    Raises `UsageError` for what ``penstock train`` would refuse.
+    Raises `UsageError` if ``penstock train`` would refuse the words.
     """
     words = [dashed(word) for word in (command[1:] if command[:1] == ["--"] else command)]
     if words[:1] != ["train"]:
-        raise UsageError("say what is to run behind the flags: -- train WORKLOAD ...")
+        raise UsageError("put the command to run after the flags: -- train WORKLOAD ...")
     parser = argparse.ArgumentParser(prog="penstock train", allow_abbrev=False)
     train.add_arguments(parser)
     parser.add_argument("--debug", action="store_true")
@@ -125,10 +125,10 @@ def training(command: Sequence[str]) -> tuple[list[str], TrainConfig]:
 
 
 def _in_job(words: Sequence[str], most: int) -> int:
-    """Run a verb in this process, whose job goes back into the queue, up to ``most`` times, if it
-    was told that its time is nearly up and has written what is whole."""
+    """Run a verb in this process. If SIGUSR1 ends it after it wrote its complete blocks, put the
+    job back into the queue, up to ``most`` times."""
     job, restarts = own_job(os.environ), int(os.environ.get("SLURM_RESTART_COUNT") or 0)
-    heard, ear = socket.socketpair()  # of signals, whoever handles them
+    heard, ear = socket.socketpair()  # the wakeup pipe sees every signal, whoever handles it
     with heard, ear, signals_handled({signal.SIGUSR1: signal.default_int_handler}):
         ear.setblocking(False)
         before = signal.set_wakeup_fd(ear.fileno())
@@ -136,7 +136,7 @@ def _in_job(words: Sequence[str], most: int) -> int:
             code = main(words)
         finally:
             signal.set_wakeup_fd(before)
-            for number in (signal.SIGUSR1, signal.SIGTERM):  # SLURM sends them to scontrol, too
+            for number in (signal.SIGUSR1, signal.SIGTERM):  # SLURM also sends them to scontrol
                 signal.signal(number, signal.SIG_IGN)
             ear.close()
         is_told = signal.SIGUSR1 in heard.recv(4096)
@@ -146,12 +146,13 @@ def _in_job(words: Sequence[str], most: int) -> int:
                     f"job {job} was started again {plural(restarts, 'time')} and does not go back "
                     f"into the queue (--max-requeues {most}); submit it again"
                 )
-            requeue_job(job, "has written what is whole")
+            requeue_job(job, "has written its complete blocks")
     return code
 
 
 def _torchrun(config: TorchrunConfig, words: Sequence[str], out: Path) -> int:
-    """Run the ranks. The exit code is 3 where they stopped and saved, else the first failure's."""
+    """Run the ranks. The exit code is 3 if they saved and stopped, else that of the first
+    failure."""
     require("torch", "train")
     import torch
     from torch.distributed import run as torchrun
@@ -167,7 +168,7 @@ def _torchrun(config: TorchrunConfig, words: Sequence[str], out: Path) -> int:
         flags += [f"--rdzv-endpoint={config.rdzv_endpoint}", "--rdzv-id=penstock"]
 
     def as_term(number: int, frame: FrameType | None) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)  # torchrun passes it on to its ranks
+        os.kill(os.getpid(), signal.SIGTERM)  # torchrun passes the signal on to its ranks
 
     before = time_of_last_checkpoint(out)
     os.environ |= for_children()

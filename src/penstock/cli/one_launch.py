@@ -1,4 +1,4 @@
-"""The record of a command that is no benchmark: one launch, in a ledger beside what it wrote."""
+"""The record of a command that is no benchmark: one launch, in a ledger beside its output."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def keep_launch(
     seconds: Mapping[str, float],
     work: Mapping[str, float],
 ) -> None:
-    """Add a launch to the ledger ``OUTPUT.ledger``, where ``penstock compare OUTPUT`` finds it.
+    """Add a launch to the ledger ``OUTPUT.ledger``. ``penstock compare OUTPUT`` finds it there.
 
     Args:
         output: What the command wrote.
         scenario: The verb.
-        config: Its settings, which are kept without keys and logins, its name and its tags.
-        seconds: Its seconds, and those of its parts: ``step`` is all of them.
-        work: What it did in these seconds.
+        config: Its settings, name and tags. Secrets are removed before they are kept.
+        seconds: Seconds by phase; ``step`` is the total.
+        work: Amount of work done in this time, by unit.
 
     Raises:
         UsageError: The ledger cannot be written.

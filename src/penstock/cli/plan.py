@@ -1,4 +1,4 @@
-"""``penstock plan``: say what ``infer`` would do with the same flags, and touch nothing."""
+"""``penstock plan``: say what ``infer`` would do with the same flags, and write nothing."""
 
 from __future__ import annotations
 

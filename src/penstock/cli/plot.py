@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="draw a rolling mean of N samples over the raw ones (default: only the raw ones)",
+        help="draw a rolling mean of N samples over the raw lines (default: only the raw lines)",
     )
     out = parser.add_mutually_exclusive_group()
     out.add_argument(
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def kind_of(path: Path) -> str:
-    """The kind of a file, by its first line.
+    """The kind of a file, decided by its first line.
 
     ``metrics``: the rows of a run, or ``metrics.json``. ``bench``, ``queue``, ``loader``: the CSV
     of a benchmark of models, queues or loaders. ``gpu``: the log of nvidia-smi.

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"least score {done.settings.threshold:.3f}, {done.settings.because}")
     for note in notes:
         print(note)
-    if not done.skipped:  # else these seconds are not of all that was done
+    if not done.skipped:  # else the seconds cover only a part of the scenes
         work = {"scenes": done.scenes, "windows": done.windows}
         keep_launch(config.output, "predict", config, {"step": took}, work)
     return 0

@@ -27,9 +27,9 @@ SPLITS: tuple[tuple[Literal["train", "validation"], str], ...] = (
     ("train", "train"),
     ("validation", "val"),
 )
-"""Pairs of the folder of the scenes and the folder of the chips."""
+"""Each split's folder of scenes and its folder of chips."""
 SplitWork = tuple[Literal["train", "validation"], str, Path, dict[str, Path], Mapping[str, Objects]]
-"""Such a pair, the file of labels, the folder of each scene and its labels."""
+"""Folders of a split, its file of labels, and by scene the folder and the labels."""
 
 
 EXAMPLES = r"""
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     overlap = CHIP_OVERLAP if config.overlap is None else config.overlap
     overlap = 0 if config.layout == "reference" else overlap
     check_folder(config.output_dir, "--output-dir")
-    # Both splits are checked before a pixel of either is read.
+    # Check both splits before any pixel is read.
     work: list[SplitWork] = []
     for split, name in SPLITS:
         file = config.train_label_file if split == "train" else config.val_label_file
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         cut = {each[1]: _cut(each, config, channels, overlap, cluster) for each in work}
         for note in cluster.notes() if cluster else ():
             print(note)
-    if not any(done.resumed for done, _ in cut.values()):  # else the seconds are not of all of it
+    if not any(done.resumed for done, _ in cut.values()):  # else the seconds are of some scenes
         seconds = {name: took for name, (_, took) in cut.items()}
         seconds = {"step": sum(seconds.values()), **seconds}
         chips = {"chips": sum(done.chips for done, _ in cut.values())}
@@ -81,7 +81,7 @@ def _cut(
     overlap: int,
     cluster: NamedTasks | None,
 ) -> tuple[Done, float]:
-    """Cut the scenes of a split, say what became of them, and return that and its seconds."""
+    """Cut the scenes of a split and print a summary. Returns the counts and the seconds."""
     split, name, file, folders, labels = work
     began = time.perf_counter()
     with counted_progress(len(folders), "scenes", f"cutting {split}") as progress:
@@ -111,14 +111,14 @@ def _cut(
     if done.rounded:
         print(
             f"{config.output_dir / name}: the rasters of {done.rounded} scenes are float32; "
-            "chips keep them as float16, rounded to some 3 digits; --dtype float32 keeps all "
-            "(with --overwrite-preproc where chips are there)"
+            "chips store them as float16, rounded to about 3 digits; --dtype float32 keeps all "
+            "digits (with --overwrite-preproc if chips exist)"
         )
     return done, took
 
 
 def _check_apart(out: Path, scenes: Mapping[str, Path]) -> None:
-    """Refuse to write chips into the folder of a scene: the chips of a scene go to its name."""
+    """Refuse to write chips into the folder of a scene. A scene's chips go to OUT/SPLIT/SCENE."""
     for scene in scenes.values():
         into = [out.resolve(), *((out / name / scene.name).resolve() for _, name in SPLITS)]
         if any(place.is_relative_to(scene.resolve()) for place in into):
@@ -128,7 +128,7 @@ def _check_apart(out: Path, scenes: Mapping[str, Path]) -> None:
 def _matched(
     folders: Mapping[str, Path], labels: Mapping[str, Objects], file: Path, partial: bool
 ) -> dict[str, Path]:
-    """The scenes with both a folder and labels; all must have both, unless ``partial``."""
+    """Folders of the scenes that have both a folder and labels. Unless ``partial``, all must."""
     for lacking, have, what in (
         (sorted(folders.keys() - labels.keys()), folders, f"has no label in {file}"),
         (sorted(labels.keys() - folders.keys()), labels, f"of {file} has no folder with a raster"),

@@ -1,4 +1,4 @@
-"""Progress on standard error: a bar on a terminal, lines elsewhere."""
+"""Progress on standard error: a bar on a terminal, lines otherwise."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ class Bar(NamedTuple):
     """A bar that is drawn on a terminal."""
 
     update: Callable[..., None]
-    """Takes ``completed``, ``total`` and the fields of the bar's texts."""
+    """Function that takes ``completed``, ``total`` and the fields of the bar's texts."""
     print: Callable[..., None]
-    """Prints a line above the bar."""
+    """Function that prints a line above the bar."""
 
 
 @contextlib.contextmanager
 def drawn_bar(before: str, after: str, **fields: Any) -> Iterator[Bar | None]:
-    """A bar with its count and the time left, on standard error.
+    """Show a bar with its count and the time left, on standard error.
 
     Args:
-        before: The text left of the bar, with ``{task.fields[NAME]}`` for a field.
+        before: The text left of the bar. ``{task.fields[NAME]}`` in it shows a field.
         after: The text right of its count.
         fields: The first values of the fields.
 
     Yields:
-        The bar, or None where standard error is no terminal.
+        The bar, or None if standard error is no terminal.
     """
     if not sys.stderr.isatty():
         yield None
@@ -52,15 +52,15 @@ def drawn_bar(before: str, after: str, **fields: Any) -> Iterator[Bar | None]:
 def counted_progress(
     total: int, unit: str = "samples", doing: str = "generating"
 ) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal, a line at each tenth elsewhere.
+    """Show a bar on a terminal, or print a line at each tenth otherwise.
 
     Args:
-        total: How many things there are.
+        total: Number of things to do.
         unit: The word for them.
         doing: The text left of the bar.
 
     Yields:
-        A function to call with the number of things that are done.
+        A function that takes the number of things done so far.
     """
     said = 0
 

@@ -1,10 +1,10 @@
-"""The plugin of pytest: a fixture that times a callable the way of the benchmarks.
+"""The pytest plugin: a fixture that times a callable in the same way as the benchmarks.
 
     def test_decode(penstock_bench):
         penstock_bench(decode, chunk)
 
-pytest imports this module in every session of an environment that has Penstock, so it imports
-nothing until the fixture is used.
+pytest imports this module in every session where Penstock is installed, so it imports nothing heavy
+until the fixture is used.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .timed_test import TimedCall
 
 _PROPERTY = "penstock"
-"""The name of a test's property: properties travel from the workers of xdist to the summary."""
+"""Name of the test property that carries a line from a worker of xdist to the summary."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -26,7 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--penstock-ledger",
         metavar="FOLDER",
-        help="ledger that each time is added to, and that holds the times of the baseline",
+        help="ledger to which each time is added, and which holds the times of the baseline",
     )
     group.addoption(
         "--penstock-baseline",
@@ -37,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--penstock-fail-slower",
         metavar="X",
-        help="a test fails where it is slower than the baseline by more than this, 5%% or 0.05",
+        help="a test fails if it is slower than the baseline by more than this, 5%% or 0.05",
     )
     group.addoption(
         "--penstock-seconds",
@@ -52,8 +52,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def penstock_bench(request: pytest.FixtureRequest) -> Callable[..., TimedCall]:
     """Time a callable: ``penstock_bench(function, *args, work={"samples": 8}, **kwargs)``.
 
-    It is called until its time settles, and then until the time is known well enough. The launch
-    goes into ``--penstock-ledger`` and is compared with the baseline.
+    The fixture calls it until its time settles, and then until the median is known within 1 %. The
+    record goes into ``--penstock-ledger`` and is compared with the baseline.
     """
     from .timed_test import Bench
 

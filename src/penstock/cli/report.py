@@ -1,4 +1,4 @@
-"""``penstock report RUN|LEDGER|FOLDER``: what was measured as a page: verdict, figures, tables."""
+"""``penstock report RUN|LEDGER|FOLDER``: a page of what was measured: verdict, figures, tables."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     records = records_of(places)
     if not records and (args.csv or args.parquet):
         source = " and ".join(map(str, args.places))
-        raise UsageError(f"--csv and --parquet are of records of a benchmark; {source} holds none")
+        raise UsageError(f"--csv and --parquet need records of a benchmark; {source} holds none")
     written = _write(args, places, records, others, _kept(searched, places), output, replace)
     written += _export(args, records, replace)
     print(*written, sep="\n")
@@ -78,8 +78,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _sorted(paths: Sequence[Path]) -> tuple[list[RecordPlace], list[Path], list[Path]]:
-    """The places of records, the paths that are none (logs, and what trackers kept), and the
-    folders that hold places, and may hold such files beside them."""
+    """Sort paths into places of records, other files (logs, and what trackers kept), and folders
+    that hold places and may hold other files, too."""
     from ..base import UsageError
     from ..reports import places_of
 
@@ -102,8 +102,8 @@ def _sorted(paths: Sequence[Path]) -> tuple[list[RecordPlace], list[Path], list[
 
 
 def _kept(folders: Sequence[Path], places: Sequence[RecordPlace]) -> list[TrainingRun]:
-    """The runs of logs and trackers that lie beside the records of folders, without those of the
-    trainings among these."""
+    """The runs that only logs and trackers in these folders know: those without a training among
+    ``places``."""
     if not folders:
         return []
     from ..base import RESULTS
@@ -131,7 +131,7 @@ def _write(
     output: Path,
     replace: bool,
 ) -> list[Path]:
-    """Write the report, with the CSVs of ledgers beside it where it is a folder of these alone."""
+    """Write the report. If it is a folder and all records are ledgers, CSVs lie beside it."""
     from ..reports import (
         REPORT_SUFFIXES,
         joined,
@@ -162,7 +162,7 @@ def _write(
 
 
 def _scaling(paths: Sequence[Path]) -> Report:
-    """The study that several trainings are, where they can be compared."""
+    """The scaling study of several trainings, or of logs."""
     from ..base import UsageError
     from ..reports import places_of
     from ..scaling import report_of_scaling
@@ -171,12 +171,12 @@ def _scaling(paths: Sequence[Path]) -> Report:
         return report_of_scaling(paths, "Scaling", _say)
     except UsageError:
         if len(paths) == 1 and paths[0].is_dir():
-            places_of(paths[0])  # which says all that could lie there
+            places_of(paths[0])  # raises an error that lists all that may lie there
         raise
 
 
 def _export(args: argparse.Namespace, records: Sequence[Record], replace: bool) -> list[Path]:
-    """Write the records as CSV and Parquet, where these are asked for."""
+    """Write the records as CSV and Parquet if asked to. Returns the files."""
     from ..instruments import ledger_to_csv, ledger_to_parquet
 
     written = []
@@ -188,6 +188,6 @@ def _export(args: argparse.Namespace, records: Sequence[Record], replace: bool) 
 
 
 def _usual(first: Path) -> Path:
-    """The folder of a report, beside what it is of."""
+    """The default folder of a report: beside the first place, with the same name."""
     stem = first.name.removesuffix(".gz").removesuffix(".jsonl").removesuffix(".ledger")
     return first.with_name(f"{stem.removesuffix('.penstock')}.report")

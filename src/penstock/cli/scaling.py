@@ -97,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 with a study, 3 where no run came to its end."""
+    """Run the verb. Returns exit code 0 with a study, 3 if no run is complete."""
     simulated = args.paths[0] == SIMULATE  # a folder of that name is ./simulate
     _fitting(args, simulated)
     paths = [Path(path) for path in (args.paths[1:] if simulated else args.paths)]
@@ -122,9 +122,7 @@ def run(args: argparse.Namespace) -> int:
         print(*summary_table(runs), sep="\n")
         for study in compared:
             blocks = [speedup_table(study), in_text(scaling_sections(study, asked))]
-            if (
-                len(compared) > 1
-            ):  # the seed's tables do not name their kind, so its name comes first
+            if len(compared) > 1:  # put the title before the table, which does not name its kind
                 blocks.reverse()
             for block in (*blocks, results_table(study, machine)):
                 print("", *block, sep="\n")
@@ -138,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _fitting(args: argparse.Namespace, simulated: bool) -> None:
-    """Refuse flags that have no effect here."""
+    """Refuse flags that would have no effect."""
     given = [name for name in SimulateConfig.model_fields if hasattr(args, name)]
     if given and not simulated:
         flag = "--" + given[0].replace("_", "-")
@@ -162,7 +160,7 @@ def _check_output(folder: Path | None, replace: bool, read: list[Path]) -> None:
     if folder is not None:
         check_folder(folder, "--output")
         named = [folder / name for name in ("scaling.md", "scaling.csv", "runs.csv")]
-        files = [path for path in read if path.is_file()]  # its folder may hold the runs
+        files = [path for path in read if path.is_file()]  # the folder itself may hold the runs
         check_outputs(*(("--output", path) for path in named), replace=replace, inputs=files)
 
 
@@ -208,7 +206,7 @@ def _simulate(paths: list[Path], args: argparse.Namespace) -> int:
 
 
 def _device(paths: list[Path], config: SimulateConfig) -> DeviceStep:
-    """The step of one device: from a run of one and a run of several, from flags, or from both.
+    """The step of one device, from a run of one device and perhaps one of several, and from flags.
 
     Flags win over what the runs measured.
     """
@@ -229,7 +227,7 @@ def _device(paths: list[Path], config: SimulateConfig) -> DeviceStep:
         missing = [flag for flag, value in asked.items() if value is None]
         if missing:
             raise UsageError(f"simulate needs a RUN of one device, or {' and '.join(missing)}")
-        measured = DeviceStep(0.0, 0.0, 1, 0.0)  # the flags give the rest
+        measured = DeviceStep(0.0, 0.0, 1, 0.0)  # the flags below replace these
     if config.batch_size is not None:
         measured = with_batch(measured, config.batch_size)
     given: dict[str, Any] = {
@@ -242,7 +240,7 @@ def _device(paths: list[Path], config: SimulateConfig) -> DeviceStep:
     if config.gradient_bytes is not None:
         measured = replace(measured, counted=None)
     if config.compute_time is not None:
-        measured = replace(measured, scaled_from=None)  # the time is for the batch of the flags
+        measured = replace(measured, scaled_from=None)  # the given time is for the given batch
         if config.backward_time is None:
             given["backward_s"] = 2 / 3 * config.compute_time
     measured = replace(measured, **{name: v for name, v in given.items() if v is not None})

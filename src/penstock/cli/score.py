@@ -64,7 +64,7 @@ def _of_scenes(scenes: tuple[str, ...], *sides: Objects) -> list[Objects]:
 
 
 def lines(score: XView3Score, config: ScoreConfig) -> list[str]:
-    """The score as a table for people."""
+    """Lines of a table that shows the score."""
     rows = [
         ("localisation F1", score.loc_fscore, score.location),
         ("shore F1", score.loc_fscore_shore, score.shore),
@@ -83,7 +83,7 @@ def lines(score: XView3Score, config: ScoreConfig) -> list[str]:
     table.append(f"{'length accuracy':<16}  {_figure(score.length_acc)}  {score.lengths:>5}")
     table.append(f"{'aggregate':<16}  {_figure(score.aggregate)}")
     if config.strict_official:
-        table.append("These are the numbers of the official script, its quirks included.")
+        table.append("These are the numbers of the official script, including its quirks.")
     elif score.aggregate is None:
         missing = [key for key, value in score.as_dict().items() if value is None]
         reason = f"nothing to measure {missing[0]} on"

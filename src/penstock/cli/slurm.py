@@ -49,7 +49,7 @@ from .job_command import add_command, command_of
 KINDS = {
     "render": "print the scripts of the jobs that submit would submit",
     "submit": "submit a job, an array, or one job for each size of a study",
-    "status": "say how jobs stand",
+    "status": "show the states of jobs",
     "collect": "copy the logs and results of a study into one folder",
     "cancel": "cancel jobs",
 }
@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "path; flags win",
         )
         kind.add_argument(
-            "--study", metavar="N,N,...", help="a training for each of these numbers of devices"
+            "--study", metavar="N,N,...", help="one training for each of these numbers of devices"
         )
         add_flags(kind, SlurmConfig, config_file=True)
         add_command(kind)
@@ -109,7 +109,7 @@ def _submit(args: argparse.Namespace) -> int:
     if command.kind == "ranks":
         command = _in_a_folder(command, config, args.study)
     steps = _study(config, command, args.study) if args.study else steps_of(config, command)
-    if args.kind == "submit":  # a script that is rendered may be for another machine
+    if args.kind == "submit":  # a rendered script may be for another machine
         for step in steps:
             check_places(step.config)
     if args.kind == "render" or args.dry_run:
@@ -137,7 +137,7 @@ def _extent(job: SlurmJob) -> str:
 
 
 def _in_a_folder(command: Command, config: SlurmConfig, study: str | None) -> Command:
-    """A training with a folder for each job."""
+    """Give each job of a training its own folder."""
     if command.output_dir is None:
         out = f"{config.folder}/%j"
         return Command((*command.words, "--output-dir", out), output_dir=out)
@@ -151,9 +151,9 @@ def _in_a_folder(command: Command, config: SlurmConfig, study: str | None) -> Co
 
 
 def _study(config: SlurmConfig, command: Command, text: str) -> list[Step]:
-    """A job for each size."""
+    """One job for each size."""
     if command.kind != "ranks":
-        raise UsageError(f"--study sizes trainings; {command.words[0]} is none")
+        raise UsageError(f"--study needs a training; {command.words[0]} is none")
     if config.array is not None:
         raise UsageError("--study submits a job for each size; it does not go with --array")
     for name in ("output", "error"):
@@ -174,7 +174,7 @@ def _study(config: SlurmConfig, command: Command, text: str) -> list[Step]:
 
 
 FOREIGN: Mapping[str, Any] = {"requeue": False, "signal": 0}
-"""Defaults of a program that is not ours: it may not stand a second start, or a signal."""
+"""Defaults for programs that are not Penstock: they may fail on a restart or on a signal."""
 
 
 def config_of(args: argparse.Namespace, command: Command) -> SlurmConfig:
@@ -205,7 +205,7 @@ def _collect(args: argparse.Namespace) -> int:
     places = [pair for job, number in jobs for pair in copies_of(job, number, source, target)]
     check_copies(places, target, replace)
     for row in rows:
-        assert row.job is not None  # that of a study is
+        assert row.job is not None  # a study knows the job of each row
         copies = collect_job(row.job, row.id, source, target, replace)
         facts = asdict(row.state) if row.state is not None else {"state": None}
         job = {"name": row.job.name, "ranks": row.job.ranks, "nodes": row.job.nodes}
@@ -220,8 +220,8 @@ def _collect(args: argparse.Namespace) -> int:
 
 
 def _cancel(args: argparse.Namespace) -> int:
-    # Waiting elements of an array share a row: 12_[3-7%2]. A chain ends from its end, or what
-    # follows a job would begin.
+    # Waiting elements of an array share a row: 12_[3-7%2]. Cancel a chain of jobs from its end,
+    # because ending a job would start the next one.
     going = [
         row.id.partition("_[")[0]
         for row in reversed(job_statuses(args.jobs))

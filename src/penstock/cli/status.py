@@ -1,4 +1,5 @@
-"""``penstock status RUN``: how a run of ``infer`` stands, by the files of its folder."""
+"""``penstock status RUN``: the progress of a run of ``infer``, read from the files of its
+folder."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ penstock status denoised.ome.zarr --watch
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_of", metavar="RUN", help="an output of infer, or its run folder")
-    parser.add_argument("--watch", action="store_true", help="go on until no process is at work")
+    parser.add_argument("--watch", action="store_true", help="repeat while a process works on it")
     parser.add_argument(
         "--every", type=float, default=5.0, metavar="S", help="seconds between lines (default: 5)"
     )

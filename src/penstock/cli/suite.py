@@ -1,7 +1,8 @@
 """``penstock suite``: benchmark a machine by trainings of the xView3 detector.
 
-``run_benchmark.sh`` takes the same words. Each flag of the seed has both of its spellings:
-``--train-labels`` is ``--train-label-file``, ``--train-chips`` is ``--train-chips-path``.
+``run_benchmark.sh`` takes the same arguments. Each flag of the seed (the tools that Penstock
+replaces) has two spellings: ``--train-labels`` is ``--train-label-file``, ``--train-chips`` is
+``--train-chips-path``.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ from .sweep import (
 )
 
 KINDS = {
-    "preprocess": "cut scenes into chips, as penstock preprocess",
-    "train": "train the detector once, as penstock train",
+    "preprocess": "cut scenes into chips, like penstock preprocess",
+    "train": "train the detector once, like penstock train",
     "benchmark": "run the preset in a file, or the seed's presets that fit this machine",
     "laptop": "preset laptop-rtx3080ti: batches of 4 to 16, 2 to 8 workers, 1 GPU",
     "gb200": "preset gb200: batches of 8 to 64, 4 to 16 workers, 1 GPU",
@@ -75,7 +76,7 @@ SPELLINGS = {
     "--train-chips": "train_chips_path",
     "--val-chips": "val_chips_path",
 }
-"""Flags of the seed's run_benchmark.sh. The seed's scripts have the names of the knobs."""
+"""Flags of the seed's run_benchmark.sh, by knob. Its Python scripts use the names of the knobs."""
 
 
 EXAMPLES = r"""
@@ -131,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _with_roots(args: argparse.Namespace) -> argparse.Namespace:
-    """The arguments of a training, with missing roots taken from ``--data-root``."""
+    """Fill missing folders of chips from ``--data-root``."""
     if args.data_root is None:
         return args
 
@@ -179,7 +180,7 @@ def _benchmark(args: argparse.Namespace) -> int:
 
 
 def _check_one_device(presets: Sequence[SuitePreset], which: Callable[..., bool]) -> None:
-    """Raise `UsageError` where ``which`` of the presets, all or any, train on several devices."""
+    """Raise `UsageError` if ``which`` (all or any) of the presets train on several devices."""
     several = [preset for preset in presets if preset.world_size > 1]
     if several and which(preset.world_size > 1 for preset in presets):
         raise UsageError(
@@ -199,7 +200,7 @@ def _inputs(config: SuiteConfig) -> list[Path]:
 
 
 def _presets(args: argparse.Namespace) -> list[SuitePreset]:
-    """The presets that were asked for."""
+    """The presets that the flags ask for."""
     given = args.config is not None or args.use_default_configs
     if args.kind != "benchmark":
         if given:
@@ -225,7 +226,7 @@ def _fitted(
 ) -> tuple[list[SuitePreset], list[str]]:
     """The presets that fit this machine, and notes on the others.
 
-    Raises the first `Refused` where none fits.
+    Raises the first `Refused` if no preset fits.
     """
     presets, notes, refused = [], [], list[Refused]()
     for one in asked:

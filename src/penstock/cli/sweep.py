@@ -1,4 +1,4 @@
-"""What the benchmarks share: their CSV, their ledger, and their launches with progress."""
+"""Code that the benchmarks share: checks of CSV and ledger, and launches with progress."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from .progress import drawn_bar, say
 Name = Callable[[Mapping[str, Any]], str]
 """A function that names a case."""
 Outcome = Callable[[Record], str]
-"""A function that tells the result of a launch in a few words."""
+"""A function that describes the result of a launch in a few words."""
 
 
 def open_outputs(
     config: Any, what: str, needs: Iterable[str], inputs: Iterable[Path] = ()
 ) -> Ledger:
-    """The ledger of a benchmark, after it and the CSV were checked. Nothing is created.
+    """Check the CSV and the ledger of a benchmark, and return the ledger. Nothing is created.
 
     Args:
         config: The knobs ``output``, ``ledger``, ``replace``, ``name`` and ``tag``.
-        what: What is measured, for the name of a run that is given none.
+        what: What is measured; the run gets this name if ``--name`` is not given.
         needs: Columns that the CSV of such a benchmark has.
         inputs: Files and folders that are read.
 
@@ -47,7 +47,7 @@ def open_outputs(
         The ledger.
 
     Raises:
-        UsageError: Rows or records cannot be added.
+        UsageError: Rows or records cannot be added to these files.
     """
     if not config.output.name:
         raise UsageError(f"--output {config.output} cannot be written: it names no file")
@@ -58,15 +58,15 @@ def open_outputs(
 
 
 def labelled(ledger: Ledger, config: Any, what: str) -> Ledger:
-    """A ledger that labels the records of a run.
+    """Set the labels (name and tags) that a ledger gives to the records of a run.
 
     Args:
         ledger: The ledger.
         config: The knobs ``name``, ``tag`` and, if there is one, ``resume``.
-        what: What is measured, for the name of a run that is given none.
+        what: What is measured; the run gets this name if ``--name`` is not given.
 
     Returns:
-        The ledger. With ``resume`` the labels are those of its last record, and what is given.
+        The ledger. With ``resume`` it keeps the labels of its last record; given labels win.
     """
     last = ledger.records()[-1:] if getattr(config, "resume", False) else []
     before = {"name": last[0].name, "tags": last[0].tags} if last else None
@@ -75,9 +75,9 @@ def labelled(ledger: Ledger, config: Any, what: str) -> Ledger:
 
 
 def check_csv(path: Path, replace: bool, needs: Iterable[str], inputs: Iterable[Path] = ()) -> None:
-    """Raise `UsageError` for a file that is no CSV of such a benchmark, unless it may be replaced.
+    """Raise `UsageError` if a file is no CSV of such a benchmark, unless it may be replaced.
 
-    New rows are added to a CSV, and it keeps all that it has, so it may be edited.
+    New rows are appended to a CSV. Its old rows stay, so users may edit them.
     """
     check_outputs(("--output", path), replace=True, inputs=inputs)
     if path.is_file() and path.stat().st_size and not replace:
@@ -88,7 +88,7 @@ def check_csv(path: Path, replace: bool, needs: Iterable[str], inputs: Iterable[
 
 
 def make_way(path: Path, replace: bool, needs: Iterable[str]) -> None:
-    """Remove a file that is no CSV of such a benchmark, where the user allows it."""
+    """Remove a file that is no CSV of such a benchmark, if the user allows it."""
     if replace:
         try:
             check_csv(path, False, needs)
@@ -97,7 +97,7 @@ def make_way(path: Path, replace: bool, needs: Iterable[str]) -> None:
 
 
 def check_ledger(ledger: Ledger, inputs: Iterable[Path] = ()) -> None:
-    """Raise `UsageError` for a ledger that cannot be written, or that is something else."""
+    """Raise `UsageError` if a ledger cannot be written, or if the path holds something else."""
     check_outputs(("--ledger", ledger.path), replace=True, inputs=inputs)
     ledger.records()
 
@@ -106,15 +106,15 @@ def check_ledger(ledger: Ledger, inputs: Iterable[Path] = ()) -> None:
 def launcher_of(
     config: OnWorkers, inputs: Iterable[str | Path], device: str = "cpu", like: Ledger | None = None
 ) -> Iterator[Launcher]:
-    """What runs the launches of a benchmark: this process, or the workers of ``--cluster``.
+    """Yield what runs the launches of a benchmark: this process, or the workers of ``--cluster``.
 
-    At the end it prints what a reader of the results should know of the workers.
+    At the end it prints notes on the workers that matter for the results.
 
     Args:
         config: The knobs of the benchmark.
         inputs: What every launch reads.
         device: The device of the cases.
-        like: A ledger that is gone on with; only workers like those that wrote it are taken.
+        like: The ledger of a resumed benchmark. Only workers like those that wrote it are used.
 
     Yields:
         The launcher.
@@ -132,7 +132,7 @@ def launcher_of(
             "--device cuda"
         )
     gpus = len(Nvml()()) if device.startswith(("auto", "cuda")) else 0
-    if config.cluster == "local" and not gpus:  # cases share the cores: one runs at a time
+    if config.cluster == "local" and not gpus:  # cases share the cores: run one at a time
         config = config.model_copy(update={"cluster": "local:1"})
     variables = dict(os.environ)
     with named_tasks_on(config, "case", BENCH_LIBRARIES, say, gpus) as tasks:
@@ -155,7 +155,7 @@ def sweep(
     launches: int,
     **how: Any,
 ) -> list[Record]:
-    """Run the launches of a benchmark and show them as they come.
+    """Run the launches of a benchmark and show each when it ends.
 
     Args:
         scenario: The scenario of all cases.
@@ -164,12 +164,12 @@ def sweep(
         ledger: The ledger of the records.
         rules: Rules for warm-up and samples; see `bench.measure.Rules`.
         name: Names a case.
-        outcome: Tells the result of a launch.
+        outcome: Describes the result of a launch.
         launches: Launches of each case.
-        how: Further arguments of `run_sweep`.
+        how: Other arguments of `run_sweep`.
 
     Returns:
-        The records of all cases, those of resumed launches among them.
+        The records of all cases, including those of earlier launches that a resume keeps.
     """
     with shown_launches(name, outcome) as progress:
         return run_sweep(
@@ -188,7 +188,7 @@ def sweep(
 
 @contextlib.contextmanager
 def shown_launches(name: Name, outcome: Outcome) -> Iterator[Callable[[SweepStep], None]]:
-    """A bar on a terminal, a line for each launch elsewhere; both on standard error."""
+    """Show a bar on a terminal, or a line for each launch otherwise; both on standard error."""
 
     def line(step: SweepStep) -> str:
         end = f"skipped, {step.skipped}" if step.record is None else ended(step.record, outcome)
@@ -219,7 +219,7 @@ def ended(record: Record, outcome: Outcome = lambda record: record.status) -> st
 
 
 def step_outcome(record: Record) -> str:
-    """The median step of a launch, and why it ended."""
+    """The median step time of a launch, its number of samples, and why sampling stopped."""
     step = format_seconds(statistics.median(record.samples_s["step"]))
     unstable = ", never steady" if record.warmup.settled is False else ""
     return f"{step} a step, {len(record.samples_s['step'])} samples ({record.stop}{unstable})"
@@ -232,14 +232,14 @@ def launches_each(count: int) -> str:
 def figures_of(
     draw: Callable[[], list[Path]], excuse: type[UsageError] = MissingDependency
 ) -> list[Path]:
-    """Draw figures; where that is not possible, say so and go on.
+    """Draw figures. If that is not possible, print why and go on.
 
     Args:
-        draw: Draws and returns the files.
-        excuse: Errors that are said, and no failure.
+        draw: Function that draws the figures and returns their files.
+        excuse: Errors that are printed instead of raised.
 
     Returns:
-        The files of the figures, none where they could not be drawn.
+        The files of the figures; empty if they could not be drawn.
 
     Raises:
         UsageError: They cannot be written.

@@ -1,8 +1,8 @@
-"""What the fixture ``penstock_bench`` does: time a callable, keep the launch, compare it.
+"""What the fixture ``penstock_bench`` does: time a callable, keep the record, compare it.
 
-A session of pytest is one launch of each test. The launches of a commit, on one machine, with the
-same changes on top of it, are one side of a comparison; those of the baseline are the other. One
-launch is never compared, so pytest is run several times at each.
+A session of pytest is one launch of each test. One side of a comparison is all launches of a commit
+on one machine, with the same uncommitted changes; the other side is those of the baseline. A single
+launch is never compared, so run pytest several times at each commit.
 """
 
 from __future__ import annotations
@@ -38,20 +38,21 @@ from .compare import share_of_text
 
 SCENARIO = "pytest"
 _PRECISION = 0.01
-"""Half width of the median's interval that is good enough, as a share of it."""
+"""Sampling stops when half the width of the median's interval is below this share of it."""
 _MOST_COMMITS = 10_000
-"""Commits of the baseline's history in which its last launches are looked for."""
+"""Most commits of the baseline's history that are searched for its last launches."""
 
 
 @dataclass(frozen=True)
 class TimedCall:
-    """What a callable took."""
+    """The time of a callable."""
 
     seconds: Interval
     """Median seconds of a call, with the interval of this launch's samples."""
     record: Record
     comparison: Comparison | None
-    """Launches of this commit against those of the baseline; None where there are none."""
+    """Launches of this commit against those of the baseline; None if there is nothing to
+    compare."""
     result: Any
     """Result of the last call."""
 
@@ -94,10 +95,10 @@ class Bench:
         Args:
             function: The callable.
             args: Its arguments.
-            work: What a call does, such as ``{"samples": 8}``.
-            device: Where it does that: ``cpu``, ``cuda:0`` or ``mps``, for the clock.
+            work: Amount of work of one call, such as ``{"samples": 8}``.
+            device: Device whose clock times the call: ``cpu``, ``cuda:0`` or ``mps``.
             tags: Tags of the record.
-            kwargs: Its named arguments.
+            kwargs: Its keyword arguments.
 
         Returns:
             The time, the record, and the comparison.
@@ -127,20 +128,20 @@ class Bench:
             fields
             | {"id": uuid.uuid4().hex, "time": began, "scenario": SCENARIO, "case": case}
             | {"key": case_key(SCENARIO, case), "launch": 0, "status": "ok", "tags": tags}
-            # Peaks are those of all tests of this process.
+            # No memory: the peaks are those of all tests in this process.
             | {"facts": facts, "memory": {}, "name": self._node.name}
             | {"environment": collect_environment(folder)}
         )
 
     @property
     def _name(self) -> str:
-        """The test by its place in the repository: pytest's root may differ from call to call."""
+        """The test's path in the repository, because pytest's root may differ from call to call."""
         place = ask_git(["rev-parse", "--show-prefix"], self._folder) or ""
         return f"{place}{self._node.path.name}::{self._node.nodeid.partition('::')[2]}"
 
     @property
     def _workers(self) -> int:
-        """The processes of xdist that run tests at once; 1 without it."""
+        """Number of xdist processes that run tests at once; 1 without xdist."""
         return int(getattr(self._config, "workerinput", {}).get("workercount", 1))
 
     @property
@@ -149,7 +150,7 @@ class Bench:
         return None if text is None else share_of_text("--penstock-fail-slower", text)
 
     def _compared(self, record: Record) -> tuple[Comparison | None, str]:
-        """The comparison with the baseline, and it or its absence in words."""
+        """Compare with the baseline. Returns the comparison, or None, and a sentence about it."""
         limit, path = self._limit, self._config.getoption("penstock_ledger")
         if path is None:
             return None, "not kept: no --penstock-ledger"
@@ -190,18 +191,18 @@ class Bench:
 
 
 def _state(record: Record) -> tuple[str | None, str | None]:
-    """The commit of a launch, and what was changed on top of it."""
+    """The commit of a launch, and the hash of the changes on top of it."""
     return commit_of(record.environment.get("git")), record.facts.get("changes")
 
 
 def _changes(folder: Path) -> str | None:
-    """A hash of the changes on top of the commit; None where there are none."""
+    """A hash of the uncommitted changes; None if there are none."""
     text = ask_git(["diff", "HEAD"], folder)
     return hashlib.sha256(text.encode()).hexdigest()[:16] if text else None
 
 
 def _last_of(name: str, records: list[Record], folder: Path) -> list[Record]:
-    """The launches at the newest commit that a name of git stands for, or holds."""
+    """The launches at a commit, or at its newest ancestor with launches."""
     full = commit_named(name, folder)
     words = ["rev-list", f"--max-count={_MOST_COMMITS}", "--end-of-options", full or ""]
     history = (ask_git(words, folder) or "").split() if full else []

@@ -1,6 +1,6 @@
-"""``penstock track``: send the events of a run to trackers, once there is a network and a key.
+"""``penstock track``: send the events of a run to trackers when there is a network and a key.
 
-Events that a tracker has are not sent again.
+Events that a tracker already has are not sent again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .progress import say
 
 NAMES = tuple(TRACKERS)
 PLACES = {"comet": "a key of Comet's", "mlflow": "MLFLOW_TRACKING_URI"}
-"""The setting that leads to a tracker outside the run's folder."""
+"""The setting that is needed to reach a tracker outside the run's folder."""
 
 
 EXAMPLES = """
@@ -70,14 +70,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _send(out: Path, name: str, store: Path | None) -> str | None:
-    """Send a tracker the events that it lacks, and say so. Returns the error where that failed."""
+    """Send a tracker the events that it lacks, and print that. Returns the error if that failed."""
     from ..training import TrackerProgress, deliver_events
 
     delivery = deliver_events(out, name, store=store)
     for other in TrackerProgress.load(out, name):
         if other.where != delivery.where and "://" in other.where:
-            cure = f"; {PLACES[name]} leads there" if name in PLACES else ""
-            sentence = f"{name}: the run was sent to {other.where} before, and now it was not"
+            cure = f"; set {PLACES[name]} to reach it" if name in PLACES else ""
+            sentence = f"{name}: the run was sent to {other.where} before, but not this time"
             say(f"penstock track: {sentence}{cure}")
     if delivery.error:
         return f"{name} at {delivery.where} did not take the events: {delivery.error}"
@@ -89,15 +89,15 @@ def _send(out: Path, name: str, store: Path | None) -> str | None:
 
 
 def _follow(out: Path, name: str) -> int:
-    """Send events beside a training: quietly, and ignoring the signals that are the training's."""
+    """Send events while a training runs. Library output is dropped; signals are the training's."""
     from ..training import deliver_events
 
     for name_of in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP"):
-        if hasattr(signal, name_of):  # not all are on Windows
+        if hasattr(signal, name_of):  # Windows lacks some
             signal.signal(getattr(signal, name_of), signal.SIG_IGN)
     words = SafeStream(os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1))
     silence = os.open(os.devnull, os.O_WRONLY)
-    for descriptor in (1, 2):  # libraries say much, some of it from C
+    for descriptor in (1, 2):  # libraries print much, some of it from C code
         os.dup2(silence, descriptor)
 
     ended = threading.Event()
@@ -106,8 +106,8 @@ def _follow(out: Path, name: str) -> int:
 
     def goes_on(seconds: float) -> bool:
         if next(asked) == 1 and hasattr(os, "nice"):
-            # The first sending is much work, and shows that the run lives. The rest can wait for
-            # what the training leaves of the processor.
+            # The first delivery shows that the run is alive, so it is not delayed. Later ones
+            # get a low priority, so that they take no time from the training.
             os.nice(10)
         return not ended.wait(seconds)
 
@@ -121,7 +121,7 @@ def _follow(out: Path, name: str) -> int:
 
 
 def _wait_for_the_end(ended: threading.Event, out: Path, name: str) -> None:
-    """Wait for the end of the run, then end this process once it makes no more progress."""
+    """Wait for the end of the run, then end this process when deliveries make no more progress."""
     from ..training import LOOK_EVERY_S, TRACKING_FOLDER, Stalled
 
     os.read(0, 1)

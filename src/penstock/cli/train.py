@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ..training import TrainProgress
 
 MOST_SCORES = 4
-"""Scores in a line; the others stand in training_results.json."""
+"""Most scores in a line of progress. training_results.json has all."""
 
 
 EXAMPLES = r"""
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     check_workload(args.workload)
     if args.workload == "pairs":
         check_model_name(config.model, "--model")
-    end_with_parent(signal.SIGTERM)  # a rank saves at its step's end
+    end_with_parent(signal.SIGTERM)  # a rank saves at the end of its step
     try:
         return _train(args.workload, config)
     except KeyboardInterrupt:
@@ -73,11 +73,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _again(out: Path) -> str:
-    """The words that say how to go on after Ctrl-C, and from where."""
+    """Say how to continue after Ctrl-C, and from which checkpoint."""
     last = out / "checkpoints" / "last.pt"
     if last.is_file():
-        return f"run again with --resume, which goes on from {last}"
-    return f"{out} holds no checkpoint yet, so run again with --resume, which begins anew"
+        return f"run again with --resume to continue from {last}"
+    return f"{out} holds no checkpoint yet; run again with --resume to start from the beginning"
 
 
 def _train(workload: str, config: TrainConfig) -> int:
@@ -93,7 +93,7 @@ def _train(workload: str, config: TrainConfig) -> int:
         summary = summary_lines(results, config.output_dir)
         print(*summary, *(last_lines(results, config.output_dir) if logged else ()), sep="\n")
         for each in results["trackers"]:
-            if each["status"] == "behind":  # it gave no reason, so nothing was printed yet
+            if each["status"] == "behind":  # no reason was given, so nothing was printed yet
                 say(outcome_of_tracker(each, config.output_dir))
     return 0
 
@@ -115,7 +115,7 @@ def config_of(args: argparse.Namespace) -> TrainConfig:
 
 
 def summary_lines(results: dict[str, Any], out: Path) -> list[str]:
-    """The results of a run, for people."""
+    """Lines that summarise the results of a run."""
     ranks, best = results["ranks"], results["best"]
     devices = f"{results['world_size']} x {results['device']}"
     model = f"{results['parameters']:,} parameters, {devices}"
@@ -163,7 +163,7 @@ def epoch_line(now: TrainProgress) -> str:
 
 @contextlib.contextmanager
 def shown_progress() -> Iterator[Callable[[TrainProgress], None]]:
-    """A bar on a terminal, a line for each validated epoch elsewhere."""
+    """Show a bar on a terminal, or a line for each validated epoch otherwise."""
     said: set[int] = set()
 
     def is_new(now: TrainProgress) -> bool:

@@ -42,8 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--false-alarms",
         default="5%",
         metavar="X",
-        help="how often a step may be shown in all series together where nothing changed "
-        "(default: 5%%)",
+        help="chance of showing a step in any series although nothing changed (default: 5%%)",
     )
     parser.add_argument(
         "--least", default="2%", metavar="X", help="least change that is a step (default: 2%%)"
@@ -58,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fail-if-slower", metavar="X", help="a gate: the change that matters, 5%% or 0.05"
     )
     parser.add_argument(
-        "--since", metavar="COMMIT", help="the gate takes only steps behind this commit"
+        "--since", metavar="COMMIT", help="the gate considers only steps after this commit"
     )
     parser.add_argument(
         "--seed", type=int, default=0, help="seed of the random orders (default: 0)"
@@ -85,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     if not rate < 0.5:
         raise UsageError(f"--false-alarms {args.false_alarms} must be below 50%")
     if args.since and limit is None:
-        raise UsageError("--since is of the gate: add --fail-if-slower")
+        raise UsageError("--since needs the gate: add --fail-if-slower")
     replace = from_flags(Replacing, args).replace
     outputs = (("--output", args.output), ("--json", args.json))
     check_outputs(*outputs, replace=replace, inputs=args.places)
@@ -121,7 +120,7 @@ def _share(args: argparse.Namespace, flag: str) -> float:
 
 
 def _since(args: argparse.Namespace, commits: list[str]) -> str | None:
-    """The beginning of the hash of ``--since``. Raises `UsageError` where no launch is of it."""
+    """The beginning of the hash of ``--since``. Raises `UsageError` if no launch was made at it."""
     from ..instruments import commit_named, is_hash
 
     if args.since is None:
@@ -134,7 +133,7 @@ def _since(args: argparse.Namespace, commits: list[str]) -> str | None:
 
 def _gate(slower: int, undecided: int, limit: str) -> str:
     if slower:
-        return f"The gate fails: {slower} of the steps are to slower, by {limit} or more."
+        return f"The gate fails: at {slower} of the steps a case became slower by {limit} or more."
     if undecided:
         return f"The gate is undecided: {undecided} of the series are too short to show a step."
-    return f"The gate holds: no step to slower by {limit} or more."
+    return f"The gate holds: no case became slower by {limit} or more."

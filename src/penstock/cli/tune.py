@@ -2,7 +2,7 @@
 
 for each batch, from the smallest on:
     memory -> queues that fit -> short launches that only read, by threads -> fed? settings as YAML
-and where none is fed:                        the ladder's rungs -> the ceiling in a sentence
+and if none is fed:                           the ladder's rungs -> the ceiling in a sentence
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ from .bench_queue import outcome
 from .sweep import Name, check_ledger, labelled, print_written, sweep
 
 LEAST_LAUNCHES = 3
-"""Launches of each part of a loader that are needed to call one of them the ceiling."""
+"""Fewest launches of each part of a loader before one part is called the ceiling."""
 QUEUES = (1, 2, 4, 8)
-"""Queues to choose from, as far as they fit into memory. Launches that only read use the deepest
-that leaves enough batches to time."""
+"""Queue sizes to choose from, if they fit into memory. Launches that only read use the largest that
+leaves enough batches to time."""
 
 
 EXAMPLES = """
@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The exit code is 0 with settings, 1 where nothing keeps the accelerator fed."""
+    """Run the verb. Returns exit code 0 with settings, 1 if none keep the accelerator fed."""
     config = from_flags(TuneLoaderConfig, args, args.config)
 
     ledger = Ledger(config.ledger or config.output.with_suffix(".ledger"))
@@ -96,10 +96,10 @@ def run(args: argparse.Namespace) -> int:
     if advice.settings is None:
         print("", *advice.sentences, "", f"Written: {ledger.path}", sep="\n")
         return 1
-    if config.missing != "error":  # which is a loader's default
+    if config.missing != "error":  # the default of a loader
         advice = replace(advice, settings={**advice.settings, "missing": config.missing})
     assert advice.settings is not None
-    build(LoaderConfig, advice.settings)  # what is written is what a loader takes
+    build(LoaderConfig, advice.settings)  # check that a loader takes these settings
     write_loader_yaml(advice, config.output, config.replace)
     batch = advice.settings["batch_size"]
     step_s = next(each.goal.step_s for each in tried if each.goal.batch == batch)
@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _measure(data: str, config: TuneLoaderConfig, fit: Fit, ledger: Ledger) -> BatchTrial:
-    """Measure how fast batches of one size come, by threads."""
+    """Measure how fast batches of one size come, for each number of threads."""
     step_s, told_for = step_of(fit.batch, config.steps)
     print(f"Batches of {fit.batch}, steps of {format_seconds(step_s)}:")
     records = _read_alone(data, config, threads_of(config), fit.batch, max(fit.memory), ledger)
@@ -124,7 +124,7 @@ def _measure(data: str, config: TuneLoaderConfig, fit: Fit, ledger: Ledger) -> B
 
 
 def threads_of(config: TuneLoaderConfig) -> list[int]:
-    """The numbers of threads to try: 1, 2, 4, ... and the most.
+    """The numbers of threads to try: 1, 2, 4, ... and the largest allowed.
 
     >>> threads_of(TuneLoaderConfig(step_time=1, threads_up_to=6))
     [1, 2, 4, 6]
@@ -141,14 +141,14 @@ class Fit:
     batch: int
     batch_bytes: int
     memory: dict[int, int]
-    """The bytes that a loader takes in all, by its queue."""
+    """Total bytes of memory that a loader takes, by queue size."""
 
 
 def fitting(data: str, config: TuneLoaderConfig, threads: int) -> list[Fit]:
     """The batches to try, smallest first.
 
-    Batches that do not fit into memory are left out, which is printed. Where none fits, the
-    smallest is halved until one does. Raises `UsageError` where not even one sample fits.
+    Batches that do not fit into memory are left out, and a line says so. If none fits, the smallest
+    is halved until it fits. Raises `UsageError` if not even a batch of one sample fits.
     """
     memory = config.max_memory or available_memory() // 2
     asked = config.candidates
@@ -174,7 +174,8 @@ def fitting(data: str, config: TuneLoaderConfig, threads: int) -> list[Fit]:
 
 
 def _fit(data: str, config: TuneLoaderConfig, batch: int, threads: int, memory: int) -> Fit | None:
-    """The fit of a batch, None where there are fewer samples; `UsageError` if the user named it."""
+    """The queues that fit for a batch size. If the data has fewer samples: None, or `UsageError` if
+    the user gave the size."""
     from ..loading import Loader
 
     with Loader(
@@ -224,14 +225,14 @@ def _read_alone(
 def _with_ceiling(
     data: str, config: TuneLoaderConfig, tried: list[BatchTrial], ledger: Ledger
 ) -> Advice:
-    """The advice with the ceiling that stands in the way of the nearest batch size.
+    """The advice, with the ceiling of the batch size that comes nearest to being fed.
 
-    Where a part of the loader took longer than the whole, both are launched once more, since other
-    work on the machine disturbed one of them.
+    If a part of the loader took longer than the whole, other work disturbed one of the launches, so
+    both are launched again.
     """
     nearest = nearest_of(tried)
     batch, workers = nearest.goal.batch, nearest.fastest.workers
-    # Reading files may need more threads than the loader is fastest with.
+    # Reading files may need more threads than the fastest loader has.
     threads = sorted({workers, max(threads_of(config))})
     config = config.model_copy(update={"launches": max(config.launches, LEAST_LAUNCHES)})
     records = _ladder(data, config, threads, batch, ledger)
@@ -249,7 +250,8 @@ def _with_ceiling(
 def _ladder(
     data: str, config: TuneLoaderConfig, threads: Sequence[int], batch: int, ledger: Ledger
 ) -> list[Record]:
-    """Launch files, decode and scatter alone, where DATA is a packed data set on this machine."""
+    """Launch reading, decoding and scattering alone if DATA is a packed data set on this
+    machine."""
     if not Path(data, "dataset.json").is_file():
         return []
     whole = build(

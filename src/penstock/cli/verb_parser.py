@@ -1,8 +1,8 @@
-"""The parser of a verb, or of one of its kinds: its help begins with examples.
+"""The parser of a verb, or of one of its kinds. Its help begins with examples.
 
-A verb's module has ``EXAMPLES``, a command in each line; a line that is indented goes on with the
-one above. ``penstock bench --help`` shows all of them, and ``penstock bench model --help`` those
-that begin so.
+A verb's module has ``EXAMPLES``, one command per line; an indented line continues the one above.
+``penstock bench --help`` shows all of them, and ``penstock bench model --help`` only those that
+start with ``penstock bench model``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 _ALIKE = 0.6
-"""Similarity, of at most 1, of two flags of which one may be meant by the other."""
+"""Least similarity (0 to 1) of an unknown word and a flag to suggest the flag."""
 
 
 class VerbParser(argparse.ArgumentParser):
@@ -26,10 +26,10 @@ class VerbParser(argparse.ArgumentParser):
         self.set_defaults(parser=self)
 
     def refuse(self, words: Sequence[str]) -> NoReturn:
-        """Exit with 2 and a sentence that names the flags that may be meant.
+        """Exit with code 2 and a sentence that suggests similar flags.
 
         Args:
-            words: The words of the command line that the parser does not know.
+            words: Words of the command line that the parser does not know.
         """
         flags = self._option_string_actions
         problems = []
@@ -56,7 +56,7 @@ def examples_of(prog: str) -> list[str]:
 
 
 def named_words(prog: str) -> Mapping[str, Collection[str]]:
-    """The words that a shell offers for arguments of a verb that are names or places."""
+    """Words that a shell offers for arguments that take a name or a path, by argument."""
     return getattr(_module(prog), "OFFERED", {}) if " " in prog else {}
 
 

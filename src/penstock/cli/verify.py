@@ -1,4 +1,4 @@
-"""``penstock verify``: prove that an output is whole and of its run, by checksums."""
+"""``penstock verify``: prove by checksums that an output is complete and written by its run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 KINDS: tuple[Kind, ...] = ("damaged", "different", "missing")
 SHOWN = 10
-"""Blocks of each kind that are printed; ``--json`` has all."""
+"""Most blocks of each kind that are printed; ``--json`` lists all."""
 
 
 EXAMPLES = """
@@ -47,10 +47,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "output",
         nargs="+",
         metavar="OUTPUT",
-        help="the output of a run of infer; of a run of several heads one of them, or all",
+        help="the output of a run of infer; if the run has several outputs, one or all of them",
     )
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="list all blocks that are not proven in this file"
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write a list of the blocks that are not proven",
     )
     add_flags(parser, VerifyConfig)
 
@@ -94,7 +97,7 @@ def _recompute(run: RunFolder, proof: Proof, config: VerifyConfig) -> Recomputed
 
 
 def _exit_code(proof: Proof) -> int:
-    """1 for damage, 3 for what is missing, 4 for what cannot be proven."""
+    """1 for damaged or different blocks, 3 for missing ones, 4 for ones that cannot be proven."""
     if proof.of_kind("damaged") or proof.of_kind("different"):
         return 1
     if proof.bad:
@@ -113,8 +116,8 @@ def _lines(
     yield from (f"Not locked: {reason}" for reason in run.lacking)
     if proof.unprovable:
         yield (
-            f"Not provable: {proof.unprovable:,} blocks decode, but another version has noted them "
-            "without a checksum that this one takes"
+            f"Not provable: {proof.unprovable:,} blocks decode, but another version of Penstock "
+            "noted them without a checksum that this version can check"
         )
     if done is not None:
         yield from _recomputed(run, done, config.seed)
@@ -149,21 +152,21 @@ def _recomputed(run: RunFolder, done: Recomputed, seed: int) -> Iterator[str]:
     if done.halved:
         yield (
             f"Halved: {plural(done.halved, 'block')} of them had patches in smaller batches, as "
-            "memory ran out: equal bits are not claimed there, and the tolerance holds"
+            "memory ran out: their bits may differ, within the tolerance"
         )
-    yield f"Tolerance where the maker differs: {limits}; none where it is the same"
+    yield f"Tolerance if code, versions or machine differ: {limits}; none if they are the same"
     chances = [
         f"{significant(100 * done.chance(count))} % for {plural(count, 'block')}"
         for count in damages(done.population)
     ]
     yield (
-        "Chance that values which were wrong before their checksum was taken would have been seen: "
+        "Chance of seeing values that were wrong before their checksum was taken: "
         f"{', '.join(chances)}"
     )
 
 
 def damages(population: int) -> list[int]:
-    """Numbers of damaged blocks to give the chance of: 1, 10 and 1 % of all."""
+    """Numbers of damaged blocks whose chance is printed: 1, 10, and 1 % of all."""
     return sorted({k for k in (1, 10, math.ceil(population / 100)) if k <= population})
 
 
@@ -207,7 +210,7 @@ def _finding(run: RunFolder, finding: Finding) -> dict[str, Any]:
 
 
 def _cure(run: RunFolder, proof: Proof, lost: int | None, config: VerifyConfig) -> str:
-    """The commands that make anew what is not there as it was written."""
+    """A sentence with the commands that make the bad blocks again."""
     again = _infer_again(run, config)
     if lost is not None:
         return f"{plural(lost, 'block')} taken off the list of the run. This makes them: {again}"
@@ -218,7 +221,7 @@ def _cure(run: RunFolder, proof: Proof, lost: int | None, config: VerifyConfig) 
 
 
 def _infer_again(run: RunFolder, config: VerifyConfig) -> str:
-    """The command that goes on with a run."""
+    """The command that continues a run."""
     from ..inference import NOT_AGAIN
 
     left_out = {*NOT_AGAIN, "run_dir"}

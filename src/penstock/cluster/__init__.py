@@ -1,6 +1,7 @@
-"""SLURM's jobs as text and states, and which rank a process is.
+"""SLURM jobs as text and states, the rank of a process, and Dask workers that do numbered tasks.
 
-Nothing here knows training or inference: their verbs and flags are words.
+Here are the workers of ``--cluster``, which worker gets which task, and what follows if one dies.
+What a task does is in the wings that use it: for this wing, their verbs and flags are plain words.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""The time without workers: reported now and then, and limited."""
+"""The time without any worker: reported once a minute, and limited."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Absence:
     timeout_s: float = float("inf")
     say: Callable[[str], None] = lambda sentence: None
     why: Callable[[], str] = lambda: ""
-    """Says what asked the job to end, empty as long as nothing did."""
+    """Function that says what asked the job to end; empty if nothing did."""
     _since: float | None = None
     _due: float = field(default=0.0)
 
@@ -30,10 +30,10 @@ class Absence:
         Args:
             lanes: Their number.
             where: The workers, in words.
-            standing: How the jobs of the workers stand, if that is known.
+            standing: The states of the workers' jobs, if known.
 
         Raises:
-            Incomplete: None can run, and the job was asked to end or has waited long enough.
+            Incomplete: No task can run, and the job was asked to end or has waited too long.
         """
         now = time.monotonic()
         if lanes:
@@ -46,8 +46,8 @@ class Absence:
         waited = format_seconds(now - self._since)
         if now - self._since >= self.timeout_s:
             raise Incomplete(
-                f"no worker of {where} was there for {waited} (--worker-timeout); --resume goes on "
-                "with a run that had begun"
+                f"no worker of {where} was there for {waited} (--worker-timeout); if the run had "
+                "begun, --resume continues it"
             )
         if now >= self._due:
             self._due = now + SAY_S

@@ -1,10 +1,10 @@
-"""The script of a SLURM job: what it asks for, and which command it becomes.
+"""The script of a SLURM job: the resources that it asks for, and the command that it runs.
 
 The script of a training ends with ``exec penstock launch slurm``, which starts the ranks, receives
-SLURM's signals and goes on after a restart; see `cli.launch`. Another verb that goes on after a
-restart runs in that launcher too. Any other command takes the script's place itself, and gets
-SIGTERM before its time is up. The user's words are quoted for the shell. No value holds a newline,
-behind which sbatch could read directives, or a login, because SLURM keeps scripts.
+SLURM's signals and resumes after a restart; see `cli.launch`. Another verb that can resume runs
+under that launcher, too. Any other command is executed directly, and gets SIGTERM before its time
+is up. The user's words are quoted for the shell. No value may hold a newline, after which sbatch
+could read directives, or a login, because SLURM keeps scripts.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def slurm_script(
         config: Resources, modules and environment of the job.
         command: What it runs.
         python: The interpreter to use if the job activates no environment.
-        waits_for: The job that it follows in a chain, ``afterok:12``; None for the dependency of
-            its resources.
+        waits_for: The job that it waits for in a chain, such as ``afterok:12``; None to use the
+            ``dependency`` of ``config``.
 
     Returns:
         The text for sbatch.
@@ -81,7 +81,8 @@ def _goes_back(config: SlurmConfig, command: Command) -> bool:
 
 
 def _numbered(word: str, is_element: bool) -> str:
-    """A word for the shell, with the number of its job for %j, and an element's in a ``%a/64``."""
+    """A word for the shell, with variables for the job's number (%j) and an element's
+    (``%a/64``)."""
     if is_element and is_share(word):
         return f'"${{SLURM_ARRAY_TASK_ID}}{word.removeprefix(ELEMENT)}"'
     job = "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}" if is_element else "${SLURM_JOB_ID}"
@@ -115,7 +116,7 @@ def with_job_number(pattern: str, job: str) -> str:
 def _check_words(words: Iterable[str]) -> None:
     for word in words:
         if re.search(r"[\x00-\x1f\x7f]", word):
-            raise UsageError(f"{word!r} holds a control character, which no job script may")
+            raise UsageError(f"{word!r} holds a control character, which a job script must not")
         if has_login(word):
             raise UsageError(
                 f"{scrub(word)} was given with a login, which does not belong in a job script: "
@@ -124,7 +125,7 @@ def _check_words(words: Iterable[str]) -> None:
 
 
 def _resources(config: SlurmConfig, command: Command, waits_for: str | None) -> Iterator[str]:
-    """The options of sbatch that are set; one with the value True has no argument."""
+    """The options of sbatch that are set. An option with the value True has no argument."""
     gpus, before = config.gpus_per_node, config.signal
     signal = "USR1" if command.kind == "ranks" or _goes_back(config, command) else "TERM"
     options = {
@@ -141,12 +142,12 @@ def _resources(config: SlurmConfig, command: Command, waits_for: str | None) -> 
         "gres": None if gpus is None else f"gpu:{gpus}",
         "array": config.array,
         "dependency": waits_for or config.dependency,
-        # Without it a job would wait for ever after a step that has failed.
+        # Otherwise a job would wait for ever for a step that has failed.
         "kill-on-invalid-dep": "yes" if waits_for else None,
         "exclusive": config.exclusive or None,
         "output": log_of(config),
         "error": config.error,
-        "open-mode": "append",  # what a job said before a restart stays
+        "open-mode": "append",  # keep the output from before a restart
         "requeue" if config.requeue else "no-requeue": True,
         "signal": f"B:{signal}@{before}" if before else None,
     }
@@ -170,7 +171,7 @@ def parse_sizes(text: str) -> list[int]:
 
 
 def with_ranks(config: SlurmConfig, ranks: int) -> SlurmConfig:
-    """The same job on another number of ranks: part of a node, or whole nodes.
+    """The same job with another number of ranks: on part of a node, or on whole nodes.
 
     A node takes as many ranks as it has GPUs, or as ``config`` says. A job on part of a node asks
     for that share of the node's memory.

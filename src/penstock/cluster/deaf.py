@@ -1,5 +1,5 @@
-"""A preload of Dask's worker: it is deaf to Ctrl-C, which in a terminal that it shares with the
-client is the client's to answer."""
+"""A preload of Dask's worker, which makes it ignore Ctrl-C: in a shared terminal, the client
+answers it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How submitted jobs stand: what their studies say of them, and what SLURM says."""
+"""The status of submitted jobs: from the list of their study, and from SLURM."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .slurm_jobs import SlurmJob, read_study
 from .slurm_states import JobState, job_states, waits_in
 from .steps import array_ranges, joined_elements
 
-AGAIN = "it was stopped, and --resume goes on"
-PART = "it was stopped; the log of finish says how to do its part again"
+AGAIN = "it was stopped, and --resume continues it"
+PART = "it was stopped; the log of the finish job says how to do its part again"
 FINISH = "parts are missing, and its log names them"
 
 
@@ -25,15 +25,15 @@ class JobStatus:
 
     id: str
     state: JobState | None
-    """Its state in SLURM, None where SLURM has forgotten it."""
+    """Its state in SLURM; None if SLURM does not know it any more."""
     job: SlurmJob | None = None
-    """The job as it was submitted, None where its study is not known."""
+    """The job as it was submitted; None if its study is not known."""
     folder: Path = Path()
-    """The folder of that study."""
+    """Folder of the study."""
 
     @property
     def training(self) -> str | None:
-        """The status of its training, by its results; None where there are none."""
+        """The status of its training, from its results; None if there are none."""
         if self.job is None or self.job.output_dir is None:
             return None
         path = self.folder / with_job_number(self.job.output_dir, self.id) / RESULTS
@@ -60,7 +60,7 @@ class JobStatus:
         return FINISH if "--finish" in self.job.command else PART if self.job.array else AGAIN
 
     def code(self) -> int:
-        """0 done, 1 failed, 3 not ended."""
+        """The exit code: 0 done, 1 failed, 3 not ended."""
         if self.state is None:
             return 0 if self.training == "complete" else 1
         return 0 if self.state.ok else 1 if self.state.ended else 3
@@ -73,7 +73,7 @@ def job_statuses(targets: Sequence[str]) -> list[JobStatus]:
         targets: Folders, files of studies, and numbers.
 
     Returns:
-        A row for each job, and for each element of an array; elements that wait share one.
+        A row for each job, and for each element of an array. Waiting elements share one row.
 
     Raises:
         UsageError: SLURM does not know a number, or a study cannot be read.
@@ -101,7 +101,7 @@ def job_statuses(targets: Sequence[str]) -> list[JobStatus]:
 
 
 def _forgotten(job: SlurmJob, states: Sequence[JobState]) -> Iterator[str]:
-    """The job, or the elements of an array, that SLURM does not know any more."""
+    """Yield the job, or the elements of an array, that SLURM does not know any more."""
     if job.array is None:
         yield from [job.id] * (not states)
         return
@@ -114,18 +114,18 @@ def _forgotten(job: SlurmJob, states: Sequence[JobState]) -> Iterator[str]:
 
 
 def is_job_number(target: str) -> bool:
-    """Whether it is the number of a job or of an array's element, and no file of that name."""
+    """Whether ``target`` is the number of a job or element, and no file has that name."""
     return bool(re.fullmatch(r"\d+(_\d+)?", target, re.ASCII)) and not Path(target).exists()
 
 
 def table_of(rows: Iterable[JobStatus]) -> list[str]:
-    """A line for each job. Elements of an array that stand alike share a line.
+    """A line for each job. Elements of an array with the same state share a line.
 
     Args:
         rows: The jobs.
 
     Returns:
-        The lines, and one above them with the names of the columns.
+        The lines, after a line with the names of the columns.
     """
     alike: dict[tuple[str, str, str], list[JobStatus]] = {}
     for row in rows:

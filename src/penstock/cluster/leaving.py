@@ -1,8 +1,8 @@
-"""A worker of Dask that leaves with notice: SIGTERM, by which SLURM says that a job's time is up or
-its node is wanted, a scheduler that needs fewer workers, or a nanny that is ended.
+"""A Dask worker that leaves with notice: after SIGTERM (SLURM needs its node, or its time is up),
+or if the scheduler needs fewer workers, or if its nanny ends.
 
-Such a worker first finishes what it does, and does not count as dead. A task can have its worker
-leave as well. This module is also a preload of Dask's worker (``--preload``) and of its nanny
+Such a worker first finishes its work, and does not count as dead. A task can also make its worker
+leave. This module is also a preload of Dask's worker (``--preload``) and of its nanny
 (``--preload-nanny``), which without it kills its worker 8 s after SIGTERM.
 """
 
@@ -16,23 +16,23 @@ from collections.abc import Callable
 from typing import Any
 
 LEAVING = "penstock-leaving"
-"""The topic of workers that leave with notice."""
+"""Dask topic on which workers say that they leave."""
 _PLUGIN = "penstock-leaving"
 _NANNY_WAITS_S = 86400.0
-"""Seconds that a nanny waits for its worker, whose work ends within its own grace."""
+"""Seconds that a nanny waits for its worker. Long, because the worker limits its own time."""
 _FETCHED_WITHIN_S = 30.0
 """Seconds within which the client fetches the result of a task that is done."""
 _LOOK_S = 0.1
 _ENDS: dict[str, Callable[[], None]] = {}
-"""The work of this process before it leaves, by name."""
+"""Functions to call before this worker leaves, by name."""
 
 
 def before_leaving(name: str, end: Callable[[], None] | None) -> None:
-    """Have something done before this worker leaves.
+    """Register a function to call before this worker leaves.
 
     Args:
-        name: By this it is replaced or taken back.
-        end: Called in a thread of its own; None for nothing any more.
+        name: The name under which it can be replaced or removed.
+        end: The function, called in a thread of its own; None removes it.
     """
     if end is None:
         _ENDS.pop(name, None)
@@ -60,7 +60,7 @@ def dask_setup(server: Any) -> None:
 
 
 def leave_with_notice(worker: Any) -> None:
-    """See that a worker leaves with notice. Any thread of its process may call it, and again.
+    """Make a worker leave with notice. Any thread of its process may call this, more than once.
 
     Args:
         worker: The ``distributed.Worker``.
@@ -70,7 +70,7 @@ def leave_with_notice(worker: Any) -> None:
 
 
 def _attend(worker: Any) -> None:
-    """Receive SIGTERM, and notice that the worker is closed. Runs in the worker's event loop."""
+    """Handle SIGTERM, and notice when the worker is closed. Runs in the worker's event loop."""
     from distributed import WorkerPlugin
 
     if _PLUGIN in worker.plugins:
@@ -87,13 +87,13 @@ def _attend(worker: Any) -> None:
             leaving.add(asyncio.ensure_future(_leave(worker, "SIGTERM")))
 
     worker.plugins[_PLUGIN] = Leaving()
-    with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):  # no main thread
+    with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):  # not the main thread
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, hear)
 
 
 def leave_after_task() -> None:
-    """Have the worker that runs this task leave once the task's result is fetched. Until then it
-    gets no other task.
+    """Make the worker that runs this task leave when the task's result has been fetched. Until then
+    it gets no other task.
 
     Its nanny, or SLURM, starts another one.
     """
@@ -105,7 +105,8 @@ def leave_after_task() -> None:
 
 async def _leave_after(worker: Any, key: str) -> None:
     _pause(worker)
-    # What nobody has fetched would be lost with its only worker, and done again without an end.
+    # A result that nobody has fetched would be lost with the worker, and its task would run again,
+    # for ever.
     end = time.monotonic() + _FETCHED_WITHIN_S
     while key in worker.state.tasks and time.monotonic() < end:
         await asyncio.sleep(_LOOK_S)
@@ -115,12 +116,12 @@ async def _leave_after(worker: Any, key: str) -> None:
 async def _leave(worker: Any, reason: str) -> None:
     _pause(worker)
     await _end(worker)  # before the scheduler gives its tasks to others
-    # Where only this process is to end, its nanny starts another one.
+    # If only this process should end, its nanny starts another one.
     await worker.close_gracefully(reason=reason, restart=worker.nanny is not None)
 
 
 def _pause(worker: Any) -> None:
-    """See that a worker is given no more tasks."""
+    """Make the scheduler give a worker no more tasks."""
     from distributed import Status
 
     worker.status = Status.paused

@@ -1,6 +1,6 @@
 """Named pieces of work, such as scenes, each done whole by one task.
 
-A worker does one piece at a time, so a worker that dies is held against one piece only.
+A worker does one piece at a time, so its death counts against one piece only.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from .tasks import Tasks, worker_notes
 from .workers import Workers, connected
 
 REASONS = 3
-"""Number of pieces whose reasons an error gives; it names all pieces."""
+"""Most pieces whose reasons an error gives. It names all pieces."""
 Holder = Callable[[Any], contextlib.AbstractContextManager[object]]
-"""Gives the context that a worker holds while it does a piece, by the work of the piece."""
+"""A function from the work of a piece to the context that a worker holds while it does the
+piece."""
 Piece = TypeVar("Piece")
 
 
@@ -39,9 +40,9 @@ class _TaskOrder:
     work: Any
     holding: Holder
     versions: Mapping[str, str]
-    """The versions of the client; empty where a worker may run anything."""
+    """Versions of the client by library; empty if a worker may have any versions."""
     cure: str
-    """The end of the sentence for a worker with other versions."""
+    """End of the error for a worker with other versions: what to do."""
 
 
 class NamedTasks:
@@ -50,7 +51,7 @@ class NamedTasks:
     def __init__(
         self, workers: Workers, knobs: OnWorkers, kind: str, libraries: Sequence[str]
     ) -> None:
-        """Prepare.
+        """Prepare to give out pieces.
 
         Args:
             workers: The workers.
@@ -73,20 +74,20 @@ class NamedTasks:
         work_of: Callable[[str], Any],
         go_on: str,
     ) -> Iterator[tuple[str, Any]]:
-        """Do all pieces, and yield each as it is done, in any order.
+        """Do all pieces, and yield each when it is done, in any order.
 
         Args:
-            function: Does a piece. A worker can import it, and it leaves the same however often it
-                is called.
+            function: Does a piece. Workers must be able to import it, and calling it again must
+                leave the same result.
             names: The names of the pieces.
-            work_of: What ``function`` is called with, by the name of the piece.
-            go_on: The words of an error that say how to do the rest later.
+            work_of: From the name of a piece, the argument of ``function``.
+            go_on: The end of an error: how to do the rest later.
 
         Yields:
             The name of a piece, and what ``function`` returned.
 
         Raises:
-            UsageError: More pieces than may fail cannot be done as asked.
+            UsageError: More pieces failed than may fail, because they cannot be done as asked.
             Incomplete: Pieces were given up. The error names them.
         """
         failed, done = dict[str, str](), 0
@@ -110,13 +111,13 @@ class NamedTasks:
         work_of: Callable[[Piece], Any],
         holding: Holder = nothing,
     ) -> Iterator[tuple[Piece, Any]]:
-        """Do all pieces, and yield each as it is done or given up, in any order.
+        """Do all pieces, and yield each when it is done or given up, in any order.
 
         Args:
             function: Does a piece; see `run`.
             pieces: The pieces, taken one by one as workers need them.
             work_of: What ``function`` is called with.
-            holding: What a worker holds while it does a piece.
+            holding: The context that a worker holds while it does a piece.
 
         Yields:
             The piece, and what ``function`` returned or a `TaskFailure`.
@@ -141,7 +142,7 @@ class NamedTasks:
             yield taken[outcome.number], outcome.result
 
     def notes(self) -> list[str]:
-        """What a reader of the results should know of the workers."""
+        """Sentences on the workers that matter for the results."""
         return [*worker_notes(self._rounds, self.kind)]
 
     def _sentence(self, failed: Mapping[str, str], left: int, go_on: str) -> str:
@@ -160,20 +161,20 @@ def named_tasks_on(
     say: Callable[[str], None],
     gpus: int = 0,
 ) -> Iterator[NamedTasks | None]:
-    """The workers that ``--cluster`` names, until the context ends.
+    """Use the workers that ``--cluster`` names, until the context ends.
 
     Args:
         knobs: The workers, how often a piece is tried again, and how many may fail.
         kind: What a piece is, such as ``scene``.
         libraries: Distributions whose versions decide what a piece gives.
-        say: Called now and then with a sentence, while there is no worker.
+        say: Called once a minute with a sentence while there is no worker.
         gpus: GPUs of this machine that local workers take, one each.
 
     Yields:
-        What gives them pieces of work; None without ``--cluster``.
+        An object that gives them pieces of work; None without ``--cluster``.
 
     Raises:
-        UsageError: The address is none, or no scheduler answers there.
+        UsageError: The address is not valid, or no scheduler answers there.
         Incomplete: No worker came.
     """
     if knobs.cluster is None:
@@ -189,7 +190,7 @@ _ONE_AT_A_TIME = threading.Lock()
 
 
 def run_alone(order_of_task: _TaskOrder, number: int) -> Any:
-    """Do a piece on a worker once it does no other.
+    """Do a piece on a worker, after its other piece has ended.
 
     Args:
         order_of_task: The piece.

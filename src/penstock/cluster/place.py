@@ -1,11 +1,11 @@
-"""Which rank this process is, by the variables of what started it.
+"""The rank of this process, from the variables that its launcher set.
 
     torchrun     RANK, WORLD_SIZE, LOCAL_RANK      and where to meet: MASTER_ADDR, MASTER_PORT
     srun         SLURM_PROCID, SLURM_STEP_...      the step's own counts, not the job's
     neither      one rank, or those that Fabric starts itself
 
-A batch script also has the counts of its job (SLURM_NTASKS), and is no rank. A step may have other
-counts than its job. So only the counts of a step are used.
+A batch script also has the counts of its job (SLURM_NTASKS), but it is no rank, and a step may have
+other counts than its job. So only the counts of a step are used.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..base import UsageError
 
 
 def job_of(environ: Mapping[str, str]) -> str:
-    """The number of this process's SLURM job: 12, 12_3 for one of an array, nothing without a job.
+    """The number of this process's SLURM job: 12, or 12_3 in an array; empty without a job.
 
     Args:
         environ: Variables of the environment.
@@ -35,7 +35,7 @@ def own_job(environ: Mapping[str, str]) -> str:
     """The number of the job in which this process runs.
 
     Raises:
-        UsageError: It runs in no job.
+        UsageError: This process runs in no job.
     """
     if not (job := job_of(environ)):
         raise UsageError(
@@ -48,7 +48,7 @@ def own_job(environ: Mapping[str, str]) -> str:
 PORT, PORTS = 15_000, 10_000
 """The ranks of a job meet at port PORT + (number of the job modulo PORTS)."""
 
-NOT_A_RANK = "another rank has ended, and told why; this one cannot go on without it"
+NOT_A_RANK = "another rank has ended and printed why; this one cannot go on without it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +58,11 @@ class Place:
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
-    """The number of the rank among those of its node."""
+    """Number of the rank on its node, from 0."""
     node: int = 0
     nodes: int = 1
     address: str = "127.0.0.1"
-    """The host where all ranks meet."""
+    """Host where all ranks meet."""
     port: int = 0
     started: bool = False
     """True if torchrun or srun started this process as a rank."""
@@ -88,7 +88,7 @@ def find_place(environ: Mapping[str, str]) -> Place:
         environ: Variables of the environment, as torchrun, srun or Fabric set them.
 
     Returns:
-        Its rank, the number of ranks, and where they meet; one rank if nothing started any.
+        Its rank, the number of ranks, and where they meet; one rank if no launcher started it.
 
     Raises:
         UsageError: A variable is no number, or the first host of several nodes is not known.
@@ -126,8 +126,8 @@ def find_place(environ: Mapping[str, str]) -> Place:
 def tasks_elsewhere(environ: Mapping[str, str]) -> int:
     """How many tasks the SLURM job of this process has, if this process is not one of them.
 
-    That is so in a batch script, and in the shell of an interactive job, which is a step of one
-    task.
+    This is the case in a batch script, and in the shell of an interactive job, which is a step of
+    one task.
 
     Args:
         environ: Variables of the environment.

@@ -1,4 +1,4 @@
-"""The workers that tasks of a job run on: any, until one is left out; then the others by name."""
+"""The workers that run the tasks of a job: any worker, until one is left out; then a list."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from .workers import Workers
 
 @dataclass(slots=True)
 class Placement:
-    """Which workers are there, and which of them take tasks of this job."""
+    """The workers that are present, and those of them that take tasks of this job."""
 
     workers: Workers
     lanes: int = 0
-    """Tasks that can run at a time now."""
+    """Number of tasks that can run at the same time now."""
     present: int = 0
-    """Number of workers that are there, those that are left out among them."""
+    """Number of workers that are present, including those that are left out."""
     unfit: dict[str, str] = field(default_factory=dict)
     """Addresses of workers that get no more tasks, each with the reason."""
     fit: frozenset[str] | None = None
@@ -24,7 +24,7 @@ class Placement:
     """The share of a worker's resources that a task takes."""
 
     def look(self) -> None:
-        """Ask which workers are there. Those that are gone are replaced where that can be.
+        """Look which workers are present, and replace those that are gone if possible.
 
         Raises:
             PenstockError: SLURM refused a job.
@@ -39,9 +39,9 @@ class Placement:
         self.fit = frozenset(present - self.unfit.keys()) if self.unfit else None
 
     def strands(self, placed: frozenset[str] | None) -> bool:
-        """Whether no worker is left of those that a task may run on.
+        """Whether none of the workers that a task may run on is left.
 
         Args:
-            placed: Their addresses; None for any worker, of which one may come.
+            placed: Addresses of these workers; None for any worker, because a new one may come.
         """
         return placed is not None and placed.isdisjoint(self.fit or ())

@@ -29,7 +29,7 @@ def shipped_presets() -> list[str]:
 
 
 def slurm_preset(name: str | None) -> Mapping[str, Any]:
-    """The settings of a preset, none if it has no name.
+    """The settings of a preset; none if ``name`` is None.
 
     Args:
         name: A name, or the path of a YAML file: it ends in .yaml or .yml, or holds a slash.
@@ -38,13 +38,13 @@ def slurm_preset(name: str | None) -> Mapping[str, Any]:
         Settings of `SlurmConfig` by name, each checked by itself.
 
     Raises:
-        UsageError: There is no such preset, or it holds what no job may have.
+        UsageError: There is no such preset, or a setting in it is wrong.
     """
     return {} if name is None else read_settings(_path_of(name), "--preset")
 
 
 def read_settings(path: Path, flag: str) -> dict[str, Any]:
-    """The settings of jobs in a YAML file.
+    """Read settings of jobs from a YAML file.
 
     Args:
         path: The file.
@@ -54,7 +54,7 @@ def read_settings(path: Path, flag: str) -> dict[str, Any]:
         Settings of `SlurmConfig` by name, each checked by itself.
 
     Raises:
-        UsageError: It cannot be read, or a setting is wrong.
+        UsageError: The file cannot be read, or a setting is wrong.
     """
     settings = read_yaml(path, flag)
     check_file(SlurmConfig, settings, f"{flag} {path}")

@@ -38,11 +38,11 @@ from .steps import Command, Kind, Step
 
 STUDY_FILE, JOBS = "study.json", "jobs.json"
 SAY_WITHIN_S = 60.0
-"""The most seconds that a command of SLURM may take: a busy controller answers late."""
+"""Most seconds that a command of SLURM may take. A busy controller answers late."""
 
 
 class SlurmJob(BaseModel):
-    """A job as it was submitted. Relative paths begin at the folder of the study."""
+    """A job as it was submitted. Relative paths start from the folder of the study."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -61,7 +61,7 @@ class SlurmJob(BaseModel):
     array: str | None = None
     """Its elements, as sbatch takes them; None if it is no array."""
     waits_for: str | None = None
-    """The job that it follows in a chain, such as ``afterok:12``."""
+    """The job that it waits for in a chain, such as ``afterok:12``."""
 
 
 class SlurmStudy(BaseModel):
@@ -91,7 +91,7 @@ def read_study(path: Path) -> SlurmStudy:
 
 
 def slurm_scripts(steps: Sequence[Step], python: str) -> list[str]:
-    """The scripts of a submission. The number of an earlier job, unknown yet, is JOB_1, JOB_2 ...
+    """The scripts of a submission. Numbers of earlier jobs are not known yet: JOB_1, JOB_2 ...
 
     Args:
         steps: The jobs, in order.
@@ -117,8 +117,8 @@ def submit_steps(steps: Sequence[Step], python: str) -> Iterator[SlurmJob]:
         Each job, with its number.
 
     Raises:
-        UsageError: SLURM is not there or refuses a job, or the folder cannot be used. A chain is
-            cancelled where one of its jobs is refused.
+        UsageError: SLURM is not installed or refuses a job, or the folder cannot be used. If one
+            job of a chain is refused, the whole chain is cancelled.
     """
     chain: list[str] = []
     for step in steps:
@@ -136,30 +136,30 @@ def submit_steps(steps: Sequence[Step], python: str) -> Iterator[SlurmJob]:
 
 
 def check_places(config: SlurmConfig) -> None:
-    """Check the folder of a job and those of its logs. Nothing is made.
+    """Check the folder of a job and those of its logs. Nothing is created.
 
     Raises:
         UsageError: A folder cannot be written to, or lies inside an array.
     """
     check_folder(Path(config.folder), "--folder")
     for flag, path in (("--output", config.output), ("--error", config.error)):
-        if path is not None:  # the number of the job stands in place of what follows %
+        if path is not None:  # % stands for a number that is not known yet
             check_local(Path(path), flag)
             check_folder(Path(f"{path.partition('%')[0]}_").parent, flag)
 
 
 def make_places(config: SlurmConfig) -> None:
-    """Make the folders of a job's logs.
+    """Create the folders of a job's logs.
 
     Args:
         config: The settings of the job.
 
     Raises:
-        UsageError: One of them is no place for logs.
+        UsageError: A folder cannot hold logs.
     """
     check_places(config)
     Path(config.folder).mkdir(parents=True, exist_ok=True)
-    for path in (log_of(config), config.error):  # SLURM makes no folders, and then loses the log
+    for path in (log_of(config), config.error):  # SLURM creates no folders, and would lose the log
         if path is not None and "%" not in str(Path(path).parent):
             Path(path).parent.mkdir(parents=True, exist_ok=True)
 
@@ -221,7 +221,7 @@ def collect_job(
         replace: Replace files that Penstock did not write.
 
     Returns:
-        Whether there was a ``log``, and, of a training, whether there were ``results``.
+        Whether there was a ``log`` and, for a training, whether there were ``results``.
     """
     log = target / f"slurm-{element}.out"
     results = target / element / RESULTS
@@ -236,7 +236,7 @@ def collect_job(
 
 
 def copies_of(job: SlurmJob, element: str, source: Path, target: Path) -> list[tuple[Path, Path]]:
-    """The files of a job that are there, each with the path that it is copied to.
+    """The existing files of a job, each with the path that it is copied to.
 
     Args:
         job: The job as it was submitted.
@@ -300,11 +300,11 @@ def ask_slurm(command: Sequence[str], text: str | None = None) -> subprocess.Com
         text: Its standard input.
 
     Returns:
-        The command that has ended, with its exit code, output and errors.
+        The ended command, with its exit code, output and errors.
 
     Raises:
         UsageError: The command is not on PATH.
-        PenstockError: It did not answer in time.
+        PenstockError: The command did not answer in time.
     """
     _need(command[0])
     try:
@@ -316,7 +316,7 @@ def ask_slurm(command: Sequence[str], text: str | None = None) -> subprocess.Com
             encoding="utf-8",
             errors="surrogateescape",
             stdin=subprocess.DEVNULL if text is None else None,
-            # Without a limit, the row of an array names all elements that wait.
+            # 0 means no limit: the row of an array then names all waiting elements.
             env={**_without_job(os.environ), "SLURM_BITSTR_LEN": "0"},
             timeout=SAY_WITHIN_S,
             check=False,
@@ -330,12 +330,12 @@ def requeue_job(job: str, became: str) -> None:
 
     Args:
         job: Its number.
-        became: What has become of it, such as ``has saved``.
+        became: What it has done, such as ``has saved``.
 
     Raises:
         PenstockError: SLURM refused.
     """
-    # Said before SLURM is asked, because it ends the job at once.
+    # Printed before SLURM is asked, because SLURM ends the job at once.
     sys.stderr.write(f"penstock launch: job {job} {became} and goes back into the queue\n")
     sys.stderr.flush()
     ended = ask_slurm(["scontrol", "requeue", job])
@@ -344,8 +344,8 @@ def requeue_job(job: str, became: str) -> None:
 
 
 def _without_job(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without variables of the job that this process runs in. sbatch would pass
-    them on, and the new job would take itself for an element of an array, or for a restart."""
+    """The environment without the variables of the job that this process runs in. sbatch would pass
+    them on, and the new job would believe that it is an element of an array, or a restart."""
     return {
         name: text
         for name, text in environ.items()

@@ -1,11 +1,12 @@
-"""The states of jobs, as SLURM tells them.
+"""The states of jobs, from SLURM's commands.
 
     squeue ──▶ scontrol show job ──▶ sacct -D ──▶ sacct -c
     waits, runs   has just ended    accounting    a file of ended jobs, without accounting
 
-Each command is asked about the jobs that the commands before it do not know. Their text is read,
-because not every SLURM in use writes JSON. A job that was preempted or requeued has not ended: it
-comes back under the same number. Accounting has a row for each life of a job; the last one counts.
+Each command is asked about the jobs that the commands before it do not know. Their text output is
+parsed, because not every SLURM in use writes JSON. A job that was preempted or requeued has not
+ended: it starts again under the same number. Accounting has a row for each start of a job; the last
+row counts.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from .steps import array_ranges
 ENDS = frozenset(
     "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY REVOKED TIMEOUT".split()
 )
-"""The states after which a job does not come back. After PREEMPTED and REQUEUED it does."""
+"""The states after which a job does not start again. After PREEMPTED and REQUEUED it does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +34,10 @@ class JobState:
     """The number: 12, or 12_3 for one job of an array."""
     state: str
     reason: str | None = None
-    """The reason why it waits or has failed, None if SLURM gives none."""
+    """The reason why it waits or has failed; None if SLURM gives none."""
     exit_code: int | None = None
     signal: int | None = None
-    """The number of the signal that ended it, None if it ended by itself."""
+    """The number of the signal that ended it; None if it ended by itself."""
     restarts: int | None = None
     nodes: str | None = None
 
@@ -48,14 +49,15 @@ class JobState:
     def ok(self) -> bool:
         return self.state == "COMPLETED"
 
-    def words(self, incomplete: str | None = "it was stopped, and --resume goes on") -> str:
-        """The state, its reason and the exit code, for people.
+    def words(self, incomplete: str | None = "it was stopped, and --resume continues it") -> str:
+        """The state, its reason and the exit code as text.
 
         Args:
-            incomplete: The meaning of exit code 3 for its command; None where it has none.
+            incomplete: The meaning of exit code 3 for its command; None if it has no special
+                meaning.
 
         Returns:
-            Words, separated by commas.
+            Phrases, separated by commas.
         """
         words = [self.state]
         if self.exit_code == Incomplete.exit_code and self.ended and incomplete:
@@ -72,7 +74,7 @@ class JobState:
 
 
 def job_states(jobs: Sequence[str]) -> dict[str, list[JobState]]:
-    """The states of jobs: one for each, or one for each element of an array; none if unknown.
+    """The states of jobs: one for a job, one for each element of an array, none if unknown.
 
     Args:
         jobs: Numbers of jobs.
@@ -104,7 +106,7 @@ def _of(job: str, queue: Iterable[JobState]) -> list[JobState]:
 
 
 def _and_more(rows: list[JobState], later: Iterable[JobState], job: str) -> list[JobState]:
-    """The rows of a job, and those of further elements that another command has heard of."""
+    """The rows of a job, and the rows of more elements that another command knows."""
     more = _pick(job, later)
     if rows:
         more = [row for row in more if row.ended and not any(waits_in(row.id, r.id) for r in rows)]
@@ -117,7 +119,7 @@ def _accounted(job: str, options: Sequence[str], fields: Sequence[str]) -> list[
     ended = ask_slurm([*command, f"--format={','.join(fields)}", _jobs([job])])
     if ended.returncode:
         return []  # no accounting here
-    # The file of ended jobs numbers elements like jobs, and the last one like their array.
+    # The file of ended jobs gives each element a job number; the last one has the array's number.
     if re.search(rf"Unknown type ArrayJobId: {job.partition('_')[0]}\b", ended.stderr):
         return []
     return _sacct(ended.stdout, fields)
@@ -159,7 +161,7 @@ def _pick(job: str, rows: Iterable[JobState]) -> list[JobState]:
 
 
 def waits_in(job: str, row: str) -> bool:
-    """Whether an element of an array is among those that wait, which share one row.
+    """Whether an element of an array is in the row that its waiting elements share.
 
     >>> waits_in("5_4", "5_[1,4-6%2]"), waits_in("5_4", "5_[0-8:2]"), waits_in("5_4", "5_[5-9]")
     (True, True, False)
@@ -172,7 +174,7 @@ def waits_in(job: str, row: str) -> bool:
 
 
 def _heard(command: Sequence[str]) -> str:
-    """The output of a command about jobs, "" if it does not know them."""
+    """The output of a command about jobs; "" if it does not know them."""
     ended = ask_slurm(command)
     if ended.returncode == 0:
         return ended.stdout
@@ -183,7 +185,7 @@ def _heard(command: Sequence[str]) -> str:
 
 
 def _squeue(text: str) -> list[JobState]:
-    """Rows of ``%i|%T|%N|%r``."""
+    """Parse rows of ``%i|%T|%N|%r``."""
     rows = []
     for line in text.split("\n"):
         job, state, nodes, reason = (*line.strip().split("|", 3), "", "", "")[:4]
@@ -194,7 +196,7 @@ def _squeue(text: str) -> list[JobState]:
 
 
 def _scontrol(text: str) -> list[JobState]:
-    """One job a line, ``Key=Value`` after ``Key=Value``."""
+    """Parse lines of ``Key=Value`` pairs, one line for each job."""
     rows = []
     for line in text.split("\n"):
         values = dict(re.findall(r"(\S+?)=(\S*)", line)[::-1])  # the first value of a name counts
@@ -222,7 +224,7 @@ def _scontrol(text: str) -> list[JobState]:
 
 
 def _sacct(text: str, fields: Sequence[str]) -> list[JobState]:
-    """The states in rows of these fields. Each further row of a job is another life of it."""
+    """Parse rows of these fields. Each further row of a job is a restart of it."""
     rows: list[JobState] = []
     lives = Counter[str]()
     for line in text.split("\n"):
@@ -237,12 +239,12 @@ def _sacct(text: str, fields: Sequence[str]) -> list[JobState]:
 
 
 def _exit(text: str) -> tuple[int | None, int | None]:
-    """Exit code and signal of ``3:0``."""
+    """Parse an exit code and a signal, such as ``3:0``."""
     match = re.fullmatch(r"(\d+):(\d+)", text)
     return (int(match[1]), int(match[2])) if match else (None, None)
 
 
 def _or_none(text: str) -> str | None:
-    """The text, or None for each of SLURM's words for nothing."""
+    """The text; None if it is one of SLURM's words for "no value"."""
     text = text.strip()
     return None if text in ("", "None", "(null)", "None assigned", "Unknown") else text

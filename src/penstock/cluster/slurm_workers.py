@@ -1,5 +1,7 @@
-"""Workers of Dask as jobs of SLURM, one job a worker: submitted, replaced, and cancelled at the
-end. dask-jobqueue keeps their number; the scripts are those of ``penstock slurm submit``."""
+"""Dask workers as SLURM jobs, one job for each worker: submitted, replaced, cancelled at the end.
+
+dask-jobqueue keeps their number; the scripts are those of ``penstock slurm submit``.
+"""
 
 from __future__ import annotations
 
@@ -33,50 +35,50 @@ from .slurm_states import job_states
 from .steps import Command
 
 DEATH_TIMEOUT_S = 300
-"""Seconds after which a worker that has lost its scheduler ends."""
+"""Seconds after which a worker without a scheduler ends."""
 LOST_S = 60
-"""Seconds after which the job of a lost worker is cancelled and another one submitted. Until then
-its nanny may start the worker again."""
+"""Seconds after which the job of a lost worker is cancelled and a new one submitted. Before that,
+its nanny may restart it."""
 TEND_S = 20.0
-"""Seconds between two looks at the jobs."""
+"""Seconds between two checks of the jobs."""
 WORKER_SETTINGS: Mapping[str, Any] = {
-    # Each look is a wait for the interpreter of the stages: together 4 % of a core.
+    # Each look takes the interpreter lock from the stages: together 4 % of a core.
     "distributed.worker.profile.enabled": False,
     "distributed.admin.tick.interval": "500ms",
 }
-"""Settings of Dask in workers that Penstock starts. By default Dask looks 100 times a second where
-each thread is, and 50 times whether its loop is late."""
+"""Settings of Dask in workers that Penstock starts. By default, Dask profiles each thread 100 times
+a second, and checks 50 times a second whether its event loop is late."""
 WORKER_ENVIRONMENT = {
     # OpenMP's threads sleep while they wait, as in a job of one process; see `cli.quiet_openmp`.
     "OMP_WAIT_POLICY": "PASSIVE",
     "GOMP_SPINCOUNT": "3000",
-    # Dask's threads have heaps of their own, and a forward in one takes a quarter longer.
+    # Dask's threads would have separate heaps, in which a forward takes a quarter longer.
     **HEAP_VARIABLES,
     **{f"DASK_{name.replace('.', '__').upper()}": str(v) for name, v in WORKER_SETTINGS.items()},
 }
 """Variables of workers that Penstock starts, set before their processes begin."""
 _COUNTED = {"nodes", "ntasks_per_node", "gpus_per_node"}
-"""Settings of a preset that say how many workers it means."""
+"""Settings of a preset that give its number of workers."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerJobs:
-    """What the jobs of a job's workers ask for."""
+    """The resources of the SLURM jobs that are workers."""
 
     config: SlurmConfig
-    """One worker's."""
+    """Settings of one worker's job."""
     count: int
     per_node: int
-    """Workers that a node takes by the preset."""
+    """Workers on each node, according to the preset."""
 
     @classmethod
     def of(cls, preset: str | None, workers: int | None, logs: Path) -> WorkerJobs:
-        """The jobs of so many workers.
+        """The jobs of a number of workers.
 
         Args:
             preset: The name or file of a preset, None for SLURM's own defaults.
             workers: Number of workers; None for the ranks of the preset.
-            logs: Folder of their logs where the preset names none.
+            logs: Folder of their logs if the preset names none.
 
         Returns:
             The jobs.
@@ -99,7 +101,7 @@ class WorkerJobs:
         variables = {text.partition("=")[0] for text in one.env}
         quiet = {k: v for k, v in WORKER_ENVIRONMENT.items() if k not in variables}
         env = [f"{name}={text}" for name, text in quiet.items()]
-        # A lost job is replaced by a new one: requeued, it would wait beside its replacement.
+        # A lost job is replaced by a new one. If requeued, it would wait beside its replacement.
         changes = {"job_name": f"{asked.job_name}-worker", "requeue": False}
         config = one.model_copy(update={**changes, "env": (*env, *one.env)})
         return cls(config, workers or asked.nodes * asked.tasks, asked.tasks)
@@ -128,7 +130,7 @@ class WorkerJobs:
 
 @dataclass(slots=True)
 class SlurmWorkers:
-    """The jobs of a cluster's workers, and how they stand."""
+    """The jobs of a cluster's workers, and their states."""
 
     jobs: WorkerJobs
     cluster: Any = None
@@ -138,16 +140,16 @@ class SlurmWorkers:
     refused: list[PenstockError] = field(default_factory=list)
     tended: float = field(default_factory=time.monotonic)
     seen: float = float("-inf")
-    """The time at which a worker was last there."""
+    """Monotonic time at which a worker was last present."""
 
     def tend(self, lanes: int) -> str | None:
-        """Replace the jobs of workers that are gone, now and then.
+        """Every `TEND_S` seconds, replace the jobs of workers that are gone.
 
         Args:
-            lanes: Workers that are there.
+            lanes: Number of workers that are present.
 
         Returns:
-            How the jobs stand, if it was looked at and no worker is there.
+            The states of the jobs as text, if they were checked and no worker is present.
 
         Raises:
             PenstockError: SLURM refused a job.
@@ -164,10 +166,11 @@ class SlurmWorkers:
         return None if lanes else self._standing()
 
     def _standing(self) -> str | None:
-        """How the last jobs stand. Raises `Incomplete` if all have ended before a worker came."""
+        """The states of the newest jobs as text. Raises `Incomplete` if all ended before a worker
+        came."""
         newest = self.submitted[-self.jobs.count :]
         states = [state for rows in job_states(newest).values() for state in rows]
-        # Those of workers that were there are replaced, but not at once.
+        # Jobs of workers that were present will be replaced, but not at once.
         replaced = time.monotonic() - self.seen > LOST_S + 2 * TEND_S
         if replaced and states and all(state.ended for state in states):
             log = with_job_number(log_of(self.jobs.config), states[-1].id)
@@ -181,18 +184,18 @@ class SlurmWorkers:
 
 @contextlib.contextmanager
 def slurm_workers(jobs: WorkerJobs) -> Iterator[SlurmWorkers]:
-    """A scheduler in this process, and workers that come as SLURM starts their jobs.
+    """Run a scheduler in this process, and workers that come when SLURM starts their jobs.
 
-    All jobs are cancelled as the context ends.
+    All jobs are cancelled when the context ends.
 
     Args:
         jobs: The jobs.
 
     Returns:
-        The jobs' keeper, which has the cluster.
+        The object that keeps the jobs, and has the cluster.
 
     Raises:
-        UsageError: There is no SLURM here.
+        UsageError: SLURM is not installed here.
         PenstockError: SLURM does not answer.
     """
     jobqueue, dask = _jobqueue(), require("dask", "cluster")
@@ -203,7 +206,7 @@ def slurm_workers(jobs: WorkerJobs) -> Iterator[SlurmWorkers]:
     with dask.config.set({"distributed.deploy.lost-worker-timeout": f"{LOST_S}s"}):
         kept.cluster = jobqueue.SLURMCluster(
             job_cls=_job_class(jobqueue, kept), name="penstock", cores=1, processes=1,
-            memory="1GB",  # needed, and unused: the script is ours
+            memory="1GB",  # required, but unused: the script is ours
             scheduler_options={
                 **({"interface": interface} if interface else {"host": host}),
                 "port": 0, "dashboard": False, "dashboard_address": ":0",
@@ -218,7 +221,7 @@ def slurm_workers(jobs: WorkerJobs) -> Iterator[SlurmWorkers]:
 
 
 def _jobqueue() -> Any:
-    """dask-jobqueue. At its import it sets a handler of its own for Ctrl-C, which is taken back."""
+    """Import dask-jobqueue. Its import sets a handler for Ctrl-C, which is undone here."""
     before = signal.getsignal(signal.SIGINT)
     try:
         return require("dask_jobqueue", "cluster")
@@ -237,7 +240,8 @@ def _end(kept: SlurmWorkers) -> None:
 
 
 def _job_class(jobqueue: Any, kept: SlurmWorkers) -> type:
-    """dask-jobqueue's job of SLURM, with our script, and submitted by our own caller of sbatch."""
+    """The SLURM job class of dask-jobqueue, with our script, and submitted by our call of
+    sbatch."""
 
     status = require("distributed.core", "cluster").Status
 
@@ -246,7 +250,7 @@ def _job_class(jobqueue: Any, kept: SlurmWorkers) -> type:
             return kept.jobs.script(self.scheduler, self.name)
 
         async def _submit_job(self, script_filename: str) -> str:
-            # Aside, because the scheduler shares this thread.
+            # In another thread, because the scheduler shares this one.
             script = Path(script_filename).read_text()
             ended = await asyncio.to_thread(ask_slurm, ["sbatch", "--parsable"], script)
             if ended.returncode:
@@ -269,7 +273,7 @@ def _job_class(jobqueue: Any, kept: SlurmWorkers) -> type:
 
 
 def own_address() -> str:
-    """The address of this host on the network of SLURM's controller, which workers can reach.
+    """The address of this host on the network of SLURM's controller, where workers can reach it.
 
     Raises:
         PenstockError: SLURM does not answer, or this host has no address.
@@ -282,7 +286,7 @@ def own_address() -> str:
     )
     for name, address in hosts:
         with contextlib.suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as probe:
-            probe.connect((address or name, 1))  # sends nothing
+            probe.connect((address or name, 1))  # a UDP connect sends nothing
             mine: str = probe.getsockname()[0]
             if not mine.startswith("127."):
                 return mine
@@ -290,4 +294,4 @@ def own_address() -> str:
     try:
         return socket.gethostbyname(name)
     except OSError as error:
-        raise PenstockError(f"this host has no address by its name {name}: {error}") from error
+        raise PenstockError(f"this host's name {name} has no address: {error}") from error

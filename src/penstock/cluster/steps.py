@@ -1,9 +1,9 @@
-"""What a job runs, and the jobs of one submission that wait for each other.
+"""The command of a job, and the jobs of one submission, which wait for each other.
 
 infer, --array 64    ──▶    prepare ─▶ twice 64 shares of statistics ─▶ 64 parts ─▶ finish
 anything else        ──▶    one job, or one array
 
-The statistics are percentiles of the whole volume, where those are asked for.
+The statistics are percentiles of the whole volume, if they are asked for.
 """
 
 from __future__ import annotations
@@ -16,33 +16,34 @@ from typing import Any, Literal
 from ..base import SlurmConfig, UsageError
 
 ELEMENT = "%a"
-"""The sign for the number of an array's element, as in ``--part %a/64``."""
+"""Placeholder for the number of an array's element, as in ``--part %a/64``."""
 STEPS_OF_INFER = frozenset(("--prepare", "--statistics", "--part", "--finish"))
-"""Flags of infer that do one step of a job that several processes share."""
+"""Flags of infer, each of which does one step of a job that several processes share."""
 ROUNDS = 2
-"""Passes over values of more than 16 bits for their percentiles; another pass has nothing to do."""
+"""Passes over values of more than 16 bits for exact percentiles. Values of up to 16 bits need one
+pass; the second then has nothing to do."""
 
 Kind = Literal["ranks", "verb", "program"]
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What a job runs."""
+    """The command of a job."""
 
     words: tuple[str, ...]
-    """The command; of ranks and of a verb, without ``penstock``."""
+    """The words of the command. Those of ``ranks`` and ``verb`` do not begin with ``penstock``."""
     kind: Kind = "ranks"
-    """``ranks``: a training on all tasks of the job. ``verb``: a verb of Penstock's in one process.
+    """``ranks``: a training on all tasks of the job. ``verb``: a verb of Penstock in one process.
     ``program``: any other program."""
     output_dir: str | None = None
     """The folder of a training; %j may stand for the number of its job."""
     resumes: bool = False
-    """True of a verb that takes ``--resume``, with which a restarted job goes on."""
+    """True if the verb takes ``--resume``, with which a restarted job continues."""
     goes_on: bool = False
-    """True of a verb that begins where an earlier life of its job ended, so that the job may go
+    """True if the verb continues where an earlier start of its job ended, so that the job may go
     back into the queue."""
     counts: bool = False
-    """True of an infer with percentiles of the whole volume, which an array counts before."""
+    """True for an infer with percentiles of the whole volume, which an array counts first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class Step:
     config: SlurmConfig
     command: Command
     after: Literal["afterok", "afterany"] | None = None
-    """The end of the step before it that it waits for; None if it waits for none."""
+    """Condition on the step before it, such as ``afterok``; None if it does not wait."""
 
 
 def is_share(word: str) -> bool:
@@ -103,7 +104,7 @@ def steps_of(config: SlurmConfig, command: Command) -> list[Step]:
     if not is_cut or STEPS_OF_INFER & {word.partition("=")[0] for word in command.words}:
         return [Step(config, command)]
     if numbered := [word for word in command.words if "%j" in word]:
-        raise UsageError(f"{numbered[0]}: the parts of infer are several jobs, so %j is no one's")
+        raise UsageError(f"{numbered[0]}: the parts of infer are several jobs, so do not use %j")
     if config.parts is None:
         raise UsageError(
             f"--array {config.array}: the parts of infer are counted from 1; --array 64 makes 64, "
@@ -141,10 +142,10 @@ def _alone(config: SlurmConfig, step: str) -> SlurmConfig:
 
 
 def _on_one_gpu(config: SlurmConfig) -> dict[str, Any]:
-    """The settings of a step that computes no block: those of an element, with a single GPU.
+    """The settings of a step that computes no blocks: those of an element, but with a single GPU.
 
-    It opens the job, whose plan depends on the kind of device, on the memory, and on a CPU on the
-    cores.
+    It plans the job, and the plan depends on the kind of device, on the memory, and, for a CPU, on
+    the cores.
     """
     changes = config.model_dump(exclude_unset=True)
     if config.gpus > 1:

@@ -1,4 +1,4 @@
-"""The worker's side of a task: it begins, tells how far it is, and sends back why it failed."""
+"""The worker's side of a task: it reports its begin and its progress, and returns why it failed."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from .worker_side import worker_address
 
 
 class UnfitWorker(UsageError):
-    """A worker that may not take part in the job, though others may."""
+    """This worker may not take part in the job, but others may."""
 
 
 class WorkerLeaves(PenstockError):
-    """A worker leaves before its task is done. Another one does it, and the task has not failed."""
+    """This worker leaves before its task is done. Another one does the task; it has not failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskFailure:
-    """What a task that raised sends back: exceptions of users' libraries need not be picklable."""
+    """The result of a task that raised. It replaces the exception, which may not be picklable."""
 
     sentence: str
     final: bool
     """True if no other try can succeed."""
     exit_code: int
     away: bool = False
-    """True if a store has failed for longer than a task waits for it."""
+    """True if a store has failed for longer than a task retries."""
     unfit: str | None = None
-    """Address of a worker that no task of this job fits; None for any other failure."""
+    """Address of the worker, if it cannot run tasks of this job; None for any other failure."""
     ends_job: bool = False
-    """True if the other tasks of the job would fail alike."""
+    """True if all other tasks of the job would fail in the same way."""
 
 
 def run_guarded(function: Callable[..., Any], order: Any, number: int) -> Any:
@@ -40,7 +40,7 @@ def run_guarded(function: Callable[..., Any], order: Any, number: int) -> Any:
 
     Args:
         function: The task.
-        order: What every task is given.
+        order: The argument that every task gets.
         number: Its number.
 
     Returns:
@@ -65,7 +65,7 @@ def run_guarded(function: Callable[..., Any], order: Any, number: int) -> Any:
 
 
 def tell_begun(topic: str, number: int) -> None:
-    """Say, in a task, that its work begins.
+    """Report from a task that its work begins.
 
     Args:
         topic: The topic of the job.
@@ -75,13 +75,13 @@ def tell_begun(topic: str, number: int) -> None:
 
 
 def tell_progress(topic: str, number: int, *, safe: bool, **facts: Any) -> None:
-    """Say, in a task, how far its work is.
+    """Report the progress of a task, from inside the task.
 
     Args:
         topic: The topic of the job.
         number: The number of the task.
-        safe: Whether some of the work has become safe since the last time.
-        facts: What else the client is told.
+        safe: Whether some of the work was saved since the last report.
+        facts: Other values for the client.
     """
     _tell(topic, "progress", number, {**facts, "safe": safe})
 

@@ -1,9 +1,9 @@
-"""Numbered tasks on workers that may die, be late, or leave: each is done once more until it is
-done, or given up with its reason.
+"""Numbered tasks on workers that may die, be late, or leave: each is tried again until it is done,
+or given up with a reason.
 
-A task must leave the same result however often it is run, whatever an earlier try did. It says
-`tell_begun` when its work begins and `tell_progress` when some of it is safe. So a worker that dies
-is held against the task that it worked at, and not against those that waited there.
+A task must leave the same result however often it runs, whatever an earlier try did. It calls
+`tell_begun` when its work begins and `tell_progress` when some of it is saved. So the death of a
+worker counts against the task that it worked on, and not against the tasks that waited there.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from .task_side import TaskFailure, run_guarded
 from .workers import Workers
 
 DEATHS = 3
-"""Workers that may die at one task, without progress, before the task is given up."""
+"""Deaths of workers on one task, without progress between them, after which it is given up."""
 AHEAD = 3
-"""Tasks given out for each one that can run: the next is there when one ends."""
+"""Tasks given out for each task that can run, so that the next one is ready when one ends."""
 AHEAD_S = 2.0
-"""Seconds of work given out ahead, where tasks take so little that a few each would not last."""
+"""Seconds of work given out ahead, for tasks so short that `AHEAD` of them would not last."""
 FETCH_S = 20.0
-"""Seconds within which a result that is there must come."""
+"""Most seconds for fetching a finished result."""
 LOOK_S = 1.0
-"""Seconds between two questions of how many tasks can run."""
+"""Seconds between two checks of how many tasks can run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class TaskOutcome:
 
     number: int
     result: Any
-    """A `TaskFailure`, or what the task returned."""
+    """The value that the task returned, or a `TaskFailure`."""
     tries: int
 
 
@@ -50,12 +50,12 @@ class TaskOutcome:
 class _PendingTask:
     number: int
     tries: int = 1
-    """Times that it was begun because an earlier try raised."""
+    """Number of tries: the first one, and one after each try that raised."""
     submitted: int = 0
     died: int = 0
-    """Workers that died at it since some of it was last made safe."""
+    """Number of workers that died on it since some of it was last saved."""
     future: Any = None
-    """None while it is held back, since no worker that fits is there."""
+    """Dask's future; None while the task is held back because no fitting worker is present."""
     placed: frozenset[str] | None = None
     """Addresses of the workers that it may run on; None for any."""
 
@@ -72,52 +72,52 @@ class Tasks:
         retries: int,
         patience_s: float = 0.0,
     ) -> None:
-        """Prepare.
+        """Prepare to run tasks.
 
         Args:
             workers: The workers.
             function: The task: a function (order, number) that a worker can import.
-            order: What every task is given, or a function that makes it from a task's number.
-            topic: A name of this job's own, by which its tasks tell how far they are.
+            order: The argument of every task, or a function that makes it from a task's number.
+            topic: A name that only this job has. Its tasks report their progress under it.
             retries: How often a task that raised is tried again.
-            patience_s: A task whose store was away is tried again only if some work of any task
-                has become safe within so many seconds.
+            patience_s: A task whose store was away is tried again only if some task has saved work
+                within this many seconds.
         """
         self.workers, self.client = workers, workers.client
         self.function, self.order, self.topic, self.retries = function, order, topic, retries
         self.name = f"{topic}-{uuid.uuid4().hex[:8]}"
-        """The begin of the tasks' keys, which no other tasks have."""
+        """Unique beginning of the keys of these tasks."""
         self.placement = Placement(workers)
         self.deaths = self.retried = 0
-        """Workers that died without notice, and tasks that were tried again after they raised."""
+        """Numbers of deaths without notice, and of tasks that raised and were tried again."""
         self._pending: dict[int, _PendingTask] = {}
         self._running: dict[str, int] = {}
-        """The task that each worker is at."""
+        """Number of the task that each worker works on, by address."""
         self._leaving: set[str] = set()
-        """Addresses of workers that have said that they leave."""
+        """Addresses of workers that announced that they leave."""
         self._news = News(self.client, {"told": topic, "all": "all", "leaving": LEAVING})
         self._rate = 0.0
-        """Tasks that end in a second."""
+        """Tasks that end per second."""
         self._ended = 0
         """Tasks that have ended since the last look."""
         self._asked = 0.0
         self.patience_s, self._safe = patience_s, time.monotonic()
         self.ends = False
-        """Whether tasks that are lost with their workers are not given out again."""
+        """True if tasks that are lost with their workers are not given out again."""
 
     def run(
         self, numbers: Iterable[int], tick: Callable[[dict[str, Any] | None], None]
     ) -> Iterator[TaskOutcome]:
-        """Do every task, and yield each as it is done or given up, in any order.
+        """Do every task, and yield each when it is done or given up, in any order.
 
         Args:
             numbers: The tasks, taken one by one as workers need them.
-            tick: Called again and again, with what a task told by `tell_progress`, or None.
+            tick: Called repeatedly, with what a task reported by `tell_progress`, or None.
 
         Raises:
             PenstockError: The scheduler is gone.
-            UsageError: No worker that was there so far may take part.
-            Incomplete: No worker that fits is there, and the time to wait for one is over.
+            UsageError: No worker so far may take part.
+            Incomplete: No fitting worker is present, and the time to wait for one is over.
         """
         waiting = iter(numbers)
         self._news.subscribe()
@@ -145,7 +145,7 @@ class Tasks:
                 self._news.unsubscribe()
 
     def _refill(self, waiting: Iterator[int]) -> None:
-        """Give out as many tasks as workers need: a few each, more of those that take no time."""
+        """Give out as many tasks as workers need: a few for each, and more if tasks are short."""
         self._look()
         room = max(1, AHEAD * self.placement.lanes, int(self._rate * AHEAD_S)) - len(self._pending)
         new = [_PendingTask(number) for number in itertools.islice(waiting, max(0, room))]
@@ -153,7 +153,7 @@ class Tasks:
         self._submit(new)
 
     def _look(self) -> None:
-        """Ask now and then what workers there are, and how many tasks end in a second."""
+        """Every `LOOK_S` seconds, check which workers are present and how fast tasks end."""
         now = time.monotonic()
         if now - self._asked < LOOK_S:
             return
@@ -167,7 +167,7 @@ class Tasks:
         self._place_again()
 
     def _place_again(self) -> None:
-        """Give out tasks again whose workers are gone. Dask would wait for these for ever."""
+        """Give out again the tasks of workers that are gone: Dask would wait for these for ever."""
         stranded = [task for task in self._pending.values() if self.placement.strands(task.placed)]
         _withdraw(self.client, stranded)
         if not self.ends:
@@ -177,7 +177,7 @@ class Tasks:
             del self._pending[task.number]
 
     def _submit(self, tasks: Sequence[_PendingTask]) -> None:
-        """Give tasks to Dask. They are held back while no worker that fits is there."""
+        """Give tasks to Dask. They are held back while no fitting worker is present."""
         fit = self.placement.fit
         for task in tasks:
             task.placed, task.future = fit, None
@@ -208,7 +208,7 @@ class Tasks:
                 self._pending[number].died = 0
 
     def _see(self, event: dict[str, Any]) -> Iterator[TaskOutcome]:
-        """Note a worker that left, and give up a task that too many have died at."""
+        """Note a worker that left or died, and give up a task on which too many workers died."""
         if event.get("action") != "remove-worker":
             return
         self._asked = 0.0
@@ -222,12 +222,12 @@ class Tasks:
         if task.died >= DEATHS:
             del self._pending[task.number]
             _withdraw(self.client, [task])
-            sentence = f"{DEATHS} workers died at it, one after the other"
+            sentence = f"{DEATHS} workers died on it, one after the other"
             yield TaskOutcome(task.number, TaskFailure(sentence, True, 1), task.tries)
 
     def _end(self, ended: Sequence[tuple[_PendingTask, Any]]) -> Iterator[TaskOutcome]:
-        """Take in the results of tasks, and submit those again that may still succeed."""
-        tasks = [  # without earlier tries, and tasks that were given up
+        """Take the results of tasks, and submit again the failed ones that may still succeed."""
+        tasks = [  # not earlier tries, nor tasks that were given up
             task for task, future in ended if future is task.future and task.number in self._pending
         ]
         self._ended += len(tasks)
@@ -236,7 +236,7 @@ class Tasks:
             again = isinstance(result, TaskFailure) and self._tries_again(task, result)
             if not (result is None or isinstance(result, TaskFailure)):
                 self.workers.served.set()
-            if again and result.unfit is None:  # that was no try
+            if again and result.unfit is None:  # an unfit worker does not count as a try
                 task.tries += 1
                 self.retried += 1
             lost = again or result is None
@@ -248,7 +248,7 @@ class Tasks:
                 yield TaskOutcome(task.number, result, task.tries)
 
     def _tries_again(self, task: _PendingTask, failure: TaskFailure) -> bool:
-        """Whether a task that raised may succeed elsewhere or another time."""
+        """Whether a task that raised may succeed on another worker or at another time."""
         if failure.unfit is not None:
             self.placement.unfit[failure.unfit] = failure.sentence
             self.placement.look()
@@ -257,16 +257,16 @@ class Tasks:
         return not ends and task.tries <= self.retries and not self.is_over(failure)
 
     def is_over(self, failure: TaskFailure) -> bool:
-        """Whether a task failed since a store is away for every worker, as far as one can see."""
-        # News of safe work arrives a moment later.
+        """Whether a task failed because a store seems to be away for every worker."""
+        # News of saved work arrives a moment later.
         return failure.away and time.monotonic() - self._safe > 0.9 * self.patience_s > 0
 
 
 def worker_notes(rounds: Sequence[Tasks], kind: str) -> Iterator[str]:
-    """What a reader of the results should know of the workers.
+    """Sentences on the workers that matter for the results.
 
     Args:
-        rounds: The tasks that they were given.
+        rounds: The tasks that the workers got.
         kind: What a task does, such as ``part``.
 
     Yields:
@@ -287,7 +287,8 @@ def _withdraw(client: Any, tasks: Iterable[_PendingTask]) -> None:
 
 
 def _results(client: Any, tasks: Sequence[_PendingTask]) -> list[Any]:
-    """What tasks returned, all fetched at once. None for those that were lost or left."""
+    """The results of tasks, all fetched at once. None for tasks that were lost or whose worker
+    left."""
     futures = [task.future for task in tasks]
     there = {future.key: future for future in futures if future.status == "finished"}
 
@@ -295,9 +296,9 @@ def _results(client: Any, tasks: Sequence[_PendingTask]) -> list[Any]:
         results: dict[str, Any] = await client.gather(there, errors="skip", asynchronous=True)
         return results
 
-    try:  # each question is told to all who listen, to us too: none is asked for nothing
+    try:  # each request makes events for all subscribers, so do not ask for nothing
         fetched = client.sync(gather, callback_timeout=FETCH_S) if there else {}
-    except TimeoutError:  # a worker died just now, and Dask does its tasks again
+    except TimeoutError:  # a worker has just died, and Dask runs its tasks again
         fetched = dict.fromkeys(there)
     return [
         _failure_of(future) if (result := fetched.get(future.key)) is None else result
@@ -306,7 +307,7 @@ def _results(client: Any, tasks: Sequence[_PendingTask]) -> list[Any]:
 
 
 def _failure_of(future: Any) -> TaskFailure | None:
-    """Why Dask itself could not run a task. None if the task was lost with workers that died."""
+    """Why Dask could not run a task. None if the task was lost with workers that died."""
     error = future.exception() if future.status == "error" else None
     if error is None or type(error).__name__ == "KilledWorker":
         return None

@@ -1,4 +1,4 @@
-"""What a task may ask of the worker that runs it: its address, its variables, if it is wanted."""
+"""Functions for a task on a worker: the address, the variables, and whether it is still wanted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .slurm_workers import WORKER_ENVIRONMENT
 
 
 def worker_address() -> str:
-    """The address of the worker that runs the task which calls this."""
+    """The address of the worker that runs the calling task."""
     from distributed import get_worker
 
     address: str = get_worker().address
@@ -17,9 +17,9 @@ def worker_address() -> str:
 
 
 def still_wanted() -> Callable[[], bool]:
-    """A function that says whether the task that calls this is still waited for.
+    """Make a function that says whether the client still waits for the calling task.
 
-    The client may have ended or given it up, and Dask does not interrupt what a task does.
+    The client may have ended or given the task up, and Dask does not interrupt a running task.
     """
     from distributed import get_worker
 
@@ -34,10 +34,10 @@ def still_wanted() -> Callable[[], bool]:
 
 
 def client_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """The client's values of the variables that a worker sets for itself.
+    """The client's values of the variables that Dask sets in workers.
 
     Args:
-        variables: The client's, before it started workers: a nanny sets them there too.
+        variables: The client's environment before it started workers, because a nanny changes it.
 
     Returns:
         The variables that `variables_of_client` takes.
@@ -46,12 +46,12 @@ def client_variables(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def variables_of_client(client: Mapping[str, str]) -> dict[str, str]:
-    """The environment of this worker, with the client's values of what Dask set when it started the
-    worker. Dask's nanny gives a worker one thread of OpenMP, for example. A value that somebody
-    else set stays.
+    """The environment of this worker, with the client's values of the variables that Dask set when
+    it started the worker. For example, Dask's nanny gives a worker one OpenMP thread. A value that
+    was not set by Dask stays.
 
     Args:
-        client: What `client_variables` said at the client.
+        client: What `client_variables` returned at the client.
 
     Returns:
         The variables for a process that measures.

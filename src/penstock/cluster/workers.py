@@ -1,4 +1,4 @@
-"""Workers of Dask: started here, reached at an address, or asked of SLURM."""
+"""Dask workers: started on this machine, reached at an address, or submitted to SLURM."""
 
 from __future__ import annotations
 
@@ -35,43 +35,43 @@ from .slurm_workers import (
 CONNECT_S = 30.0
 """Seconds within which a scheduler must answer."""
 ANSWER_S = 10.0
-"""Seconds within which a worker must say which Penstock it has."""
+"""Seconds within which a worker must report its version of Penstock."""
 WAIT_S = 0.5
-"""Seconds between two looks for the first worker."""
+"""Seconds between two checks for the first worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """A Dask client, and what the tasks of a job may ask of its workers."""
+    """A Dask client and its workers, with what a job needs to know of them."""
 
     client: Any
     """The ``distributed.Client``."""
     where: str
-    """The workers, in words."""
+    """Name of the workers in messages."""
     absence: Absence = field(default_factory=Absence)
     slurm: SlurmWorkers | None = None
-    """The jobs of SLURM that the workers are, if they are."""
+    """The SLURM jobs of the workers; None for other workers."""
     refill: Callable[[], None] = lambda: None
-    """Has workers of this machine started again that nobody else starts."""
+    """Function that restarts workers of this machine whose nannies have ended."""
     differences: dict[str, str] = field(default_factory=dict)
-    """Why each worker that was asked cannot take our tasks; "" if it can, or did not answer."""
+    """Reason why a worker cannot take our tasks, by address; "" if it can, or did not answer."""
     served: threading.Event = field(default_factory=threading.Event)
-    """Set once a worker has done some work: another that fits may come when it is gone."""
+    """Set when a worker has done some work: if it leaves, another fitting one may come."""
 
     @property
     def expected(self) -> int:
-        """Number of tasks that will run at a time, when all workers have come."""
+        """Number of tasks that can run at the same time when all workers have come."""
         return max(1, self.slurm.jobs.count if self.slurm else 0, self.lanes())
 
     def attend(self, left_out: Collection[str] = ()) -> int:
-        """Number of tasks that can run now. Workers that are gone are replaced where that can be.
+        """Number of tasks that can run now. Replaces workers that are gone, if possible.
 
         Args:
             left_out: Addresses of workers that take no tasks.
 
         Raises:
             PenstockError: SLURM refused a job.
-            Incomplete: There is no other worker, and the time to wait for one is over.
+            Incomplete: No other worker is present, and the time to wait for one is over.
         """
         lanes = self.lanes(left_out)
         self.refill()
@@ -81,7 +81,7 @@ class Workers:
         return lanes
 
     def wait(self) -> None:
-        """Wait for the first worker. Raises what `attend` does."""
+        """Wait for the first worker. Raises the same errors as `attend`."""
         while not self.attend():
             time.sleep(WAIT_S)
 
@@ -92,16 +92,16 @@ class Workers:
         within_s: float,
         of: Iterable[str] | None = None,
     ) -> list[Any]:
-        """What workers answer at once, aside from their tasks.
+        """Call a function on workers at once, beside their tasks.
 
         Args:
-            function: What a worker can load; it is quick, or a coroutine function.
-            args: What it is called with.
-            within_s: How long an answer may take.
-            of: The workers that are asked; all by default.
+            function: The function, which workers can load. It is quick, or a coroutine function.
+            args: Its arguments.
+            within_s: Most seconds for an answer.
+            of: Addresses of the workers that are asked; all by default.
 
         Returns:
-            The answers. A worker that is silent, raises an error or dies meanwhile gives none.
+            The answers. A worker that does not answer in time, raises an error or dies gives none.
         """
 
         async def answer(address: str) -> Any:
@@ -119,13 +119,13 @@ class Workers:
         return [each for each in answers if not isinstance(each, BaseException)]
 
     def hosts(self) -> dict[str, str]:
-        """The host of each worker, by the worker's address."""
+        """Host of each worker, by the worker's address."""
         return {address: facts["host"] for address, facts in self._facts().items()}
 
     def strangers(self) -> dict[str, str]:
-        """The workers that cannot take our tasks, by address: each with the reason.
+        """Reasons why workers cannot take our tasks, by address.
 
-        Raises `UsageError` if there are no others, and never were.
+        Raises `UsageError` if no worker can take them, and none ever could.
         """
         for address in self.hosts().keys() - self.differences.keys():
             self.differences[address] = self._difference(address)
@@ -140,16 +140,16 @@ class Workers:
         return strange
 
     def _difference(self, address: str) -> str:
-        """Why a worker cannot take our tasks; "" if it can, or does not answer."""
-        # What one Python has pickled another may not read, and what is compiled for one does not
-        # load in another: the worker would fail with errors of libraries.
+        """Say why a worker cannot take our tasks; "" if it can, or does not answer."""
+        # Pickles and compiled modules of one version of Python may not load in another: the
+        # worker would fail with errors of libraries.
         pythons = self.ask(platform.python_version, within_s=ANSWER_S, of=[address])
         if not pythons:
             return ""
         here = platform.python_version()
         if _minor(pythons[0]) != _minor(here):
             return f"it has Python {pythons[0]}, here it is {here}"
-        # Of a task that a worker cannot load, Dask may never say anything.
+        # Dask may never report a task that a worker cannot load.
         question = version_question()
         answers, mine = self.ask(question, within_s=ANSWER_S, of=[address]), question()
         if answers in ([], [mine]):
@@ -157,19 +157,20 @@ class Workers:
         return f"it has Penstock {answers[0]}, here it is {mine}"
 
     def peers(self) -> int:
-        """The most workers on one host."""
+        """Largest number of workers on one host."""
         most = max(Counter(self.hosts().values()).values(), default=1)
-        # Of those that are yet to come, the preset knows.
+        # The preset knows of the workers that have not come yet.
         return max(most, min(self.slurm.jobs.count, self.slurm.jobs.per_node) if self.slurm else 1)
 
     def lanes(self, left_out: Collection[str] = ()) -> int:
-        """Number of tasks that can run at a time now, on workers that are not ``left_out``."""
+        """Number of tasks that can run at the same time now, on workers that are not
+        ``left_out``."""
         each = self._facts().items()
         return sum(self._lanes(facts) for address, facts in each if address not in left_out)
 
     @property
     def resources(self) -> dict[str, float]:
-        """What a task takes: a GPU if the workers have any, else a thread."""
+        """Dask resources of a task: a GPU if the workers have any, otherwise a thread."""
         return {"GPU": 1} if self._have_gpus() else {}
 
     def _have_gpus(self) -> bool:
@@ -184,11 +185,11 @@ class Workers:
 
 
 def version_question() -> Callable[[], str]:
-    """A function that returns the version of Penstock where it is called, or why there is none."""
+    """Make a function that returns the version of Penstock on its machine, or why there is none."""
     module = __name__
 
-    # Dask sends the code of an inner function. One of a module it sends by name, which says nothing
-    # to a worker without that module; and the worker's error comes back as words of Dask's own.
+    # Dask sends the code of an inner function. It sends a function of a module by name, and a
+    # worker without that module only answers with an error of Dask.
     def version() -> str:
         try:
             importlib.import_module(module)
@@ -215,7 +216,7 @@ def connected(
     absence: Absence | None = None,
     preload: str | None = None,
 ) -> Iterator[Workers]:
-    """Workers to give tasks to, until the context ends.
+    """Connect to workers, or start them, until the context ends.
 
     Args:
         address: ``local`` or ``local:N`` for processes of this machine; the address of a scheduler,
@@ -223,14 +224,14 @@ def connected(
         gpus: GPUs of this machine that local workers take, one each.
         count: Number of jobs of SLURM; None for the ranks of the preset.
         logs: Folder of the logs of those jobs.
-        absence: What is done while there is no worker; None to wait for ever.
-        preload: A module that workers of this machine load as they start.
+        absence: Limits the time without any worker; None to wait for ever.
+        preload: A module that workers of this machine load when they start.
 
     Returns:
         The workers.
 
     Raises:
-        UsageError: The address is none, or no scheduler answers there.
+        UsageError: The address is not valid, or no scheduler answers there.
         PenstockError: SLURM does not answer.
     """
     distributed = require("distributed", "cluster")
@@ -238,7 +239,7 @@ def connected(
     if local := re.fullmatch(r"local(?::([1-9]\d*))?", address):
         processes = int(local[1]) if local[1] else gpus or usable_cores()
         local_ones = _local(distributed, processes, gpus, preload)
-        # A nanny leaves in this process the variables that it sets for its worker, for good.
+        # A nanny sets its worker's variables in this process, too, and leaves them there.
         with environment_kept(), local_ones as cluster, _client(distributed, cluster) as client:
             where, refill = f"{processes} process(es) of this machine", partial(_refill, cluster)
             yield Workers(client, where, absence, refill=refill)
@@ -259,10 +260,10 @@ def connected(
 
 @contextlib.contextmanager
 def _local(distributed: Any, count: int, gpus: int, preload: str | None) -> Iterator[Any]:
-    """A scheduler in this process and so many workers, each in a process of its own that is
-    started again if it dies."""
+    """A scheduler in this process and ``count`` workers, each in its own process. If a worker dies,
+    it is restarted."""
     loopback = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
-    quiet = logging.CRITICAL  # deaths are counted and told by `tasks`
+    quiet = logging.CRITICAL  # `tasks` counts and reports deaths
     options: dict[str, Any] = {**loopback, "nthreads": 1, "memory_limit": 0, "silence_logs": quiet}
     options["preload"] = [deaf.__name__, *([preload] if preload else [])]
     workers = {}
@@ -288,8 +289,8 @@ def _local(distributed: Any, count: int, gpus: int, preload: str | None) -> Iter
 
 
 def _refill(cluster: Any) -> None:
-    """Start workers anew whose nannies have ended: one does so if its worker dies while it starts,
-    and if that takes longer than a lost worker is waited for."""
+    """Start new workers for nannies that have ended. A nanny ends if its worker dies while it
+    starts, and the restart takes longer than a lost worker is waited for."""
     for name, nanny in [*cluster.workers.items()]:
         if nanny.status.name in ("closed", "failed"):
             cluster.workers.pop(name, None)
@@ -297,9 +298,9 @@ def _refill(cluster: Any) -> None:
 
 
 def _check_scheduler(distributed: Any, address: str) -> None:
-    """Ask a scheduler who it is: a client would wait for ever for one that says nothing.
+    """Ask a scheduler to identify itself, because a client would wait for ever for a silent one.
 
-    Raises `UsageError` if none answers.
+    Raises `UsageError` if no scheduler answers.
     """
 
     async def ask() -> str:
@@ -308,13 +309,13 @@ def _check_scheduler(distributed: Any, address: str) -> None:
             return str((await asyncio.wait_for(there.identity(), CONNECT_S))["type"])
 
     try:
-        with ThreadPoolExecutor(1) as aside:  # the caller may have a loop of its own
+        with ThreadPoolExecutor(1) as aside:  # the caller may have its own event loop
             kind = aside.submit(asyncio.run, ask()).result()
     except TimeoutError as error:
         raise UsageError(
             f"--cluster {address}: no scheduler answers within {CONNECT_S:.0f} s"
         ) from error
-    except Exception as error:  # whatever answers there may say anything
+    except Exception as error:  # another server may answer anything
         raise UsageError(
             f"--cluster {address}: no scheduler answers there ({describe(error)})"
         ) from error
@@ -326,7 +327,7 @@ def _check_scheduler(distributed: Any, address: str) -> None:
 @contextlib.contextmanager
 def _client(distributed: Any, where: Any) -> Iterator[Any]:
     with warnings.catch_warnings():
-        # Dask's table of versions says of another Python what `strangers` says in a sentence.
+        # Dask warns of another Python with a table; `strangers` says it in a sentence.
         warnings.filterwarnings("ignore", r"(?s)\s*Mismatched versions found.*\| python ")
         client = distributed.Client(where, timeout=CONNECT_S, set_as_default=False)
     with contextlib.closing(client):

@@ -1,6 +1,6 @@
 """Runs compared in a browser: a list to filter, and views of the runs that are selected.
 
-Nothing here measures, and nothing that is read is changed.
+Nothing here measures, and no file that is read is changed.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""All runs below the folders that were named, read again where their files change."""
+"""All runs below the folders that the user names, read again when their files change."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from .sources.trainings import shown_training
 LOOK_EVERY_S = 2.0
 _SEARCH_EVERY_S = 10.0
 _SHARE = 0.05
-"""The most of the time that is spent on looking. Of slow file systems less is asked."""
+"""Largest share of the time that is spent on looking for runs, so slow file systems get less
+load."""
 _KEPT_DETAILS = 64
 _MOST_NOTES = 50
 _KEPT_SUFFIXES = (".db", ".zip", ".wandb", ".out", ".out.gz", ".log", ".log.gz")
@@ -33,7 +34,7 @@ _FILES = {
     "ledger": ("records.jsonl",),
     "tracked": ("meta.yaml", "metrics", "params"),
 }  # fmt: skip
-"""The files of each kind of folder that change when its run goes on."""
+"""The files of each kind of folder that change while its run goes on."""
 
 RunPlaceKind = Literal["ledger", "inference", "training", "tracked", "kept"]
 
@@ -46,10 +47,10 @@ class RunPlace(NamedTuple):
 
 
 class Catalogue:
-    """The runs. One thread refreshes it, others read what it last held."""
+    """The runs. One thread refreshes them; other threads read the last state."""
 
     def __init__(self, named: Sequence[Path]) -> None:
-        """``named`` are files and folders. Raises `UsageError` for one that is not there."""
+        """``named`` are files and folders. Raises `UsageError` if one is missing."""
         for path in named:
             if not path.exists():
                 raise UsageError(f"{path} cannot be read: No such file or directory")
@@ -68,7 +69,7 @@ class Catalogue:
         """A number that grows when runs change."""
 
     def refresh(self) -> None:
-        """Look for places now and then, and read those whose files have changed.
+        """Look for places from time to time, and read those whose files have changed.
 
         Raises `UsageError` if there are far too many folders.
         """
@@ -107,7 +108,7 @@ class Catalogue:
             return [], [f"{label(error)}; it is passed over"]
         except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
             what = f"{type(error).__name__}: {describe(error)}"
-            return [], [f"{place.path} is not what was left there ({what}); it is passed over"]
+            return [], [f"{place.path} is not as its run wrote it ({what}); it is passed over"]
 
     def _publish(self) -> None:
         runs = {run.key: run for _, held, _ in self._held.values() for run in held}
@@ -124,7 +125,7 @@ class Catalogue:
     def details(self, run: ListedRun) -> RunDetails:
         """All that is known of a run.
 
-        Raises `UsageError` if it is no longer there.
+        Raises `UsageError` if it has been removed.
         """
         with self._lock:
             kept = self._details.get(run.key)

@@ -1,4 +1,4 @@
-"""What runs that are selected have in common and what not: settings, metrics, groups, scaling."""
+"""What selected runs share and where they differ: settings, metrics, groups, scaling."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FIRST_METRICS = (
     "seconds", "seconds_per_epoch", "best_val_loss", "best_val_acc", "samples_per_s",
     "voxels_per_s", "step.median_s",
 )  # fmt: skip
-"""Metrics that are offered before all others."""
+"""Metrics that are offered first."""
 _FACETS: dict[str, Callable[[ListedRun], str]] = {
     "name": lambda run: run.name,
     "kind": lambda run: run.kind,
@@ -34,7 +34,7 @@ class Selected(NamedTuple):
 
     run: ListedRun
     name: str
-    """Its name among the selected ones, which tells it apart from them."""
+    """A name that is unique among the selected runs."""
     details: RunDetails
 
 
@@ -109,13 +109,13 @@ def runs_sheet(runs: Sequence[ListedRun]) -> Sheet:
 
 
 def metric_choices(selected: Sequence[Selected]) -> list[str]:
-    """The names of metrics, those that matter most first."""
+    """The names of metrics, the most important first."""
     names = {name for each in selected for name in each.details.metrics}
     return [name for name in _FIRST_METRICS if name in names] + sorted(names - {*_FIRST_METRICS})
 
 
 def knob_choices(selected: Sequence[Selected]) -> list[str]:
-    """The names of settings, those that differ first, and devices before all."""
+    """The names of settings: devices, then those that differ, then the others."""
     names = dict.fromkeys(name for each in selected for name in each.details.settings)
     differ = {
         name for name in names if len({each.details.settings.get(name) for each in selected}) > 1
@@ -124,7 +124,7 @@ def knob_choices(selected: Sequence[Selected]) -> list[str]:
 
 
 def group_choices(selected: Sequence[Selected]) -> list[str]:
-    """What runs may be grouped by: tags first, then facets and settings that differ."""
+    """What runs can be grouped by: tags, then facets, then settings that differ."""
     tags = dict.fromkeys(f"tag {key}" for each in selected for key in each.run.tags)
     names = [*tags, *_FACETS, *knob_choices(selected)]
     return [name for name in names if len({group_of(each, name) for each in selected}) > 1]
@@ -159,7 +159,7 @@ def points_of(selected: Sequence[Selected], metric: str, knob: str, group: str) 
         selected: The runs.
         metric: The name of the metric.
         knob: The name of the setting.
-        group: What points are coloured by; empty for nothing.
+        group: What colours the points; empty for no groups.
 
     Returns:
         A point for each run that has the metric, by the value of the knob.
@@ -178,7 +178,7 @@ def points_of(selected: Sequence[Selected], metric: str, knob: str, group: str) 
 
 
 def number_of(text: str) -> float | None:
-    """The finite number that a setting is; None for words."""
+    """A setting as a finite number; None if it is no number."""
     try:
         number = float(text)
     except ValueError:
@@ -193,7 +193,7 @@ def points_sheet(points: Sequence[RunPoint], metric: str, knob: str, group: str)
         points: The points.
         metric: The name of the metric.
         knob: The name of the setting.
-        group: The name of the group; empty for none.
+        group: What colours the points; empty for no groups.
 
     Returns:
         A row for each point.
@@ -219,7 +219,8 @@ def groups_sheet(selected: Sequence[Selected], metric: str, group: str) -> Sheet
         group: What runs are grouped by; empty for nothing.
 
     Returns:
-        A row for each group, with the number of its runs and their median, least and greatest.
+        A row for each group, with the number of its runs and their median, least and greatest
+        value.
     """
     rows: list[list[Cell]] = []
     for name, runs in group_by(selected, lambda e: group_of(e, group) if group else "all").items():
@@ -236,14 +237,14 @@ def groups_sheet(selected: Sequence[Selected], metric: str, group: str) -> Sheet
 
 
 def scaling_of(selected: Sequence[Selected], anyway: bool) -> tuple[list[Study], str]:
-    """The studies of scaling that the selected trainings make.
+    """The scaling studies of the selected trainings.
 
     Args:
         selected: The runs.
         anyway: Whether runs whose settings differ are compared.
 
     Returns:
-        The studies of several sizes, and a sentence on why there is none.
+        The studies of several sizes, and a sentence if there is none.
     """
     runs = [each.details.training for each in selected if each.details.training is not None]
     whole = [run for run in runs if run.complete]
@@ -251,12 +252,12 @@ def scaling_of(selected: Sequence[Selected], anyway: bool) -> tuple[list[Study],
         compared = [study for study in studies(whole, None, anyway) if len(study.points) > 1]
     except NotComparable as error:
         why = str(error).removesuffix(", or --anyway")
-        return [], f"Nothing is said of scaling: {why}."
+        return [], f"No scaling study: {why}."
     if compared:
         return compared, ""
     sizes = len({run.devices for run in whole})
     return [], (
-        f"Nothing is said of scaling: {plural(len(whole), 'complete training')} of "
+        f"No scaling study: {plural(len(whole), 'complete training')} of "
         f"{plural(sizes, 'number')} of devices, and it takes 2."
     )
 

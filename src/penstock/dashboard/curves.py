@@ -1,4 +1,4 @@
-"""Curves of runs laid over each other, by step, epoch or time."""
+"""Curves of runs in one figure, by step, epoch or time."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _FIRST_CURVES = (
 )  # fmt: skip
 _PLACES: dict[Axis, str] = {"step": "steps", "epoch": "epochs", "seconds": "times"}
 MOST_POINTS = 2000
-"""The most points of a curve that are drawn."""
+"""Most points of a curve that are drawn."""
 
 
 class Drawn(NamedTuple):
-    """A curve of a run, thinned to what a screen shows."""
+    """A curve of a run, with as many points as a screen shows."""
 
     name: str
     group: str
@@ -35,7 +35,7 @@ class Drawn(NamedTuple):
 
 
 def curve_choices(selected: Sequence[Selected], of_machine: bool) -> list[str]:
-    """The names of curves, those that matter most first."""
+    """The names of curves, the most important first."""
     names = {
         name
         for each in selected
@@ -48,13 +48,13 @@ def curve_choices(selected: Sequence[Selected], of_machine: bool) -> list[str]:
 def drawn_curves(
     selected: Sequence[Selected], metric: str, axis: Axis, group: str
 ) -> tuple[list[Drawn], list[str]]:
-    """The curves of a metric, laid over each other.
+    """The curves of a metric, in one figure.
 
     Args:
         selected: The runs.
         metric: The name of the metric.
-        axis: What stands along x.
-        group: What runs are grouped by; empty for nothing.
+        axis: The quantity along x.
+        group: What runs are grouped by; empty for no groups.
 
     Returns:
         The curves, and a sentence on each run that has none along this axis.
@@ -83,7 +83,7 @@ def _finite(curve: RunCurve, axis: Axis) -> tuple[Floats, Floats]:
 
 
 def thinned(x: Floats, y: Floats) -> tuple[Floats, Floats]:
-    """A curve of at most `MOST_POINTS`: of each piece the least and the greatest value stay.
+    """Thin a curve to at most `MOST_POINTS`: each piece keeps its least and its greatest value.
 
     >>> x = np.arange(10_000.0)
     >>> len(thinned(x, x)[0]), float(thinned(x, x == 77)[1].max())
@@ -100,7 +100,7 @@ def thinned(x: Floats, y: Floats) -> tuple[Floats, Floats]:
 
 
 def curves_sheet(selected: Sequence[Selected], metrics: Sequence[str]) -> Sheet:
-    """All points of curves, none of them thinned out."""
+    """All points of curves, not thinned."""
     rows = list(_rows(selected, metrics))
     return Sheet("Curves", ["run", "metric", "step", "epoch", "seconds", "value"], rows)
 

@@ -1,4 +1,4 @@
-"""The CSVs behind the links of the page: the list, and the tab that is open."""
+"""The CSVs that the page links to: the list, and the open tab."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def csv_of_view(catalogue: Catalogue, what: str, view: View) -> str:
 
 
 class Downloads(RequestHandler):
-    """Answers a request for a file. It reads and nothing else."""
+    """Handler of a request for a file. It only reads."""
 
     def initialize(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue

@@ -1,7 +1,7 @@
 """The figures of the dashboard, drawn by Bokeh.
 
-Every text of others goes through `harmless`: Bokeh would take some for mathematics, and load what
-draws it.
+Every foreign text goes through `harmless`, because Bokeh would read some texts as mathematics and
+load a library from the network to draw it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _MOST_IN_LEGEND = 24
 
 
 def harmless(text: str) -> str:
-    r"""A text that Bokeh draws as it is: what begins mathematics is taken apart by a sign that is
-    not seen.
+    r"""A text that Bokeh draws as it is: an invisible character breaks the marks that begin
+    mathematics.
 
     >>> harmless("$$x$$").encode("ascii", "backslashreplace")
     b'$\\u2060$x$\\u2060$'
@@ -47,7 +47,8 @@ class CurveFigure(NamedTuple):
     """The points of each run, by its name."""
 
     def update(self, drawn: Sequence[Drawn]) -> bool:
-        """Give the lines their new points. False where there are other lines now."""
+        """Give the lines their new points. Returns False if the lines are no longer the same
+        ones."""
         if [each.name for each in drawn] != list(self.sources):
             return False
         for each in drawn:
@@ -86,13 +87,13 @@ def _colour(place: int) -> str:
 
 
 def curve_figure(metric: str, drawn: Sequence[Drawn], axis: Axis, log: bool) -> CurveFigure:
-    """Draw the curves of a metric over each other.
+    """Draw the curves of a metric in one figure.
 
     Args:
         metric: Its name.
         drawn: The curves.
-        axis: What stands along x.
-        log: Whether values stand on a logarithmic axis.
+        axis: The quantity along x.
+        log: Whether the y axis is logarithmic.
 
     Returns:
         The figure and its points.
@@ -127,7 +128,7 @@ def point_figure(points: Sequence[RunPoint], metric: str, knob: str, log: bool) 
         points: A point for each run.
         metric: The name of the metric.
         knob: The name of the setting.
-        log: Whether both axes are logarithmic where they can be.
+        log: Whether both axes are logarithmic, if their values allow it.
 
     Returns:
         The figure.

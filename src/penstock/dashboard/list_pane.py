@@ -1,4 +1,4 @@
-"""The list on a reader's page: filters, a page of rows, and the boxes that select runs."""
+"""The list on a user's page: filters, a page of rows, and the check boxes that select runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COLUMNS = ("name", "kind", "status", "workload", "model", "machine", "began", "
 
 
 class ListPane:
-    """The list of one reader."""
+    """The list of one user."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class ListPane:
         filtered: Callable[[], None],
         selected: Callable[[], None],
     ) -> None:
-        """``filtered`` and ``selected`` are called when the reader has done so."""
+        """``filtered`` and ``selected`` are called after the user has filtered or selected."""
         self._catalogue, self._tell_filtered, self._tell_selected = catalogue, filtered, selected
         self.keys = [key for key in view.runs if key in catalogue.by_key]
         """The keys of the selected runs."""
@@ -51,7 +51,7 @@ class ListPane:
 
     @property
     def chosen(self) -> dict[str, Any]:
-        """The fields of a view that the list holds."""
+        """The fields of the view that the list sets."""
         filters = {name: given(widget) for name, widget in self._filters.items()}
         return {**filters, "page": self._page, "runs": tuple(self.keys)}
 
@@ -68,7 +68,7 @@ class ListPane:
         self._tell_selected()
 
     def _tick(self, event: Any) -> None:
-        """Rows of this page were selected or not; those of other pages stay."""
+        """Rows of this page were selected or deselected; those of other pages stay as they are."""
         if self._busy:
             return
         ticked = [key for key in event.new if key in self._catalogue.by_key]
@@ -77,7 +77,7 @@ class ListPane:
         self._tell_selected()
 
     def offer(self) -> None:
-        """Offer the filters that runs have now."""
+        """Offer the filter values that the runs have now."""
         self._busy = True
         for name, values in self._catalogue.listing.choices.items():
             widget = self._filters[name]
@@ -117,7 +117,8 @@ class ListPane:
 
 
 def _table(runs: Sequence[ListedRun]) -> tuple[list[str], list[list[str]]]:
-    """The heads of a page of the list, and its rows, each after its key; no tags where none are."""
+    """The heads of a page of the list, and its rows, each after its key. Without tags, the column
+    of tags is left out."""
     rows = [
         [
             *(run.key, run.name, run.kind, run.status, run.workload, run.model, run.machine),

@@ -1,6 +1,6 @@
-"""A run as the dashboard lists it, and what is read of it once it is selected.
+"""A run as the dashboard lists it, and its details, which are read when it is selected.
 
-Texts are plain and clipped: whoever renders them makes them safe.
+Texts are plain and clipped; each renderer escapes them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..scaling import TrainingRun, plain
 from ..training import flat
 
 LONGEST_LABEL = 120
-"""The most characters of a name, a word or a tag in a list."""
+"""Most characters of a name, a word or a tag in a list."""
 _LONGEST_SETTING = 2000
 Floats = NDArray[np.float64]
 Stamp = tuple[object, ...]
@@ -32,7 +32,8 @@ Stamp = tuple[object, ...]
 class RunCurve:
     """The values of a metric in the order in which they were measured.
 
-    The places of values have the same length; NaN is a place that is not known.
+    ``values`` and its places (steps, epochs, seconds) have the same length. An unknown place is
+    NaN.
     """
 
     values: Floats
@@ -46,16 +47,16 @@ class RunCurve:
 
 @dataclass(frozen=True)
 class RunDetails:
-    """All that is known of a run."""
+    """The details of a run."""
 
     settings: Mapping[str, str] = field(default_factory=dict)
     """Knobs and environment by dotted names; numbers in one spelling."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     curves: Mapping[str, RunCurve] = field(default_factory=dict)
     training: TrainingRun | None = None
-    """The run as studies of scaling take it; None where it is no training."""
+    """The run for scaling studies; None if it is no training."""
     folder: Path | None = None
-    """The folder that may hold pictures."""
+    """A folder that may hold pictures."""
     error: str = ""
 
 
@@ -64,12 +65,12 @@ class ListedRun:
     """A row of the list."""
 
     key: str
-    """The name of the run in links: the same for the same place."""
+    """The name of the run in links. The same place always gives the same key."""
     name: str
     kind: str
     status: str
     source: str
-    """The place that it was read from, for people."""
+    """The place that the run was read from, as shown to the user."""
     stamp: Stamp = ()
     workload: str = ""
     machine: str = ""
@@ -77,12 +78,12 @@ class ListedRun:
     began: float | None = None
     """Unix time."""
     seconds: float | None = None
-    """The time that sorts results."""
+    """Seconds by which results are sorted."""
     result: str = ""
-    """The main numbers in words."""
+    """The main numbers as text."""
     tags: Mapping[str, str] = field(default_factory=dict)
     read: Callable[[], RunDetails] = field(default=RunDetails, repr=False, compare=False)
-    """Reads all of it. Raises `UsageError` if it is no longer there."""
+    """Function that reads the details. It raises `UsageError` if the run was removed."""
 
 
 def key_of(place: str) -> str:
@@ -95,24 +96,24 @@ def key_of(place: str) -> str:
 
 
 def label(value: Any) -> str:
-    """A text of others as a list has it, in one line; empty where there is none."""
+    """A foreign text for the list, clipped and in one line; empty if there is none."""
     return "" if value is None else _label(str(value)[: 1000 * LONGEST_LABEL])
 
 
-@lru_cache(2**12)  # a hundred thousand records have few words
+@lru_cache(2**12)  # many records share few texts
 def _label(text: str) -> str:
     return " ".join(shown(text, LONGEST_LABEL).split())
 
 
 def tags_of(value: Any) -> dict[str, str]:
-    """Tags of a record, clipped; whatever else stands there are none."""
+    """Tags of a record, clipped; none if the value is no mapping."""
     if not isinstance(value, Mapping):
         return {}
     return {label(key): label(text) for key, text in value.items()}
 
 
 def settings_of_run(*documents: Mapping[str, Any]) -> dict[str, str]:
-    """The settings of nested documents by dotted names, without those that are not set."""
+    """The settings in nested documents by dotted names, without unset ones."""
     return {
         label(name): shown(plain(text), _LONGEST_SETTING)
         for document in documents
@@ -143,7 +144,7 @@ def curve_of(
     seconds: ArrayLike | None = None,
     of_machine: bool = False,
 ) -> RunCurve:
-    """A curve; places that are not given are not known."""
+    """Make a curve. Places that are not given are NaN."""
     array = np.asarray(values, np.float64)
     at_steps, at_epochs, at_seconds = (
         np.full(len(array), np.nan) if given is None else np.asarray(given, np.float64)
@@ -153,6 +154,6 @@ def curve_of(
 
 
 def told_apart(runs: Sequence[ListedRun]) -> list[str]:
-    """The names of runs, each with its key where another has the same name."""
+    """The names of runs. If two runs have the same name, each gets its key, too."""
     several = {name for name, same in group_by(runs, lambda run: run.name).items() if same[1:]}
     return [f"{run.name} ({run.key})" if run.name in several else run.name for run in runs]

@@ -12,14 +12,14 @@ from .listed_run import ListedRun
 from .view import Order, View
 
 PAGE = 25
-"""Rows of a page. No more are ever sent to a browser."""
+"""Rows of a page. The browser never gets more."""
 MOST_CHOICES = 200
-"""The most values of a filter that are offered, the most frequent ones."""
+"""Most values of a filter that are offered: the most frequent ones."""
 FACETS = ("kind", "status", "workload", "model", "machine")
 
 
 class Listing:
-    """All runs, prepared for questions: a hundred thousand answer in a fraction of a second."""
+    """All runs, prepared for fast filters: 100,000 runs take a fraction of a second."""
 
     def __init__(self, runs: Sequence[ListedRun]) -> None:
         self.runs = runs
@@ -41,7 +41,7 @@ class Listing:
         self._in_order("began", False)
 
     def select(self, view: View) -> Sequence[ListedRun]:
-        """The runs that pass the filters of a view, in its order; what is not known comes last."""
+        """The runs that pass the filters of a view, in its order; unknown values come last."""
         runs, texts = self._in_order(view.order, view.up)
         if words := view.find.casefold().split():
             pairs = zip(runs, texts, strict=True)
@@ -50,7 +50,7 @@ class Listing:
         return [run for run in runs if all(test(run) for test in tests)] if tests else runs
 
     def _in_order(self, order: Order, up: bool) -> tuple[list[ListedRun], list[str]]:
-        """All runs and their words in an order, which is kept for the next question."""
+        """All runs and their texts in an order, which is cached for the next call."""
         if (order, up) not in self._orders:
             value = attrgetter(order)
             pairs = list(zip(self.runs, self._texts, strict=True))
@@ -84,7 +84,7 @@ def _tests(view: View) -> Iterable[Callable[[ListedRun], bool]]:
 
 
 def _day(text: str) -> datetime | None:
-    """The begin of a day in UTC."""
+    """The start of a day in UTC."""
     try:
         return datetime.fromisoformat(text[:10]).replace(tzinfo=UTC) if text else None
     except ValueError:
@@ -92,7 +92,7 @@ def _day(text: str) -> datetime | None:
 
 
 def in_words(began: float | None) -> str:
-    """A moment as the list has it, in UTC."""
+    """A time as text for the list, in UTC."""
     if began is None:
         return ""
     try:

@@ -1,4 +1,4 @@
-"""Pieces of the page that are not widgets. All that they are given is text there."""
+"""Pieces of the page that are not widgets. All values in them are escaped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def style() -> str:
 
 
 def rendered(template: str, **values: Any) -> str:
-    """A template with its values, which are text there."""
+    """Fill a template. The values are escaped."""
     jinja2 = require("jinja2", "dashboard")
     return str(jinja2.Environment(autoescape=True).from_string(template).render(**values))
 

@@ -1,4 +1,4 @@
-"""The page of a reader: the list and the tabs, the link to what they show, and what moves."""
+"""The page of a user: the list and the tabs, the link to what they show, and live updates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HEAD = "<h1>Penstock: runs</h1>{% for line in notes %}<p>{{ line }}</p>{% endfo
 
 
 class Page:
-    """The page of one reader. Its widgets hold what is chosen; `view` is what they hold."""
+    """The page of one user. Its widgets hold the choices; `view` returns them."""
 
     def __init__(self, catalogue: Catalogue, view: View) -> None:
         self._catalogue, self._version = catalogue, catalogue.version
@@ -39,11 +39,11 @@ class Page:
 
     @property
     def view(self) -> View:
-        """All that the reader has chosen."""
+        """All choices of the user."""
         return View(**self._list.chosen, **self._tabs.chosen)
 
     def tick(self) -> None:
-        """Show what has changed on disk since the last time."""
+        """Show what has changed on disk since the last call."""
         if self._version == self._catalogue.version:
             return
         self._version = self._catalogue.version
@@ -64,23 +64,23 @@ class Page:
         self._head.object = rendered(_HEAD, notes=notes[:_MOST_NOTES])
 
     def _show(self) -> None:
-        """Show the tab that is open, of the runs that are selected now."""
+        """Show the open tab for the selected runs."""
         runs = self._runs()
         selected, notes = selected_of(runs, self._catalogue.details)
         self._stamps = [run.stamp for run in runs]
         self._tabs.offer(selected)
-        self._link()  # first: who sees the tab may copy the link
+        self._link()  # first, because a user who sees the tab may copy the link
         self._tabs.show(selected, notes, self.view)
 
     def _link(self) -> None:
-        """Let the address of the page, and its links to files, say what it shows."""
+        """Update the address of the page, and its links to files, to what it shows."""
         query = query_of(self.view)
         self._files.object = rendered(_FILES, query=query)
         if pn.state.location is not None:
             pn.state.location.search = query
 
     def layout(self) -> Any:
-        """All of the page."""
+        """The whole page."""
         rows = self._list.rows(self._files)
         main = pn.Column(*rows, self._tabs.tabs, sizing_mode="stretch_width")
         return pn.Column(

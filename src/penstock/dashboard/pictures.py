@@ -17,7 +17,7 @@ from .listed_run import label
 from .markup import rendered
 
 MOST_PICTURES = 24
-"""The most pictures of a run that are shown."""
+"""Most pictures of a run that are shown."""
 _MOST_BYTES = 4 * 2**20
 _DEPTH = 3
 _KINDS = {
@@ -25,7 +25,8 @@ _KINDS = {
     b"\xff\xd8\xff": "image/jpeg",
     b"GIF8": "image/gif",
 }
-"""The first bytes of files that are shown. An SVG may hold a script, and is not."""
+"""The first bytes of the types of files that are shown. An SVG may hold a script, so it is not
+shown."""
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".gif")
 
 _PICTURES = """\
@@ -39,10 +40,10 @@ class ShownPicture(NamedTuple):
     """A picture of a run."""
 
     name: str
-    """The name by which pictures of several runs stand beside each other."""
+    """Name of the picture. Pictures of several runs with the same name are shown side by side."""
     run: str
     markup: str
-    """An element of a page that asks for nothing outside of it."""
+    """HTML element that loads nothing."""
 
 
 def pictures_of(selected: Sequence[Selected]) -> list[ShownPicture]:
@@ -82,7 +83,7 @@ def _files(each: Selected) -> Iterator[ShownPicture]:
 
 
 def _images(folder: Path) -> Iterator[Path]:
-    """Files with pictures in a folder, and not far below; no link leads out of it."""
+    """Picture files in a folder and just below it. Links out of the folder are not followed."""
     for at, folders, names in os.walk(folder):
         path = Path(at)
         if len(path.relative_to(folder).parts) >= _DEPTH:

@@ -1,4 +1,4 @@
-// The rows of a page of the list. All that comes from records is set as text.
+// The rows of a page of the list. Values from records are set as text, never as HTML.
 export function render({ model }) {
   const table = document.createElement("table")
   const draw = () => {

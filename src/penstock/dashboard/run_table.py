@@ -1,7 +1,6 @@
-"""The table of runs: rows with a box to tick, as a table of HTML that a reader can be told of.
+"""The table of runs: rows with a check box, as an HTML table for screen readers.
 
-Tables of libraries put boxes to scroll in between a grid and its rows, where none may stand for
-those who read with their ears.
+Table widgets put scroll boxes between a grid and its rows, and screen readers then lose the rows.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from .markup import style
 
 
 class RunTable(pn.custom.JSComponent):  # type: ignore[misc]
-    """Rows of text, each after its key; ``chosen`` are the keys of those that are ticked.
+    """Rows of text, each after its key. ``chosen`` holds the keys of the ticked rows.
 
-    Keys and not places: rows may move on the server while a reader ticks one.
+    It holds keys and not row numbers, because rows may move on the server while a user ticks one.
     """
 
     heads = param.List(item_type=str)

@@ -1,8 +1,8 @@
-"""The server of the dashboard: loopback unless it is told otherwise, and for reading only.
+"""The server of the dashboard: on loopback by default, and read-only.
 
-A page of another site must not read runs by way of the reader's browser. So requests whose Host is
-not one of this server's names are refused, which ends DNS rebinding, and so are websockets whose
-Origin is another page. No request changes a file, and none names one.
+A page of another site must not read runs through the user's browser. So the server refuses requests
+whose Host is not one of its names (against DNS rebinding), and websockets whose Origin is another
+page. No request changes a file or names one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def serve_dashboard(catalogue: Catalogue, host: str, port: int, say: Callable[[s
         catalogue: The runs, refreshed once.
         host: The address to listen on.
         port: The port; 0 for any that is free.
-        say: Takes the address of the page once it is served.
+        say: Function that takes the address of the page when it is served.
 
     Raises:
         UsageError: The port is taken, or the address is none of this machine.
@@ -53,7 +53,7 @@ def serve_dashboard(catalogue: Catalogue, host: str, port: int, say: Callable[[s
 
 
 def make_server(catalogue: Catalogue, host: str, port: int) -> Any:
-    """The server, listening and not started.
+    """The server, listening but not started.
 
     Args:
         catalogue: The runs.
@@ -74,7 +74,7 @@ def make_server(catalogue: Catalogue, host: str, port: int) -> Any:
 
     from .downloads import ROUTE, Downloads
 
-    settings.resources = "server"  # whatever a variable says: nothing comes from elsewhere
+    settings.resources = "server"  # load no code from the network, whatever the environment says
     panel.extension(design="native", notifications=False)
     names = names_of(host)
     try:
@@ -97,13 +97,14 @@ def make_server(catalogue: Catalogue, host: str, port: int) -> Any:
 
 
 def _free_port(host: str) -> int:
-    """A port that is free: the origins of websockets name it before the server listens."""
+    """Find a free port. The allowed origins of websockets need its number before the server
+    listens."""
     with socket.create_server((host, 0)) as taken:
         return int(taken.getsockname()[1])
 
 
 def _page(catalogue: Catalogue) -> Any:
-    """The page of a reader who has just come, as the link asks for it."""
+    """The page of a new user, as the link asks for it."""
     import panel as pn
 
     from .page import TICK_MS, Page
@@ -115,12 +116,12 @@ def _page(catalogue: Catalogue) -> Any:
 
 
 def names_of(host: str) -> list[str]:
-    """The names by which readers may ask for a server that listens on a host.
+    """The host names under which users may reach a server that listens on ``host``.
 
-    Raises `UsageError` for an address of version 6, which Bokeh's list of origins cannot hold.
+    Raises `UsageError` for an IPv6 address, which Bokeh's list of origins cannot hold.
     """
     if ":" in host:
-        raise UsageError(f"--host {host}: give a name or an address of version 4, as 127.0.0.1")
+        raise UsageError(f"--host {host}: give a name or an IPv4 address such as 127.0.0.1")
     names = [*_LOOPBACK, host.lower()]
     if host == "0.0.0.0":
         names += [socket.gethostname().lower(), socket.getfqdn().lower()]

@@ -29,7 +29,7 @@ MOST_ROWS = 500
 
 
 class Sheet(NamedTuple):
-    """A table with a name for each column. None is a value that is not known."""
+    """A table with a name for each column. An unknown value is None."""
 
     title: str
     head: Sequence[str]
@@ -39,7 +39,7 @@ class Sheet(NamedTuple):
 
 
 def csv_of(sheet: Sheet) -> str:
-    """A table as CSV, in which no cell is a formula to a spreadsheet. Numbers have all digits."""
+    """A table as CSV. No cell is a formula in a spreadsheet, and numbers have all digits."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(map(to_cell, sheet.head))
@@ -54,7 +54,7 @@ def _cell(cell: Cell) -> Any:
 
 
 def html_of(sheet: Sheet) -> str:
-    """A table as a piece of a page. All that it holds is text there."""
+    """A table as HTML. All values are escaped."""
     shown = [[(cell, _text(cell)) for cell in row] for row in sheet.rows[:MOST_ROWS]]
     left = max(0, len(sheet.rows) - MOST_ROWS)
     return rendered(_TABLE, sheet=sheet, rows=shown, left=left)

@@ -1,4 +1,4 @@
-"""A comparison as files for a web server: a page that loads nothing, and CSVs beside it."""
+"""A comparison as files for a web server: a page that loads no other file, and CSVs beside it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .tabs import TITLES, content_of, sheet_of
 from .view import Tab, View, view_of
 
 NEWEST = 10
-"""Runs that are compared where no link says which."""
+"""Number of the newest runs that are compared if no link is given."""
 
 
 def write_static(catalogue: Catalogue, out: Path, link: str, replace: bool) -> list[Path]:
@@ -95,5 +95,6 @@ def _runs_of(catalogue: Catalogue, view: View, link: str) -> list[ListedRun]:
 
 
 def _view_of_tab(view: View, tab: Tab) -> View:
-    """The view with another tab open. The curves that were chosen are of the tab that was."""
+    """The view with another tab open. Chosen curves belong to their tab, so another tab starts
+    without any."""
     return changed(view, tab=tab, curves=view.curves if tab == view.tab else ())

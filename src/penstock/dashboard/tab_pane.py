@@ -1,4 +1,4 @@
-"""The tabs on a reader's page, and the widgets that say what each of them shows."""
+"""The tabs on a user's page, and the widgets that choose what each of them shows."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _CONTROLS: Mapping[Tab, Sequence[str]] = {
 
 
 class TabPane:
-    """The tabs of one reader."""
+    """The tabs of one user."""
 
     def __init__(self, view: View, changed: Callable[[], None]) -> None:
-        """``changed`` is called when the reader has chosen something else to see."""
+        """``changed`` is called when the user has changed a choice."""
         self._wanted, self._tell = view, changed
         self._busy = False
         self._content = TabContent()
@@ -52,7 +52,7 @@ class TabPane:
 
     @property
     def chosen(self) -> dict[str, Any]:
-        """The fields of a view that the tabs hold."""
+        """The fields of the view that the tabs set."""
         options = {name: given(widget) for name, widget in self._options.items()}
         return {**options, "tab": self.tab}
 
@@ -84,7 +84,7 @@ class TabPane:
         Args:
             selected: The runs that are compared.
             notes: Sentences on runs that cannot be read.
-            view: What the reader has chosen.
+            view: The choices of the user.
         """
         if self._has_grown(selected, view):
             return
@@ -98,8 +98,8 @@ class TabPane:
         ]
 
     def _has_grown(self, selected: Sequence[Selected], view: View) -> bool:
-        """Give the lines that are drawn their new points, so that a zoom stays. False where there
-        is more to draw than that."""
+        """Give the drawn lines their new points, so that a zoom stays. Returns False if more than
+        that has changed."""
         key = (view.tab, view.x, view.log, view.group, view.runs, view.curves)
         same, self._drawn = self._drawn == key, key
         figures = self._content.curves

@@ -33,7 +33,7 @@ TITLES: Mapping[Tab, str] = {
     "pictures": "Pictures",
 }
 FIRST_CURVES = 4
-"""Curves that are drawn where nobody chose."""
+"""Number of curves that are drawn if the user chose none."""
 FIRST_OF_MACHINE = 6
 _MOST_CURVES = 24
 _NO_METRIC = "No selected run has this metric yet."
@@ -45,7 +45,7 @@ class TabContent(NamedTuple):
     figures: Sequence[Any] = ()
     """Figures of Bokeh."""
     sheets: Sequence[Sheet] = ()
-    """Tables; the CSV of the tab is the first."""
+    """Tables. The first one is the CSV of the tab."""
     notes: Sequence[str] = ()
     markup: str = ""
     curves: Mapping[str, CurveFigure] = {}
@@ -61,7 +61,7 @@ def content_of(tab: Tab, selected: Sequence[Selected], view: View) -> TabContent
         view: What the reader has chosen.
 
     Returns:
-        The content; a sentence where nothing is selected.
+        The content; a sentence if nothing is selected.
     """
     if not selected:
         return TabContent(notes=["Select runs in the list to compare them."])
@@ -69,7 +69,7 @@ def content_of(tab: Tab, selected: Sequence[Selected], view: View) -> TabContent
 
 
 def chosen_curves(selected: Sequence[Selected], view: View, of_machine: bool) -> list[str]:
-    """The names of the curves to draw: those that were chosen, or those that matter most."""
+    """The names of the curves to draw: the chosen ones, or else the most important ones."""
     choices = curve_choices(selected, of_machine)
     chosen = [name for name in view.curves if name in choices][:_MOST_CURVES]
     return chosen or choices[: FIRST_OF_MACHINE if of_machine else FIRST_CURVES]
@@ -133,7 +133,7 @@ def _groups(selected: Sequence[Selected], view: View) -> TabContent:
 
 
 def _metric_of(selected: Sequence[Selected], view: View) -> str:
-    """The metric that was chosen, or the one that matters most; empty where there is none."""
+    """The chosen metric, or else the most important one; empty if there is none."""
     return view.metric or next(iter(metric_choices(selected)), "")
 
 
@@ -157,7 +157,7 @@ _TABS: Mapping[Tab, Callable[[Sequence[Selected], View], TabContent]] = {
 def sheet_of(
     tab: Tab, selected: Sequence[Selected], view: View, content: TabContent | None = None
 ) -> Sheet:
-    """The table that a tab is exported as.
+    """The table of a tab, for its CSV.
 
     Args:
         tab: The tab.
@@ -166,12 +166,12 @@ def sheet_of(
         content: What the tab shows, if that is computed already.
 
     Returns:
-        All that the tab shows; curves with all their points.
+        All that the tab shows. Curves have all their points.
     """
     if tab in ("curves", "machine"):
         names = chosen_curves(selected, view, tab == "machine")
         return curves_sheet(selected, names)
-    if tab == "pictures":  # a third of a second each to draw, and no table
+    if tab == "pictures":  # they take a third of a second each to draw, and give no table
         return Sheet(TITLES[tab], [], [])
     sheets = (content or content_of(tab, selected, view)).sheets
     if tab == "settings" and sheets:

@@ -1,7 +1,7 @@
-"""What a reader has chosen to see, and the link that restores it.
+"""The choices of a user, and the link that restores them.
 
-A link is text of others: what it asks for that is not there is left out, and nothing it holds is
-believed to be short or of the right kind.
+A link may come from anyone. Unknown words in it are left out, and every value is checked for its
+type and length.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ Tab = Literal[
 Axis = Literal["step", "epoch", "seconds"]
 Order = Literal["began", "name", "kind", "status", "workload", "model", "machine", "seconds"]
 MOST_SELECTED = 200
-"""The most runs that are compared at once."""
+"""Most runs that are compared at once."""
 _LONGEST = 300
-"""The most characters of one value in a link."""
+"""Most characters of one value in a link."""
 
 
 @dataclass(frozen=True)
@@ -34,19 +34,19 @@ class View:
     model: tuple[str, ...] = ()
     machine: tuple[str, ...] = ()
     tag: tuple[str, ...] = ()
-    """Tags as ``key=value``; a run has one of each key among them."""
+    """Tags as ``key=value``. A run passes if, for each key, it has one of the given values."""
     since: str = ""
     """Date, in ISO 8601, on which the first run began."""
     until: str = ""
     order: Order = "began"
     up: bool = False
-    """True for the least first."""
+    """True for ascending order."""
     page: int = 1
     runs: tuple[str, ...] = ()
     """The keys of the selected runs."""
     tab: Tab = "curves"
     curves: tuple[str, ...] = ()
-    """The metrics whose curves are drawn; without any, those that matter most."""
+    """The metrics whose curves are drawn; if empty, the most important ones."""
     x: Axis = "step"
     log: bool = False
     metric: str = ""
@@ -54,9 +54,9 @@ class View:
     group: str = ""
     """The tag or setting by which runs are coloured and grouped."""
     all: bool = False
-    """True where settings that are equal are shown, too."""
+    """True if equal settings are shown, too."""
     anyway: bool = False
-    """True where runs whose settings differ count as one study of scaling."""
+    """True if runs with different settings count as one scaling study."""
 
 
 _FIELDS = {field.name: field for field in dataclasses.fields(View)}
@@ -94,7 +94,7 @@ def view_of(query: str) -> View:
 
 
 def query_of(view: View) -> str:
-    """The query of the link that restores a view; empty for one that shows what all begin with.
+    """The query of the link that restores a view; empty for the default view.
 
     >>> query_of(View(runs=("a", "b"), x="epoch", up=True))
     '?up=1&runs=a&runs=b&x=epoch'

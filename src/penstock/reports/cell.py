@@ -55,7 +55,7 @@ class Cell:
 
     @classmethod
     def of_csv(cls: type[Kind], path: Path) -> list[Kind]:
-        """The rows of a CSV. Raises `UsageError` for a file that is no such CSV."""
+        """The rows of a CSV. Raises `UsageError` if the file is no such CSV."""
         return [cls(line=row) for row in read_csv(path, cls.columns.needs).rows]
 
     @cached_property
@@ -96,7 +96,7 @@ class Cell:
     def number(self, *names: str) -> float:
         """The first of these columns that is not empty, as a number; NaN if all are empty.
 
-        Raises `ValueError` for a field that is no number.
+        Raises `ValueError` if a field is no number.
         """
         return next((float(self.row[name]) for name in names if self.row.get(name)), np.nan)
 
@@ -114,7 +114,7 @@ class Cell:
 
     @property
     def status(self) -> str:
-        """``ok`` if every launch was; else the most frequent failure."""
+        """``ok`` if every launch was ok; otherwise the most frequent failure."""
         failures = Counter(record.status for record in self.records if not record.ok)
         return failures.most_common(1)[0][0] if failures else "ok"
 
@@ -177,13 +177,13 @@ class Cell:
 
 
 def machine_namer(cells: Iterable[Cell]) -> Callable[[Cell], str]:
-    """A function that gives the words for a cell's machine where the cells are of several.
+    """Make a function that names a cell's machine, for cells of several machines.
 
     Args:
         cells: All cells that a reader sees together.
 
     Returns:
-        The function. Its text begins with a comma. It is empty where at most one machine is known.
+        The function. Its text begins with a comma. It is empty if at most one machine is known.
     """
     several = len({cell.environment("machine_key") for cell in cells if cell.records} - {None}) > 1
 
@@ -194,9 +194,9 @@ def machine_namer(cells: Iterable[Cell]) -> Callable[[Cell], str]:
 
 
 def latest(cells: Iterable[Kind], hides: Callable[[Kind], bool] = lambda cell: True) -> list[Kind]:
-    """The last cell of each case by its timestamp, of equal ones the later row.
+    """The newest cell of each case by its timestamp; of equal timestamps, the later row.
 
-    A cell of which ``hides`` is false is kept only where its case has no other.
+    A cell for which ``hides`` is false is kept only if its case has no other cell.
     """
     ordered = sorted(cells, key=lambda cell: (hides(cell), cell.row.get("timestamp", "")))
     place = (tuple(cell.row.get(n, "") for n in cell.columns.place) for cell in ordered)
@@ -226,7 +226,7 @@ def bootstrap_ratio(a: Sequence[ArrayLike], b: Sequence[ArrayLike]) -> Interval:
 
 @lru_cache(maxsize=2**10)
 def _resampled(side: tuple[bytes, ...], seed: int) -> Resampled:
-    """A side of a ratio from the bytes of its samples: a report compares each case with many."""
+    """Resample a side of a ratio. Bytes can be cached, and a report compares a case with many."""
     launches = [np.frombuffer(samples) for samples in side]
     return resampled(launches, DRAWS, np.random.default_rng(seed))
 

@@ -20,23 +20,22 @@ class Change:
     what: str
     """Words for the change, a clause: ``2 workers that load batches in place of 0``."""
     why: str
-    """The measurement that speaks for it, as a clause."""
+    """The measurement that supports it, as a clause."""
     gain: Interval
-    """The speed with it over that without it. An end is None where nothing bounds it."""
+    """Speed with the change over speed without it. An end is None if it has no bound."""
     basis: str
     """The basis of the interval: an assumption for each end, and a count."""
     settings: Mapping[str, Any]
-    """The settings of the run that would test it, as far as they differ; empty where no setting
-    does it."""
+    """Settings that differ in a run that tests the change; empty if no setting makes it."""
     command: str = ""
     """The command that would test it."""
 
     def sentence(self) -> str:
-        """The change with its gain and what that rests on."""
+        """The change, its gain, and the basis of the gain, in a sentence."""
         low, high = self.gain.low, self.gain.high
         why = self.why[:1].upper() + self.why[1:]
         if low is None and high is None:
-            return f"{self.what}: the gain is not known, for {self.basis}. {why}."
+            return f"{self.what}: the gain is not known, because {self.basis}. {why}."
         ends = f"[{_end(low)}-{_end(high)}: {self.basis}]"
         return f"{self.what}: {self.gain.value:.2f}x as fast {ends}. {why}."
 
@@ -46,12 +45,12 @@ def _end(end: float | None) -> str:
 
 
 def ranked(changes: Sequence[Change]) -> list[Change]:
-    """Changes by what they are expected to give, those of which nothing is known last."""
+    """Changes by expected gain, the largest first; those with an unknown gain are last."""
     return sorted(changes, key=lambda c: (c.gain.high is None, -c.gain.value))
 
 
 def change_section(changes: Sequence[Change], more: Sequence[str] = ()) -> list[Section]:
-    """The section of a report on what to change; none where nothing speaks for a change.
+    """The section of a report on what to change; none if no measurement supports a change.
 
     Args:
         changes: Changes in any order.
@@ -73,10 +72,10 @@ def command_of(verb: Sequence[str], model: type[Knobs], settings: Mapping[str, A
     Args:
         verb: The words before the flags.
         model: The knobs.
-        settings: Their values; others than its knobs are left out.
+        settings: Values by name. Names that are no knobs of ``model`` are left out.
 
     Returns:
-        A line that a shell takes as it is.
+        A line for a shell, with quotes where it needs them.
     """
     kept = {
         name: value
@@ -87,7 +86,7 @@ def command_of(verb: Sequence[str], model: type[Knobs], settings: Mapping[str, A
 
 
 def place_beside(path: str, settings: Mapping[str, Any]) -> str:
-    """A name for the output of a test, beside that of the run.
+    """A path for the output of a test, beside the output of the run.
 
     >>> place_beside("out/d.ome.zarr", {"prep_workers": 8})
     'out/d-prep-workers-8.ome.zarr'
@@ -105,19 +104,19 @@ def _plain(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Held:
-    """A change that was tested, and what it gave."""
+    """A change that was tested, and its measured gain."""
 
     change: Change
     where: str
     """The run that tested it."""
     measured: Interval
-    """Its speed over that of the run that was explained."""
+    """Its speed over the speed of the explained run."""
     doubt: str = ""
-    """Why the test says nothing if it did not hold, as a clause."""
+    """Reason not to trust a test that gained less than expected, as a clause; or empty."""
 
     @property
     def verdict(self) -> str:
-        """Whether the gain lies in the interval that was expected, as far as that is sure."""
+        """Say whether the measured gain lies in the expected interval, and how certain that is."""
         if self.change.gain.low is None and self.change.gain.high is None:
             return "was tested"
         low = self.change.gain.low if self.change.gain.low is not None else 0.0
@@ -137,7 +136,7 @@ class Held:
         gain, verdict = self.change.gain, self.verdict
         expected = f"{gain.value:.2f}x [{_end(gain.low)}-{_end(gain.high)}] was expected"
         if verdict == "was tested":
-            expected = "nothing was foretold"
+            expected = "no gain was predicted"
         doubt = f"; {self.doubt}" if verdict == "cannot be told" else ""
         return (
             f"{self.change.what} {verdict}: {self.where} was {self.measured.value:.2f}x as fast "

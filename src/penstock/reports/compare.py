@@ -72,15 +72,15 @@ class Comparison:
     """Labels of the cases that B lacks."""
     only_b: tuple[str, ...]
     caveats: tuple[str, ...]
-    """The reasons against comparing some cases that were compared all the same."""
+    """Reasons against comparing some of the cases, which were compared anyway."""
     left_out: tuple[str, ...] = ()
     """The reasons why shared cases were not compared, with their labels."""
     unlike: int = 0
     """The number of shared cases that were not compared."""
     hosts: str = ""
-    """A sentence if the sides ran on other hosts of one kind; else it is empty."""
+    """A sentence if the sides ran on different hosts of one kind; otherwise empty."""
     details: tuple[CaseDetail, ...] = ()
-    """The cases that were compared, quantity by quantity, where that was asked for."""
+    """The cases that were compared, quantity by quantity; empty if details were not asked for."""
 
     @property
     def regressed(self) -> bool:
@@ -88,8 +88,8 @@ class Comparison:
 
     @property
     def undecided(self) -> list[str]:
-        """The labels of the cases that may be slower by more than the threshold, for all that was
-        measured."""
+        """Labels of the cases that may be slower by more than the threshold: the measurements do
+        not exclude it."""
         limit = 1 + self.threshold
         return [
             row.label
@@ -163,7 +163,7 @@ def compare_records(
     compared = [pair for pair in pairs.shared if anyway or not reasons[pair.key]]
     if not compared:
         more = f" (and {len(unlike) - 1} more)" if len(unlike) > 1 else ""
-        raise NotComparable(f"{unlike[0]}{more}; --anyway compares all the same")
+        raise NotComparable(f"{unlike[0]}{more}; --anyway compares them anyway")
     check_measured(compared, metric)
 
     rng = np.random.default_rng(seed)
@@ -194,13 +194,13 @@ def _detail(pair: Pair, judge: Judge, rng: np.random.Generator) -> CaseDetail:
 
 
 def _other_hosts(pairs: Sequence[Pair]) -> str:
-    """Say that A and B ran on other hosts, which one cannot tell from a change."""
+    """Say that A and B ran on different hosts, which may cause a difference like a change does."""
     a, b = (hosts_of(r for pair in pairs for r in getattr(pair, side)) for side in "ab")
     if not (a and b) or a.keys() == b.keys():
         return ""
     return (
-        f"A ran on {listed(sorted(a))}, B on {listed(sorted(b))}: what differs may be the hosts, "
-        "even of one kind"
+        f"A ran on {listed(sorted(a))}, B on {listed(sorted(b))}: a difference may come from "
+        "the hosts, even if they are of one kind"
     )
 
 
@@ -257,7 +257,7 @@ def select_records(records: Sequence[Record], settings: Mapping[str, str]) -> li
 
 
 def _labels(records: Sequence[Record]) -> dict[str, str]:
-    """Label each case with the knobs whose values vary, or with its scenario where none does."""
+    """Label each case with the knobs whose values vary, or with its scenario if none varies."""
     values: dict[str, set[str]] = {}
     for record in records:
         for knob, value in record.case.items():
@@ -280,14 +280,14 @@ def check_measured(pairs: Sequence[Pair], metric: str) -> None:
     """Raise `NotComparable` if nothing ran, `UsageError` if no launch measured ``metric``."""
     ran = [record for pair in pairs for record in pair.a + pair.b if record.ok]
     if not ran:
-        raise NotComparable("there is nothing to compare: no launch of a case that both have ran")
+        raise NotComparable("there is nothing to compare: no launch of a shared case succeeded")
     metrics = {name for record in ran for name in record.samples_s}
     if metric not in metrics:
         raise UsageError(f"--metric {metric} was not measured; there is {_listed(metrics)}")
 
 
 def differences(pair: Pair) -> list[str]:
-    """Say why the launches of a case did not time the same thing. A missing value never differs."""
+    """Say why the launches of a case did not time the same thing. Missing values are ignored."""
     launches = pair.a + pair.b
     machines = _texts(record.environment.get("machine_key") for record in launches)
     kinds = {

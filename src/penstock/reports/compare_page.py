@@ -32,7 +32,7 @@ def detail_sections(comparison: Comparison) -> list[Section]:
 
 
 def _words(detail: CaseDetail) -> list[str]:
-    """What a reader must know of the intervals, and the phase that changed most."""
+    """Sentences on the intervals and on the phase that changed most."""
     lines = []
     moved = [
         q
@@ -45,12 +45,12 @@ def _words(detail: CaseDetail) -> list[str]:
         by = f"{format_seconds(abs(most.b - most.a))} {'more' if most.b > most.a else 'less'}"
         doubt = "" if most.ratio.excludes(1) else ", which may be chance"
         lines.append(
-            f"{most.name} moved most: {by}, {ratio_words(most.ratio)} times as long{doubt}."
+            f"{most.name} changed most: {by}, {ratio_words(most.ratio)} times as long{doubt}."
         )
     if any(q.verdict == ONE_RUN for q in detail.quantities):
         lines.append(
-            "The intervals are of the steps of these two runs: with one launch on a side nothing "
-            "is said of the next launch."
+            "The intervals are over the steps of these two runs: with one launch on a side, it "
+            "says nothing about another launch."
         )
     if not detail.settings:
         lines.append("No setting differs.")
@@ -63,7 +63,7 @@ def comparison_in_markdown(comparison: Comparison, source: str, gate: str = "") 
     Args:
         comparison: How B compares with A.
         source: What A and B are, in words.
-        gate: The sentence of a gate; empty where there is none.
+        gate: The sentence of a gate; empty if there is none.
 
     Returns:
         Markdown: the verdict, a table of the cases, those that changed first, and what was left
@@ -74,7 +74,7 @@ def comparison_in_markdown(comparison: Comparison, source: str, gate: str = "") 
     lines = [f"{row.label}: {row.reason}." for row in rows if row.verdict in ("fails", "slower")]
     lines += [f"{len(rows) - MOST_ROWS} more cases are not shown."] * (len(rows) > MOST_ROWS)
     lines += [f"Not compared: {reason}." for reason in comparison.left_out]
-    lines += [f"Compared all the same: {caveat}." for caveat in comparison.caveats]
+    lines += [f"Compared although not comparable: {caveat}." for caveat in comparison.caveats]
     lines += [f"{comparison.hosts}."] * bool(comparison.hosts)
     verdict = [gate] * bool(gate) + [comparison.sentence()]
     sections = [Section(f"Speed: {source}", (), verdict), Section("Cases", table, lines)]
@@ -95,11 +95,11 @@ def _line(row: ComparedCase) -> tuple[str, ...]:
 
 
 def gate_sentence(comparison: Comparison, undecided: Sequence[str]) -> str:
-    """What a gate comes to, in a sentence.
+    """The result of a gate, in a sentence.
 
     Args:
         comparison: How B compares with A.
-        undecided: The labels of the cases of which nothing is proven.
+        undecided: Labels of the cases that may be slower by more than the limit, or may not.
 
     Returns:
         The sentence.
@@ -112,6 +112,6 @@ def gate_sentence(comparison: Comparison, undecided: Sequence[str]) -> str:
     if undecided:
         return (
             f"The gate is undecided: {len(undecided)} of {plural(len(comparison.rows), 'case')} "
-            f"may be slower by more than {limit}; more launches tell."
+            f"may be slower by more than {limit}; run more launches."
         )
     return f"The gate holds: no case of {len(comparison.rows)} is slower by more than {limit}."

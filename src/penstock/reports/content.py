@@ -1,7 +1,7 @@
 """The content of a report, before it is a page: sentences, figures, tables, and where records lie.
 
-One content becomes HTML, Markdown and JSON (`html_page`, `markdown_page`, `json_page`), so that
-they never differ in what they say. Texts are plain: whoever renders them makes them safe.
+The same content becomes HTML, Markdown and JSON (`html_page`, `markdown_page`, `json_page`), so
+that they never differ. Texts are plain; each renderer escapes them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .figures.canvas import Figure
 from .table import Section, in_markdown
 
 LONGEST = 400
-"""The most characters of a name, a cell or a message of others that a report shows."""
+"""Most characters that a report shows of a foreign text, such as a name or a message."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Picture:
     """A figure of a report. It is drawn when it is asked for."""
 
     name: str
-    """The name of its file, without a suffix, where a page keeps figures in files."""
+    """The name of its file, without a suffix, for pages that keep figures in files."""
     caption: str
     alt: str
     """Text with its numbers, for readers who cannot see it."""
@@ -43,7 +43,7 @@ class Chapter:
 
 @dataclass(frozen=True)
 class Raw:
-    """Where records lie that a report was computed from."""
+    """A place of records from which a report was computed."""
 
     name: str
     place: str
@@ -66,14 +66,14 @@ class Report:
 
 
 def shown(text: str, most: int = LONGEST) -> str:
-    r"""Foreign text made fit for a report: no control characters, no keys, and cut to a length.
+    r"""Make foreign text safe for a report: no control characters, no secrets, cut to a length.
 
     Args:
         text: The text.
-        most: The most characters of it.
+        most: Most characters that are kept.
 
     Returns:
-        The text that is left, in which a cut is told.
+        The safe text. If it was cut, it ends with the original length.
 
     >>> shown("a\x1b[2Jb"), shown("x" * 1000, 8)
     ('a\\x1b[2Jb', 'xxxxxxxx … (1,000 characters)')

@@ -1,4 +1,4 @@
-"""What bound a run or a ledger, what to change, and whether that held: sentences and sections."""
+"""What limited a run or a benchmark, what to change, and whether that helped: the sentences."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from .verdicts import Judge, Pair
 
 @dataclass(frozen=True)
 class Explanation:
-    """What is known of one run, or of one ledger."""
+    """The explanation of one run or one ledger."""
 
     name: str
     bound: Sequence[str]
-    """Sentences on what bound it, and on what is not known."""
+    """Sentences on what limited it, and on what is not known."""
     changes: Sequence[Change]
     """Changes, the one with the largest gain first."""
     held: Sequence[Held] = field(default_factory=tuple)
@@ -50,23 +50,23 @@ class Explanation:
     def lines(self) -> list[str]:
         """All of it in sentences, without commands."""
         numbered = [f"{n}. {change.sentence()}" for n, change in enumerate(self.changes, 1)]
-        nothing = "Nothing that was measured speaks for a change."
+        nothing = "No measurement supports a change."
         tested = [each.sentence() for each in self.held]
         return [*self.bound, *(numbered or [nothing]), *tested]
 
 
 def explain(place: RecordPlace, others: Sequence[Path] = ()) -> Explanation:
-    """Explain what lies at a place.
+    """Explain the run or the ledger at a place.
 
     Args:
         place: A ledger, or the folder of a run.
-        others: Runs that may have tested a change, beside those that lie beside the run.
+        others: More runs that may have tested a change. Runs beside the run are found anyway.
 
     Returns:
-        What bound it, and changes by what they are expected to give.
+        What limited it, and changes by their expected gain.
 
     Raises:
-        UsageError: It cannot be read.
+        UsageError: The place cannot be read.
     """
     if place.kind == "ledger":
         return _of_ledger(place)
@@ -95,7 +95,7 @@ def _of_ledger(place: RecordPlace) -> Explanation:
 def _with_tests(
     place: RecordPlace, lines: Sequence[str], changes: Sequence[Change], others: Sequence[Path]
 ) -> Explanation:
-    """An explanation, with what became of the changes that other runs tested."""
+    """An explanation, with the gains that other runs measured for its changes."""
     (base,) = launches_of([place])
     tried = list(_tests(place, others))
     held = [
@@ -109,25 +109,25 @@ def _with_tests(
 
 
 def _tests(place: RecordPlace, others: Sequence[Path]) -> Iterator[Record]:
-    """The launches of runs that lie beside a run, and of others that are named."""
+    """Yield the launches of the runs beside a run, and of the runs that the user names."""
     seen = {place.path.resolve()}
     for beside in places_in(place.path.absolute().parent, others):
         if beside.kind == place.kind and beside.path.resolve() not in seen:
             seen.add(beside.path.resolve())
             try:
                 yield from launches_of([beside])
-            except UsageError:  # a run that is under way tests nothing yet
+            except UsageError:  # an unfinished run tests nothing yet
                 continue
 
 
 def _is_test(base: Record, test: Record, change: Any) -> bool:
-    """Whether a launch is the base with a change, and nothing else."""
+    """Whether a launch has the settings of the base with the change, and no other difference."""
     wanted = {**settings_of_launch(base), **change}
     return bool(change) and _plain(wanted) == _plain(settings_of_launch(test))
 
 
 def _plain(settings: Any) -> dict[str, str]:
-    """Settings as text: those that are not set are left out, and a list of equal numbers is one."""
+    """Settings as text, without unset ones. A list of equal numbers becomes one number."""
     plain = {}
     for name, value in settings.items():
         values = list(value) if isinstance(value, list | tuple) else [value]
@@ -149,7 +149,7 @@ def _gain(base: Record, test: Record) -> Interval:
 
 
 def _doubt(test: Record) -> str:
-    """Why a test says little: others used the cores while its network ran."""
+    """A reason not to trust a test: others used the cores while its network ran. Or empty."""
     if test.scenario != "infer":
         return ""
     run = InferenceRun.read(Path(test.id))
@@ -171,7 +171,7 @@ def explanation_sections(explanations: Sequence[Explanation]) -> list[Section]:
         sections.append(Section(each.name, (), each.lines()))
         commands = [change.command for change in each.changes if change.command]
         if commands:
-            title = f"To test {plural(len(commands), 'change')}, and explain again"
+            title = f"To test {plural(len(commands), 'change')}; then run explain again"
             sections.append(Section(title, (), commands))
     return sections
 

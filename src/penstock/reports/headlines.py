@@ -1,7 +1,7 @@
-"""The verdicts on a ledger, in sentences: what bounds each benchmark, and what would change that.
+"""The verdicts on a ledger, in sentences: what limits each benchmark, and what would help.
 
-The first sentence of a kind is its verdict. Each gives the launches behind it and, where there are
-several, an interval. Where nothing was measured, the sentence says that.
+The first sentence of a kind of benchmark is its verdict. Each sentence gives the number of launches
+and, if there are several, an interval. If nothing was measured, the sentence says so.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NAMED = 3
 
 
 def model_headlines(records: Iterable[Record]) -> list[str]:
-    """The settings that a sweep supports, those of the most throughput first."""
+    """The settings that a sweep supports, those with the most throughput first."""
     records = [record for record in records if record.scenario == "model"]
     if not any(record.ok for record in records):
         return [_nothing(records)]
@@ -70,7 +70,8 @@ def _of_cells(cells: Sequence[ModelCell]) -> str:
 
 
 def loader_headlines(records: Iterable[Record]) -> list[str]:
-    """What limits the loader, what a batch without it would take, and which loader is fastest."""
+    """What limits the loader, how fast batches would come without the limit, and the fastest
+    loader."""
     records = [record for record in records if record.scenario in ("loader", "ladder")]
     if not any(record.ok for record in records):
         return [_nothing(records)]
@@ -79,7 +80,7 @@ def loader_headlines(records: Iterable[Record]) -> list[str]:
 
 
 def ladder_headlines(records: Iterable[Record]) -> list[str]:
-    """What limits at each batch size and number of threads, and what a batch without it takes."""
+    """The limit at each batch size and number of threads, and how fast batches come without it."""
     ladders = [ladder for ladder in ladders_of(records) if ladder.measured]
     ladders.sort(key=lambda ladder: -max(ladder.seconds.values()))
     lines = [line for ladder in ladders if (line := _bound(ladder))]
@@ -167,7 +168,7 @@ def _fastest(cells: Sequence[LoaderCell]) -> list[str]:
 
 
 def queue_headlines(records: Iterable[Record]) -> list[str]:
-    """How long the accelerator waits at best, what bounds it, and what a faster reader gives."""
+    """How long the accelerator waits at best, what limits it, and what a faster reader gains."""
     records = [record for record in records if record.scenario == "queue"]
     if not any(record.ok for record in records):
         return [_nothing(records)]
@@ -188,8 +189,8 @@ def _of_queue(group: Sequence[QueueCell]) -> str:
     settled = [cell for cell in measured if cell.settled]
     if not settled:
         return (
-            f"No case of {len(group)} reached the steady state, so nothing is said of how long "
-            "the accelerator waits; more --iterations tell."
+            f"No case of {len(group)} reached the steady state, so it is not known how long "
+            "the accelerator waits; use more --iterations."
         )
     best = max(settled, key=lambda cell: round(float(np.median(cell.steady_utilisations)), 3))
     waits = [1 - used for used in best.steady_utilisations]
@@ -226,5 +227,5 @@ def _nothing(records: Iterable[Record]) -> str:
     counts = ", ".join(f"{status.count(each)} {each}" for each in dict.fromkeys(status))
     return (
         f"Nothing was measured: of {plural(len(status), 'launch')} none was ok ({counts}), so "
-        "nothing is said of speed."
+        "the speed is not known."
     )

@@ -1,7 +1,7 @@
-"""A report as one HTML file that loads nothing from anywhere.
+"""A report as one HTML file that loads no other file.
 
-The page is a template (``pages/``) that escapes all that it is given. Figures are drawn as SVG
-within it. Its content security policy allows its own script, by its hash, and nothing else.
+The page is a template (``pages/``) that escapes all values. Figures are drawn as SVG within it. Its
+content security policy allows its own script, by its hash, and nothing else.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _chapters(chapters: Sequence[Chapter], markup: Any) -> list[_Shown]:
         lead = list(chapter.lead)
         if left_out := len(chapter.pictures) - len(pictures):
             lead.append(
-                f"{left_out} of {len(chapter.pictures)} figures are left out, for a page holds "
+                f"{left_out} of {len(chapter.pictures)} figures are left out: a page holds "
                 f"{MOST_FIGURES}; the tables have all of their numbers."
             )
         pages.append(_Shown(chapter.title, lead, figures, list(map(_table, chapter.sections))))
@@ -143,12 +143,12 @@ def _records(report: Report) -> list[tuple[Raw, str, str]]:
 
 
 def _kept(path: Path, room: int) -> str:
-    """A file as an address that holds all of it; empty if there is no room for it."""
+    """A file as a data URL, which holds all of it; empty if there is no room."""
     try:
         if path.stat().st_size > 16 * room:
             return ""
         text = scrub(path.read_text(encoding="utf-8", errors="replace"))
-    except (OSError, ValueError):  # a name from elsewhere need not be a path
+    except (OSError, ValueError):  # a foreign name may be no path
         return ""
     packed = gzip.compress(text.encode(), mtime=0)  # the same page from the same records
     link = f"data:application/gzip;base64,{base64.b64encode(packed).decode()}"

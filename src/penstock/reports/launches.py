@@ -3,10 +3,11 @@
 A run of infer is one step: ``step`` is the seconds of the run, and each stage adds the seconds for
 which its threads worked and waited. A training has as many steps as were timed, each the mean over
 ranks, and ``sample`` is a step's seconds over the samples of all ranks, so that trainings of other
-batch sizes can be compared. So what compares, watches and explains records does the same with runs.
+batch sizes can be compared. So ``compare``, ``trend`` and ``explain`` take runs as they take
+records.
 
-The settings of a run are no case yet: which of them tell cases apart is known where the runs of two
-sides lie together (`run_settings.cases_of_sides`).
+The settings of a run are not a case yet. Which settings tell cases apart is decided when the runs
+of both sides are known (`run_settings.cases_of_sides`).
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def _of_inference(run: InferenceRun) -> Record:
 
 
 def _made_on(headers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The machine and the commit of a run, where all of its processes agree on them."""
+    """The machine and the commit of a run, if all of its processes agree on them."""
     listed = list(headers)
     return {
         name: values[0]
@@ -115,7 +116,7 @@ def _made_on(headers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 def _of_training(run: TrainingFolder) -> Record:
     results = run.results
     if not results.get("epoch_times_s"):
-        raise UsageError(f"{run.folder} is of a training of which no epoch has ended")
+        raise UsageError(f"{run.folder} is a training in which no epoch has ended")
     ranks = results.get("ranks") or ()
     memory = {
         name: max(peaks)

@@ -1,8 +1,8 @@
-"""What bound a benchmark, and what to change, from its records.
+"""What limited a benchmark, and what to change, from its records.
 
-What a ladder or a queue says of twice the threads is a bound: at best they take half the time of
-the step that limits. Where the ledger holds twice the threads, too, the gain that was measured
-stands beside what half of them would have foretold.
+For twice the threads, a ladder or a queue gives a bound: at best, the limiting step takes half the
+time. If the ledger also holds a case with twice the threads, its measured gain is compared with
+that prediction.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .queue.cell import QueueCell, none_computes, queue_cells
 from .suite.cell import SuiteCell, runs_together
 
 _THREADED = ("L1", "L2", "L3")
-"""Rungs that more threads may relieve."""
+"""Rungs that more threads may speed up."""
 _NOTABLE = 0.05
 
 
@@ -35,7 +35,8 @@ def explain_records(records: Sequence[Record]) -> tuple[list[Change], list[Held]
         records: Launches of any scenarios.
 
     Returns:
-        The changes that they speak for, those that they tested, and sentences on the roof.
+        The changes that they support, the changes that they tested, and sentences on the share of
+        the machine's measured peak.
     """
     changes: list[Change] = []
     held: list[Held] = []
@@ -46,7 +47,7 @@ def explain_records(records: Sequence[Record]) -> tuple[list[Change], list[Held]
 
 
 def _roofs(records: Sequence[Record]) -> list[str]:
-    """How much of the roof a model reached, where floating-point operations were counted."""
+    """The share of the machine's measured peak that a model reached, if operations were counted."""
     models = [record for record in records if record.scenario == "model"]
     line = roof_line(models, known_roof) if models else ""
     return [line] * bool(line)
@@ -87,7 +88,8 @@ def _of_ladder(ladder: Ladder) -> Change | None:
         f"(batch {cell.batch})",
         why,
         Interval(half, 1.0, high, whole.n),
-        f"others use the cores, to {RUNGS[limit]} takes half; {plural(whole.n, 'launch')} of each",
+        f"least if others use the cores, most if {RUNGS[limit]} takes half; "
+        f"{plural(whole.n, 'launch')} of each",
         {} if computes else {"threads": 2 * cell.threads},
         "" if computes else shlex.join(words),
     )
@@ -99,7 +101,7 @@ def _ladder_gain(a: Ladder, b: Ladder) -> Interval | None:
 
 
 def _by_doubling(by_size: dict[int, Any], change_of: Any, gain: Any) -> Explained:
-    """The change of the largest size, and what became of those of the others."""
+    """The change for the largest size, and what the changes of smaller sizes gained."""
     held = []
     for size, each in by_size.items():
         twice = by_size.get(2 * size or 2)
@@ -137,7 +139,8 @@ def _of_queue(cell: QueueCell) -> Change | None:
         f"{plural(2 * cell.workers, 'worker')} in place of {cell.workers}",
         f"steps of {format_seconds(step)} wait for batches for {waited:.0%} of the time",
         Interval(most, 1.0, high, len(cell.settled)),
-        f"others use the cores, to reading takes half; {plural(len(cell.settled), 'launch')}",
+        "least if others use the cores, most if reading takes half; "
+        f"{plural(len(cell.settled), 'launch')}",
         {"workers": 2 * cell.workers},
         shlex.join(words),
     )
@@ -173,7 +176,7 @@ def _of_suite(run: SuiteCell) -> Change | None:
         f"{what} (batch {run.batch})",
         f"steps wait for data for {middle:.0%} of the epochs",
         Interval(1 / (1 - middle), 1.0, 1 / (1 - min(max(waits), 0.99)), len(waits)),
-        f"others use the cores, to no step waits; {plural(len(waits), 'launch')}",
+        f"least if others use the cores, most if no step waits; {plural(len(waits), 'launch')}",
         {"num_workers": more},
         f"penstock suite, with {more} in num_workers of the preset",
     )

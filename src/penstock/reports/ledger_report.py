@@ -51,7 +51,7 @@ KINDS = {
     ),
     "loader": Kind("Loading of batches", loader_headlines, loader_sections, loader_pictures),
     "ladder": Kind(
-        "What a batch has to pay for",
+        "Cost of a batch, step by step",
         ladder_headlines,
         ladder_sections,
         ladder_pictures,
@@ -73,13 +73,13 @@ def kinds_of(records: Sequence[Record], source: str) -> dict[str, Kind]:
     """
     held = {record.scenario for record in records}
     kinds = {name: kind for name, kind in KINDS.items() if name in held}
-    # The sections of the first hold those of the others.
+    # One chapter covers both: the loader's chapter includes its ladder.
     for first, *others in (("loader", "ladder"), [name for name in TIMED if name in kinds] or [""]):
         for other in others if first in kinds else ():
             kinds.pop(other, None)
     if not kinds:
         scenarios = ", ".join(sorted(held)) or "no records"
-        raise UsageError(f"{source} holds {scenarios}; a report is of {', '.join(KINDS)}")
+        raise UsageError(f"{source} holds {scenarios}; a report needs {', '.join(KINDS)}")
     return kinds
 
 
@@ -124,7 +124,7 @@ def raw_of_ledger(place: Path, records: Sequence[Record] | None = None) -> Raw:
 
 
 def of_machines(records: Sequence[Record]) -> list[str]:
-    """A line for each machine and commit of the launches, with its hosts where they are known."""
+    """A line for each machine and commit of the launches, with its hosts if they are known."""
     machines = group_by(records, _machine).items()
     return [
         f"{len(launches)} launches, {_days(launches)}: {where}{_hosts(launches)}"

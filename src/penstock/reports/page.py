@@ -79,8 +79,9 @@ def append_csv(scenario: str, records: Iterable[Record], path: Path, **changes: 
     Args:
         scenario: ``model``, ``loader`` or ``queue``.
         records: The launches of one or more benchmarks.
-        path: The CSV. It is made if it is not there; another header is extended, no row is lost.
-        **changes: Columns that are the same in all rows, whatever was measured.
+        path: The CSV. It is created if needed. A file with another header gets our columns, too,
+            and keeps all rows.
+        **changes: Values of columns that are the same in all rows.
 
     Raises:
         UsageError: ``path`` is another file, or cannot be written.
@@ -206,7 +207,7 @@ def write_page(
 
 
 def _remove_figures(page: Path) -> None:
-    """Remove the figures of an old page. The new one may have fewer, or others."""
+    """Remove the figures of an old page, because the new page may have fewer."""
     if page.exists():
         for name in re.findall(r"!\[(\w+)\]\(\1\.png\)", page.read_text(errors="replace")):
             figure = page.parent / f"{name}.png"

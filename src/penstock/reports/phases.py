@@ -1,8 +1,8 @@
 """Two sides of a case, quantity by quantity: phases, waits, rates, memory and scores.
 
-Where both sides have several launches, a phase is judged as a case is. Where a side is one launch,
-its steps tell how sure the times of that launch are, and nothing of the next launch: the interval
-is of these runs, and there is no verdict. A quantity that a launch has once has no interval at all.
+If both sides have several launches, a phase gets a verdict as a case does. If a side has one
+launch, the interval comes from its steps. It holds for these runs and says nothing about another
+launch, so there is no verdict. A quantity with one value in each launch has no interval.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from .verdicts import Judge, Pair, chances, ratio_words
 from .words import or_dash
 
 BLOCKS = 20
-"""Stretches of the steps of a launch that stand for launches where there is one: neighbouring steps
-are alike, so the interval is of stretches and not of steps."""
+"""Number of stretches of steps that stand for launches if there is only one launch. Neighbouring
+steps are alike, so stretches are resampled and not steps."""
 _DRAWS = 2000
-ONE_RUN = "one launch each: of these alone"
+ONE_RUN = "one launch each: these runs only"
 _NO_INTERVAL = "no interval"
 
 
@@ -101,14 +101,14 @@ def _of_phase(pair: Pair, name: str, judge: Judge, rng: np.random.Generator) -> 
 
 
 def _stretches(times: Sequence[float]) -> list[Any]:
-    """The steps of a launch in stretches of some three steps at least."""
+    """The steps of a launch in stretches of at least about three steps."""
     return list(np.array_split(np.asarray(times), min(BLOCKS, len(times) // 3) or 1))
 
 
 def _of_values(
     a: Sequence[Record], b: Sequence[Record], kind: str, values: Callable[[Record], Any]
 ) -> list[Quantity]:
-    """Quantities that a launch has once."""
+    """Quantities with one value in each launch."""
     sides = [[values(record) for record in side] for side in (a, b)]
     rows = []
     for name in dict.fromkeys(name for side in sides for each in side for name in each):

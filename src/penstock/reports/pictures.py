@@ -135,7 +135,7 @@ def ladder_pictures(records: Iterable[Record]) -> list[Picture]:
     return [
         Picture(
             f"ladder_{number}",
-            "What a batch has to pay for: each step does what the one above it does, and more.",
+            "Cost of a batch, step by step: each step does what the one above it does, and more.",
             " ".join(map(_ladder_words, group)),
             partial(draw_ladders, group),
         )
@@ -200,5 +200,5 @@ def _suite_words(runs: Sequence[SuiteCell]) -> str:
 
 
 def _measured(cells: Sequence[Kind]) -> list[Kind]:
-    """The cells of which a launch was ok."""
+    """The cells with a launch that was ok."""
     return [cell for cell in cells if cell.launches]

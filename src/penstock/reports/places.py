@@ -23,7 +23,7 @@ _STORES = ("zarr.json", ".zarray", ".zgroup", ".zattrs")
 
 
 class RecordPlace(NamedTuple):
-    """Where records of one kind lie."""
+    """A place of records of one kind."""
 
     kind: PlaceKind
     path: Path
@@ -39,7 +39,7 @@ def places_of(named: Path) -> list[RecordPlace]:
         The places, each once, in the order of their names.
 
     Raises:
-        UsageError: Nothing that a report is made of lies there.
+        UsageError: There are no records at this path.
     """
     if kind := kind_of_place(named):
         return [RecordPlace(kind, named)]
@@ -47,12 +47,12 @@ def places_of(named: Path) -> list[RecordPlace]:
     if kind_of_place(beside) == "inference":
         return [RecordPlace("inference", beside)]
     beside = named.with_name(f"{named.name}.ledger") if named.name else named
-    if kind_of_place(beside) == "ledger":  # of preprocess or predict, which wrote what is named
+    if kind_of_place(beside) == "ledger":  # of preprocess or predict, beside their output
         return [RecordPlace("ledger", beside)]
     if named.suffix == ".penstock":
         raise UsageError(f"{named} is not a run folder of penstock infer: it has no run.json")
     if not named.is_dir() or named.suffix == ".ledger":
-        return [RecordPlace("ledger", named)]  # its reader says what is wrong with it
+        return [RecordPlace("ledger", named)]  # its reader reports the fault
     places = sorted(_below(named), key=_before_what_it_made)
     if not places:
         raise UsageError(
@@ -63,17 +63,17 @@ def places_of(named: Path) -> list[RecordPlace]:
 
 
 def places_in(folder: Path, others: Iterable[Path] = ()) -> list[RecordPlace]:
-    """The places that lie in a folder itself, and those of other paths.
+    """The places directly in a folder, and those of other paths.
 
     Args:
-        folder: A folder, of which only the entries are looked at.
+        folder: A folder. Folders below its entries are not searched.
         others: Paths that a user names.
 
     Returns:
         The places.
 
     Raises:
-        UsageError: One of the others holds nothing.
+        UsageError: There are no records at one of the other paths.
     """
     entries = sorted(folder.iterdir())[:MOST_FOLDERS]
     inside = [RecordPlace(kind, path) for path in entries if (kind := kind_of_place(path))]
@@ -81,7 +81,7 @@ def places_in(folder: Path, others: Iterable[Path] = ()) -> list[RecordPlace]:
 
 
 def kind_of_place(path: Path) -> PlaceKind | None:
-    """What a folder holds: a ledger, a run or a training; None where it is none of these."""
+    """The kind of a folder: a ledger, a run or a training; None if it is none of these."""
     if path.is_dir():
         if (path / LEDGER_FILE).is_file():
             return "ledger"
@@ -93,7 +93,7 @@ def kind_of_place(path: Path) -> PlaceKind | None:
 
 
 def _before_what_it_made(place: RecordPlace) -> Path:
-    """The order of places: by name, and a suite before its trainings."""
+    """Sort key of places: by name, and a suite before its trainings."""
     return place.path.parent if place.path.name == SUITE_LEDGER else place.path
 
 
@@ -108,8 +108,8 @@ def folders_below(folder: Path) -> Iterator[tuple[Path, PlaceKind | None, list[s
     """A folder and those below it; no link is followed, no array and no place entered.
 
     Yields:
-        The folder, what it holds, the names of folders in it, and those of files. A folder whose
-        name is taken from the list is not entered.
+        The folder, what it holds, the names of folders in it, and those of files. Remove a name
+        from the list of folders to skip that folder.
 
     Raises:
         UsageError: There are far too many.
@@ -147,7 +147,8 @@ def joined(reports: Sequence[Report], title: str) -> Report:
         title: The title of all.
 
     Returns:
-        The report itself if there is one; otherwise one whose verdict has a sentence for each.
+        The report itself if there is only one; otherwise a report whose verdict has a sentence for
+        each.
     """
     if len(reports) == 1:
         return reports[0]

@@ -16,27 +16,27 @@ _PLACES = frozenset(
     "torch debug data_root train_data_root val_data_root train_label_file val_label_file "
     "train_chips_path val_chips_path target_spec weights profile".split()
 )
-"""Settings that say where things lie, or who hears of it: they tell no two cases apart."""
+"""Settings for paths, names and trackers. They do not tell cases apart."""
 
 
 def settings_of_launch(record: Record) -> dict[str, Any]:
-    """The settings that a launch was started with: the knobs of a case, or those of a run."""
+    """The settings of a launch: the knobs of its case, or those of its run."""
     settings = record.facts.get("settings", record.case)
     return {name: value for name, value in settings.items() if name not in _PLACES}
 
 
 def cases_of_sides(*sides: Sequence[Record]) -> list[list[Record]]:
-    """The launches of some sides with cases by which they can be paired.
+    """Give the launches of all sides cases by which they can be paired.
 
-    A setting that varies within a side tells its cases apart. A setting that is the same within
-    each side, and differs between them, is the change that is compared, and no part of a case.
-    Launches of a benchmark keep the case that they have.
+    A setting that varies within a side becomes part of the case. A setting that is constant within
+    each side and differs between sides is the change that is compared, and no part of the case.
+    Launches of a benchmark keep their case.
 
     Args:
         sides: The launches of each side.
 
     Returns:
-        The sides, with new cases and keys where launches were run folders.
+        The sides. Launches of run folders have new cases and keys.
     """
     runs = [[r for r in side if r.scenario in RUN_SCENARIOS] for side in sides]
     telling: dict[str, set[str]] = {}
@@ -67,10 +67,10 @@ def settings_that_differ(a: Sequence[Record], b: Sequence[Record]) -> list[tuple
 
     Args:
         a: The launches of one side of a case.
-        b: Those of the other.
+        b: The launches of the other side.
 
     Returns:
-        A line for each such setting, by name; ``-`` where a side does not name it.
+        A line for each such setting, by name; ``-`` if a side lacks it.
     """
     sides = [[settings_of_launch(record) for record in side] for side in (a, b)]
     names = sorted({name for side in sides for each in side for name in each})

@@ -12,24 +12,23 @@ from .places import places_of
 from .words import listed
 
 _SHORTEST = 4
-"""The digits that a commit is named by at least."""
+"""Fewest digits of a hash that name a commit."""
 _NAMED = 5
-"""The most commits that a message names."""
+"""Most commits that a message names."""
 
 
 def launches_named(name: str, ledgers: Sequence[Path]) -> list[Record]:
-    """The launches of what a user named.
+    """The launches of a side that a user named.
 
     Args:
-        name: A path, or a commit: its hash, the beginning of that, or a name that git knows.
-        ledgers: Ledgers, or folders that hold them, in which the launches of a commit are looked
-            for.
+        name: A path, or a commit: its hash, the beginning of its hash, or a name that git knows.
+        ledgers: Ledgers, or folders of ledgers, that are searched for the launches of a commit.
 
     Returns:
         The launches; there is at least one.
 
     Raises:
-        UsageError: Nothing lies there, or the commit is not known or not the only one.
+        UsageError: There are no launches, or the commit is unknown or not unique.
     """
     path = Path(name)
     beside = path.with_name(f"{path.name}.penstock") if path.name else path
@@ -78,7 +77,7 @@ def launches_at(name: str, records: Sequence[Record], source: str) -> list[Recor
 
 
 def _matching(name: str, changes: str, commits: Sequence[str]) -> list[str]:
-    """The commits that begin so, with or without changes on top."""
+    """The commits whose hash begins with ``name``, with or without changes on top."""
     if len(name) < _SHORTEST or not is_hash(name):
         return []
     split = (commit.partition("+") for commit in commits)

@@ -1,4 +1,4 @@
-"""The kit of every table: rows and sections as text, Markdown and CSV."""
+"""Building blocks of every table: rows and sections as text, Markdown and CSV."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Row = dict[str, str]
 
 @contextmanager
 def reading_numbers(source: str | Path) -> Iterator[None]:
-    """Raise `UsageError` where a field of ``source`` is no number."""
+    """Raise `UsageError` if a field of ``source`` is no number."""
     try:
         yield
     except UsageError:
@@ -51,9 +51,9 @@ class Columns:
     place: tuple[str, ...]
     """The columns in which cases of one table or figure differ."""
     apart: tuple[str, ...]
-    """Cases that differ in one of these are neither compared nor drawn in one figure."""
+    """Columns of which no two cases in one comparison or figure may differ."""
     needs: tuple[str, ...]
-    """A file that lacks one of these is not such a CSV."""
+    """Columns that a file of this kind must have."""
 
     def row(self, values: Mapping[str, Any]) -> Row:
         return {name: csv_field(values.get(name)) for name in self.names}

@@ -1,4 +1,4 @@
-"""Launches that have a time and no chapter of their own: preprocess, predict, and tests."""
+"""Launches that have a time but no chapter of their own: preprocess, predict, and tests."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def chances(pairs: Sequence[Pair], confidence: float, rng: np.random.Generator) 
 
 
 def noise_threshold(pairs: Sequence[Pair], rng: np.random.Generator) -> tuple[float, str]:
-    """The threshold by A/A, and the words that say where it comes from."""
+    """The threshold from A/A, and words for its source."""
     changes = []
     for launches in (side for pair in pairs for side in (pair.a_times, pair.b_times)):
         if len(launches) >= 4:

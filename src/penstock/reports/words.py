@@ -22,7 +22,7 @@ def listed(words: Sequence[str]) -> str:
 
 
 def labels_line(document: Mapping[str, Any]) -> list[str]:
-    """A line on the name and the tags of a run, none where its document has neither.
+    """A line on the name and the tags of a run; none if its document has neither.
 
     >>> labels_line({"name": "mine", "tags": {"study": "a"}}), labels_line({})
     (['mine, tagged study=a'], [])
@@ -59,7 +59,7 @@ def bracket(interval: Interval, count: str, form: Form = format_seconds) -> str:
 
     Args:
         interval: The interval.
-        count: What is behind it, in words.
+        count: Words for the number of measurements behind it.
         form: A function that writes an end.
 
     Returns:
@@ -84,7 +84,7 @@ def times_bracket(ratio: Interval, launches: str) -> str:
 
 
 def hosts_of(records: Iterable[Record]) -> Counter[str]:
-    """The launches of each host, as far as records tell it: those of a cluster's workers do."""
+    """Number of launches by host. Only the records of a cluster's workers name a host."""
     workers = (record.environment.get("worker") or {} for record in records)
     return Counter(str(worker["host"]) for worker in workers if worker.get("host"))
 

@@ -1,4 +1,4 @@
-"""Runs as others keep them: the logs of SLURM's jobs, and the stores and exports of trackers."""
+"""Runs from other programs: the logs of SLURM jobs, and the stores and exports of trackers."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from ..listed_run import (
 from .trainings import metrics_of_training
 
 _OF_THE_TRACKER = re.compile(r"mlflow\.|load\.|variables\.|tags?(?:\.|$)|run$")
-"""Begins the names of what is no setting of a run."""
+"""Beginnings of names that are no settings of a run."""
 _OF_THE_MACHINE = re.compile(
     r"(?:device|git|gpus|launch|libraries|limits|load|machine|machine_key|mlflow|run|tags|torch"
     r"|variables)(?:\.|$)"
 )
-"""Begins the names of tags that our trainings and MLflow itself write."""
+"""Beginnings of names of tags that our trainings and MLflow write."""
 
 
 def runs_of_others(path: Path, stamp: Stamp) -> list[ListedRun]:
@@ -53,10 +53,10 @@ def runs_of_others(path: Path, stamp: Stamp) -> list[ListedRun]:
         stamp: The states of the files.
 
     Returns:
-        A row for each run; none where it holds no training.
+        A row for each run; none if the file holds no training.
 
     Raises:
-        UsageError: It cannot be read.
+        UsageError: The file cannot be read.
     """
     kept: Iterable[KeptRun] = mlflow_files(path) if path.is_dir() else runs_of_file(path)
     runs = list(_whole(kept))
@@ -64,7 +64,7 @@ def runs_of_others(path: Path, stamp: Stamp) -> list[ListedRun]:
 
 
 def _whole(kept: Iterable[KeptRun]) -> Iterator[TrackedRun | TrainingRun]:
-    """Runs, those that Comet kept in parts taken together."""
+    """Yield the runs. The parts of a run that Comet kept separately are joined."""
     parts: list[CometArchive] = []
     for run in kept:
         if isinstance(run, CometArchive):
@@ -75,7 +75,7 @@ def _whole(kept: Iterable[KeptRun]) -> Iterator[TrackedRun | TrainingRun]:
 
 
 def _shown(run: TrackedRun | TrainingRun, path: Path, stamp: Stamp, last: bool) -> ListedRun:
-    """A run as a row; ``last`` says that none comes after it in the file."""
+    """A run as a row. ``last`` is True for the last run of the file."""
     if isinstance(run, TrainingRun):
         return _of_log(run, path, stamp, last)
     training = _training(run)
@@ -105,7 +105,7 @@ def _training(run: TrackedRun) -> TrainingRun | None:
 
 
 def _tags(run: TrackedRun) -> dict[str, str]:
-    """The tags that people gave: MLflow keeps them beside others, W&B among the settings."""
+    """The tags that users gave. MLflow keeps them with other tags, W&B among the settings."""
     named = {
         name.partition(".")[2]: text
         for name, text in run.parameters.items()
@@ -175,7 +175,7 @@ def _of_log(run: TrainingRun, path: Path, stamp: Stamp, last: bool) -> ListedRun
     if run.utilisation:
         curves["gpu_util_percent"] = curve_of(run.utilisation, of_machine=True)
     began = run.began
-    if began is None and last and run.seconds:  # the file ends with the run
+    if began is None and last and run.seconds:  # the file's last write is its end
         began = path.stat().st_mtime - run.seconds
     metrics = metrics_of_training(run)
     details = RunDetails(

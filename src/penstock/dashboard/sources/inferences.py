@@ -1,4 +1,4 @@
-"""A run of inference by its folder, while it goes on and after."""
+"""A run of inference, read from its folder, while it goes on and after its end."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def shown_inference(folder: Path, stamp: Stamp) -> ListedRun:
 
 
 def _maker(run: Mapping[str, Any]) -> dict[str, Any]:
-    """The machine of the first process that wrote the run, as an environment has it."""
+    """The machine of the first process that wrote the run, in the form of an environment."""
     maker: dict[str, Any] = next(iter(run.get("makers") or [{}]), {})
     gpus = [{"name": gpu} for gpu in maker.get("gpus") or () if isinstance(gpu, str)]
     return {"gpus": gpus, "machine_key": maker.get("host") or maker.get("instructions")}

@@ -1,4 +1,4 @@
-"""The launches of a ledger. Of a ledger that grows, only the lines that are new are read."""
+"""The launches of a ledger. If a ledger grows, only its new lines are read."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from ..listed_run import (
 )
 
 _OF_THE_MOMENT = ("load", "variables")
-"""Parts of an environment that differ from launch to launch, or are many."""
+"""Parts of an environment that differ between launches, or have many values."""
 _HEAD = 256
 _MOST_NOTES = 20
 
 
 class _LedgerLine(NamedTuple):
-    """Where the line of a record lies, and what its name is made of."""
+    """The place of a record's line in the file, and the parts of its name."""
 
     at: int
     length: int
@@ -46,7 +46,7 @@ class _LedgerLine(NamedTuple):
 
 
 class LedgerTail:
-    """The launches of a ledger, read on from where it ended the last time."""
+    """The launches of a ledger. Each refresh continues where the last one ended."""
 
     def __init__(self, path: Path) -> None:
         self.path = path / LEDGER_FILE if path.is_dir() else path
@@ -56,7 +56,7 @@ class LedgerTail:
     def _begin_anew(self, head: bytes) -> None:
         self.runs: list[ListedRun] = []
         self.notes: list[str] = []
-        """Sentences on lines that are passed over."""
+        """Sentences on lines that were skipped."""
         self._lines: list[_LedgerLine] = []
         self._head, self._size, self._read, self._count = head, 0, 0, 0
         self._cases: dict[str, dict[str, Any]] = {}
@@ -64,7 +64,7 @@ class LedgerTail:
         self._differing: dict[str, None] = {}
 
     def refresh(self) -> None:
-        """Read what is new; all of it where the file was replaced.
+        """Read the new lines, or all lines if the file was replaced.
 
         Raises `UsageError` if the file cannot be read.
         """
@@ -87,7 +87,7 @@ class LedgerTail:
             self.runs[place] = replace(self.runs[place], name=named)
 
     def _fresh(self) -> BinaryIO:
-        """The file, at the place to which it was read; nobody appends to a ``.gz``."""
+        """The file, opened at the place to which it was read. A ``.gz`` is never appended to."""
         packed = self.path.suffix == ".gz"
         file = cast(BinaryIO, (gzip.open if packed else open)(self.path, "rb"))
         head = file.read(_HEAD)
@@ -99,7 +99,7 @@ class LedgerTail:
 
     def _parsed(self, file: BinaryIO) -> Iterator[tuple[_LedgerLine, Record]]:
         for text in file:
-            if not text.endswith(b"\n"):  # it is being written
+            if not text.endswith(b"\n"):  # the last line is still being written
                 return
             at, self._read = self._read, self._read + len(text)
             self._count += 1
@@ -110,7 +110,7 @@ class LedgerTail:
                     why = label(error)
                     self.notes.append(f"{self.path}, line {self._count}: {why}; it is passed over")
                 continue
-            # Launches of a case share it: of 100,000 records only cases are kept.
+            # Launches of a case share one object, so 100,000 records keep only their cases.
             case = self._cases.setdefault(record.key, record.case)
             self._learn(case)
             title = label(record.name or record.scenario)
@@ -164,7 +164,7 @@ class LedgerTail:
 
 
 def details_of(record: Record, path: Path) -> RunDetails:
-    """All that a record tells."""
+    """The details of a record."""
     cells = record_cells(record)
     ours = ("case.", "launch", "order", "steps_per_sample")
     metrics = {name: v for name, v in cells.items() if not name.startswith(ours)}
@@ -195,7 +195,7 @@ def _training(record: Record, path: Path) -> TrainingRun | None:
 
 
 def machine_of(environment: Mapping[str, Any]) -> str:
-    """A machine in words, by its GPUs or else its processor."""
+    """A machine as text: its GPUs, or without any its processor."""
     machine, gpus = environment.get("machine"), environment.get("gpus")
     names: Sequence[str] = [str(gpu.get("name")) for gpu in gpus or () if isinstance(gpu, Mapping)]
     if names:

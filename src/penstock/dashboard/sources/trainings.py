@@ -1,4 +1,4 @@
-"""A training by its folder, while it goes on and after."""
+"""A training, read from its folder, while it goes on and after its end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SILENT = (
     "output_dir resume overwrite track track_every project experiment_name profile "
     "profile_steps name tags"
 ).split()
-"""Arguments that change neither what is learned nor how fast."""
+"""Arguments that change neither the result of a training nor its speed."""
 _NO_METRICS = (
     "history ranks epoch_times_s trackers resumed_at_steps launch facts world_size batch_size "
     "global_batch_size"
@@ -89,7 +89,7 @@ def _document(path: Path) -> dict[str, Any]:
 
 
 def _begins(folder: Path) -> Iterator[dict[str, Any]]:
-    """The events with which the run and its resumptions began."""
+    """The first events of the run and of each resume."""
     if (folder / EVENTS).is_file():
         with contextlib.suppress(OSError):
             for _, event in read_events(folder / EVENTS):
@@ -140,7 +140,7 @@ def _details(folder: Path) -> RunDetails:
     args = {n: v for n, v in run.args.items() if n not in others and n not in _SILENT}
     environment = begin.get("environment") or {}
     kept = {k: v for k, v in environment.items() if k not in ("launch", "load", "variables")}
-    used = _of_results(run.results)  # rather than asked for: it comes first, and counts last
+    used = _of_results(run.results)  # listed first, and wins over the arguments
     return RunDetails(
         settings_of_run(used, args, kept, used),
         _metrics(run, training),
@@ -152,7 +152,7 @@ def _details(folder: Path) -> RunDetails:
 
 
 def _of_results(results: Mapping[str, Any]) -> dict[str, Any]:
-    """What was set by the machine, under the names that studies of scaling use."""
+    """Results that the machine decided, under the names that scaling studies use."""
     if "world_size" not in results:
         return {}
     return {
@@ -176,7 +176,7 @@ def _metrics(run: TrainingFolder, training: TrainingRun | None) -> dict[str, flo
 
 
 def metrics_of_training(training: TrainingRun | None) -> dict[str, float]:
-    """The numbers that all trainings share, whatever they are read from."""
+    """The numbers that all trainings have, from any source."""
     if training is None:
         return {}
     numbers = {
@@ -235,7 +235,7 @@ def _of_steps(run: TrainingFolder, rows: Sequence[Mapping[str, Any]]) -> dict[st
 
 
 def _events(folder: Path, began: Any) -> dict[str, RunCurve]:
-    """What the events of a tracked training tell of the machine."""
+    """Curves of the machine's metrics, from the events of a tracked training."""
     points: dict[str, list[tuple[float, float, float]]] = {}
     if isinstance(began, int | float):
         with contextlib.suppress(OSError):

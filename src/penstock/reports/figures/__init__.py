@@ -1,1 +1,1 @@
-"""Figures, drawn from what was recorded and from nothing else."""
+"""Figures, drawn from records only."""

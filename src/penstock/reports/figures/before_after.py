@@ -16,7 +16,7 @@ from .canvas import STYLE, TEXT, Figure, save_figures
 def plot_before_after(
     images: Mapping[str, ArrayLike], out: Path, caption: str, replace: bool = False
 ) -> Path:
-    """Save a figure of two images and their difference, the second less the first.
+    """Save a figure of two images and their difference, the second minus the first.
 
     Both images have the same range of greys, from the 0.5th to the 99.5th percentile of the two
     together. The difference is white at 0 and reaches the 99.5th percentile of its size.
@@ -63,7 +63,7 @@ def before_after_figure(images: Mapping[str, ArrayLike], caption: str) -> Figure
     )
     figure.supxlabel("\n".join(lines), fontsize=STYLE["small"], color=STYLE["faint"])
     axes = figure.subplots(down, across).ravel()
-    # An image that would be as thin as a thread is stretched.
+    # Stretch an image that would be too thin to see.
     aspect = "equal" if 0.2 < height / width < 5 and columns * scale >= 1.8 else "auto"
     looks = [(arrays[0], "gray", low, high), (arrays[1], "gray", low, high)]
     looks.append((difference, "RdBu_r", -spread, spread))

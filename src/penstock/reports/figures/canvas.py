@@ -1,4 +1,4 @@
-"""The kit of every figure: style, panels, lines, units and saving."""
+"""Building blocks of every figure: style, panels, lines, units and saving."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ...base import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes
     from matplotlib.figure import Figure as Figure
-else:  # without matplotlib the rooms of figures can be imported, and only draw nothing
+else:  # without matplotlib the modules of figures import, but cannot draw
     Axes = Figure = Any
 
 STYLE: dict[str, Any] = {
@@ -60,7 +60,7 @@ class Curve:
     t: Values
     """Seconds since the start."""
     y: Values
-    """The values in the panel's base unit, bytes for a size; NaN where one is missing."""
+    """The values in the panel's base unit, bytes for a size. A missing value is NaN."""
     colour: int = 0
     dashes: str = "-"
     sparse: bool = False
@@ -75,7 +75,7 @@ class Panel:
     quantity: str
     """The name of the y axis, to which the unit is appended."""
     unit: str
-    """``B`` and ``B/s`` are scaled to KiB, MiB or GiB by what is drawn."""
+    """The base unit. ``B`` and ``B/s`` are scaled to KiB, MiB or GiB, depending on the values."""
     lines: Sequence[Curve]
     note: str = ""
     limit: float | None = None
@@ -199,7 +199,7 @@ def draw(panel: Panel, mean: bool = False, smooth: int = 1) -> Figure:
 
 
 def colour_at(place: int) -> str:
-    """One of the house's colours; after the last comes the first."""
+    """The colour at a place in the palette, which repeats."""
     return str(STYLE["colours"][place % len(STYLE["colours"])])
 
 
@@ -274,7 +274,7 @@ def blank(
 
 
 def tidy(axis: Axes, title: str = "", x: str = "", y: str = "", pad: float | None = None) -> None:
-    """Draw axes in the house style: a faint grid behind, no frame above and to the right.
+    """Give axes the common style: a faint grid behind, no frame above and to the right.
 
     Args:
         axis: The axes of one panel.
@@ -299,7 +299,7 @@ def heading(figure: Figure, title: str, below: str) -> None:
     Args:
         figure: A figure of `blank`.
         title: What is shown.
-        below: What it is of.
+        below: Where the data is from.
     """
     width, height = figure.get_size_inches()
     left = {"x": 0.12 / width, "ha": "left", "va": "top"}
@@ -310,7 +310,7 @@ def heading(figure: Figure, title: str, below: str) -> None:
 
 
 def numbered(figures: Sequence[Figure]) -> dict[str, Figure]:
-    """Figures by their number, from 1; one alone has an empty name."""
+    """Figures by number, from 1. A single figure has an empty name."""
     return {str(n) if len(figures) > 1 else "": figure for n, figure in enumerate(figures, 1)}
 
 
@@ -324,13 +324,13 @@ def save_under(
 
 
 MOST_LETTERS = 160
-"""The most characters of one text in a figure: names are of any length."""
+"""Most characters of one text in a figure, because names may be of any length."""
 
 
 def harmless(figure: Figure) -> None:
-    """Make every text of a figure plain: titles, labels and legends hold names that others chose.
+    """Make every text of a figure safe: titles, labels and legends hold names that others chose.
 
-    Control characters are spelled, dollars are no formulas, and what is very long is cut.
+    Control characters are escaped, dollar signs start no formula, and long texts are cut.
     """
     from matplotlib.text import Text
 

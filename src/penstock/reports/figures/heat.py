@@ -1,7 +1,7 @@
 """A benchmark of models as heat maps: a row for each tile, a column for each batch size.
 
-A cell has its number in it. One that failed is hatched and has its failure in words, and one that
-was not measured stays empty.
+A cell shows its number. A failed cell is hatched and names its failure. A cell that was not
+measured stays empty.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from .canvas import STYLE, Figure, blank, heading, tidy
 from .marks import BAND
 
 _NAMED = 240
-"""More cells than this have no room for numbers."""
-# Colours of the map are the same on a dark page, so that its texts must not turn with the page.
+"""Most cells of a map that shows numbers; more have no room for them."""
+# The map keeps its colours on a dark page, so its texts must keep theirs.
 _DARK, _LIGHT = "#0a0a0a", "#fdfdfd"
 
 

@@ -100,11 +100,11 @@ def _draw_lines(
         x, (seconds, low, high) = column_of(line, "threads"), _seconds_of(line)
         axis.plot(x, seconds, dashes, marker="o", markersize=4, color=colour, label=loader)
         axis.vlines(x, low, high, color=colour)
-    # Loaders differ by factors: on a linear axis the fast ones would lie on each other.
+    # Loaders differ by factors: on a linear axis the fast ones would overlap.
     axis.set_yscale("log")
     seconds = np.concatenate(_seconds_of(cells))
     least, most = np.nanmin(seconds), np.nanmax(seconds)
-    axis.set_ylim(least / 1.5, 1.5 * most)  # so that there is a tick, however near they are
+    axis.set_ylim(least / 1.5, 1.5 * most)  # a tick even if they are close
     digits = (1, 2, 5) if most > 4 * least else range(1, 10)
     axis.yaxis.set_major_locator(ticker.LogLocator(subs=digits))
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
@@ -151,7 +151,7 @@ def draw_ladders(ladders: Sequence[Ladder]) -> Figure:
     figure = blank(max(6.0, 4.6 * len(ladders)), 4.2)
     case = next(iter(ladders[0].rungs.values())).case
     where = ", ".join([f"{case['data']}, cache {case['cache']}", *way(case)])
-    heading(figure, "What a batch has to pay for", where)
+    heading(figure, "Cost of a batch, step by step", where)
     axes = np.atleast_1d(figure.subplots(1, len(ladders), sharex=True))
     for axis, ladder in zip(axes, ladders, strict=True):
         _draw_ladder(axis, ladder)

@@ -25,7 +25,7 @@ from .marks import (
 )
 
 PHASE_COLOURS = {"forward": "#4d4d4d", "backward": "#999999", "optimizer": "#d0d0d0"}
-"""Greys, because colours are batches."""
+"""Greys for the phases, because colours show the batch size."""
 
 
 def draw_memory(axis: Axes, cells: Sequence[ModelCell], marks: Marks, on_host: bool) -> None:
@@ -87,8 +87,8 @@ def _draw_lines(
 ) -> None:
     """Draw a line over the tiles for each batch, and a row of its failures in a band above.
 
-    ``names`` are those of the panel and of its vertical axis, ``ends`` those of whiskers, and
-    ``most`` is a value that the axis reaches in any case.
+    ``names`` are the titles of the panel and of its vertical axis, ``ends`` are the ends of
+    whiskers, and the axis reaches at least ``most``.
     """
     tidy(axis, names[0], "Tile (pixels)", names[1], PAD)
     for _, of_batch in sorted(group_by(range(len(cells)), lambda i: cells[i].batch).items()):
@@ -213,9 +213,9 @@ def draw_frontier(axis: Axes, cells: Sequence[ModelCell], marks: Marks, on_host:
 
 
 def frontier(points: Sequence[tuple[float, float]]) -> list[int]:
-    """The indices of points that no other point beats in both, by memory.
+    """Indices of the points that no other point beats in both values, sorted by memory.
 
-    A point is its memory, of which less is better, and its throughput, of which more is better.
+    A point is (memory, throughput). Less memory and more throughput are better.
 
     >>> frontier([(2.0, 5.0), (1.0, 4.0), (3.0, 4.5), (4.0, 6.0)])
     [1, 0, 3]

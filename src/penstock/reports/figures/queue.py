@@ -4,7 +4,7 @@ Above is the depth of the queue at the end of each iteration, measured and simul
 each number of workers. Below are seconds per iteration: measured, of the model and the seed's. For
 readings alone the figure has the seconds from one batch to the next by workers.
 
-Cases that differ in anything but workers and queue have figures of their own. If a case has several
+Cases that differ in other knobs than workers and queue get separate figures. If a case has several
 rows, the latest is drawn.
 """
 
@@ -174,5 +174,5 @@ def _numbers(text: str) -> list[float]:
 
 
 def column_of(cells: Sequence[Cell], name: str) -> Any:
-    """The numbers of a column, NaN where a cell has none."""
+    """The numbers of a column; NaN if a cell has none."""
     return np.array([cell.number(name) for cell in cells])

@@ -2,7 +2,7 @@
 
 Each kind of file has a function that draws it (``metrics_figures``, ``gpu_figures``: figures by the
 end of their file name) and one that saves its figures (`plot_metrics`, `plot_gpu_metrics`). A
-missing value breaks the line and is in no mean.
+missing value breaks the line and counts in no mean.
 
 Figures are made without pyplot, so that drawing in a thread or a notebook changes no state of the
 caller.

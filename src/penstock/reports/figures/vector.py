@@ -1,8 +1,8 @@
-"""Figures as SVG that stands inside a page: light and dark, with text that can be read aloud.
+"""Figures as inline SVG: light and dark, with text that a screen reader can read.
 
-A drawing of matplotlib names its colours. Here those of the house become variables of the page,
-which has other values for them on a dark screen. Names within it get the number of the figure, for
-a page has many figures and one space of names. Text stays text.
+matplotlib writes fixed colours. Here the colours of the palette become CSS variables, which have
+other values on a dark screen. Ids in a figure get its number, because all figures of a page share
+one namespace. Text stays text.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _VARIABLES = {
 _COLOURS = {colour.lower(): f"var(--{name}, {colour})" for colour, name in _VARIABLES.items()}
 _COLOUR = re.compile(r"#[0-9a-fA-F]{6}\b")
 _FAMILY = re.compile(r"font-family:[^;]*;?\s*")
-"""The page says which letters a figure has; names of fonts come from matplotlib alone."""
+"""Font names of matplotlib. They are removed, so that the font of the page is used."""
 _PLACE = re.compile(r"url\(#([^)]*)\)")
 _PNG = "data:image/png;base64,"
 
@@ -47,11 +47,11 @@ def inline_svg(figure: Figure, number: int, title: str, alt: str) -> str:
     Args:
         figure: The figure. It is changed: its texts become `harmless`.
         number: Its number on the page.
-        title: Its name, for readers who do not see it.
-        alt: What it shows, for the same.
+        title: Its name, for screen readers.
+        alt: What it shows, for screen readers.
 
     Returns:
-        The text of an ``svg`` element, which asks for nothing outside of it.
+        The text of an ``svg`` element that loads nothing.
     """
     matplotlib = require("matplotlib", "plot")
     text = io.StringIO()
@@ -59,11 +59,11 @@ def inline_svg(figure: Figure, number: int, title: str, alt: str) -> str:
         harmless(figure)
         none = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(text, format="svg", metadata=none, facecolor="white")
-    # What it parses matplotlib has just written: no document type of others, no entities.
+    # Safe to parse: matplotlib has just written it, so it has no foreign DTD or entities.
     root = ElementTree.fromstring(for_terminal(text.getvalue()))
     _rename(root, f"f{number}-")
     for element in root.iter():
-        for child in element.findall(f"{{{_SVG}}}style"):  # it would hold for the whole page
+        for child in element.findall(f"{{{_SVG}}}style"):  # it would apply to the page
             element.remove(child)
         if style := element.get("style"):
             element.set("style", _FAMILY.sub("", _COLOUR.sub(_themed, style)))
@@ -83,7 +83,8 @@ def inline_svg(figure: Figure, number: int, title: str, alt: str) -> str:
 
 
 def _in_greys(link: str) -> str:
-    """The link of an image, of one channel where its four say no more: a third to half as long."""
+    """Shrink the data URL of a grey image to one channel instead of four: a third to half as
+    long."""
     image = require("PIL.Image", "plot").open(io.BytesIO(base64.b64decode(link[len(_PNG) :])))
     greys = image.convert("L")
     if greys.convert(image.mode).tobytes() != image.tobytes():
@@ -98,7 +99,7 @@ def _themed(match: re.Match[str]) -> str:
 
 
 def _rename(root: ElementTree.Element, prefix: str) -> None:
-    """Give what is referred to a name of this figure alone, and take all other names away."""
+    """Make the ids that are referred to unique on the page, and remove all other ids."""
     used = set(_references(root))
     for element in root.iter():
         if (name := element.get("id")) is not None:

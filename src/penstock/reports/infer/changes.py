@@ -1,9 +1,9 @@
-"""What bound a run of inference, and what to change, from the times of its stages and its plan.
+"""What limited a run of inference, and what to change, from the times of its stages and its plan.
 
-A run takes as long as its busiest stage, its cores, and what is left over: filling, draining, and
-waits of stages for each other. A change shortens one stage. By the best estimate what is left over
-stays; at best it goes, too. What a store or a processor has left for more threads is not in the
-record, so the least is no gain, but where the work itself gets less.
+A run takes as long as its busiest stage, or its full cores, and a rest: filling, draining, and
+waits of stages for each other. A change shortens one stage. The best estimate of the gain keeps the
+rest; the upper end drops it. The record does not say what a store or a processor has left for more
+threads, so the lower end is no gain, unless the work itself gets less.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ _THREADS = {
     "write": "writer_workers", "spill": "writer_workers",
 }  # fmt: skip
 """The knob of each stage's threads."""
-_COPIES = "copies are of pinned memory and go on while the accelerator computes"
+_COPIES = "copies use pinned memory and run while the accelerator computes"
 _UNSET = {
     "upload": _COPIES,
     "download": _COPIES,
     "stitch": "one thread joins blocks in their order, so that sums keep their last bits; larger "
     "patches leave fewer pieces to join",
     "join": "it reads back what the parts of the volume share; fewer and larger parts share less",
-    "note": "the list of blocks is kept safe on the disk of the run folder; --run-dir names a "
+    "note": "the list of blocks is synced to the disk of the run folder; --run-dir can name a "
     "faster one",
 }
 """Reasons why no knob shortens a stage, as clauses."""
 _NOTABLE = 0.3
-"""A stage that is busy for a smaller share of the time binds nothing."""
+"""A stage that is busy for a smaller share of the time does not limit the run."""
 _ONE = "one run"
 
 
 def changes_of_run(run: InferenceRun) -> list[Change]:
-    """The changes that the times of a run that is done speak for."""
+    """The changes that the times of a finished run support."""
     if not run.stages or not run.seconds:
         return []
     shares = busy_shares(run)
@@ -56,7 +56,7 @@ def changes_of_run(run: InferenceRun) -> list[Change]:
 
 
 def unset_lines(run: InferenceRun) -> list[str]:
-    """A sentence on the busiest stage, where no setting is known to shorten it."""
+    """A sentence on the busiest stage, if no setting is known to shorten it."""
     if not run.stages or not run.seconds:
         return []
     fullest, share = next(iter(busy_shares(run).items()), ("", 0.0))
@@ -67,7 +67,7 @@ def unset_lines(run: InferenceRun) -> list[str]:
 
 
 def _beside_others(run: InferenceRun, change: Change) -> Change:
-    """The change, with a wider interval where others used the cores while the network ran."""
+    """The change, with a wider interval if others used the cores while the network ran."""
     had = processor_had(run, "forward") if "forward" in run.stages else None
     if had is None or change.gain.high is None:
         return change
@@ -77,20 +77,20 @@ def _beside_others(run: InferenceRun, change: Change) -> Change:
 
 
 def _of_threads(run: InferenceRun, shares: Mapping[str, float]) -> list[Change]:
-    """Twice the threads of the stage that binds, where threads can be set."""
+    """Twice the threads of the busiest stage, if a knob sets them."""
     fullest = next(iter(shares), "")
     knob = _THREADS.get(fullest)
     if knob is None or shares[fullest] < _NOTABLE:
         return []
     threads = max(run.stages[fullest].threads, 1)
-    # The threads of a knob share its stages, so that all of these shrink.
+    # All stages of a knob share its threads, so all of them shrink.
     then = [share / (1 + (_THREADS.get(name) == knob)) for name, share in shares.items()]
     floor = max(*then, _cores_share(run))
     if floor >= shares[fullest]:
         return []
     expected = 1 / (1 - shares[fullest] + floor)
     why = f"{fullest} was busy for {shares[fullest]:.0%} of the time on {plural(threads, 'thread')}"
-    basis = f"the store gives no more, to nothing else takes longer; {_ONE}"
+    basis = f"least if the store gives no more, most if nothing else takes longer; {_ONE}"
     what = f"{plural(2 * threads, 'thread')} for {fullest} in place of {threads}"
     gain = Interval(expected, 1.0, 1 / floor, 1)
     return [Change(what, why, gain, basis, {knob: 2 * threads})]
@@ -102,7 +102,7 @@ def _cores_share(run: InferenceRun) -> float:
 
 
 def _of_overlap(run: InferenceRun, shares: Mapping[str, float]) -> list[Change]:
-    """Half the overlap, where computing binds: fewer patches are computed."""
+    """Half the overlap, if computing limits the run: fewer patches are computed."""
     share = shares.get("forward", 0.0)
     patch, overlap, shape = (_spatial(run, name) for name in ("patch", "overlap", ""))
     if share < _NOTABLE or not (patch and overlap and shape):
@@ -117,13 +117,13 @@ def _of_overlap(run: InferenceRun, shares: Mapping[str, float]) -> list[Change]:
         f"the network ran for {share:.0%} of the time, on {before} patches; {after} would do. How "
         "much overlap the network needs is not in the record: look at the seams"
     )
-    basis = f"a fifth of that is lost, to all of the run shrinks as its patches do; {_ONE}"
+    basis = f"least if a fifth of that is lost, most if all stages shrink with the patches; {_ONE}"
     what = f"an overlap of {' '.join(map(str, less))} in place of {' '.join(map(str, overlap))}"
     return [Change(what, why, gain, basis, {"overlap": less})]
 
 
 def _spatial(run: InferenceRun, name: str) -> list[int]:
-    """A triple of the run: a knob by its name, or the shape of the volume."""
+    """Three numbers (z, y, x) of the run: a knob by its name, or the shape of the volume."""
     if name:
         return [int(n) for n in run.fingerprint.get(name) or ()]
     domain = run.fingerprint.get("domain")
@@ -136,20 +136,20 @@ def _patches(shape: Sequence[int], patch: Sequence[int], overlap: Sequence[int])
 
 
 def _of_forward_threads(run: InferenceRun, shares: Mapping[str, float]) -> list[Change]:
-    """More threads of the processor for the network, where it had fewer than there are cores."""
+    """More CPU threads for the network, if it had fewer threads than there are cores."""
     threads, cores, share = run.maker.get("threads"), run.cores or 1, shares.get("forward", 0.0)
     if run.on_gpu or not isinstance(threads, int) or threads >= cores or share < 0.5:
         return []
     most = 1 / (1 - share + share * threads / cores)
     why = f"the network ran for {share:.0%} of the time, on {plural(threads, 'thread')}"
-    basis = f"others use the cores, to each thread adds as much as the first; {_ONE}"
-    what = f"{cores} threads of the processor for the network in place of {threads}"
+    basis = f"least if others use the cores, most if each thread adds as much as the first; {_ONE}"
+    what = f"{cores} CPU threads for the network in place of {threads}"
     gain = Interval((1 + most) / 2, 1.0, cores / threads, 1)
     return [Change(what, why, gain, basis, {"threads": cores})]
 
 
 def _of_precision(run: InferenceRun, shares: Mapping[str, float]) -> list[Change]:
-    """Products of half the bits on a GPU that computes in float32."""
+    """Mixed precision on a GPU that computes in float32."""
     amp, tf32, *_ = run.fingerprint.get("arithmetic") or ("", False)
     share = shares.get("forward", 0.0)
     if not run.on_gpu or amp != "None" or share < 0.5:
@@ -157,13 +157,13 @@ def _of_precision(run: InferenceRun, shares: Mapping[str, float]) -> list[Change
     others = max((each for name, each in shares.items() if name != "forward"), default=0.0)
     most = 1 / (1 - share + max(share / 2, others)) if others < share else 1.0
     why = f"the network ran for {share:.0%} of the time in {'TF32' if tf32 else 'float32'}"
-    basis = f"nothing, to twice the arithmetic; {_ONE}; values change in their last bits"
+    basis = f"least without any gain, most at twice the speed; {_ONE}; last bits of values change"
     gain = Interval((1 + most) / 2, 1.0, most, 1)
     return [Change("mixed precision", why, gain, basis, {"amp": "bf16"})]
 
 
 def _of_statistics(run: InferenceRun) -> list[Change]:
-    """Percentiles of a smaller level, where the pass for those of the whole volume takes long."""
+    """Percentiles of a smaller pyramid level, if those of the whole volume take long."""
     stage = run.stages.get("statistics")
     share = stage.busy / worked_seconds(run) if stage else 0.0  # one thread at a time counts
     if share < _NOTABLE or share >= 1:
@@ -173,7 +173,7 @@ def _of_statistics(run: InferenceRun) -> list[Change]:
         f"counting values for percentiles took {share:.0%} of the time. Whether the input has such "
         "a level is not in the record"
     )
-    basis = f"a level of half the voxels, by a quarter of them, to none; {_ONE}"
+    basis = f"estimate for a quarter of the voxels, least for half, most for none; {_ONE}"
     gain = Interval(1 / (1 - 0.75 * share), 1 / (1 - share / 2), 1 / (1 - share), 1)
     what = f"percentiles of level {level + 1} of a pyramid in place of level {level}"
     return [Change(what, why, gain, basis, {"norm_level": level + 1})]

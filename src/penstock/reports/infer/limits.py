@@ -1,4 +1,4 @@
-"""A run beside what its machine can do, as ``penstock doctor`` measured it."""
+"""A run compared with the limits of its machine, which ``penstock doctor`` measured."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from ...base import format_bytes, format_count
 from ...bench import known_disk, known_roof
 from .record import InferenceRun
 
-UNKNOWN = (
-    "What this machine can do at most is not known: penstock doctor measures it, once a machine."
-)
+UNKNOWN = "The limits of this machine are not known: run penstock doctor once on each machine."
 
 
 def limit_lines(run: InferenceRun) -> list[str]:
@@ -26,13 +24,13 @@ def limit_lines(run: InferenceRun) -> list[str]:
     """
     keys = {key for each in run.telemetry if (key := each.header.get("machine_key"))}
     if len(keys) > 1:
-        return ["Several machines shared the run; it is not set beside the limits of one of them."]
+        return ["Several machines shared the run, so it is not compared with the limits of one."]
     lines = [line for key in keys for line in (*_arithmetic(run, key), *_disk(run, key))]
     return lines or [UNKNOWN]
 
 
 def _arithmetic(run: InferenceRun, key: str) -> Iterator[str]:
-    """The rate of the forwards beside that of large matrix products."""
+    """The rate of the forwards, compared with that of large matrix products."""
     flops, stage, summary = run.plan.get("patch_flops"), run.stages.get("forward"), run.summary
     if not (flops and stage and stage.busy and summary and run.processes == 1):
         return
@@ -60,12 +58,12 @@ def _dtype(run: InferenceRun) -> str:
 
 
 def _disk(run: InferenceRun, key: str) -> Iterator[str]:
-    """What was read from disks, beside what the disk gives."""
+    """The rate of reads from disks, compared with the measured rate of the disk."""
     rates = [rate for each in run.telemetry for rate in each.readings("read_bytes_per_s")]
     roof = known_disk(key)
     if rates and roof:
         mean, most = float(np.mean(rates)), max(rates)
         yield (
             f"It read {format_bytes(mean)}/s from disks in the mean and {format_bytes(most)}/s at "
-            f"most; the disk gives {format_bytes(roof)}/s. What the page cache held was not read."
+            f"most; the disk gives {format_bytes(roof)}/s. Reads from the page cache do not count."
         )

@@ -1,7 +1,7 @@
 """The output of a run, looked at when its report is made: a plane of it, and its seams.
 
-All else in a report is computed from records. These two need the arrays, so that they are left out,
-in words, where the arrays do not lie on this machine or cannot be read.
+The rest of a report is computed from records. These two need the arrays. If the arrays are not on
+this machine or cannot be read, a sentence says so.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _SIDE = 384
 
 
 class Look(NamedTuple):
-    """What was seen of the outputs of a run."""
+    """The result of looking at the outputs of a run."""
 
     sentences: list[str]
-    """A sentence on the seams of each axis, or on why nothing is said."""
+    """A sentence on the seams of each axis, or on why they were not measured."""
     pictures: list[Picture]
 
 
@@ -80,7 +80,7 @@ def _opened(place: str) -> Any:
 def _plane(run: InferenceRun, output: Any, kind: str) -> Iterator[Picture]:
     """The plane in the middle of the volume, before and after."""
     if kind == "labels":
-        return  # their difference from the input is no picture
+        return  # their difference from the input means nothing
     (place,) = _places(run, "input")
     after, z = _middle(output)
     before, _ = _middle(_opened(place))

@@ -45,7 +45,7 @@ _QUIET = ("retries", "retry_seconds", "failing_seconds", "retry_for")
 
 
 def stage_pictures(run: InferenceRun) -> list[Picture]:
-    """The timeline of stages where there is a trace, and their shares of the time."""
+    """The timeline of stages if there is a trace, and their shares of the time."""
     pictures = []
     if run.trace is not None and (timeline := read_timeline(run.trace)) is not None:
         pictures.append(

@@ -23,7 +23,7 @@ class Telemetry:
     """The rows of one process."""
 
     name: str
-    """The name of the process, where several share a run; else empty."""
+    """The name of the process if several share the run; otherwise empty."""
     header: TelemetryRow
     rows: Sequence[TelemetryRow]
 

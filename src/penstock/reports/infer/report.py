@@ -62,7 +62,7 @@ def run_chapter(run: InferenceRun) -> Chapter:
 
 
 def about(run: InferenceRun) -> list[str]:
-    """The model, the volume, and the machine, as far as the folder tells."""
+    """Lines on the model, the volume and the machine, as far as the folder says."""
     fingerprint, maker = run.fingerprint, run.maker
     domain = fingerprint.get("domain") or [[], []]
     shape = " x ".join(str(b - a) for a, b in zip(*domain, strict=True))

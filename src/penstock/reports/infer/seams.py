@@ -1,9 +1,9 @@
 """Whether seams between patches show in an output, read from the output itself.
 
-A seam that shows is a plane across which neighbouring voxels differ by more than they do elsewhere.
-Windows are read that reach from one seam half way to the next on both sides. The mean step across
-the seam is compared with the mean step across each of the planes between seams. A seam shows where
-its step is larger than all of theirs. Few windows are read, so that this costs seconds for a volume
+A seam shows if neighbouring voxels differ more across it than across other planes. Each window that
+is read has a seam in its middle and reaches half way to the next seams. The mean step (difference
+of neighbours) across the seam is compared with the mean step across each other plane of the window.
+The seam shows if its step is the largest. Few windows are read, so this takes seconds for a volume
 of any size.
 """
 
@@ -22,11 +22,11 @@ from ...data import Box
 WINDOWS = 16
 """Windows that are read along each axis."""
 WINDOW = 96
-"""Voxels of a window along each side, at most."""
+"""Most voxels of a window along each side."""
 REACH = 24
-"""Steps to either side of a seam that it is compared with, at most."""
+"""Most planes on each side that a seam is compared with."""
 LEAST_REACH = 10
-"""The fewest. With less, a volume without seams would too often be said to show them."""
+"""Fewest planes on each side. With fewer, chance would too often say that seams show."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class SeamReading:
 
     @property
     def ratios(self) -> NDArray[np.float64] | None:
-        """The mean step at each plane over the mean of all; None where the output is flat."""
+        """The mean step at each plane over the mean of all; None if the output is flat."""
         means = self.steps.sum(axis=0)
         return means / means.mean() if means.any() else None
 
@@ -73,7 +73,7 @@ def seam_sentences(readings: Sequence[SeamReading], name: str = "") -> list[str]
 
     Args:
         readings: The axes of one output.
-        name: Its name, where there are several outputs.
+        name: Its name, if there are several outputs.
 
     Returns:
         The sentences.
@@ -85,7 +85,7 @@ def _sentence(reading: SeamReading, whose: str) -> str:
     ratios, windows = reading.ratios, len(reading.steps)
     where = f"Across seams along {reading.axis}{whose}"
     if ratios is None:
-        return f"{where} nothing changes, nor beside them: the output is flat in all windows."
+        return f"{where} and beside them nothing changes: the output is flat in all windows."
     middle = len(ratios) // 2
     others = np.delete(ratios, range(middle - 1, middle + 2))  # a net may smooth the next ones too
     verdict = "seams show" if ratios[middle] > others.max() else "seams do not show"
@@ -97,14 +97,14 @@ def _sentence(reading: SeamReading, whose: str) -> str:
 
 
 def _planes(domain: Box, fingerprint: Mapping[str, Any]) -> Iterator[tuple[int, int, list[int]]]:
-    """The axes whose seams can be judged, how far from a seam is looked, and the first voxel behind
-    each seam that has room for it."""
+    """Yield each axis whose seams can be judged, the number of planes on each side, and the first
+    voxel after each seam that has room for them."""
     blended = fingerprint["seam"][0] == "blend"
     sizes = zip(fingerprint["patch"], fingerprint["overlap"], strict=True)
     for axis, (patch, overlap) in enumerate(sizes, start=2):
         low, high, stride = domain.start[axis], domain.stop[axis], patch - overlap
         reach = min(REACH, (stride - 1) // 2)
-        # A blended seam is no plane: what can show is where the next patch begins to count.
+        # Blending spreads a seam; what can show is the plane where the next patch begins to count.
         first = low + stride - (overlap // 2 if blended else 0)
         places = [p for p in range(first, high, stride) if low < p - reach and p + reach < high]
         if places and reach >= LEAST_REACH:

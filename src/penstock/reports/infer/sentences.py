@@ -1,7 +1,7 @@
-"""Sentences on a run of inference: what bound it, what waited, memory, seams.
+"""Sentences on a run of inference: what limited it, what waited, memory, seams.
 
-A run is one measurement: its times have no interval over runs, and each sentence says so. What was
-read many times while it ran has the interval (95 %) of the median of those readings.
+A run is one measurement: its times have no interval over runs, and each sentence says so. A value
+that was read many times during the run has the interval (95 %) of the median of its readings.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ONE_RUN = "one run, no interval"
 _FULL = 0.85
 """A share of the cores above which more of them would help."""
 _STARVED = 0.7
-"""A computing stage that had a processor for a smaller share of its time had to wait for it."""
+"""A computing stage that had a core for a smaller share of its time had to wait for one."""
 _CURES = {
     "read": "more --prep-workers, or an input of larger chunks",
     "normalise": "more --prep-workers",
@@ -38,14 +38,14 @@ def headlines(run: InferenceRun) -> list[str]:
         state = run.status.line()
         return [
             f"Not done: {state}.",
-            "What bound it cannot be said: the times of stages are written at the end of a run.",
+            "What limited it is not known: the times of stages are written at the end of a run.",
             *use_lines(run),
         ]
     return [f"{bound(run)} {gain(run)}".strip(), waited(run), *speed_lines(run), *memory_lines(run)]
 
 
 def bound(run: InferenceRun) -> str:
-    """What held the run back, from the times of its stages."""
+    """What limited the run, from the times of its stages."""
     assert run.summary is not None and run.seconds is not None
     worked = worked_seconds(run)
     return bottleneck(run.stages, worked, run.summary.get("cpu_seconds") or 0.0, run.cores or 1)
@@ -76,7 +76,7 @@ def processor_share(run: InferenceRun) -> float:
 
 
 def gain(run: InferenceRun) -> str:
-    """How much faster the run could be at most if what bound it were relieved, and by what."""
+    """How much faster the run could be at most without its limit, and what would remove it."""
     assert run.summary is not None
     shares, cores = busy_shares(run), run.cores or 1
     if not shares:
@@ -89,18 +89,18 @@ def gain(run: InferenceRun) -> str:
     if (had := processor_had(run, fullest)) is not None:
         return (
             f"But it had a processor for at most {had:.0%} of that time: others used the cores, or "
-            f"a limit held it. With cores of its own it would be at most {1 / had:.1f}x as fast "
+            f"a limit slowed it. With cores of its own it would be at most {1 / had:.1f}x as fast "
             f"({_ONE_RUN})."
         )
     then, next_share = others[0] if others else ("", 0.0)
-    limits = [(2.0, "it stands for twice as much")]
+    limits = [(2.0, "the stage would be twice as fast")]
     if next_share > 0:
-        limits.append((share / next_share, f"then {then} would bind"))
+        limits.append((share / next_share, f"then {then} would be the limit"))
     if used > 0 and not run.on_gpu:
         limits.append((cores / used, f"then {plural(cores, 'core')} would be full"))
     most, why = min(limits)
     if most < 1.05:
-        return f"Relieving it gives nothing: {why} ({_ONE_RUN})."
+        return f"A faster stage would gain nothing: {why} ({_ONE_RUN})."
     return f"{_cure(run, fullest)} would give at most {most:.1f}x: {why} ({_ONE_RUN})."
 
 
@@ -135,7 +135,7 @@ def waited(run: InferenceRun) -> str:
 
 
 def speed_lines(run: InferenceRun) -> list[str]:
-    """The work of the run, its speed, and the share that was not computed twice."""
+    """The work of the run, its speed, and how often voxels were computed and read."""
     summary, seconds = run.summary, run.seconds
     if summary is None or not seconds:
         return []
@@ -219,13 +219,13 @@ def seam_lines(run: InferenceRun) -> list[str]:
     mode = (fingerprint.get("seam") or ["?"])[0]
     domain = fingerprint.get("domain")
     if not (patch and overlap and domain):
-        return ["How patches meet is not known: the run does not say."]
+        return ["How patches meet is not known: the run does not record it."]
     shape = [stop - start for start, stop in zip(*domain, strict=True)][-3:]
     stride = [p - o for p, o in zip(patch, overlap, strict=True)]
     seams = [math.ceil(n / s) - 1 for n, s in zip(shape, stride, strict=True)]
     context = " x ".join(str(o // 2) for o in overlap)
     how = {
-        "trim": "trimmed: the patch that owns a voxel decides",
+        "trim": "trimmed: each voxel comes from the patch that owns it",
         "blend": "blended: patches share the voxels of their overlap by weight",
     }.get(str(mode), str(mode))
     planes = " + ".join(map(str, seams))

@@ -155,7 +155,7 @@ def loader_cells(records: Iterable[Record], scenario: str = "loader") -> list[Lo
 
 
 def way(case: Mapping[str, Any]) -> list[str]:
-    """The distance to the data, in words, by a case or its row in a CSV.
+    """Words for slow or remote access to the data, from a case or its row in a CSV.
 
     >>> way({"latency_ms": "20.0", "endpoint": None})
     ['every request 20 ms late']

@@ -77,7 +77,7 @@ class Ladder:
         """Say which rung limits, by how much, and how sure that is."""
         limit = self.limiting
         if limit is None:
-            return "What limits cannot be said: fewer than two steps of the ladder were measured."
+            return "What limits is not known: fewer than two steps of the ladder were measured."
         steps = list(self.costs)
         if limit == steps[0]:
             return self._of_lowest(limit)
@@ -96,7 +96,7 @@ class Ladder:
         return f"{line}; it keeps {speed}."
 
     def _of_lowest(self, limit: str) -> str:
-        """Say that the lowest rung limits. It stands for everything below it, too."""
+        """Say that the lowest rung limits. Its cost includes everything below it."""
         top = list(self.measured)[-1]
         kept = self.kept(top, limit)
         what, far = f"Step {_rung(limit)}", ""
@@ -160,7 +160,7 @@ def ladders_of(records: Iterable[Record]) -> list[Ladder]:
 
 
 def ladder_sections(records: Iterable[Record]) -> list[Section]:
-    """The section of each ladder, with its machine where there are several."""
+    """The section of each ladder, with its machine if there are several."""
     ladders = ladders_of(records)
     machine = machine_namer(cell for each in ladders for cell in each.rungs.values())
     sections = [(each.section(), next(iter(each.rungs.values()))) for each in ladders]

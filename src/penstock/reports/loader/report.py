@@ -21,7 +21,7 @@ The ladder takes the same batches a step further each time:
 
 Each rung does the work of the one below it and one step more, so the difference is the cost of that
 step, and the step that costs most is the limit. A rung that is slower than one above it was
-measured too slow: its cost cannot be told apart from that of the steps above.
+measured too slow: its cost cannot be separated from that of the steps above.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def heading(group: Sequence[LoaderCell]) -> list[str]:
 def cores_lines(cell: Cell) -> list[str]:
     """The cores that the process may use, if they are not all of the machine's.
 
-    The seed's threads had no effect until somebody saw that its scheduler had given it a few cores.
+    A scheduler may grant only a few cores; then more threads have no effect.
     """
     cores = (cell.environment("machine") or {}).get("cores")
     limits = cell.environment("limits") or {}
@@ -170,7 +170,7 @@ def troubles(group: Sequence[LoaderCell]) -> list[str]:
     lines += [
         f"* {cell.loader}, batch {cell.batch}, {plural(cell.threads, 'thread')}: "
         f"{100 * cell.read_ahead:.0f} % was read before it was waited for, so the waits are too "
-        "short and are not compared; more --batches tell."
+        "short and are not compared; use more --batches."
         for cell in group
         if cell.launches and cell.read_ahead
     ]
@@ -182,14 +182,14 @@ def troubles(group: Sequence[LoaderCell]) -> list[str]:
         )
     if (again := read_again_of(group)) > COLD_MOST:
         lines.append(
-            f"Of what the batches after the first read, {100 * again:.0f} % an earlier one had "
-            "read, for a chunk holds several samples: that came from memory, however cold the "
-            "cache was."
+            f"After the first batch, {100 * again:.0f} % of the bytes had been read for an earlier "
+            "batch, because a chunk holds several samples: they came from memory, even with a "
+            "cold cache."
         )
     if asked == "warm" and shares and min(shares) < WARM_LEAST:
         lines.append(
             f"The cache was not warm: as little as {100 * min(shares):.0f} % of the data was in "
-            "memory, for it is larger than what memory is free."
+            "memory, because it is larger than the free memory."
         )
     if asked in ("cold", "warm") and not shares and not is_remote_case(group[0].case):
         lines.append("Whether the cache was as asked for is not known here.")

@@ -53,8 +53,8 @@ THROTTLES = {
     0x40: "heat",
     0x80: "a power brake",
 }
-"""The bits of NVML's reasons for slow clocks that are trouble. Idle GPUs and clocks that the user
-set are not."""
+"""NVML's reasons for slow clocks that mean trouble, by bit. An idle GPU and user-set clocks are
+none."""
 
 _FAILURES = {
     "oom_device": "OOM",
@@ -62,7 +62,7 @@ _FAILURES = {
     "wrong_result": "wrong",
     "unsupported": "n/a",
 }
-"""The words of a figure for some failures. The others are their own words."""
+"""Labels of failures in figures. A status that is not listed is its own label."""
 
 
 class ModelCell(Cell):
@@ -91,7 +91,7 @@ class ModelCell(Cell):
 
     @cached_property
     def drifts(self) -> list[float]:
-        """The relative rise of the time of a step within each launch where it surely changed."""
+        """The relative rise of the step time in each launch in which it surely changed."""
         trends = [drift(times) for times in self.times]
         return [t.value for t in trends if t.excludes(0) and abs(t.value) >= NOTABLE_DRIFT]
 
@@ -213,7 +213,7 @@ class ModelCell(Cell):
 
     @property
     def samples_per_s(self) -> float:
-        """Samples a second of the median step; of the mean where a row has no median."""
+        """Samples a second of the median step, or of the mean step if a row has no median."""
         if self.row.get("median_time_ms"):
             return 1e3 * self.batch / self.number("median_time_ms")
         return self.number("throughput_samples_per_sec")
@@ -225,7 +225,7 @@ class ModelCell(Cell):
         rate = self.number("throughput_samples_per_sec")
         if useful > 0 and rate > 0:
             return useful / rate
-        return np.nan if self.haloed else pixels_of(self.tile)  # the seed's rows are of squares
+        return np.nan if self.haloed else pixels_of(self.tile)  # tiles of the seed are squares
 
     @property
     def pixels_per_s(self) -> float:
@@ -237,10 +237,11 @@ class ModelCell(Cell):
         return self.number("budget_mb") * MB
 
     def peak_bytes(self, on_host: bool) -> float:
-        """The peak of the host or of the device; under a budget of the host what the budget counts.
+        """Peak memory in bytes, of the host or of the device. Under a budget of the host, it is the
+        count that the budget limits.
 
-        It is NaN for a case that failed, which may need more than it had reached. The seed's files
-        hold 0 for a device if there is no GPU, which is NaN, too.
+        NaN for a failed case: its true peak may be higher than what was read. Files of the seed
+        hold 0 for a device if there is no GPU; this is NaN, too.
         """
         counted = ("host_counted_mb",) if on_host and np.isfinite(self.budget_bytes) else ()
         names = (*counted, "host_peak_mb") if on_host else ("memory_peak_mb",)
@@ -254,7 +255,7 @@ UNTIMED = dict.fromkeys(
     "pixels_per_sec useful_pixels_per_sec flops_per_sec".split(),
     "",
 )
-"""The columns that stay empty for a case that was only tried for its memory."""
+"""The columns that stay empty if a launch only tried whether a case fits into memory."""
 
 
 def model_cells(records: Iterable[Record]) -> list[ModelCell]:

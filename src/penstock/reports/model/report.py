@@ -30,7 +30,7 @@ NOTABLE_TAIL = 0.1
 """A mean that exceeds its median by a smaller share is not mentioned."""
 
 _PAIRED = 4
-"""The most tiles of which all pairs are compared. Of more tiles only neighbours are."""
+"""Most tiles of which all pairs are compared. With more tiles, only neighbours are compared."""
 
 
 def labelled(cells: Iterable[ModelCell]) -> list[tuple[str, list[ModelCell]]]:
@@ -210,8 +210,8 @@ def model_sections(records: Iterable[Record]) -> list[Section]:
 def roof_line(records: Iterable[Record], roof: Callable[[str, str, str], float | None]) -> str:
     """Say how near the best case came to the arithmetic that its machine can do.
 
-    A share above 100 % is shown as it is: the roof was then measured beside other work, and is too
-    low.
+    A share above 100 % is shown as it is: the peak was then measured while other work ran, and is
+    too low.
 
     Args:
         records: The launches of one or more benchmarks.

@@ -1,5 +1,5 @@
 "use strict";
-// Tables sort by a click on the head of a column. Without this script all is readable as it is.
+// A click on the head of a column sorts its table. The page is complete without this script.
 for (const table of document.querySelectorAll("table")) {
   const heads = [...table.tHead.rows[0].cells];
   heads.forEach((head, column) => {
@@ -17,7 +17,7 @@ for (const table of document.querySelectorAll("table")) {
       const rows = [...table.tBodies[0].rows].sort((a, b) => {
         const [x, y] = [key(a), key(b)];
         if (x === undefined && y === undefined) {
-          // What is not known stands last, whichever way.
+          // Unknown values come last in both orders.
           if (text(a) === "-" || text(b) === "-") return (text(a) === "-") - (text(b) === "-");
           const order = text(a).localeCompare(text(b), "en", { numeric: true });
           return down ? -order : order;

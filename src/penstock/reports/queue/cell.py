@@ -250,7 +250,7 @@ def mean_interval(launches: Sequence[NDArray[np.float64]]) -> Interval | None:
 
 
 def middle_of(cleared: Sequence[int | None]) -> int | None:
-    """The median of iterations, where None is later than all."""
+    """The median of iterations. None counts as later than all."""
     ordered = sorted(cleared, key=lambda k: (k is None, k or 0))
     return ordered[(len(ordered) - 1) // 2]
 

@@ -143,7 +143,7 @@ def runs_together(records: Iterable[Record]) -> dict[str, list[SuiteCell]]:
         records: The launches of one or more suites.
 
     Returns:
-        The runs by the name of their preset, and of their machine where there are several.
+        The runs by the name of their preset and, if there are several machines, of their machine.
     """
     cells = suite_cells(records)
     machine = machine_namer(cells)

@@ -127,8 +127,8 @@ def sentences(runs: Sequence[SuiteCell]) -> list[str]:
     if shared := sum(count is not None and count > 0 for count in busy):
         launches = plural(len(busy), "launch")
         lines.append(
-            f"Other processes kept cores busy as {shared} of {launches} began: these are times of "
-            "a shared machine."
+            f"Other processes kept cores busy when {shared} of {launches} began: these are times "
+            "of a shared machine."
         )
     if plain := {run.fact("torchvision_operators") for run in measured} - {None, "compiled"}:
         lines.append(

@@ -1,10 +1,10 @@
-"""What bound a training, and what to change, from the seconds of its steps.
+"""What limited a training, and what to change, from the seconds of its steps.
 
     step = wait for data + rest      with workers that load while it computes: max(load / n, rest)
     rest = transfer + forward + backward + communication + optimizer
 
-Each model keeps what it does not change as it was measured, so an interval says both how sure the
-steps of this run make it (stretches of steps, resampled) and how far the model may be wrong.
+Each model keeps the phases that it does not change as they were measured. An interval covers the
+noise of the steps of this run (stretches of steps, resampled) and the possible error of the model.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from .record import TrainingFolder
 
 _DRAWS = 1000
 _NOTABLE = 0.05
-"""A phase that takes a smaller share of the steps is worth no change."""
+"""A phase that takes a smaller share of the steps gets no advice."""
 HANDING_S = 2e-3
-"""Seconds of a load below which a worker is not advised: to hand a batch from one process to
+"""Seconds of loading a batch below which no worker is advised: handing a batch from one process to
 another takes about as long."""
 
 Phases = Mapping[str, NDArray[np.float64]]
@@ -34,7 +34,7 @@ Phases = Mapping[str, NDArray[np.float64]]
 
 
 def changes_of_training(run: TrainingFolder) -> list[Change]:
-    """The changes that the steps of a training speak for."""
+    """The changes that the steps of a training support."""
     stretches = stretches_of(run)
     if stretches is None:
         return []
@@ -88,15 +88,15 @@ def _share(stretches: Phases, *phases: str) -> float:
 
 
 def _of_loading(run: TrainingFolder, stretches: Phases) -> list[Change]:
-    """More workers, where steps wait for data."""
+    """More workers, if steps wait for data."""
     share, workers = _share(stretches, "data_wait"), int(run.args.get("num_workers") or 0)
     if share < _NOTABLE:
         return []
     more = 2 * workers if workers else 2
 
     def hidden(s: Phases) -> NDArray[np.float64]:
-        # Without workers the step's own process loads. Workers that are waited for bring a batch
-        # for each step, all of them together.
+        # Without workers, the process of the step loads. If steps wait for workers, these bring one
+        # batch for each step, all together.
         load = s["step"] * workers if workers else s["data_wait"]
         return np.maximum(load / more, s["step"] - s["data_wait"])
 
@@ -109,16 +109,16 @@ def _of_loading(run: TrainingFolder, stretches: Phases) -> list[Change]:
         basis = "handing a batch from another process takes about as long as loading it here"
         return [Change(what, why, Interval(1.0, None, None, best.n), basis, settings)]
     on_cpu = str(run.results.get("device")) == "cpu"
-    low, least = 1.0, "no gain if they share cores with the step"
-    if not on_cpu:  # half of what is waited for
+    low, least = 1.0, "they share cores with the step"
+    if not on_cpu:  # half of the wait is left
         half = gain_of(stretches, lambda s: s["step"] - s["data_wait"] / 2)
         low, least = min(half.low or 1.0, best.value), "half of the wait is left"
-    basis = f"{least}, to the wait hidden behind computing; {_steps(best)}"
+    basis = f"least if {least}, most if computing hides the wait; {_steps(best)}"
     return [Change(what, why, Interval(best.value, low, best.high, best.n), basis, settings)]
 
 
 def _of_batch(run: TrainingFolder, stretches: Phases) -> list[Change]:
-    """Twice the batch: what is done once a step is done half as often for a sample."""
+    """Twice the batch: work that is done once per step is done half as often per sample."""
     once = ("communication", "optimizer")
     share, batch = _share(stretches, *once), run.args.get("batch_size")
     if share < _NOTABLE or not batch:
@@ -127,8 +127,8 @@ def _of_batch(run: TrainingFolder, stretches: Phases) -> list[Change]:
     parts = [name for name in once if _share(stretches, name) >= _NOTABLE / 2]
     why = f"{share:.0%} of a step is {' and '.join(parts)}, whatever its batch"
     basis = (
-        "all else of a sample takes as long as now, to a step that takes no longer with twice the "
-        f"samples; {_steps(half)}; scores may change"
+        "least if the other work per sample takes as long as now, most if a step takes no longer "
+        f"with twice the samples; {_steps(half)}; scores may change"
     )
     what = f"batches of {2 * batch} in place of {batch}"
     gain = Interval(half.value, half.low, 2.0, half.n)
@@ -136,7 +136,7 @@ def _of_batch(run: TrainingFolder, stretches: Phases) -> list[Change]:
 
 
 def _of_transfer(run: TrainingFolder, stretches: Phases) -> list[Change]:
-    """Twice the batch, where copies to the device take long: half as many, of twice the bytes."""
+    """Twice the batch, if copies to the device take long: half as many, of twice the bytes."""
     share, batch = _share(stretches, "transfer"), run.args.get("batch_size")
     if share < _NOTABLE or not batch or _of_batch(run, stretches):
         return []
@@ -144,7 +144,7 @@ def _of_transfer(run: TrainingFolder, stretches: Phases) -> list[Change]:
     seconds = float(stretches["transfer"].mean())
     why = f"copies to the device take {share:.0%} of a step, {format_seconds(seconds)} each"
     basis = (
-        "bytes take as long as now, to a copy that takes no longer with twice the samples; "
+        "least if bytes take as long as now, most if copies of twice the samples take no longer; "
         f"{_steps(most)}; scores may change"
     )
     what = f"batches of {2 * batch} in place of {batch}"
@@ -156,7 +156,7 @@ _COMPUTING = ("forward", "backward")
 
 
 def _of_computing(run: TrainingFolder, stretches: Phases) -> list[Change]:
-    """Mixed precision, and more threads of a CPU, of which a run without says only the most."""
+    """Mixed precision, and more CPU threads. A run without them gives only an upper bound."""
     share, threads = _share(stretches, *_COMPUTING), run.args.get("threads")
     if share < 0.5:
         return []
@@ -165,11 +165,11 @@ def _of_computing(run: TrainingFolder, stretches: Phases) -> list[Change]:
     why = f"forward and backward take {share:.0%} of a step"
     on_cpu, changes = str(run.results.get("device")) == "cpu", []
     if on_cpu and threads:
-        basis = f"there are no more cores, to twice the arithmetic; {_steps(most)}"
-        what = f"{plural(2 * threads, 'thread')} of the processor in place of {threads}"
+        basis = f"least if there are no more cores, most at twice the speed; {_steps(most)}"
+        what = f"{plural(2 * threads, 'thread')} of the CPU in place of {threads}"
         changes.append(Change(what, why, gain, basis, {"threads": 2 * threads}))
     if not run.args.get("amp"):
-        basis = f"nothing, to twice the arithmetic; {_steps(most)}"
+        basis = f"least without any gain, most at twice the speed; {_steps(most)}"
         if on_cpu:
             gain = Interval(1.0, None, None, most.n)
             basis = "a processor that does not multiply in bfloat16 is slower with it"
@@ -178,7 +178,7 @@ def _of_computing(run: TrainingFolder, stretches: Phases) -> list[Change]:
 
 
 def unset_lines(run: TrainingFolder) -> list[str]:
-    """A sentence where steps compute most of their time, and no setting is known to shorten it."""
+    """A sentence, if steps compute most of their time and no setting is known to shorten it."""
     stretches = stretches_of(run)
     share = _share(stretches, *_COMPUTING) if stretches else 0.0
     if stretches is None or share < 0.5 or _of_computing(run, stretches):

@@ -38,13 +38,13 @@ _ARRAYS = Detections._fields[1:]
 
 
 def detection_pictures(folder: Path) -> list[Picture]:
-    """The picture of what a training's best model predicts.
+    """The picture of the detections of a training's best model.
 
     Args:
         folder: The folder of the training.
 
     Returns:
-        One picture; none where the training left no such file.
+        One picture; none if the training left no such file.
 
     Raises:
         UsageError: The file is not as a training leaves it.
@@ -66,7 +66,7 @@ def detection_pictures(folder: Path) -> list[Picture]:
 
 
 def read_detections(path: Path) -> list[Detections]:
-    """The samples of a file of pictures; none where there is no file.
+    """The samples of a file of pictures; none if there is no file.
 
     Raises `UsageError` if it cannot be read.
     """

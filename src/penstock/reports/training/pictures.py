@@ -67,7 +67,7 @@ def draw_curves(title: str, curves: dict[str, list[tuple[int, float]]]) -> Figur
 
 
 def _whole_epochs(axis: Axes, last: int) -> None:
-    """Show whole epochs, also where there is one."""
+    """Show whole epochs, even if there is only one."""
     axis.set_xlim(0.5, last + 0.5)
     axis.locator_params(axis="x", integer=True, min_n_ticks=1)
 

@@ -1,12 +1,12 @@
-"""The ranks of a training merged: how long each computes, waits for the others, and who is waited
-for.
+"""The ranks of a training together: how long each computes and waits, and which rank the others
+wait for.
 
     rank 0   │ own work      │▒▒ idle ▒▒│░ network ░│      idle: until the last rank is there
     rank 1   │ own work                 │░ network ░│      critical: the last to be there
 
-The sum over ranks ends for all at once. The rank that waits least was the last; what it still waits
-is the network's, and what the others wait beyond that is idle. What is summed while a rank computes
-is not in the steps: a trace of the profiler (``--profile``) shows how much that is.
+The sum over ranks (all-reduce) ends for all at once. The rank that waits least came last: its wait
+is network time, and what the others wait beyond it is idle time. Sums that overlap with computing
+are not in the steps; a trace of the profiler (``--profile``) shows them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Span = tuple[float, float]
 MOST_BYTES = 256 * 2**20
 """Bytes of a trace that are read."""
 _SUMS = ("nccl", "gloo:", "c10d::allreduce", "allreduce", "all_reduce")
-"""The beginnings of names of what communicates."""
+"""Beginnings of the names of communication in a trace."""
 _NO_TRACE = (
     "How much of the sum over ranks is hidden behind computing is not known: no trace of a "
     "profiler shows it (--profile)."
@@ -36,7 +36,7 @@ _NO_TRACE = (
 
 
 def rank_lines(run: TrainingFolder) -> list[str]:
-    """What the ranks of a training say together; none for one rank."""
+    """Sentences on how ranks wait for each other; none for one rank."""
     if len(run.steps) < 2:
         return []
     return [*_of_steps(run), *overlap_lines(run.folder)]
@@ -73,7 +73,7 @@ def _of_steps(run: TrainingFolder) -> list[str]:
 
 
 def overlap_lines(folder: Path) -> list[str]:
-    """How much of what is summed is hidden behind computing, from the traces of the profiler."""
+    """How much of the sum over ranks is hidden behind computing, from traces of the profiler."""
     traces = sorted((folder / "profile").glob("rank*.json"))
     shares, seconds = [], 0.0
     for path in traces:
@@ -92,13 +92,13 @@ def overlap_lines(folder: Path) -> list[str]:
 
 
 def spans_of(path: Path) -> tuple[list[Span], list[Span]]:
-    """When a rank communicated and when it computed, by the trace of torch's profiler.
+    """Spans in which a rank communicated and computed, from a trace of torch's profiler.
 
     Args:
         path: The trace.
 
     Returns:
-        Spans in seconds; none of a trace that is too long or no trace.
+        Spans in seconds; none if the file is too long or is no trace.
     """
     sums: list[Span] = []
     computing: list[Span] = []

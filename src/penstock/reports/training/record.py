@@ -22,7 +22,8 @@ MOST_STEPS = 500_000
 
 @dataclass(frozen=True)
 class Steps:
-    """The steps of one rank. Arrays have a value for each step; NaN where none was timed."""
+    """The steps of one rank. Arrays have a value for each step; a step that was not timed is
+    NaN."""
 
     rank: int
     epoch: NDArray[np.float64]
@@ -31,7 +32,7 @@ class Steps:
     """Seconds of ``step`` and of each phase."""
 
     def shares(self, phase: str) -> list[float]:
-        """The share of a phase in the seconds of the steps of each epoch, where it was timed."""
+        """The share of a phase in the seconds of the steps of each epoch in which it was timed."""
         shares = []
         for number in np.unique(self.epoch[np.isfinite(self.epoch)]):
             at = self.epoch == number
@@ -90,7 +91,7 @@ class TrainingFolder:
 
     @property
     def phases(self) -> dict[str, float]:
-        """Seconds of each phase, the mean over ranks; empty where none was timed."""
+        """Seconds of each phase, the mean over ranks; empty if none was timed."""
         ranks = [rank.get("phases") or {} for rank in self.results.get("ranks") or ()]
         totals: dict[str, float] = {}
         for name in PHASES:
@@ -101,7 +102,7 @@ class TrainingFolder:
 
 
 def _steps(path: Path) -> Steps | None:
-    """The steps of a file; None where it holds none."""
+    """The steps of a file; None if it holds none."""
     columns: dict[str, list[float]] = {}
     names = ("epoch", "loss", *(f"{name}_s" for name in ("step", *PHASES)))
     with path.open(newline="", encoding="utf-8", errors="replace") as file:

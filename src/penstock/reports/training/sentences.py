@@ -1,4 +1,4 @@
-"""Sentences on a training: what bound it, its speed, its scores, its ranks."""
+"""Sentences on a training: what limited it, its speed, its scores, its ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CURES = {
     "communication": "a larger --batch-size on each device",
 }
 _NOTABLE = 0.1
-"""A rank whose own work takes longer by a smaller share is not named."""
+"""A rank is named as slow if its own work takes longer by at least this share."""
 
 
 def headlines(run: TrainingFolder) -> list[str]:
@@ -37,7 +37,7 @@ def bound(run: TrainingFolder) -> str:
     phases = run.phases
     step = sum(phases.values())
     if not step:
-        return "What bound it cannot be said: no phase of a step was timed."
+        return "What limited it is not known: no phase of a step was timed."
     shares = {
         name: sum(phases.get(phase, 0.0) for phase in parts) / step
         for name, parts in _LIMITS.items()

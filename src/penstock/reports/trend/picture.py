@@ -70,7 +70,7 @@ def _draw(axis: Axes, trend: Trend, several: bool) -> None:
 
 
 def _shown(count: int, steps: Sequence[int]) -> list[int]:
-    """The points whose commits are named: those at steps, and as many others as there is room."""
+    """The points whose commits are named: those at steps, and others if there is room."""
     every = -(-count // 10)
     named = set(steps)
     named |= {n for n in range(0, count, every) if all(abs(n - at) >= every for at in steps)}

@@ -24,7 +24,7 @@ class Trend:
     series: Series
     steps: tuple[LevelStep, ...]
     rate: float
-    """The rate of false alarms that its steps were looked for with."""
+    """Rate of false alarms of the search for steps."""
 
     @property
     def too_short(self) -> bool:
@@ -47,13 +47,13 @@ class WatchedCases:
     rate: float
     metric: str
     least: float
-    """Steps by a smaller share are passed over."""
+    """Smallest relative change that counts as a step."""
 
     def slower(self, since: str | None = None) -> list[tuple[Trend, LevelStep]]:
-        """The steps to more seconds.
+        """The steps at which a case became slower.
 
         Args:
-            since: Only steps behind this commit, by the beginning of its hash; None for all.
+            since: The beginning of a hash: only steps after this commit count. None for all.
 
         Returns:
             The steps, in the order of the series.
@@ -80,7 +80,7 @@ def watch(
     seed: int,
     folder: Path | None = None,
 ) -> WatchedCases:
-    """Look for steps in the cases of some launches.
+    """Find the steps in the cases of launches.
 
     Args:
         records: Launches of any cases, machines and commits.
@@ -97,7 +97,7 @@ def watch(
         UsageError: No launch measured ``metric``.
     """
     series = series_of(records, metric, folder)
-    # Of all series together (Bonferroni) that are long enough to show a step at all.
+    # Correct (Bonferroni) for the number of series that are long enough to show a step.
     long = [one for one in series if len(one.points) >= fewest_values(rate)]
     each = rate / max(1, len(long))
     rng = np.random.default_rng(seed)
@@ -109,7 +109,7 @@ def watch(
 
 
 def _size(step: LevelStep) -> float:
-    """How far a step is from none, whichever way it goes."""
+    """The size of a step, upward or downward."""
     return max(step.ratio.value, 1 / step.ratio.value) - 1
 
 
@@ -135,8 +135,8 @@ def step_lines(trend: Trend) -> list[str]:
     of = f"{plural(number, 'commit')}, {plural(series.launches, 'launch')}"
     if trend.too_short:
         least = fewest_values(trend.rate)
-        why = f"{of}, and {least} commits at least can show one at {percent_words(trend.rate)}"
-        return [f"Nothing is said of steps: {why} false alarms; compare tells of two commits."]
+        why = f"{of}, and a step needs at least {least} commits at {percent_words(trend.rate)}"
+        return [f"Too short for steps: {why} false alarms; use penstock compare for two commits."]
     lines = [_step_line(trend, step) for step in trend.steps]
     if not lines:
         lines.append(f"No step in {of} ({percent_words(trend.rate)} false alarms).")
@@ -172,7 +172,7 @@ def trend_summary(watched: WatchedCases) -> str:
     steps = [step for trend in watched.trends for step in trend.steps]
     slower = sum(step.ratio.value > 1 for step in steps)
     short = len(watched.undecided)
-    words = [f"{slower} to slower, {len(steps) - slower} to faster"]
+    words = [f"{slower} slower, {len(steps) - slower} faster"]
     words += [f"{short} too short to show one"] * bool(short)
     return (
         f"{len(watched.trends)} series: {plural(len(steps), 'step')} of "

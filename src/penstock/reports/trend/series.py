@@ -17,7 +17,7 @@ from ..run_settings import cases_of_sides
 
 NO_COMMIT = "no commit"
 _LIBRARIES = ("python", "torch", "numpy", "zarr", "tensorstore")
-"""Libraries of which another version may be a step's cause."""
+"""Libraries whose change of version may cause a step."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ class Series:
 
     label: str
     machine: str
-    """Its key; empty where no launch names its machine."""
+    """Key of the machine; empty if no launch names it."""
     points: tuple[Point, ...]
     by_ancestry: bool
-    """True if git gave the order; else it is that of the launches' times."""
+    """True if git gave the order; otherwise the times of the launches gave it."""
     folder: Path | None = None
 
     @cached_property
@@ -69,7 +69,7 @@ class Series:
         return max(places, default=-1)
 
     def between(self, before: Point, after: Point) -> int | None:
-        """How many commits the range of two points holds; None where git does not tell."""
+        """Number of commits between two points; None if git does not know."""
         if not (before.commit and after.commit):
             return None
         if before.commit == after.commit:
@@ -108,7 +108,7 @@ def series_of(records: Iterable[Record], metric: str, folder: Path | None = None
 
 
 def machine_of(record: Record) -> str:
-    """The key of a launch's machine; empty where it does not name it."""
+    """The key of a launch's machine; empty if the record names none."""
     return str(record.environment.get("machine_key") or "")
 
 
@@ -132,7 +132,7 @@ def _series(
 
 
 def _labels(records: Sequence[Record]) -> dict[str, str]:
-    """A label for each case: what was measured, and the knobs in which it differs from others."""
+    """A label for each case: the kind of measurement, and the knobs in which it differs."""
     labels = {}
     for scenario, same in group_by(records, lambda r: r.scenario).items():
         varying = [
@@ -153,7 +153,7 @@ def _text(value: Any) -> str:
 
 
 def changed_libraries(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """The libraries of other versions, in words."""
+    """The libraries whose versions differ, in words."""
     return [
         f"{name} {before[name]} to {after[name]}"
         for name in before

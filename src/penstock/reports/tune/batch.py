@@ -18,7 +18,7 @@ def step_of(batch: int, steps: Mapping[int, float]) -> tuple[float, int]:
 
     A smaller batch gets its share of the larger batch's step. A real step hardly takes less,
     because its constant costs do not shrink. So a loader that feeds the scaled step feeds the real
-    one. Nothing is claimed of a batch larger than all that were timed.
+    one. Nothing is claimed for batches larger than those that were timed.
 
     Args:
         batch: The batch size.
@@ -44,7 +44,7 @@ class BatchTrial:
     timed_s: float
     batch_bytes: int
     memory: Mapping[int, int]
-    """The bytes that a loader takes in all, by its queue, of the queues that fit."""
+    """Total bytes that a loader takes, by queue size, for the queues that fit."""
     reads: Sequence[ReadAlone]
 
     @property
@@ -115,7 +115,7 @@ def _share(batches: BatchTrial) -> list[str]:
 
 
 def _not_fed(batches: BatchTrial) -> str:
-    """By how much one batch size is not fed."""
+    """Say by how much batches of one size come too slowly."""
     fastest, goal = batches.fastest, batches.goal
     pace = (
         f"one of {goal.batch} comes every {spread_words(fastest.interval)} with "

@@ -131,7 +131,7 @@ def recommend_loader(
         rungs: The ladder, which shows the ceiling if the goal is not reached.
 
     Returns:
-        Settings and their reasons, or no settings and what forbids the goal.
+        Settings and their reasons, or no settings and the reason why the goal cannot be reached.
     """
     for reading in reads:
         if reading.interval.value > goal.most_s:
@@ -231,7 +231,7 @@ def ceiling(rungs: Mapping[str, LoaderCell], best: ReadAlone, goal: Goal) -> str
     if not measured:
         factor = best.interval.value / goal.most_s
         return (
-            "Which ceiling forbids it is not known, for the steps of the ladder were not measured "
+            "Which ceiling forbids it is not known: the steps of the ladder were not measured "
             f"here; reading as a whole would have to be {significant(factor)} times as fast."
         )
     noise = rungs_slower_than_whole(measured, best)
@@ -251,7 +251,7 @@ def ceiling(rungs: Mapping[str, LoaderCell], best: ReadAlone, goal: Goal) -> str
         return (
             f"No ceiling is named: {_up_to(noise[0])} alone took {_at_best(measured[noise[0]])}, "
             f"and the whole loader {spread_words(best.interval)}. A part that takes longer than "
-            "the whole is noise, such as other work on this machine; more --launches tell."
+            "the whole is noise, such as other work on this machine; use more --launches."
         )
     last = measured[max(measured)]
     if last.launches < 2:
@@ -279,7 +279,7 @@ def _at_best(cell: LoaderCell) -> str:
 
 
 def _limit(rung: str, cell: LoaderCell) -> str:
-    """The name of what is at its limit. It is no disk if the page cache holds the files."""
+    """The name of the limit. It is not the disk if the page cache holds the files."""
     resident = cell.per_launch("resident")
     if rung != "L1" or resident is None:
         return CEILINGS[rung]

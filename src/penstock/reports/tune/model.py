@@ -247,7 +247,7 @@ def _doubt(cell: ModelCell) -> str:
 
 
 def infer_settings(cell: ModelCell) -> dict[str, Any]:
-    """The settings of ``penstock infer``, where the overlap is the halos of two neighbours."""
+    """The settings of ``penstock infer``. The overlap is the halos of two neighbours."""
     case = cell.case
     amp = "off" if not case.get("amp") else "fp16" if "cuda" in case["device"] else "bf16"
     settings = {
