@@ -134,7 +134,7 @@ def test_labels_that_come_as_floats_must_be_whole(tmp_path: Path) -> None:
     out = into_zarr(noise(), whole, tmp_path, normalize="none", head_kind="labels")
     assert out.dtype == np.int32
     assert set(np.unique(out)) == {0, 3}
-    with pytest.raises(StageError, match="no whole numbers; give head_kind='scores'"):
+    with pytest.raises(StageError, match="not whole numbers; give head_kind='scores'"):
         run(noise(), Net(lambda x: x / 3), normalize="none", head_kind="labels", patch=8, overlap=2)
 
 

@@ -99,7 +99,7 @@ def test_it_is_the_block_that_made_it_that_is_named() -> None:
     begun = started(data, Overflows(), batch=400)
     assert begun.job.geometry.count_blocks() > 27
     last = list(begun.job.geometry.blocks())[-1]
-    with pytest.raises(StageError, match=r"not finite out of finite ones$") as caught:
+    with pytest.raises(StageError, match=r"NaN or infinite values from finite ones$") as caught:
         run_job(begun.job)
     assert (caught.value.stage, caught.value.where) == ("forward", str(last))
 
