@@ -541,7 +541,7 @@ def test_a_net_of_float32_is_said_to_see_less() -> None:
     net = nn.Conv3d(1, 1, 1)
     data = noise(dtype="uint32")
     plan = penstock.plan_inference(data, data * 1, model=net, normalize="none", **CPU)
-    assert any("float32: it does not see all digits of uint32" in t for _, t in plan.lines())
+    assert any("float32, which does not hold all digits of uint32" in t for _, t in plan.lines())
 
 
 # --- the caller's default dtype ------------------------------------------------------------------
