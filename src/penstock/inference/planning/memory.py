@@ -12,7 +12,7 @@ from ...data import Box
 from ..tiling.traffic import BlockShape
 
 LIBRARY_BYTES = 2 * 32 * 2**20
-"""Most bytes of the workspaces that torch gives cuBLAS and cuBLASLt, which a Hopper GPU takes."""
+"""Most bytes of torch's workspaces for cuBLAS and cuBLASLt, as on a Hopper GPU."""
 RUNTIME_BYTES = 80 * 2**20
 """Bytes of thread stacks, arenas and codecs, measured as benchmarks/README.md says."""
 CPU_FORWARD = 2
@@ -67,7 +67,7 @@ class Facts:
     device_bytes: int | None
     """Free bytes of the device that has the fewest. None on the CPU."""
     cast_bytes: int = 0
-    """Bytes of the weights in half precision, which autocast keeps beside the others."""
+    """Bytes of the weights in half precision, which autocast keeps in addition to the others."""
     work_itemsize: int = 4
     """Bytes of a value while patches are normalised before the forward, and scaled back after."""
     patch_seconds: float | None = None

@@ -46,7 +46,7 @@ RUN_FILES = ("run.json", "done.log", "statistics.json", "metrics.jsonl", HALVED_
 """The files of a run folder."""
 _OF_ONE_START = ("summary.json", WORKERS_FILE, ENDING_FILE, TRACEBACK_FILE,
                  *(f(n) for n in (RETRIES_FILE, STACKS_FILE) for f in (str, of_each)))  # fmt: skip
-"""Files that tell of one start of a run, and are removed when it is resumed."""
+"""Files about one start of a run, which are removed when it is resumed."""
 _OF_ONE_RUN = (
     "statistics.json",
     *map(of_each, ("done.log", "summary.json", "metrics.jsonl", HALVED_FILE)),
@@ -266,7 +266,7 @@ class Journal(RunFiles):
             self._append(f"# maker {self.maker}\n")
 
     def note(self, key: Key, voxels: int, checks: Sequence[str] = ()) -> None:
-        """Note that a unit of so many voxels has been written, with a check for each output."""
+        """Note that a unit of ``voxels`` has been written, with a check for each output."""
         with self._lock:
             self.written += 1
             self.voxels += voxels

@@ -188,7 +188,7 @@ class Station:
                 f"--run-dir {job.run_dir}: the worker on {host} does not see the run there; give "
                 "--run-dir s3://BUCKET/PREFIX, or a folder that all workers share"
             )
-        # A process may open a job again. The client knows its earlier work by its earlier name.
+        # A process that opens a job again needs a new name: the client keeps results by name.
         number = next(_NUMBERS)
         journal.writer = f"{host}-{os.getpid()}" + f"-{number}" * (number > 1)
         journal.join()

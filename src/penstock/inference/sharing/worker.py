@@ -170,7 +170,7 @@ class Worker:
 
     @property
     def safe(self) -> int:
-        """Number of units and pieces of this process that are written and that a kill keeps."""
+        """Number of units and pieces that this process has written and that survive a kill."""
         return self.journal.safe + (0 if self.pieces is None else self.pieces.written)
 
     def summary(self) -> Summary:

@@ -83,8 +83,8 @@ class Pieces:
             yield geometry.block_at(line, volume)
 
     def holds(self, block: Block, index: Index) -> bool:
-        """Whether the whole contribution of a block to a unit was computed. It may not be, as the
-        block was narrowed to the pieces that were missing, and others may be removed later."""
+        """Whether the whole contribution of a block to a unit was computed. False if the block was
+        narrowed to the missing pieces, and this one was removed later."""
         geometry = self.geometry
         whole = Grid(geometry.cores.cells, geometry.patches_per_block)
         patches = whole.cell(whole.touching(block.patches).start)

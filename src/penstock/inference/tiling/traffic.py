@@ -124,7 +124,7 @@ def open_peak(geometry: Geometry) -> int:
 
         opened         4        8       12       12       voxels of units opened by then
         unclosed      12       12        8        4       voxels of units not closed before
-        open           4        8        8        4       opened + unclosed - 12, which is all units
+        open           4        8        8        4       opened + unclosed - 12 (all units)
 
     So the peak is the maximum of ``opened + unclosed - all``, on three axes too. Each layer of
     units is opened before a block, by it or after it. So ``opened`` of a volume is
