@@ -126,7 +126,7 @@ def test_nan_and_a_failing_model_behave_as_on_the_cpu() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x * 1e30 * 1e30
 
-    with pytest.raises(penstock.StageError, match="not finite"):
+    with pytest.raises(penstock.StageError, match="NaN or infinite values"):
         run(np.ones((20, 20, 20), "float32"), Overflows(), "cuda:0", patch=16, overlap=4)
 
 

@@ -135,7 +135,7 @@ def test_a_client_that_is_asked_to_end_has_its_workers_write_what_is_whole(
         if len([*written(FOLDER)]) >= 3:
             break
     os.killpg(job.pid, first) if first == signal.SIGINT else job.send_signal(first)
-    answer = f"{first.name}: workers write what is whole, for 10 min 5 s at most"
+    answer = f"{first.name}: workers write the blocks that are complete, for 10 min 5 s at most"
     assert any(answer in line for line in job.stderr or ()), "all that it said held no answer"
     for number in second:
         job.send_signal(number)

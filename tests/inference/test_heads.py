@@ -134,7 +134,7 @@ def test_labels_that_come_as_floats_must_be_whole(tmp_path: Path) -> None:
     out = into_zarr(noise(), whole, tmp_path, normalize="none", head_kind="labels")
     assert out.dtype == np.int32
     assert set(np.unique(out)) == {0, 3}
-    with pytest.raises(StageError, match="no whole numbers; give head_kind='scores'"):
+    with pytest.raises(StageError, match="not whole numbers; give head_kind='scores'"):
         run(noise(), Net(lambda x: x / 3), normalize="none", head_kind="labels", patch=8, overlap=2)
 
 
@@ -541,7 +541,7 @@ def test_a_net_of_float32_is_said_to_see_less() -> None:
     net = nn.Conv3d(1, 1, 1)
     data = noise(dtype="uint32")
     plan = penstock.plan_inference(data, data * 1, model=net, normalize="none", **CPU)
-    assert any("float32: it does not see all digits of uint32" in t for _, t in plan.lines())
+    assert any("float32, which does not hold all digits of uint32" in t for _, t in plan.lines())
 
 
 # --- the caller's default dtype ------------------------------------------------------------------

@@ -250,7 +250,7 @@ def test_a_copy_of_a_run_folder_is_read_like_one(
     assert capsys.readouterr().out == "done: 8 of 8 blocks are written (100.0%)\n"
     next(path for path in Path("out.zarr/0/c").rglob("*") if path.is_file()).unlink()
     assert main(["verify", "out.zarr", "--run-dir", "copy", "--forget"]) == 2
-    assert "copy is a copy of a run folder in a bucket" in capsys.readouterr().err
+    assert "copy is a copy of a run folder in a bucket; name the bucket" in capsys.readouterr().err
     assert main(["report", run_dir, "--output", "r.html"]) == 2
     assert "a URL was given; give a place on this machine" in capsys.readouterr().err
 
@@ -339,7 +339,7 @@ def test_what_can_be_no_run_folder_is_refused(
     out = "s3://test-bucket/out.zarr"
     assert infer("here", out=out) == 0
     for place, said in {
-        "s3://test-bucket/theirs": "holds a run.json of others",
+        "s3://test-bucket/theirs": "holds another program's run.json",
         f"{out}/0": "lies inside the output",
         "s3://no-such-bucket/run": "no-such-bucket",
         "https://host/run": "or a prefix such as s3://BUCKET/PREFIX",

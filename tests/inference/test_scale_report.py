@@ -125,7 +125,7 @@ def test_runs_that_do_not_end_are_counted() -> None:
     said = lines(plan_of(workers=1000), rate="1.5e6", mtbf="10", simulate=[2])
     assert said["expected"].startswith("no end within 10 times")
     assert said["simulated"].startswith("2 of 2 simulated runs (--seed 0) have no end")
-    assert said["parts"] == "no number of them makes the job end"
+    assert said["parts"] == "the job does not end with any number of parts"
 
 
 def test_a_simulation_says_where_its_numbers_lie() -> None:
@@ -214,7 +214,7 @@ def test_the_cheaper_way_with_borders_is_taken_by_the_rate_and_both_are_shown() 
     for rate, spills in (("1e4", True), ("1e10", False)):
         scale = build(ScaleConfig, {"rate": rate})
         unknown = make_plan(knobs, cube, SEED)
-        assert "nothing says how long a patch takes" in dict(unknown.lines())["  taken"]
+        assert "the time of a patch is unknown" in dict(unknown.lines())["  taken"]
         plan = at_rate(knobs, scale, unknown)
         said, once = dict(plan.lines()), patches_of_one(knobs, plan)
         assert plan.geometry.spills == spills == (plan.spill is not None)

@@ -179,7 +179,7 @@ def test_pieces_that_never_come_back_whole_end_the_part(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Pieces, "read", lambda *_: None)
     job = opened()
-    with pytest.raises(PenstockError, match="cannot be read back; look at the disk, or give --sp"):
+    with pytest.raises(PenstockError, match="cannot be read back; check the disk, or give --spill"):
         run(job)
 
 

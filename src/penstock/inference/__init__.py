@@ -1,5 +1,4 @@
-"""A model run over a volume in tiles: geometry, plan, reading, lanes, stitching, writing,
-resuming.
+"""Run a model over a volume in tiles: geometry, plan, reading, lanes, stitching, writing, resuming.
 
 Stores are in `data`, models in `models`.
 """

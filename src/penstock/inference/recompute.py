@@ -1,7 +1,7 @@
-"""Computes some units of a run anew from its input, and compares them with what is stored.
+"""Compute some units of a run anew from its input, and compare them with what is stored.
 
 A unit goes through the same geometry as in the run, so the same code, versions and machine must
-give the same bits. Others may change the last digits; a tolerance is stated then.
+give the same bits. Others may change the last digits, within a tolerance.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ NOT_AGAIN = frozenset(
     "overwrite replace resume resume_anyway require_lock trace metrics_json "
     "part parts workers prepare statistics finish cluster spill max_spill spill_rate".split()
 )
-"""Settings of a run that say nothing of its voxels."""
+"""Settings of a run that do not change its voxels."""
 _OF_MACHINE = frozenset(("outputs", "devices", "arithmetic"))
-"""Facts that may differ from those of the run: places of outputs, and what the device decides."""
+"""Facts that may differ from those of the run, as they depend on the machine."""
 _TOLERANCE = {"float16": 1e-2, "float32": 1e-4, "float64": 1e-4}
 
 
@@ -58,7 +58,7 @@ class Recomputed:
 
     sampled: int
     population: int
-    """Units that the sample was drawn from."""
+    """Number of units from which the sample was drawn."""
     tolerances: Sequence[float]
     """The tolerance of each output; see `VerifyConfig`."""
     equal: int = 0
@@ -73,30 +73,29 @@ class Recomputed:
     findings: list[Finding] = field(default_factory=list)
 
     def chance(self, damaged: int) -> float:
-        """The probability that a damage of so many units, wherever they lie, would have been
-        seen."""
+        """The probability that the sample has one of ``damaged`` units at random places."""
         hypergeom = require("scipy.stats", "infer").hypergeom
         return float(hypergeom.sf(0, self.population, damaged, self.sampled))
 
 
 def sample(run: RunFolder, proof: Proof, share: float, seed: int) -> list[Key]:
-    """Units of a run, picked at random among those that are in place.
+    """Pick units of a run at random, among those that are written and not damaged.
 
     Args:
         run: The run.
-        proof: What `verify_run` made of it.
-        share: The share of the units.
-        seed: Picks the units.
+        proof: The result of `verify_run`.
+        share: The share of the units to pick.
+        seed: Seed of the random numbers.
 
     Returns:
         The units.
 
     Raises:
-        UsageError: No unit is in place.
+        UsageError: There is no such unit.
     """
     keys = sorted(run.notes.keys() - proof.bad)
     if not keys:
-        raise UsageError("--recompute: no block of the run is in place")
+        raise UsageError("--recompute: no block of the run is intact")
     return random.Random(seed).sample(keys, math.ceil(share * len(keys)))
 
 
@@ -113,21 +112,21 @@ def recompute_units(
 
     Args:
         run: The run.
-        proof: What `verify_run` made of it.
+        proof: The result of `verify_run`.
         keys: The units.
         progress: A function that is called with the number of units that are done.
         devices: The devices to compute on; by default those of the run.
-        tolerance: That of units that claim no bits: those of another maker, and those with patches
-            in smaller batches; by default it follows from each output.
+        tolerance: The tolerance for units whose bits may differ: those of another maker, and those
+            with patches in smaller batches. By default it follows from each output.
 
     Returns:
-        What came out.
+        How the units compare.
 
     Raises:
         UsageError: Input, model or weights are not there or are not those of the run.
         StageError: A stage failed.
     """
-    require("scipy.stats", "infer")  # before the work, not after it
+    require("scipy.stats", "infer")  # fail before the work, not after it
     job, statistics = _reopen(run, devices)
     kinds = [kind for _, kind, _ in run.fingerprint["heads"]]
     pairs = zip(run.outputs, kinds, strict=True)
@@ -160,8 +159,8 @@ def _reopen(run: RunFolder, devices: Sequence[str] | None) -> tuple[Job, dict[st
     for name, value in now.items():
         if name not in _OF_MACHINE and before.get(name, value) != value:
             raise UsageError(
-                f"--recompute: the run had {name} {before[name]!r}, now it is {value!r}; what it "
-                "was made of is not there any more"
+                f"--recompute: the run had {name} {before[name]!r}, now it is {value!r}; so its "
+                "blocks cannot be computed again"
             )
     return job, read_document(run.folder, "statistics.json") or {}
 
@@ -173,7 +172,7 @@ def _compute(
     progress: Callable[[int], None],
     comparison: _StoredComparison,
 ) -> None:
-    """Run a job over some of its units, and over nothing else."""
+    """Run a job over some of its units only."""
     journal = Journal(None, {})
     journal.statistics = dict(statistics)
     units, wanted = job.geometry.units, set(keys)
@@ -197,8 +196,8 @@ def _compute(
 
 
 def blocks_for(geometry: Geometry, keys: Sequence[Key]) -> Iterator[Block]:
-    """The blocks that contribute to some units, as far as these need them, in visiting order,
-    numbered without gaps."""
+    """The blocks that contribute to some units, narrowed to the patches that these need. They come
+    in visiting order and are numbered without gaps."""
     regions, number = geometry.regions, itertools.count()
     wanted: dict[tuple[int, int], dict[int, list[list[int]]]] = {}
     for volume, *index in keys:
@@ -237,11 +236,11 @@ class _StoredComparison:
             alike and all(maker.get(name) == mine[name] for name in mine) for maker in run.makers
         ]
         self.halved: Set[Key] = halved_in(run.folder)
-        """Units with patches in smaller batches when the run made them, which claim no bits."""
+        """Units with patches in smaller batches in the run, so that their bits may differ."""
         self.halved_now: Set[Key] = frozenset()
-        """Units with such patches as they are computed anew."""
+        """Units with patches in smaller batches when they are computed anew."""
         self.differences: dict[Key, list[float | None]] = {key: [] for key in keys}
-        """For each unit and output the largest difference by its tolerance, None for equal bits."""
+        """The largest difference of each unit, for each output; None for equal bits."""
         self.lock = threading.Lock()
         for number, output in enumerate(job.outputs):
             sink = cast("Sink", _ComparingSink(self, number, output.sink))
@@ -282,7 +281,7 @@ class _StoredComparison:
 
 
 class _ComparingSink:
-    """A sink that keeps nothing."""
+    """A sink that compares and stores nothing."""
 
     def __init__(self, comparison: _StoredComparison, number: int, sink: Sink) -> None:
         self.comparison, self.number = comparison, number
@@ -295,8 +294,8 @@ class _ComparingSink:
 def difference_of(one: NDArray[Any], other: NDArray[Any]) -> float | None:
     """The largest difference of two arrays of one dtype; None if all bits are equal.
 
-    That of floats is in parts of the largest value of ``one``, and infinite where only one of the
-    two is finite.
+    For floats it is relative to the largest absolute value of ``one``. It is infinite if only one
+    of two values is finite.
     """
     bits = np.dtype(f"u{one.dtype.itemsize}")
     if np.array_equal(one.view(bits), other.view(bits)):
@@ -305,7 +304,7 @@ def difference_of(one: NDArray[Any], other: NDArray[Any]) -> float | None:
         if one.dtype.kind == "b":
             return 1.0
         spread = np.maximum(one, other) - np.minimum(one, other)
-        return float(spread.view(bits).max())  # of signed integers it may reach beyond them
+        return float(spread.view(bits).max())  # unsigned: it may not fit the signed dtype
     same = (one == other) | (np.isnan(one) & np.isnan(other))
     if not (np.isfinite(one) & np.isfinite(other))[~same].all():
         return math.inf

@@ -1,7 +1,6 @@
 """Run a model over a volume larger than memory.
 
-What a run does before, around and after its `Pipeline`: it opens the run folder, claims the
-outputs, finds the scalings, and sums up at the end.
+A run opens its folder, locks the outputs, finds the scalings, runs the `Pipeline`, and sums up.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def run_inference(
     Args:
         in_spec: The input: a path, a URL, a TensorStore spec or a numpy array. It has 2 to 5 axes,
             the last ones of t c z y x.
-        out_spec: The output, like the input; several of them for a model of several heads.
+        out_spec: The output, given like the input; several for a model with several heads.
         model: A name, a reference, a file or an ``nn.Module`` that maps (batch, channels, z, y, x)
             to the same spatial shape.
         progress: A function that is called with the progress while the job runs.
@@ -77,7 +76,7 @@ def run_job(
     Args:
         job: The job, opened.
         progress: A function that is called with the progress while the job runs.
-        request: By this the job can be asked to end.
+        request: Asks the job to end early.
 
     Returns:
         The times of the stages, and what was written.

@@ -1,4 +1,4 @@
-"""The state of a run, read from the files of its folder alone. The run may be at work on another
+"""The state of a run, read only from the files of its folder. The run may be at work on another
 machine, or be dead."""
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RunStatus:
     units_planned: int | None
     """None for a run of an older version."""
     per_second: float | None
-    """Units per second lately, all processes together. None if it is not known."""
+    """Recent units per second of all processes together. None if unknown."""
     retries: int
     retry_seconds: float
     failing: tuple[float, float] | None
@@ -47,7 +47,7 @@ class RunStatus:
     fault: str
     """The last fault of a read or a write that was tried again, with its time; may be empty."""
     processes: int
-    """Processes that write the run now."""
+    """Number of processes that write the run now."""
     workers: Mapping[str, int] | None = None
     """The workers of a job on a cluster that are ``present``, have ``died`` and are ``unfit``, and
     the parts that were ``retried``. None for any other job."""
@@ -125,7 +125,7 @@ def run_folder_of(named: str) -> Path | str:
 
 
 def read_status(place: Path | str) -> RunStatus:
-    """Read how a run stands. Nothing is changed.
+    """Read the state of a run. Nothing is changed.
 
     Raises `UsageError` if the folder cannot be read.
     """
@@ -133,17 +133,17 @@ def read_status(place: Path | str) -> RunStatus:
 
 
 class RunLook:
-    """Looks at the folder of a run again and again, and reads what is new of its logs."""
+    """Reads the folder of a run repeatedly, and each time only the new lines of its logs."""
 
     def __init__(self, place: Path | str) -> None:
-        """``place`` is that of the folder."""
+        """``place`` is the path or URL of the folder."""
         self.folder = folder_at(place)
         self._run: str | None = None
         self._notes: Notes | None = None
         self._units: set[Key] = set()
 
     def status(self) -> RunStatus:
-        """How the run stands now. Nothing is changed.
+        """The state of the run now. Nothing is changed.
 
         Raises `UsageError` if the folder cannot be read.
         """
@@ -187,7 +187,7 @@ class RunLook:
         return document if isinstance(document, dict) else {}
 
     def _fresh(self, run: str) -> dict[Key, Note]:
-        """What the logs say since the last look; all of them if another run was begun."""
+        """The units noted since the last call; all of them if another run has begun."""
         if self._notes is None or run != self._run:
             self._run, self._notes, self._units = run, self.folder.notes(run), set()
         return self._notes.fresh()
@@ -203,7 +203,7 @@ class RunLook:
 
 
 def _rate(files: Iterable[Sequence[dict[str, Any]]]) -> float | None:
-    """Units per second of all processes whose rows go on, over what each file's tail tells."""
+    """Units per second of all processes that are at work, from the last rows of each file."""
     rate = 0.0
     for rows in files:
         first, last = rows[0], rows[-1]

@@ -1,4 +1,4 @@
-"""Proves that an output is whole: every unit is there, decodes, and has the checksum of its run."""
+"""Verify an output: every unit is there, can be decoded, and has the checksum that was noted."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Proof:
     """The result of verifying an output: what was read, and what is wrong with it."""
 
     units: int
-    """Units of the run's plan."""
+    """Number of units in the run's plan."""
     proven: int = 0
     proven_bytes: int = 0
     """Decoded bytes of the units that are proven."""
     unprovable: int = 0
-    """Units that were read, and that the log has no checksum of."""
+    """Units that were read, but have no checksum in the log."""
     findings: list[Finding] = field(default_factory=list)
 
     def of_kind(self, kind: Kind) -> list[Finding]:
@@ -60,19 +60,19 @@ class Proof:
 def verify_run(
     run: RunFolder, readers: int, retry_for: float, progress: Callable[[int], None]
 ) -> Proof:
-    """Read every unit of a run, and compare it with what the log has noted.
+    """Read every unit of a run, and compare it with the checksum in the log.
 
     Args:
         run: The run.
         readers: Number of threads. Each holds a slab of a unit at a time.
-        retry_for: How many seconds a read may go on failing by a fault that may pass.
-        progress: A function that is called with the number of units that were looked at.
+        retry_for: Seconds for which a read is tried again if its fault may pass.
+        progress: A function that is called with the number of units that were read.
 
     Returns:
         What is proven and what is not.
 
     Raises:
-        PenstockError: The store does not give its bytes.
+        PenstockError: The store cannot be read.
     """
     proof, flow, lock = Proof(run.num_units), Flow(), threading.Lock()
     keys, seen = iter(run.keys()), 0
@@ -111,14 +111,14 @@ def _count(proof: Proof, run: RunFolder, key: Key, findings: list[Finding]) -> N
 
 
 def _provable(run: RunFolder, key: Key) -> bool:
-    """Whether the log has a checksum that this version can take."""
+    """Whether the log has a checksum that this version can compute."""
     note = run.notes[key]
     maker = run.makers[note.maker] if note.maker < len(run.makers) else {}
     return len(note.checks) == len(run.outputs) and maker.get("checksum") == CHECKSUM
 
 
 def _findings(run: RunFolder, key: Key, flow: Flow, retries: Retries) -> Iterator[Finding]:
-    """What is wrong with a unit, output by output."""
+    """The faults of a unit, output by output."""
     if key not in run.notes:
         name = run.outputs[0].written.name
         yield Finding(key, "missing", name, "was never written")
@@ -140,7 +140,7 @@ def _findings(run: RunFolder, key: Key, flow: Flow, retries: Retries) -> Iterato
             raise
         except Exception as error:
             if not is_damage(error):
-                tried = isinstance(error, Incomplete) and error.__cause__  # for --retry-for
+                tried = isinstance(error, Incomplete) and error.__cause__  # the fault itself
                 raise PenstockError(f"reading {where}: {describe(tried or error)}") from error
             what = describe(error)
         if what:
@@ -148,7 +148,7 @@ def _findings(run: RunFolder, key: Key, flow: Flow, retries: Retries) -> Iterato
 
 
 def _difference(stored: Stored, box: Box) -> str:
-    """Says of a unit of other values whether its chunks are there."""
+    """Describe a unit with wrong values, and whether its chunks are there."""
     source = stored.written.source
     grid = Grid(source.domain, source.chunks, source.grid_origin)
     cells = [grid.cell(index) for index in indices(grid.touching(box))]

@@ -26,7 +26,7 @@ class Loaded:
     """Shape (channels, z, y, x), the voxels of ``block.read``; None once the lane has taken it."""
     scaling: Scaling
     invalid: NDArray[np.bool_] | None = None
-    """True for each voxel of ``block.support`` that was not finite; None where all were."""
+    """True for each voxel of ``block.support`` that was not finite; None if all were finite."""
     native: Tensor | None = None
     """The array on the device, once its upload has begun; None once the lane has taken it."""
     arrived: torch.cuda.Event | None = None
@@ -40,7 +40,7 @@ class Loaded:
 
 @dataclass(slots=True)
 class Computed:
-    """A block in a lane. It is whole when no patch of it remains to be computed."""
+    """A block in a lane. It is complete once all its patches are computed."""
 
     loaded: Loaded
     outputs: list[Tensor]
@@ -52,7 +52,7 @@ class Computed:
     """Shape (heads, 4), int64; see `values`."""
     job: Job
     remaining: int
-    """Patches that are still to be computed."""
+    """Number of patches that are still to be computed."""
     ready: torch.cuda.Event | None = None
     """The end of the download from a GPU; None on the CPU."""
 
@@ -63,8 +63,8 @@ class Computed:
     def wait(self) -> None:
         """Wait for the end of the download, and check the values.
 
-        Raises `PenstockError` if the model made a value that is not finite out of finite ones (an
-        output of integers would hide it), or a label that the output cannot hold.
+        Raises `PenstockError` if the model made a NaN or infinite value from finite ones (an output
+        of integers would hide it), or a label that the output cannot hold.
         """
         if self.ready is not None:
             self.ready.synchronize()
@@ -72,10 +72,10 @@ class Computed:
             if head.kind == "labels":
                 check_labels(head, low, high, spoilt)
             elif spoilt:
-                message = "the model made values that are not finite out of finite ones"
+                message = "the model made NaN or infinite values from finite ones"
                 if self.job.net.amp is not None:
                     half = str(self.job.net.amp).removeprefix("torch.")
-                    message += f" in {half}; give --no-amp, or --clip-norm for what it is shown"
+                    message += f" in {half}; give --no-amp, or --clip-norm to limit its input"
                 raise PenstockError(message)
 
     @property
@@ -115,4 +115,4 @@ class Slot:
     index: tuple[int, ...]
     """The index of the patch in the patch grid."""
     place: tuple[int, ...]
-    """Its first voxel in the block's read box, and the first that it owns in the block's core."""
+    """Offset of the patch in the block's read box, and of its own voxels in the block's core."""

@@ -1,4 +1,4 @@
-"""What a process takes from one part of a job to the next: its arrays, and the net on each device.
+"""What a process keeps from one part of a job to the next: its arrays, and the net on each device.
 
 To place a net on a GPU, to compile it and to pin memory takes seconds. A job of one process does so
 once, and so does a worker that computes a thousand parts.
@@ -32,8 +32,8 @@ class Equipment:
     def forward_on(self, device: torch.device) -> Forward:
         """The net on a device.
 
-        It is made when it is first asked for. CUDA graphs belong to the thread that recorded them,
-        and each part has threads of its own; a net that records some is made anew each time.
+        It is made when it is first needed. A net that records CUDA graphs is made anew each time,
+        as graphs belong to the thread that recorded them and each part has its own threads.
         """
         if device not in self._forwards or records_graphs(self._job.config):
             self._forwards[device] = Forward(device, self._job)

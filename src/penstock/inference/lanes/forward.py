@@ -13,9 +13,9 @@ from ...models import placed
 from ..opening.job import Job
 
 TIMED = 3
-"""Forwards that are timed for an estimate, if they do not take long."""
+"""Most forwards that are timed for an estimate."""
 LONG_S = 5.0
-"""Seconds of such forwards after which no other is begun."""
+"""Seconds of timed forwards after which no other is begun."""
 
 
 class Forward:
@@ -57,7 +57,8 @@ class Forward:
         if heads.keys() != {head.name for head in expected}:
             raise PenstockError(
                 f"the model returned {plural(len(heads), 'head')}, {', '.join(heads)}, and not "
-                f"{len(expected)}, {', '.join(head.name for head in expected)}, as at first"
+                f"{len(expected)}, {', '.join(head.name for head in expected)}, as in its first "
+                "forward"
             )
         outputs = [heads[head.name] for head in expected]
         dtypes = self._dtypes or [
@@ -71,16 +72,16 @@ class Forward:
             if output.shape != shape or output.dtype != dtype:
                 raise PenstockError(
                     f"the model returned {tuple(output.shape)} of {output.dtype} as {head.name}, "
-                    f"and not {shape} of {dtype} as at first"
+                    f"and not {shape} of {dtype} as in its first forward"
                 )
         self._dtypes = dtypes
         return outputs
 
 
 def seconds_of_patch(job: Job) -> float | None:
-    """The seconds of a patch, by forwards of zeros on the first device as if all were like it.
+    """Measure the seconds of a patch, with forwards of zeros on the first device.
 
-    The net is not compiled for it. None if the net fails on zeros.
+    The net is not compiled, and all devices count as equally fast. None if the net fails on zeros.
     """
     device, net = job.devices[0], job.net
     shape = (net.forward, net.model.in_channels, *net.shape.seen)
@@ -94,11 +95,11 @@ def seconds_of_patch(job: Job) -> float | None:
             torch.no_grad(),
             torch.autocast(device.type, net.amp, net.amp is not None),
         ):
-            while len(seconds) < TIMED and sum(seconds) < LONG_S:  # the first one makes plans
+            while len(seconds) < TIMED and sum(seconds) < LONG_S:  # the first one is slow
                 began = time.perf_counter()
                 heads = net.model.heads(module(zeros))
-                next(iter(heads.values())).flatten()[0].item()  # a GPU is waited for
+                next(iter(heads.values())).flatten()[0].item()  # waits for the GPU
                 seconds.append(time.perf_counter() - began)
-    except Exception:  # of a user's net; where it fails on the input, too, the job will say so
+    except Exception:  # of a user's net; if it fails on the input too, the job will say so
         return None
     return min(seconds) / net.forward / len(job.devices)

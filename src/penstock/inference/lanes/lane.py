@@ -62,7 +62,7 @@ class Lane:
         self._open: deque[Computed] = deque()
 
     def push(self, loaded: Loaded) -> Iterator[Computed]:
-        """Take a block, and yield each block that is whole by then, oldest first."""
+        """Take a block, and yield each block that is complete by then, oldest first."""
         array, native = self.transfers.take(loaded)
         opened = self._opened(loaded)
         self._open.append(opened)
@@ -143,7 +143,7 @@ class Lane:
     def _heads(self, start: int, stop: int) -> Iterator[tuple[int, list[Tensor]]]:
         """The heads of some rows of the batch, with the first of these rows.
 
-        Where the device has no memory left for all, they come in halves, if that is allowed.
+        If the device has no memory for all, they are computed in halves, where that is allowed.
         """
         slots = self._slots[start:stop]
         if not slots:
@@ -161,7 +161,7 @@ class Lane:
         if outputs is not None:
             yield start, outputs
             return
-        # The error, and with it what the forward held, is gone by now.
+        # The error is gone by now, and so is the memory that the forward held.
         assert self.halved is not None
         self.halved(slots)
         if self.device.type == "cuda":

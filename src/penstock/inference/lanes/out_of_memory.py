@@ -1,4 +1,4 @@
-"""A device without memory for a batch: the batch that fits, or patches in smaller batches."""
+"""If a device has no memory for a batch: name the batch that fits, or run smaller batches."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def batch_named(job: Job, device: torch.device) -> Iterator[None]:
-    """Turn torch's out-of-memory error into `OutOfMemory`, with the batch that fits. Such a run can
-    be resumed as it is.
+    """Turn torch's out-of-memory error into `OutOfMemory`, which names the batch that fits. The run
+    can be resumed.
     """
     try:
         yield
@@ -41,7 +41,7 @@ def batch_named(job: Job, device: torch.device) -> Iterator[None]:
 def _advice(job: Job, device: torch.device) -> str:
     batch = job.net.batch
     if device.type == "cpu":
-        # The number of patches of a forward does not follow the batch there.
+        # On a CPU the number of patches in a forward does not depend on the batch.
         return (
             f"the host has no memory left for {job.net.forward} patches at a time; run again with "
             "--resume --oom halve, or anew with a smaller --patch"
@@ -49,7 +49,7 @@ def _advice(job: Job, device: torch.device) -> str:
     fits, free = fitting_batch(job, device)
     why = f"{device} has no memory left for a batch of {batch}"
     if batch == 1:
-        return f"{why}; a smaller --patch needs less, and an output made anew"
+        return f"{why}; run anew with a smaller --patch"
     return (
         f"{why}; a batch of {fits} should fit into the {format_bytes(free)} that this job may have "
         f"there: run again with --resume --batch {fits}, or --resume --oom halve"
@@ -57,9 +57,8 @@ def _advice(job: Job, device: torch.device) -> str:
 
 
 def fitting_batch(job: Job, device: torch.device) -> tuple[int, int]:
-    """A half, a quarter ... of the batch that should fit a GPU, and the bytes that it may take.
-
-    Of the planned bytes, those of the forward and its patches shrink with the batch.
+    """The first of a half, a quarter ... of the batch that should fit a GPU, and the bytes that the
+    job may take there.
     """
     free, _ = torch.cuda.mem_get_info(device)
     room = free + torch.cuda.memory_reserved(device)
@@ -78,10 +77,10 @@ def halved_to_fit(batch: int, peak: int, of_batch: int, room: int) -> int:
 
 
 class Halvings:
-    """The blocks to write that patches of smaller batches went into, kept in the run folder."""
+    """The units with patches that ran in smaller batches, listed in the run folder."""
 
     def __init__(self, job: Job, path: Path | None, *, resumed: bool) -> None:
-        """``path`` is the file of their list; a run that is not ``resumed`` begins it anew."""
+        """``path`` is the file of the list. A run that is not ``resumed`` begins it anew."""
         self.job, self.path = job, path
         self.units: set[tuple[int, ...]] = set()
         self._lock = threading.Lock()
@@ -92,7 +91,7 @@ class Halvings:
                 path.unlink()
 
     def note(self, slots: Iterable[Slot]) -> None:
-        """Note the units that patches reach into."""
+        """Note the units that patches overlap."""
         geometry = self.job.geometry
         with self._lock:
             for slot in slots:

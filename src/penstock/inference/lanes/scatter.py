@@ -1,8 +1,8 @@
 """Puts patches of a batch back into their blocks: denormalised, then trimmed or blended.
 
-The kind of a head decides what is done: labels are copied as integers, other values are brought
-back to the range of the input where that is asked for. A trimmed patch gives the voxels that it
-owns. A blended patch adds all that it sees, each voxel by its weight.
+The kind of a head decides what is done. Labels are copied as integers. Other values are scaled back
+to the range of the input if that is asked for. A trimmed patch gives the voxels that it owns. A
+blended patch adds all its voxels, each times its weight.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class PatchScatter:
         """With ``together``, patches that are alike are treated at once. A GPU would idle while
         kernels are started for each patch; a CPU keeps the values of one patch in its cache."""
         self._heads, self._geometry, self._together = job.heads, job.geometry, together
-        # Not a cache of the module: what lies on a device goes with the lane.
+        # Not a cache of the module, as the weights on a device must be freed with the lane.
         floor = job.config.min_blend_weight
         self._weights_on = lru_cache(maxsize=1024)(partial(_weights_on, device, floor))
         # The part of a patch's output that counts, and buffers for it.
@@ -56,8 +56,8 @@ class PatchScatter:
             row += len(alike)
 
     def _alike(self, plan: HeadPlan, slot: Slot) -> Hashable:
-        """Equal for patches that can be treated at once: they lie in one block, and have the same
-        weights, or own boxes of one shape."""
+        """A key that is equal for patches that can be treated at once: they lie in one block, and
+        have the same weights, or own boxes of the same shape."""
         if not self._together:
             return id(slot)
         if plan.blended:
@@ -89,7 +89,7 @@ class PatchScatter:
         _copy(parts, to_range_(values, plan.dtype))
 
     def _add(self, target: Tensor, values: Tensor, slots: Sequence[Slot]) -> None:
-        """Add patches to the sums of their block, each voxel by its weight."""
+        """Add patches to the sums of their block, each voxel times its weight."""
         sides = zip(self._geometry.patch, self._geometry.overlap, strict=True)
         axes = zip(sides, self._places_in_rows(slots[0]), strict=True)
         for axis, ((patch, overlap), place) in enumerate(axes):
@@ -126,8 +126,9 @@ def _meeting(
     """The voxels that patches and their block share: a part of the block for each patch, and the
     part of the patches' values.
 
-    The values of a patch begin at its ``begins`` in the block, which may lie before its first
-    voxel. At the upper edges both parts end with the block. All patches must meet it alike.
+    The values of a patch begin at its ``begins`` in the block, which may lie before the block's
+    first voxel. At the upper edges both parts end with the block. All patches must overlap the
+    block in the same way.
     """
     shape = values_BCZYX.shape[2:]
     parts = [target[(slice(None), *slices_of(begin, shape))] for begin in begins]

@@ -26,7 +26,7 @@ class Transfers:
     """Copies blocks to a device, and their outputs back to the host."""
 
     def __init__(self, device: torch.device, clock: GpuClock | None = None) -> None:
-        """``clock`` times the copies; None on the CPU, where none are worth it."""
+        """``clock`` times the copies; None on the CPU, where copies take no time."""
         self.device, self.clock = device, clock
         self.streams: tuple[torch.cuda.Stream, torch.cuda.Stream] | None = None
         """The streams of uploads and of downloads; None on the CPU."""
@@ -42,7 +42,7 @@ class Transfers:
         if self.streams is None:
             loaded.native = native.to(self.device)
             return
-        # The array is pinned already, but for one that came too late for a buffer of the pool.
+        # The array is pinned already, unless the pool had no pinned buffer left.
         native = native.pin_memory()
         with torch.cuda.stream(self.streams[0]), self._span("upload", loaded.block):
             loaded.native = native.to(self.device, non_blocking=True)
@@ -85,7 +85,7 @@ class Transfers:
 
 
 def pinned(nbytes: int) -> NDArray[np.uint8]:
-    """A buffer that a GPU copies from by itself, while threads go on."""
+    """A pinned buffer of ``nbytes``, from which a GPU copies while threads go on."""
     return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
 
 

@@ -1,7 +1,7 @@
-"""Values on their way out of a net: floats are rounded, clipped and counted, labels are checked.
+"""The output values of a net: floats are rounded, clipped and counted, labels are checked.
 
 Each head of a block has a tally of four integers on the device that computes it, so nothing waits
-for a GPU. The tally is checked on the host when the block is there.
+for a GPU. The tally is checked on the host once the block has arrived there.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from ..opening.heads import HeadPlan, float_range, whole_range
 
 LOW, HIGH, CLIPPED, SPOILT = range(4)
 """The entries of a head's tally: the least and the largest label, the number of values that were
-clipped to the range of the output, and the number of patches that hold labels which are no whole
-numbers, or other values which are not finite."""
+clipped to the range of the output, and the number of patches with labels that are not whole
+numbers, or with other values that are not finite."""
 Range = tuple[float, float] | tuple[Tensor, Tensor]
-"""The least and the largest of some values. Those of a GPU are tensors there, not waited for."""
+"""The least and the largest of some values. On a GPU they are tensors, so nothing waits for it."""
 NOTHING = (torch.iinfo(torch.int64).max, torch.iinfo(torch.int64).min, 0, 0)
 
 
@@ -31,7 +31,7 @@ def check_labels(head: HeadPlan, low: int, high: int, spoilt: int) -> None:
     """Raise `PenstockError` if the output's dtype cannot hold the labels."""
     if spoilt:
         raise PenstockError(
-            f"head {head.name} is of labels but has values that are no whole numbers; "
+            f"head {head.name} is one of labels, but has values that are not whole numbers; "
             "give --head-kind scores or intensity"
         )
     least, most = whole_range(head.dtype)
@@ -50,7 +50,7 @@ def note_labels(labels: Tensor, dtype: torch.dtype, tally: Tensor) -> Tensor:
     if labels.is_floating_point():
         whole = (labels == labels.round()) & (labels.abs() < 2.0**63)
         tally[SPOILT] += ~whole.all()
-    # The larger half of uint64 is negative here; no other dtype holds it anyway.
+    # Labels of uint64 above 2**63 become negative here; no other dtype can hold them anyway.
     labels = labels.view(torch.int64) if labels.dtype == torch.uint64 else labels.to(torch.int64)
     low, high = torch.aminmax(labels)
     tally[LOW] = torch.minimum(tally[LOW], low)
@@ -75,14 +75,14 @@ def count_clipped(values: Tensor, span: Range, dtype: np.dtype[Any], tally: Tens
     limits = float_range(dtype)
     if limits is None:
         return
-    # On a GPU, which is not waited for, all values are counted.
+    # On a GPU, where reading the span would wait, all values are compared.
     if values.device.type == "cpu" and limits[0] <= span[0] and span[1] < limits[1]:
         return
     tally[CLIPPED] += ((values < limits[0]) | (values >= limits[1])).sum()
 
 
 def to_range_(values: Tensor, dtype: np.dtype[Any]) -> Tensor:
-    """Round (half to even) where ``dtype`` is of integers, and clip to its range, in place."""
+    """Round (half to even) if ``dtype`` is one of integers, and clip to its range, in place."""
     if dtype.kind == "f" and dtype.itemsize > 2:
         return values
     if dtype.kind != "f":
@@ -92,10 +92,10 @@ def to_range_(values: Tensor, dtype: np.dtype[Any]) -> Tensor:
 
 @lru_cache
 def _clamps(dtype: np.dtype[Any], floats: torch.dtype) -> tuple[float, float]:
-    """The range of a dtype in floats of another.
+    """The range of ``dtype``, as values of ``floats``.
 
-    The largest integers of 32 bits are no float32, and those of 64 no float64: the nearest one
-    below stands for them.
+    A float32 cannot hold the largest 32-bit integers, nor a float64 the largest 64-bit ones. The
+    nearest float below is taken instead.
     """
     if dtype.kind == "f":
         return float(np.finfo(dtype).min), float(np.finfo(dtype).max)

@@ -1,1 +1,1 @@
-"""What is asked for, opened: the input, the model and its heads, the outputs, the job."""
+"""Open what a job names: the input, the model and its heads, the outputs."""

@@ -1,7 +1,7 @@
-"""A job as far as it can be planned: source and sinks open, settings checked, the plan made.
+"""A job that is planned: source and sinks are open, settings are checked, and the plan is made.
 
-Opening changes nothing: a job may be planned, shown and thrown away. Where torch is not installed,
-a `Draft` is planned of a model whose facts are known. A `Job` opens the model itself, and can run.
+Opening changes nothing: a job may be planned, shown and thrown away. A `Draft` needs no torch, but
+a model whose facts are known. A `Job` opens the model itself, and can run.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Kinds = list[tuple[HeadKind, Origin]]
 
 
 class Draft:
-    """One inference, opened and planned. It takes no torch, and only models that are known."""
+    """One inference, opened and planned without torch, for a model whose facts are known."""
 
     devices: Sequence[torch.device | HostDevice]
     net: Net | KnownNet
@@ -58,7 +58,7 @@ class Draft:
 
         Args:
             config: The settings of the job.
-            part: The shape of the parts that other processes do as well, z y x.
+            part: The shape of parts, z y x, if other processes already work on parts.
             peers: Number of processes of the job that share this machine's memory.
 
         Raises:
@@ -131,8 +131,8 @@ class Draft:
         return fit_known_net(self.config, model, shape, dtype)
 
     def _kinds(self, source: Source, parts: Sequence[HeadPart]) -> tuple[Kinds, int]:
-        """The kind of each head, and the bytes that finding out left in the heap. Later forwards
-        use these bytes again, and the plan counts those."""
+        """The kind of each head, and the bytes that the test of the heads left in the heap. Later
+        forwards use these bytes again, and the plan counts the forwards."""
         kind = self.net.model.kind
         assert kind is not None
         said = said_kinds(self.config.head_kind, parts)

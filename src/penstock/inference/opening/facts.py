@@ -1,4 +1,4 @@
-"""Gathers the facts that a plan needs: of the opened job, and of the machine."""
+"""Gathers the facts that a plan needs, from the opened job and from the machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from .net import Net
 
 WITHOUT_TORCH = (
-    "torch is not installed here: this is the plan for a CPU, and base lacks what torch takes"
+    "torch is not installed here: this is the plan for a CPU, and base does not count what torch "
+    "takes"
 )
 
 
@@ -35,9 +36,9 @@ def gather_facts(
     judging_bytes: int,
     peers: int = 1,
 ) -> Facts:
-    """The facts of a job. ``judging_bytes`` is the memory that judging heads left in the heap: the
-    forwards use it again and are counted apart, so the base does not count it."""
-    # This call makes a GPU's context, which takes memory of this process: so it comes before base.
+    """The facts of a job. ``judging_bytes`` is the memory that the test of the heads left in the
+    heap. The base does not count it, as forwards use it again and are counted themselves."""
+    # First, because it makes a GPU's context, which takes memory of this process that base counts.
     device_bytes = _free_device_memory(devices)
     unloaded = net.model.weight_bytes if isinstance(net, KnownNet) else 0
     return Facts(
@@ -115,22 +116,23 @@ def _notes(
         yield WITHOUT_TORCH
     dtype = str(net.model.dtype).removeprefix("torch.")
     if is_wide(source.dtype) and dtype != "float64":
-        yield f"the model takes {dtype}: it does not see all digits of {source.dtype}"
+        yield f"the model takes {dtype}, which does not hold all digits of {source.dtype}"
     if config.normalize == "global" and config.model_fields_set & {"norm_lower", "norm_upper"}:
         yield (
             f"--norm-lower {config.norm_lower:g} and --norm-upper {config.norm_upper:g} are "
-            "percentiles of the whole volume; intensities are --normalize fixed --clip-norm 0 1"
+            "percentiles of the whole volume; for intensities give --normalize fixed --clip-norm "
+            "0 1"
         )
     if not net.footprint.channels_last:
-        yield "the model fails on tensors that are laid out channels last: it is slower without"
+        yield "the model fails on tensors in channels last layout, and is slower without it"
     on_cuda = all(device.type == "cuda" for device in devices)
     if on_cuda and config.cudnn_benchmark:
         yield (
-            "--cudnn-benchmark lets cuDNN take free memory of the device to work in, which device "
-            "memory does not count"
+            "--cudnn-benchmark lets cuDNN take free memory of the device as workspace, which "
+            "device memory does not count"
         )
     if config.amp == "auto" and on_cuda and dtype == "float32" and net.amp is None:
         yield (
-            "autocast is off, as values that are brought to no range are more than half "
-            "precision holds; --normalize with --clip-norm, or --amp, turns it on"
+            "autocast is off, as values that are not normalised to a range may be too large for "
+            "half precision; --normalize with --clip-norm, or --amp, turns it on"
         )

@@ -1,9 +1,9 @@
 """Finds the kind of each head of a model by running the model on one patch of the input.
 
 Integers and booleans are labels. Floats are assumed to be intensities, and the plan says so. But
-floats that lie within [0, 1], or sum to 1 over their channels, look like probabilities where the
-input does neither. Nothing tells the output of a denoiser from that of a classifier then, so the
-user has to say. A patch of zeros shows nothing, so a place is searched where the input varies.
+floats that lie within [0, 1], or sum to 1 over their channels, look like probabilities if the input
+does neither. They could come from a denoiser or from a classifier, so the user must name the kind.
+A patch of zeros shows nothing, so a patch is searched in which the input varies.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def head_kinds(
 ) -> list[tuple[HeadKind, Origin]]:
     """The kind of each part, and its source.
 
-    ``candidates`` are patches of the input. They are read only if a kind is neither said nor known.
+    ``candidates`` are patches of the input. They are read only if a kind is neither given by the
+    user nor known.
     Raises `UsageError` for a head that looks like probabilities.
     """
     kinds: list[tuple[HeadKind, Origin] | None] = []
@@ -112,13 +113,13 @@ def _returned(net: Net, seen: Seen) -> dict[str, Tensor]:
     """The heads of one patch in float64, shape (channels, spatial...); run on the CPU."""
     model = net.model
     patch = torch.from_numpy(seen.shown).to(model.dtype).reshape(model.in_channels, *net.shape.seen)
-    # A program that was exported for one size of batch takes no other.
+    # A program that was exported for one batch size takes no other.
     fixed = isinstance(model.module, torch.fx.GraphModule)
     failed: Exception | None = None
     for rows in (net.forward,) if fixed else (min(2, net.forward), net.forward):
         batch = patch.expand(rows, *patch.shape).contiguous(memory_format=net.layout)
         try:
-            with torch.no_grad():  # what the net caches must serve a training, too
+            with torch.no_grad():  # a training may use what the net caches
                 heads = model.heads(model.module(batch))
             return {name: head[0].double() for name, head in heads.items()}
         except Exception as error:
@@ -143,7 +144,7 @@ def _refuse_probabilities(
         return
     low, high = seen.shown.min(), seen.shown.max()
     raise UsageError(
-        f"model {model}: head {part.name} {what} on a patch of the input that the net sees as "
+        f"model {model}: head {part.name} {what} on a patch with normalised values from "
         f"{low:.3g} to {high:.3g}; say what it is: --head-kind scores for probabilities, labels "
         "for classes, intensity for an image (see penstock infer --help)"
     )

@@ -1,8 +1,8 @@
 """The kinds of a model's heads, and how the values of each kind are treated.
 
-    intensity   brought back to the range of the input, and blended; dtype of the input
-    scores      blended, never brought back; float32
-    labels      never brought back, never blended: the patch that owns a voxel decides; the
+    intensity   scaled back to the range of the input, and blended; dtype of the input
+    scores      blended, never scaled back; float32
+    labels      never scaled back, never blended: the patch that owns a voxel decides; the
                 integers of the net, never converted to floats
 
 An existing output, or ``--out-dtype``, sets another dtype. The kind of a head comes from the user,
@@ -29,7 +29,7 @@ _WIDE = ("int32", "uint32", "int64", "uint64", "float64")
 
 
 def is_wide(dtype: np.dtype[Any]) -> bool:
-    """Whether a dtype holds values that float32 does not.
+    """Whether a dtype holds values that float32 cannot hold.
 
     >>> is_wide(np.dtype("uint32")), is_wide(np.dtype("uint16"))
     (True, False)
@@ -46,7 +46,7 @@ class HeadPart:
     dtype: str
     """Dtype of the head, by torch's name."""
     channel: int | None = None
-    """Channel of the only head, where each channel has an output of its own; else None."""
+    """Channel of the only head, if each channel has its own output; else None."""
 
     @property
     def head(self) -> str:
@@ -65,19 +65,19 @@ class HeadPlan:
     dtype: np.dtype[Any]
     """Dtype of the output."""
     work: np.dtype[Any]
-    """Dtype in which values are brought back and blended patches are summed: float32, or float64
-    where the dtypes need it."""
+    """Dtype in which values are scaled back and blended patches are summed, float32, or float64 if
+    the dtypes need it."""
     blended: bool
     denormalized: bool
 
     @property
     def kept(self) -> np.dtype[Any]:
-        """The dtype in which blocks, and units under way, hold the values."""
+        """The dtype in which blocks and incomplete units hold the values."""
         return self.work if self.blended else self.dtype
 
     def line(self) -> str:
         """The head in words."""
-        assumed = ", assumed (--head-kind says otherwise)" if self.origin == "assumed" else ""
+        assumed = ", assumed (--head-kind sets another)" if self.origin == "assumed" else ""
         back = "denormalised" if self.denormalized else "not denormalised"
         seam = "blended" if self.blended else "trimmed"
         return f"{self.name}: {self.kind}{assumed}; {back}, {seam}, {self.dtype}"
@@ -86,7 +86,7 @@ class HeadPlan:
 def split(heads: Sequence[Head | KnownHead], num_outputs: int, model: str) -> list[HeadPart]:
     """The part of the model that each output takes: a head, or a channel of the only head.
 
-    Raises `UsageError` where the number of outputs fits neither.
+    Raises `UsageError` if the number of outputs fits neither.
     """
     dtypes = [str(head.dtype).removeprefix("torch.") for head in heads]
     if len(heads) == 1 < num_outputs == heads[0].channels:
@@ -103,7 +103,7 @@ def split(heads: Sequence[Head | KnownHead], num_outputs: int, model: str) -> li
 
 
 def said_kinds(said: Sequence[str] | None, parts: Sequence[HeadPart]) -> list[HeadKind | None]:
-    """The kind that ``--head-kind`` gives each part, None where it gives none.
+    """The kind that ``--head-kind`` gives each part, None if it gives none.
 
     Raises `UsageError` for a name that no head has, and for too few or too many kinds.
     """
@@ -165,7 +165,7 @@ def plan_heads(
 
 
 def whole_range(dtype: np.dtype[Any]) -> tuple[int, int]:
-    """The integers that a dtype holds, every one between the two.
+    """The range of integers that a dtype holds without gaps.
 
     >>> whole_range(np.dtype("float32"))
     (-16777216, 16777216)
@@ -181,8 +181,8 @@ def whole_range(dtype: np.dtype[Any]) -> tuple[int, int]:
 
 @lru_cache
 def float_range(dtype: np.dtype[Any]) -> tuple[float, float] | None:
-    """The range of floats that a dtype takes without clipping: from the first number up to, but
-    without, the second. None where nothing is clipped.
+    """The range of floats that a dtype takes without clipping. It includes the first number but not
+    the second. None if nothing is clipped.
 
     >>> float_range(np.dtype("uint8"))
     (-0.5, 255.5)
@@ -213,5 +213,5 @@ class Clipped:
         return (
             f"Clipped: {100 * self.share:.1f} % of {self.output} (head {self.head}, "
             f"{self.clipped:,} of {self.values:,} values) were outside the range of {self.dtype}; "
-            "give a wider --out-dtype, or say what the head is by --head-kind"
+            "give a wider --out-dtype, or name the kind of the head with --head-kind"
         )

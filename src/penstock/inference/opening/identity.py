@@ -1,9 +1,9 @@
-"""Hashes of what decides a run's voxels beside its settings. A resumed run compares them.
+"""Hashes of what decides a run's voxels besides its settings. A resumed run compares them.
 
 They cover the source files of the user's model with all that these import from their own folder,
-what a module holds beside its weights, and the content of an array in memory. The maker is the code
-of Penstock, the versions of libraries and the kind of machine: two parts of one run may differ in
-it, if the user allows that.
+the attributes of a module besides its weights, and the content of an array in memory. The maker is
+the code of Penstock, the versions of libraries and the kind of machine. It may differ within a run
+if the user allows that.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ Feed = Callable[[bytes], None]
 def maker(
     source: Source, sinks: Sequence[Sink], devices: Sequence[torch.device], threads: int | None
 ) -> dict[str, Any]:
-    """What may change the last bits of a voxel while all settings stay the same.
+    """The code, versions and machine, which may change the last bits of voxels.
 
-    ``threads`` is the number of torch's threads in a forward, None for torch's own choice. Sums of
-    a whole patch depend on it on a CPU.
+    ``threads`` is the number of torch's threads in a forward, None for torch's own choice. On a
+    CPU, sums over a whole patch depend on it.
     """
     versions: dict[str, str | None] = {"torch": torch.__version__, "numpy": np.__version__}
     for store in {type(store).__module__.rpartition(".")[2] for store in (source, *sinks)}:
@@ -89,7 +89,7 @@ def _version(library: str) -> str | None:
 
 @functools.cache
 def code_of_voxels() -> str:
-    """A hash of the modules that compute voxels. The version number does not change as often."""
+    """A hash of the modules that compute voxels. It changes more often than the version number."""
     places = [_PACKAGE / name for name in VOXEL_CODE]
     files = [file for place in places for file in [*place.rglob("*.py")] or [place]]
     named = [(str(file.relative_to(_PACKAGE)), _hash(file.read_bytes())) for file in files]
@@ -97,7 +97,7 @@ def code_of_voxels() -> str:
 
 
 def of_input(source: Source, *, resumes: bool) -> str:
-    """The fingerprint of an input. That of an array in memory is made of its content.
+    """The fingerprint of an input. For an array in memory it is a hash of the content.
 
     Raises `UsageError` if ``resumes`` and the array is too large to be hashed.
     """
@@ -108,8 +108,8 @@ def of_input(source: Source, *, resumes: bool) -> str:
         if resumes:
             raise UsageError(
                 f"--resume: the input is an array in memory of {format_bytes(num_bytes)}, and only "
-                f"up to {format_bytes(CONTENT_BYTES)} are compared with what a run began with; "
-                "give it as a .npy file or a Zarr array, or --overwrite"
+                f"arrays up to {format_bytes(CONTENT_BYTES)} are compared with the input of the "
+                "earlier run; give it as a .npy file or a Zarr array, or --overwrite"
             )
         return f"memory: {num_bytes} bytes"
     array = source.array  # type: ignore[attr-defined]
@@ -120,8 +120,8 @@ def of_input(source: Source, *, resumes: bool) -> str:
 
 
 def attributes(module: nn.Module) -> str:
-    """A hash of what a module holds beside its state dict: buffers that are not saved, plain
-    attributes, hooks on its forward, and the source of classes that are in no file."""
+    """A hash of what a module holds besides its state dict: buffers that are not saved, plain
+    attributes, hooks on its forward, and the source of classes that are not in a file."""
     digest = hashlib.sha256()
     _feed_module(module, digest.update, frozenset())
     return digest.hexdigest()[:16]
@@ -173,7 +173,7 @@ def _feed_module(module: nn.Module, feed: Feed, seen: frozenset[int]) -> None:
 
 
 def _feed(value: Any, feed: Feed, seen: frozenset[int]) -> None:
-    """Feed bytes that tell a value from others, in an order that is the same every time."""
+    """Feed bytes that identify a value, always in the same order."""
     feed(type(value).__qualname__.encode())
     if isinstance(value, _PLAIN):
         feed(repr(value).encode())
@@ -228,7 +228,7 @@ def _feed_named(value: Any, feed: Feed, seen: frozenset[int]) -> None:
 
 
 def _feed_other(value: Any, feed: Feed, seen: frozenset[int]) -> None:
-    """Feed an object of the user's by its attributes, one of a library by its representation."""
+    """Feed the attributes of an object of the user's class, or the repr of another object."""
     if _is_users(type(value).__module__):
         _feed(dict(sorted(getattr(value, "__dict__", {}).items())), feed, seen)
     elif " at 0x" not in (shown := repr(value)):
@@ -247,7 +247,7 @@ _FEEDERS: tuple[tuple[Any, Callable[[Any, Feed, frozenset[int]], None]], ...] = 
     (types.FunctionType, _feed_function),
     (type | types.BuiltinFunctionType | types.ModuleType, _feed_named),
 )
-"""Types of values, each with the function that feeds them. The first type that fits counts."""
+"""Types of values, each with the function that feeds them. The first type that fits is used."""
 
 
 def _filled(cell: types.CellType) -> bool:
@@ -334,8 +334,8 @@ def _with_parents(name: str) -> Iterator[str]:
 
 
 def _file_of(module: str) -> Path | None:
-    """The file of a loaded module. None for the script that was started: it may have changed
-    elsewhere before a run is resumed."""
+    """The file of a loaded module. None for the script that was started, as other code in it may
+    change before a run is resumed."""
     file = getattr(sys.modules.get(module), "__file__", None)
     return Path(file).resolve() if file and module != "__main__" else None
 

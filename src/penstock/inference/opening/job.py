@@ -41,7 +41,7 @@ class Job(Draft):
         model = load_model(
             config.model_type, config.weights, config.in_channels, trust=config.trust_model
         )
-        # Before the net is run: what it caches in a forward is no part of it.
+        # Before the first forward, as what the net caches in it does not count.
         self.attributes = identity.attributes(model.module)
         return model
 
@@ -60,11 +60,12 @@ class Job(Draft):
         return kinds, max(0, resident_bytes() - before[0]) if before else 0
 
     def maker(self) -> dict[str, Any]:
-        """What may change the last bits of voxels though the fingerprint is the same."""
+        """The code, versions and machine, which may change the last bits of voxels."""
         return identity.maker(self.source, self.sinks, self.devices, self.config.threads)
 
     def fingerprint(self) -> dict[str, Any]:
-        """What must be equal in two runs for them to write the same voxels into the same units."""
+        """The facts that must be equal in two runs for them to write the same voxels into the same
+        units."""
         config, geometry, model = self.config, self.geometry, self.net.model
         return {
             "input": identity.of_input(self.source, resumes=config.resumes),

@@ -1,4 +1,4 @@
-"""A model whose facts are known, as a job would run it on the CPU. Plans need no more of a net."""
+"""A model whose facts are known, as a job would run it on the CPU. A plan needs only the facts."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .heads import is_wide
 
 
 class HostDevice(NamedTuple):
-    """The CPU, where torch cannot be asked for other devices."""
+    """The CPU. Without torch, no other device can be found."""
 
     type: str = "cpu"
 
 
 @dataclass(frozen=True)
 class KnownNet:
-    """What a plan asks of a `Net`."""
+    """The facts of a `Net` that a plan needs."""
 
     model: KnownModel
     amp: str | None

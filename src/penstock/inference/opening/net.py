@@ -17,7 +17,7 @@ from ..tiling.geometry import PatchShape
 from .heads import is_wide
 
 GPU_BATCH = 16
-"""Patches in one forward on a GPU, if the user does not say."""
+"""Number of patches in one forward on a GPU, without --batch."""
 
 
 _RECORD_GRAPHS = ("reduce-overhead", "max-autotune")
@@ -31,15 +31,15 @@ class Net:
     model: Model
     shape: PatchShape
     amp: torch.dtype | None
-    """The dtype of autocast; None: off."""
+    """The dtype of autocast; None if it is off."""
     carrier: torch.dtype
-    """Dtype in which patches are normalised: float32, or float64 if the input needs it."""
+    """Dtype in which patches are normalised, float32, or float64 if the input needs it."""
     clip: tuple[float, float] | None
-    """Range that normalised values are clipped to; None: no clipping."""
+    """Range that normalised values are clipped to; None for no clipping."""
     batch: int
-    """Patches gathered before a forward."""
+    """Number of patches of a batch."""
     forward: int
-    """Patches in one forward. On a CPU a batch is run in several forwards."""
+    """Number of patches in one forward. On a CPU a batch is run in several forwards."""
     footprint: Footprint
 
     @property
@@ -93,8 +93,8 @@ def fit_net(
 def fit_batch(
     model: Model, shape: PatchShape, batch: int | None, *, on_cpu: bool
 ) -> tuple[int, Footprint]:
-    """The number of patches in one forward, and its footprint. ``batch`` is what the user says."""
-    # A net that was exported for one size of batch takes no other.
+    """The number of patches in one forward, and its footprint. ``batch`` is that of --batch."""
+    # A net that was exported for one batch size takes no other.
     if on_cpu:
         *sizes, last = (CPU_FORWARD, 1, batch) if batch else (CPU_FORWARD, 1)
     else:
@@ -109,9 +109,9 @@ def fit_batch(
 def check_graphs(config: InferConfig, devices: Sequence[torch.device]) -> None:
     """Raise `UsageError` if torch would not keep the CUDA graphs of lanes apart.
 
-    Each lane has a thread of its own. Until 2.13 torch kept graphs for the thread that imported
-    their code, and failed in others. It still counts forwards for all threads together. With a
-    second lane, a forward in several graphs could lose what one graph hands to the next.
+    Each lane has its own thread. Before 2.13, torch kept graphs for the thread that imported their
+    code, and failed in others. It still counts the forwards of all threads together. With a second
+    lane, a forward in several graphs could lose what one graph passes to the next.
     """
     lanes = sum(device.type == "cuda" for device in devices)
     if not records_graphs(config) or not lanes:
@@ -119,18 +119,18 @@ def check_graphs(config: InferConfig, devices: Sequence[torch.device]) -> None:
     why = f"--compile-mode {config.compile_mode} records CUDA graphs"
     if torch.__version__ < "2.13":
         raise UsageError(
-            f"{why}, which torch {torch.__version__} cannot do in a lane's thread; take torch 2.13 "
-            "or later, or --compile-mode max-autotune-no-cudagraphs"
+            f"{why}, for which infer needs torch 2.13 or later, and this is "
+            f"{torch.__version__}; or give --compile-mode max-autotune-no-cudagraphs"
         )
     if lanes > 1:
         raise UsageError(
-            f"{why}, which torch does not keep apart for the {lanes} devices of one process; name "
-            "one of --devices, or take --compile-mode max-autotune-no-cudagraphs"
+            f"{why}, which torch mixes up between the {lanes} devices of one process; name one of "
+            "--devices, or give --compile-mode max-autotune-no-cudagraphs"
         )
 
 
 def records_graphs(config: InferConfig) -> bool:
-    """Whether a net that is compiled so records CUDA graphs, on a GPU."""
+    """Whether a net that is compiled with these settings records CUDA graphs on a GPU."""
     return config.compile and config.compile_mode in _RECORD_GRAPHS
 
 
@@ -147,7 +147,7 @@ def fixed_scaling(config: InferConfig) -> Scaling | None:
 def choose_amp(
     config: InferConfig, devices: Sequence[torch.device], dtype: torch.dtype
 ) -> torch.dtype | None:
-    """The dtype of autocast for a net of ``dtype``; None: off.
+    """The dtype of autocast for a net of ``dtype``; None if it is off.
 
     By default it is fp16 on CUDA, which keeps 11 bits of an intensity where bf16 keeps 8. But fp16
     ends at 65,504, so it is used only for values that are normalised to a range, and only for a net

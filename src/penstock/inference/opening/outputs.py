@@ -21,7 +21,7 @@ class Output:
 
     sink: Sink
     channels: int
-    """Channels of the head that it takes."""
+    """Number of channels of the head that it takes."""
     offset: tuple[int, ...]
     """Shift from the source's spatial coordinates to the sink's, z y x."""
     places: tuple[tuple[int, int], ...]
@@ -48,9 +48,9 @@ def open_outputs(
 ) -> list[Output]:
     """Open an output for each part of the model. Creates nothing.
 
-    ``selected`` are the times and channels of the source, ``at_once`` is how many channels the
-    model takes. Raises `UsageError` for a sink that cannot take its part, and for two sinks that
-    overlap or whose chunks do not line up.
+    ``selected`` are the times and channels of the source, ``at_once`` is the number of channels
+    that the model takes. Raises `UsageError` for a sink that cannot take its part, and for two
+    sinks that overlap or whose chunks do not line up.
     """
     times, channels = selected
     outputs: list[Output] = []
@@ -102,8 +102,8 @@ def _dtypes(
 
 
 def _check_axes(sink: Sink, domain: Box, channels: int) -> None:
-    """Refuse a sink of another space than the source, and one that keeps in one chunk what is
-    written in several pieces."""
+    """Refuse a sink whose spatial shape differs from the source's, and one that keeps in one chunk
+    what is written in several pieces."""
     have = sink.domain.shape
     for axis, name in enumerate("zyx", start=2):
         if have[axis] != domain.shape[axis]:
@@ -123,10 +123,10 @@ def _check_axes(sink: Sink, domain: Box, channels: int) -> None:
 def _places(
     sink: Sink, domain: Box, axis: int, selected: Sequence[int], size: int, *, whole: bool
 ) -> list[int]:
-    """The first index in a sink of each selected time or channel, which takes ``size``.
+    """The first index in a sink of each selected time or channel, which takes ``size`` indices.
 
-    Along t and c a sink may hold just what is selected, in that order, or, if ``whole``, all that
-    the source has, at the same indices.
+    Along t and c a sink may hold only what is selected, in that order. If ``whole``, it may also
+    hold all that the source has, at the same indices.
     """
     start, extent = sink.domain.start[axis], sink.domain.shape[axis]
     if extent == len(selected) * size:
@@ -158,9 +158,9 @@ def _dtype(name: str) -> np.dtype[Any]:
 
 
 def _chunks(config: InferConfig) -> tuple[int, ...] | None:
-    """The chunks of a new output: what the user said, or what divides their block evenly.
+    """The chunks of a new output: those of --chunks, or sides that divide --block evenly.
 
-    None if nothing of a sensible size does: then the store chooses.
+    None if no side of a sensible size does; then the store chooses.
     """
     if config.chunks is not None:
         return per_axis(config.chunks, plane=False, thin=1)

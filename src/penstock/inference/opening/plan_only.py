@@ -1,4 +1,4 @@
-"""Plans jobs: with torch where it is installed, without it where the model is known."""
+"""Plan jobs: with torch if it is installed, or without it for models whose facts are known."""
 
 from __future__ import annotations
 

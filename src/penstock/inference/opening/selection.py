@@ -26,7 +26,7 @@ class Volume:
 
 
 def volumes_of(times: Sequence[int], channels: Sequence[int], at_once: int) -> list[Volume]:
-    """The volumes of some times and channels. ``at_once`` is how many channels the model takes.
+    """The volumes of some times and channels. The model takes ``at_once`` channels.
 
     Raises `UsageError` if channels would be left over.
     """
@@ -71,5 +71,5 @@ def _named(item: str, start: int, stop: int) -> Sequence[int]:
     low, high, *step = (int(number) if number else None for number in item.split(":"))
     low, high = start if low is None else low, stop if high is None else high
     named = range(low, high, *[number for number in step if number])
-    # One more than the input has is enough to be out of range.
+    # One index more than the input has is enough to raise the error.
     return named[: stop - start + 1]

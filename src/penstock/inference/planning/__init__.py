@@ -1,1 +1,1 @@
-"""Everything that is known before a byte moves: bytes, cuts, the plan, and jobs at scale."""
+"""What is computed before any data is read: cuts, memory, the plan, and jobs on many workers."""

@@ -1,14 +1,15 @@
-"""A job on many workers, on paper: when it would end, what is computed twice, who waits for whom.
+"""A job on many workers, by formula: when it ends, what is computed again, and what bounds it.
 
     T = statistics + work * (1 + redone) / (workers up * speed) + tail
 
-``work`` counts the patches of all parts, those on borders for each side. A failed worker loses what
-it did in open units, `Redo.mean_lost` of a part in the mean; where failures are frequent, what is
-redone fails again, so a stretch of t seconds without a note takes ``(exp(t / mtbf) - 1) * mtbf``.
-Store and scheduler each hold so many patches per second, which all workers share. The tail is the
-time in which workers find no more parts: half of one in the mean, or more if a slow worker has it.
+``work`` counts the patches of all parts, and those on borders once for each side. A failed worker
+loses what it did in open units, on average the share `Redo.mean_lost` of a part. If failures are
+frequent, redone work fails again, so t seconds of work without a note take
+``(exp(t / mtbf) - 1) * mtbf`` seconds. Store and scheduler each serve a limited number of patches
+per second, which all workers share. The tail is the time in which workers find no more parts: the
+time of half a part on average, or more if a slow worker has the last one.
 
-`simulation` plays the same job; `scale_report` puts both into words.
+`simulation` simulates the same job; `scale_report` puts both into words.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from .borders import spill_rate
 from .plan import Plan
 
 HOPELESS = 10
-"""A job is given up after so many times the time of workers that never fail."""
+"""A job is given up once it takes this many times as long as with workers that never fail."""
 _FREQUENT = 50.0
-"""Failures within one part at which no part is ever done."""
+"""Expected failures within one part above which no part is ever done."""
 _ROUNDS = 1000
 
 BoundBy = Literal["the workers", "the store", "the scheduler"]
@@ -37,7 +38,7 @@ class Fleet:
 
     workers: int
     rate: float
-    """Voxels per second of a worker that computes no borders of parts."""
+    """Voxels per second of a worker, without the borders of parts."""
     mtbf: float | None = None
     """Mean seconds between two failures of a worker. None: they do not fail."""
     restart: float | None = None
@@ -45,15 +46,15 @@ class Fleet:
     slow_share: float = 0.0
     """Share of the workers that are slow."""
     slowness: float = 1.0
-    """The time of a slow worker over that of another one."""
+    """The time that a slow worker takes over that of another one."""
     bandwidth: float | None = None
     """Bytes per second of the store. None: more than the workers need."""
     tasks_per_second: float = math.inf
-    """Parts per second that the scheduler holds."""
+    """Parts per second that the scheduler can give out."""
 
     @classmethod
     def of(cls, config: ScaleConfig, workers: int, rate: float) -> Fleet:
-        """The fleet of some settings."""
+        """The fleet that the settings describe."""
         return cls(
             workers, rate, config.mtbf, config.restart, config.slow_share, config.slowness,
             config.bandwidth, config.tasks_per_second,
@@ -70,7 +71,7 @@ class Fleet:
         return self.workers - self.slow
 
     def share_up(self, seconds: float) -> float:
-        """The mean share of the workers that is up, from the start until then."""
+        """The mean share of the workers that is up during the first ``seconds``."""
         if self.mtbf is None or not seconds:
             return 1.0
         if self.restart is None:
@@ -90,15 +91,15 @@ class Load:
     speed: float
     """Patches per second of a worker."""
     store: float = math.inf
-    """Patches per second that the store holds."""
+    """Patches per second that the store can serve."""
     scheduler: float = math.inf
-    """Patches per second that the scheduler holds, by the mean part."""
+    """Patches per second that the scheduler can give out, in parts of mean size."""
     before: float = 0.0
     """Seconds before the first part, in which values are counted."""
 
     @property
     def most(self) -> float:
-        """Patches per second that all workers together cannot exceed."""
+        """Most patches per second of all workers together."""
         return min(self.store, self.scheduler)
 
 
@@ -111,13 +112,13 @@ def load_of(config: InferConfig, plan: Plan, fleet: Fleet) -> Load:
         fleet: The workers.
 
     Returns:
-        Its patches, and how many of them a worker and the store hold per second.
+        Its patches, and how many per second a worker, the store and the scheduler can do.
     """
     assert plan.parts is not None
     work, bandwidth = part_work(plan.parts), fleet.bandwidth
     bytes_each = (plan.read_bytes + plan.output_bytes) / plan.num_patches
     seconds = plan.voxels / fleet.rate / patches_of_one(config, plan)
-    if plan.spill is not None:  # which is written and read
+    if plan.spill is not None:  # each byte is written and read
         seconds += 2 * plan.spill.bytes / spill_rate(plan.facts) / plan.num_patches
     return Load(
         work,
@@ -130,7 +131,7 @@ def load_of(config: InferConfig, plan: Plan, fleet: Fleet) -> Load:
 
 def patches_of_one(config: InferConfig, plan: Plan) -> int:
     """The patches that a single process would compute."""
-    if config.normalize == "percentile":  # of each unit, whoever computes it
+    if config.normalize == "percentile":  # each unit has its own patches in any case
         return plan.num_patches
     geometry = plan.geometry
     return geometry.patches_for(geometry.domain).size * plan.facts.num_volumes
@@ -142,8 +143,8 @@ def shared_speeds(load: Load, fleet: Fleet, fast: float, slow: float) -> tuple[f
     Args:
         load: The work of the job.
         fleet: The workers.
-        fast: Number of fast workers at work.
-        slow: Number of slow ones.
+        fast: Number of busy fast workers.
+        slow: Number of busy slow workers.
 
     Returns:
         Patches per second of a fast worker, of a slow one, and of all.
@@ -164,14 +165,14 @@ class Expected:
     seconds: float
     """Seconds until the last unit is written; infinite if too few workers live that long."""
     before: float
-    """Seconds of them before the first part."""
+    """Seconds of these before the first part."""
     tail: float
-    """Seconds of them in which workers find no more parts."""
+    """Seconds of these in which workers find no more parts."""
     failures: float
     redone: float
-    """Patches computed again, as a share of those of all parts."""
+    """Patches computed again, as a share of the patches of all parts."""
     tasks: float
-    """Parts given out, those of dead workers each time."""
+    """Parts given out. Those of dead workers count each time."""
     bound_by: BoundBy
 
     @property
@@ -181,14 +182,14 @@ class Expected:
 
 
 def expect(load: Load, fleet: Fleet) -> Expected:
-    """When a job would end.
+    """Compute when a job is expected to end.
 
     Args:
-        load: Its work.
+        load: The work of the job.
         fleet: The workers.
 
     Returns:
-        Expected values.
+        The expected values.
     """
     seconds = _seconds(load, fleet)
     if math.isinf(seconds):
@@ -208,7 +209,7 @@ def expect(load: Load, fleet: Fleet) -> Expected:
 
 
 def without_failures(load: Load, fleet: Fleet) -> float:
-    """The least seconds of workers that never fail, with a slow one in the largest part.
+    """Least seconds of a job if workers never fail and a slow one has the largest part.
 
     Args:
         load: The work of the job.
@@ -222,7 +223,7 @@ def without_failures(load: Load, fleet: Fleet) -> float:
 
 
 def _seconds(load: Load, fleet: Fleet) -> float:
-    """Seconds of a job once values are counted; infinite if too few workers live that long."""
+    """Seconds of a job after its values are counted; infinite if too few workers live that long."""
     seconds = without_failures(load, fleet)
     limit = HOPELESS * seconds
     for _ in range(_ROUNDS):
@@ -235,7 +236,7 @@ def _seconds(load: Load, fleet: Fleet) -> float:
 
 
 def _seconds_if_up(load: Load, fleet: Fleet, up: float) -> float:
-    """The seconds of a job while a mean share of the workers is up."""
+    """The seconds of a job if, on average, the share ``up`` of the workers is up."""
     work, workers = load.work, fleet.workers * up
     speed, _, together = shared_speeds(load, fleet, fleet.fast * up, fleet.slow * up)
     if fleet.mtbf is None and not fleet.slow and work.largest == work.mean:
@@ -254,7 +255,7 @@ def _seconds_if_up(load: Load, fleet: Fleet, up: float) -> float:
 
 
 def _in_turns(load: Load, workers: int) -> float:
-    """The seconds of equal workers that never fail and do equal parts."""
+    """The seconds of a job of equal parts on equal workers that never fail."""
     turns, rest = divmod(len(load.work), workers)
     patches = load.work.mean
     seconds = turns * patches / min(load.speed, load.most / workers)
@@ -262,14 +263,14 @@ def _in_turns(load: Load, workers: int) -> float:
 
 
 def _drained(load: Load, workers: float, together: float, speed: float, kind: float) -> float:
-    """The seconds from the last part that is given out until workers of a kind are done.
+    """The seconds from when the last part is given out until workers of a kind are done.
 
-    A worker gets its own ``speed``, or an even share of what store and scheduler hold if that is
-    less. Each worker of the ``kind`` is somewhere in its last part. Where the last parts are small,
-    a part that was begun before them may end last.
+    A worker computes at its own ``speed``, or at an even share of what store and scheduler serve if
+    that is less. ``kind`` is the number of workers of the kind; each is at a random point of its
+    last part. If the last parts are small, a part that was begun before them may end last.
     """
     alone = min(1.0, load.most / speed / workers)
-    """The share of workers that get their own speed together."""
+    """Share of workers that can compute at their own speed at once."""
     each = alone / speed + workers / load.most * (1 - alone**2) / 2
     along_z, along_y, along_x = load.work.axes
     column, plane = max(along_y) * max(along_x), sum(along_y) * sum(along_x)
@@ -281,7 +282,7 @@ def _drained(load: Load, workers: float, together: float, speed: float, kind: fl
 
 
 def _slowdown(load: Load, fleet: Fleet, speed: float) -> float:
-    """Patches computed for each patch of the parts, where workers fail."""
+    """Patches computed per patch of the parts, if workers fail."""
     if fleet.mtbf is None:
         return 1.0
     stretch = 2 * load.work.redo.mean_lost * load.work.mean / speed / fleet.mtbf

@@ -1,4 +1,4 @@
-"""The patches on the borders of parts: what it costs to compute them twice, or to spill."""
+"""The cost of the patches on borders of parts, if they are computed twice or spilled."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .memory import Facts
 from .spill_room import Spill
 
 SPILL_BANDWIDTH = 200e6
-"""Bytes per second at which a worker is assumed to spill and to read back, where nobody has said or
-measured it. A local disk is several times as fast; on a file system that many workers share, each
-can hope for this much."""
+"""Bytes per second at which a worker is assumed to spill and to read back, if the rate is neither
+given nor measured. A local disk is several times as fast. It is a fair guess for each of many
+workers that share a file system."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,9 @@ class Way:
     parts: int
     patches: int
     read_bytes: int
-    """Decoded bytes that reading must touch."""
+    """Decoded bytes that are read."""
     seconds: float | None
-    """Seconds of the job; None where the time of a patch is not known."""
+    """Seconds of the job; None if the time of a patch is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +37,12 @@ class Ways:
     spilled: Way
     spill: Spill
     rates: str
-    """The numbers that the seconds are made of, and who says so."""
+    """The rates from which the seconds are computed, and their sources."""
     spills: bool
     """True if parts spill."""
     why: str
     one: int
-    """Patches that one process computes."""
+    """Number of patches that a single process would compute."""
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """Both ways in words, line by line: (what, how much)."""
@@ -72,11 +72,11 @@ def weigh(
 
     Args:
         config: The settings of the job.
-        facts: With the seconds that a patch takes and the rate of the scratch, if they are known.
+        facts: The facts, with the seconds of a patch and the rate of spilling if they are known.
         recomputed: Parts that compute their borders twice, and the bytes that they read.
-        spilled: Parts that spill, likewise.
-        spill: What these spill.
-        fits: Whether these fit the memory.
+        spilled: Parts that spill, and the bytes that they read.
+        spill: What they spill.
+        fits: Whether the job fits the memory if parts spill.
 
     Returns:
         Both ways, and the choice.
@@ -88,11 +88,11 @@ def weigh(
         spills, why = False, "only the workers of --cluster spill"
     elif config.max_spill is not None and spill.peak > config.max_spill:
         limit = format_bytes(config.max_spill)
-        spills, why = False, f"--max-spill {limit} is less than would lie spilled at once"
+        spills, why = False, f"--max-spill {limit} is less than the job would spill at once"
     elif not fits:
-        spills, why = False, "the other does not fit the memory"
+        spills, why = False, "spilling does not fit the memory"
     elif ways[0].seconds is None or ways[1].seconds is None:
-        spills, why = False, "nothing says how long a patch takes; --rate does"
+        spills, why = False, "the time of a patch is unknown; give --rate"
     else:
         spills, why = ways[1].seconds < ways[0].seconds, "it is predicted to end first"
     one = spilled[0].geometry.cores.cells.size * spilled[0].num_volumes
@@ -100,20 +100,20 @@ def weigh(
 
 
 def spill_rate(facts: Facts) -> float:
-    """Bytes per second that a worker writes, or reads, of what is spilled.
+    """Bytes per second at which a worker writes, or reads, spilled pieces.
 
     Args:
-        facts: The rate, if it is known.
+        facts: The facts, with the rate if it is known.
 
     Returns:
-        It, or else what is assumed.
+        The known rate, or else `SPILL_BANDWIDTH`.
     """
     return facts.spill_rate or SPILL_BANDWIDTH
 
 
 def _rates(facts: Facts) -> str:
     scratch = f"{format_bytes(spill_rate(facts))}/s of scratch for each worker"
-    source = facts.spill_rate_from if facts.spill_rate else "assumed; --spill-rate says better"
+    source = facts.spill_rate_from if facts.spill_rate else "assumed; give --spill-rate"
     patch = ""
     if facts.patch_seconds is not None:
         patch = f"{format_seconds(facts.patch_seconds)} a patch ({facts.patch_seconds_from}), "
@@ -121,8 +121,8 @@ def _rates(facts: Facts) -> str:
 
 
 def _way(parts: Parts, read_bytes: int, facts: Facts, scratch: float) -> Way:
-    """The seconds are those from the first part to the end; ``scratch`` are those in which one
-    worker would write all that is spilled, and as long it takes to read it."""
+    """The cost of a way. Its seconds run from the first part to the end. ``scratch`` is the seconds
+    that one worker would take to write all pieces, and again to read them."""
     work, each = part_work(parts), facts.patch_seconds
     if each is None:
         return Way(len(parts), work.total, read_bytes, None)

@@ -1,4 +1,4 @@
-"""The ways to cut a job: the unit that is written, the regions, the parts that workers share.
+"""The ways to cut a job into write units, regions, and parts that workers share.
 
 A `Plan` is made for each way, and the cheapest one that fits the memory is taken.
 """
@@ -15,12 +15,13 @@ from ..tiling.parts import Parts, fit_parts
 from .memory import Facts
 
 BLOCK_VOXELS = 3_000_000
-"""Most voxels in the read region of a compute block. Small blocks are cheap to have in flight and
-touch little fresh memory; below this size the fixed cost of a block begins to show."""
+"""Most voxels that a compute block reads. Small blocks take little memory while they are under way;
+below this size the fixed cost of a block begins to show."""
 UNIT_VOXELS = 2**22
-"""Most voxels in a fitted write unit. Small units are written, and so safe, sooner."""
+"""Most voxels in a write unit whose size is chosen here. Small units are written sooner, so a kill
+loses less."""
 OWN_UNIT_VOXELS = 2**24
-"""Most voxels of a unit that has its own percentiles, and so its own patches: 256 cubed. With
+"""Most voxels of a unit that has its own percentiles, and so its own patches (256 cubed). With
 smaller units too many patches would be computed twice."""
 
 
@@ -41,8 +42,7 @@ def cuts(
     *,
     spills: bool = False,
 ) -> Iterator[JobCut]:
-    """The cuts to compare, those of the largest regions first. With ``spills``, parts share the
-    patches on their borders.
+    """The cuts to compare, the largest regions first. With ``spills``, parts spill their borders.
 
     Raises `UsageError` for a block that does not match the output's chunks.
     """
@@ -60,7 +60,7 @@ def cuts(
         least = config.parts or 1
         while True:
             parts = fit_parts(geometry, volumes, config.shared_by, least)
-            if not by_unit:  # a part is a region: each of its patches is computed once
+            if not by_unit:  # a part is one region, so each of its patches is computed once
                 geometry = replace(geometry, region=parts.step)
                 parts = replace(parts, geometry=geometry)
             yield JobCut(shape, geometry, parts)
@@ -70,7 +70,7 @@ def cuts(
 
 
 def _regions(config: InferConfig, facts: Facts, unit: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Region shapes to compare, largest first. They are never cut along z, which is swept."""
+    """Region shapes to compare, largest first. Regions are not cut along z, as blocks sweep it."""
     if config.normalize == "percentile":
         yield unit
         return
@@ -86,9 +86,9 @@ def _regions(config: InferConfig, facts: Facts, unit: tuple[int, ...]) -> Iterat
 
 
 def _fit_unit(config: InferConfig, facts: Facts, shape: PatchShape) -> tuple[int, ...]:
-    """The shape of a write unit: what the user said, or a fitted one.
+    """The shape of a write unit: that of --block, or else one that is chosen here.
 
-    Raises `UsageError` if what the user said is not whole chunks of every sink.
+    Raises `UsageError` if --block is not whole chunks of every output.
     """
     grid = tuple(math.lcm(*axis) for axis in zip(*facts.write_grids, strict=True))
     extent = facts.domain.shape
@@ -124,8 +124,8 @@ def _geometry(
     stride = tuple(p - o for p, o in zip(shape.patch, shape.overlap, strict=True))
     counts = [-(-n // s) for n, s in zip(facts.domain.shape, stride, strict=True)]
     if config.normalize == "percentile":
-        # Each region is one block: its percentiles are needed before its first patch. Blocks end
-        # at multiples of this in the global grid, so it must be all of it.
+        # Each region is one block, as its percentiles are needed before its first patch. Blocks end
+        # at multiples of this in the global grid, so it must cover the whole grid.
         per_block = counts
     else:
         per_block = [1, 1, 1]

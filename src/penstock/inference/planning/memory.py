@@ -12,13 +12,13 @@ from ...data import Box
 from ..tiling.traffic import BlockShape
 
 LIBRARY_BYTES = 2 * 32 * 2**20
-"""Bytes that torch gives cuBLAS and cuBLASLt to work in, at most: those of a Hopper GPU."""
+"""Most bytes of torch's workspaces for cuBLAS and cuBLASLt, as on a Hopper GPU."""
 RUNTIME_BYTES = 80 * 2**20
-"""Bytes of thread stacks, arenas and codecs, as measured: see benchmarks/README.md."""
+"""Bytes of thread stacks, arenas and codecs, measured as benchmarks/README.md says."""
 CPU_FORWARD = 2
-"""Patches in one forward on a CPU, whatever the batch, so that a result does not depend on the
-batch. For a single patch torch uses kernels of its own for small convolutions, a quarter to a third
-slower than oneDNN's; more than two patches leave the cache."""
+"""Number of patches in one forward on a CPU, for any batch, so that results do not depend on the
+batch. For one patch, torch uses its own kernels for small convolutions, which are a quarter to a
+third slower than oneDNN's. More than two patches do not fit the CPU's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,21 +31,21 @@ class Facts:
     source_chunk: tuple[int, ...]
     """Spatial shape of a chunk, z y x."""
     chunk_bytes: int
-    """Bytes of a decoded chunk, all its axes."""
+    """Bytes of a decoded chunk, over all its axes."""
     source_origin: tuple[int, ...]
-    """A corner of the source's chunk grid."""
+    """A corner of the source's chunk grid, z y x."""
     source_is_float: bool
     source_cache: int | None
-    """Bytes of decoded chunks that the user's spec lets the source keep. None: the plan chooses."""
+    """Bytes of decoded chunks that the source keeps by the user's spec. None: the plan chooses."""
     source_caches: bool
     """True if the source can keep decoded chunks."""
     num_volumes: int
-    """Number of volumes: pairs of time point and channel group."""
+    """Number of volumes, which are pairs of time point and channel group."""
     batch: int
-    """Patches gathered before a forward."""
+    """Number of patches of a batch."""
     in_channels: int
     out_channels: tuple[int, ...]
-    """Channels of each head."""
+    """Number of channels of each head."""
     out_itemsizes: tuple[int, ...]
     sum_itemsizes: tuple[int, ...]
     """Bytes of a value in the sums of each head. 0 for a head that is not blended."""
@@ -55,7 +55,7 @@ class Facts:
     """A corner of the sinks' chunk grids, z y x, in source coordinates."""
     weight_bytes: int
     forward_bytes: int | None
-    """Most bytes in one forward of a full batch. None if unknown."""
+    """Most bytes that one forward of a full batch takes. None if unknown."""
     devices: tuple[str, ...]
     """Device types, one for each device."""
     base_bytes: int
@@ -67,23 +67,23 @@ class Facts:
     device_bytes: int | None
     """Free bytes of the device that has the fewest. None on the CPU."""
     cast_bytes: int = 0
-    """Bytes of the weights in half precision, which autocast keeps beside the others."""
+    """Bytes of the weights in half precision, which autocast keeps in addition to the others."""
     work_itemsize: int = 4
-    """Bytes of a value while patches are normalised and brought back."""
+    """Bytes of a value while patches are normalised before the forward, and scaled back after."""
     patch_seconds: float | None = None
-    """Seconds that a worker takes for a patch. None: not known."""
+    """Seconds that a worker takes for a patch. None if unknown."""
     patch_seconds_from: str = ""
-    """Who says so, for the printed plan; likewise below."""
+    """Source of this number, for the printed plan; likewise below."""
     spill_rate: float | None = None
-    """Bytes per second that a worker writes, or reads, of what is spilled. None: not known."""
+    """Bytes per second at which a worker writes, or reads, spilled pieces. None if unknown."""
     spill_rate_from: str = ""
     patch_flops: float | None = None
     """Floating-point operations of a forward for each patch. None if unknown."""
     heads: tuple[str, ...] = ()
     """One line about each head for the printed plan."""
     arithmetic: str = ""
-    """Torch, instruction set, threads and GPUs for the printed plan: they decide the last bits of
-    sums. Empty if torch is not installed here."""
+    """Torch, instruction set, threads and GPUs, for the printed plan. The last bits of sums depend
+    on them. Empty if torch is not installed here."""
     notes: tuple[str, ...] = ()
     """Sentences for the printed plan about how the model is run."""
 
@@ -94,19 +94,19 @@ class Facts:
 
     @property
     def in_bytes(self) -> int:
-        """Bytes for each voxel of a volume, all its channels."""
+        """Bytes of a voxel of a volume, over all its channels."""
         return self.in_channels * self.source_itemsize
 
     @property
     def out_bytes(self) -> int:
-        """Bytes for each voxel of all outputs."""
+        """Bytes of a voxel, over all outputs."""
         pairs = zip(self.out_channels, self.out_itemsizes, strict=True)
         return sum(channels * itemsize for channels, itemsize in pairs)
 
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """Predicted peak of host memory, by cause, bytes."""
+    """Predicted peak of host memory in bytes, by cause."""
 
     base: int
     forward: int
@@ -129,14 +129,14 @@ def resident_bytes() -> int:
 
 
 def chunks_of_block(facts: Facts, block: BlockShape) -> int:
-    """Chunks of the source that a block touches at most."""
+    """Most chunks of the source that a block touches."""
     lengths = zip(block.read.shape, facts.source_chunk, facts.domain.shape, strict=True)
     return math.prod(min(-(-(n - 1) // chunk) + 1, -(-all_ // chunk)) for n, chunk, all_ in lengths)
 
 
 def block_bytes_of(facts: Facts, read: int, support: int) -> int:
-    """Bytes of a block: the array as read and the outputs. Both are kept for the next block. An
-    input of floats adds one byte a voxel that says whether it was finite."""
+    """Bytes of a block: the array as read and the outputs. Both buffers are reused by later blocks.
+    A float input adds one byte per voxel, which says whether it is finite."""
     came = support * (sum(block_voxel_bytes(facts)) + facts.source_is_float)
     return read * facts.in_bytes + came
 
@@ -148,7 +148,7 @@ def block_voxel_bytes(facts: Facts) -> list[int]:
 
 
 def unit_voxel_bytes(facts: Facts) -> list[int]:
-    """Bytes of a voxel of a unit, for each head. A buffer serves sums and what is written."""
+    """Bytes of a voxel of a unit, for each head. A buffer holds sums, then what is written."""
     each = zip(facts.out_channels, facts.out_itemsizes, facts.sum_itemsizes, strict=True)
     return [channels * max(sums, out) for channels, out, sums in each]
 
@@ -156,10 +156,10 @@ def unit_voxel_bytes(facts: Facts) -> list[int]:
 def block_budget(facts: Facts, patch: int, block: int, workers: int, batches: int | None) -> int:
     """Bytes that blocks under way may take, for each device.
 
-    ``patch`` is the size of a block of one patch, ``block`` that of the largest block, ``batches``
-    the most batches that the user allows. A batch can hold patches of as many blocks as it has
-    rows, and releases none of them before it is full. So there must be room for all of them, and
-    for one more block.
+    ``patch`` is the size of a block of one patch in bytes, ``block`` that of the largest block, and
+    ``batches`` is the most batches that the user allows. A batch can hold patches of as many blocks
+    as it has rows, and frees none of them before it is full. So there must be room for all of them,
+    and for one more block.
     """
     least = facts.batch * patch + 2 * block
     budget = least + max(1, workers // len(facts.devices)) * block
@@ -175,8 +175,8 @@ def pinned_blocks(facts: Facts, budget: int, largest: BlockShape) -> int:
 def blocks_bytes(facts: Facts, budget: int, largest: BlockShape) -> int:
     """Bytes of blocks under way on the host, for all devices.
 
-    The arrays of a CUDA device are pinned, as read and as they come down. Torch pins in powers of
-    two, and pinned memory is kept. Small blocks that find none of their size come on top.
+    For a CUDA device, the arrays as read and the outputs are in pinned memory. Torch pins powers of
+    two and keeps pinned memory. Small blocks that find no pinned buffer of their size come on top.
     """
     heads = (largest.support.size * count for count in block_voxel_bytes(facts))
     arrays = (largest.hull.size * facts.in_bytes, *heads)
@@ -185,24 +185,24 @@ def blocks_bytes(facts: Facts, budget: int, largest: BlockShape) -> int:
 
 
 def device_bytes(facts: Facts, computing: int, buffers: int, budget: int) -> int:
-    """Bytes on each device. In the forward, the copies that cuDNN makes of the input and output of
-    a convolution count already."""
+    """Bytes on each device. ``computing`` includes the copies that cuDNN makes of the input and
+    output of a convolution."""
     return facts.weight_bytes + computing + buffers + budget + LIBRARY_BYTES
 
 
 def computing_bytes(facts: Facts, patch: int) -> tuple[int, int]:
-    """Bytes of a full batch's forward at its peak, and of its patches on the way in and out."""
+    """Peak bytes of a full batch's forward, and bytes of its input and output patches."""
     channels = facts.in_channels + sum(facts.out_channels)
     buffers = facts.batch * patch * facts.work_itemsize * channels
     return max(facts.forward_bytes or 0, buffers) + facts.cast_bytes, buffers
 
 
 def cache_bytes(facts: Facts, voxels: int) -> int:
-    """Bytes of a read cache that holds so many voxels of each channel."""
+    """Bytes of a read cache that holds ``voxels`` of each channel."""
     if facts.source_cache is not None:
         return facts.source_cache
-    # The store's own records of each chunk count as well. The margin matters: a cache that is one
-    # chunk too small for what is read again is of no use at all.
+    # With a margin for the store's records of each chunk: a cache that is one chunk too small for
+    # what is read again is useless.
     held = voxels * facts.in_bytes
     return held + held // 32 + 2**20 if held else 0
 

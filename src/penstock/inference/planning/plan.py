@@ -1,9 +1,9 @@
-"""Everything known before a byte moves: counts, bytes, amplifications, memory, and the refusal.
+"""The plan of a job, made before any data is read: counts, bytes, amplifications and memory.
 
-A `Plan` is arithmetic on shapes. It opens nothing and reads nothing; `facts` gathers what it must
-know, and `run` carries it out. A job that cannot fit is refused here, with the two numbers and the
-flag that would mend it. Parts that workers share compute their borders twice or spill them: of
-these two ways the plan states both, and takes one.
+A `Plan` is arithmetic on shapes. It opens nothing and reads nothing; `facts` gathers what it needs,
+and `run` carries it out. A job that does not fit is refused here, with the two numbers and the flag
+that helps. If workers share the parts, these either compute their borders twice or spill them. The
+plan states the cost of both ways and takes one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .spill_room import Spill, SpillTable
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A job as numbers. They are computed; only the time of a patch, on a cluster, is measured."""
+    """A job in numbers. All are computed, but a cluster may measure the time of a patch."""
 
     facts: Facts
     geometry: Geometry
@@ -57,13 +57,13 @@ class Plan:
     memory_limit: int
     device_peak: int | None
     batch_bytes: int
-    """Bytes of a forward and its patches, which shrink with the batch."""
+    """Bytes of a forward and its patches. A smaller batch takes fewer."""
     voxels: int
-    """Voxels of all volumes, each channel group counted once. Throughput counts them."""
+    """Number of voxels of all volumes, with each channel group counted once, as for throughput."""
     read_bytes: int
-    """Decoded bytes that reading must touch, amplification included."""
+    """Decoded bytes that are read, amplification included."""
     statistics_bytes: int
-    """Decoded bytes of the pass that finds global percentiles."""
+    """Decoded bytes that are read to find global percentiles."""
     input_bytes: int
     output_bytes: int
     parts: Parts | None = None
@@ -71,7 +71,7 @@ class Plan:
     spill: Spill | None = None
     """The bytes that parts spill; None if they compute their borders twice."""
     spill_limit: int | None = None
-    """Most bytes that may lie spilled at once; None: any."""
+    """Most bytes that may be spilled at once; None for no limit."""
     ways: Ways | None = None
     """Both ways to treat borders, if the job has the choice."""
 
@@ -82,17 +82,17 @@ class Plan:
 
     @property
     def patch_amplification(self) -> float:
-        """Computed voxels for each voxel of the volume."""
+        """Computed voxels per voxel of the volume."""
         return self.num_patches * math.prod(self.shape.patch) / self.voxels
 
     @property
     def read_amplification(self) -> float:
-        """Decoded bytes for each byte of the input."""
+        """Decoded bytes per byte of the input."""
         return self.read_bytes / self.input_bytes
 
     @property
     def write_amplification(self) -> float:
-        """Always 1: a unit is whole chunks and is written once. Anything else is refused."""
+        """Always 1, as a unit is whole chunks and is written once. Other units are refused."""
         return 1.0
 
     def block_bytes(self, block: Block | BlockShape) -> int:
@@ -117,17 +117,17 @@ class Plan:
 
     @property
     def read_buffer_bytes(self) -> int:
-        """Bytes that hold the array of any block as read."""
+        """Bytes of a buffer that can hold any block as read."""
         return largest_block(self.geometry).hull.size * self.facts.in_bytes
 
     @property
     def block_buffer_bytes(self) -> int:
-        """Bytes that hold one head of any block."""
+        """Bytes of a buffer that can hold one head of any block."""
         return largest_block(self.geometry).support.size * max(block_voxel_bytes(self.facts))
 
     @property
     def unit_buffer_bytes(self) -> int:
-        """Bytes that hold one head of any unit, as sums or as it is written."""
+        """Bytes of a buffer that can hold one head of any unit, as sums or as it is written."""
         return math.prod(self.geometry.unit) * max(unit_voxel_bytes(self.facts))
 
     def refuse(self) -> None:
@@ -243,16 +243,16 @@ def make_plan(
 ) -> Plan:
     """Choose what the user left open, check what they set, count everything.
 
-    Of all regions and read caches that fit the memory, the plan takes the one that computes and
-    reads least: a region is the whole volume where that fits. A job that several processes share is
-    cut into parts, and a region lies in one part; ``part_shape`` is settled already if other
-    processes do parts as well.
+    Of all regions and read caches that fit the memory, the plan takes those that compute and read
+    least: the region is the whole volume if that fits. If several processes share the job, it is
+    cut into parts, and a region lies in one part. ``part_shape`` is given if the parts are fixed
+    already, as other processes work on them.
 
-    Raises `UsageError` for a block that does not match the output's chunks. What does not fit
-    is still planned, so that it can be shown; `Plan.refuse` says no.
+    Raises `UsageError` for a block that does not match the output's chunks. A job that does not fit
+    is still planned, so that the plan can be shown; `Plan.refuse` raises the error.
     """
     choice = config.spill if config.shared_by is not None and not config.is_element else "never"
-    if config.normalize == "percentile":  # each unit has patches of its own
+    if config.normalize == "percentile":  # each unit has its own patches
         choice = "never"
     if part_shape is not None or choice == "never":
         return _cheapest(config, facts, shape, part_shape, spills=choice == "always")
@@ -301,10 +301,10 @@ def _long_axes(plan: Plan) -> list[str]:
 def plans_by_parts(
     config: InferConfig, facts: Facts, shape: PatchShape, *, spills: bool = False
 ) -> Iterator[Plan]:
-    """Plans of a job in ever more parts, up to one for each unit, of those that fit the memory.
-    With ``spills``, parts spill their borders.
+    """Plans of a job with more and more parts, up to one part for each unit. Plans that do not fit
+    the memory are left out. With ``spills``, parts spill their borders.
 
-    Each is the plan that ``--parts`` gives with its number of parts.
+    Each plan is the one that ``--parts`` gives for its number of parts.
     """
     limit, least = _memory_limit(config, facts), 1
     while True:
@@ -354,7 +354,7 @@ def _count(config: InferConfig, facts: Facts, cut: JobCut, level: CacheLevel, li
     cached, decoded = reads(geometry, facts.source_chunk, level, origin=facts.source_origin)
     cache = cache_bytes(facts, cached)
     at_once = min(facts.cores, config.prep_workers * chunks_of_block(facts, largest))
-    # The most that a part holds open, counting all of its units, and a unit that is joined.
+    # The most voxels of open units, either of a part or of a unit that is being joined.
     held = open_peak(replace(geometry, spills=False))
     if geometry.spills:
         held = max(held, 2 * unit)

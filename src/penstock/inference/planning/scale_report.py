@@ -1,7 +1,7 @@
-"""A job on many workers in words: when it ends, what that costs, and how many parts to make of it.
+"""A job on many workers in words: when it ends, at what cost, and how many parts are best.
 
-What the user did not say of workers and store is not guessed: without a rate there are no times,
-and without a bandwidth the store counts as fast enough.
+Unknown numbers are not guessed: without a rate of workers there are no times, and without a
+bandwidth the store counts as fast enough.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from .plan import Plan, make_plan, plans_by_parts
 from .simulation import Outcome, simulate
 
 WORTH = 0.01
-"""Share of the time. Of the cuts that end within this share of the best one, the cut with the
-fewest parts is taken."""
+"""Tolerance, as a share of the shortest time. Of the cuts within it, the one with the fewest parts
+is taken."""
 SHOWN = 1.5
-"""Cuts that take so many times as long as the best are not shown."""
+"""Cuts that take more than this many times as long as the best are not shown."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +61,7 @@ class Candidate:
 
     @property
     def seconds(self) -> float:
-        """The time of the job: by simulation if it was simulated, else by formula."""
+        """The seconds of the job, by simulation if it was simulated, else by formula."""
         if not self.outcomes:
             return self.expected.seconds
         return statistics.median(run.seconds for run in self.outcomes)
@@ -87,14 +87,14 @@ def scale_lines(config: InferConfig, scale: ScaleConfig, plan: Plan) -> Iterator
 
     Args:
         config: The settings of the job, with the number of workers.
-        scale: What the workers are like.
-        plan: Its plan, in parts.
+        scale: The settings of workers and store.
+        plan: The plan of the job, in parts.
 
     Returns:
         Lines for a reader.
 
     Raises:
-        UsageError: The run that should have measured the rate did not.
+        UsageError: The run folder that is given as the rate has none.
     """
     rate = scale.rate
     notes: list[str] = []
@@ -133,18 +133,18 @@ def scale_lines(config: InferConfig, scale: ScaleConfig, plan: Plan) -> Iterator
 
 
 def at_rate(config: InferConfig, scale: ScaleConfig, plan: Plan) -> Plan:
-    """A plan that chooses how to treat borders by the measured rate of a worker.
+    """Plan again with the measured rate of a worker, which decides how borders are treated.
 
     Args:
         config: The settings of the job, with the number of workers.
         scale: The rate, if there is one.
-        plan: The plan without it.
+        plan: The plan without the rate.
 
     Returns:
-        The plan, in other parts perhaps.
+        The plan, maybe with other parts.
 
     Raises:
-        UsageError: The run that should have measured the rate did not.
+        UsageError: The run folder that is given as the rate has none.
     """
     rate = scale.rate
     if rate is None or plan.ways is None:
@@ -157,14 +157,14 @@ def at_rate(config: InferConfig, scale: ScaleConfig, plan: Plan) -> Plan:
 
 
 def measured_rate(place: Path | str, plan: Plan) -> tuple[float, list[str]]:
-    """The voxels per second of one worker, as a run of infer measured them.
+    """The voxels per second of one worker, measured by a run of infer.
 
     Args:
         place: The run folder: a path, or a URL.
         plan: The plan that the rate is for.
 
     Returns:
-        The rate (of several workers, that of the median one), and sentences on what differs.
+        The rate (the median over several workers), and sentences on how that run differs.
 
     Raises:
         UsageError: There is no summary of a run that computed anything.
@@ -189,12 +189,12 @@ def measured_rate(place: Path | str, plan: Plan) -> tuple[float, list[str]]:
         raise UsageError(f"--rate {place}: summary.json or run.json is damaged") from None
     rates = [voxels / seconds for voxels, seconds in shares if voxels and seconds]
     if not rates:
-        raise UsageError(f"--rate {place}: that run computed nothing; give another one")
+        raise UsageError(f"--rate {place}: that run computed nothing; give another run")
     notes = []
     if (patch, overlap) != (plan.shape.patch, plan.shape.overlap):
         notes.append(
-            f"the rate is that of patches of {in_words(patch)} with an overlap of "
-            f"{in_words(overlap)}, which are not those of this plan"
+            f"the rate was measured with patches of {in_words(patch)} and an overlap of "
+            f"{in_words(overlap)}, unlike this plan"
         )
     return statistics.median(rates), notes
 
@@ -218,7 +218,7 @@ def _workers(fleet: Fleet) -> str:
 
 
 def _candidates(config: InferConfig, plan: Plan, fleet: Fleet) -> list[Candidate]:
-    """The plan and other ways to cut it, those of the fewest parts first."""
+    """The plan and other ways to cut the job, fewest parts first."""
     assert plan.parts is not None
     others = [
         other
@@ -245,7 +245,7 @@ def _expected_lines(mine: Candidate, fleet: Fleet) -> Iterator[tuple[str, str]]:
         "expected",
         (
             f"{format_seconds(expected.seconds)} by formula, bound by {expected.bound_by}; "
-            f"{_efficiency(mine.plan, fleet, expected.seconds)} of what as many workers could do "
+            f"{_efficiency(mine.plan, fleet, expected.seconds)} of the speed of as many workers "
             "that never wait, fail or compute borders"
         ),
     )
@@ -272,14 +272,14 @@ def _client(rate: float, fleet: Fleet) -> str:
     share = _percent(rate / fleet.tasks_per_second)
     return (
         f"{significant(rate)} parts/s given out, {share} of the "
-        f"{significant(fleet.tasks_per_second)} tasks/s that Dask is taken to hold"
+        f"{significant(fleet.tasks_per_second)} tasks/s that Dask is assumed to manage"
     )
 
 
 def _played(
     candidates: Sequence[Candidate], mine: Candidate, fleet: Fleet, scale: ScaleConfig
 ) -> list[Candidate]:
-    """The choice by formula, its two neighbours and the plan, simulated."""
+    """Simulate the choice by formula, its two neighbours and the plan itself."""
     place = candidates.index(_choice(candidates))
     near = candidates[max(0, place - 1) : place + 2]
     return [
@@ -292,7 +292,7 @@ def _played(
 
 
 def _choice(candidates: Sequence[Candidate]) -> Candidate:
-    """The candidate with the fewest parts that is about as soon as the soonest."""
+    """The candidate with the fewest parts that takes about as long as the fastest."""
     soonest = min(candidate.seconds for candidate in candidates)
     return next(each for each in candidates if each.seconds <= (1 + WORTH) * soonest)
 
@@ -330,7 +330,7 @@ def _compared_lines(
 ) -> Iterator[tuple[str, str]]:
     soonest = min(candidate.seconds for candidate in candidates)
     if math.isinf(soonest):
-        yield "parts", "no number of them makes the job end"
+        yield "parts", "the job does not end with any number of parts"
         return
     for each in candidates:
         if each.seconds > SHOWN * soonest and each is not mine:

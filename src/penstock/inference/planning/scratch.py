@@ -1,4 +1,4 @@
-"""How fast the disk of a run folder is, by a file that is gone at once."""
+"""Measure how fast the disk of a run folder is, with a temporary file."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from ...instruments import drop_pages_of
 
 PROBE_BYTES = 2**26
 PROBE_S = 1.0
-"""Seconds after which no more is written, or read."""
+"""Most seconds of writing, and of reading."""
 _BLOCK = 2**22
 
 
 def scratch_rate(folder: Path) -> float | None:
-    """Bytes per second that a disk takes, and that it gives back.
+    """Measure the bytes per second at which a disk is written and read back.
 
-    What was written is synced and dropped from the page cache where that can be done: a job spills
-    more than its memory holds. The file has no name where the system allows it, and none is left.
+    The file is synced and, if possible, dropped from the page cache, as a job spills more than its
+    memory holds. No file is left behind, not even by a kill if the system allows unnamed files.
 
     Args:
-        folder: A folder, which need not be there yet.
+        folder: A folder, which need not exist yet.
 
     Returns:
-        The rate; None where no file can be made, or the disk is too full.
+        The harmonic mean of both rates; None if no file can be written, or the disk is too full.
     """
     content, back = os.urandom(_BLOCK), bytearray(_BLOCK)
     try:

@@ -1,13 +1,13 @@
-"""A job played on workers that fail, lag and share a store, part by part in the real order.
+"""Simulate a job on workers that fail, lag and share a store, part by part in the real order.
 
-Workers take the next part when they have none. A worker that dies leaves its part to the next one
-that is free, which skips the units that are noted. Failures come at random, each worker's at a
-constant rate. Store and scheduler hold so many patches per second, and what they hold is shared
-evenly among workers, none of which takes more than it can compute.
+An idle worker takes the next part. If a worker dies, the next idle one takes its part and skips
+the units that are noted. Failures are random, at a constant rate for each worker. Store and
+scheduler each serve a limited number of patches per second, shared evenly among workers; a worker
+takes no more than it can compute.
 
-Times are exact between events. All workers of one speed share a clock of patches, so an event costs
-no more with a thousand workers than with ten. While the queue is long, a worker takes several
-parts in one event, few enough that none ends late; what it leaves behind is still counted in parts.
+Times are exact between events. All workers of one speed share a clock that counts patches, so an
+event costs the same with a thousand workers as with ten. While the queue is long, a worker takes
+several parts in one event, but so few that no worker ends late.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import numpy as np
 from .at_scale import HOPELESS, Fleet, Load, shared_speeds, without_failures
 
 AT_ONCE = 2
-"""The queue is handed out so finely that each worker would return this many times for its share."""
+"""A worker takes its share of the waiting parts, divided by this, in one event."""
 MOST_FAILURES = 100_000
-"""Most failures of a simulated run. Then it is given up."""
+"""Most failures of a simulated run. After them it is given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +35,12 @@ class Outcome:
     seconds: float
     """Seconds until the last unit is written; infinite if the job was given up."""
     computed: float
-    """Patches computed, those that were lost with a worker included."""
+    """Patches computed, including those that were lost with a worker."""
     redone: float
     """Patches among them that were computed before."""
     failures: int
     tasks: int
-    """Parts given out, those of dead workers each time."""
+    """Parts given out. Those of dead workers count each time."""
 
 
 @dataclass(eq=False, slots=True)
@@ -48,25 +48,25 @@ class _SimulatedTask:
     """The task of a worker: some whole parts, or the rest of one."""
 
     begun: float
-    """Reading of the clock of its kind of worker."""
+    """Start of the task, on the clock of its kind of worker, in patches."""
     patches: float
     parts: tuple[int, int] | None
-    """First and stop; None for the rest of a part whose worker died."""
+    """First part and stop; None for the rest of a part whose worker died."""
     whole: float = 0.0
-    """Patches of the whole part, where this is its rest."""
+    """Patches of the whole part, if this is the rest of one."""
 
 
 def simulate(load: Load, fleet: Fleet, runs: int, seed: int) -> list[Outcome]:
-    """Play a job.
+    """Simulate a job.
 
     Args:
         load: The work of the job.
         fleet: The workers.
-        runs: How often to play it.
-        seed: Seed of the random numbers. Run i of two loads has the same ones.
+        runs: Number of simulated runs.
+        seed: Seed of the random numbers. Run i of two loads uses the same ones.
 
     Returns:
-        Each run.
+        The outcome of each run.
     """
     return [_Play(load, fleet, np.random.default_rng([seed, run])).run() for run in range(runs)]
 
@@ -79,16 +79,16 @@ class _Play:
         self.kind = [int(worker in slow) for worker in range(fleet.workers)]
         self.queue = deque([(0, len(self.work))])
         self.waiting = len(self.work)
-        """Whole parts in the queue."""
+        """Number of whole parts in the queue."""
         self.rests: deque[tuple[float, float]] = deque()
         """Rests of parts, each with the patches of its whole part."""
         self.tasks: list[_SimulatedTask | None] = [None] * fleet.workers
         self.busy, self.sharing = [0, 0], [0, 0]
-        """Workers of each kind at work: now, and when `speeds` were worked out."""
+        """Busy workers of each kind, now and when `speeds` was last computed."""
         self.idle = [*reversed(range(fleet.workers))]
         self.up = [*range(fleet.workers)]
         self.place = [*range(fleet.workers)]
-        """The place of each worker in `up`."""
+        """Index of each worker in `up`."""
         self.returns: list[tuple[float, int]] = []
         self.ends: tuple[list[tuple[float, int, int, _SimulatedTask]], ...] = ([], [])
         self.number = itertools.count()
@@ -126,7 +126,7 @@ class _Play:
         ends = [math.inf, math.inf]
         for kind, heap in enumerate(self.ends):
             while heap and self.tasks[heap[0][2]] is not heap[0][3]:
-                heapq.heappop(heap)  # of a worker that died
+                heapq.heappop(heap)  # its worker died
             if heap:
                 left = max(0.0, heap[0][0] - self.clocks[kind])
                 ends[kind] = self.now + left / self.speeds[kind]
@@ -145,7 +145,7 @@ class _Play:
         self.busy[self.kind[worker]] -= 1
 
     def _fail(self, worker: int) -> None:
-        """A worker dies. What of its task is not noted goes back."""
+        """Let a worker die. The part of its task that is not noted goes back."""
         self.failures += 1
         last = self.up.pop()
         if last != worker:
@@ -186,7 +186,7 @@ class _Play:
         self._await_failure()
 
     def _await_failure(self) -> None:
-        # Failures have no memory, so the wait may be drawn anew whenever their rate changes.
+        # The failure rate is constant, so the wait may be drawn anew whenever workers come or go.
         if self.fleet.mtbf is not None and self.up:
             self.next_failure = self.now + self.random.exponential(self.fleet.mtbf / len(self.up))
         else:

@@ -1,7 +1,7 @@
-"""What parts spill: bytes that each brings to others, in all and at once, and the room for them.
+"""What parts spill: the bytes of pieces between parts, in all and at once, and the room for them.
 
-Parts, units and blocks are products of intervals, so every count here is made of one short table
-for each axis. A piece of a unit is what one block brings to it; a unit on a border is all pieces.
+A piece is what one block contributes to a unit. A unit on a border is joined from pieces. Parts,
+units and blocks are products of intervals, so each count here comes from one short table per axis.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Spill:
     bytes: int
     """Bytes of all pieces, each written once and read once."""
     peak: int
-    """Most bytes that lie there at once. Parts wait where it would be more; see `SpillRoom`."""
+    """Most bytes that are spilled at once. Parts wait rather than exceed it; see `SpillRoom`."""
 
     def line(self) -> str:
-        """Both for a reader."""
+        """Both numbers in words."""
         return (
             f"{format_bytes(self.bytes)} spilled in all, at most {format_bytes(self.peak)} at once"
         )
@@ -49,22 +49,22 @@ class Spill:
 
 @dataclass(frozen=True, slots=True)
 class _Along:
-    """What blocks bring to units along an axis, by the parts that these lie in.
+    """What blocks contribute to units along an axis, by the parts of the units.
 
     Three kinds are counted: pieces, the voxels of supports, the voxels of cores.
     """
 
     first: Counts
-    """The first part whose blocks bring something to units of a part: (parts,)."""
+    """The first part whose blocks contribute to units of a part: (parts,)."""
     last: Counts
     brought: Counts
-    """The counts by each of them, from the first on: (kinds, parts, sources)."""
+    """The counts from each contributing part, from the first on: (kinds, parts, sources)."""
     inner: Counts
-    """The counts in units whose blocks are all of their own part: (kinds, parts)."""
+    """The counts in units whose blocks all lie in the same part: (kinds, parts)."""
 
 
 class SpillTable:
-    """What parts spill, by shapes alone."""
+    """What parts spill, computed from shapes."""
 
     def __init__(self, parts: Parts, facts: Facts) -> None:
         self.parts = parts
@@ -73,10 +73,10 @@ class SpillTable:
         for size, sums in zip(block_voxel_bytes(facts), facts.sum_itemsizes, strict=True):
             summed, other = summed + size * bool(sums), other + size * (not sums)
         self._weights = np.array((CHECK_BYTES, summed, other), np.float64)
-        """Bytes of a piece, of a voxel of its support, and of one of its core."""
+        """Bytes of a piece's checksum, of a voxel of its support, and of a voxel of its core."""
 
     def brought(self, source: int, target: int) -> int:
-        """Bytes of the pieces that the blocks of a part bring to units of a part."""
+        """Bytes of the pieces that the blocks of part ``source`` spill for units of ``target``."""
         here, there = self._cell(source), self._cell(target)
         counts = [
             along.brought[:, q, p - along.first[q]]
@@ -93,7 +93,7 @@ class SpillTable:
     @cached_property
     def spill(self) -> Spill:
         """What all parts spill."""
-        # The first axis that is cut is that of the layers: parts are visited along it last.
+        # Layers lie along the first axis that is cut, as parts are visited along it last.
         cut = next((a for a in range(3) if len(self._along[a].first) > 1), 0)
         every = [along.brought.sum(axis=2) for along in self._along]
         inner = [along.inner for along in self._along]
@@ -104,9 +104,9 @@ class SpillTable:
         return Spill(int(layers.sum()) * self.parts.num_volumes, self._peak(layers, cut))
 
     def _peak(self, layers: NDArray[np.float64], cut: int) -> int:
-        """Most bytes at once, if layers of parts are done in turn and joined as soon as may be.
+        """Most bytes at once, if layers of parts are done in turn and joined as soon as possible.
 
-        The pieces of a layer are there from the first layer that brings some to the last. Parts are
+        The pieces of a layer are there from the first layer that contributes to the last. Parts are
         given out ahead of those that are done.
         """
         along, workers, volumes = self._along[cut], self.parts.workers, self.parts.num_volumes
@@ -121,7 +121,7 @@ class SpillTable:
         return int(np.cumsum(change).max())
 
     def _cell(self, number: int) -> tuple[int, ...]:
-        """The place of a part among those of its volume, counted from 0 along each axis."""
+        """Index of a part within its volume, from 0 along each axis."""
         grid = self.parts.grid
         index = grid.touching(self.parts[number].box).start
         return tuple(i - start for i, start in zip(index, grid.cells.start, strict=True))
@@ -135,7 +135,7 @@ class SpillTable:
 
 
 def _product(counts: Iterable[Counts]) -> NDArray[np.float64]:
-    """The counts of boxes by those along their axes."""
+    """The counts in boxes, from those along their axes."""
     return np.prod([*counts], axis=0, dtype=np.float64)
 
 
@@ -152,7 +152,7 @@ def _along(parts: Parts, axis: int) -> _Along:
     first = np.searchsorted(support.stop, start, side="right")
     last = np.searchsorted(support.start, stop) - 1
     inner = (region[first] == home) & (region[last] == home)
-    # Each pair of a unit and a block that brings something to it.
+    # Each pair of a unit and a block that contributes to it.
     each = last - first + 1
     unit = np.repeat(np.arange(len(each)), each)
     block = np.arange(len(unit)) - np.repeat(np.cumsum(each) - each, each) + first[unit]
@@ -174,7 +174,7 @@ def _along(parts: Parts, axis: int) -> _Along:
 
 
 class SpillRoom:
-    """The room for what lies spilled at once. A part is given out once it fits what is left."""
+    """The room for spilled pieces. A part is given out once what it spills fits the rest."""
 
     def __init__(
         self,
@@ -186,26 +186,27 @@ class SpillRoom:
         """Prepare.
 
         Args:
-            table: What the parts spill. They keep within its peak.
-            limit: Most bytes, also where parts that were given up leave theirs. None: any.
-            look: A function that says what lies there, as `lying` does, without what belongs to
-                units that are written.
+            table: What the parts spill. They stay within its peak.
+            limit: Most bytes, pieces of parts that were given up included. None: no limit.
+            look: A function that returns the bytes on disk, as `lying` does, without those of the
+                units that it is given as written.
             done: The units that are written.
         """
         self.table, self.limit, self._look = table, limit, look
         self._there = Counter(look(done))
-        """Bytes that an earlier start has left, which are not spilled again."""
+        """Bytes that an earlier start has left. They are not spilled again."""
         self._lost: list[int] = []
-        """Parts that were given up. What they did not spill keeps its room, for a resumed run."""
+        """Parts that were given up. Room for what they did not spill stays reserved, as a resumed
+        run will spill it."""
         self._held = Counter[int]()
-        """Bytes that lie there, or that parts which were given out may yet spill."""
+        """Bytes on disk, and those that parts under way may still spill, by the part of units."""
         for (_, target), size in self._there.items():
             self._held[target] += size
         self.most = self.now = self._held.total()
-        """The most of them so far."""
+        """Largest number of bytes so far."""
 
     def take(self, source: int, targets: Iterable[int], *, alone: bool) -> bool:
-        """Keep room for what a part spills for others. False if there is none.
+        """Reserve room for what a part spills for others. False if there is none.
 
         ``alone`` says that no other part or join is under way.
         """
@@ -221,12 +222,12 @@ class SpillRoom:
         return True
 
     def give_up(self, source: int) -> None:
-        """Take in that a part, for which room was kept, is not done."""
+        """Note that a part for which room was reserved was given up."""
         self._lost.append(source)
 
     def free(self, target: int, *, whole: bool = True) -> None:
-        """Take in that the units of a part are joined; only some of them if not ``whole``. What
-        these leave counts where the user has set a limit."""
+        """Note that the units of a part are joined; only some of them if not ``whole``. Pieces that
+        are left then count if the user has set a limit."""
         left = 0
         if not whole and self.limit is not None:
             there = self._look(frozenset())
@@ -240,7 +241,7 @@ class SpillRoom:
 
 
 def lying(folder: Path, parts: Parts, done: Set[Key] = frozenset()) -> Counter[tuple[int, int]]:
-    """Bytes of pieces that lie in a folder, by the part of their blocks and that of their units.
+    """Bytes of the pieces in a folder, by the part of their blocks and that of their units.
 
     Args:
         folder: The folder of the pieces of a run.
@@ -251,7 +252,7 @@ def lying(folder: Path, parts: Parts, done: Set[Key] = frozenset()) -> Counter[t
         Bytes, by the numbers of both parts.
     """
     sizes = Counter[tuple[int, int]]()
-    for place, _, names in os.walk(folder):  # units may be joined, and these vanish, meanwhile
+    for place, _, names in os.walk(folder):  # pieces vanish when units are joined meanwhile
         if not names:
             continue
         volume, *index = map(int, Path(place).name.split("."))
@@ -259,7 +260,7 @@ def lying(folder: Path, parts: Parts, done: Set[Key] = frozenset()) -> Counter[t
             shutil.rmtree(place, ignore_errors=True)
             continue
         target, before = parts.number_of(volume, index), volume * len(parts.grid)
-        for name in names:  # a draft that a kill has left has an ending more
+        for name in names:  # a draft that a kill has left has one more suffix
             block = parts.geometry.block_at([*map(int, name.split(".")[:3])], volume)
             with contextlib.suppress(FileNotFoundError):
                 sizes[before + block.region, target] += Path(place, name).stat().st_size

@@ -2,14 +2,13 @@
 
     run.json, statistics.json, summary.json, ...   as in a local folder
     done/RUN/WRITER.START/000000007.log            what done.log has; see `bucket_log`
-    alive/WRITER.START.json                        that a process is at work, and its last metrics
+    alive/WRITER.START.json                        the heartbeat of a process, with its last metrics
 
-Nothing can be appended to an object. Rows of metrics, retries and the like grow in a folder of the
-machine, and are copied when the process ends; all but metrics also every `BEAT_S`.
+Objects cannot be appended to. So rows of metrics, retries and the like are written to a local
+folder, which is copied when the process ends; all but metrics also every `BEAT_S`.
 
 The folder itself has no lock. The lock beside the output keeps other runs away from it; the summary
-says so where an output has none. A run of another output is refused while objects below ``alive/``
-are fresh.
+says if an output has none. A run of another output is refused while a heartbeat is fresh.
 """
 
 from __future__ import annotations
@@ -36,9 +35,10 @@ from .unit_log import Key
 ALIVE = "alive/"
 BEAT_S = 15.0
 FRESH_S = 60.0
-"""Seconds after its last beat for which a process counts as at work, by the clocks of both."""
+"""Seconds after its last heartbeat for which a process counts as at work. The clocks of two
+machines are compared."""
 ROWS = 40
-"""Rows of metrics in a beat."""
+"""Most rows of metrics in a heartbeat."""
 _STORES = ("zarr.json", ".zarray", ".zgroup", "attributes.json")
 
 
@@ -57,7 +57,7 @@ class RemoteFolder:
         self.bucket = Bucket(self.place)
         self._here: Path | None = None
         self._copied: dict[str, int] = {}
-        """Bytes of each file of `here` as it was copied last."""
+        """Size in bytes of each file of `here` when it was last copied."""
         self._beaten = -math.inf
 
     def __str__(self) -> str:
@@ -76,12 +76,14 @@ class RemoteFolder:
     def check(self) -> None:
         content, *stores = self.bucket.read_all(["run.json", *_STORES])
         if content is not None and not is_run(content):
-            raise UsageError(f"--run-dir {self}: holds a run.json of others; name another one")
+            raise UsageError(
+                f"--run-dir {self}: holds another program's run.json; name another folder"
+            )
         if any(store is not None for store in stores):
-            raise UsageError(f"--run-dir {self}: is an array or a group; name another one")
+            raise UsageError(f"--run-dir {self}: is an array or a group; name another folder")
 
     def make(self) -> None:
-        """Nothing: a bucket has no folders."""
+        """Do nothing, as a bucket has no folders."""
 
     def read(self, name: str) -> bytes | None:
         return self.bucket.read(name)
@@ -116,7 +118,8 @@ class RemoteFolder:
         return RemoteLog(self.bucket, run, writer, partial(self._beat, run))
 
     def _is_taken(self, run: str, outputs: Sequence[str]) -> bool:
-        """Whether a run of other outputs is at work here. One of the same has lost them by now."""
+        """Whether a run with other outputs is at work here. One with the same outputs does not
+        count, as it has lost their locks to this run."""
         before = json.loads(self.read("run.json") or b"{}")
         theirs = before.get("fingerprint", {}).get("outputs")
         return before.get("run") not in (None, run) and theirs != outputs and self.at_work() > 0
@@ -153,7 +156,7 @@ class RemoteFolder:
         return [json.loads(content) for content in contents if content is not None]
 
     def _beat(self, run: str, name: str, ended: bool) -> None:
-        """Record that a process is at work, or that it has ended. Readers can do without it."""
+        """Write the heartbeat of a process, or that it has ended. Failures do not matter."""
         if not ended and time.monotonic() - self._beaten < BEAT_S:
             return
         self._beaten = time.monotonic()
@@ -163,7 +166,7 @@ class RemoteFolder:
             self._copy("[!m]*")  # all but metrics, which grow all the time
 
     def _last_rows(self) -> list[dict[str, Any]]:
-        """Some of the last rows of metrics, the very last among them."""
+        """A sample of the last rows of metrics, which includes the very last."""
         rows = []
         for file in [] if self._here is None else self._here.glob("metrics*.jsonl"):
             rows = rows_of(tail_of(file))
@@ -171,7 +174,7 @@ class RemoteFolder:
         return [{"time": row["time"], "gauges": row["gauges"]} for row in rows[::-step][::-1]]
 
     def _copy(self, pattern: str) -> None:
-        """Copy the files that have grown since."""
+        """Copy the files whose size has changed since the last copy."""
         for file in [] if self._here is None else self._here.glob(pattern):
             if is_draft(file.name):
                 continue

@@ -1,12 +1,12 @@
-"""The logs of a run folder in a bucket, where nothing can be appended to.
+"""The logs of a run folder in a bucket, where objects cannot be appended to.
 
     done/RUN/WRITER.START/000000007.log
 
-Each start of a process writes numbered objects, each of the lines of a second or so. Their names
-hold the run: a process of another one, stopped in the middle and waking up late, adds nothing to
-this one's list. So that a long job does not leave an object for each second, a writer merges
-`FAN` of them into one, and `FAN` of those into one again: it writes what they hold over the last of
-them and deletes the others. A reader that finds one gone looks at that log again.
+Each start of a process writes numbered objects, each with the lines of about a second. Their names
+contain the run. So a process of an earlier run that was suspended and wakes up late adds nothing to
+this run's list. A long job does not leave an object for each second: a writer merges `FAN` of them
+into one, and `FAN` of those into one again. It writes the merged content over the last of them and
+deletes the others. A reader that finds an object gone lists that log again.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from .unit_log import Key, Note, lost_line, read_lines
 
 LOGS = "done/"
 FLUSH_S = 1.0
-"""Seconds between two objects of a log. A kill loses the notes of these seconds, no more, and
-their units are written again."""
+"""Seconds between two objects of a log. A kill loses at most the notes of these seconds, and their
+units are written again."""
 MOST_PENDING = 256
-"""Lines that are written before the second is over."""
+"""Number of waiting lines that are written at once."""
 FAN = 32
 MERGED_AT_END = 16 * 2**20
-"""Bytes of a log that are merged into one object when its process ends."""
+"""Size in bytes up to which a log is merged into one object when its process ends."""
 
 
 class RemoteLog:
@@ -42,8 +42,7 @@ class RemoteLog:
     def __init__(
         self, bucket: Bucket, run: str, writer: str | None, beat: Callable[[str, bool], None]
     ) -> None:
-        """``beat`` is called again and again, with a name for this start and whether it has
-        ended."""
+        """``beat`` is called repeatedly, with the name of this start and whether it has ended."""
         self.bucket, self._beat = bucket, beat
         self.name = f"{plain_name(writer or 'alone')}.{uuid.uuid4().hex[:8]}"
         self.folder = f"{LOGS}{run}/{self.name}/"
@@ -58,14 +57,14 @@ class RemoteLog:
         self._thread = threading.Thread(target=self._work, name="log", daemon=True)
 
     def begin(self, *, anew: bool) -> None:
-        """Show that the process is at work. Logs of runs before are deleted if it is ``anew``."""
+        """Write the first heartbeat. If ``anew``, delete the logs of earlier runs."""
         if anew:
             self.bucket.delete(self.bucket.names(LOGS))
         self._beat(self.name, False)
         self._thread.start()
 
     def append(self, line: str) -> None:
-        """Add a line. It is safe within about a second. A log that was closed takes no more."""
+        """Add a line, which is stored within about a second. A closed log ignores it."""
         if self._error is not None:
             raise self._error
         with self._lock:
@@ -85,7 +84,7 @@ class RemoteLog:
                 lines = list(self._lines)
             if not lines:
                 return
-            self._number += 1  # also where the write fails: it may have come through all the same
+            self._number += 1  # even if the write fails, as it may still have succeeded
             name, content = f"{self.folder}{self._number:09}.log", "".join(lines).encode()
             self.bucket.write(name, content)
             with self._lock:
@@ -95,7 +94,7 @@ class RemoteLog:
             self._merge_full_levels()
 
     def close(self) -> None:
-        """Write what was appended if the store takes it, and say that the process is gone."""
+        """Write what was appended if the store allows it, and note that the process has ended."""
         with self._lock:
             if self._ended:
                 return
@@ -133,7 +132,7 @@ class RemoteLog:
                 self._levels[level].append(merged)
 
     def _merge(self, names: Sequence[str]) -> str | None:
-        """Merge objects into the last of them. None if the store did not let it: they stay."""
+        """Merge objects into the last of them. None if the store refuses, and the objects stay."""
         if len(names) < 2:
             return None
         with contextlib.suppress(PenstockError):
@@ -145,16 +144,16 @@ class RemoteLog:
 
 
 class RemoteNotes:
-    """What the logs of a run say. Each object is read once."""
+    """Reads the logs of a run. Each object is read once."""
 
     def __init__(self, bucket: Bucket, run: str, makers: list[dict[str, Any]]) -> None:
-        """``makers`` are those of run.json, to which those that only logs name are added."""
+        """``makers`` are those of run.json. Makers that only logs name are added to them."""
         self.bucket, self.folder, self.makers = bucket, f"{LOGS}{run}/", makers
         self._seen: dict[str, set[str]] = {}
         """The objects of each log that were read."""
 
     def fresh(self) -> dict[Key, Note]:
-        """The units that are noted since the last call, all at the first; see `LogFiles.fresh`."""
+        """The units noted since the last call; the first call returns all. See `LogFiles.fresh`."""
         notes: dict[Key, Note] = {}
         logs = by_log(self.bucket.names(self.folder))
         while logs:
@@ -166,7 +165,7 @@ class RemoteNotes:
             again = {}
             for log, names in unread.items():
                 read = [next(contents) for _ in names]
-                if None in read:  # merged in between
+                if None in read:  # merged since it was listed
                     again[log] = self.bucket.names(log)
                     continue
                 lines = b"".join(filter(None, read)).splitlines(keepends=True)
@@ -185,7 +184,7 @@ def by_log(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def forget_units(bucket: Bucket, run: str, keys: Iterable[Key]) -> None:
-    """Take units off the list: in each log, since which of several has a unit is not known."""
+    """Take units off the list, in every log, as it is not known which log has a unit."""
     content = "".join(map(lost_line, keys)).encode()
     for log, names in by_log(bucket.names(f"{LOGS}{run}/")).items():
         last = int(names[-1].rpartition("/")[2].removesuffix(".log"))

@@ -35,10 +35,10 @@ def _is_full_of(values: NDArray[Any], fill: object) -> bool:
         return False
     bits = np.dtype(f"u{values.dtype.itemsize}")
     wanted = np.asarray(fill, values.dtype).view(bits)
-    # Row by row: most units end at the first, and no mask is as large as a unit.
+    # Row by row: the first row settles most units, and no mask is as large as a unit.
     return all((row == wanted).all() for row in values.view(bits).reshape(-1, values.shape[-1]))
 
 
 def fill_of(sink: Sink) -> object:
-    """The value that a store gives for what it does not hold, None if it does not say."""
+    """The value that a store gives for chunks it does not hold, None if it does not say."""
     return getattr(sink, "fill", None)

@@ -1,4 +1,4 @@
-"""What the files of a run folder hold: whether one is a run.json, and the last rows of others."""
+"""Read files of a run folder: whether one is a run.json, and the last rows of others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 TAIL_BYTES = 2**20
-"""Bytes at the end of a file of rows that are read: some 20 minutes of metrics, a row a second."""
+"""Number of bytes that are read at the end of a file of rows, about 20 minutes of metrics."""
 
 
 def tail_of(file: Path) -> bytes:
@@ -21,7 +21,7 @@ def tail_of(file: Path) -> bytes:
 
 
 def rows_of(tail: bytes) -> list[dict[str, Any]]:
-    """The rows in the end of a file, without those that are not whole."""
+    """The rows at the end of a file, without incomplete ones."""
     rows = []
     for line in tail.splitlines():
         with contextlib.suppress(ValueError):

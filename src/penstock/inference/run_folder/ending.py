@@ -13,21 +13,21 @@ ENDING_FILE = "ended.json"
 
 
 class EndRequest:
-    """Asks a running job to end: it reads no more blocks, and writes the units that are whole.
+    """Asks a running job to end: it reads no more blocks, and writes the units that are complete.
 
-    A signal handler may call it, since it waits for nothing.
+    A signal handler may call it, as it never waits.
     """
 
     def __init__(self) -> None:
         self.why = ""
-        """What asked first, such as SIGTERM; empty as long as nothing did."""
+        """The first that asked, such as SIGTERM; empty while nothing has asked."""
         self._since = 0.0
 
     def ask(self, why: str) -> None:
         """Ask the job to end.
 
         Args:
-            why: The subject of the sentence that will say so, such as ``SIGTERM``.
+            why: What asks, such as ``SIGTERM``: the subject of the sentence that is printed.
         """
         if not self.why:
             self._since = time.monotonic()
@@ -41,7 +41,7 @@ class EndRequest:
 
 @contextlib.contextmanager
 def noting_end(save: Callable[[str, Mapping[str, Any]], None]) -> Iterator[None]:
-    """Keep the reason why a job ends in its run folder; ``save`` writes the file."""
+    """If the job fails, save the reason in its run folder; ``save`` writes the file."""
     try:
         yield
     except BaseException as error:

@@ -21,7 +21,7 @@ class RunFiles:
     """The folder of a run, in which several processes may write."""
 
     def __init__(self, place: Path | str | None) -> None:
-        """``place`` is that of the folder, None for a run that leaves nothing."""
+        """``place`` is the path or URL of the folder, None for a run without one."""
         self.folder = None if place is None else folder_at(place)
         self.writer: str | None = None
         """Name of this process among several that write the run; None if it writes alone."""
@@ -38,25 +38,24 @@ class RunFiles:
             self.folder.write(name, text.encode())
 
     def own_name(self, name: str) -> str:
-        """The file of this process, where several that share the run each have one."""
+        """The name of this process's own file, if several processes share the run."""
         return name if self.writer is None else own_name(name, self.writer)
 
     def own_rows(self, name: str) -> Path | None:
-        """The local file of this process that takes rows as they come."""
+        """The local file to which this process appends rows."""
         return None if self.folder is None else self.folder.rows(self.own_name(name))
 
     def halved(self) -> set[Key]:
-        """The units with patches in smaller batches, by the lists of all processes; two may have
-        computed one."""
+        """The units whose patches ran in smaller batches, from the lists of all processes."""
         return set() if self.folder is None else halved_in(self.folder)
 
     def named(self, name: str) -> str:
-        """A file of the folder for a reader."""
+        """The path of a file of the folder, for messages."""
         return name if self.folder is None else f"{self.folder}/{name}"
 
 
 def halved_in(folder: Folder) -> set[Key]:
-    """The units that the lists of a run folder name as those with patches in smaller batches."""
+    """The units of a run folder whose patches ran in smaller batches."""
     names = [*folder.names(HALVED_FILE), *folder.names(of_each(HALVED_FILE))]
     return set().union(*(read_units(folder.read(name) or b"") for name in names))
 

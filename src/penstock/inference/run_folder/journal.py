@@ -9,12 +9,12 @@
     retries.jsonl    a row for each read or write that failed and was tried again
     halved.jsonl     a row for each unit with patches that ran in a smaller batch, as memory ran out
     workers.json     the workers of a cluster: how many are there, died, or were left out
-    stacks.txt       the stack of each thread, of a run that made no progress any more
-    ended.json       why a run ended, if it was not done; a run that was killed leaves none
+    stacks.txt       the stack of each thread, if the run stopped making progress
+    ended.json       why a run ended before it was done; a run that was killed leaves none
     summary.json     written last, by a run that succeeded
 
-A line that is not whole, because the run was killed, is ignored and its unit is written again. To
-write a unit twice does no harm; to leave out one that was never written would.
+A line that a kill has cut short is ignored, and its unit is written again. To write a unit twice
+does no harm; to leave one out would.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from .log_file import of_each
 from .unit_log import CHECKSUM, Key, line_of, maker_line
 
 STATISTICS_FOLDER = "statistics"
-"""Counts of values by several processes, before they are merged."""
+"""Folder for counts of values by several processes, before they are merged."""
 SPILL_FOLDER = "spill"
-"""Pieces of units, until these are whole."""
+"""Folder for spilled pieces of units, until the units are complete."""
 RETRIES_FILE = "retries.jsonl"
 STACKS_FILE = "stacks.txt"
 WORKERS_FILE = "workers.json"
@@ -46,21 +46,23 @@ RUN_FILES = ("run.json", "done.log", "statistics.json", "metrics.jsonl", HALVED_
 """The files of a run folder."""
 _OF_ONE_START = ("summary.json", WORKERS_FILE, ENDING_FILE, TRACEBACK_FILE,
                  *(f(n) for n in (RETRIES_FILE, STACKS_FILE) for f in (str, of_each)))  # fmt: skip
-"""Files that tell of one start of a run, and are removed when it is resumed."""
+"""Files about one start of a run, which are removed when it is resumed."""
 _OF_ONE_RUN = (
     "statistics.json",
     *map(of_each, ("done.log", "summary.json", "metrics.jsonl", HALVED_FILE)),
 )
-"""Files that are removed as well when a run begins anew."""
+"""Files that are also removed when a run begins anew."""
 _OLDER = {"code": "of an older version"}
-"""The maker of a run that was begun by a version which noted none."""
+"""Stands for the maker of a run that was begun by an older version, which noted no makers."""
 
 
 class OtherMaker(UsageError):
-    """Other code, other versions or another kind of machine made the units of the run."""
+    """The units of the run were made by other code, other versions or another kind of machine, so
+    this process may not go on with it."""
 
     def __init__(self, folder: Folder, name: str, made: Any, here: Any) -> None:
-        """The fact ``name`` of the maker was ``made`` in the run, and is another one ``here``."""
+        """``name`` is the fact that differs. It is ``made`` in the run and ``here`` in this
+        process."""
         super().__init__(
             f"--resume: the run in {folder} was made with {name} {made!r}, here it is {here!r}, "
             "which may change voxels; --resume-anyway goes on and notes which blocks are whose, "
@@ -69,11 +71,11 @@ class OtherMaker(UsageError):
         self.difference = (
             f"it has {name} {here!r}, and the run was made with {made!r}, which may change voxels"
         )
-        """What differs, of a process that joins the run."""
+        """The difference, in words for a process that joins the run."""
 
 
 class Prepared(NamedTuple):
-    """How a run is cut for several processes, as --prepare has settled it."""
+    """How a run is cut for several processes."""
 
     part: tuple[int, ...]
     """Shape of a part, z y x."""
@@ -84,7 +86,7 @@ class Prepared(NamedTuple):
 
     @classmethod
     def read(cls, place: Path | str | None) -> Prepared:
-        """What a run folder says. Raises `UsageError` if the run is not prepared."""
+        """Read it from a run folder. Raises `UsageError` if the run is not prepared."""
         run = None if place is None else read_document(folder_at(place), "run.json")
         prepared = (run or {}).get("prepared")
         if prepared is None:
@@ -173,7 +175,7 @@ class Journal(RunFiles):
         self.statistics = read_document(self.folder, "statistics.json") or self.statistics
 
     def check_maker(self, output: str, made_by: str | None) -> None:
-        """Raise `UsageError` if a run is resumed whose output belongs to another run by now.
+        """Raise `UsageError` if this run is resumed, but its output now belongs to another run.
 
         ``made_by`` is the run that the marker of the output names, or None.
         """
@@ -181,14 +183,14 @@ class Journal(RunFiles):
             self._replaces = list({*self._replaces, made_by})  # called again while the job waits
             return
         if not self.done and made_by in self._replaces:
-            return  # killed before the marker named it: all of the output is written anyway
+            return  # killed before the marker named this run: all of the output is written anyway
         mine = self._before.get("run")
         if made_by is None and (mine is None or self._anyway or not self._before.get("locked")):
-            return  # made before there were markers, or where none could be
+            return  # made before markers existed, or where none can be written
         if made_by is None:
             raise UsageError(
                 f"--resume: no lock beside {output} names the run in {self.folder} any more, so "
-                "the output may be another's; --resume-anyway goes on, --overwrite begins anew"
+                "the output may be another run's; --resume-anyway goes on, --overwrite begins anew"
             )
         if made_by != mine:
             raise made_anew(output, self.folder)
@@ -215,7 +217,7 @@ class Journal(RunFiles):
         self.lock()
         if self._log is not None:
             self._log.begin(anew=False)
-            # In full: run.json names those of the process that began the run.
+            # In full, as run.json has only the makers that the run began with.
             self._append(maker_line(self.makers[self.maker]))
 
     def begin(
@@ -236,16 +238,16 @@ class Journal(RunFiles):
             return
         self.lock()
         assert self._log is not None
-        self.folder.delete("alive/")  # of processes of an earlier start, where there is no lock
+        self.folder.delete("alive/")  # heartbeats of an earlier start
         self._log.begin(anew=not self.done)
         if not self.done:
-            self._notes = None  # its logs are others from now on
+            self._notes = None  # the run begins anew: forget what was read of the old logs
             self.folder.delete(f"{STATISTICS_FOLDER}/")
         if self._before is None or not (prepared and prepared.spills):
             self.folder.delete(f"{SPILL_FOLDER}/")
         for old in _OF_ONE_START if self.done else (*_OF_ONE_START, *_OF_ONE_RUN):
             self.folder.delete(old)
-        if self.done:  # by the run that is resumed
+        if self.done:  # so a run is resumed
             self.folder.set_aside("metrics.jsonl")
         run = {  # written first: it says which run the folder belongs to
             "run": self.run,
@@ -264,7 +266,7 @@ class Journal(RunFiles):
             self._append(f"# maker {self.maker}\n")
 
     def note(self, key: Key, voxels: int, checks: Sequence[str] = ()) -> None:
-        """Note that a unit of so many voxels has been written, with a check for each output."""
+        """Note that a unit of ``voxels`` has been written, with a check for each output."""
         with self._lock:
             self.written += 1
             self.voxels += voxels
@@ -272,7 +274,7 @@ class Journal(RunFiles):
 
     @property
     def safe(self) -> int:
-        """Units that this process has written and that a kill would not take off the list."""
+        """Number of units whose notes are synced, so that a kill does not lose them."""
         return self.written - (self._log.pending if self._log is not None else 0)
 
     def flush(self) -> None:

@@ -1,4 +1,4 @@
-"""The folder of a run: what it can do, on a local disk; `bucket` has it in a bucket."""
+"""The interface of a run folder, and a run folder on a local disk. `bucket` has one in a bucket."""
 
 from __future__ import annotations
 
@@ -30,34 +30,33 @@ class Log(Protocol):
         """The reason why no lock keeps other processes away; None if one does."""
 
     def begin(self, *, anew: bool) -> None:
-        """Begin to write, and empty what an earlier start left if it is begun ``anew``."""
+        """Begin to write. If ``anew``, delete what an earlier start left."""
 
     def append(self, line: str) -> None:
         """Add a line."""
 
     @property
     def pending(self) -> int:
-        """Lines that a kill would lose."""
+        """Number of lines that a kill would lose."""
 
     def flush(self) -> None:
-        """Make what was appended safe."""
+        """Store what was appended, so that a kill does not lose it."""
 
     def close(self) -> None:
-        """Make what was appended safe if that can be done, and let others write the run."""
+        """Store what was appended if that is possible, and let other processes write the run."""
 
 
 class Notes(Protocol):
-    """What the logs of all processes of a run say, read as they grow."""
+    """Reads the logs of all processes of a run as they grow."""
 
     def fresh(self) -> dict[Key, Note]:
-        """The units that are noted since the last call. That of the first call is all of them."""
+        """The units noted since the last call; the first call returns all."""
 
 
 class Folder(Protocol):
     """A folder of named files, each written whole, and of logs that are only appended to.
 
-    A name may have slashes. Each method raises `OSError` or `UsageError` where it cannot do its
-    work.
+    A name may have slashes. Each method raises `OSError` or `UsageError` if it fails.
     """
 
     @property
@@ -90,16 +89,16 @@ class Folder(Protocol):
         """Give a file of an earlier start a number, if it is there."""
 
     def rows(self, name: str) -> Path:
-        """A file below `here` that goes on with one of the folder."""
+        """A local file below `here`, to append rows to. It begins with the rows of the folder."""
 
     def log(self, run: str, writer: str | None, outputs: Sequence[str]) -> Log:
         """Open the log of a process of a run with these outputs.
 
-        Raises `BlockingIOError` if another process is at work in its place.
+        Raises `BlockingIOError` if another process writes it.
         """
 
     def notes(self, run: str, makers: list[dict[str, Any]] | None = None) -> Notes:
-        """A reader of the logs of a run; it adds to ``makers`` those that only logs name."""
+        """A reader of the logs of a run. It adds the makers that only logs name to ``makers``."""
 
     def forget(self, run: str, keys: list[Key]) -> None:
         """Take units off the list. Raises `BlockingIOError` if a process writes the run."""
@@ -108,13 +107,13 @@ class Folder(Protocol):
         """The number of processes that write the run now."""
 
     def tail(self, name: str) -> bytes:
-        """The end of a file, as far as a reader of its last rows needs it."""
+        """The end of a file, with enough bytes for its last rows."""
 
     def telemetry(self) -> list[list[dict[str, Any]]]:
         """The last rows of metrics of each process of this start; none of them is empty."""
 
     def close(self) -> None:
-        """Keep what lies in `here`."""
+        """Store the files of `here` for good."""
 
 
 class LocalFolder:
@@ -180,12 +179,14 @@ class LocalFolder:
 
     def forget(self, run: str, keys: list[Key]) -> None:
         if copied_logs(self.path):
-            raise UsageError(f"--forget: {self} is a copy of a run folder in a bucket; name that")
+            raise UsageError(
+                f"--forget: {self} is a copy of a run folder in a bucket; name the bucket"
+            )
         with contextlib.ExitStack() as held:
             logs = [
                 held.enter_context(contextlib.closing(LogFile(path))) for path in logs_of(self.path)
             ]
-            for log in logs:  # in each: which of several has a unit is not known
+            for log in logs:  # in each, as it is not known which log has a unit
                 log.begin(anew=False)
                 log.append("".join(map(lost_line, keys)))
 
@@ -202,7 +203,7 @@ class LocalFolder:
         return [rows for rows in fresh if rows]
 
     def close(self) -> None:
-        """Nothing: the files lie where they are kept."""
+        """Do nothing, as the files are in the folder already."""
 
 
 def folder_at(place: Path | str) -> Folder:

@@ -1,5 +1,5 @@
-"""Files of lines that are only appended to, each by one process, so that a kill cannot lose what is
-done. A run has ``done.log``, and a ``done-NAME.log`` for each of several processes that share it.
+"""Logs on a local disk. Each is only appended to, and by one process, so that a kill cannot lose
+what is done. A run has ``done.log``, and a ``done-NAME.log`` for each process that shares it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class LogFile:
         if anew:
             self._file.truncate(0)
         elif not self.path.read_bytes().endswith(b"\n") and self.path.stat().st_size:
-            # A torn line is made invalid before it is ended: half of "0 1 1 12" would say that
+            # A torn line is made invalid before it is ended, as half of "0 1 1 12" would say that
             # 0 1 1 1 is done.
             self._file.write("?\n")
             self._file.flush()
@@ -55,10 +55,10 @@ class LogFile:
     """Each line is safe once it is appended."""
 
     def flush(self) -> None:
-        """Nothing: each line is safe."""
+        """Do nothing, as each line is safe already."""
 
     def append(self, line: str) -> None:
-        """Add a line and sync it to the disk. A log that was closed takes no more."""
+        """Add a line and sync it to the disk. A closed log ignores it."""
         with self._lock:
             if self._file is not None:
                 self._file.write(line)
@@ -81,7 +81,7 @@ def logs_of(folder: Path) -> Iterator[Path]:
 
 
 def own_name(name: str, writer: str) -> str:
-    """The name of a file of one of several writers, whose names may hold any characters.
+    """The name of one writer's own file. The name of a writer may have any characters.
 
     >>> own_name("done.log", "tcp://10.0.0.1:80")
     'done-tcp-10.0.0.1-80.log'
@@ -96,7 +96,7 @@ def plain_name(writer: str) -> str:
 
 
 def of_each(name: str) -> str:
-    """The pattern of such files of all writers.
+    """The glob pattern of the own files of all writers.
 
     >>> of_each("done.log")
     'done-*.log'
@@ -110,19 +110,19 @@ def copied_logs(folder: Path, run: str = "*") -> list[Path]:
 
 
 class LogFiles:
-    """The logs of a run folder, each read on from where the last look ended."""
+    """Reads the logs of a run folder, each from where the last read ended."""
 
     def __init__(self, folder: Path, run: str, makers: list[dict[str, Any]]) -> None:
-        """``makers`` are those of run.json, to which those that only logs name are added."""
+        """``makers`` are those of run.json. Makers that only logs name are added to them."""
         self.folder, self.run, self.makers = folder, run, makers
         self._read: dict[str, int] = {}
-        """Bytes of each log that were read. A line that is not whole yet is read again."""
+        """Number of bytes of each log that were read. An incomplete line is read again."""
 
     def fresh(self) -> dict[Key, Note]:
-        """The units that are noted since the last call, all at the first.
+        """The units noted since the last call; the first call returns all.
 
-        Later calls do not know the makers of units. Nobody takes a unit off the list of a run at
-        work, so what an earlier call said stands.
+        Later calls do not know the makers of units. Units are not taken off the list while a run is
+        at work, so what an earlier call returned stays true.
         """
         notes: dict[Key, Note] = {}
         for log in logs_of(self.folder):

@@ -1,4 +1,4 @@
-"""A run that is over or under way, read from its folder: what it wrote, where, and how checked."""
+"""Read a run, finished or under way, from its folder: what it wrote and where, with checksums."""
 
 from __future__ import annotations
 
@@ -41,15 +41,14 @@ class RunFolder:
 
     folder: Folder
     content: Mapping[str, Any]
-    """The name of the run, as run.json has it."""
+    """The content of run.json."""
     notes: Mapping[Key, Note]
-    """The line of the log on each unit that it names."""
+    """The note of the logs on each unit that is written."""
     makers: Sequence[Mapping[str, Any]]
-    """The makers of units, by the index in their notes: those of run.json, then those of the
-    logs."""
+    """The makers that notes give by index. Those of run.json come first, then those of the logs."""
     outputs: Sequence[Stored]
     specs: Sequence[Any]
-    """The outputs as they are named."""
+    """The specs of the outputs, in the order of the run."""
     lacking: Sequence[str]
     """One sentence for each output whose lock names no run."""
 
@@ -97,7 +96,7 @@ def open_run(specs: Sequence[Any], run_dir: Path | str | None) -> RunFolder:
         The run.
 
     Raises:
-        UsageError: An output cannot be opened, or the folder is none of a run.
+        UsageError: An output cannot be opened, or the folder is not a run folder.
         PenstockError: An output is not this run's.
     """
     named = [open_written(spec, "OUTPUT") for spec in specs]
@@ -159,7 +158,8 @@ def _all_specs(
 def _stored(
     written: Sequence[Written], fingerprint: Mapping[str, Any], folder: Folder
 ) -> list[Stored]:
-    """The outputs with the place of each volume, once they are those that the run made."""
+    """The outputs with the place of each volume. Raises `PenstockError` if the run did not write
+    one of them."""
     start, stop = (tuple(corner[2:]) for corner in fingerprint["domain"])
     shape = tuple(b - a for a, b in zip(start, stop, strict=True))
     outputs = []
@@ -181,7 +181,7 @@ def _stored(
 
 def _check_made_by(written: Written, content: Mapping[str, Any], folder: Folder) -> str | None:
     """Raise `PenstockError` if another run has made the output anew since. Returns a sentence if
-    that cannot be told."""
+    that cannot be known."""
     made_by = run_at(written)
     if made_by is None:
         lost = content.get("locked", False)
@@ -197,8 +197,8 @@ def _check_made_by(written: Written, content: Mapping[str, Any], folder: Folder)
 def check_not_anew(specs: Sequence[Any], run_dir: Path | str | None) -> None:
     """Refuse to resume a run if another one has made its outputs anew.
 
-    Such outputs may have other chunks, so that they do not open as those of the run. Whatever else
-    is wrong with them is not looked for.
+    Such outputs may have other chunks, and then opening them raises a less helpful error. Other
+    faults are not looked for.
 
     Raises `UsageError` that names the output.
     """

@@ -2,13 +2,13 @@
 
     0 2 0 128 v5f1c0a9e5f1c0a9e   volume 0, unit 2 0 128, a check for each output of the run
     # maker 1                     maker 1 of run.json made the units of the lines below
-    # maker {"code": "1f0c", ...} that maker made them, which run.json need not name
+    # maker {"code": "1f0c", ...} the same, for a maker that run.json need not name
     # lost 0 2 0 128              the unit is not in the output any more
 
-A check is that of the values as they are decoded: in C order, little-endian, in the dtype of the
-output. It begins with f where every value is the fill value of its store, which may then keep no
-chunk for the unit, else with v. All checks are equally long, so a torn one is not believed. A line
-of a run of an older version has none.
+A check is the checksum of the decoded values, in C order, little-endian and in the dtype of the
+output. It begins with f if every value is the fill value of the store, which may then hold no chunk
+for the unit, else with v. All checks have the same length, so a torn one is not accepted. Lines of
+older versions have none.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 Key = tuple[int, ...]
 CHECKSUM = "xxh3_64"
-"""The name of the checksum, which stands among the facts of a maker."""
+"""The name of the checksum, which is one of the facts of a maker."""
 _LINE = re.compile(rb"(\d+) (-?\d+) (-?\d+) (-?\d+)((?: [vf][0-9a-f]{16})*)\n")
 _MAKER = re.compile(rb"# maker (?:(\d+)|({.*}))\n")
 _LOST = b"# lost "
@@ -30,7 +30,7 @@ class Note(NamedTuple):
     """What the log says of a unit."""
 
     maker: int
-    """Index of its maker: of those in run.json, and then of those that logs alone name."""
+    """Index of its maker. Those of run.json come first, then those that only logs name."""
     checks: tuple[str, ...] = ()
     """A check for each output. Empty for a unit of an older version."""
 
@@ -53,7 +53,7 @@ def maker_line(maker: Mapping[str, Any]) -> str:
 def read_lines(
     lines: Iterable[bytes], makers: list[dict[str, Any]] | None = None
 ) -> dict[Key, Note]:
-    """The units that a log names. A line that is damaged or not whole says nothing.
+    """The units that a log names. Damaged and incomplete lines are ignored.
 
     ``makers`` are those of run.json; the log's own are added to them.
     """
@@ -70,7 +70,7 @@ def read_lines(
 
 
 def _index_of(text: bytes, makers: list[dict[str, Any]]) -> int:
-    """The index of a maker that a log describes, which is added where it is new."""
+    """The index of a maker that a log describes. A new one is added."""
     try:
         maker = json.loads(text)
     except ValueError:  # damaged: the maker is not known

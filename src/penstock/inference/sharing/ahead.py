@@ -1,4 +1,5 @@
-"""A preload of Dask's worker: it loads torch and the rest while another worker opens the job."""
+"""A preload module of Dask's workers: it imports torch and the rest while another worker opens the
+job."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any
 
 
 def dask_setup(worker: Any) -> None:
-    """Begin to load what the tasks of a job need. Dask calls this in the process of a worker.
+    """Begin to import what the tasks of a job need. Dask calls this in each worker process.
 
     Args:
         worker: The ``distributed.Worker``.
@@ -20,5 +21,5 @@ def dask_setup(worker: Any) -> None:
 def _load() -> None:
     with contextlib.suppress(Exception):  # the first task says what is wrong
         importlib.import_module(f"{__package__.rpartition('.')[0]}.opening.job")
-        # A run on shapes alone asks for it, at most operators of a net: a second of work.
+        # A forward on shapes alone imports it, which takes a second.
         importlib.import_module("torch._dynamo")

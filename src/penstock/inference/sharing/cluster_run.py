@@ -1,8 +1,8 @@
-"""A volume on the workers of a cluster: the client, which has neither model nor device.
+"""Run a job on the workers of a cluster: the client's side, which needs neither model nor device.
 
-A worker opens the job and plans it. The client claims the outputs, gives the parts out one by one,
-and at the end proves by the logs that every unit is written. It can be killed: another one goes on
-with ``--resume``.
+A worker opens the job and plans it. The client locks the outputs, gives the parts out one by one,
+and at the end checks in the logs that every unit is written. If the client is killed, another one
+goes on with ``--resume``.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ from .turns import Turns, turn_of
 from .visibility import check_seen
 
 SHARES_PER_LANE = 4
-"""Shares into which counting the input's values is cut, for each task that can run at a time."""
+"""Number of shares, for each worker, into which the counting of the input's values is cut."""
 LOOK_S = 1.0
-"""Seconds between two looks at how many workers are there."""
+"""Seconds between two counts of the workers."""
 _READ = TypeAdapter(Summary).validate_python
 
 
@@ -64,7 +64,7 @@ class RemoteJob:
 
     @property
     def plan(self) -> Plan:
-        """What the worker has planned."""
+        """The plan that the worker has made."""
         return self.opened.plan
 
     @property
@@ -78,7 +78,7 @@ class RemoteJob:
 
     @cached_property
     def sinks(self) -> list[Sink]:
-        """The outputs, by what the worker knows of the model's heads."""
+        """The outputs, opened here with what the worker has found out about the model's heads."""
         opened, source = self.opened, open_source(self.config.in_spec, level=self.config.level)
         outputs = open_outputs(
             self.config, source, opened.selected, opened.at_once, opened.head_parts, opened.kinds
@@ -105,16 +105,16 @@ def run_on_cluster(
         config: The settings of the job; ``cluster`` names the workers.
         show: A function that is called with the plan.
         progress: A function that is called with the progress while the job runs.
-        request: By this the job can be asked to end.
-        say: A function that is called now and then with a sentence, while there is no worker.
+        request: Asks the job to end early.
+        say: A function that is called with a sentence now and then, while no worker is there.
 
     Returns:
-        What the workers did together.
+        The summary of what all workers did.
 
     Raises:
         UsageError: The job cannot be done as asked. Nothing was created.
         Incomplete: Parts failed, no worker came, or the job was asked to end; ``--resume`` goes on.
-        PenstockError: The scheduler is gone.
+        PenstockError: The scheduler does not answer any more.
     """
     address, config = str(config.cluster), settled(config)
     request = request or EndRequest()
@@ -147,7 +147,7 @@ def run_on_cluster(
 def _opened(
     workers: Workers, config: InferConfig, peers: int, request: EndRequest
 ) -> station.Opened:
-    """The job as a worker opens it. Raises `UsageError` with what it says if it cannot."""
+    """Let a worker open the job. Raises the worker's error if it cannot."""
     order = (config, peers, platform.node())
     tasks = Tasks(workers, station.open_task, order, f"open-{uuid.uuid4().hex[:12]}", 0)
     (outcome,) = tasks.run([0], lambda word: request.check(0))
@@ -158,13 +158,13 @@ def _opened(
 
 
 def _error(failure: TaskFailure) -> PenstockError:
-    """The error that a worker met, for this process's exit code."""
+    """A worker's error as an exception of this process, so that its exit code is the same."""
     kinds = {2: UsageError, 3: Incomplete}
     return kinds.get(failure.exit_code, PenstockError)(failure.sentence)
 
 
 def _prepared(job: RemoteJob, workers: Workers) -> Prepared:
-    """How the run is cut. A resumed run goes on with the shares that its values were counted in."""
+    """How the run is cut. A resumed run keeps the shares in which its values were counted."""
     elements = SHARES_PER_LANE * workers.expected
     with contextlib.suppress(UsageError):
         if job.config.resumes:
@@ -173,14 +173,14 @@ def _prepared(job: RemoteJob, workers: Workers) -> Prepared:
 
 
 class _Presence:
-    """Adds up the time in which workers are there that may take parts: they come and go."""
+    """Adds up the seconds for which each worker that may take parts is there."""
 
     def __init__(self, workers: Workers) -> None:
         self.workers, self.seconds = workers, 0.0
         self.looked: float | None = None
 
     def look(self, tasks: Tasks, least_s: float = LOOK_S) -> None:
-        """Count the workers, if the last look is so many seconds ago. The first one only begins."""
+        """Add the time since the last call, if that is at least ``least_s``, for each worker."""
         now = time.monotonic()
         if self.looked is not None and now - self.looked < least_s:
             return
@@ -192,7 +192,7 @@ class _Presence:
 
 
 class _Client:
-    """Gives the parts of a job to the workers, and gathers what they tell."""
+    """Gives the parts of a job to the workers, and collects their results."""
 
     def __init__(
         self,
@@ -219,22 +219,22 @@ class _Client:
             _prepared(job, workers).elements, journal.run, claims.owner, peers,
         )  # fmt: skip
         self.words: dict[str, dict[str, Any]] = {}
-        """The last word of each worker on its progress."""
+        """The last progress message of each worker."""
         self.summaries: dict[str, Summary] = {}
-        """What each worker has done."""
+        """The last summary of each worker."""
         self.failed: dict[str, str] = {}
-        """Parts that were given up, each with the reason."""
+        """Parts that were given up, with the reasons."""
         self.rounds: list[Tasks] = []
-        """The tasks of each round: of counting, and of computing."""
+        """The tasks of each round of counting, and then those of computing."""
         self.standing: dict[str, int] = {}
-        """How the workers stand, as the run folder has it."""
+        """Numbers of workers as last saved for ``penstock status``: present, died and so on."""
         self.began = 0.0
         self.first: float | None = None
         """When the first part was begun."""
         self.presence = _Presence(workers)
 
     def run(self, began: float) -> Summary:
-        """Count, compute, and prove that nothing is missing. ``began`` is when the job began."""
+        """Count, compute, and check that nothing is missing. ``began`` is when the job began."""
         self.began = began
         topic, before = self.order.topic, voxels_of(self.job.plan, self.journal.done)
         try:
@@ -259,7 +259,7 @@ class _Client:
         planned, skipped, voxels = plan.num_units, self.journal.skipped, plan.voxels - before
         return replace(
             merged(self.summaries, seconds, planned, len(self.journal.halved()), notes),
-            # By the logs: workers that died have not told of their last units.
+            # From the logs, as workers that died did not report their last units.
             units_written=planned - skipped,
             units_skipped=skipped,
             voxels=voxels,
@@ -269,7 +269,7 @@ class _Client:
         )
 
     def _count(self) -> None:
-        """Count the values of the input: once, or twice where they are wide."""
+        """Count the values of the input. Those of more than 16 bits take two rounds."""
         missing = True
         while missing and not self.request.why:
             for function, count in ((station.count_task, self.order.elements), (station.lacks, 1)):
@@ -279,7 +279,7 @@ class _Client:
                     missing = outcome.result == "lacking"
 
     def _compute(self) -> None:
-        """Give out the parts that are not done, and stop where too many fail."""
+        """Give out the parts that are not done, and stop if too many fail."""
         tasks, done = self._tasks(station.part_task), self.journal.done
         lacking = missing_parts(self.job.plan, done) if done else None
         parts, room = self.job.parts, self._room()
@@ -298,10 +298,10 @@ class _Client:
                 turns.done(outcome.number)
         if turns.is_stuck:
             limit = format_bytes(self.job.config.max_spill or 0)
-            self.failed["others"] = f"what lies spilled leaves them no room (--max-spill {limit})"
+            self.failed["others"] = f"spilled pieces leave no room for them (--max-spill {limit})"
 
     def _room(self) -> SpillRoom | None:
-        """The room for what lies spilled, less what an earlier start has left."""
+        """The room for spilled pieces, less those that an earlier start has left."""
         folder, config, parts = self.journal.folder, self.job.config, self.job.parts
         if not parts.geometry.spills or not isinstance(folder, LocalFolder):
             return None
@@ -331,7 +331,7 @@ class _Client:
         self._say_standing()
 
     def _tick(self, word: dict[str, Any] | None) -> None:
-        """Take in what a worker told of a part, and show the progress of all."""
+        """Note a progress message of a worker, and show the progress of all."""
         self._attend(word)
         if self.first is None and word is not None:
             self.first = time.monotonic()
@@ -352,7 +352,7 @@ class _Client:
         self.progress(Progress(min(patches, planned), planned, units, left, seconds, rate))
 
     def _say_standing(self) -> None:
-        """Keep how the workers stand for ``penstock status``, as often as it changes."""
+        """Save the numbers of workers for ``penstock status`` whenever they change."""
         deaths, retried = (sum(getattr(t, n) for t in self.rounds) for n in ("deaths", "retried"))
         unfit = {address for tasks in self.rounds for address in tasks.placement.unfit}
         present = self.rounds[-1].placement.present
@@ -363,13 +363,13 @@ class _Client:
                 self.journal.save(WORKERS_FILE, standing)
 
     def _ask_end(self) -> None:
-        """Ask the workers once to write what is whole, and wait as long as they may take for it."""
+        """Ask the workers once to write the units that are complete, and wait for them."""
         tasks, within = self.rounds[-1], self.job.config.grace + station.MARGIN_S
         if not tasks.ends:
             tasks.ends = True
             self.workers.absence.say(
-                f"{self.request.why}: workers write what is whole, for {format_seconds(within)} at "
-                "most; a second signal ends the job at once"
+                f"{self.request.why}: workers write the blocks that are complete, for "
+                f"{format_seconds(within)} at most; a second signal ends the job at once"
             )
             asked = (station.ask_end, self.order.topic, self.request.why)
             self.workers.ask(*asked, within_s=station.MARGIN_S)

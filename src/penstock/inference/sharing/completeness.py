@@ -1,5 +1,4 @@
-"""What the logs of all that wrote a job say: which parts lack units, how much is written, and by
-whom."""
+"""Read from the logs of a job which parts lack units, how much is written, and by whom."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from ..tiling.parts import Parts
 
 
 def missing_parts(plan: Plan, done: Set[tuple[int, ...]]) -> dict[int, int]:
-    """The parts that are not whole, and how many units each lacks.
+    """The parts that lack units, and how many units each lacks.
 
     ``done`` are the units that are written, each (volume, z, y, x).
     """
@@ -39,7 +38,7 @@ def voxels_of(plan: Plan, done: Set[tuple[int, ...]]) -> int:
 
 
 def maker_notes(journal: Journal) -> Iterator[str]:
-    """A sentence on what wrote how many of a run's units, if several makers did."""
+    """A sentence on which maker wrote how many units of a run, if there are several makers."""
     if journal.folder is None:
         return
     makers = [*journal.makers]

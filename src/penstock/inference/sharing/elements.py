@@ -1,11 +1,11 @@
-"""A run in an array of processes that do not know each other: no scheduler gives them parts.
+"""A run in an array of independent processes: no scheduler gives them parts.
 
-    --prepare           makes output and run folder, and settles the parts
+    --prepare           makes output and run folder, and fixes the parts
     --statistics i/n    counts the values of a share, for percentiles of the whole volume
     --part i/n          writes a share of the parts
-    --finish            proves that nothing is missing, and closes the output
+    --finish            checks that nothing is missing, and closes the output
 
-The elements of an array hold the output together, under an owner that is named after the run.
+The elements of an array share the lock of the output, under an owner that is named after the run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class StepOutcome:
 
     sentence: str
     summary: Summary | None = None
-    """The share of the parts, or the whole job at its end; None for other steps."""
+    """The summary of a share for --part, of the whole job for --finish, else None."""
 
 
 def run_step(
@@ -54,13 +54,13 @@ def run_step(
     Args:
         job: The job, opened; its settings name the step.
         progress: A function that is called with the progress while parts are computed.
-        request: Asks the step to end early; what is whole is written.
+        request: Asks the step to end early; complete units are written.
 
     Returns:
         What was done.
 
     Raises:
-        UsageError: An earlier step is missing, or the run is another one.
+        UsageError: An earlier step is missing, or the run folder is that of another run.
         StageError: A stage failed. The error names the stage and the block.
         Incomplete: --finish found that blocks are missing.
     """
@@ -106,7 +106,7 @@ def _joined(job: Job, flag: str, element: int, elements: int) -> Iterator[Journa
 
 
 def _opened(job: Job, step: str) -> Journal:
-    """The journal of a prepared run. ``step`` is what joins it, in words."""
+    """The journal of a prepared run. ``step`` names the step in errors."""
     anyway = job.config.resume_anyway
     try:
         return Journal.open(job.run_dir, job.fingerprint(), job.maker(), resume=True, anyway=anyway)
@@ -125,7 +125,7 @@ def _count(job: Job, share: tuple[int, int], request: EndRequest) -> StepOutcome
         with watch.sampling():
             counted = count_share(job, watch, folder_of(journal), element, elements)
             if counted is None or not counted.missing:
-                with contextlib.suppress(UsageError):  # another round is to come
+                with contextlib.suppress(UsageError):  # a second round is needed
                     shared_scalings(job, journal, elements)
                     return StepOutcome("Counted; the percentiles are known, next is --part")
     assert counted is not None
@@ -176,7 +176,7 @@ def _keep(journal: Journal, summary: Summary) -> None:
         earlier = _READ(saved)
         seconds = earlier.seconds + summary.seconds
         each, planned = {"": earlier, "again": summary}, summary.units_planned
-        both = merged(each, seconds, planned, halved=summary.halved)  # which has the earlier ones
+        both = merged(each, seconds, planned, halved=summary.halved)  # counts earlier starts too
         summary = replace(both, workers=())
     journal.save(name, asdict(summary))
 
@@ -186,7 +186,7 @@ def _said_of_share(job: Job, numbers: range) -> str:
 
 
 def _finish(job: Job) -> StepOutcome:
-    """Prove that every unit is noted, close the sinks, and free the claim."""
+    """Check that every unit is noted in a log, close the outputs, and free their locks."""
     elements = Prepared.read(job.run_dir).elements
     journal = _opened(job, "--finish")
     if missing := missing_parts(job.plan, journal.done):

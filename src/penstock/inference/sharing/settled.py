@@ -1,4 +1,4 @@
-"""The settings of a job with places that its workers find, whatever folder they were started in."""
+"""The settings of a job with absolute paths, as workers may run in other folders."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ...base import InferConfig, UsageError
 
 
 def settled(config: InferConfig) -> InferConfig:
-    """The settings with all paths made absolute, since workers may run in other folders.
+    """The settings with all paths made absolute.
 
-    Raises `UsageError` for what no other process can open.
+    Raises `UsageError` for a model, input or output in memory, which no other process can open.
     """
     if not isinstance(config.model_type, str):
         raise UsageError("--cluster needs a model by name, reference or file, not a module")
@@ -36,7 +36,8 @@ def settled(config: InferConfig) -> InferConfig:
 
 
 def logs_of(config: InferConfig) -> Path:
-    """The folder of the logs of jobs that are workers: beside the run folder where it is known."""
+    """The folder for the logs of workers that are jobs of a batch system. It lies beside the run
+    folder, if that is known."""
     spec = str(config.out_spec[0])
     local = not isinstance(config.out_spec[0], dict) and not re.search(r"://|[{|]", spec)
     beside = Path(f"{spec.rstrip('/')}.penstock" if local else "penstock")
@@ -45,7 +46,7 @@ def logs_of(config: InferConfig) -> Path:
 
 
 def _absolute(spec: Any) -> Any:
-    """A path from the root. URLs and the JSON of TensorStore are left as they are."""
+    """Make a path absolute. Return URLs and TensorStore's JSON as they are."""
     text = str(spec)
     if isinstance(spec, dict) or "://" in text or text.lstrip().startswith("{"):
         return spec
@@ -53,5 +54,5 @@ def _absolute(spec: Any) -> Any:
 
 
 def whole(path: Path | str | None) -> Path | str | None:
-    """A local path from the root; a URL as it is."""
+    """Make a local path absolute. Return a URL as it is."""
     return path.absolute() if isinstance(path, Path) else path

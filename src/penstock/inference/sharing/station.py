@@ -1,7 +1,6 @@
-"""A worker of a cluster in a job: what its tasks do. It opens the job once, and does what it is
-given.
+"""The worker's side of a job on a cluster: it opens the job once, and does the tasks it is given.
 
-A worker may die or restart at any time. What it has written is in its log, and others do the rest.
+A worker may die or restart at any time. Its log says what it has written; others do the rest.
 """
 
 from __future__ import annotations
@@ -52,10 +51,10 @@ if TYPE_CHECKING:
 TELL_S = 0.5
 """Seconds between two messages of a worker on its progress."""
 MARGIN_S = 5.0
-"""Seconds beyond ``--grace`` in which a part that was asked to end is waited for."""
+"""Seconds beyond ``--grace`` to wait for a part that was asked to end."""
 IDLE_S = 60.0
-"""Seconds after which a place without a task is given up: its client may be dead. The next task of
-the job takes another place."""
+"""Seconds without a task after which a worker closes the job, as the client may be dead. The next
+task opens the job again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +66,12 @@ class JobOrder:
     part: tuple[int, ...]
     """Shape of a part, z y x."""
     elements: int
-    """Shares in which the values of the input are counted."""
+    """Number of shares in which the values of the input are counted."""
     run: str
     owner: Mapping[str, Any]
-    """The owner in the outputs' markers: the client."""
+    """The client, as the lock files of the outputs name it."""
     peers: int
-    """Workers on one host."""
+    """Number of workers on one host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,7 @@ class Opened:
     selected: tuple[Sequence[int], Sequence[int]]
     """Times and channels of the input."""
     at_once: int
-    """Channels that the model takes."""
+    """Number of channels that the model takes."""
     head_parts: Sequence[HeadPart]
     kinds: Sequence[tuple[HeadKind, Origin]]
     counts: bool
@@ -120,8 +119,8 @@ def _opened(config: InferConfig, peers: int) -> Opened:
 
 
 def _settled(job: Job, peers: int) -> Plan:
-    """The plan of a job, with the choice of how to treat borders. A resumed run keeps its choice
-    and its parts; another one chooses by the time of a patch and the rate of the scratch."""
+    """The plan of a job, in which --spill is decided. A resumed run keeps its choice and its parts;
+    a new one chooses by the seconds of a patch and the speed of the run folder's disk."""
     from ..lanes.forward import seconds_of_patch
 
     config, plan = job.config, job.plan
@@ -145,13 +144,13 @@ def _settled(job: Job, peers: int) -> Plan:
         here = "measured on a worker"
         facts = replace(facts, patch_seconds=seconds_of_patch(job), patch_seconds_from=here)
         rate = None if facts.spill_rate else scratch_rate(job.run_dir)
-        if rate is not None:  # which workers of one host share
+        if rate is not None:  # workers of one host share it
             facts = replace(facts, spill_rate=rate / peers, spill_rate_from=here)
     return make_plan(config.model_copy(update=choice), facts, plan.shape, part)
 
 
 class Station:
-    """The place of one process in a job of a cluster."""
+    """A job that one worker process has opened, with the worker's log and outputs."""
 
     def __init__(self, order: JobOrder) -> None:
         from ..opening.job import Job
@@ -173,7 +172,7 @@ class Station:
         self._await_task()
 
     def _journal(self) -> Journal:
-        """The journal of the run, with a log of this process's own."""
+        """The journal of the run, with this process's own log."""
         config, job = self.order.config, self.job
         host = platform.node()
         anyway = config.resume_anyway or config.mixed_arithmetic
@@ -189,7 +188,7 @@ class Station:
                 f"--run-dir {job.run_dir}: the worker on {host} does not see the run there; give "
                 "--run-dir s3://BUCKET/PREFIX, or a folder that all workers share"
             )
-        # A process may take a place again, and what it did before has been told under that name.
+        # A process that opens a job again needs a new name: the client keeps results by name.
         number = next(_NUMBERS)
         journal.writer = f"{host}-{os.getpid()}" + f"-{number}" * (number > 1)
         journal.join()
@@ -205,7 +204,7 @@ class Station:
             return "counted"
 
     def lacks(self) -> str:
-        """Whether shares of the values are not counted yet: another round, or one that was lost."""
+        """Return "lacking" if shares of the values are still to be counted, else "known"."""
         from .statistics import Round, folder_of, open_round
 
         opened = open_round(self.job, folder_of(self.journal), self.order.elements)
@@ -213,7 +212,7 @@ class Station:
 
     def compute(self, number: int) -> dict[str, Any]:
         """Compute a part, or join the borders of one, and return the summary of all that this
-        process has done. `turn_of` tells the two by their number."""
+        process has done. `turn_of` says which of the two a number means."""
         from .statistics import shared_scalings
 
         with self._task(number):
@@ -240,15 +239,16 @@ class Station:
             raise WorkerLeaves(self.request.why)
 
     def end_part(self, why: str = "its worker") -> None:
-        """Ask the part to end, and wait until it has written what is whole."""
+        """Ask the part to end, and wait until it has written the units that are complete."""
         self.request.ask(why)
         if self.lock.acquire(timeout=self.order.config.grace + MARGIN_S):
-            self.ends.close()  # its log with it
+            self.ends.close()  # the log too
             self.lock.release()
 
     @contextlib.contextmanager
     def _task(self, number: int) -> Iterator[None]:
-        """Say that a task begins, and do it. Raises `WorkerLeaves` where none may begin."""
+        """Tell the client that a task begins, and do it. Raises `WorkerLeaves` if no task may
+        begin any more."""
         with self.lock:
             self._idle.cancel()
             if self.request.why:
@@ -264,13 +264,13 @@ class Station:
                 self._await_task()
 
     def _await_task(self) -> None:
-        """Close this place if no task comes for a while."""
+        """Close the job if no task comes for `IDLE_S`."""
         self._idle = threading.Timer(IDLE_S, self._give_up)
         self._idle.daemon = True
         self._idle.start()
 
     def _give_up(self) -> None:
-        """Close this place, unless a task has begun."""
+        """Close the job, unless a task has begun."""
         with _OPENING:
             if not self.lock.acquire(blocking=False):
                 return
@@ -290,7 +290,7 @@ class Station:
 
     def _end(self) -> None:
         """Close the log, and take no more tasks. The lock must be held."""
-        self.request.ask("want of tasks")
+        self.request.ask("a lack of tasks")
         before_leaving(self.order.topic, None)
         self._idle.cancel()
         self.ends.close()
@@ -301,7 +301,7 @@ class Station:
 
 
 class _Telling:
-    """Tells the client now and then how far a part is."""
+    """Tells the client every `TELL_S` how far a part is."""
 
     def __init__(self, station: Station, number: int) -> None:
         self.station, self.number, self.due = station, number, 0.0
@@ -329,7 +329,7 @@ class _Telling:
 _STATIONS: dict[str, Station] = {}
 _OPENING = threading.Lock()
 _NUMBERS = itertools.count(1)
-"""Numbers of the places that this process takes."""
+"""Numbers of the stations that this process opens."""
 
 
 def _station(order: JobOrder) -> Station:
@@ -343,7 +343,7 @@ def _station(order: JobOrder) -> Station:
             limit = order.config.retry_for
             try:
                 station = patiently(limit, "opening the job", lambda: Station(order))
-            except UsageError as error:  # which another worker has opened: this one lacks something
+            except UsageError as error:  # another worker could open it: this one lacks something
                 raise UnfitWorker(describe(error)) from error
             _STATIONS[order.topic] = station
         return _STATIONS[order.topic]
@@ -355,7 +355,7 @@ def count_task(order: JobOrder, number: int) -> str:
 
 
 def lacks(order: JobOrder, number: int) -> str:
-    """Whether values of the input are not counted yet, asked of a worker."""
+    """Return what `Station.lacks` says, on a worker."""
     return _station(order).lacks()
 
 
@@ -365,13 +365,13 @@ def part_task(order: JobOrder, number: int) -> dict[str, Any]:
 
 
 async def ask_end(topic: str, why: str) -> None:
-    """Ask a worker to write what is whole and to end its part."""
+    """Ask a worker to write the units that are complete and to end its part."""
     if (station := _STATIONS.get(topic)) is not None:
         station.request.ask(why)
 
 
 async def leave(topic: str) -> dict[str, Any] | None:
-    """End a worker's place in a job: close its log, and tell what it has done."""
+    """Close a job on a worker, and return what the worker has done."""
     station = _STATIONS.pop(topic, None)
-    # Aside: a part that was given up may have to end, and the worker's beats go on meanwhile.
+    # In a thread, as the worker's heartbeats must go on while a part that was given up ends.
     return None if station is None else await asyncio.to_thread(station.close)

@@ -1,7 +1,8 @@
 """Percentiles of whole volumes, counted by several processes and merged.
 
 Each process counts its share of a volume's values into a file of the run folder. A histogram of
-wide values takes two rounds; the second begins when all shares of the first are there.
+values of more than 16 bits takes two rounds; the second begins when all shares of the first are
+there.
 
     statistics/round-1-of-64/3.npz    what element 3 counted
 """
@@ -28,13 +29,13 @@ from ..stages.watch import Watch
 
 @dataclass(slots=True)
 class Round:
-    """A pass over the values that is not yet counted whole."""
+    """A pass over the values of which shares are still to be counted."""
 
     number: int
     missing: list[int]
-    """Elements that have not counted their shares, from 1."""
+    """Numbers of the elements that have not counted their shares, from 1."""
     histograms: list[Histogram]
-    """One for each volume, ready for this pass."""
+    """One histogram for each volume, ready for this pass."""
 
 
 def needs_counting(job: Job) -> bool:
@@ -45,7 +46,7 @@ def needs_counting(job: Job) -> bool:
 def shared_scalings(job: Job, journal: Journal, elements: int) -> dict[int, Scaling]:
     """The scaling of each volume by its index. Empty if each block has its own.
 
-    Raises `UsageError` if the values are not counted yet, with the step that counts them.
+    Raises `UsageError` if the values are not counted yet; it names the step that counts them.
     """
     if job.config.normalize == "percentile":
         return {}
@@ -67,7 +68,7 @@ def shared_scalings(job: Job, journal: Journal, elements: int) -> dict[int, Scal
 
 
 def open_round(job: Job, folder: Folder, elements: int) -> Round | list[Histogram]:
-    """The round that is to be counted, or the histograms of all volumes if all is counted."""
+    """The round to count next, or the histograms of all volumes if all are counted."""
     histograms = [Histogram(job.norm_source.dtype) for _ in job.volumes]
     percentiles = (job.config.norm_lower, job.config.norm_upper)
     number = 0
@@ -91,8 +92,8 @@ def count_share(
 ) -> Round | None:
     """Count one element's share of the values of all volumes.
 
-    Returns the round that was counted, with the elements that are missing then. None if all is
-    counted already.
+    Returns the round that was counted, with the elements that are still missing. None if everything
+    was counted already.
     """
     opened = open_round(job, folder, elements)
     if not isinstance(opened, Round):
@@ -138,7 +139,7 @@ def _packed(histograms: list[Histogram]) -> bytes:
 
 
 def _merge(packed: bytes | None, histograms: list[Histogram]) -> None:
-    assert packed is not None  # it was listed, and nobody deletes one
+    assert packed is not None  # it was listed, and these files stay
     with np.load(BytesIO(packed), allow_pickle=False) as arrays:
         for volume, histogram in enumerate(histograms):
             if histogram.done:

@@ -1,4 +1,4 @@
-"""The order of a job's tasks: its parts, and the joins of what they spill as soon as they can be.
+"""The order of a job's tasks: its parts, and joins of spilled pieces as soon as these are there.
 
 A job of n parts has tasks 0 to n - 1, which compute parts. Where parts spill, task n + p joins the
 units of part p that blocks of other parts contribute to. Task 2 n + p joins those of them whose
@@ -16,7 +16,7 @@ from ..tiling.parts import Parts
 
 
 class Turn(NamedTuple):
-    """What a task is."""
+    """What a task does, and with which part."""
 
     kind: Literal["part", "join", "salvage"]
     part: int
@@ -26,14 +26,14 @@ class Turn(NamedTuple):
 
 
 def turn_of(task: int, parts: Parts) -> Turn:
-    """What the task of a number is.
+    """What a task does.
 
     Args:
-        task: The number.
+        task: The number of the task.
         parts: The parts of the job.
 
     Returns:
-        What is done, and with which part.
+        What it does, and with which part.
     """
     kinds: tuple[Literal["part", "join", "salvage"], ...] = ("part", "join", "salvage")
     kind, part = divmod(task, len(parts))
@@ -41,8 +41,8 @@ def turn_of(task: int, parts: Parts) -> Turn:
 
 
 class Turns:
-    """The tasks that can be given out now. The iterator ends where there is none, and goes on once
-    a task is done."""
+    """An iterator over the tasks that can be given out now. It ends if there is none, and goes on
+    once a task is done."""
 
     def __init__(
         self,
@@ -57,15 +57,15 @@ class Turns:
             parts: The parts of the job.
             lacking: The parts that lack units; None for all.
             ended: A function that is true once no more tasks are to be given out.
-            room: The room for what lies spilled; None for any.
+            room: The room for spilled pieces; None for no limit.
         """
         self.parts, self.lacking, self.ended, self.room = parts, lacking, ended, room
         self._ready: deque[int] = deque()
         self._next = self._under_way = 0
         self._sources: dict[int, int] = {}
-        """How many parts a part still waits for, of those that some have been done for."""
+        """Number of parts that a part still waits for, once one that it waits for is done."""
         self._spoilt: set[int] = set()
-        """Parts that lack what a part would have brought which was given up."""
+        """Parts that lack the pieces of a part that was given up."""
 
     def __iter__(self) -> Iterator[int]:
         return self
@@ -85,13 +85,13 @@ class Turns:
                 self._next += 1
                 self._under_way += 1
                 return number
-            else:  # joins under way make room
+            else:  # joins under way will make room
                 break
         raise StopIteration
 
     @property
     def is_stuck(self) -> bool:
-        """Whether parts are left for which what lies spilled leaves no room."""
+        """Whether parts are left for which spilled pieces leave no room."""
         return not self.ended() and not self._ready and self._next < len(self.parts)
 
     def done(self, task: int) -> None:
@@ -104,7 +104,7 @@ class Turns:
             self.room.free(number, whole=kind == "join")
 
     def given_up(self, task: int) -> None:
-        """Note that a task will not be done. What a part has spilled may still make units."""
+        """Note that a task is given up. Pieces that a part has spilled may still be joined."""
         self._under_way -= 1
         kind, number = turn_of(task, self.parts)
         if kind == "part" and self.parts.geometry.spills:
@@ -114,7 +114,7 @@ class Turns:
             self._settle(number)
 
     def _settle(self, number: int) -> None:
-        """Note that nothing more comes of a part."""
+        """Note that a part spills nothing more. The joins that waited only for it are ready."""
         if not self.parts.geometry.spills:
             return
         for other in self._targets(number):

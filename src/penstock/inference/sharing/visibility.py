@@ -10,9 +10,9 @@ from ...cluster import Workers
 
 
 def check_seen(run_dir: Path | str, workers: Workers) -> None:
-    """Refuse a run folder that workers do not see. What is written to find out is removed.
+    """Refuse a run folder that workers do not see. A file is written to find out, and removed.
 
-    Workers that join later find out by themselves.
+    Workers that join later check it themselves.
 
     Args:
         run_dir: The run folder, which may not be there yet.

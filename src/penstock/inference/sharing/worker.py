@@ -1,5 +1,5 @@
-"""One process of several that share a job: it computes the parts that it is given, and joins units
-on their borders of what was spilled."""
+"""One of several processes that share a job: it computes the parts that it is given, and joins the
+units on their borders from spilled pieces."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ JOINS = 3
 
 
 class Worker:
-    """Computes parts of a job that was begun, into outputs that others write as well."""
+    """Computes parts of a job that has begun, into outputs that other processes write as well."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Worker:
         request: EndRequest,
         numbers: Iterable[int] | None = None,
     ) -> None:
-        """``numbers`` are the parts that progress is counted for, all by default."""
+        """``numbers`` are the parts whose progress is counted, all by default."""
         self.job, self.journal, self.claims = job, journal, claims
         self.parts = parts_of(job)
         extent = None if numbers is None else self.parts.extent(numbers)
@@ -70,7 +70,7 @@ class Worker:
         scalings: Mapping[int, Scaling],
         progress: Callable[[Progress], None] | None = None,
     ) -> None:
-        """Compute parts and write their units, without those that are done.
+        """Compute parts and write their units, except those that are done.
 
         Args:
             numbers: The parts.
@@ -94,15 +94,15 @@ class Worker:
         *,
         whole: bool = True,
     ) -> None:
-        """Write the units of a part that are made of pieces, without those that are done.
+        """Write the units of a part that are joined from pieces, except those that are done.
 
-        A block is computed here if a piece of it is not there.
+        If a piece is missing, its block is computed here.
 
         Args:
             number: The part.
             scalings: As for `compute`.
             progress: As for `compute`.
-            whole: False if nothing is computed, and units that lack a piece are left out.
+            whole: False to compute nothing, and to leave out units that lack a piece.
 
         Raises:
             StageError: A stage failed. The error names the stage and the block.
@@ -131,8 +131,8 @@ class Worker:
                 keys = joining.lacking
         if keys and whole and not self.watch.request.why:
             raise PenstockError(
-                f"what was spilled to {pieces.folder} cannot be read back; look at the disk, or "
-                "give --spill never"
+                f"pieces that were spilled to {pieces.folder} cannot be read back; check the disk, "
+                "or give --spill never"
             )
 
     def _fresh_queues(self) -> Queues:
@@ -147,7 +147,7 @@ class Worker:
         progress: Callable[[Progress], None] | None,
         spilled: Spilled | None,
     ) -> None:
-        """Compute blocks, and write the units that are whole."""
+        """Compute blocks, and write the units that are complete."""
         queues = self._fresh_queues()
         reader = BlockReader(
             self.job,
@@ -170,7 +170,7 @@ class Worker:
 
     @property
     def safe(self) -> int:
-        """Units and pieces that this process has written and that a kill would not undo."""
+        """Number of units and pieces that this process has written and that survive a kill."""
         return self.journal.safe + (0 if self.pieces is None else self.pieces.written)
 
     def summary(self) -> Summary:
@@ -183,7 +183,7 @@ def pieces_of(job: Job, journal: Journal) -> Pieces | None:
     """The pieces of a job whose parts spill, in its run folder; None for any other job."""
     if not job.geometry.spills:
         return None
-    assert isinstance(journal.folder, LocalFolder), "the client has seen to it"
+    assert isinstance(journal.folder, LocalFolder), "the client has checked it"
     maker = journal.makers[journal.maker]
     pieces = Pieces(journal.folder.path, journal.run, maker, job.geometry, job.heads)
     pieces.begin()

@@ -1,4 +1,4 @@
-"""How a run begins: its folder is opened, its outputs are claimed and named after it."""
+"""Begin a run: open its folder, lock its outputs, and name the run in the locks."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Runnable(Protocol):
 
 @contextlib.contextmanager
 def begun(job: Runnable, prepared: Prepared | None = None) -> Iterator[tuple[Journal, Claims]]:
-    """A run whose outputs are claimed; from here to the end they belong to it.
+    """Begin a run. Its outputs stay locked until the context ends.
 
     ``prepared`` says how several processes share it. Raises `UsageError` if another process writes
     an output, or the run folder cannot be used, and `StoreAway` if a store does not answer.
@@ -71,7 +71,7 @@ def begun(job: Runnable, prepared: Prepared | None = None) -> Iterator[tuple[Jou
             anyway=job.config.resume_anyway,
         )
     with contextlib.closing(journal), keep_traceback_in(journal.here):
-        for sink in job.sinks:  # before the list of what is in the old output is lost
+        for sink in job.sinks:  # before the log of the units in the old output is lost
             sink.check()
         claims = patiently(
             job.config.retry_for,
@@ -110,7 +110,7 @@ def _begin(job: Runnable, journal: Journal, claims: Claims, prepared: Prepared |
 
 
 def _labels(job: Runnable, journal: Journal) -> dict[str, Any]:
-    """The name and the tags of a run; one that is resumed keeps its own."""
+    """The name and the tags of a run. A resumed run keeps its own."""
     kinds = Counter("gpu" if kind == "cuda" else kind for kind in job.plan.facts.devices)
     devices = "-".join(f"{count}{kind}" for kind, count in kinds.items())
     model = str(next(iter(journal.fingerprint.get("model", ())), "infer"))
@@ -118,7 +118,7 @@ def _labels(job: Runnable, journal: Journal) -> dict[str, Any]:
 
 
 def plan_numbers(plan: Plan) -> dict[str, Any]:
-    """A plan in plain numbers, which a report sets beside what was measured.
+    """A plan in numbers, which reports compare with what was measured.
 
     Args:
         plan: The plan.
@@ -148,4 +148,4 @@ def _say_unlocked(reasons: Sequence[str], required: bool) -> None:
     for why in reasons:
         if required:
             raise UsageError(f"--require-lock: {why}")
-        warnings.warn(f"{why}; see that nobody else writes it", RuntimeWarning, stacklevel=4)
+        warnings.warn(f"{why}; make sure that nobody else writes it", RuntimeWarning, stacklevel=4)

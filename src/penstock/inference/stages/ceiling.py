@@ -1,4 +1,4 @@
-"""Keeps a job below the memory that its plan has named."""
+"""Keeps a job within the memory that its plan gives."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from ..planning.memory import resident_bytes
 _STEP_BYTES = 16 * 2**20
 """Bytes by which a process may come nearer to its plan before its heap is trimmed (again)."""
 _EVERY_S = 10.0
-"""The least seconds between two trims: the next forward takes its memory anew, page by page. A UNet
-that was trimmed whenever it came near spent 39 s of 217 s in the system."""
+"""Least seconds between two trims, as the next forward must get its memory back page by page. A
+UNet that was trimmed without this pause spent 39 s of 217 s in the kernel."""
 
 
 class MemoryCeiling:
-    """Trims the heap of a process that comes near to its plan.
+    """Trims the heap of a process that comes near to its planned memory.
 
-    Chunks and blocks settle in the gaps that the large tensors of a forward leave, and the next
-    forward takes new memory: without it, a UNet of one thread held 14 % more than its plan after
-    two minutes, a fifth of it unused. What is used is in the plan; gaps are given back.
+    Chunks and blocks settle in the gaps that the large tensors of a forward leave, so the next
+    forward takes new memory. Without trimming, a UNet with one thread held 14 % more than its plan
+    after two minutes, and a fifth of that was unused.
     """
 
     def __init__(self, planned: int, clock: Clock) -> None:
-        """``planned`` is the greatest number of bytes that the process should hold."""
+        """``planned`` is the most bytes that the process should hold."""
         self._most, self._clock = planned - _STEP_BYTES, clock
         self._next = clock()
 

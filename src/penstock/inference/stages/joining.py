@@ -36,10 +36,10 @@ class Joining:
         self.job, self.queues, self.watch, self.pieces = job, queues, watch, pieces
         self.writing = Writing(job, journal, claims, queues, watch, noted=self._remove)
         self.lacking: list[Key] = []
-        """Units of which a piece was not there, or damaged."""
+        """Units with a piece that is missing or damaged."""
 
     def run(self, keys: Iterable[Key], progress: Callable[[Progress], None] | None) -> None:
-        """Join units and write them, and wait for it. Raises the first error of any thread."""
+        """Join and write units, and wait for the threads. Raises the first error of any thread."""
         flow, config = self.queues.flow, self.job.config
         flow.spawn("join", partial(self._join, keys))
         for i in range(config.writer_workers):
@@ -71,8 +71,8 @@ class Joining:
 
 
 def lacking_blocks(pieces: Pieces, keys: Iterable[Key]) -> Iterator[Block]:
-    """The blocks of which some units have no piece, as far as these need them, in visiting order,
-    numbered without gaps."""
+    """The blocks whose pieces some units lack, narrowed to the patches that these units need. They
+    come in visiting order and are numbered without gaps."""
     lacking: dict[tuple[int, tuple[int, ...]], tuple[Block, list[Index]]] = {}
     for volume, *index in keys:
         for block in pieces.blocks_of(volume, tuple(index)):

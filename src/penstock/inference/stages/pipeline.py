@@ -2,11 +2,11 @@
 
     source -> read -> normalise -> forward -> stitch -> write -> sink
 
-The stages stand below in the order in which a block meets them: `_read` brings blocks in and finds
-their percentiles, a `Lane` normalises them, runs the net and puts patches back into blocks,
-`_stitch` joins blocks into write units, and `Writing` writes each unit once and notes that it did.
-Restoring the visiting order before stitching is what makes the result the same to the bit whatever
-the number of workers or devices.
+The stages are below, in the order in which a block passes them. `_read` reads blocks and finds
+their percentiles. A `Lane` normalises them, runs the net and puts patches back into blocks.
+`_stitch` joins blocks into write units. `Writing` writes each unit once and notes it. Blocks are
+stitched in visiting order, so the result is the same to the bit for any number of workers or
+devices.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Pipeline:
         blocks: Iterator[Block],
         spilled: Spilled | None = None,
     ) -> None:
-        """``blocks`` are those to compute, in visiting order and numbered without gaps. Those of a
-        part that spills bring pieces of units, which ``spilled`` knows."""
+        """``blocks`` are those to compute, in visiting order and numbered without gaps. If their
+        part spills, ``spilled`` decides which pieces they spill."""
         self.job, self.journal = job, journal
         self.queues, self.watch, self.probe, self.reader = queues, watch, watch.probe, reader
         self.blocks = blocks
@@ -155,7 +155,7 @@ class Pipeline:
         self.watch.patches_done[number] += patches
 
     def _stitch(self) -> None:
-        """Join blocks, in order, into whole units."""
+        """Join blocks, in order, into complete units."""
         assembly = Assembly(
             self.job.geometry,
             self.writing.empty_unit,

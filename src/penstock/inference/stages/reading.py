@@ -1,4 +1,5 @@
-"""Reads blocks: which ones, the voxels that each sees, its own percentiles, what is not finite."""
+"""Read blocks: which blocks are wanted, their voxels and percentiles, and values that are not
+finite."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def wanted_blocks(
     spilled: Spilled | None = None,
 ) -> Iterator[Block]:
     """The blocks of a job, or of some ``parts`` of it, in visiting order. Patches whose units are
-    all ``written`` are left out. Where parts spill, ``spilled`` knows which units are wanted.
+    all ``written`` are left out. If parts spill, ``spilled`` says which units are wanted.
 
     The numbers of the blocks are consecutive.
     """
@@ -66,16 +67,16 @@ class BlockReader:
         chunks: ChunkCounter | None = None,
     ) -> None:
         """``scalings`` are those of whole volumes; empty if each block has its own. ``chunks``
-        counts on from what earlier parts have read."""
+        has counted the chunks that earlier parts have read."""
         self.job, self.scalings, self.pool = job, scalings, pool
         self.flow, self.retries = flow, retries
         self.chunks = chunks or ChunkCounter(job.source, job.volumes, job.config.missing)
 
     def fetch(self, block: Block) -> NDArray[Any]:
-        """The voxels that a block sees, (channels, z, y, x), reflected past the volume's edge.
+        """Read the voxels of ``block.read``, reflected past the volume's edge.
 
-        The result is a view of an array of the pool, without gaps: a copy to a GPU would close
-        them first, in memory that is not pinned.
+        The result has the shape (channels, z, y, x). It is a contiguous view of an array of the
+        pool: if it had gaps, a copy to a GPU would go through memory that is not pinned.
         """
         job, domain = self.job, self.job.geometry.domain
         # Every voxel past the edge has its mirror image in ``inside``; both lie in ``hull``.
@@ -132,11 +133,11 @@ class BlockReader:
 
 
 def _compact(whole: NDArray[Any], box: Sequence[slice]) -> NDArray[Any]:
-    """A part of an array, (channels, z, y, x), moved to its front where it has gaps."""
+    """A box of an array (channels, z, y, x). It is moved to the array's front if it has gaps."""
     part = whole[(slice(None), *box)]
     if part.flags.c_contiguous:
         return part
     front = whole.reshape(-1)[: part.size].reshape(part.shape)
-    for plane in np.ndindex(part.shape[:2]):  # no value lands on one that is still to be moved
+    for plane in np.ndindex(part.shape[:2]):  # in order, so that no value overwrites a later one
         front[plane] = part[plane]
     return front

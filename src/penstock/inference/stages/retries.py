@@ -51,11 +51,11 @@ class Retries:
         """Seconds of tries that failed and of the waits after them, all threads added up."""
         self._lock = threading.Lock()
         self._away: dict[str, float] = {}
-        """The second of the first failure of each store that has not succeeded since."""
+        """Time in seconds of the first failure of each store that has not succeeded since."""
 
     @property
     def failing_s(self) -> float:
-        """Seconds for which a store has been failing, the longest of any."""
+        """Seconds for which the store that fails longest has been failing."""
         since = min(self._away.copy().values(), default=None)
         return 0.0 if since is None else self.clock() - since
 
@@ -65,7 +65,7 @@ class Retries:
         Args:
             flow: The flow whose failure ends a wait.
             store: The name of the store. Its time begins anew with each success, of any thread.
-            where: The place of the work, for the record.
+            where: The place of the work, for the file of retries.
             work: The work, which may be done twice.
 
         Returns:
@@ -79,7 +79,7 @@ class Retries:
         try:
             with saying_full():
                 return self._run(flow, store, where, work)
-        finally:  # it has succeeded, or the job ends: a later part begins with all of its time
+        finally:  # success, or the end of this part: the next one has the full time again
             self._away.pop(store, None)
 
     def _run(self, flow: Flow, store: str, where: object, work: Callable[[], Result]) -> Result:

@@ -1,16 +1,15 @@
-"""Pieces of units, spilled to scratch in the run folder by whoever has computed them.
+"""Pieces of units, spilled to files in the run folder by the processes that have computed them.
 
-    spill/RUN/0.2.0.128/1.0.64    what block 1 0 64 brings to unit 2 0 128 of volume 0
+    spill/RUN/0.2.0.128/1.0.64    the contribution of block 1 0 64 to unit 2 0 128 of volume 0
 
-Where parts spill, a patch on their border is computed once. A unit on a border has blocks of
-several parts, so none of them can write it. Each block's contribution to it becomes a file, all
-heads one after the other: sums for a blended head, values of the output's dtype for any other.
-Joining a unit adds the pieces of its blocks in visiting order, as `Assembly` does, so the bits are
-the same.
+If parts spill, a patch on their border is computed once. A unit on a border has blocks of several
+parts, so none of them can write it. Each block's contribution to it becomes a file, all heads one
+after the other: sums for a blended head, values of the output's dtype for any other. Joining a unit
+adds the pieces of its blocks in visiting order, as `Assembly` does, so the bits are the same.
 
-A piece begins with its checksum, which also covers what it is a piece of: run, maker, cut, unit and
-block. A piece that is not whole, or that is of something else, counts as not there, and its block
-is computed again. So nothing is synced, and nobody needs to know who wrote what.
+A piece begins with its checksum, which also covers where it belongs: run, maker, cut, unit and
+block. A piece that is incomplete, or belongs elsewhere, counts as missing, and its block is
+computed again. So pieces are not synced, and nothing records who wrote them.
 """
 
 from __future__ import annotations
@@ -41,16 +40,17 @@ Index = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What a block brings to a unit."""
+    """The contribution of a block to a unit."""
 
     block: Block
     index: Index
     """The index of the unit, z y x."""
     arrays: list[NDArray[Any]]
-    """One for each head, shape (channels, z, y, x) of the share of the unit that it fills."""
+    """One array for each head, of the share of the unit that the block fills, (channels, z, y, x).
+    """
 
     def __str__(self) -> str:
-        return f"what {self.block} brings to block {self.index}"
+        return f"the piece of {self.block} for block {self.index}"
 
 
 class Pieces:
@@ -59,12 +59,12 @@ class Pieces:
     def __init__(
         self, folder: Path, run: str, maker: object, geometry: Geometry, heads: Sequence[HeadPlan]
     ) -> None:
-        """``folder`` is that of the run. Pieces of another run or maker are not believed."""
+        """``folder`` is that of the run. Pieces of another run or maker are not accepted."""
         self.folder, self.geometry, self.heads = folder / SPILL_FOLDER / run, geometry, heads
         cut = (*astuple(geometry)[:6], geometry.patches_per_block)
         plans = [(head.name, head.channels, head.kept.str, head.blended) for head in heads]
         self.written = 0
-        """Pieces that this process has written."""
+        """Number of pieces that this process has written."""
         self._of = json.dumps([run, maker, cut, plans], default=str)
 
     def begin(self) -> None:
@@ -73,7 +73,7 @@ class Pieces:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def is_border(self, index: Index) -> bool:
-        """Whether a unit is made of pieces."""
+        """Whether a unit is joined from pieces."""
         return self.geometry.is_border(self.geometry.units.cell(index))
 
     def blocks_of(self, volume: int, index: Index) -> Iterator[Block]:
@@ -83,8 +83,8 @@ class Pieces:
             yield geometry.block_at(line, volume)
 
     def holds(self, block: Block, index: Index) -> bool:
-        """Whether all that a block brings to a unit was computed: others may have removed a piece
-        since the block was narrowed to those that were not there."""
+        """Whether the whole contribution of a block to a unit was computed. False if the block was
+        narrowed to the missing pieces, and this one was removed later."""
         geometry = self.geometry
         whole = Grid(geometry.cores.cells, geometry.patches_per_block)
         patches = whole.cell(whole.touching(block.patches).start)
@@ -94,7 +94,7 @@ class Pieces:
         )
 
     def cut(self, block: Block, index: Index, heads: Sequence[NDArray[Any]]) -> Piece:
-        """The piece of a unit in the heads of a block, copied."""
+        """Copy the piece of a unit from the heads of a block."""
         arrays = []
         for head, share, values in zip(self.heads, self._shares(block, index), heads, strict=True):
             held = block.support if head.blended else block.core
@@ -102,7 +102,7 @@ class Pieces:
         return Piece(block, index, arrays)
 
     def there(self, block: Block, index: Index) -> bool:
-        """Whether a piece is there, by its size. `read` looks closer."""
+        """Whether a piece is there, judged by its size. `read` also checks its content."""
         with contextlib.suppress(OSError):
             return self._path(block, index).stat().st_size == CHECK_BYTES + sum(
                 map(_size, *self._layout(block, index))
@@ -110,7 +110,7 @@ class Pieces:
         return False
 
     def write(self, piece: Piece) -> None:
-        """Write a piece, whole or not at all."""
+        """Write a piece, completely or not at all."""
         path = self._path(piece.block, piece.index)
         path.parent.mkdir(exist_ok=True)
         draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
@@ -125,7 +125,7 @@ class Pieces:
             draft.unlink(missing_ok=True)
 
     def read(self, block: Block, index: Index) -> list[NDArray[Any]] | None:
-        """The arrays of a piece; None if it is not there. One that is damaged is removed."""
+        """The arrays of a piece; None if it is missing or damaged. A damaged one is removed."""
         path = self._path(block, index)
         try:
             content = np.fromfile(path, np.uint8)
@@ -146,7 +146,7 @@ class Pieces:
     def join(
         self, volume: int, index: Index, empty: Callable[[int, tuple[int, ...]], NDArray[Any]]
     ) -> Unit | None:
-        """A unit made of its pieces, one read at a time; None if one is not there.
+        """Join a unit from its pieces, read one at a time. None if one is missing.
 
         Args:
             volume: The volume of the unit.
@@ -159,7 +159,7 @@ class Pieces:
         for block in self.blocks_of(volume, index):
             piece = self.read(block, index)
             lacking += piece is None
-            if piece is None or lacking:  # the others are looked at, for all that is lacking
+            if piece is None or lacking:  # reading the others finds all damaged ones
                 continue
             for number, (head, values) in enumerate(zip(self.heads, piece, strict=True)):
                 if values.size:
@@ -198,7 +198,7 @@ class Pieces:
 
 
 class Spilled:
-    """The pieces that a worker spills of the blocks that it computes."""
+    """Decides which pieces a worker spills from the blocks that it computes."""
 
     def __init__(self, pieces: Pieces, done: Set[Key], only: Set[Key] | None = None) -> None:
         """Units that are ``done`` take no more pieces. With ``only``, pieces of these units are
@@ -206,12 +206,12 @@ class Spilled:
         self.pieces, self.done, self.only = pieces, done, only
 
     def assembles(self, volume: int, index: Index) -> bool:
-        """Whether a unit is made here, of blocks and not of pieces."""
+        """Whether a unit is assembled here from blocks, not joined from pieces."""
         fresh = self.only is None and (volume, *index) not in self.done
         return fresh and not self.pieces.is_border(index)
 
     def wanted_of(self, block: Block) -> list[Index]:
-        """The units that a block is to be computed for: made here, or of pieces."""
+        """The units that need a block: they are assembled here, or lack a piece of it."""
         return [
             index
             for index in self._touched(block)
@@ -219,7 +219,7 @@ class Spilled:
         ]
 
     def pieces_of(self, block: Block, heads: Sequence[NDArray[Any]]) -> Iterator[Piece]:
-        """The pieces of a computed block that are not there yet; ``heads`` as in `Assembly`."""
+        """The pieces of a computed block that are still missing; ``heads`` as in `Assembly`."""
         for index in self._touched(block):
             if self._lacks(block, index) and self.pieces.holds(block, index):
                 yield self.pieces.cut(block, index, heads)

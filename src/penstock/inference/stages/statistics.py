@@ -50,7 +50,7 @@ def _global_scaling(job: Job, journal: Journal, watch: Watch, number: int) -> Sc
 
 
 def noted(job: Job, number: int, histogram: Histogram) -> dict[str, Any]:
-    """What statistics.json says of a volume, by the histogram of all its values."""
+    """The entry of a volume in statistics.json, from the histogram of all its values."""
     config, volume = job.config, job.volumes[number]
     scaling = histogram.scaling(config.norm_lower, config.norm_upper, config.eps)
     return {
@@ -85,7 +85,7 @@ def stream(
 
                 def read(piece: Box = piece, array: NDArray[Any] = array) -> None:
                     volume.read(source, piece, array)
-                    # Otherwise they are counted when blocks are read.
+                    # Without --missing error, chunks are counted when blocks are read.
                     if job.config.missing == "error":
                         chunks.look(number, piece, piece, array)
 

@@ -14,7 +14,7 @@ from ..opening.heads import Clipped
 CLIPPED_SHARE = 0.01
 """Share of an output's values. The summary says so if more are clipped to its dtype's range."""
 STRAGGLER_SHARE = 0.7
-"""Share of the usual worker's rate. A slower worker is named in the summary."""
+"""Share of the median worker's rate. A slower worker is named in the summary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Summary:
     """Raw bytes of the input that this run turned into output."""
     units_written: int
     units_skipped: int
-    """Units that an earlier run has written and this run left alone."""
+    """Units that an earlier run has written, and this run has skipped."""
     units_planned: int
     stages: dict[str, StageTotals]
     bound_by: str
@@ -74,8 +74,8 @@ class Summary:
     unlocked: tuple[str, ...] = ()
     """One sentence for each output, or run folder, that was not locked, with the reason."""
     halved: int = 0
-    """Units with patches that ran in a smaller batch, as a device had no memory left; those of
-    earlier parts of the run count."""
+    """Units with patches that ran in smaller batches, as a device had no memory left. Those of
+    earlier starts of the run count too."""
     retries: int = 0
     """Reads and writes that failed and were tried again, each try counted."""
     retry_seconds: float = 0.0
@@ -85,10 +85,10 @@ class Summary:
     workers: tuple[WorkerShare, ...] = ()
     """One entry for each process, if several shared the job."""
     worker_seconds: float | None = None
-    """Seconds in which processes were there after the start, added up over them. None if each was
-    there all the time."""
+    """Seconds for which each process was there after the start, added up. None if each was there
+    all the time."""
     startup_seconds: float = 0.0
-    """Seconds before the first part of a job on a cluster was begun: opening, and percentiles."""
+    """Seconds before the first part of a job on a cluster began, for opening and percentiles."""
     notes: tuple[str, ...] = ()
     """Sentences on what else the reader should know, such as workers that died."""
 
@@ -130,9 +130,9 @@ class Summary:
             yield self.chunks.line()
         if self.halved:
             yield (
-                f"Halved: {plural(self.halved, 'block')} of those to write had patches in smaller "
-                "batches, as memory ran out: their last bits may differ from another run's; "
-                "halved.jsonl in the run folder lists them"
+                f"Halved: {plural(self.halved, 'block')} had patches in smaller batches, as memory "
+                "ran out; their last bits may differ from another run's; halved.jsonl in the run "
+                "folder lists them"
             )
         if self.retries or self.requests_repeated:
             yield (
@@ -146,7 +146,7 @@ class Summary:
         yield f"Blocks written: {self.units_written} of {self.units_planned} planned{skipped}"
 
     def _worker_lines(self) -> Iterator[str]:
-        """The balance of several processes: how evenly, and how much of the time, they worked."""
+        """How evenly, and for how much of the time, several processes worked."""
         rates = sorted(worker.mvox_per_second for worker in self.workers if worker.voxels)
         if not rates:
             return
@@ -158,7 +158,7 @@ class Summary:
         few = f" ({at_once} at a time)" * (at_once != f"{len(self.workers):.1f}")
         yield (
             f"Workers: {len(self.workers)}{few}, {rates[0]:.2f} to {rates[-1]:.2f} Mvox/s each "
-            f"while at work, {usual:.2f} the usual one; together {share:.0%} of as many usual ones "
+            f"while at work, median {usual:.2f}; together {share:.0%} of as many median workers "
             "that never wait"
         )
         if self.startup_seconds:

@@ -1,4 +1,4 @@
-"""The clocks and counters of a running job, and the progress and summary made of them."""
+"""The clocks and counters of a running job, and the progress and summary made from them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Watch:
         self.halvings = Halvings(job, journal.own_rows(HALVED_FILE), resumed=bool(journal.done))
         self._requests_before = requests_repeated()
         self.patches_done = [0] * len(job.devices)
-        """Patches that each lane has run."""
+        """Number of patches that each lane has run."""
         self._clipped = [0] * len(job.heads)
         self._not_finite = 0
         self._values = [0] * len(job.heads)
@@ -70,7 +70,7 @@ class Watch:
         self._cpu_seconds = 0.0
 
     def create_sinks(self) -> None:
-        """Make the outputs, or open those that are there to go on with."""
+        """Create the outputs. A resumed run opens those that exist."""
         for sink in self.job.sinks:
             self.retries.run(self.queues.flow, sink.name, f"create {sink.name}", sink.create)
 
@@ -163,8 +163,8 @@ class Watch:
         unlocked: tuple[str, ...],
         seconds: float | None = None,
     ) -> Summary:
-        """What the job did in so many ``seconds``, all since its begin by default; see `Summary`
-        for ``chunks`` and ``unlocked``."""
+        """What the job did in ``seconds``, by default those since it began. See `Summary` for
+        ``chunks`` and ``unlocked``."""
         plan, journal = self.job.plan, self.journal
         seconds = self.probe.elapsed if seconds is None else seconds
         totals = self.probe.totals()

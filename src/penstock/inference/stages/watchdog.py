@@ -17,28 +17,28 @@ class _Work(NamedTuple):
     stage: str
     where: object
     since: float
-    """The second of its last progress."""
+    """Time of its last progress, in seconds."""
 
 
 class Watchdog:
-    """Knows the piece of work of each thread, and when it last made progress."""
+    """Records what each thread works on, and when that last made progress."""
 
     def __init__(self, limit_s: float, stacks: Path | None, clock: Clock) -> None:
-        """``limit_s`` is how long a piece of work may go without progress; 0 means any time. The
-        stacks of all threads go to the file ``stacks``."""
+        """``limit_s`` is how long a piece of work may go without progress; 0 means no limit. The
+        stacks of all threads are written to the file ``stacks``."""
         self.limit_s, self.stacks, self.clock = limit_s, stacks, clock
         self.stalled = False
         """Whether a piece of work has made no progress for too long. Its thread hangs for good."""
         self._works: dict[int, _Work] = {}
 
     def forget(self) -> None:
-        """Judge no work that has begun by now, such as that of a thread which an earlier part of
-        the job has left behind."""
+        """Stop watching the work that has begun, such as that of a thread that an earlier part of
+        the job left behind."""
         self._works = {}
 
     @contextlib.contextmanager
     def working(self, stage: str, where: object) -> Iterator[None]:
-        """Watch a piece of work of this thread, in place of the one that it is a part of."""
+        """Watch a piece of work of this thread, instead of the larger one that it is part of."""
         thread, works = threading.get_ident(), self._works
         outer = works.get(thread)
         works[thread] = _Work(stage, where, self.clock())
@@ -51,7 +51,7 @@ class Watchdog:
                 works[thread] = outer._replace(since=self.clock())
 
     def progressed(self) -> None:
-        """Say that the work of this thread goes on."""
+        """Note that the work of this thread goes on."""
         thread = threading.get_ident()
         if (work := self._works.get(thread)) is not None:
             self._works[thread] = work._replace(since=self.clock())
@@ -60,7 +60,7 @@ class Watchdog:
         """Raise `StageError` if a piece of work has made no progress for too long."""
         if not self.limit_s:
             return
-        # Stitching waits for other stages and for nothing else.
+        # Stitching waits only for other stages, which are watched.
         works = [work for work in list(self._works.values()) if work.stage != "stitch"]
         oldest = min(works, key=lambda work: work.since, default=None)
         if oldest is None or self.clock() - oldest.since <= self.limit_s:

@@ -1,4 +1,4 @@
-"""Whole units on their way out: cast, checked, written once, and noted."""
+"""Write complete units: cast them, take their checksums, write each once, and note it."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ class Writing:
         Args:
             job: The job.
             journal: Where units are noted once they are written.
-            claims: The outputs are written while they are this run's.
-            queues: The queue that units come by, and its room.
+            claims: The locks of the outputs. Nothing is written if this run has lost one.
+            queues: The queue of complete units, and its room.
             watch: Times the stages.
             pieces: Where pieces are spilled, in a job that spills.
-            noted: A function that is called with each unit that is noted.
+            noted: A function that is called with each unit once it is noted.
         """
         self.job, self.journal, self.claims, self.queues = job, journal, claims, queues
         self.watch, self.pieces, self.noted = watch, pieces, noted
         self.pool = queues.equipment.unit_pool
 
     def empty_unit(self, head: int, shape: tuple[int, ...]) -> NDArray[Any]:
-        """The array of a unit that is to be filled, for `Assembly`."""
+        """An array for a unit, which `Assembly` fills."""
         plan = self.job.heads[head]
         array = self.pool.take((plan.channels, *shape), plan.kept)
         if plan.blended:
@@ -55,7 +55,7 @@ class Writing:
         self.queues.whole.put(item)
 
     def run(self) -> None:
-        """Write whole units, and note each one once it is written. A thread's work."""
+        """The work of a thread: write complete units, and note each one once it is written."""
         while True:
             with self.watch.probe.waiting("write"):
                 item = self.queues.whole.get()
@@ -68,7 +68,7 @@ class Writing:
             self.queues.write_room.release(self._bytes(item))
 
     def _bytes(self, item: Unit | Piece) -> int:
-        """The room that an item takes: a piece takes that of a unit, and is never larger."""
+        """Bytes that an item takes. A piece counts like its unit, which is never smaller."""
         box = item.box if isinstance(item, Unit) else self.job.geometry.units.cell(item.index)
         return box.size * self.job.plan.facts.out_bytes
 
@@ -90,8 +90,8 @@ class Writing:
             self.noted(unit)
 
     def _write_to(self, number: int, unit: Unit) -> str:
-        """Write a unit to one output. Returns the check of its values, taken before the write:
-        what a store or a broken memory does to them later will show."""
+        """Write a unit to one output. Returns the check of its values. It is taken before the
+        write, so that damage by the store or by broken memory can be seen later."""
         output, array = self.job.outputs[number], unit.arrays[number]
         where = f"block {unit.index} {unit.box} of {output.sink.name}"
         if self.job.heads[number].blended:

@@ -19,7 +19,7 @@ Seam = Literal["trim", "blend"]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The item of the pipeline: some neighbouring patches of one volume."""
+    """Some neighbouring patches of one volume, which pass the pipeline together."""
 
     number: int
     """Position in the visiting order of the whole job."""
@@ -32,12 +32,13 @@ class Block:
     core: Box
     """The voxels that its patches own, clipped to the volume."""
     support: Box
-    """The voxels that it contributes to: the core when seams are trimmed, more when blended."""
+    """The voxels to which it contributes. With trimmed seams they are its core, with blended ones
+    more."""
     read: Box
-    """The voxels that its patches see; may reach past the volume's edge."""
+    """The voxels that its patches read; may reach past the volume's edge."""
     needed: frozenset[tuple[int, ...]] | None = None
-    """The patches among them that are computed; None for all. What the others would bring is of no
-    use, and is not defined."""
+    """Indices of the patches to compute; None for all. The values of other patches are undefined
+    and must not be used."""
 
     def __str__(self) -> str:
         return f"block {self.number} {self.core}"
@@ -55,8 +56,8 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """The cuts of one spatial volume into patches, blocks, units and regions. All boxes are three
-    axes, z y x, in source coordinates."""
+    """The cuts of one spatial volume into patches, blocks, units and regions. All boxes have the
+    axes z y x, in source coordinates."""
 
     domain: Box
     patch: tuple[int, ...]
@@ -67,13 +68,12 @@ class Geometry:
     anchor: tuple[int, ...]
     """A corner of the sink's chunk grid, z y x, in source coordinates."""
     region: tuple[int, ...]
-    """Shape of a region, in whole units. Inside a region each patch is computed once and unfinished
-    units are held in memory. A patch on a border is computed once for each side."""
+    """Shape of a region, in whole units. Inside a region each patch is computed once, and
+    incomplete units are held in memory. A patch on a border is computed once for each side."""
     patches_per_block: tuple[int, ...]
     spills: bool = False
-    """True if a patch on a border is computed only once, with its block, by the region in which the
-    block begins. That region spills what the block brings to units of other regions; see
-    `spill`."""
+    """True if a block on a border is computed only once, by the region in which it begins. That
+    region spills the block's contributions to units of other regions; see `spill`."""
 
     @property
     def stride(self) -> tuple[int, ...]:
@@ -98,11 +98,11 @@ class Geometry:
 
     @property
     def cores(self) -> Grid:
-        """The patch grid, by what each patch owns."""
+        """The patch grid. A cell is the voxels that a patch owns."""
         return Grid(self.domain, self.stride, self.domain.start)
 
     def patch_read(self, index: Sequence[int]) -> Box:
-        """What the patch at an index sees; may reach past the volume's edge."""
+        """The box that a patch reads, core and context. It may reach past the volume's edge."""
         start = [
             i * s + o - b
             for i, s, o, b in zip(index, self.stride, self.domain.start, self.before, strict=True)
@@ -153,7 +153,7 @@ class Geometry:
         return self._block(patches, region, volume)
 
     def read_of(self, patches: Box) -> Box:
-        """What some patches see together."""
+        """The box that several patches read together."""
         last = tuple(i - 1 for i in patches.stop)
         return Box(self.patch_read(patches.start).start, self.patch_read(last).stop)
 
@@ -169,8 +169,8 @@ class Geometry:
     def blocks_of(self, region: Box) -> Grid:
         """The index boxes of a region's blocks.
 
-        Block lines are anchored in the global patch grid, not in the region, so a blended sum
-        adds the same numbers in the same order whatever the region.
+        Blocks are aligned to the global patch grid, not to the region. So a blended sum adds the
+        same numbers in the same order for any regions.
         """
         return Grid(self.patches_of(region), self.patches_per_block)
 
@@ -200,11 +200,11 @@ class Geometry:
         )
 
     def count_patches(self) -> int:
-        """Patches computed, those on region borders counted for each side that computes them."""
+        """Patches computed. One on a region's border counts for each side that computes it."""
         return math.prod(int((stop - first).sum()) for first, stop in self._patches_by_axis())
 
     def _patches_by_axis(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        # Regions form a product grid, so a sum over them is a product of one short sum an axis.
+        # Regions form a product grid, so a sum over them is a product of one sum for each axis.
         return (self.patches_along(axis) for axis in range(len(self.patch)))
 
     def regions_along(self, axis: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -215,7 +215,7 @@ class Geometry:
         return lines[:-1], lines[1:]
 
     def patches_along(self, axis: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """`patches_of` each region along an axis: first and stop, two arrays (regions,)."""
+        """`patches_of` each region along an axis: first and stop, arrays of shape (regions,)."""
         low, high, stride = self.domain.start[axis], self.domain.stop[axis], self.stride[axis]
         start, stop = self.regions_along(axis)
         if self.spills:
@@ -239,7 +239,7 @@ def narrowed(geometry: Geometry, block: Block, units: Iterable[Sequence[int]]) -
         units: Indices of units that it contributes to.
 
     Returns:
-        The block. What it brings to these units has the same bits.
+        The block. Its contributions to these units have the same bits.
     """
     boxes = [block.patches & geometry.patches_for(geometry.units.cell(unit)) for unit in units]
     hull = reduce(Box.hull, boxes)
@@ -258,7 +258,7 @@ def narrowed(geometry: Geometry, block: Block, units: Iterable[Sequence[int]]) -
 
 @dataclass(frozen=True, slots=True)
 class PatchShape:
-    """A patch and its overlap, always three axes, and how many of them the model sees."""
+    """A patch and its overlap, on three axes, and how many of these the model takes."""
 
     patch: tuple[int, ...]
     overlap: tuple[int, ...]
@@ -266,12 +266,12 @@ class PatchShape:
 
     @property
     def seen(self) -> tuple[int, ...]:
-        """The axes of a patch that the model sees."""
+        """Shape of a patch on the axes that the model takes."""
         return self.patch[3 - self.model_axes :]
 
 
 def per_axis(values: Sequence[int], *, plane: bool, thin: int) -> tuple[int, ...]:
-    """One number or one for each axis, as z y x; ``thin`` is the z of a plane."""
+    """One number, or one for each axis, as z y x. ``thin`` is the z of a plane."""
     if len(values) == 3:
         return tuple(values)
     if len(values) == 2:
@@ -280,9 +280,9 @@ def per_axis(values: Sequence[int], *, plane: bool, thin: int) -> tuple[int, ...
 
 
 def patch_shape(config: InferConfig, has_z: bool, model_axes: int | None) -> PatchShape:
-    """The patch of a job: two axes where the patch has two or the net is two-dimensional.
+    """The patch of a job. It is a plane if --patch has two axes or the net is two-dimensional.
 
-    Raises `UsageError` where patch, overlap, trim and net contradict each other.
+    Raises `UsageError` if patch, overlap, trim and net contradict each other.
     """
     axes = len(config.patch) if len(config.patch) > 1 else (model_axes or (3 if has_z else 2))
     if model_axes is not None and axes != model_axes:
@@ -294,7 +294,7 @@ def patch_shape(config: InferConfig, has_z: bool, model_axes: int | None) -> Pat
     patch = per_axis(config.patch, plane=plane, thin=1)
     overlap = per_axis(config.overlap, plane=plane, thin=0)
     if len(config.overlap) == 1:
-        # One number is meant for the axes that can share it; an axis of one voxel cannot.
+        # One number is meant for all axes, but an axis of one voxel cannot overlap.
         overlap = tuple(0 if p == 1 else o for p, o in zip(patch, overlap, strict=True))
     for name, p, o in zip("zyx", patch, overlap, strict=True):
         if o >= p:
@@ -311,9 +311,8 @@ def patch_shape(config: InferConfig, has_z: bool, model_axes: int | None) -> Pat
 def block_halo(config: InferConfig, geometry: Geometry) -> tuple[int, ...]:
     """Voxels around a write unit, z y x, that count in its percentiles.
 
-    The halo is never wider than what its patches see on either side, so it is the same around
-    every unit. Nothing else depends on it: a patch always sees its true neighbours, whatever unit
-    they belong to.
+    The halo is never wider than the context that patches read, so it is the same around every unit.
+    Only percentiles depend on it: a patch always reads its true neighbours, in any unit.
     """
     if config.halo is not None:
         halo = per_axis(config.halo, plane=False, thin=0)

@@ -1,7 +1,8 @@
-"""The patches of each part of a job, and what of a part is done again if its worker dies.
+"""The patches of each part of a job, and how much of a part is redone if its worker dies.
 
-Parts are boxes of a grid, so the patches of a part are a product of three numbers, one for each
-axis. A short table for each axis gives those of any part, of the parts before it, and of all.
+Parts are boxes of a grid, so the number of patches of a part is a product of three numbers, one for
+each axis. A short table for each axis gives the patches of any part, of all parts before it, and of
+all parts.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .traffic import blocks_along
 Shares = NDArray[np.float64]
 
 _PLACES = 4096
-"""Places in a part at which a death is tried."""
+"""Number of moments within a part at which the death of its worker is computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +32,9 @@ class BlockLine:
     """The blocks and units of a region along an axis."""
 
     before: NDArray[np.int64]
-    """Patches before each block, and at the end all: shape (blocks + 1,)."""
+    """Number of patches before each block, and then that of all; shape (blocks + 1,)."""
     first: NDArray[np.int64]
-    """The first block that touches each unit, and at the end their number: shape (units + 1,)."""
+    """The first block that touches each unit, and then the number of blocks; shape (units + 1,)."""
     last: NDArray[np.int64]
     """The last block that touches each unit."""
 
@@ -42,8 +43,8 @@ class BlockLine:
         return int(self.before[-1])
 
     def block_at(self, done: Shares, layer: int) -> tuple[NDArray[np.int64], Shares]:
-        """The block under way, and the share of it that is done, where a patch of this axis stands
-        for ``layer`` patches."""
+        """The block under way after ``done`` patches, and how much of it is done. A patch along
+        this axis stands for ``layer`` patches."""
         done = done / layer
         block = np.searchsorted(self.before, done, side="right") - 1
         block = np.clip(block, 0, len(self.before) - 2)
@@ -55,18 +56,19 @@ class BlockLine:
         return np.searchsorted(self.last, block), np.searchsorted(self.last, block, side="right")
 
     def patches_from(self, unit: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Patches from the first block of a unit to the last of all."""
+        """Number of patches from the first block of a unit to the last block of all."""
         return self.patches - self.before[self.first[unit]]
 
 
 @dataclass(frozen=True)
 class Redo:
-    """The work that a dead worker leaves of a part: blocks that touch a unit that is not noted."""
+    """The work that a dead worker leaves of a part. It is the blocks that touch a unit without a
+    note."""
 
     lines: tuple[BlockLine, ...]
-    """The steps of one region, z y x."""
+    """The blocks and units of one region, z y x."""
     regions: int
-    """Regions in a part, visited one after the other."""
+    """Number of regions in a part, visited one after the other."""
 
     def left(self, done: Shares | float) -> Shares:
         """The share of a part's patches that another worker computes.
@@ -96,18 +98,19 @@ class Redo:
 
     @cached_property
     def _lost(self) -> list[float]:
-        """The share of a part that is computed twice, by when its worker dies."""
+        """The share of a part that is computed twice, for each moment at which its worker dies."""
         done = (np.arange(_PLACES) + 0.5) / _PLACES
         lost: list[float] = (done + self.left(done) - 1).tolist()
         return lost
 
     def lost(self, done: float) -> float:
-        """`done` + `left` - 1 at one of some thousand places near by: fast, for a simulation."""
+        """The share that is computed twice if the worker dies after the share ``done``. It is read
+        from a table, which is fast enough for a simulation."""
         return self._lost[min(int(done * _PLACES), _PLACES - 1)]
 
     @cached_property
     def mean_lost(self) -> float:
-        """The share of a part that is computed twice after a death, if any moment is as likely."""
+        """The share of a part that is computed twice after a death, on average over all moments."""
         return sum(self._lost) / _PLACES
 
 
@@ -116,7 +119,7 @@ class PartWork:
     """The patches of the parts of a job."""
 
     axes: tuple[Sequence[int], ...]
-    """Patches of the parts along each axis."""
+    """Numbers of patches of the parts along each axis."""
     num_volumes: int
     redo: Redo
 
@@ -126,7 +129,7 @@ class PartWork:
 
     @cached_property
     def _before(self) -> tuple[list[int], ...]:
-        """Patches before each part along an axis, and at the end all."""
+        """Number of patches before each part along an axis, and then that of all."""
         return tuple([0, *accumulate(axis)] for axis in self.axes)
 
     @cached_property
@@ -141,7 +144,7 @@ class PartWork:
 
     @property
     def mean(self) -> float:
-        """Patches of a part in the mean."""
+        """Mean number of patches of a part."""
         return self.total / len(self)
 
     @property
@@ -151,12 +154,12 @@ class PartWork:
         return z * y * x
 
     def of_last(self, count: int) -> float:
-        """Patches of the last so many parts in the mean."""
+        """Mean number of patches of the last ``count`` parts."""
         count = min(count, len(self))
         return (self.total - self.before(len(self) - count)) / count
 
     def before(self, number: int) -> int:
-        """Patches of the parts before one."""
+        """Number of patches of the parts before part ``number``."""
         (z, y, x), (along_z, along_y, along_x) = self._before, self.axes
         rest, k = divmod(number, len(along_x))
         rest, j = divmod(rest, len(along_y))
@@ -165,7 +168,7 @@ class PartWork:
         return patches + along_z[i] * (y[j] * x[-1] + along_y[j] * x[k])
 
     def at(self, patches: float) -> int:
-        """The part under way once so many patches are computed in visiting order."""
+        """The part under way once ``patches`` are computed in visiting order."""
         (z, y, x), (along_z, along_y, along_x) = self._before, self.axes
         volume, rest = divmod(patches, self._of_volume)
         rest /= y[-1] * x[-1]
@@ -184,7 +187,7 @@ def part_work(parts: Parts) -> PartWork:
         parts: The parts.
 
     Returns:
-        Patches by axis, and what is lost with a worker in the largest part.
+        Patches by axis, and the share of the largest part that is redone if its worker dies.
     """
     geometry, axes, regions = parts.geometry, [], 1
     for axis in range(3):
@@ -196,8 +199,8 @@ def part_work(parts: Parts) -> PartWork:
         np.add.at(patches, number, stop - first)
         axes.append(patches.tolist())
         regions *= int(count.max())
-    # Parts that spill are counted as if they computed their borders; they lose less, since pieces
-    # survive.
+    # Parts that spill are counted as if they computed their borders. They lose less, since spilled
+    # pieces survive.
     lines = tuple(_block_line(replace(geometry, spills=False), axis) for axis in range(3))
     return PartWork(tuple(axes), parts.num_volumes, Redo(lines, regions))
 

@@ -1,9 +1,9 @@
-"""A job cut into parts, each of which one worker computes by itself.
+"""A job cut into parts. One worker computes each part.
 
 A part is a box of whole regions of one volume, and so of whole write units: no two parts write the
-same chunk. A patch on the border of two parts is computed by both, or by one that spills what is
-the other's; a part is one region then. Parts are visited like regions, the last axis first, and
-there is never a list of them.
+same chunk. A patch on the border of two parts is computed by both, or only by one, which spills the
+other's share; then a part is one region. Parts are visited like regions, the last axis first, and
+are never listed in memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from ...data import Box, Grid, flatten, indices
 from .geometry import Block, Geometry
 
 IDLE_PARTS = 0.5
-"""Time that a worker waits at the end of a job and while pipelines fill and drain, in parts."""
+"""Time for which a worker idles at the end of a job and while pipelines fill and drain, as a share
+of the time of a part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Part:
     """What one worker computes and writes at a time."""
 
     number: int
-    """Its place in the visiting order of the job, from 0."""
+    """Index in the visiting order of the job, from 0."""
     volume: int
     """Index of its volume in the job."""
     box: Box
@@ -44,9 +45,9 @@ class Extent:
 
     units: int
     patches: int
-    """Patches computed, those on borders once for each side that computes them."""
+    """Number of patches computed. One on a border counts once for each side that computes it."""
     voxels: int
-    """Voxels of all volumes, each channel group counted once."""
+    """Number of voxels of all volumes, with each channel group counted once."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ class Parts:
             elements: Number of elements.
 
         Returns:
-            Parts that follow each other. Shares differ by one part at most.
+            Consecutive numbers. Shares differ by one part at most.
 
         Raises:
             UsageError: There are more elements than parts.
@@ -163,12 +164,12 @@ def fit_parts(geometry: Geometry, num_volumes: int, workers: int, least: int | N
     axes = [_cuts(geometry, axis) for axis in range(3)]
     count = np.full(1, num_volumes)
     patches = np.ones(1)
-    for cuts in axes:  # of every way to cut all three: one array of shape (ways,)
+    for cuts in axes:  # both arrays have one value for each way to cut all three axes
         count = np.multiply.outer(count, [cut.count for cut in cuts]).ravel()
         patches = np.multiply.outer(patches, [cut.patches for cut in cuts]).ravel()
     missing = np.maximum(0, wanted - count)
     slowest = (-(-count // workers) + IDLE_PARTS) * patches  # what the last worker computes
-    # Of the ways that miss the fewest parts, the one that is done soonest.
+    # Of the ways that lack the fewest parts, take the fastest.
     best = int(np.where(missing == missing.min(), slowest, np.inf).argmin())
     places = np.unravel_index(best, [len(cuts) for cuts in axes])
     step = tuple(cuts[place].step for cuts, place in zip(axes, places, strict=True))
@@ -183,11 +184,12 @@ class _AxisCut:
     """Length of a piece in voxels."""
     count: int
     patches: int
-    """Patches along the longest piece."""
+    """Number of patches along the longest piece."""
 
 
 def _cuts(geometry: Geometry, axis: int) -> list[_AxisCut]:
-    """Ways to cut an axis into 1, 2, 3, 4, 6, 8 ... pieces of whole units, alike but the last."""
+    """Ways to cut an axis into 1, 2, 3, 4, 6, 8 ... pieces of whole units. Only the last piece may
+    be shorter."""
     units = geometry.units.cells.shape[axis]
     counts = {1, 2, 3, *(k * 2**i for i in range(1, 12) for k in (2, 3)), units}
     steps = {-(-units // count) for count in counts if count <= units}

@@ -1,9 +1,9 @@
-"""How patches become a volume again: who owns a voxel (trim), or how much each counts (blend).
+"""Join patches to a volume: which patch owns a voxel (trim), or how much each counts (blend).
 
-``axis_weights`` says what each patch along one axis contributes; the weight of a voxel is the
-product over its axes. `Assembly` joins blocks into write units in host memory and gives a unit
-out when its last voxel has arrived. It must be fed blocks in visiting order: then a sum of
-overlapping patches is always taken in the same order and the result is the same to the bit.
+``axis_weights`` gives the weights of a patch along one axis; the weight of a voxel is the product
+over its axes. `Assembly` joins blocks into write units in host memory and returns a unit once its
+last voxel has arrived. It must get blocks in visiting order, so that sums of overlapping patches
+are always taken in the same order, and the result is the same to the bit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .traffic import blocks_along
 def window(patch: int, overlap: int, floor: float) -> NDArray[np.float64]:
     """The raw blending window of one axis, shape (patch,): a raised cosine over the overlap.
 
-    ``floor`` is the least weight, so that no voxel of a patch is thrown away altogether.
+    ``floor`` is the least weight, so that each voxel of a patch counts a little.
     """
     ramp = np.ones(patch)
     if overlap:
@@ -45,8 +45,8 @@ def axis_weights(
 
 
 def place_in_row(patch: int, overlap: int, index: int, count: int) -> tuple[int, int]:
-    """Index and count of a patch in the shortest row that gives it the same weights: patches far
-    from both edges all have the same.
+    """Index and count of a patch in the shortest row that gives it the same weights. All patches
+    far from both edges have the same weights.
     """
     reach = (patch - 1) // (patch - overlap)
     left, right = min(index, reach), min(count - 1 - index, reach)
@@ -69,7 +69,7 @@ def _axis_weights(
 
 @dataclass(slots=True)
 class Unit:
-    """A write unit that is being filled: one box of one volume, an array for each head."""
+    """A write unit that is being filled, which is one box of one volume."""
 
     volume: int
     index: tuple[int, ...]
@@ -81,12 +81,12 @@ class Unit:
 
 
 def share_of(geometry: Geometry, block: Block, unit: Box, *, blended: bool) -> Box:
-    """The voxels of a unit that a block brings to a head."""
+    """The voxels of a unit to which a block contributes, for one head."""
     return (block.support if blended else block.core) & geometry.reach(block) & unit
 
 
 def merge(unit: Unit, head: int, share: Box, values: NDArray[Any], *, blended: bool) -> None:
-    """Put what a block brings to a head, (channels, z, y, x) of its share, into a unit."""
+    """Merge a block's contribution to a head, ``values`` of (channels, z, y, x), into a unit."""
     there = unit.arrays[head][(slice(None), *share.within(unit.box))]
     if blended:
         np.add(there, values, out=there)
@@ -96,20 +96,21 @@ def merge(unit: Unit, head: int, share: Box, values: NDArray[Any], *, blended: b
 
 @dataclass(slots=True)
 class Assembly:
-    """Takes blocks in visiting order, and gives out whole units."""
+    """Takes blocks in visiting order, and returns complete units."""
 
     geometry: Geometry
     empty: Callable[[int, tuple[int, ...]], NDArray[Any]]
-    """A function (head, spatial shape) that makes the array of a unit: zeros for a blended head."""
+    """A function of a head and a spatial shape that makes the array of a unit, with zeros for a
+    blended head."""
     blended: Sequence[bool]
-    """True for each head whose patches are added up. In any other each voxel comes from the patch
+    """True for each head whose patches are added up. In other heads each voxel comes from the patch
     that owns it."""
     wanted: Callable[[int, tuple[int, ...]], bool] = lambda volume, index: True
-    """A function (volume, index) that is false for a unit that an earlier run has written."""
+    """A function of a volume and an index that is false for a unit that is written already."""
     open: dict[tuple[int, tuple[int, ...]], Unit] = field(default_factory=dict)
 
     def add(self, block: Block, heads: Sequence[NDArray[Any]]) -> Iterator[Unit]:
-        """Merge the heads of a block, and yield each unit that is whole by then.
+        """Merge the heads of a block, and yield each unit that is complete by then.
 
         A head has the shape (channels, z, y, x) of the block's support if it is blended, else of
         its core.
@@ -122,7 +123,7 @@ class Assembly:
             unit = self._unit(block.volume, index)
             for number, blended in enumerate(self.blended):
                 share = share_of(geometry, block, unit.box, blended=blended)
-                if share.size:  # else its patches own nothing here
+                if share.size:  # else the block's patches own no voxel of the unit
                     held = block.support if blended else block.core
                     values = heads[number][(slice(None), *share.within(held))]
                     merge(unit, number, share, values, blended=blended)
@@ -139,9 +140,9 @@ class Assembly:
         return self.open[key]
 
     def _contributions(self, box: Box) -> int:
-        """How many voxels blocks will bring to a unit, the share of each block counted.
+        """How many voxels blocks will contribute to a unit, summed over the blocks.
 
-        Blocks form a product grid, so the count factors into one sum for each axis.
+        Blocks form a product grid, so the count is a product of one sum for each axis.
         """
         regions = self.geometry.regions
         places = zip(regions.touching(box).start, regions.cells.start, strict=True)

@@ -1,14 +1,14 @@
-"""What a geometry costs in traffic: voxels decoded for what is read, voxels held until written.
+"""The traffic of a geometry: voxels decoded to read it, and voxels held until they are written.
 
-Every box of a geometry is a product of three intervals, so every count here is made of one short
-table for each axis, whose rows are the blocks along it:
+Every box of a geometry is a product of three intervals, so every count here comes from one short
+table for each axis. Its rows are the blocks along the axis:
 
     axis x    ├───────── region 0 ─────────┼─────────── region 1 ───────────┤
     rows      ├── 0 ──┼── 1 ──┼── 2 ──┤    ┊
                                    ├── 3 ──┼── 4 ──┼── 5 ──┼── …     a block that two regions share
-                                                                     is computed, and here, twice
+                                                                     is computed and counted twice
 
-A petabyte volume has some thousand rows an axis. `plan` turns these counts into bytes.
+A petabyte volume has about a thousand rows per axis. `plan` turns these counts into bytes.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Blocks(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BlockShape:
-    """The boxes of the largest possible block. No real block need have them."""
+    """The boxes of the largest possible block. There may be no real block that has them."""
 
     read: Box
     support: Box
@@ -63,7 +63,7 @@ class BlockShape:
 
 @lru_cache(maxsize=8)
 def largest_block(geometry: Geometry) -> BlockShape:
-    """A block exactly as long, on each axis, as the longest there is on that axis."""
+    """A block that is as long, on each axis, as the longest block on that axis."""
     reads, supports, hulls = [], [], []
     for axis in range(3):
         _, read, support = blocks_along(geometry, axis)
@@ -95,12 +95,12 @@ def reads(
 ) -> tuple[int, int]:
     """How many voxels a cache level must hold, and how many are decoded with it, for one channel.
 
-    ``origin`` lies on a chunk line of the source along each axis.
+    ``origin`` is a corner of the source's chunk grid, z y x.
 
-    Blocks are visited x fastest, z slowest. Chunks that several blocks share are decoded once
-    along an axis if the cache still holds them when the next block along it comes: a row of
-    blocks must fit for y, a whole layer for z. Shared chunks along x are always held as the
-    next block follows at once, if there is a cache at all.
+    Blocks are visited x fastest, z slowest. Chunks that several blocks share along an axis are
+    decoded once if the cache still holds them when the next block along the axis is read. For y a
+    row of blocks must fit into the cache, for z a whole layer. Along x any cache is enough, as the
+    next block follows at once.
     """
     once, again = _decoded(geometry, chunk, origin)
     kept = {"layer": 3, "row": 2, "none": 0}[level]
@@ -114,7 +114,7 @@ def reads(
 
 @lru_cache(maxsize=8)
 def open_peak(geometry: Geometry) -> int:
-    """Most voxels in open units at once, in whichever region that is.
+    """Most voxels in open units at once, in any region.
 
     A unit is open from the first block that touches it to the last. Along one axis, units of 4
     voxels and blocks of 3:
@@ -124,12 +124,12 @@ def open_peak(geometry: Geometry) -> int:
 
         opened         4        8       12       12       voxels of units opened by then
         unclosed      12       12        8        4       voxels of units not closed before
-        under way      4        8        8        4       opened + unclosed - 12, all there are
+        open           4        8        8        4       opened + unclosed - 12 (all units)
 
-    So of three axes the peak is that of ``opened + unclosed - all``. In voxels of the axes to come,
-    a unit layer was opened before, is being opened or is yet to be: ``opened`` of a volume is
-    ``before * all + here * opened`` of a plane, ``unclosed`` likewise, and `_most` goes from axis
-    to axis with nothing but their three factors.
+    So the peak is the maximum of ``opened + unclosed - all``, on three axes too. Each layer of
+    units is opened before a block, by it or after it. So ``opened`` of a volume is
+    ``before * all + here * opened`` of a plane, and ``unclosed`` likewise. `_most` goes from axis
+    to axis and needs only the three factors.
     """
     return _most(1, 1, -1, [_units_along(geometry, axis) for axis in range(3)])
 
@@ -138,25 +138,25 @@ class UnitsAlong(NamedTuple):
     """Units along an axis at each of its blocks: arrays of shape (blocks,), in voxels."""
 
     whole: Ints
-    """Length of the block's region: of all its units."""
+    """Length of all units of the block's region."""
     before: Ints
     """Length of the units of the region opened by earlier blocks."""
     opening: Ints
-    """Length of those that this block is the first to touch."""
+    """Length of the units that this block is the first to touch."""
     after: Ints
-    """Length of those closed by later blocks."""
+    """Length of the units closed by later blocks."""
     closing: Ints
-    """Length of those that this block is the last to touch."""
+    """Length of the units that this block is the last to touch."""
 
     def kinds(self) -> Iterator[tuple[int, int, UnitsAlong]]:
-        """(opening, closing, the blocks with these two): few kinds, however many blocks."""
+        """Yield (opening, closing, the blocks with these two). There are few kinds of blocks."""
         for opening, closing in {*zip(self.opening.tolist(), self.closing.tolist(), strict=True)}:
             rows = (self.opening == opening) & (self.closing == closing)
             yield opening, closing, UnitsAlong(*(column[rows] for column in self))
 
 
 def _most(opened: int, unclosed: int, whole: int, axes: Sequence[UnitsAlong]) -> int:
-    """The most, over all blocks, of a sum of three volumes of units, each times a factor."""
+    """The maximum over all blocks of a weighted sum of three volumes of units."""
     units, *rest = axes
 
     def of_all(blocks: UnitsAlong) -> Ints:
@@ -164,7 +164,7 @@ def _most(opened: int, unclosed: int, whole: int, axes: Sequence[UnitsAlong]) ->
 
     if not rest:
         return int((of_all(units) + opened * units.opening + unclosed * units.closing).max())
-    # Blocks that open and close alike differ only in the third factor: the largest is the worst.
+    # Blocks with the same opening and closing differ only in the third factor: take the largest.
     return max(
         _most(opened * opening, unclosed * closing, int(of_all(blocks).max()), rest)
         for opening, closing, blocks in units.kinds()
@@ -176,8 +176,8 @@ def _units_along(geometry: Geometry, axis: int) -> UnitsAlong:
     regions = Spans(*geometry.regions_along(axis))
     units = Spans(*replace(geometry, region=geometry.unit).regions_along(axis))
     region, _, support = blocks_along(geometry, axis)
-    # Supports step back where a new region begins. Shift each region by more than the volume: then
-    # all are sorted, and one search over all finds blocks of the unit's own region.
+    # Supports step back at the start of a region. With each region shifted by more than the volume,
+    # all are sorted, so that one search finds the blocks of each unit's own region.
     shift = geometry.domain.shape[axis] + 1
     home = np.searchsorted(regions.start, units.start, side="right") - 1
     first = np.searchsorted(support.stop + shift * region, units.start + shift * home, side="right")
@@ -196,7 +196,7 @@ def _units_along(geometry: Geometry, axis: int) -> UnitsAlong:
 
 @lru_cache(maxsize=6)
 def blocks_along(geometry: Geometry, axis: int) -> Blocks:
-    """The blocks of every region along an axis, the other axes left aside."""
+    """The blocks of every region along one axis."""
     low, high = geometry.domain.start[axis], geometry.domain.stop[axis]
     stride, per_block = geometry.stride[axis], geometry.patches_per_block[axis]
     patches = Spans(*geometry.patches_along(axis))
@@ -217,7 +217,7 @@ def blocks_along(geometry: Geometry, axis: int) -> Blocks:
 
 
 def _read_of(geometry: Geometry, axis: int, patches: Spans) -> Spans:
-    """Voxels that ranges of patches see along an axis; may reach past the volume's edge."""
+    """Voxels that ranges of patches read along an axis; may reach past the volume's edge."""
     stride = geometry.stride[axis]
     start = geometry.domain.start[axis] - geometry.before[axis] + patches.start * stride
     return Spans(start, start + (patches.length - 1) * stride + geometry.patch[axis])
@@ -227,7 +227,7 @@ def _read_of(geometry: Geometry, axis: int, patches: Spans) -> Spans:
 def _decoded(
     geometry: Geometry, chunk: tuple[int, ...], origin: tuple[int, ...]
 ) -> tuple[list[Ints], list[Ints]]:
-    """Voxels decoded along each axis: by each of its regions, and by each of its blocks."""
+    """Voxels decoded along each axis, by each of its regions and by each of its blocks."""
     once, again = [], []
     for axis in range(3):
         patches = Spans(*geometry.patches_along(axis))
@@ -238,7 +238,7 @@ def _decoded(
 
 
 def _touched(geometry: Geometry, axis: int, read: Spans, chunk: int, origin: int) -> Ints:
-    """Voxels along an axis of all the chunks that each read touches, those of the volume only."""
+    """Voxels along an axis of all chunks that each read touches, without those past the volume."""
     low, high = geometry.domain.start[axis], geometry.domain.stop[axis]
     inside = _mirrored(read, low, high)
     start = origin + (inside.start - origin) // chunk * chunk
@@ -249,8 +249,8 @@ def _touched(geometry: Geometry, axis: int, read: Spans, chunk: int, origin: int
 def _mirrored(spans: Spans, low: int, high: int) -> Spans:
     """The range of ``[low, high)`` that each interval covers once its outside is reflected.
 
-    A coordinate that runs on goes to and fro between the two mirrors, so its range ends at a
-    mirror that it meets, and else at one end of the interval.
+    A reflected coordinate runs to and fro between two mirrors, the first and last voxel. Its range
+    ends at each mirror that it meets, else at one end of the interval.
     """
     period = max(1, 2 * (high - low - 1))
 
