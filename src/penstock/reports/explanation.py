@@ -29,6 +29,7 @@ from .run_settings import settings_of_launch
 from .table import Section
 from .training.changes import changes_of_training
 from .training.changes import unset_lines as unset_of_training
+from .training.limits import limit_lines as limits_of_training
 from .training.ranks import rank_lines
 from .training.record import TrainingFolder
 from .training.sentences import bound as bound_of_training
@@ -72,7 +73,9 @@ def explain(place: RecordPlace, others: Sequence[Path] = ()) -> Explanation:
         return _of_ledger(place)
     if place.kind == "training":
         training = TrainingFolder.read(place.path)
-        lines = [bound_of_training(training), *rank_lines(training), *unset_of_training(training)]
+        limits = limits_of_training(training.results, training.args)
+        lines = [bound_of_training(training), *limits, *rank_lines(training)]
+        lines += unset_of_training(training)
         return _with_tests(place, lines, changes_of_training(training), others)
     run = InferenceRun.read(place.path)
     if not run.stages or not run.seconds:

@@ -22,6 +22,7 @@ from .loader.ladder import RUNGS, Ladder, ladders_of, same_case_but_rung
 from .model.report import roof_line
 from .queue.cell import QueueCell, none_computes, queue_cells
 from .suite.cell import SuiteCell, runs_together
+from .training.limits import limit_lines
 
 _THREADED = ("L1", "L2", "L3")
 """Rungs that more threads may relieve."""
@@ -46,10 +47,13 @@ def explain_records(records: Sequence[Record]) -> tuple[list[Change], list[Held]
 
 
 def _roofs(records: Sequence[Record]) -> list[str]:
-    """How much of the roof a model reached, where floating-point operations were counted."""
+    """How much of the roof the best model and the fastest training reached."""
     models = [record for record in records if record.scenario == "model"]
     line = roof_line(models, known_roof) if models else ""
-    return [line] * bool(line)
+    trained = [record for record in records if record.scenario == "train" and record.ok]
+    fastest = max(trained, key=lambda r: r.facts["training"]["samples_per_s"] or 0.0, default=None)
+    of_training = limit_lines(fastest.facts["training"], fastest.case) if fastest else []
+    return [*[line] * bool(line), *of_training]
 
 
 Explained = tuple[list[Change], list[Held]]
