@@ -164,3 +164,19 @@ def test_the_readmes_say_what_the_grid_shows(monkeypatch: pytest.MonkeyPatch) ->
         f"took {least:.2f} to {most:.2f} of the loop's time, with a median of {median:.2f}"
         in readme
     )
+
+
+@pytest.mark.slow
+def test_reports_and_lists_are_measured() -> None:
+    for library in ("matplotlib", "jinja2", "panel"):
+        pytest.importorskip(library)
+    words = [sys.executable, str(BENCHMARKS / "pages.py"), "--cases", "3", "--runs", "60"]
+    done = subprocess.run([*words, "--rounds", "2"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    names = [row["what"] for row in rows if row["round"] == 1]
+    assert names[:3] == ["report", "help", "prepare"] and len(rows) == 2 * len(names)
+    assert rows[0]["records"] == 15 and rows[0]["bytes"] > 10_000
+    passed = {row["what"]: row["passed"] for row in rows if "passed" in row}
+    assert passed["list, newest"] == 60 and 0 < passed["list, filters"] < 30
+    assert all(row["s"] > 0 for row in rows if row["what"] in ("report", "help"))
