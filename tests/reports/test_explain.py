@@ -277,8 +277,10 @@ def test_a_training_is_set_beside_the_roof_of_its_devices(
     assert "2.00 Tflop/s that matrix products of float16" in two.bound[1]
     for number, settings in enumerate(({"tf32": True}, {"dtype": "bfloat16"}, {})):
         line = explained(trained(tmp_path / str(number), WAITING, settings, **usual)).bound[1]
-        assert line.startswith("Its MFU (model FLOPs utilisation) is not known: it computed 640 G")
-        assert "penstock doctor measures it" in line
+        dtype = settings.get("dtype", "tf32" if settings else "float32")
+        start = f"Its MFU (model FLOPs utilisation) has no roof of {dtype} to stand beside: it comp"
+        assert line.startswith(start) and "it computed 640 Gflop/s" in line
+        assert line.endswith("penstock doctor measures it, once a machine.")
     roofs["m", "cuda:0", "tf32"] = 64e12
     line = explained(trained(tmp_path / "c", WAITING, {"tf32": True}, **usual)).bound[1]
     assert "1.0% [1.0%-1.0%" in line and "products of tf32" in line

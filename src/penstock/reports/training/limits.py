@@ -34,7 +34,8 @@ def limit_lines(results: Mapping[str, Any], settings: Mapping[str, Any]) -> list
     does = f"it computed {format_count(each * rate)}flop/s ({_COUNTED})"
     roof = known_roof(str(results.get("machine_key")), device, dtype)
     if roof is None:
-        return [f"Its MFU (model FLOPs utilisation) is not known: {does}. {UNKNOWN}"]
+        start = f"Its MFU (model FLOPs utilisation) has no roof of {dtype} to stand beside"
+        return [f"{start}: {does}. {UNKNOWN}"]
     most = roof * devices
     rates = [
         row["samples"] / row["train_s"]
