@@ -11,10 +11,10 @@ import pytest
 
 from penstock.cli import main
 from penstock.instruments import Interval, Loopback
+from penstock.reports import mfu
 from penstock.reports.change import Change, Held, place_beside, ranked
 from penstock.reports.explanation import Explanation, explain
 from penstock.reports.places import places_of
-from penstock.reports.training import limits
 from penstock.reports.training.ranks import covered
 
 from .pages import HOSTILE, run_folder
@@ -260,7 +260,7 @@ def test_a_training_is_set_beside_the_roof_of_its_devices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     roofs = {("m", "cpu", "float32"): 64e9, ("m", "cuda:0", "float16"): 1e12}
-    monkeypatch.setattr(limits, "known_roof", lambda *asked: roofs.get(asked))
+    monkeypatch.setattr(mfu, "known_roof", lambda *asked: roofs.get(asked))
     usual: dict[str, Any] = {"flops_per_sample": 10e6, "flops_note": "", "machine_key": "m"}
     found = explained(trained(tmp_path / "a", WAITING, **usual))
     does = (

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from penstock.instruments.record import Record
+from penstock.reports import mfu
 from penstock.reports.ledger_changes import explain_records
 from penstock.reports.queue.model import QueueModel, simulate
-from penstock.reports.training import limits
 
 from ..bench.kit_queue import record as queue_record
 from ..bench.kit_suite import cases, made_up
@@ -76,7 +76,7 @@ def test_the_fastest_training_of_a_suite_is_set_beside_the_roof(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     roofs = {("another", "cpu", "float32"): 100e9}
-    monkeypatch.setattr(limits, "known_roof", lambda *asked: roofs.get(asked))
+    monkeypatch.setattr(mfu, "known_roof", lambda *asked: roofs.get(asked))
     facts = {"flops_per_sample": 1e9, "flops_note": "", "machine_key": "another"}
     made = [made_up(case, 0, rate) for case, rate in zip(cases(tmp_path), (5.0, 9.0), strict=False)]
     for record in made:

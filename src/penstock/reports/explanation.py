@@ -23,13 +23,13 @@ from .infer.sentences import processor_had, waited
 from .launches import launches_of
 from .ledger_changes import explain_records
 from .ledger_report import kinds_of
+from .mfu import mfu_lines
 from .phases import quantities_of
 from .places import RecordPlace, places_in
 from .run_settings import settings_of_launch
 from .table import Section
 from .training.changes import changes_of_training
 from .training.changes import unset_lines as unset_of_training
-from .training.limits import limit_lines as limits_of_training
 from .training.ranks import rank_lines
 from .training.record import TrainingFolder
 from .training.sentences import bound as bound_of_training
@@ -73,7 +73,7 @@ def explain(place: RecordPlace, others: Sequence[Path] = ()) -> Explanation:
         return _of_ledger(place)
     if place.kind == "training":
         training = TrainingFolder.read(place.path)
-        limits = limits_of_training(training.results, training.args)
+        limits = mfu_lines(training.results, training.args)
         lines = [bound_of_training(training), *limits, *rank_lines(training)]
         lines += unset_of_training(training)
         return _with_tests(place, lines, changes_of_training(training), others)

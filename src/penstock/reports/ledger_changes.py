@@ -19,10 +19,10 @@ from .cell import cell_ratio, inverse
 from .change import Change, Held
 from .headlines import gain_without
 from .loader.ladder import RUNGS, Ladder, ladders_of, same_case_but_rung
+from .mfu import mfu_lines
 from .model.report import roof_line
 from .queue.cell import QueueCell, none_computes, queue_cells
 from .suite.cell import SuiteCell, runs_together
-from .training.limits import limit_lines
 
 _THREADED = ("L1", "L2", "L3")
 """Rungs that more threads may relieve."""
@@ -52,7 +52,7 @@ def _roofs(records: Sequence[Record]) -> list[str]:
     line = roof_line(models, known_roof) if models else ""
     trained = [record for record in records if record.scenario == "train" and record.ok]
     fastest = max(trained, key=lambda r: r.facts["training"]["samples_per_s"] or 0.0, default=None)
-    of_training = limit_lines(fastest.facts["training"], fastest.case) if fastest else []
+    of_training = mfu_lines(fastest.facts["training"], fastest.case) if fastest else []
     return [*[line] * bool(line), *of_training]
 
 

@@ -8,11 +8,8 @@ import numpy as np
 
 from ...base import format_bytes, format_count
 from ...bench import known_disk, known_roof
+from ..mfu import UNKNOWN
 from .record import InferenceRun
-
-UNKNOWN = (
-    "What this machine can do at most is not known: penstock doctor measures it, once a machine."
-)
 
 
 def limit_lines(run: InferenceRun) -> list[str]:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...base import format_count, plural
-from ...bench import known_roof
-from ..infer.limits import UNKNOWN
+from ..base import format_count, plural
+from ..bench import known_roof
 
+UNKNOWN = (
+    "What this machine can do at most is not known: penstock doctor measures it, once a machine."
+)
 _COUNTED = (
     "products, convolutions and attention, forward and backward, over all the time of its epochs"
 )
 
 
-def limit_lines(results: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
+def mfu_lines(results: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
     """Say which share of its devices' arithmetic a training reached: its MFU.
 
     Args:
