@@ -2,6 +2,7 @@
 
     python docs/make_outputs.py                 all tutorials
     python docs/make_outputs.py docs/tutorials/1-a-volume.md
+    python docs/make_outputs.py --pictures PAGE     the pictures; what is printed stays as it was
 
 Each page runs in an empty folder of its own, from its first block to its last. A block of output
 stands below a mark, and so does a picture:
@@ -114,7 +115,8 @@ def filled(page: str, steps: list[Step]) -> str:
 
 
 def main() -> int:
-    pages = [Path(word).resolve() for word in sys.argv[1:]] or TUTORIALS
+    words = sys.argv[1:]
+    pages = [Path(word).resolve() for word in words if word != "--pictures"] or TUTORIALS
     for path in pages:
         page = path.read_text()
         with tempfile.TemporaryDirectory() as name:
@@ -128,7 +130,8 @@ def main() -> int:
                 place = path.parent / match["place"]
                 place.parent.mkdir(exist_ok=True)
                 shutil.copyfile(Path(name, "here", match["file"]), place)
-        path.write_text(filled(page, steps))
+        if "--pictures" not in words:
+            path.write_text(filled(page, steps))
         print(f"{path.name}: {len(steps)} blocks")
     return 0
 

@@ -188,3 +188,19 @@ def test_two_commits_differ_in_words_and_not_in_what_was_measured(tmp_path: Path
     other = outcome("other", [1.25, 3e-05], "written", "63c35aa243734992")
     wrong = "infer: a.json, a.parquet, a.yaml"
     assert script["differences"](before, other) == ([wrong], [])
+
+
+@pytest.mark.slow
+def test_reports_and_lists_are_measured() -> None:
+    for library in ("matplotlib", "jinja2", "panel"):
+        pytest.importorskip(library)
+    words = [sys.executable, str(BENCHMARKS / "pages.py"), "--cases", "3", "--runs", "60"]
+    done = subprocess.run([*words, "--rounds", "2"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    names = [row["what"] for row in rows if row["round"] == 1]
+    assert names[:3] == ["report", "help", "prepare"] and len(rows) == 2 * len(names)
+    assert rows[0]["records"] == 15 and rows[0]["bytes"] > 10_000
+    passed = {row["what"]: row["passed"] for row in rows if "passed" in row}
+    assert passed["list, newest"] == 60 and 0 < passed["list, filters"] < 30
+    assert all(row["s"] > 0 for row in rows if row["what"] in ("report", "help"))

@@ -7,6 +7,7 @@ import argparse
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from importlib import import_module
@@ -27,6 +28,7 @@ PAGES = [
     ROOT / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs" / "background").glob("*.md")),
+    ROOT / "training" / "README.md",
 ]
 FOLLOWED = "extending.md"
 """Its commands need what its steps make, and its code may be lines of a file: test_extending
@@ -41,15 +43,15 @@ ELSEWHERE = {
     "wandb": "it needs a key, or a terminal; test_wandb has W&B read what it wrote",
     'eval "$(register-python-argcomplete': "test_completion presses keys in such a shell",
     "nvidia-smi": "it needs a GPU, and never ends",
-    "penstock plot gpu_metrics.csv": "nvidia-smi has not written it; test_plots has such a log",
+    "penstock plot gpu_metrics.csv": "nvidia-smi has not written it; test_figures has such a log",
     "penstock dashboard outputs logs": "it never ends; test_server starts it",
     "penstock dashboard outputs --port": "it never ends; test_server starts it",
     "penstock slurm submit": "it needs sbatch; test_slurm_cluster starts a SLURM",
     "penstock infer --cluster slurm": "it needs sbatch; test_slurm_workers starts a SLURM",
-    "penstock slurm status": "it needs squeue",
-    "penstock slurm collect": "it needs squeue",
-    "penstock slurm cancel": "it needs scancel",
-    "penstock scaling slurm-": "no job of SLURM has run; test_scaling_logs has such logs",
+    "penstock slurm status": "it needs squeue; test_slurm_cluster asks a SLURM that it starts",
+    "penstock slurm collect": "it needs squeue; test_slurm_cluster collects a study of its SLURM",
+    "penstock slurm cancel": "it needs scancel; test_slurm_cluster cancels jobs of its SLURM",
+    "penstock scaling slurm-": "no job of SLURM has run; test_logs has such logs",
 }
 """What is not run here, and why."""
 MAY_SAY = {"penstock compare": (0, 1, 3, 4)}
@@ -67,6 +69,7 @@ QUICKER = {
     "--budget 500MiB",
     "penstock bench model": "--effort quick --launch-seconds 0.2",
     "penstock generate xview3": "--size 512 512",
+    "python training/denoise_tiny.py": "--steps 2",
 }
 """What is added to commands that measure much, or often, for the sake of an interval, that train
 until something is learnt, and that make what several commands read."""
@@ -135,6 +138,8 @@ def test_every_block_says_what_it_is() -> None:
     assert len(SHELL) > 20
     unused = [prefix for prefix in ELSEWHERE if not any(c.startswith(prefix) for c in SHELL)]
     assert not unused
+    named = {name for why in ELSEWHERE.values() for name in re.findall(r"\btest_\w+", why)}
+    assert named <= {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
 
 
 @pytest.mark.parametrize("command", SHELL)
@@ -142,6 +147,9 @@ def test_every_command_is_one_that_the_parsers_take(command: str) -> None:
     words = shlex.split(command.partition(" || ")[0])
     if words[0] == "./run_benchmark.sh":
         words = ["penstock", "suite", *words[1:]]
+    if words[0] == "python":
+        assert (ROOT / words[1]).is_file()
+        return
     if words[0] != "penstock":
         assert elsewhere(command), f"{words[0]} is neither ours nor in the table"
         return
@@ -164,13 +172,13 @@ def test_every_block_runs_in_order(tmp_path: Path) -> None:
     """In one folder, as who reads from the first line to the last."""
     tools = tmp_path / "bin"
     tools.mkdir()
-    ours = tools / "penstock"
-    ours.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m penstock "$@"\n')
-    ours.chmod(0o755)
+    for name, words in (("penstock", "-m penstock "), ("python", "")):
+        (tools / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {words}"$@"\n')
+        (tools / name).chmod(0o755)
     here = tmp_path / "clone"
-    here.mkdir()
-    (here / "run_benchmark.sh").write_bytes((ROOT / "run_benchmark.sh").read_bytes())
-    (here / "run_benchmark.sh").chmod(0o755)
+    (here / "src" / "penstock" / "models").mkdir(parents=True)
+    shutil.copy(ROOT / "run_benchmark.sh", here)
+    shutil.copytree(ROOT / "training", here / "training")
     environment = os.environ | {
         "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
         "PYTHON": sys.executable,
@@ -232,7 +240,7 @@ def test_a_tutorial_shows_what_its_commands_say(page: Path, tmp_path: Path) -> N
 
 LINKED = [*PAGES, *TUTORIALS, *(ROOT / "docs" / "tutorials").glob("index.md")]
 LINKED += [ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")]
-LINKED += [ROOT / "benchmarks" / "README.md", ROOT / "training" / "README.md"]
+LINKED += [ROOT / "benchmarks" / "README.md"]
 
 
 def anchors(page: Path) -> set[str]:

@@ -312,3 +312,16 @@ def test_readers_who_do_not_see_find_their_way(
     opened(browser, ours, f"?{trainings}&tab={tab}")
     drawn(browser)
     assert browser.axe(AXE.read_text()) == []
+
+
+@axe
+def test_readers_of_files_who_do_not_see_find_their_way(
+    browser: Browser, folder: Path, tmp_path: Path
+) -> None:
+    """All tabs but the first are on a page of files, one below another."""
+    done = _static(folder, tmp_path / "site")
+    assert done["code"] == 0, done["error"]
+    browser.open(tmp_path / "site" / "index.html")
+    browser.until("deep('canvas').length > 3")
+    drawn(browser)
+    assert browser.axe(AXE.read_text()) == []

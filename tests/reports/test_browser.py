@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import base64
+import contextlib
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from penstock.reports.content import Report
 from penstock.reports.html import html_page
 from penstock.reports.infer.report import report_of_run
 from penstock.reports.ledger_report import report_of_records
+from penstock.reports.training.report import report_of_training
+from penstock.scaling.page import report_of_scaling
 
+from ..bench.kit_suite import cases, made_up
+from ..scaling.kit import seed_logs
 from .browser import AXE, CHROMIUM, Browser
-from .kit import sized
+from .kit import launch, sized
 from .pages import run_folder
 from .test_html import hostile_report
+from .test_loader_report import ladder_records, launches
+from .test_queue_report import run as queue
+from .test_training_report import COMPUTING, training
 
 pytestmark = [
     pytest.mark.slow,
@@ -90,17 +102,104 @@ def test_without_a_script_all_is_readable(browser: Browser, tmp_path: Path) -> N
         browser.call("Emulation.setScriptExecutionDisabled", value=False)
 
 
+# --- every kind of report -------------------------------------------------------------------------
+
+
+def _suite(folder: Path) -> Report:
+    records = [made_up(case, n, 5.0 + n / 9) for case in cases(folder)[:3] for n in range(3)]
+    failed = made_up(cases(folder)[3], 0, 0.0, status="oom_device")
+    return report_of_records([*records, failed], "suite")
+
+
+def _loader(folder: Path) -> Report:
+    records = ladder_records(0.1, 0.2, 0.3, 0.35, 0.4)
+    return report_of_records([*records, *launches(0.4), *launches(0.8, threads=2)], "loader")
+
+
+KINDS: Mapping[str, Callable[[Path], Report]] = {
+    "infer": lambda folder: report_of_run(run_folder(
+        folder / "a.penstock", {"read": (8.0, 1.0, 1), "forward": (5.0, 4.0, 1)}
+    )),
+    "sweep": lambda folder: report_of_records(
+        [*sized({(32, 1): 4, (32, 2): 7, (64, 1): 12}), launch(64, 2, status="oom_host")], "s"
+    ),
+    "loader": _loader,
+    "queue": lambda folder: report_of_records(list(queue(2.66)), "queue"),
+    "suite": _suite,
+    "training": lambda folder: report_of_training(training(folder / "t", COMPUTING, world=2)),
+    "scaling": lambda folder: report_of_scaling(seed_logs(folder), "Scaling", print),
+}  # fmt: skip
+
+
 @pytest.mark.skipif(
     not AXE.is_file(), reason="axe-core is not installed: npm install --no-save axe-core"
 )
-def test_readers_who_do_not_see_find_their_way(browser: Browser, tmp_path: Path) -> None:
-    folder = run_folder(tmp_path / "a.penstock", {"read": (8.0, 1.0, 1), "forward": (5.0, 4.0, 1)})
-    for report in (report_of_run(folder), report_of_records(sized({(32, 1): 4, (64, 1): 12}), "s")):
-        page = tmp_path / "page.html"
-        page.write_text(html_page(report))
-        browser.open(page)
-        for scheme in ("light", "dark"):
-            features = [{"name": "prefers-color-scheme", "value": scheme}]
-            browser.call("Emulation.setEmulatedMedia", features=features)
-            assert browser.axe(AXE.read_text()) == []
+@pytest.mark.parametrize("kind", KINDS)
+def test_readers_who_do_not_see_find_their_way(browser: Browser, tmp_path: Path, kind: str) -> None:
+    page = tmp_path / "page.html"
+    page.write_text(html_page(KINDS[kind](tmp_path)))
+    browser.open(page)
+    assert browser.run("document.querySelectorAll('figure svg').length") > 0
+    for scheme in ("light", "dark"):
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        browser.call("Emulation.setEmulatedMedia", features=features)
+        assert browser.axe(AXE.read_text()) == []
     browser.call("Emulation.setEmulatedMedia", features=[])
+
+
+# --- on paper -------------------------------------------------------------------------------------
+
+A4 = {"width": 718, "height": 1000, "deviceScaleFactor": 1, "mobile": True}
+"""What is between the margins, in CSS pixels."""
+CUT = """[...document.querySelectorAll('.table, .drawing, .verdict')].filter(each =>
+    each.scrollWidth > 1.25 * each.clientWidth
+    || each.scrollHeight > each.clientHeight + 1).length"""
+"""A sheet shrinks to its widest table, so that one a little too wide is whole, and can be read."""
+MARKED = "#123456"
+
+
+def printed(browser: Browser) -> list[set[str]]:
+    """The page on paper, as a reader with a dark screen prints it: the colours of each sheet."""
+    dark = [{"name": "prefers-color-scheme", "value": "dark"}]
+    browser.call("Emulation.setEmulatedMedia", features=dark)
+    pdf = base64.b64decode(browser.call("Page.printToPDF", printBackground=True)["data"])
+    browser.call("Emulation.setEmulatedMedia", features=[])
+    sheets = []
+    for packed in re.findall(rb"stream\r?\n(.*?)endstream", pdf, re.DOTALL):
+        with contextlib.suppress(zlib.error):  # a font or an image may be packed otherwise
+            text = zlib.decompress(packed).decode("latin-1")
+            triples = re.findall(r"([\d.]+) ([\d.]+) ([\d.]+) rg", text)
+            colours = {"#" + "".join(f"{round(255 * float(x)):02x}" for x in t) for t in triples}
+            sheets += [colours] * (" Tj" in text or " TJ" in text)
+    assert len(sheets) == len(re.findall(rb"/Type\s*/Page\b", pdf))
+    return sheets
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_print_is_light_and_whole(browser: Browser, tmp_path: Path, kind: str) -> None:
+    page = tmp_path / "page.html"
+    page.write_text(html_page(KINDS[kind](tmp_path)))
+    browser.open(page)
+    sheets = printed(browser)
+    style = page.read_text().partition("prefers-color-scheme: dark")[2].partition("}")[0]
+    paper, ink = (re.findall(rf"--{name}: (#\w+)", style)[0] for name in ("paper", "ink"))
+    assert len(sheets) >= 2 and all({"#222222", "#5f5f5f"} & sheet for sheet in sheets)
+    assert not {paper, ink} & set().union(*sheets), "nothing of a dark screen"
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    browser.call("Emulation.setDeviceMetricsOverride", **A4)
+    assert browser.run(CUT) == 0
+    assert browser.run("getComputedStyle(document.body).maxWidth") == "none", "it is for print"
+    browser.call("Emulation.clearDeviceMetricsOverride")
+    browser.call("Emulation.setEmulatedMedia", media="")
+
+
+def test_a_long_table_has_its_head_on_every_sheet(browser: Browser, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    cases = {(32 * side, batch): side * batch for side in range(1, 41) for batch in (1, 2)}
+    page.write_text(html_page(report_of_records(sized(cases), "s")))
+    browser.open(page)
+    browser.run("document.querySelectorAll('header, ul, .figures').forEach(each => each.remove())")
+    mark = f"document.querySelectorAll('th').forEach(each => each.style.color = '{MARKED}')"
+    browser.run(mark)
+    sheets = printed(browser)
+    assert len(sheets) >= 3 and all(MARKED in sheet for sheet in sheets)

@@ -11,6 +11,7 @@ import pytest
 
 from penstock.cli import main
 from penstock.instruments import Interval, Loopback
+from penstock.reports import mfu
 from penstock.reports.change import Change, Held, place_beside, ranked
 from penstock.reports.explanation import Explanation, explain
 from penstock.reports.places import places_of
@@ -256,6 +257,46 @@ def test_a_training_that_computes_on_a_cpu_may_have_threads_or_bfloat16(tmp_path
     assert advice.bound[-1].startswith("No setting is advised for forward and backward, 100%")
 
 
+def test_a_training_is_set_beside_the_roof_of_its_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roofs = {("m", "cpu", "float32"): 64e9, ("m", "cuda:0", "float16"): 1e12}
+    monkeypatch.setattr(mfu, "known_roof", lambda *asked: roofs.get(asked))
+    usual: dict[str, Any] = {"flops_per_sample": 10e6, "flops_note": "", "machine_key": "m"}
+    advice = explained(trained(tmp_path / "a", WAITING, **usual))
+    does = (
+        "it computed 6.40 Gflop/s (products, convolutions and attention, forward and backward, "
+        "over all the time of its epochs)"
+    )
+    assert advice.bound[1] == (
+        f"MFU (model FLOPs utilisation) 10.0% [10.0%-10.0%, 2 epochs of one run]: {does}, of the "
+        "64.0 Gflop/s that matrix products of float32 reach here."
+    )
+    usual |= {"device": "A GPU", "flops_per_sample": 1e9}
+    two = explained(trained(tmp_path / "b", WAITING, {"amp": True}, world=2, **usual))
+    assert two.bound[1].startswith("MFU (model FLOPs utilisation) 32.0%"), "of two devices"
+    assert "2.00 Tflop/s that matrix products of float16" in two.bound[1]
+    for number, settings in enumerate(({"tf32": True}, {"dtype": "bfloat16"}, {})):
+        line = explained(trained(tmp_path / str(number), WAITING, settings, **usual)).bound[1]
+        dtype = settings.get("dtype", "tf32" if settings else "float32")
+        start = f"Its MFU (model FLOPs utilisation) is not known, for want of a peak of {dtype}: it"
+        assert line.startswith(start) and "it computed 640 Gflop/s" in line
+        assert line.endswith("run penstock doctor once on each machine.")
+    roofs["m", "cuda:0", "tf32"] = 64e12
+    line = explained(trained(tmp_path / "c", WAITING, {"tf32": True}, **usual)).bound[1]
+    assert "1.0% [1.0%-1.0%" in line and "products of tf32" in line
+
+
+def test_why_the_arithmetic_of_a_training_is_not_known_is_said(tmp_path: Path) -> None:
+    start = "Its MFU (model FLOPs utilisation) is not known: "
+    old = explained(trained(tmp_path / "a", WAITING))
+    assert old.bound[1] == f"{start}its operations were not counted."
+    lost = explained(trained(tmp_path / "b", WAITING, flops_per_sample=None, flops_note="why"))
+    assert lost.bound[1] == f"{start}why."
+    begun = explained(trained(tmp_path / "c", WAITING, samples_per_s=None))
+    assert "MFU" not in " ".join(begun.bound)
+
+
 def test_a_load_that_is_shorter_than_handing_it_over_says_nothing(tmp_path: Path) -> None:
     short = {name: tuple(s / 1000 for s in each) for name, each in WAITING.items()}
     base = trained(tmp_path / "a", short)
@@ -272,7 +313,7 @@ def test_ranks_are_merged(tmp_path: Path) -> None:
     # The first rank waits for the last, which has a fifth more to do and waits less.
     path = folder / "steps" / "rank0.csv"
     path.write_text(path.read_text().replace("0.200000", "0.300000").replace(",0.7,", ",0.8,"))
-    lines = explained(folder).bound
+    lines = explained(folder).bound[1:]
     assert "25% is the sum over ranks that no computing hides, 200 ms" in lines[1]
     assert "6% waiting for the last of 2 ranks, 50.0 ms" in lines[1]
     assert lines[2] == "Rank 1 is the last in 100% of 10 steps; 50% would be chance."

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.instruments.record import Record
+from penstock.reports import mfu
 from penstock.reports.ledger_changes import explain_records
 from penstock.reports.queue.model import QueueModel, simulate
 
@@ -69,6 +70,20 @@ def test_a_queue_speaks_for_workers_as_far_as_computing_allows() -> None:
     assert held.verdict == "held" and held.measured.value == pytest.approx(1.5)
     _, (held,), _ = explain_records([*queue(1.5, 1), *queue(3.0, 2)])
     assert held.verdict == "did not hold"
+
+
+def test_the_fastest_training_of_a_suite_is_set_beside_the_roof(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roofs = {("another", "cpu", "float32"): 100e9}
+    monkeypatch.setattr(mfu, "known_roof", lambda *asked: roofs.get(asked))
+    facts = {"flops_per_sample": 1e9, "flops_note": "", "machine_key": "another"}
+    made = [made_up(case, 0, rate) for case, rate in zip(cases(tmp_path), (5.0, 9.0), strict=False)]
+    for record in made:
+        record.facts["training"].update(facts)
+    failed = made_up(cases(tmp_path)[2], 0, 0.0, status="crash")
+    (line,) = explain_records([*made, failed])[2]
+    assert line.startswith("MFU (model FLOPs utilisation) 9.0% [2 epochs of one run]: it computed")
 
 
 def test_a_suite_that_waits_for_data_speaks_for_workers(tmp_path: Path) -> None:

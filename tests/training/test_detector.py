@@ -299,6 +299,8 @@ def test_what_it_was_measured_with_is_recorded_and_said_once(
     results = train_workload("detector", config, say=said.append)
     assert results["facts"]["compiled_operators"] == vision.COMPILED
     assert results["facts"]["channels"] == ["vh", "vv"]
+    # A torch that counts on shapes alone has none, because a detector looks at values.
+    assert results["flops_per_sample"] or "on shapes alone" in results["flops_note"]
     assert [sentence for sentence in said if "torchvision" in sentence] == [vision.NOTE] * (
         not vision.COMPILED
     )

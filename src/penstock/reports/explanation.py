@@ -23,6 +23,7 @@ from .infer.sentences import processor_had, waited
 from .launches import launches_of
 from .ledger_changes import explain_records
 from .ledger_report import kinds_of
+from .mfu import mfu_lines
 from .phases import quantities_of
 from .places import RecordPlace, places_in
 from .run_settings import settings_of_launch
@@ -72,7 +73,9 @@ def explain(place: RecordPlace, others: Sequence[Path] = ()) -> Explanation:
         return _of_ledger(place)
     if place.kind == "training":
         training = TrainingFolder.read(place.path)
-        lines = [bound_of_training(training), *rank_lines(training), *unset_of_training(training)]
+        limits = mfu_lines(training.results, training.args)
+        lines = [bound_of_training(training), *limits, *rank_lines(training)]
+        lines += unset_of_training(training)
         return _with_tests(place, lines, changes_of_training(training), others)
     run = InferenceRun.read(place.path)
     if not run.stages or not run.seconds:

@@ -19,6 +19,7 @@ from .cell import cell_ratio, inverse
 from .change import Change, Held
 from .headlines import gain_without
 from .loader.ladder import RUNGS, Ladder, ladders_of, same_case_but_rung
+from .mfu import mfu_lines
 from .model.report import roof_line
 from .queue.cell import QueueCell, none_computes, queue_cells
 from .suite.cell import SuiteCell, runs_together
@@ -47,10 +48,13 @@ def explain_records(records: Sequence[Record]) -> tuple[list[Change], list[Held]
 
 
 def _roofs(records: Sequence[Record]) -> list[str]:
-    """The share of the machine's measured peak that a model reached, if operations were counted."""
+    """Shares of the machine's measured peak: the best model's and the fastest training's."""
     models = [record for record in records if record.scenario == "model"]
     line = roof_line(models, known_roof) if models else ""
-    return [line] * bool(line)
+    trained = [record for record in records if record.scenario == "train" and record.ok]
+    fastest = max(trained, key=lambda r: r.facts["training"]["samples_per_s"] or 0.0, default=None)
+    of_training = mfu_lines(fastest.facts["training"], fastest.case) if fastest else []
+    return [*[line] * bool(line), *of_training]
 
 
 Explained = tuple[list[Change], list[Held]]

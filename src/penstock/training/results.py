@@ -118,6 +118,8 @@ class RunReport:
             "parameters": stepper.parameters,
             "trainable_parameters": stepper.trainable_parameters,
             "gradient_bytes": stepper.gradient_bytes,
+            "flops_per_sample": stepper.flops.per_sample,
+            "flops_note": stepper.flops.note,
             "facts": dict(getattr(self._workload, "facts", {})),
             "device": device_name(fabric.device),
             "world_size": fabric.world_size,

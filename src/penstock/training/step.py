@@ -23,6 +23,7 @@ from ..base import TrainConfig
 from ..instruments import Clock, DevicePhaseTimer, PhaseTimer
 from ..loading import Items
 from ..models import channels_last, float32_default, load_weights, recompute_activations
+from .flops import FlopCount
 from .ranks import gather
 from .workloads import Answer, Batch, Feed, Workload, optimizer_of
 
@@ -69,6 +70,7 @@ class Stepper:
         trained = [p for p in module.parameters() if p.requires_grad]  # in the dtype of the run
         self.trainable_parameters = sum(p.numel() for p in trained)
         self.gradient_bytes = sum(p.numel() * p.element_size() for p in trained)
+        self.flops = FlopCount(workload, module, config.compile, fabric.is_global_zero)
         # Fabric moved the module to its device, and with it the optimizer's parameters.
         self.optimizer: Optimizer = self._optimizer.optimizer
         self.scheduler = LambdaLR(self.optimizer, rate)
@@ -90,7 +92,8 @@ class Stepper:
             batch = self.to_device(batch)
             timer.end_phase("transfer")
             sums = self._sums and number == share
-            with self.fabric.no_backward_sync(self._model, self._sums and not sums):
+            counted = self.flops.at(batch, len(items), self.fabric.device)
+            with counted, self.fabric.no_backward_sync(self._model, self._sums and not sums):
                 loss, metrics = self.workload.loss(self._model, batch)
                 timer.end_phase("forward")
                 if sums:

@@ -61,14 +61,16 @@ def _draw(
         corner = (at[0] - 0.5, at[1] - 0.5)
         if np.isfinite(number):
             share = (number - low) / (high - low) if high > low else 1.0
-            axis.add_patch(patches.Rectangle(corner, 1, 1, facecolor=palette(share), linewidth=0))
+            style: dict[str, Any] = {"facecolor": palette(share)}
             text, colour = words(float(number)), _DARK if share > 0.55 else _LIGHT
         else:
-            style: dict[str, Any] = {"linewidth": 0} | BAND
-            axis.add_patch(patches.Rectangle(corner, 1, 1, **style))
+            style = BAND
             text, colour = cell.failed_word or "-", STYLE["ink"]
+        # Neither changes where the axes lie, and asking each for that takes long.
+        axis.add_artist(patches.Rectangle(corner, 1, 1, **({"linewidth": 0} | style)))
         if len(cells) <= _NAMED:
-            axis.text(*at, text, ha="center", va="center", color=colour, fontsize=STYLE["small"])
+            axis.text(*at, text, ha="center", va="center", color=colour, fontsize=STYLE["small"],
+                      in_layout=False)  # fmt: skip
     axis.set_xlim(-0.5, len(batches) - 0.5)
     axis.set_ylim(len(tiles) - 0.5, -0.5)
     axis.set_xticks(range(len(batches)), list(map(str, batches)))

@@ -8,9 +8,8 @@ import numpy as np
 
 from ...base import format_bytes, format_count
 from ...bench import known_disk, known_roof
+from ..mfu import UNKNOWN
 from .record import InferenceRun
-
-UNKNOWN = "The limits of this machine are not known: run penstock doctor once on each machine."
 
 
 def limit_lines(run: InferenceRun) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 from ...base import ARGS, RESULTS, STEPS, format_bytes
 from ..change import change_section
 from ..content import Chapter, Raw, Report
+from ..mfu import mfu_lines
 from ..table import Section
 from ..words import labels_line
 from .changes import changes_of_training, unset_lines
@@ -38,6 +39,7 @@ def report_of_training(folder: Path) -> Report:
         Section("Epochs", epoch_table(run)),
         Section("Phases of a step", phase_table(run)),
         *change_section(changes_of_training(run), [*rank_lines(run), *unset_lines(run)]),
+        Section("Limits of the machine", (), mfu_lines(run.results, run.args)),
         Section("Settings", _settings(run.args)),
     ]
     kept = [section for section in sections if section.table or section.sentences]
