@@ -19,7 +19,8 @@ from ...base import (
 from ...instruments import set_aside
 from .contents import is_run, rows_of, tail_of
 from .log_file import LogFile, LogFiles, copied_logs, logs_of, own_name
-from .unit_log import Key, Note, lost_line, parse_line
+from .notes import Notes
+from .unit_log import Key, lost_line, parse_line
 
 
 class Log(Protocol):
@@ -44,13 +45,6 @@ class Log(Protocol):
 
     def close(self) -> None:
         """Make what was appended safe if that can be done, and let others write the run."""
-
-
-class Notes(Protocol):
-    """What the logs of all processes of a run say, read as they grow."""
-
-    def fresh(self) -> dict[Key, Note]:
-        """The units that are noted since the last call. That of the first call is all of them."""
 
 
 class Folder(Protocol):
