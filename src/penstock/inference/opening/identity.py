@@ -55,7 +55,8 @@ def maker(
     ``threads`` is the number of torch's threads in a forward, None for torch's own choice. Sums of
     a whole patch depend on it on a CPU.
     """
-    versions: dict[str, str | None] = {"torch": torch.__version__, "numpy": np.__version__}
+    # Torch's own version is of a class of torch: who unpickles it, as a client does, imports torch.
+    versions: dict[str, str | None] = {"torch": str(torch.__version__), "numpy": np.__version__}
     for store in {type(store).__module__.rpartition(".")[2] for store in (source, *sinks)}:
         for library in {"tensorstore": ["tensorstore"], "ometiff": ["tifffile", "imagecodecs"]}.get(
             store, []
