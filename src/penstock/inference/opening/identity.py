@@ -48,16 +48,16 @@ Feed = Callable[[bytes], None]
 
 
 def maker(
-    source: Source, sinks: Sequence[Sink], devices: Sequence[torch.device], threads: int | None
+    stores: Sequence[Source | Sink], devices: Sequence[torch.device], threads: int | None
 ) -> dict[str, Any]:
     """What may change the last bits of a voxel while all settings stay the same.
 
-    ``threads`` is the number of torch's threads in a forward, None for torch's own choice. Sums of
-    a whole patch depend on it on a CPU.
+    ``stores`` are the input and the outputs. ``threads`` is the number of torch's threads in a
+    forward, None for torch's own choice. Sums of a whole patch depend on it on a CPU.
     """
     # Torch's own version is of a class of torch: who unpickles it, as a client does, imports torch.
     versions: dict[str, str | None] = {"torch": str(torch.__version__), "numpy": np.__version__}
-    for store in {type(store).__module__.rpartition(".")[2] for store in (source, *sinks)}:
+    for store in {type(store).__module__.rpartition(".")[2] for store in stores}:
         for library in {"tensorstore": ["tensorstore"], "ometiff": ["tifffile", "imagecodecs"]}.get(
             store, []
         ):

@@ -61,7 +61,7 @@ class Job(Draft):
 
     def maker(self) -> dict[str, Any]:
         """What may change the last bits of voxels though the fingerprint is the same."""
-        return identity.maker(self.source, self.sinks, self.devices, self.config.threads)
+        return identity.maker((self.source, *self.sinks), self.devices, self.config.threads)
 
     def fingerprint(self) -> dict[str, Any]:
         """What must be equal in two runs for them to write the same voxels into the same units."""

@@ -43,6 +43,7 @@ from ..stages.retries import patiently
 from ..stages.summary import Progress, Summary, merged
 from ..tiling.parts import Parts
 from . import ahead, station
+from .arithmetic import odd_workers
 from .completeness import maker_notes, missing_parts, voxels_of
 from .settled import logs_of, settled, whole
 from .turns import Turns, turn_of
@@ -52,6 +53,8 @@ SHARES_PER_LANE = 4
 """Shares into which counting the input's values is cut, for each task that can run at a time."""
 LOOK_S = 1.0
 """Seconds between two looks at how many workers are there."""
+OPENERS = 3
+"""Workers that cannot open the job before it is given up."""
 _READ = TypeAdapter(Summary).validate_python
 
 
@@ -148,9 +151,17 @@ def _opened(
     workers: Workers, config: InferConfig, peers: int, request: EndRequest
 ) -> station.Opened:
     """The job as a worker opens it. Raises `UsageError` with what it says if it cannot."""
-    order = (config, peers, platform.node())
+    order, odd = (config, peers, platform.node()), odd_workers(workers, config)
     tasks = Tasks(workers, station.open_task, order, f"open-{uuid.uuid4().hex[:12]}", 0)
-    (outcome,) = tasks.run([0], lambda word: request.check(0))
+    tasks.placement.unfit |= odd
+
+    def tick(word: object) -> None:
+        request.check(0)
+        lacking = tasks.placement.unfit.keys() - odd.keys() - workers.strangers().keys()
+        if len(lacking) >= OPENERS:
+            raise UsageError(tasks.placement.unfit[min(lacking)])
+
+    (outcome,) = tasks.run([0], tick)
     if isinstance(outcome.result, TaskFailure):
         raise _error(outcome.result)
     opened: station.Opened = outcome.result

@@ -104,7 +104,7 @@ def open_task(order: tuple[InferConfig, int, str], number: int) -> Opened:
     except UsageError as error:
         if platform.node() == client:
             raise
-        raise UsageError(f"on the worker {platform.node()}: {describe(error)}") from error
+        raise UnfitWorker(f"on the worker {platform.node()}: {describe(error)}") from error
 
 
 def _opened(config: InferConfig, peers: int) -> Opened:
