@@ -18,7 +18,7 @@ from penstock.base.config.infer import InferConfig
 from penstock.base.config.knobs import build
 from penstock.cli import main
 from penstock.inference.sharing import station
-from penstock.inference.sharing.arithmetic import odd_workers
+from penstock.inference.sharing.openers import odd_workers
 
 from ..house import HEAVY
 from .cluster_kit import (

@@ -119,6 +119,8 @@ class Journal(RunFiles):
         self.done = UnitSet()
         self.statistics: dict[str, dict[str, Any]] = {}
         self.written = self.skipped = self.voxels = 0
+        self.retries, self.retry_seconds = 0, 0.0
+        """Tries outside the stages that were followed by another, such as of the lock."""
         self._replaces: list[str | None] = []
         """Names of the runs that made the outputs which this run replaces."""
         self._before: Mapping[str, Any] | None = None
@@ -146,8 +148,7 @@ class Journal(RunFiles):
         if (folder := journal.folder) is None:
             return journal
         folder.check()
-        before = read_document(folder, "run.json") if resume else None
-        if before is None:
+        if not resume or (before := read_document(folder, "run.json")) is None:
             return journal
         _check_same(folder, _settled(before.get("fingerprint", {})), journal.fingerprint)
         journal.makers, journal.maker = _with_maker(

@@ -8,7 +8,6 @@ with ``--resume``.
 from __future__ import annotations
 
 import contextlib
-import platform
 import sys
 import time
 import uuid
@@ -43,8 +42,8 @@ from ..stages.retries import patiently
 from ..stages.summary import Progress, Summary, merged
 from ..tiling.parts import Parts
 from . import ahead, station
-from .arithmetic import odd_workers
 from .completeness import maker_notes, missing_parts, voxels_of
+from .openers import error_of, opened_on
 from .settled import logs_of, settled, whole
 from .turns import Turns, turn_of
 from .visibility import check_seen
@@ -53,8 +52,6 @@ SHARES_PER_LANE = 4
 """Shares into which counting the input's values is cut, for each task that can run at a time."""
 LOOK_S = 1.0
 """Seconds between two looks at how many workers are there."""
-OPENERS = 3
-"""Workers that cannot open the job before it is given up."""
 _READ = TypeAdapter(Summary).validate_python
 
 
@@ -128,7 +125,7 @@ def run_on_cluster(
         peers = workers.peers()
         if config.workers is None:
             config = config.model_copy(update={"workers": workers.expected})
-        job = RemoteJob(config, _opened(workers, config, peers, request))
+        job = RemoteJob(config, opened_on(workers, config, peers, request))
         show(job.plan)
         job.plan.refuse()
         if job.run_dir is None:
@@ -137,7 +134,7 @@ def run_on_cluster(
         began = time.monotonic()
         with begun(job, _prepared(job, workers)) as (journal, claims):
             for sink in job.sinks:
-                patiently(config.retry_for, sink.name, sink.create)
+                patiently(config.retry_for, sink.name, sink.create, lambda nothing: journal)
             client = _Client(job, workers, journal, claims, peers, progress, request)
             summary = client.run(began)
             patiently(config.retry_for, "the lock", claims.confirm)
@@ -145,33 +142,6 @@ def run_on_cluster(
                 sink.close()
     journal.save("summary.json", asdict(summary))
     return summary
-
-
-def _opened(
-    workers: Workers, config: InferConfig, peers: int, request: EndRequest
-) -> station.Opened:
-    """The job as a worker opens it. Raises `UsageError` with what it says if it cannot."""
-    order, odd = (config, peers, platform.node()), odd_workers(workers, config)
-    tasks = Tasks(workers, station.open_task, order, f"open-{uuid.uuid4().hex[:12]}", 0)
-    tasks.placement.unfit |= odd
-
-    def tick(word: object) -> None:
-        request.check(0)
-        lacking = tasks.placement.unfit.keys() - odd.keys() - workers.strangers().keys()
-        if len(lacking) >= OPENERS:
-            raise UsageError(tasks.placement.unfit[min(lacking)])
-
-    (outcome,) = tasks.run([0], tick)
-    if isinstance(outcome.result, TaskFailure):
-        raise _error(outcome.result)
-    opened: station.Opened = outcome.result
-    return opened
-
-
-def _error(failure: TaskFailure) -> PenstockError:
-    """The error that a worker met, for this process's exit code."""
-    kinds = {2: UsageError, 3: Incomplete}
-    return kinds.get(failure.exit_code, PenstockError)(failure.sentence)
 
 
 def _prepared(job: RemoteJob, workers: Workers) -> Prepared:
@@ -268,8 +238,11 @@ class _Client:
         if self.job.config.mixed_arithmetic or self.job.config.resume_anyway:
             notes += maker_notes(self.journal)
         planned, skipped, voxels = plan.num_units, self.journal.skipped, plan.voxels - before
+        together = merged(self.summaries, seconds, planned, len(self.journal.halved()), notes)
         return replace(
-            merged(self.summaries, seconds, planned, len(self.journal.halved()), notes),
+            together,
+            retries=together.retries + self.journal.retries,
+            retry_seconds=together.retry_seconds + self.journal.retry_seconds,
             # By the logs: workers that died have not told of their last units.
             units_written=planned - skipped,
             units_skipped=skipped,
@@ -286,7 +259,7 @@ class _Client:
             for function, count in ((station.count_task, self.order.elements), (station.lacks, 1)):
                 for outcome in self._tasks(function).run(range(count), self._attend):
                     if isinstance(outcome.result, TaskFailure):
-                        raise _error(outcome.result)
+                        raise error_of(outcome.result)
                     missing = outcome.result == "lacking"
 
     def _compute(self) -> None:
@@ -298,7 +271,7 @@ class _Client:
         for outcome in tasks.run(turns, self._tick):
             if isinstance(outcome.result, TaskFailure):
                 if outcome.result.exit_code == 2:
-                    raise _error(outcome.result)
+                    raise error_of(outcome.result)
                 self.failed[str(turn_of(outcome.number, parts))] = outcome.result.sentence
                 many = len(self.failed) > self.job.config.max_failed_parts
                 if many or outcome.result.ends_job or tasks.is_over(outcome.result):

@@ -152,6 +152,7 @@ def _write(
             job.config.retry_for,
             "the lock",
             lambda: Claims.join(job.sinks, journal.run, owner, beats=True),
+            lambda claims: journal,
         )
         with contextlib.closing(claims):
             worker = Worker(job, journal, claims, request, numbers)

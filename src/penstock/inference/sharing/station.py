@@ -342,7 +342,9 @@ def _station(order: JobOrder) -> Station:
                     station.close()
             limit = order.config.retry_for
             try:
-                station = patiently(limit, "opening the job", lambda: Station(order))
+                station = patiently(
+                    limit, "opening the job", lambda: Station(order), lambda made: made.journal
+                )
             except UsageError as error:  # which another worker has opened: this one lacks something
                 raise UnfitWorker(describe(error)) from error
             _STATIONS[order.topic] = station
