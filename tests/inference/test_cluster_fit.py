@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,10 @@ import torch
 
 from penstock.base.config.infer import InferConfig
 from penstock.base.config.knobs import build
+from penstock.base.errors import UsageError
 from penstock.cli import main
-from penstock.inference.sharing import station
+from penstock.inference.run_folder.ending import EndRequest
+from penstock.inference.sharing import openers, station
 from penstock.inference.sharing.openers import odd_workers
 
 from ..house import HEAVY
@@ -97,6 +100,31 @@ def test_the_kind_of_worker_that_most_are_opens_a_job(monkeypatch: pytest.Monkey
     assert odd("one", "two", "three", "two") == {"0", "2"}
     assert odd("one", "one") == odd() == set()
     assert odd("one", "two", "two", mixed_arithmetic=True) == set()
+
+
+def test_no_more_than_three_workers_are_asked_to_open_a_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The fault may be the user's, and a cluster may have a thousand workers."""
+    asked: list[int] = []
+
+    class Refused:
+        """Tasks that no worker can do."""
+
+        def __init__(self, *words: Any) -> None:
+            self.placement = SimpleNamespace(unfit={})
+
+        def run(self, numbers: Any, tick: Any) -> None:
+            for number in range(9):
+                asked.append(number)
+                self.placement.unfit[str(number)] = f"worker {number} lacks a file"
+                tick(None)
+
+    workers = SimpleNamespace(hosts=dict, strangers=dict)
+    monkeypatch.setattr(openers, "Tasks", Refused)
+    with pytest.raises(UsageError, match="worker 0 lacks a file"):
+        openers.opened_on(workers, config(cluster="tcp://a:1"), 1, EndRequest())  # type: ignore[arg-type]
+    assert len(asked) == 3
 
 
 @pytest.mark.slow

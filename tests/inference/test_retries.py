@@ -153,11 +153,13 @@ def test_tries_of_the_lock_are_counted_with_the_others(
     error = ConnectionResetError("reset")
     monkeypatch.setattr(Marker, "take", failing(Marker.take, error, range(2)))
     monkeypatch.setattr(Claims, "name", failing(Claims.name, error, range(1)))
+    monkeypatch.setattr(Claims, "confirm", failing(Claims.confirm, error, range(1)))
     out, run = tmp_path / "out.zarr", tmp_path / "run"
     summary = penstock.run_inference(arange((20, 20, 20)), out, run_dir=run, **SMALL)
-    assert summary.retries == 3 and summary.retry_seconds > 0
+    assert summary.retries == 4 and summary.retry_seconds > 0
+    assert json.loads((run / "summary.json").read_text())["retries"] == 4
     metrics = (run / "metrics.jsonl").read_text().splitlines()
-    assert json.loads(metrics[-1])["gauges"]["retries"] == 3
+    assert json.loads(metrics[-1])["gauges"]["retries"] == 3  # the last row is older than the end
     assert read_status(run).retries == 3
 
 
