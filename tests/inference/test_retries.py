@@ -21,12 +21,15 @@ from penstock.base.threads import Flow
 from penstock.base.units import parse_seconds
 from penstock.cli import main
 from penstock.data.stores import transient
+from penstock.data.stores.claim import Claims
+from penstock.data.stores.marker import Marker
 from penstock.data.stores.memory import MemorySink, MemorySource
 from penstock.inference import run as infer
 from penstock.inference.stages import retries
+from penstock.inference.status import read_status
 
 from .faulty_s3 import BODY, Door, distinct, door_to, get, new, put
-from .kit import arange, crossed, job
+from .kit import SMALL, arange, crossed, job
 
 KNOBS: dict[str, Any] = {"model": "identity", "patch": 8, "overlap": 2, "devices": "cpu",
                          "block": 10, "head_kind": "intensity"}  # fmt: skip
@@ -141,6 +144,23 @@ def test_faults_that_pass_are_counted_and_change_no_voxel(
     metrics = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
     assert json.loads(metrics[-1])["gauges"]["retries"] == 5
     assert json.loads((tmp_path / "run/summary.json").read_text())["retries"] == 5
+
+
+@pytest.mark.usefixtures("impatient")
+def test_tries_of_the_lock_are_counted_with_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = ConnectionResetError("reset")
+    monkeypatch.setattr(Marker, "take", failing(Marker.take, error, range(2)))
+    monkeypatch.setattr(Claims, "name", failing(Claims.name, error, range(1)))
+    monkeypatch.setattr(Claims, "confirm", failing(Claims.confirm, error, range(1)))
+    out, run = tmp_path / "out.zarr", tmp_path / "run"
+    summary = penstock.run_inference(arange((20, 20, 20)), out, run_dir=run, **SMALL)
+    assert summary.retries == 4 and summary.retry_seconds > 0
+    assert json.loads((run / "summary.json").read_text())["retries"] == 4
+    metrics = (run / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(metrics[-1])["gauges"]["retries"] == 3  # the last row is older than the end
+    assert read_status(run).retries == 3
 
 
 @pytest.mark.parametrize("owner", [MemorySource, MemorySink])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import cProfile
 import functools
 import json
 import re
+import time
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -266,3 +268,24 @@ def test_workers_of_this_machine_are_counted_and_both_ways_are_shown(
         assert re.search(r" patches, .* [KM]iB read, .* s predicted", said[way])
     assert " spilled in all, at most " in said["spill"]
     assert said["taken"].endswith(": it is predicted to end first")
+
+
+def test_the_work_of_planning_grows_no_faster_than_an_axis(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wanted is less than 2 s for a petabyte, without imports. Calls are counted, which no load of
+    the machine changes. It took 0.3 s of CPU; the bound on the seconds is a guard, no more."""
+    monkeypatch.chdir(tmp_path)
+    calls, seconds = [], 0.0
+    for side in (8_000, 8_001, 80_000):  # the first one imports
+        zarr.create_array(f"{side}.zarr", shape=(side,) * 3, chunks=(128,) * 3, dtype="uint16")
+        words = (
+            f"plan --in-spec {side}.zarr --out-spec out.zarr --model-type identity --devices cpu "
+            "--normalize global --workers 1000 --rate 2e6 --mtbf 100 --bandwidth 50GB"
+        )
+        began, profile = time.process_time(), cProfile.Profile()
+        assert profile.runcall(main, words.split()) == 0
+        seconds = time.process_time() - began
+        calls.append(sum(entry.callcount for entry in profile.getstats()))
+    assert calls[2] < 10 * calls[1]
+    assert seconds < 10

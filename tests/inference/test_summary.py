@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from penstock.data.grid import indices
+from penstock.inference.run_folder.unit_set import UnitSet
 from penstock.inference.sharing.completeness import voxels_of
 from penstock.inference.stages.summary import Summary, merged
 
@@ -39,7 +40,7 @@ def test_workers_that_wait_lower_the_share() -> None:
 def test_the_voxels_of_units_are_those_of_their_boxes(tmp_path: Path) -> None:
     made = opened(tmp_path / "out.zarr", (21, 30, 37), block=8, chunks=8).plan
     keys = {(0, *index) for index in indices(made.geometry.units.cells)}
-    assert voxels_of(made, keys) == made.voxels == 21 * 30 * 37
+    assert voxels_of(made, UnitSet(keys)) == made.voxels == 21 * 30 * 37
     some = {key for key in keys if sum(key) % 3 == 0}
     boxes = [made.geometry.units.cell(key[1:]) for key in some]
-    assert voxels_of(made, some) == sum(box.size for box in boxes)
+    assert voxels_of(made, UnitSet(some)) == sum(box.size for box in boxes)

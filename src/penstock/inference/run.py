@@ -112,14 +112,14 @@ def _carry_out(
         reader = BlockReader(job, scalings, queues.equipment.read_pool, queues.flow, watch.retries)
         blocks = wanted_blocks(job, journal.done)
         Pipeline(job, journal, claims, queues, watch, reader, blocks).run(progress)
-    summary = watch.summary(reader.chunks.count, (*claims.lacking, *journal.lacking))
-    if summary.units_written + summary.units_skipped != summary.units_planned:
+    if journal.written + journal.skipped != watch.extent.units:
         why = f" when {request.why} ended the job" if request.why else ""
         raise Incomplete(
-            f"{summary.units_written} of {summary.units_planned} blocks were written{why}; "
+            f"{journal.written} of {watch.extent.units} blocks were written{why}; "
             "run again with --resume"
         )
     watch.retries.run(queues.flow, "the lock", "confirm", claims.confirm)
+    summary = watch.summary(reader.chunks.count, (*claims.lacking, *journal.lacking))
     for sink in job.sinks:
         sink.close()
     return summary

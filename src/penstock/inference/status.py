@@ -19,8 +19,9 @@ from .run_folder.contents import is_run, rows_of
 from .run_folder.ending import ENDING_FILE
 from .run_folder.files import default_run_dir
 from .run_folder.journal import WORKERS_FILE
-from .run_folder.local import Folder, Notes, folder_at
-from .run_folder.unit_log import Key, Note
+from .run_folder.local import Folder, folder_at
+from .run_folder.notes import Notes
+from .run_folder.unit_set import UnitSet
 
 State = Literal["running", "done", "ended", "killed"]
 _OF_WORKERS = ("present", "died", "unfit", "retried")
@@ -140,7 +141,7 @@ class RunLook:
         self.folder = folder_at(place)
         self._run: str | None = None
         self._notes: Notes | None = None
-        self._units: set[Key] = set()
+        self._units = UnitSet()
 
     def status(self) -> RunStatus:
         """The state of the run now. Nothing is changed.
@@ -149,7 +150,7 @@ class RunLook:
         """
         folder = self.folder
         run = self._read("run.json")
-        self._units |= self._fresh(str(run.get("run"))).keys()
+        self._look(str(run.get("run")))
         processes = folder.at_work()
         state, why = self._state(processes > 0)
         tails = folder.telemetry()
@@ -186,11 +187,11 @@ class RunLook:
             raise UsageError(f"{self.folder}/{name} is not JSON: {describe(error)}") from error
         return document if isinstance(document, dict) else {}
 
-    def _fresh(self, run: str) -> dict[Key, Note]:
-        """The units noted since the last call; all of them if another run has begun."""
+    def _look(self, run: str) -> None:
+        """Take in the units noted since the last look; all of them if another run has begun."""
         if self._notes is None or run != self._run:
-            self._run, self._notes, self._units = run, self.folder.notes(run), set()
-        return self._notes.fresh()
+            self._run, self._notes, self._units = run, self.folder.notes(run), UnitSet()
+        self._units.update(self._notes.units())
 
     def _state(self, at_work: bool) -> tuple[State, str]:
         if at_work:

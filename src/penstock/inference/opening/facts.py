@@ -91,7 +91,7 @@ def _arithmetic(
         return ""
     from .identity import arithmetic_of, maker
 
-    return arithmetic_of(maker(source, [o.sink for o in outputs], real, config.threads))
+    return arithmetic_of(maker([source, *(o.sink for o in outputs)], real, config.threads))
 
 
 def _free_device_memory(devices: Sequence[torch.device | HostDevice]) -> int | None:

@@ -48,15 +48,16 @@ Feed = Callable[[bytes], None]
 
 
 def maker(
-    source: Source, sinks: Sequence[Sink], devices: Sequence[torch.device], threads: int | None
+    stores: Sequence[Source | Sink], devices: Sequence[torch.device], threads: int | None
 ) -> dict[str, Any]:
     """The code, versions and machine, which may change the last bits of voxels.
 
-    ``threads`` is the number of torch's threads in a forward, None for torch's own choice. On a
-    CPU, sums over a whole patch depend on it.
+    ``stores`` are the input and the outputs. ``threads`` is the number of torch's threads in a
+    forward, None for torch's own choice. On a CPU, sums over a whole patch depend on it.
     """
-    versions: dict[str, str | None] = {"torch": torch.__version__, "numpy": np.__version__}
-    for store in {type(store).__module__.rpartition(".")[2] for store in (source, *sinks)}:
+    # torch.__version__ is of a class of torch: a client that unpickled it would import torch.
+    versions: dict[str, str | None] = {"torch": str(torch.__version__), "numpy": np.__version__}
+    for store in {type(store).__module__.rpartition(".")[2] for store in stores}:
         for library in {"tensorstore": ["tensorstore"], "ometiff": ["tifffile", "imagecodecs"]}.get(
             store, []
         ):

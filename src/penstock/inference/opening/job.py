@@ -61,7 +61,7 @@ class Job(Draft):
 
     def maker(self) -> dict[str, Any]:
         """The code, versions and machine, which may change the last bits of voxels."""
-        return identity.maker(self.source, self.sinks, self.devices, self.config.threads)
+        return identity.maker((self.source, *self.sinks), self.devices, self.config.threads)
 
     def fingerprint(self) -> dict[str, Any]:
         """The facts that must be equal in two runs for them to write the same voxels into the same

@@ -14,13 +14,15 @@ from __future__ import annotations
 import contextlib
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from ...base import PenstockError
 from ...data import Bucket, is_transient
 from .log_file import plain_name
-from .unit_log import Key, Note, lost_line, read_lines
+from .notes import Notes
+from .unit_log import Key, lost_line
 
 LOGS = "done/"
 FLUSH_S = 1.0
@@ -143,18 +145,17 @@ class RemoteLog:
         return None
 
 
-class RemoteNotes:
-    """Reads the logs of a run. Each object is read once."""
+class RemoteNotes(Notes):
+    """The logs of a run in a bucket. Each object is read once."""
 
     def __init__(self, bucket: Bucket, run: str, makers: list[dict[str, Any]]) -> None:
-        """``makers`` are those of run.json. Makers that only logs name are added to them."""
-        self.bucket, self.folder, self.makers = bucket, f"{LOGS}{run}/", makers
+        """``makers`` as in `Notes`."""
+        super().__init__(makers)
+        self.bucket, self.folder = bucket, f"{LOGS}{run}/"
         self._seen: dict[str, set[str]] = {}
         """The objects of each log that were read."""
 
-    def fresh(self) -> dict[Key, Note]:
-        """The units noted since the last call; the first call returns all. See `LogFiles.fresh`."""
-        notes: dict[Key, Note] = {}
+    def _logs(self) -> Iterator[Iterable[bytes]]:
         logs = by_log(self.bucket.names(self.folder))
         while logs:
             unread = {
@@ -168,11 +169,11 @@ class RemoteNotes:
                 if None in read:  # merged since it was listed
                     again[log] = self.bucket.names(log)
                     continue
-                lines = b"".join(filter(None, read)).splitlines(keepends=True)
-                notes |= read_lines(lines, self.makers)
                 self._seen[log] = {*logs[log]}
+                yield chain.from_iterable(
+                    lines.splitlines(keepends=True) for lines in read if lines
+                )
             logs = again
-        return notes
 
 
 def by_log(names: Iterable[str]) -> dict[str, list[str]]:

@@ -29,9 +29,11 @@ from typing import Any, NamedTuple
 from ...base import TRACEBACK_FILE, UsageError, scrubbed
 from .ending import ENDING_FILE
 from .files import HALVED_FILE, RunFiles, read_document
-from .local import Folder, Log, Notes, folder_at
+from .local import Folder, Log, folder_at
 from .log_file import of_each
+from .notes import Notes
 from .unit_log import CHECKSUM, Key, line_of, maker_line
+from .unit_set import UnitSet
 
 STATISTICS_FOLDER = "statistics"
 """Folder for counts of values by several processes, before they are merged."""
@@ -116,9 +118,11 @@ class Journal(RunFiles):
         """Name of the run, also in the marker of its output. A resumed run keeps its name."""
         self.lacking: list[str] = []
         """One sentence that says why the run folder is not locked; empty if it is."""
-        self.done: set[Key] = set()
+        self.done = UnitSet()
         self.statistics: dict[str, dict[str, Any]] = {}
         self.written = self.skipped = self.voxels = 0
+        self.retries, self.retry_seconds = 0, 0.0
+        """Tries outside the stages that were followed by another, such as of the lock."""
         self._replaces: list[str | None] = []
         """Names of the runs that made the outputs which this run replaces."""
         self._before: Mapping[str, Any] | None = None
@@ -146,8 +150,7 @@ class Journal(RunFiles):
         if (folder := journal.folder) is None:
             return journal
         folder.check()
-        before = read_document(folder, "run.json") if resume else None
-        if before is None:
+        if not resume or (before := read_document(folder, "run.json")) is None:
             return journal
         _check_same(folder, _settled(before.get("fingerprint", {})), journal.fingerprint)
         journal.makers, journal.maker = _with_maker(
@@ -171,7 +174,7 @@ class Journal(RunFiles):
             return
         if self._notes is None:
             self._notes = self.folder.notes(self.run)
-        self.done |= self._notes.fresh().keys()
+        self.done.update(self._notes.units())
         self.statistics = read_document(self.folder, "statistics.json") or self.statistics
 
     def check_maker(self, output: str, made_by: str | None) -> None:

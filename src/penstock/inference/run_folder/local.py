@@ -19,7 +19,8 @@ from ...base import (
 from ...instruments import set_aside
 from .contents import is_run, rows_of, tail_of
 from .log_file import LogFile, LogFiles, copied_logs, logs_of, own_name
-from .unit_log import Key, Note, lost_line, parse_line
+from .notes import Notes
+from .unit_log import Key, lost_line, parse_line
 
 
 class Log(Protocol):
@@ -44,13 +45,6 @@ class Log(Protocol):
 
     def close(self) -> None:
         """Store what was appended if that is possible, and let other processes write the run."""
-
-
-class Notes(Protocol):
-    """Reads the logs of all processes of a run as they grow."""
-
-    def fresh(self) -> dict[Key, Note]:
-        """The units noted since the last call; the first call returns all."""
 
 
 class Folder(Protocol):

@@ -9,12 +9,13 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterator
-from itertools import groupby
+from collections.abc import Iterable, Iterator
+from itertools import chain, groupby
 from pathlib import Path
 from typing import IO, Any
 
-from .unit_log import Key, Note, read_lines
+from .notes import Notes
+from .unit_log import Key
 
 try:
     import fcntl
@@ -45,7 +46,7 @@ class LogFile:
         assert self._file is not None
         if anew:
             self._file.truncate(0)
-        elif not self.path.read_bytes().endswith(b"\n") and self.path.stat().st_size:
+        elif not _ends_whole(self.path):
             # A torn line is made invalid before it is ended, as half of "0 1 1 12" would say that
             # 0 1 1 1 is done.
             self._file.write("?\n")
@@ -109,32 +110,30 @@ def copied_logs(folder: Path, run: str = "*") -> list[Path]:
     return sorted(folder.glob(f"done/{run}/*/*.log"))
 
 
-class LogFiles:
-    """Reads the logs of a run folder, each from where the last read ended."""
+class LogFiles(Notes):
+    """The logs of a run folder on a disk."""
 
     def __init__(self, folder: Path, run: str, makers: list[dict[str, Any]]) -> None:
-        """``makers`` are those of run.json. Makers that only logs name are added to them."""
-        self.folder, self.run, self.makers = folder, run, makers
+        """``makers`` as in `Notes`."""
+        super().__init__(makers)
+        self.folder, self.run = folder, run
         self._read: dict[str, int] = {}
         """Number of bytes of each log that were read. An incomplete line is read again."""
 
-    def fresh(self) -> dict[Key, Note]:
-        """The units noted since the last call; the first call returns all.
-
-        Later calls do not know the makers of units. Units are not taken off the list while a run is
-        at work, so what an earlier call returned stays true.
-        """
-        notes: dict[Key, Note] = {}
+    def _logs(self) -> Iterator[Iterable[bytes]]:
         for log in logs_of(self.folder):
             with log.open("rb") as file:
                 file.seek(self._read.get(log.name, 0))
-                whole, newline, _ = file.read().rpartition(b"\n")
-            notes |= read_lines((whole + newline).splitlines(keepends=True), self.makers)
-            self._read[log.name] = self._read.get(log.name, 0) + len(whole + newline)
+                yield self._whole_lines(log.name, file)
         for _, parts in groupby(copied_logs(self.folder, self.run), lambda part: part.parent):
-            lines = b"".join(part.read_bytes() for part in parts).splitlines(keepends=True)
-            notes |= read_lines(lines, self.makers)
-        return notes
+            yield chain.from_iterable(part.read_bytes().splitlines(keepends=True) for part in parts)
+
+    def _whole_lines(self, name: str, file: IO[bytes]) -> Iterator[bytes]:
+        for line in file:  # one by one: a log may be larger than the memory
+            if not line.endswith(b"\n"):
+                break
+            self._read[name] = self._read.get(name, 0) + len(line)
+            yield line
 
 
 def read_units(rows: bytes) -> set[Key]:
@@ -144,6 +143,14 @@ def read_units(rows: bytes) -> set[Key]:
         with contextlib.suppress(ValueError, KeyError, TypeError):
             units.add(tuple(json.loads(line)["unit"]))
     return units
+
+
+def _ends_whole(path: Path) -> bool:
+    """Whether the last line of a file is whole, if there is one."""
+    with path.open("rb") as file:
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+        return file.read() in (b"", b"\n")
 
 
 def _claim(file: IO[str]) -> str | None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 Key = tuple[int, ...]
@@ -58,15 +58,29 @@ def read_lines(
     ``makers`` are those of run.json; the log's own are added to them.
     """
     notes: dict[Key, Note] = {}
-    maker, makers = 0, [{}] if makers is None else makers
+    for key, note in read_entries(lines, [{}] if makers is None else makers):
+        if note is None:
+            notes.pop(key, None)
+        else:
+            notes[key] = note
+    return notes
+
+
+def read_entries(
+    lines: Iterable[bytes], makers: list[dict[str, Any]]
+) -> Iterator[tuple[Key, Note | None]]:
+    """Yield the unit and the note of each line of a log. The note is None if the unit is taken off.
+
+    ``makers`` as in `read_lines`.
+    """
+    maker = 0
     for line in lines:
         if (named := parse_line(line)) is not None:
-            notes[named[0]] = Note(maker, named[1])
+            yield named[0], Note(maker, named[1])
         elif (begun := _MAKER.fullmatch(line)) is not None:
             maker = int(begun[1]) if begun[1] else _index_of(begun[2], makers)
         elif line.startswith(_LOST) and (lost := parse_line(line[len(_LOST) :])) is not None:
-            notes.pop(lost[0], None)
-    return notes
+            yield lost[0], None
 
 
 def _index_of(text: bytes, makers: list[dict[str, Any]]) -> int:

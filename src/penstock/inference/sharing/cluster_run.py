@@ -8,7 +8,6 @@ goes on with ``--resume``.
 from __future__ import annotations
 
 import contextlib
-import platform
 import sys
 import time
 import uuid
@@ -44,6 +43,7 @@ from ..stages.summary import Progress, Summary, merged
 from ..tiling.parts import Parts
 from . import ahead, station
 from .completeness import maker_notes, missing_parts, voxels_of
+from .openers import error_of, opened_on
 from .settled import logs_of, settled, whole
 from .turns import Turns, turn_of
 from .visibility import check_seen
@@ -125,7 +125,7 @@ def run_on_cluster(
         peers = workers.peers()
         if config.workers is None:
             config = config.model_copy(update={"workers": workers.expected})
-        job = RemoteJob(config, _opened(workers, config, peers, request))
+        job = RemoteJob(config, opened_on(workers, config, peers, request))
         show(job.plan)
         job.plan.refuse()
         if job.run_dir is None:
@@ -134,7 +134,7 @@ def run_on_cluster(
         began = time.monotonic()
         with begun(job, _prepared(job, workers)) as (journal, claims):
             for sink in job.sinks:
-                patiently(config.retry_for, sink.name, sink.create)
+                patiently(config.retry_for, sink.name, sink.create, lambda nothing: journal)
             client = _Client(job, workers, journal, claims, peers, progress, request)
             summary = client.run(began)
             patiently(config.retry_for, "the lock", claims.confirm)
@@ -142,25 +142,6 @@ def run_on_cluster(
                 sink.close()
     journal.save("summary.json", asdict(summary))
     return summary
-
-
-def _opened(
-    workers: Workers, config: InferConfig, peers: int, request: EndRequest
-) -> station.Opened:
-    """Let a worker open the job. Raises the worker's error if it cannot."""
-    order = (config, peers, platform.node())
-    tasks = Tasks(workers, station.open_task, order, f"open-{uuid.uuid4().hex[:12]}", 0)
-    (outcome,) = tasks.run([0], lambda word: request.check(0))
-    if isinstance(outcome.result, TaskFailure):
-        raise _error(outcome.result)
-    opened: station.Opened = outcome.result
-    return opened
-
-
-def _error(failure: TaskFailure) -> PenstockError:
-    """A worker's error as an exception of this process, so that its exit code is the same."""
-    kinds = {2: UsageError, 3: Incomplete}
-    return kinds.get(failure.exit_code, PenstockError)(failure.sentence)
 
 
 def _prepared(job: RemoteJob, workers: Workers) -> Prepared:
@@ -257,8 +238,11 @@ class _Client:
         if self.job.config.mixed_arithmetic or self.job.config.resume_anyway:
             notes += maker_notes(self.journal)
         planned, skipped, voxels = plan.num_units, self.journal.skipped, plan.voxels - before
+        together = merged(self.summaries, seconds, planned, len(self.journal.halved()), notes)
         return replace(
-            merged(self.summaries, seconds, planned, len(self.journal.halved()), notes),
+            together,
+            retries=together.retries + self.journal.retries,
+            retry_seconds=together.retry_seconds + self.journal.retry_seconds,
             # From the logs, as workers that died did not report their last units.
             units_written=planned - skipped,
             units_skipped=skipped,
@@ -275,7 +259,7 @@ class _Client:
             for function, count in ((station.count_task, self.order.elements), (station.lacks, 1)):
                 for outcome in self._tasks(function).run(range(count), self._attend):
                     if isinstance(outcome.result, TaskFailure):
-                        raise _error(outcome.result)
+                        raise error_of(outcome.result)
                     missing = outcome.result == "lacking"
 
     def _compute(self) -> None:
@@ -287,7 +271,7 @@ class _Client:
         for outcome in tasks.run(turns, self._tick):
             if isinstance(outcome.result, TaskFailure):
                 if outcome.result.exit_code == 2:
-                    raise _error(outcome.result)
+                    raise error_of(outcome.result)
                 self.failed[str(turn_of(outcome.number, parts))] = outcome.result.sentence
                 many = len(self.failed) > self.job.config.max_failed_parts
                 if many or outcome.result.ends_job or tasks.is_over(outcome.result):

@@ -2,39 +2,55 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Set
-from itertools import pairwise
+from collections.abc import Iterator
+from itertools import pairwise, product
 
 from ...base import plural
+from ...data import Box
 from ..planning.plan import Plan
 from ..run_folder.journal import Journal
+from ..run_folder.unit_set import UnitSet
 from ..tiling.parts import Parts
 
 
-def missing_parts(plan: Plan, done: Set[tuple[int, ...]]) -> dict[int, int]:
+def written_in(parts: Parts, number: int, done: UnitSet) -> int:
+    """Number of units of a part that are ``done``."""
+    part = parts[number]
+    return done.count(part.volume, parts.units(part))
+
+
+def missing_parts(plan: Plan, done: UnitSet) -> dict[int, int]:
     """The parts that lack units, and how many units each lacks.
 
-    ``done`` are the units that are written, each (volume, z, y, x).
+    ``done`` are the units that are written.
     """
     parts: Parts | None = plan.parts
     if parts is None or len(done) == plan.num_units:
         return {}
-    there = Counter(parts.number_of(volume, unit) for volume, *unit in done)
-    lacking = ((part.number, parts.units(part).size - there[part.number]) for part in parts)
+    lacking = (
+        (part.number, parts.units(part).size - written_in(parts, part.number, done))
+        for part in parts
+    )
     return {number: count for number, count in lacking if count}
 
 
-def voxels_of(plan: Plan, done: Set[tuple[int, ...]]) -> int:
-    """Number of voxels in units, each (volume, z, y, x)."""
-    units, sides = plan.geometry.units, []
-    for axis, (first, stop) in enumerate(zip(units.cells.start, units.cells.stop, strict=True)):
-        lines = [units.anchor[axis] + i * units.step[axis] for i in range(first, stop + 1)]
-        low, high = units.domain.start[axis], units.domain.stop[axis]
-        inside = [min(max(line, low), high) for line in lines]
-        sides.append({first + i: b - a for i, (a, b) in enumerate(pairwise(inside))})
-    z, y, x = sides
-    return sum(z[k] * y[j] * x[i] for _, k, j, i in done)
+def voxels_of(plan: Plan, done: UnitSet) -> int:
+    """Number of voxels in units."""
+    units = plan.geometry.units
+    boxes = [  # of units that are equally large: the first and the last of an axis may be cut
+        Box(*zip(*box, strict=True))
+        for box in product(*map(_alike, units.cells.start, units.cells.stop))
+    ]
+    return sum(
+        done.count(volume, box) * units.cell(box.start).size
+        for volume in range(plan.facts.num_volumes)
+        for box in boxes
+    )
+
+
+def _alike(first: int, stop: int) -> Iterator[tuple[int, int]]:
+    """The first unit of an axis, the last, and those between."""
+    return pairwise(sorted({first, first + 1, stop - 1, stop}))
 
 
 def maker_notes(journal: Journal) -> Iterator[str]:
@@ -42,8 +58,7 @@ def maker_notes(journal: Journal) -> Iterator[str]:
     if journal.folder is None:
         return
     makers = [*journal.makers]
-    notes = journal.folder.notes(journal.run, makers).fresh()
-    counts = Counter(note.maker for note in notes.values())
+    counts = journal.folder.notes(journal.run, makers).counts()
     if len(counts) < 2:
         return
     names = dict.fromkeys(name for number in counts for name in makers[number])

@@ -28,7 +28,7 @@ from ..stages.queues import Queues
 from ..stages.retries import patiently
 from ..stages.summary import Progress, Summary, merged
 from ..stages.watch import Watch
-from .completeness import missing_parts
+from .completeness import missing_parts, written_in
 from .statistics import count_share, folder_of, needs_counting, shared_scalings
 from .worker import Worker, parts_of
 
@@ -145,13 +145,14 @@ def _write(
         scalings = shared_scalings(job, journal, elements)
         parts = parts_of(job)
         numbers = parts.share(element, elements)
-        journal.skipped = sum(parts.number_of(v, unit) in numbers for v, *unit in journal.done)
+        journal.skipped = sum(written_in(parts, number, journal.done) for number in numbers)
         journal.join()
         owner = owner_of_array(journal.run)
         claims = patiently(
             job.config.retry_for,
             "the lock",
             lambda: Claims.join(job.sinks, journal.run, owner, beats=True),
+            lambda claims: journal,
         )
         with contextlib.closing(claims):
             worker = Worker(job, journal, claims, request, numbers)

@@ -103,7 +103,7 @@ def open_task(order: tuple[InferConfig, int, str], number: int) -> Opened:
     except UsageError as error:
         if platform.node() == client:
             raise
-        raise UsageError(f"on the worker {platform.node()}: {describe(error)}") from error
+        raise UnfitWorker(f"on the worker {platform.node()}: {describe(error)}") from error
 
 
 def _opened(config: InferConfig, peers: int) -> Opened:
@@ -342,7 +342,9 @@ def _station(order: JobOrder) -> Station:
                     station.close()
             limit = order.config.retry_for
             try:
-                station = patiently(limit, "opening the job", lambda: Station(order))
+                station = patiently(
+                    limit, "opening the job", lambda: Station(order), lambda made: made.journal
+                )
             except UsageError as error:  # another worker could open it: this one lacks something
                 raise UnfitWorker(describe(error)) from error
             _STATIONS[order.topic] = station

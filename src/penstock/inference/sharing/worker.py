@@ -112,7 +112,7 @@ class Worker:
         assert pieces is not None
         border = filter(pieces.is_border, indices(self.parts.units(part)))
         keys = [(part.volume, *index) for index in border]
-        for volume, *index in done.intersection(keys):
+        for volume, *index in filter(done.__contains__, keys):
             pieces.remove(volume, tuple(index))
         keys = [
             key for key in keys

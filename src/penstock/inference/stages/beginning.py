@@ -77,6 +77,7 @@ def begun(job: Runnable, prepared: Prepared | None = None) -> Iterator[tuple[Jou
             job.config.retry_for,
             "the lock",
             lambda: Claims.take(job.sinks, journal.run, journal.check_maker),
+            lambda claims: journal,
         )
         with contextlib.closing(claims):
             _begin(job, journal, claims, prepared)
@@ -106,7 +107,7 @@ def _begin(job: Runnable, journal: Journal, claims: Claims, prepared: Prepared |
             plan=plan_numbers(job.plan),
             **_labels(job, journal),
         )
-    patiently(job.config.retry_for, "the lock", claims.name)
+    patiently(job.config.retry_for, "the lock", claims.name, lambda nothing: journal)
 
 
 def _labels(job: Runnable, journal: Journal) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from ...base import (
 )
 from ...data import is_full, is_transient
 from ...instruments import Clock, Probe
+from ..run_folder.journal import Journal
 
 FIRST_S = 0.5
 """Longest wait before the second try. It doubles with every try, up to `LONGEST_S`. The wait itself
@@ -125,7 +126,20 @@ def saying_full() -> Iterator[None]:
         ) from error
 
 
-def patiently(limit_s: float, store: str, work: Callable[[], Result]) -> Result:
-    """Do some work with a store outside any flow. See `Retries`, also for what is raised."""
+def patiently(
+    limit_s: float,
+    store: str,
+    work: Callable[[], Result],
+    journal_of: Callable[[Result], Journal] | None = None,
+) -> Result:
+    """Do some work with a store outside any flow. See `Retries`, also for what is raised.
+
+    ``journal_of`` gives, by the result, the journal that counts the tries.
+    """
     retries = Retries(limit_s, None, Probe().clock, lambda: None)
-    return retries.run(Flow(), store, store, work)
+    result = retries.run(Flow(), store, store, work)
+    if journal_of is not None:
+        journal = journal_of(result)
+        journal.retries += retries.count
+        journal.retry_seconds += retries.seconds
+    return result

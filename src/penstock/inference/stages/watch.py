@@ -107,8 +107,8 @@ class Watch:
         return {
             **self.queues.lengths(),
             "blocks_written": self.journal.written,
-            "retries": self.retries.count,
-            "retry_seconds": self.retries.seconds,
+            "retries": self.retries.count + self.journal.retries,
+            "retry_seconds": self.retries.seconds + self.journal.retry_seconds,
             "failing_seconds": self.retries.failing_s,
             "retry_for": self.retries.limit_s,
         }
@@ -190,8 +190,8 @@ class Watch:
             chunks=chunks,
             unlocked=unlocked,
             halved=len(self.halvings.units),
-            retries=self.retries.count,
-            retry_seconds=self.retries.seconds,
+            retries=self.retries.count + journal.retries,
+            retry_seconds=self.retries.seconds + journal.retry_seconds,
             requests_repeated=requests_repeated() - self._requests_before,
         )
 
