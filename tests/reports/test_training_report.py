@@ -153,9 +153,9 @@ def test_several_trainings_are_a_study_of_scaling(
     assert names == ["speedup", "efficiency", "epoch"]
     training(tmp_path / "runs" / "3", COMPUTING, world=4, parameters=7)
     report = report_of_scaling(sorted((tmp_path / "runs").iterdir()), "Scaling", print)
-    assert report.verdict[0].startswith("Nothing is said of scaling: mixed experiments")
+    assert report.verdict[0].startswith("No scaling study: mixed experiments")
     alone = report_of_scaling([tmp_path / "runs" / "1"], "Scaling", print)
-    assert alone.verdict[0] == "Nothing is said of scaling: 1 run of 1 size, and it takes 2."
+    assert alone.verdict[0] == "No scaling study: it takes two sizes, and there is 1 run of 1 size."
     capsys.readouterr()
     assert len(alone.chapters[0].sections[0].table) == 2  # the head, and the run
 

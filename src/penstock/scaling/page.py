@@ -51,12 +51,13 @@ def report_of_scaling(
     try:
         compared = studies(runs, None, False)
     except NotComparable as error:
-        line = f"Nothing is said of scaling: {error}."
+        line = f"No scaling study: {error}."
         return Report(title, [line], [plural(len(runs), "run")], [listed])
     several = [study for study in compared if len(study.points) > 1]
     if not several:
         sizes = plural(len({run.devices for run in runs if run.complete}), "size")
-        line = f"Nothing is said of scaling: {plural(len(runs), 'run')} of {sizes}, and it takes 2."
+        there = f"{plural(len(runs), 'run')} of {sizes}"
+        line = f"No scaling study: it takes two sizes, and there is {there}."
         return Report(title, [line], [plural(len(runs), "run")], [listed])
     chapters = [_chapter(study, len(several) > 1) for study in several]
     verdict = [line for study in several for line in _verdict(study)]

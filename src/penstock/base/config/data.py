@@ -234,7 +234,7 @@ class XView3Rules(Knobs):
     )
     score_all: bool = flag(False, help="labels of LOW confidence count like the others")
     strict_official: bool = flag(
-        False, help="compute the numbers of the official script, its quirks included"
+        False, help="compute the same numbers as the official script, including where it is wrong"
     )
 
 

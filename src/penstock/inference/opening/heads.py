@@ -2,7 +2,7 @@
 
     intensity   scaled back to the range of the input, and blended; dtype of the input
     scores      blended, never scaled back; float32
-    labels      never scaled back, never blended: the patch that owns a voxel decides; the
+    labels      never scaled back, never blended: each voxel comes from one patch; the
                 integers of the net, never converted to floats
 
 An existing output, or ``--out-dtype``, sets another dtype. The kind of a head comes from the user,
