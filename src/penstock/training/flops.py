@@ -26,7 +26,7 @@ from .workloads import Batch, Workload
 _LEAVES_COMPILED = hasattr(TorchDispatchMode, "ignore_compile_internals")
 
 
-class _Counter(TorchDispatchMode):
+class _FlopCounter(TorchDispatchMode):
     """Adds up the operations of the operators that run, each of which runs as it would alone."""
 
     supports_higher_order_operators = True
@@ -74,7 +74,7 @@ class FlopCount:
         if not self._wanted:
             yield
             return
-        self._wanted, counter = False, _Counter()
+        self._wanted, counter = False, _FlopCounter()
         if self._compiled or not _LEAVES_COMPILED:
             self._on_shapes(counter, batch, device)
             yield
@@ -88,7 +88,7 @@ class FlopCount:
         self.note = counter.fault
         self.per_sample = None if counter.fault else counter.flops / samples
 
-    def _on_shapes(self, counter: _Counter, batch: Batch, device: torch.device) -> None:
+    def _on_shapes(self, counter: _FlopCounter, batch: Batch, device: torch.device) -> None:
         """Compute a batch on shapes alone, and leave the random numbers as they are."""
         from lightning_utilities.core.apply_func import apply_to_collection
 
