@@ -9,7 +9,7 @@ demo: $(VENV)/demo-ready            ## make a volume, denoise it, write a report
 	$(RUN) -m penstock demo
 
 test: $(VENV)/ready                 ## the default tests
-	OMP_NUM_THREADS=1 $(RUN) $(COVERED) -m pytest -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(RUN) $(COVERED) -m pytest -n 3 --dist worksteal
 
 # The commands of README and docs take longest, and begin first.
 check: COVERED = -m coverage run    ## what CI runs

@@ -6,7 +6,8 @@
 Contenders take turns. Each launch is a fresh process, and its output is compared with that of one
 thread. Computing seconds run from the first part to the last unit; the rest is the begin and the
 end of processes. A run begins its first patch when it takes the first sample of its memory.
-No-op tasks are timed through `cluster.tasks` and through bare Dask, in turns.
+No-op tasks are timed through `cluster.tasks` and through bare Dask, in turns. Ours are journaled:
+each result is a line in a file before the next one is taken.
 """
 
 from __future__ import annotations
@@ -91,13 +92,15 @@ def noop(order: object, number: int) -> int:
     return number
 
 
-def rates() -> Iterator[Row]:
+def rates(folder: Path) -> Iterator[Row]:
     """No-op tasks a second, ours and bare, three times in turns."""
-    with connected("local:2") as workers:
+    with connected("local:2") as workers, (folder / "noops.jsonl").open("a", buffering=1) as log:
         for number in range(3):
             began = time.monotonic()
-            done = [*Tasks(workers, noop, None, "noop", 0).run(range(NOOPS), lambda word: None)]
-            ours = len(done) / (time.monotonic() - began)
+            tasks = Tasks(workers, noop, None, "noop", 0)
+            for outcome in tasks.run(range(NOOPS), lambda word: None):
+                log.write(json.dumps({"number": outcome.number, "tries": outcome.tries}) + "\n")
+            ours = NOOPS / (time.monotonic() - began)
             began = time.monotonic()
             futures = workers.client.map(noop, [None] * NOOPS, range(NOOPS), pure=False)
             workers.client.gather(futures)
@@ -158,7 +161,8 @@ def main() -> None:
     args = parser.parse_args()
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder, RESULTS.open("w") as results:
-        for each in (launches(Path(folder), args.size, args.rounds, args.nets), rates()):
+        place = Path(folder)
+        for each in (launches(place, args.size, args.rounds, args.nets), rates(place)):
             for row in each:
                 rows.append(row)
                 results.write(json.dumps(row) + "\n")
