@@ -1,4 +1,4 @@
-"""Which worker of a cluster opens a job: one of the kind that most workers are."""
+"""Choose the worker of a cluster that opens a job: one whose arithmetic most workers share."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from ..run_folder.ending import EndRequest
 from . import station
 
 ASK_S = 30.0
-"""Seconds within which a worker must have loaded torch, to be counted."""
+"""Seconds within which a worker must answer to be counted. It loads torch first."""
 OPENERS = 3
-"""Workers that cannot open the job before it is given up."""
+"""Number of workers that fail to open the job before it is given up."""
 
 
 def opened_on(
     workers: Workers, config: InferConfig, peers: int, request: EndRequest
 ) -> station.Opened:
-    """The job as a worker opens it. Raises what the worker says if none can."""
+    """Let a worker open the job. Raises the error of a worker if none can."""
     order, odd = (config, peers, platform.node()), odd_workers(workers, config)
     tasks = Tasks(workers, station.open_task, order, f"open-{uuid.uuid4().hex[:12]}", 0)
     tasks.placement.unfit |= odd
@@ -43,24 +43,24 @@ def opened_on(
 
 
 def error_of(failure: TaskFailure) -> PenstockError:
-    """The error that a worker met, for this process's exit code."""
+    """A worker's error as an exception of this process, so that its exit code is the same."""
     kinds = {2: UsageError, 3: Incomplete}
     return kinds.get(failure.exit_code, PenstockError)(failure.sentence)
 
 
 def odd_workers(workers: Workers, config: InferConfig) -> dict[str, str]:
-    """The workers that others outnumber whose arithmetic is another one, by address.
+    """The workers whose arithmetic differs from that of most workers, by address.
 
     Args:
-        workers: The workers that are there.
+        workers: The workers that are present.
         config: The settings of the job.
 
     Returns:
-        Each with the reason why it is not to open the job: all others would be left out.
+        The reason why each must not open the job: all others would then be left out.
     """
     asked = workers.hosts().keys() - workers.strangers().keys()
     alike = str(config.cluster).startswith("local") or config.mixed_arithmetic
-    if alike or len(asked) < 3:  # of two none is odd
+    if alike or len(asked) < 3:  # of two workers, neither is in the majority
         return {}
     answers = workers.ask(arithmetic, config.devices, config.threads, within_s=ASK_S, of=asked)
     most = Counter(made for _, made in answers).most_common(1)
@@ -74,7 +74,7 @@ def odd_workers(workers: Workers, config: InferConfig) -> dict[str, str]:
 async def arithmetic(
     devices: Sequence[str], threads: int | None, dask_worker: Any
 ) -> tuple[str, str]:
-    """The address of a worker, and its arithmetic as text. It goes on working meanwhile."""
+    """The address of a worker, and its arithmetic as text. The worker goes on working meanwhile."""
     return dask_worker.address, await asyncio.to_thread(_here, devices, threads)
 
 
