@@ -158,8 +158,8 @@ def written(folder: Path) -> Iterator[str]:
 
 def hidden_from(folder: str) -> tuple[str, ...]:
     """The words that start a worker on a host ``n9`` of its own, where a folder is empty."""
-    own = f'hostname n9 && mount -t tmpfs tmpfs {folder} && exec "$@"'
-    words = ("unshare", "--mount", "--uts", "sh", "-c", own, "sh")
+    script = f'hostname n9 && mount -t tmpfs tmpfs {folder} && exec "$@"'
+    words = ("unshare", "--mount", "--uts", "sh", "-c", script, "sh")
     if subprocess.run([*words, "true"], check=False, capture_output=True).returncode:
         pytest.skip("it takes the rights of root to mount a disk")
     return words
