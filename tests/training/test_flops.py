@@ -102,16 +102,17 @@ def test_what_cannot_be_counted_is_said_and_trained(
 ) -> None:
     import torch
 
+    from penstock.models import footprint
     from penstock.training import flops
 
     def broken(*args: Any, **kwargs: Any) -> int:
         raise ValueError("no such shape")
 
-    monkeypatch.setattr(flops, "flop_registry", {torch.ops.aten.addmm: broken})
+    monkeypatch.setattr(footprint, "flop_registry", {torch.ops.aten.addmm: broken})
     results = train(tmp_path / "a", epochs=1)
     assert results["status"] == "complete" and results["flops_per_sample"] is None
     assert "aten.addmm.default were not counted: no such shape" in results["flops_note"]
-    monkeypatch.setattr(flops, "flop_registry", {})
+    monkeypatch.setattr(footprint, "flop_registry", {})
     note = "no product, convolution or attention was seen"
     assert counted(train(tmp_path / "b", epochs=1)) == (None, note)
     monkeypatch.setattr(flops, "_LEAVES_COMPILED", True)

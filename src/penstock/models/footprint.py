@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,8 +35,13 @@ class Footprint:
     None if the net could not be run on shapes."""
 
 
-class _Peak(TorchDispatchMode):
-    """Adds up the storages that are alive while operators run, and their operations."""
+class FlopCounter(TorchDispatchMode):
+    """Runs operators as they are, and adds up their floating-point operations."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops = 0
+        """Number of operations of all operators that have a formula."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -44,16 +49,35 @@ class _Peak(TorchDispatchMode):
         use it. A torch that does not call this is only slower."""
         return False
 
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.add(func, args, kwargs or {}, out)
+        return out
+
+    def add(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
+        """Add the operations of an operator that has run, if it has a formula.
+
+        Args:
+            func: The operator.
+            args: Its arguments.
+            kwargs: Its named arguments.
+            out: The value that it returned.
+        """
+        if formula := flop_registry.get(getattr(func, "overloadpacket", None)):
+            self.flops += formula(*args, **kwargs, out_val=out)
+
+
+class _Peak(FlopCounter):
+    """Adds up the storages that are alive while operators run, and their operations."""
+
     def __init__(self, weights: Iterable[Tensor] = ()) -> None:
         """``weights`` are not counted, nor are views of them, which linear layers make."""
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.alive = self.peak = self.flops = 0
+        super().__init__()
+        self.alive = self.peak = 0
         self._known = {weight.untyped_storage()._cdata for weight in weights}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if count := flop_registry.get(func.overloadpacket):
-            self.flops += count(*args, **(kwargs or {}), out_val=out)
+        out = super().__torch_dispatch__(func, types, args, kwargs)
         convolves = func is torch.ops.aten.convolution.default
         if convolves and any(_is_last(tensor) for tensor in args[:2]):
             out = out.to(memory_format=CHANNELS_LAST[out.ndim])  # on shapes alone torch forgets it

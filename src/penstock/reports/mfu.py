@@ -30,7 +30,8 @@ def mfu_lines(results: Mapping[str, Any], settings: Mapping[str, Any]) -> list[s
     if not each:
         why = results.get("flops_note") or "its operations were not counted"
         return [f"Its MFU (model FLOPs utilisation) is not known: {why}."]
-    device, dtype, devices = _device(results), _dtype(results, settings), _devices(results)
+    device, devices = _device(results), _devices(results)
+    dtype = product_dtype(settings, device)
     does = f"it computed {format_count(each * rate)}flop/s ({_COUNTED})"
     roof = known_roof(str(results.get("machine_key")), device, dtype)
     if roof is None:
@@ -63,9 +64,17 @@ def _devices(results: Mapping[str, Any]) -> int:
     return int(results.get("world_size") or 1)
 
 
-def _dtype(results: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
-    """The dtype of its products, as doctor names it."""
-    on_gpu = _device(results) == "cuda:0"
+def product_dtype(settings: Mapping[str, Any], device: str) -> str:
+    """The dtype of matrix products, as ``penstock doctor`` names it.
+
+    Args:
+        settings: The settings of a training or the case of a model: ``amp``, ``dtype``, ``tf32``.
+        device: The device, such as ``cuda:0``.
+
+    Returns:
+        The name of a dtype of torch, or ``tf32``.
+    """
+    on_gpu = device.startswith("cuda")
     if settings.get("amp"):
         return "float16" if on_gpu else "bfloat16"
     dtype = str(settings.get("dtype") or "float32")

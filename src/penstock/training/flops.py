@@ -10,50 +10,41 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from ..base import describe
-from ..models import placed
+from ..models import FlopCounter, placed
 from .checkpoint import random_state, set_random_state
 from .workloads import Batch, Workload
 
 _LEAVES_COMPILED = hasattr(TorchDispatchMode, "ignore_compile_internals")
 
 
-class _FlopCounter(TorchDispatchMode):
-    """Adds up the operations of the operators that run, each of which runs as it would alone."""
+class _StepCounter(FlopCounter):
+    """Counts the operations of a step, which an error in counting does not end."""
 
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.flops = 0
+        super().__init__()
         self.fault = ""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Keeps torch from importing its compiler, which takes a second."""
-        return False
+        """The reason why the count is not right, empty if it is."""
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         """Lets code that a model compiles run compiled, so that its results stay the same."""
         return True
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+    def add(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
         try:
-            if count := flop_registry.get(getattr(func, "overloadpacket", None)):
-                self.flops += count(*args, **(kwargs or {}), out_val=out)
+            super().add(func, args, kwargs, out)
         except Exception as error:  # a formula that does not hold must not end the training
             self.fault = f"the operations of {func} were not counted: {describe(error)}"
-        return out
 
 
 class FlopCount:
@@ -74,7 +65,7 @@ class FlopCount:
         if not self._wanted:
             yield
             return
-        self._wanted, counter = False, _FlopCounter()
+        self._wanted, counter = False, _StepCounter()
         if self._compiled or not _LEAVES_COMPILED:
             self._on_shapes(counter, batch, device)
             yield
@@ -88,7 +79,7 @@ class FlopCount:
         self.note = counter.fault
         self.per_sample = None if counter.fault else counter.flops / samples
 
-    def _on_shapes(self, counter: _FlopCounter, batch: Batch, device: torch.device) -> None:
+    def _on_shapes(self, counter: _StepCounter, batch: Batch, device: torch.device) -> None:
         """Compute a batch on shapes alone, and leave the random numbers as they are."""
         from lightning_utilities.core.apply_func import apply_to_collection
 

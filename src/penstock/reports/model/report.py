@@ -22,6 +22,7 @@ from ...base import format_bytes, format_count, format_seconds, group_by, plural
 from ...bench import pixels_of
 from ...instruments import FAILED, Interval, Record
 from ..cell import cell_ratio, inverse, speed_up
+from ..mfu import product_dtype
 from ..table import MB, Section, without_empty
 from ..words import listed, or_dash, spread, times_bracket
 from .cell import MODEL_COLUMNS, ModelCell, model_cells
@@ -226,10 +227,7 @@ def roof_line(records: Iterable[Record], roof: Callable[[str, str, str], float |
         return ""
     best = max(with_flops, key=lambda cell: cell.rate("flops") or 0.0)
     rate, device = best.rate("flops") or 0.0, best.case["device"]
-    half = "float16" if device.startswith("cuda") else "bfloat16"
-    dtype = half if best.case["amp"] else best.case["dtype"]
-    if dtype == "float32" and device.startswith("cuda") and best.case.get("tf32"):
-        dtype = "tf32"  # a roof of its own
+    dtype = product_dtype(best.case, device)
     start = f"Most arithmetic: {format_count(rate)}FLOP/s ({best.name})"
     most = roof(best.environment("machine_key") or "", device, dtype)
     if most is None:
