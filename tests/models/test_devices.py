@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from penstock.base import torch_threads
 from penstock.base.errors import UsageError
 from penstock.inference.opening.job import Job
 from penstock.inference.opening.net import fit_batch
@@ -68,6 +69,32 @@ def test_what_need_not_be_laid_out_anew_is_shared() -> None:
         assert tensor.ndim < 5 or there.is_contiguous(memory_format=torch.channels_last_3d)
     assert devices.placed(laid_out, CPU, True) is laid_out
     assert devices.placed(net, CPU, False) is net
+
+
+@pytest.mark.parametrize("conv_type", [nn.Conv2d, nn.Conv3d])
+def test_one_thread_keeps_channels_last_as_two_do(conv_type: type[nn.Conv2d | nn.Conv3d]) -> None:
+    """Torch's own kernel for a kernel of 1 returns channels first, and takes its time for it."""
+    sides = (32,) * (2 if conv_type is nn.Conv2d else 3)
+    net = nn.Sequential(conv_type(4, 4, 3, padding=1), conv_type(4, 3, 1))
+    laid_out = devices.placed(net, CPU, True)
+    x = devices.channels_last(torch.randn(2, 4, *sides))
+    outputs = []
+    for threads in (1, 2):
+        with torch_threads(threads), torch.no_grad():
+            outputs.append(laid_out(x))
+            assert torch.allclose(net(x.contiguous()), outputs[-1], atol=1e-5)
+    form = devices.CHANNELS_LAST[x.ndim]
+    assert all(output.is_contiguous(memory_format=form) for output in outputs)
+    assert torch.equal(*outputs)
+    assert set(net[1].dilation) == {1}, "the one given stays as it is"  # type: ignore[arg-type]
+
+
+def test_a_convolution_of_somebodys_own_is_left_alone() -> None:
+    class Own(nn.Conv3d):
+        """Computes something from its dilation."""
+
+    net = nn.Sequential(Own(2, 2, 1), nn.Conv3d(2, 2, 3))
+    assert devices.placed(net, CPU, True)[0].dilation == (1, 1, 1)  # type: ignore[index, union-attr]
 
 
 def test_a_module_on_another_device_is_never_a_copy_on_this_one(

@@ -30,14 +30,41 @@ def placed(module: nn.Module, device: torch.device, channels_last: bool) -> nn.M
         A copy on the device, or the module itself if nothing had to be moved.
     """
     memo = _moved(module, device, channels_last)
-    if device.type == "cpu" and all(key == id(tensor) for key, tensor in memo.items()):
+    to_onednn = channels_last and device.type == "cpu"
+    if (
+        device.type == "cpu"
+        and all(key == id(tensor) for key, tensor in memo.items())
+        and not (to_onednn and any(map(_is_pointwise, module.modules())))
+    ):
         return module
     memo |= {id(tensor): tensor.detach().to(device) for tensor in computed_attributes(module)}
     copied = copy.deepcopy(module, memo).to(device)  # TorchScript modules ignore the memo
     for part in copied.modules():
         if isinstance(part, torch.fx.GraphModule):
             _move_literals(part, device)
+        elif to_onednn and _is_pointwise(part):
+            _give_to_onednn(part)
     return copied
+
+
+def _is_pointwise(part: nn.Module) -> bool:
+    """Whether a module is a convolution of kernel 1 that torch, on one thread, gives to its own
+    kernel. Subclasses may do something of their own with their numbers, and are left alone."""
+    return (
+        (type(part) is nn.Conv2d or type(part) is nn.Conv3d)
+        and set(part.kernel_size) == {1}
+        and set(part.dilation) == {1}
+    )
+
+
+def _give_to_onednn(part: nn.Module) -> None:
+    """Have oneDNN compute a convolution of kernel 1, on one thread as on several.
+
+    On one thread torch takes a kernel of its own. It copies its input to channels first, and all
+    layers after it are copied too: a tenth of a UNet's time, up to nine tenths of the layer's. A
+    dilated convolution always goes to oneDNN, and a dilation moves nothing where the kernel is 1.
+    """
+    part.dilation = (2,) * len(part.kernel_size)  # type: ignore[arg-type]
 
 
 def _moved(module: nn.Module, device: torch.device, channels_last: bool) -> dict[int, Any]:
