@@ -183,6 +183,26 @@ def test_graphs_are_recorded_in_the_lanes_of_one_job_after_another() -> None:
 
 
 @on_gpu
+@pytest.mark.parametrize("knobs", [{"amp": "off", "tf32": False}, {"tf32": True}, {"amp": "fp16"}])
+def test_the_plan_holds_what_the_device_takes_workspaces_of_cudnn_included(
+    knobs: dict[str, Any],
+) -> None:
+    import torch
+
+    volume = np.random.default_rng(4).normal(size=(140, 150, 160)).astype("float32")
+    settings: dict[str, Any] = {"patch": 64, "overlap": 16, "normalize": "none", "batch": 4,
+                                "devices": "cuda:0"}  # fmt: skip
+    out = np.zeros_like(volume)
+    plan = penstock.plan_inference(volume, out, model="denoise-net", **settings, **knobs)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    penstock.run_inference(volume, out, model="denoise-net", **settings, **knobs)
+    assert plan.device_peak is not None
+    assert torch.cuda.max_memory_allocated() - before <= plan.device_peak
+
+
+@on_gpu
 @pytest.mark.parametrize("mode", ["inference", "train"])
 def test_a_model_is_measured_by_events_and_its_memory_by_the_driver(
     tmp_path: Path, mode: str

@@ -27,7 +27,7 @@ class Footprint:
     heads: tuple[Head, ...]
     peak_bytes: int | None
     """Most bytes alive at once in one forward: input and output included, weights not. None if
-    the net could not be run on shapes."""
+    the net could not be run on shapes. A job on a CUDA device counts workspaces of libraries."""
     channels_last: bool = True
     """False for a net that fails on inputs and convolutions that are laid out channels last."""
     flops: int | None = None

@@ -84,12 +84,10 @@ def seconds_of_patch(job: Job) -> float | None:
     The net is not compiled, and all devices count as equally fast. None if the net fails on zeros.
     """
     device, net = job.devices[0], job.net
-    shape = (net.forward, net.model.in_channels, *net.shape.seen)
     seconds: list[float] = []
     try:
         module = placed(net.model.module, device, net.footprint.channels_last)
-        empty = torch.empty(shape, dtype=net.model.dtype, device=device, memory_format=net.layout)
-        zeros = empty.zero_()
+        zeros = net.zeros(device)
         with (
             torch_threads(job.config.threads),
             torch.no_grad(),

@@ -18,6 +18,7 @@ from ...models import Model, find_devices, load_model
 from ..planning.memory import resident_bytes
 from ..tiling.geometry import PatchShape, block_halo
 from . import identity
+from .device_peak import with_workspaces
 from .draft import Draft, Kinds
 from .head_kinds import Seen, head_kinds, seen_patches
 from .heads import HeadPart
@@ -46,7 +47,8 @@ class Job(Draft):
         return model
 
     def _fit(self, model: Model, shape: PatchShape, dtype: np.dtype[Any]) -> Net:
-        return fit_net(self.config, self.devices, model, shape, dtype)
+        net = fit_net(self.config, self.devices, model, shape, dtype)
+        return with_workspaces(net, self.config, self.devices)
 
     def _kinds(self, source: Source, parts: Sequence[HeadPart]) -> tuple[Kinds, int]:
         before: list[int] = []

@@ -54,6 +54,12 @@ class Net:
         axes = 2 + self.shape.model_axes
         return CHANNELS_LAST[axes] if self.footprint.channels_last else torch.contiguous_format
 
+    def zeros(self, device: torch.device) -> torch.Tensor:
+        """The input of one forward: zeros on a device, in the layout of batches."""
+        shape = (self.forward, self.model.in_channels, *self.shape.seen)
+        empty = torch.empty(shape, dtype=self.model.dtype, device=device, memory_format=self.layout)
+        return empty.zero_()
+
 
 def fit_net(
     config: InferConfig,

@@ -186,7 +186,7 @@ def blocks_bytes(facts: Facts, budget: int, largest: BlockShape) -> int:
 
 def device_bytes(facts: Facts, computing: int, buffers: int, budget: int) -> int:
     """Bytes on each device. ``computing`` includes the copies that cuDNN makes of the input and
-    output of a convolution."""
+    output of a convolution, and its workspaces, where the forward was measured on the device."""
     return facts.weight_bytes + computing + buffers + budget + LIBRARY_BYTES
 
 
