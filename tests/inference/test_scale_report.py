@@ -19,11 +19,12 @@ import penstock
 from penstock.base.config.at_scale import ScaleConfig
 from penstock.base.config.knobs import build
 from penstock.base.errors import Refused, UsageError
-from penstock.base.units import format_count
+from penstock.base.units import format_bytes, format_count
 from penstock.cli import main
 from penstock.inference.planning.at_scale import Fleet, expect, load_of, patches_of_one
 from penstock.inference.planning.plan import Plan, make_plan, plans_by_parts
 from penstock.inference.planning.scale_report import at_rate, measured_rate, scale_lines
+from penstock.inference.planning.simulation import simulate
 
 from .kit import SEED, arange, config, facts
 
@@ -230,6 +231,24 @@ def test_the_cheaper_way_with_borders_is_taken_by_the_rate_and_both_are_shown() 
         assert "1.00" not in said["  recompute"] and "predicted" in said["  recompute"]
         assert expect(load_of(knobs, plan, Fleet(8, 1e4)), Fleet(8, 1e4)).seconds > 0
         assert "borders" in dict(scale_lines(knobs, scale, plan))
+
+
+def test_what_is_spilled_passes_the_store_twice_and_its_joins_the_client() -> None:
+    cube = facts((512,) * 3, write_grids=((64,) * 3,), patch_seconds=1.0)
+    knobs = {"workers": 8, "cluster": "local:8", "block": 64, "parts": 8, "normalize": "none"}
+    both = [make_plan(config(**knobs, spill=spill), cube, SEED) for spill in ("always", "never")]
+    fleet = Fleet(8, 1e6, bandwidth=1e3, tasks_per_second=1e9)
+    spilled, plain = (load_of(config(**knobs), plan, fleet) for plan in both)
+    spill, parts = both[0].spill, len(spilled.work)
+    assert spill is not None and (spilled.joins, plain.joins) == (parts, 0)
+    moved = both[0].read_bytes + both[0].output_bytes + 2 * spill.bytes
+    assert spilled.work.total / spilled.store == pytest.approx(moved / 1e3)
+    assert plain.work.total / plain.scheduler == pytest.approx(len(plain.work) / 1e9)
+    assert spilled.work.total / spilled.scheduler == pytest.approx(2 * parts / 1e9)
+    assert expect(spilled, fleet).tasks == simulate(spilled, fleet, 1, 0)[0].tasks == 2 * parts
+    scale = build(ScaleConfig, {"rate": 1e6, "bandwidth": 1e3, "simulate": (1,)})
+    text = dict(scale_lines(config(**knobs), scale, both[0]))
+    assert text["store"].startswith(f"{format_bytes(moved)} to read and write")
 
 
 def test_what_is_spilled_at_once_is_refused_or_avoided_where_it_is_more_than_is_allowed() -> None:

@@ -78,9 +78,9 @@ class ScaleConfig(Knobs):
     )
     tasks_per_second: Annotated[float, _Above] = flag(
         1000.0,
-        help="parts per second that the scheduler can start (default: 1000, since Dask's "
+        help="tasks per second that the scheduler can start (default: 1000, since Dask's "
         "documentation says that each task takes it about 1 ms)",
-        unit="parts a second",
+        unit="tasks a second",
     )
     simulate: tuple[Positive] | tuple[()] | None = flag(
         None, help=f"simulate the job, this many times (default: {RUNS} times)"

@@ -50,7 +50,7 @@ class Fleet:
     bandwidth: float | None = None
     """Bytes per second of the store. None: more than the workers need."""
     tasks_per_second: float = math.inf
-    """Parts per second that the scheduler can give out."""
+    """Tasks per second that the scheduler can give out."""
 
     @classmethod
     def of(cls, config: ScaleConfig, workers: int, rate: float) -> Fleet:
@@ -93,9 +93,11 @@ class Load:
     store: float = math.inf
     """Patches per second that the store can serve."""
     scheduler: float = math.inf
-    """Patches per second that the scheduler can give out, in parts of mean size."""
+    """Patches per second that the scheduler can give out, in parts of mean size and their joins."""
     before: float = 0.0
     """Seconds before the first part, in which values are counted."""
+    joins: int = 0
+    """Number of tasks that join what parts have spilled: one for each part, or none."""
 
     @property
     def most(self) -> float:
@@ -116,16 +118,20 @@ def load_of(config: InferConfig, plan: Plan, fleet: Fleet) -> Load:
     """
     assert plan.parts is not None
     work, bandwidth = part_work(plan.parts), fleet.bandwidth
-    bytes_each = (plan.read_bytes + plan.output_bytes) / plan.num_patches
     seconds = plan.voxels / fleet.rate / patches_of_one(config, plan)
-    if plan.spill is not None:  # each byte is written and read
-        seconds += 2 * plan.spill.bytes / spill_rate(plan.facts) / plan.num_patches
+    scratch, joins = 0, 0
+    if plan.spill is not None:
+        scratch, joins = 2 * plan.spill.bytes, len(work)  # each byte is written and read
+        seconds += scratch / spill_rate(plan.facts) / plan.num_patches
+    # The scratch lies beside the output, so the same store serves it.
+    bytes_each = (plan.read_bytes + plan.output_bytes + scratch) / plan.num_patches
     return Load(
         work,
         speed=1 / seconds,
         store=math.inf if bandwidth is None else bandwidth / bytes_each,
-        scheduler=fleet.tasks_per_second * work.mean,
+        scheduler=fleet.tasks_per_second * work.total / (len(work) + joins),
         before=0.0 if bandwidth is None else plan.statistics_bytes / bandwidth,
+        joins=joins,
     )
 
 
@@ -172,12 +178,12 @@ class Expected:
     redone: float
     """Patches computed again, as a share of the patches of all parts."""
     tasks: float
-    """Parts given out. Those of dead workers count each time."""
+    """Parts and joins given out. Parts of dead workers count each time."""
     bound_by: BoundBy
 
     @property
     def tasks_per_second(self) -> float:
-        """Parts given out per second, once counting is over."""
+        """Tasks given out per second, once counting is over."""
         return self.tasks / (self.seconds - self.before)
 
 
@@ -204,7 +210,7 @@ def expect(load: Load, fleet: Fleet) -> Expected:
         bound = "the store" if load.store <= load.scheduler else "the scheduler"
     return Expected(
         load.before + seconds, load.before, seconds - busy, failures, redone,
-        len(load.work) + failures, bound,
+        len(load.work) + load.joins + failures, bound,
     )  # fmt: skip
 
 

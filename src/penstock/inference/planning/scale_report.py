@@ -75,7 +75,7 @@ class Candidate:
 
     @property
     def tasks_per_second(self) -> float:
-        """Parts given out per second, by simulation or formula."""
+        """Tasks given out per second, by simulation or formula."""
         if not self.outcomes:
             return self.expected.tasks_per_second
         tasks = statistics.median(run.tasks for run in self.outcomes)
@@ -103,6 +103,8 @@ def scale_lines(config: InferConfig, scale: ScaleConfig, plan: Plan) -> Iterator
     yield "borders", f"{_borders(config, plan)} more patches than one process computes"
     if scale.bandwidth is not None:
         moved = plan.read_bytes + plan.output_bytes + plan.statistics_bytes
+        if plan.spill is not None:
+            moved += 2 * plan.spill.bytes
         yield (
             "store",
             (
@@ -271,7 +273,7 @@ def _efficiency(plan: Plan, fleet: Fleet, seconds: float) -> str:
 def _client(rate: float, fleet: Fleet) -> str:
     share = _percent(rate / fleet.tasks_per_second)
     return (
-        f"{significant(rate)} parts/s given out, {share} of the "
+        f"{significant(rate)} tasks/s given out, {share} of the "
         f"{significant(fleet.tasks_per_second)} tasks/s that Dask is assumed to manage"
     )
 
@@ -322,7 +324,7 @@ def _played_lines(mine: Candidate, scale: ScaleConfig) -> Iterator[tuple[str, st
     redone = of(lambda run: run.redone / total, _percent)
     yield "  redone", f"{redone} of the patches are computed again"
     tasks = of(lambda run: run.tasks / (run.seconds - before), significant)
-    yield "  client", f"{tasks} parts/s given out"
+    yield "  client", f"{tasks} tasks/s given out"
 
 
 def _compared_lines(
@@ -341,7 +343,7 @@ def _compared_lines(
             (
                 f"{_seconds(each.seconds)}, {format_seconds(patches)} a part, borders "
                 f"{_borders(config, each.plan)}, redone {_percent(each.redone)}, "
-                f"{significant(each.tasks_per_second)} parts/s"
+                f"{significant(each.tasks_per_second)} tasks/s"
             ),
         )
     best = _choice(candidates)

@@ -40,7 +40,7 @@ class Outcome:
     """Patches among them that were computed before."""
     failures: int
     tasks: int
-    """Parts given out. Those of dead workers count each time."""
+    """Parts and joins given out. Parts of dead workers count each time."""
 
 
 @dataclass(eq=False, slots=True)
@@ -119,7 +119,8 @@ class _Play:
             self._give_out()
         ended = not (self.waiting or self.rests or any(self.busy))
         seconds = self.load.before + self.now if ended else math.inf
-        return Outcome(seconds, self.computed, self.redone, self.failures, self.given)
+        tasks = self.given + self.load.joins
+        return Outcome(seconds, self.computed, self.redone, self.failures, tasks)
 
     def _next_end(self) -> tuple[int, float]:
         """The kind of worker that ends a task next, and when."""
