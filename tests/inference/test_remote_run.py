@@ -210,8 +210,8 @@ def test_a_store_that_is_busy_now_and_then_loses_no_note(
         slow_down = (503, BODY.format("SlowDown", "Please reduce your request rate."))
         door.answers, door.every = {"PUT": slow_down}, 3
         knobs = {**SMALL, "run_dir": run_dir, "block": 8, "chunks": 8}
-        penstock.run_inference(arange((20, 20, 20)), "out.zarr", **knobs)
-        assert door.refused
+        summary = penstock.run_inference(arange((20, 20, 20)), "out.zarr", **knobs)
+        assert 0 < summary.retries <= door.refused and summary.retry_seconds > 0
         run = document(run_dir, "run.json")["run"]
         assert len(RemoteFolder(run_dir).notes(run).fresh()) == 27
     assert (values("out.zarr") == arange((20, 20, 20))).all()

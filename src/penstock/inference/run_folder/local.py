@@ -61,6 +61,11 @@ class Folder(Protocol):
     def here(self) -> Path:
         """A folder of this machine for files that grow line by line."""
 
+    @property
+    def retried(self) -> tuple[int, float]:
+        """The number of requests that failed and were repeated, and the seconds of these and of the
+        waits after them."""
+
     def check(self) -> None:
         """Raise `UsageError` if no run can be begun here. Nothing is changed."""
 
@@ -112,6 +117,8 @@ class Folder(Protocol):
 
 class LocalFolder:
     """A run folder on a file system of this machine."""
+
+    retried = (0, 0.0)
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -239,10 +239,11 @@ class _Client:
             notes += maker_notes(self.journal)
         planned, skipped, voxels = plan.num_units, self.journal.skipped, plan.voxels - before
         together = merged(self.summaries, seconds, planned, len(self.journal.halved()), notes)
+        retries, retry_seconds = self.journal.retried
         return replace(
             together,
-            retries=together.retries + self.journal.retries,
-            retry_seconds=together.retry_seconds + self.journal.retry_seconds,
+            retries=together.retries + retries,
+            retry_seconds=together.retry_seconds + retry_seconds,
             # From the logs, as workers that died did not report their last units.
             units_written=planned - skipped,
             units_skipped=skipped,

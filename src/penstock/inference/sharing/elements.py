@@ -213,9 +213,10 @@ def _finish(job: Job) -> StepOutcome:
         job.config.retry_for,
         "the lock",
         lambda: Claims.join(job.sinks, journal.run, owner, beats=True, ends=True),
+        lambda claims: journal,
     )
     with contextlib.closing(claims):
-        patiently(job.config.retry_for, "the lock", claims.confirm)
+        patiently(job.config.retry_for, "the lock", claims.confirm, lambda nothing: journal)
         for sink in job.sinks:
             sink.close()
     summary = _together(job, journal)
@@ -231,4 +232,10 @@ def _together(job: Job, journal: Journal) -> Summary:
         each[name.removeprefix("summary-").removesuffix(".json")] = _READ(saved or b"")
     seconds = max((summary.seconds for summary in each.values()), default=0.0)
     note = "The time is that of the slowest element; they may have run one after the other"
-    return merged(each, seconds, job.plan.num_units, len(journal.halved()), [note])
+    summary = merged(each, seconds, job.plan.num_units, len(journal.halved()), [note])
+    retries, retry_seconds = journal.retried
+    return replace(
+        summary,
+        retries=summary.retries + retries,
+        retry_seconds=summary.retry_seconds + retry_seconds,
+    )

@@ -139,7 +139,5 @@ def patiently(
     retries = Retries(limit_s, None, Probe().clock, lambda: None)
     result = retries.run(Flow(), store, store, work)
     if journal_of is not None:
-        journal = journal_of(result)
-        journal.retries += retries.count
-        journal.retry_seconds += retries.seconds
+        journal_of(result).note_retries(retries.count, retries.seconds)
     return result

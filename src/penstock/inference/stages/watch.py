@@ -104,11 +104,12 @@ class Watch:
         return self._cpu_seconds if before is None else _cpu_seconds() - before
 
     def _gauges(self) -> dict[str, float]:
+        retries, retry_seconds = self.journal.retried
         return {
             **self.queues.lengths(),
             "blocks_written": self.journal.written,
-            "retries": self.retries.count + self.journal.retries,
-            "retry_seconds": self.retries.seconds + self.journal.retry_seconds,
+            "retries": self.retries.count + retries,
+            "retry_seconds": self.retries.seconds + retry_seconds,
             "failing_seconds": self.retries.failing_s,
             "retry_for": self.retries.limit_s,
         }
@@ -166,6 +167,7 @@ class Watch:
         """What the job did in ``seconds``, by default those since it began. See `Summary` for
         ``chunks`` and ``unlocked``."""
         plan, journal = self.job.plan, self.journal
+        retries, retry_seconds = journal.retried
         seconds = self.probe.elapsed if seconds is None else seconds
         totals = self.probe.totals()
         stages = {name: totals[name] for name in _STAGES if name in totals}
@@ -190,8 +192,8 @@ class Watch:
             chunks=chunks,
             unlocked=unlocked,
             halved=len(self.halvings.units),
-            retries=self.retries.count + journal.retries,
-            retry_seconds=self.retries.seconds + journal.retry_seconds,
+            retries=self.retries.count + retries,
+            retry_seconds=self.retries.seconds + retry_seconds,
             requests_repeated=requests_repeated() - self._requests_before,
         )
 
