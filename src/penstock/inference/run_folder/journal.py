@@ -121,7 +121,6 @@ class Journal(RunFiles):
         self.done = UnitSet()
         self.statistics: dict[str, dict[str, Any]] = {}
         self.written = self.skipped = self.voxels = 0
-        self._retries, self._retry_seconds = 0, 0.0
         self._replaces: list[str | None] = []
         """Names of the runs that made the outputs which this run replaces."""
         self._before: Mapping[str, Any] | None = None
@@ -129,18 +128,6 @@ class Journal(RunFiles):
         self._log: Log | None = None
         self._notes: Notes | None = None
         self._lock = threading.Lock()
-
-    @property
-    def retried(self) -> tuple[int, float]:
-        """The number of tries outside the stages that failed and were followed by another, such as
-        of the lock or of the run folder, and their seconds."""
-        count, seconds = (0, 0.0) if self.folder is None else self.folder.retried
-        return self._retries + count, self._retry_seconds + seconds
-
-    def note_retries(self, count: int, seconds: float) -> None:
-        """Count tries of something that is no store of the job, such as the lock."""
-        self._retries += count
-        self._retry_seconds += seconds
 
     @classmethod
     def open(
