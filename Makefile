@@ -15,7 +15,7 @@ test: $(VENV)/ready                 ## the default tests
 check: COVERED = -m coverage run    ## what CI runs
 check: lint types test lowest pythons site
 	$(RUN) tests/coverage_gates.py
-	$(SLOW) -n 2 --dist worksteal tests/test_docs.py tests || $(SLOW) $(ONCE_MORE) tests
+	$(SLOW) -n 3 --dist worksteal tests/test_docs.py tests || $(SLOW) $(ONCE_MORE) tests
 
 SLOW = SITE=build/site OMP_NUM_THREADS=1 $(RUN) -m pytest -m "slow or docs or hypothesis" \
 	--hypothesis-profile many

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,12 @@ from .kit import (
     text_file,
     write,
 )
+
+
+def cut(folder: Path) -> Path:
+    np.save(folder / "a.npy", np.zeros((9, 9, 9)))
+    os.truncate(folder / "a.npy", 500)
+    return folder / "a.npy"
 
 
 def pickled(folder: Path) -> Path:
@@ -73,6 +80,7 @@ class TestBadInput:
             (lambda d: saved(d, "a.tif", "hello"), r"a\.tif: not a readable TIFF file: "),
             (lambda d: saved(d, "a.npy", "hello"), r"a\.npy: not a \.npy array: "),
             (lambda d: "s3://b/a.tif", "TIFF is read from local files only"),
+            (cut, r"a\.npy: the file ends before the array does$"),
             (pickled, r"a\.npy: not a \.npy array: .*objects"),
             (lambda d: '{"driver":\n zarr}', "--in-spec: not valid JSON at line 2 column 2: "),
             (lambda d: saved(d, "a.json", "{,"), r"--in-spec .*a\.json: not valid JSON at line 1"),

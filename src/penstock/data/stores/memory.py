@@ -119,8 +119,10 @@ def open_npy(path: str, *, name: str) -> MemorySource:
     if not is_file(file, where):
         raise UsageError(f"{where}: no such file")
     try:
-        array = np.load(file, mmap_mode="r", allow_pickle=False)
+        array = np.lib.format.open_memmap(file, mode="r")
     except (ValueError, EOFError, OSError) as error:
+        if "mmap length" in str(error):
+            raise UsageError(f"{where}: the file ends before the array does") from error
         raise UsageError(f"{where}: not a .npy array: {describe(error)}") from error
     address = str(file.resolve())
     return _source(
