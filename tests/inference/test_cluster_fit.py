@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import pickle
 import re
 import subprocess
@@ -102,6 +103,38 @@ def test_the_kind_of_worker_that_most_are_opens_a_job(monkeypatch: pytest.Monkey
     assert odd("one", "two", "two", mixed_arithmetic=True) == set()
 
 
+def test_a_run_that_goes_on_is_opened_by_a_worker_like_those_that_began_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = {"torch": "2", "threads": 2, "checksum": "of units"}
+    (tmp_path / "run.json").write_text(json.dumps({"makers": [began, {**began, "torch": "3"}]}))
+    made = {str(threads): {"torch": "2", "threads": threads} for threads in (1, 2, 4)}
+    left_out: list[set[str]] = []
+
+    def opened(workers: Any, config: InferConfig, peers: int, request: Any, odd: Any) -> Any:
+        """By the first worker that is not left out."""
+        left_out.append({*odd})
+        first = min(made.keys() - odd.keys())
+        return SimpleNamespace(maker=made[first], run_dir=tmp_path)
+
+    monkeypatch.setattr(openers, "_opened_on", opened)
+    monkeypatch.setattr(openers, "odd_workers", lambda *_: {})
+    texts = [(address, json.dumps(each)) for address, each in made.items()]
+    monkeypatch.setattr(openers, "_arithmetics", lambda *_: texts)
+
+    def threads(**knobs: Any) -> int:
+        left_out.clear()
+        job = config(cluster="tcp://a:1", **knobs)
+        opened = openers.opened_on(None, job, 1, EndRequest())  # type: ignore[arg-type]
+        return int(opened.maker["threads"])
+
+    assert threads(resume=True) == 2 and left_out == [set(), {"1", "4"}]
+    assert threads() == threads(resume=True, resume_anyway=True) == 1 and left_out == [set()]
+    made.pop("2")
+    texts.pop(1)
+    assert threads(resume=True) == 1, "none is like them, and what begins the job says so"
+
+
 def test_no_more_than_three_workers_are_asked_to_open_a_job(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -157,6 +190,26 @@ def test_one_odd_worker_is_left_out_and_not_all_others(
     assert printed.count("Left out: ") == 1 and said in printed
     logs = [path.name for path in Path("out.zarr.penstock").glob("done-*.log")]
     assert logs and not any(f"-{odd.pid}." in name or f"-{odd.pid}-" in name for name in logs)
+
+
+@pytest.mark.slow
+def test_a_run_that_one_kind_of_worker_began_is_not_opened_by_the_other(
+    scheduler: Scheduler,
+) -> None:
+    """Of two workers neither is in the majority, and the other one is there first."""
+    assert infer(*QUICK, "--threads", "2") == 0
+    first = next(path for path in Path("out.zarr").rglob("c/**/0") if path.is_file())
+    first.unlink()
+    assert main(["verify", "out.zarr", "--forget"]) == 3
+    with distributed.Client(scheduler.address, set_as_default=False) as client:
+        scheduler.worker()
+        client.wait_for_workers(1)
+        scheduler.worker(threads=2)
+        client.wait_for_workers(2)
+    at = WORDS.index("--threads")
+    words = ["infer", *WORDS[:at], *WORDS[at + 2 :], *QUICK, "--out-spec", "out.zarr"]
+    assert main([*words, "--cluster", scheduler.address, "--resume"]) == 0
+    assert main(["verify", "out.zarr"]) == 0
 
 
 @pytest.mark.slow

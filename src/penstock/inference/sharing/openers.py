@@ -1,4 +1,5 @@
-"""Choose the worker of a cluster that opens a job: one whose arithmetic most workers share."""
+"""Choose the worker of a cluster that opens a job: one whose arithmetic most workers share, or, for
+a run that goes on, one that computes like those that began it."""
 
 from __future__ import annotations
 
@@ -7,12 +8,14 @@ import json
 import platform
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...base import Incomplete, InferConfig, PenstockError, UsageError
 from ...cluster import TaskFailure, Tasks, Workers
 from ..run_folder.ending import EndRequest
+from ..run_folder.files import read_document
+from ..run_folder.local import folder_at
 from . import station
 
 ASK_S = 30.0
@@ -24,8 +27,30 @@ OPENERS = 3
 def opened_on(
     workers: Workers, config: InferConfig, peers: int, request: EndRequest
 ) -> station.Opened:
-    """Let a worker open the job. Raises the error of a worker if none can."""
-    order, odd = (config, peers, platform.node()), odd_workers(workers, config)
+    """Let a worker open the job. Raises the error of a worker if none can.
+
+    A run that is resumed is opened by a worker like those that began it, if there is one.
+    """
+    opened = _opened_on(workers, config, peers, request, odd_workers(workers, config))
+    makers = [] if config.resume_anyway or config.mixed_arithmetic else _makers(config, opened)
+    if not makers or _is_like(opened.maker, makers):
+        return opened
+    answers = _arithmetics(workers, config)
+    unlike = {
+        address: "it does not compute like the workers that began the run"
+        for address, made in answers
+        if not _is_like(json.loads(made), makers)
+    }
+    if len(unlike) == len(answers):
+        return opened  # who begins the job says that none may go on with it
+    return _opened_on(workers, config, peers, request, unlike)
+
+
+def _opened_on(
+    workers: Workers, config: InferConfig, peers: int, request: EndRequest, odd: dict[str, str]
+) -> station.Opened:
+    """Let a worker that is not ``odd`` open the job."""
+    order = config, peers, platform.node()
     tasks = Tasks(workers, station.open_task, order, f"open-{uuid.uuid4().hex[:12]}", 0)
     tasks.placement.unfit |= odd
 
@@ -40,6 +65,22 @@ def opened_on(
         raise error_of(outcome.result)
     opened: station.Opened = outcome.result
     return opened
+
+
+def _makers(config: InferConfig, opened: station.Opened) -> list[dict[str, Any]]:
+    """What made the units of the run that is resumed; empty if there is none."""
+    if not config.resumes or opened.run_dir is None:
+        return []
+    run = read_document(folder_at(opened.run_dir), "run.json")
+    makers: list[dict[str, Any]] = (run or {}).get("makers", [])
+    return makers
+
+
+def _is_like(made_by: Mapping[str, Any], makers: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether one of the makers agrees in all that both have noted."""
+    return any(
+        all(maker.get(name, value) == value for name, value in made_by.items()) for maker in makers
+    )
 
 
 def error_of(failure: TaskFailure) -> PenstockError:
@@ -62,13 +103,19 @@ def odd_workers(workers: Workers, config: InferConfig) -> dict[str, str]:
     alike = str(config.cluster).startswith("local") or config.mixed_arithmetic
     if alike or len(asked) < 3:  # of two workers, neither is in the majority
         return {}
-    answers = workers.ask(arithmetic, config.devices, config.threads, within_s=ASK_S, of=asked)
+    answers = _arithmetics(workers, config)
     most = Counter(made for _, made in answers).most_common(1)
     return {
         address: "most workers have another arithmetic"
         for address, made in answers
         if made != most[0][0]
     }
+
+
+def _arithmetics(workers: Workers, config: InferConfig) -> list[tuple[str, str]]:
+    """The address of each worker that may take part, and its arithmetic as text."""
+    asked = workers.hosts().keys() - workers.strangers().keys()
+    return workers.ask(arithmetic, config.devices, config.threads, within_s=ASK_S, of=asked)
 
 
 async def arithmetic(
