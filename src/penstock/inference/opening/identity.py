@@ -81,6 +81,7 @@ def arithmetic_of(made_by: Mapping[str, Any]) -> str:
     return ", ".join(words)
 
 
+@functools.cache
 def _version(library: str) -> str | None:
     try:
         return metadata.version(library)
