@@ -291,7 +291,10 @@ def ask_git(words: Sequence[str], folder: Path | None = None) -> str | None:
 def _may_be_repository(folder: Path | None) -> bool:
     """Whether git may find a repository. It looks for ``.git``, or for the ``HEAD`` of a bare one,
     in the folder and in all above it, which is quicker done than git is started."""
-    here = Path(os.path.realpath(folder or os.curdir))
+    try:
+        here = Path(os.path.realpath(folder or os.curdir))
+    except OSError:  # the current folder is gone, and git needs it
+        return False
     return "GIT_DIR" in os.environ or any(
         os.path.lexists(each / name) for each in (here, *here.parents) for name in (".git", "HEAD")
     )
