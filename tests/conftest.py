@@ -217,11 +217,20 @@ logging.getLogger("werkzeug").addHandler(logging.NullHandler())
 
 @pytest.fixture(scope="session")
 def _moto() -> Iterator[str]:
-    server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+    """A server of moto's, which otherwise lists its folders at each request and all errors of S3 at
+    each error: a third of its time."""
+    room, errors = pytest.importorskip("moto.server"), pytest.importorskip("moto.core.errors")
+    host_of, errors_of = room.DomainDispatcherApplication, errors.ErrorLookupFactory
+    with pytest.MonkeyPatch.context() as patch:
+        kept = functools.cache(host_of.get_backend_for_host)
+        patch.setattr(host_of, "get_backend_for_host", kept)
+        listed = staticmethod(functools.cache(errors_of._create_error_lut))
+        patch.setattr(errors_of, "_create_error_lut", listed)
+        server = room.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+        server.start()
+        host, port = server.get_host_and_port()
+        yield f"http://{host}:{port}"
+        server.stop()
 
 
 @pytest.fixture

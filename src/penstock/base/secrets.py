@@ -126,7 +126,7 @@ def scrub(text: str) -> str:
     >>> scrub("no answer from https://me:word@host/path")
     'no answer from https://host/path'
     """
-    return _without(_held_keys(), text)
+    return _without(_held_keys() if len(text) >= _LEAST else (), text)
 
 
 def _held_keys() -> list[str]:
