@@ -26,8 +26,8 @@ from ..preloaded import started
 from .faulty_s3 import Door
 from .kit import arange, crossed
 
-KNOBS: dict[str, Any] = {"model": "identity", "patch": 8, "overlap": 2, "devices": "cpu",
-                         "block": 16, "batch": 32, "normalize": "none"}  # fmt: skip
+KNOBS: dict[str, Any] = {"model": "identity", "patch": 16, "overlap": 2, "devices": "cpu",
+                         "block": 16, "normalize": "none"}  # fmt: skip
 DATA = arange((32, 32, 32)) + 1
 DATA[:8] = 0  # no chunk of these is stored
 STORES = ["v3.zarr", "sharded.zarr", "v2.zarr", "out.n5"]
@@ -155,10 +155,10 @@ def test_pieces_of_a_unit_give_the_checksum_of_the_whole(
         "metadata": {"chunks": [3, 5, 6, 7], "shape": [3, 21, 22, 23], "dtype": "<u2"},
         "create": True,
     })  # fmt: skip
-    knobs = KNOBS | {"block": (10, 12, 14), "model": Several(), "in_channels": 1}
+    small = KNOBS | {"patch": 8, "block": (10, 12, 14)}
+    knobs = small | {"model": Several(), "in_channels": 1}
     penstock.run_inference(arange((21, 22, 23)), spec, **knobs)
-    penstock.run_inference(arange((21, 22, 23)), tmp_path / "one.zarr", chunks=(5, 6, 7),
-                           **KNOBS | {"block": (10, 12, 14)})  # fmt: skip
+    penstock.run_inference(arange((21, 22, 23)), tmp_path / "one.zarr", chunks=(5, 6, 7), **small)
     for most in (verify_room.SLAB_BYTES, 5000, 1):
         monkeypatch.setattr(verify_room, "SLAB_BYTES", most)
         assert verify(spec) == verify(tmp_path / "one.zarr") == 0
