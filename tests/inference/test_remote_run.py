@@ -166,15 +166,15 @@ class Held(nn.Module):
 def test_a_run_at_work_is_asked_and_another_run_keeps_off_its_folder(
     run_dir: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_folder, "BEAT_S", 0.01)
-    monkeypatch.setattr(remote_log, "FLUSH_S", 0.01)
+    monkeypatch.setattr(remote_folder, "BEAT_S", 0.05)
+    monkeypatch.setattr(remote_log, "FLUSH_S", 0.05)
     net, states, asked = Held(), list[RunStatus](), list[Future[None]]()
     other: Any = {"run_dir": run_dir, **SMALL}
 
     def ask() -> None:
         until = time.monotonic() + 30
         while not read_status(run_dir).per_second and time.monotonic() < until:
-            time.sleep(0.02)
+            time.sleep(0.05)
         with pytest.raises(UsageError, match=r"another process is writing this output$"):
             penstock.run_inference(arange((20, 20, 20)), "second.zarr", **other)
         net.go.set()

@@ -54,7 +54,7 @@ def test_parts_that_are_compared_are_those_that_the_flag_gives(normalize: str) -
         assert again.num_patches == plan.num_patches
 
 
-@pytest.mark.parametrize("workers", [50, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [20, pytest.param(1000, marks=pytest.mark.slow)])
 def test_a_petabyte_is_compared_in_constant_memory(workers: int) -> None:
     plan = plan_of(workers=workers)
     tracemalloc.start()
