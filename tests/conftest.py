@@ -20,6 +20,7 @@ from hypothesis import settings
 from penstock.base import extensions
 from penstock.base.caller import environment_kept
 from penstock.data import specimen
+from penstock.instruments import environment
 from penstock.instruments.machine import ThisMachine
 from penstock.reports.figures.canvas import STYLE
 
@@ -135,6 +136,21 @@ def _frozen_uncounted() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _commit_asked_once() -> Iterator[None]:
+    """Each run and training asks git for the commit of the folder that it began in: 7 ms. That of
+    the folder in which pytest was started is asked for once."""
+    real, here = environment._git, Path.cwd()
+    kept = functools.cache(real)
+
+    def commit(folder: Path | None = None) -> environment.Block | None:
+        return kept() if folder is None and Path.cwd() == here else real(folder)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(environment, "_git", commit)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _own_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Trainings that tell MLflow keep out of the store of whoever runs the tests."""
     with pytest.MonkeyPatch.context() as patch:
@@ -201,11 +217,20 @@ logging.getLogger("werkzeug").addHandler(logging.NullHandler())
 
 @pytest.fixture(scope="session")
 def _moto() -> Iterator[str]:
-    server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+    """A server of moto's, which otherwise lists its folders at each request and all errors of S3 at
+    each error: a third of its time."""
+    room, errors = pytest.importorskip("moto.server"), pytest.importorskip("moto.core.errors")
+    host_of, errors_of = room.DomainDispatcherApplication, errors.ErrorLookupFactory
+    with pytest.MonkeyPatch.context() as patch:
+        kept = functools.cache(host_of.get_backend_for_host)
+        patch.setattr(host_of, "get_backend_for_host", kept)
+        listed = staticmethod(functools.cache(errors_of._create_error_lut))
+        patch.setattr(errors_of, "_create_error_lut", listed)
+        server = room.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+        server.start()
+        host, port = server.get_host_and_port()
+        yield f"http://{host}:{port}"
+        server.stop()
 
 
 @pytest.fixture

@@ -240,7 +240,7 @@ def test_every_output_of_a_job_is_locked(tmp_path: Path) -> None:
 def test_generate_leaves_a_living_output_alone_and_takes_a_finished_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(specimen, "PERIOD", (240, 240, 240))  # less to grow
+    monkeypatch.setattr(specimen, "PERIOD", (120, 120, 120))  # less to grow
     out = tmp_path / "out.zarr"
     command = ["generate", "volume", str(out), "--shape", "8", "8", "8", "--overwrite"]
     with living(out, tmp_path / "first"):

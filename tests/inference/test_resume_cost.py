@@ -127,7 +127,7 @@ def test_a_run_that_was_cut_off_anywhere_computes_what_is_missing_and_no_more(
 ) -> None:
     monkeypatch.setattr(cuts, "BLOCK_VOXELS", 20**3)
     draw = random.Random(seed)
-    source = np.random.default_rng(0).normal(900, 200, (24, 24, 36)).astype("float32")
+    source = np.random.default_rng(0).normal(900, 200, (16, 16, 28)).astype("float32")
     knobs: dict[str, Any] = {"patch": 8, "overlap": 3, "block": 12, "chunks": 12, "devices": "cpu",
                              "seam_mode": seam, "head_kind": "intensity",
                              "normalize": "none", "threads": 1}  # fmt: skip

@@ -49,13 +49,13 @@ def test_parts_that_are_compared_are_those_that_the_flag_gives(normalize: str) -
     plans = [*plans_by_parts(knobs, PETABYTE, SEED)]
     numbers = [len(plan.parts) for plan in plans if plan.parts is not None]
     assert len(numbers) > 5 and numbers == sorted(numbers)
-    for plan, number in [*zip(plans, numbers, strict=True)][:4]:
+    for plan, number in [*zip(plans, numbers, strict=True)][:2]:
         again = make_plan(config(workers=1000, normalize=normalize, parts=number), PETABYTE, SEED)
         assert again.parts == plan.parts
         assert again.num_patches == plan.num_patches
 
 
-@pytest.mark.parametrize("workers", [50, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [20, pytest.param(1000, marks=pytest.mark.slow)])
 def test_a_petabyte_is_compared_in_constant_memory(workers: int) -> None:
     plan = plan_of(workers=workers)
     tracemalloc.start()
@@ -69,7 +69,7 @@ def test_a_petabyte_is_compared_in_constant_memory(workers: int) -> None:
 def test_borders_count_against_a_rate_that_was_measured_without_them() -> None:
     for normalize in ("global", "percentile"):
         knobs = config(workers=1000, normalize=normalize)
-        plan = make_plan(knobs, PETABYTE, SEED)
+        plan = plan_of(workers=1000, normalize=normalize)
         fleet = Fleet(1, rate=1e6)
         load = load_of(knobs, plan, fleet)
         borders = plan.num_patches / patches_of_one(knobs, plan)
@@ -110,11 +110,11 @@ def test_small_parts_are_chosen_where_large_ones_would_not_end_together() -> Non
     "normalize", [pytest.param("global", marks=pytest.mark.slow), "percentile"]
 )
 def test_the_choice_by_formula_and_its_neighbours_are_played(normalize: str) -> None:
-    knobs = config(workers=1000, normalize=normalize)
+    knobs = config(workers=100, normalize=normalize)
     plan = make_plan(knobs, PETABYTE, SEED)
 
     def said(**simulate: Any) -> dict[str, str]:
-        scale = build(ScaleConfig, {"rate": "1.5e6", "stragglers": "2%:3", **simulate})
+        scale = build(ScaleConfig, {"rate": "1.5e7", "stragglers": "2%:3", **simulate})
         return dict(scale_lines(knobs, scale, plan))
 
     paper, played = said(), said(simulate=[1])
@@ -132,8 +132,8 @@ def test_runs_that_do_not_end_are_counted() -> None:
 
 
 def test_a_simulation_says_where_its_numbers_lie() -> None:
-    said = lines(plan_of(workers=100), 100, rate="1.5e7", mtbf="200", restart="1h", simulate=[8])
-    interval = r"[\d,.]+ h \d+ min \[[\d,.]+ h \d+ min - [\d,.]+ h \d+ min\]: the median of 8 sim"
+    said = lines(plan_of(workers=100), 100, rate="1.5e7", mtbf="200", restart="1h", simulate=[4])
+    interval = r"[\d,.]+ h \d+ min \[[\d,.]+ h \d+ min - [\d,.]+ h \d+ min\]: the median of 4 sim"
     assert re.match(interval, said["simulated"])
     assert said["  failures"].count("-") == 1 and said["  redone"].count("%") == 3
 
@@ -145,19 +145,20 @@ def test_the_rate_of_a_run_is_taken_from_its_folder(tmp_path: Path) -> None:
         source, np.zeros_like(source), model="identity", patch=8, overlap=2, devices="cpu",
         normalize="none", run_dir=run,
     )  # fmt: skip
-    rate, notes = measured_rate(run, plan_of(workers=2))
+    plan = plan_of(workers=1000)
+    rate, notes = measured_rate(run, plan)
     summary = json.loads((run / "summary.json").read_bytes())
     assert rate == summary["voxels"] / summary["seconds"]
     assert "patches of 8 x 8 x 8" in notes[0]
     shares = [{"name": str(n), "voxels": n * 100, "seconds": 10.0} for n in (1, 4, 2, 0)]
     (run / "summary.json").write_text(json.dumps(summary | {"workers": shares}))
-    assert measured_rate(run, plan_of(workers=2))[0] == 20.0
+    assert measured_rate(run, plan)[0] == 20.0
     (run / "summary.json").write_text(json.dumps(summary | {"voxels": 0}))
     with pytest.raises(UsageError, match="computed nothing"):
-        measured_rate(run, plan_of(workers=2))
+        measured_rate(run, plan)
     (run / "summary.json").write_text("{}")
     with pytest.raises(UsageError, match="damaged"):
-        measured_rate(run, plan_of(workers=2))
+        measured_rate(run, plan)
 
 
 @pytest.mark.parametrize(
@@ -200,11 +201,11 @@ def test_the_command_of_a_user(
     zarr.create_array("in.zarr", shape=(80_000,) * 3, chunks=(128,) * 3, dtype="uint16")
     job = (
         "plan --in-spec in.zarr --out-spec out.zarr --model-type identity --devices cpu "
-        "--normalize global --workers 1000 --rate 2e6 --mtbf 100 --restart 5min --simulate 2"
+        "--normalize global --workers 100 --rate 2e7 --mtbf 100 --restart 5min --simulate 2"
     )
     assert main(job.split()) == 0
     said = capsys.readouterr().out
-    assert "1,000 of 2.00 Mvox/s; each fails every 100 h 0 min and is back after 5 min 0 s" in said
+    assert "100 of 20.0 Mvox/s; each fails every 100 h 0 min and is back after 5 min 0 s" in said
     assert "the median of 2 simulated runs (--seed 0)" in said
     assert "\nchoice " in said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.zarr"]
@@ -296,7 +297,7 @@ def test_the_work_of_planning_grows_no_faster_than_an_axis(
     the machine changes. It took 0.3 s of CPU; the bound on the seconds is a guard, no more."""
     monkeypatch.chdir(tmp_path)
     calls, seconds = [], 0.0
-    for side in (8_000, 8_001, 80_000):  # the first one imports
+    for side in (200, 8_000, 80_000):  # the first one imports
         zarr.create_array(f"{side}.zarr", shape=(side,) * 3, chunks=(128,) * 3, dtype="uint16")
         words = (
             f"plan --in-spec {side}.zarr --out-spec out.zarr --model-type identity --devices cpu "

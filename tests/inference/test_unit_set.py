@@ -57,8 +57,9 @@ def test_units_count_for_their_makers(tmp_path: Path) -> None:
 
 
 def test_who_shares_a_large_job_holds_less_than_a_byte_for_each_unit(tmp_path: Path) -> None:
-    """The rows of a petabyte have as many units; all rows are a hundred million units."""
-    plan = make_plan(config(parts=40), facts((3_800, 3_800, 127_000)), SEED)
+    """A petabyte has rows as long, and a hundred million units. What one reading of a log leaves
+    behind, whatever its size, is there before memory is counted."""
+    plan = make_plan(config(parts=40), facts((1_500, 1_500, 127_000)), SEED)
     checks, units = ["v0123456789abcdef"], plan.geometry.units.cells
     (tmp_path / "run.json").write_text('{"settings": {}, "fingerprint": {}}')
     with (tmp_path / "done-a.log").open("w") as log:
@@ -66,6 +67,7 @@ def test_who_shares_a_large_job_holds_less_than_a_byte_for_each_unit(tmp_path: P
     lost = (0, *units.start)
     with (tmp_path / "done-a.log").open("a") as log:
         log.write(lost_line(lost))
+    assert len(Journal.open(tmp_path, {}, resume=True, anyway=True).done) == plan.num_units - 1
     tracemalloc.start()
     journal = Journal.open(tmp_path, {}, resume=True, anyway=True)
     lacking = missing_parts(plan, journal.done)
@@ -74,5 +76,5 @@ def test_who_shares_a_large_job_holds_less_than_a_byte_for_each_unit(tmp_path: P
     tracemalloc.stop()
     assert lacking == {0: 1} and lost not in journal.done
     assert voxels == plan.voxels - plan.geometry.units.cell(lost[1:]).size
-    assert len(journal.done) == plan.num_units - 1 > 100_000
-    assert peak < plan.num_units + 2**18, "and what a log of any size takes"
+    assert len(journal.done) == plan.num_units - 1 > 15_000
+    assert peak < plan.num_units + 2**14, "and what a log of any size takes"

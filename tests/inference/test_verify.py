@@ -26,7 +26,7 @@ from ..preloaded import started
 from .faulty_s3 import Door
 from .kit import arange, crossed
 
-KNOBS: dict[str, Any] = {"model": "identity", "patch": 8, "overlap": 2, "devices": "cpu",
+KNOBS: dict[str, Any] = {"model": "identity", "patch": 16, "overlap": 2, "devices": "cpu",
                          "block": 16, "normalize": "none"}  # fmt: skip
 DATA = arange((32, 32, 32)) + 1
 DATA[:8] = 0  # no chunk of these is stored
@@ -56,6 +56,20 @@ def stored(path: Path, data: Any = None, **more: Any) -> Any:
         knobs["shards"] = 16
     penstock.run_inference(DATA if data is None else data, spec, **knobs)
     return spec
+
+
+@pytest.fixture(scope="module")
+def _stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stored")
+    stored(folder / "v3.zarr")
+    return folder
+
+
+@pytest.fixture
+def out(_stored: Path, tmp_path: Path) -> Path:
+    """A whole output that a test may harm: a copy, with its run folder and its lock."""
+    shutil.copytree(_stored, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "v3.zarr"
 
 
 def verify(*words: Any) -> int:
@@ -141,10 +155,10 @@ def test_pieces_of_a_unit_give_the_checksum_of_the_whole(
         "metadata": {"chunks": [3, 5, 6, 7], "shape": [3, 21, 22, 23], "dtype": "<u2"},
         "create": True,
     })  # fmt: skip
-    knobs = KNOBS | {"block": (10, 12, 14), "model": Several(), "in_channels": 1}
+    small = KNOBS | {"patch": 8, "block": (10, 12, 14)}
+    knobs = small | {"model": Several(), "in_channels": 1}
     penstock.run_inference(arange((21, 22, 23)), spec, **knobs)
-    penstock.run_inference(arange((21, 22, 23)), tmp_path / "one.zarr", chunks=(5, 6, 7),
-                           **KNOBS | {"block": (10, 12, 14)})  # fmt: skip
+    penstock.run_inference(arange((21, 22, 23)), tmp_path / "one.zarr", chunks=(5, 6, 7), **small)
     for most in (verify_room.SLAB_BYTES, 5000, 1):
         monkeypatch.setattr(verify_room, "SLAB_BYTES", most)
         assert verify(spec) == verify(tmp_path / "one.zarr") == 0
@@ -244,40 +258,32 @@ def test_a_bit_that_changes_is_found_wherever_it_changes_a_value(
 
 
 def test_a_chunk_of_zeros_may_be_away_and_no_other_chunk_may_be_in_its_place(
-    tmp_path: Path,
+    out: Path,
 ) -> None:
-    path = tmp_path / "v3.zarr"
-    stored(path)
-    assert not chunk(path, 0, 0, 0).exists()
-    assert verify(path) == 0
-    chunk(path, 0, 0).mkdir(parents=True, exist_ok=True)
-    shutil.copy(chunk(path, 3, 0, 0), chunk(path, 0, 0, 0))
-    assert verify(path) == 1
+    assert not chunk(out, 0, 0, 0).exists()
+    assert verify(out) == 0
+    chunk(out, 0, 0).mkdir(parents=True, exist_ok=True)
+    shutil.copy(chunk(out, 3, 0, 0), chunk(out, 0, 0, 0))
+    assert verify(out) == 1
 
 
-def test_a_lock_that_is_gone_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "v3.zarr"
-    stored(path)
-    (tmp_path / "v3.zarr.penstock-lock").unlink()
-    assert verify(path) == 0
+def test_a_lock_that_is_gone_is_said(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path(f"{out}.penstock-lock").unlink()
+    assert verify(out) == 0
     assert "Not locked: " in capsys.readouterr().out
 
 
-def test_another_fill_value_is_found(tmp_path: Path) -> None:
-    path = tmp_path / "v3.zarr"
-    stored(path)
-    metadata = path / "0/zarr.json"
+def test_another_fill_value_is_found(out: Path) -> None:
+    metadata = out / "0/zarr.json"
     metadata.write_text(json.dumps(json.loads(metadata.read_text()) | {"fill_value": 7}))
-    assert verify(path) == 1
+    assert verify(out) == 1
 
 
 def test_a_whole_store_that_was_emptied_is_missing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "v3.zarr"
-    stored(path)
-    shutil.rmtree(path / "0/c")
-    assert verify(path) == 3
+    shutil.rmtree(out / "0/c")
+    assert verify(out) == 3
     assert "none of its chunks is stored" in capsys.readouterr().out
 
 
@@ -305,12 +311,11 @@ def test_the_output_of_another_run_is_not_this_runs(
 
 @pytest.mark.parametrize("shape", [(32, 32, 40), (32, 32)])
 def test_an_array_of_another_shape_is_not_this_runs(
-    shape: tuple[int, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    shape: tuple[int, ...], out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    penstock.run_inference(DATA, tmp_path / "out.zarr", **KNOBS)
     other = KNOBS | {"patch": (8, 8)} if len(shape) == 2 else KNOBS
     penstock.run_inference(arange(shape), tmp_path / "other.zarr", **other)
-    run_dir = ["--run-dir", str(tmp_path / "out.zarr.penstock")]
+    run_dir = ["--run-dir", f"{out}.penstock"]
     assert verify(tmp_path / "other.zarr", *run_dir) == 1
     assert "wrote: that was uint16 of (32, 32, 32) voxels" in capsys.readouterr().err
 
@@ -384,28 +389,24 @@ def test_a_run_that_an_array_shared_is_proven_as_one(
 
 
 def test_blocks_of_an_older_version_are_counted_as_not_provable(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "v3.zarr"
-    stored(path)
-    log = tmp_path / "v3.zarr.penstock/done.log"
+    log = Path(f"{out}.penstock/done.log")
     lines = log.read_text().splitlines(keepends=True)
     log.write_text("".join([*(f"{line.rpartition(' ')[0]}\n" for line in lines[:3]), *lines[3:]]))
-    assert verify(path) == 4
+    assert verify(out) == 4
     said = capsys.readouterr().out
     assert "5 of 8 blocks are proven" in said and "Not provable: 3 blocks decode" in said
-    truncate(chunk(path, 2, 1, 0))
-    assert verify(path) == 1
+    truncate(chunk(out, 2, 1, 0))
+    assert verify(out) == 1
 
 
-def test_checks_of_another_kind_are_not_provable(tmp_path: Path) -> None:
-    path = tmp_path / "v3.zarr"
-    stored(path)
-    noted = tmp_path / "v3.zarr.penstock/run.json"
+def test_checks_of_another_kind_are_not_provable(out: Path) -> None:
+    noted = Path(f"{out}.penstock/run.json")
     content = json.loads(noted.read_text())
     content["makers"][0]["checksum"] = "of tomorrow"
     noted.write_text(json.dumps(content))
-    assert verify(path) == 4
+    assert verify(out) == 4
 
 
 # --- a store that is remote, or away -------------------------------------------------------------
@@ -445,9 +446,10 @@ def test_an_output_on_s3_is_proven_and_a_store_that_is_away_is_not_called_damage
 # --- what is refused -----------------------------------------------------------------------------
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, folder = tmp_path / "out.zarr", tmp_path / "out.zarr.penstock"
-    penstock.run_inference(DATA, out, **KNOBS)
+def test_what_is_no_run_is_refused(
+    out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(f"{out}.penstock")
     noted = (folder / "run.json").read_text()
 
     def refused(words: list[Any], said: str) -> None:
@@ -458,7 +460,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
 
     refused([tmp_path / "none.zarr"], "no such file or folder")
     refused([out, "--run-dir", tmp_path / "none"], "none is not a run folder")
-    refused([out, "--run-dir", out], "out.zarr is not a run folder")
+    refused([out, "--run-dir", out], "v3.zarr is not a run folder")
     refused([out, "--json", tmp_path / "no/found.json"], "is not a folder")
     refused([out, "--json", folder / "done.log", "--replace"], "which is an input")
     refused([out, "--json", out / "found.json"], "found.json lies")
@@ -475,27 +477,22 @@ def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     refused([out], "if it has another place, give --run-dir")
 
 
-def test_a_run_under_way_is_not_forgotten_in(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_under_way_is_not_forgotten_in(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from penstock.inference.run_folder.journal import Journal
 
-    path = tmp_path / "v3.zarr"
-    stored(path)
-    flip(chunk(path, 2, 1, 0))
-    log = tmp_path / "v3.zarr.penstock/done.log"
+    flip(chunk(out, 2, 1, 0))
+    log = Path(f"{out}.penstock/done.log")
     before = log.read_bytes()
-    with_lock = Journal(tmp_path / "v3.zarr.penstock", {})
+    with_lock = Journal(Path(f"{out}.penstock"), {})
     with_lock.lock()
-    assert verify(path, "--forget") == 2
+    assert verify(out, "--forget") == 2
     assert "--forget: another process is writing the run in" in capsys.readouterr().err
     with_lock.close()
     assert log.read_bytes() == before
 
 
-def test_a_file_that_is_not_ours_is_not_replaced(tmp_path: Path) -> None:
-    penstock.run_inference(DATA, tmp_path / "out.zarr", **KNOBS)
+def test_a_file_that_is_not_ours_is_not_replaced(out: Path, tmp_path: Path) -> None:
     report = tmp_path / "found.json"
     report.write_text("mine")
-    assert verify(tmp_path / "out.zarr", "--json", report) == 2
+    assert verify(out, "--json", report) == 2
     assert report.read_text() == "mine"

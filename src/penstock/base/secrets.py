@@ -45,6 +45,8 @@ _FIELD = (
 )
 _FIELDS = re.compile(_FIELD, re.IGNORECASE)
 """Names of fields of a mapping that hold a key."""
+_MAY_HIDE = re.compile(r"[?:=\s\"']")
+"""The characters of which a text has one if it has anything that `redact` looks for."""
 _IN_JSON = re.compile(
     rf"""(?P<field>["']{_FIELD}["']\s*:\s*)(?P<q>["'])[^"']*(?P=q)""", re.IGNORECASE
 )
@@ -91,6 +93,8 @@ def redact(text: str) -> str:
     >>> redact('{"headers": ["Authorization: Bearer abc"]}')
     '{"headers": "***"}'
     """
+    if _MAY_HIDE.search(text) is None:
+        return text
     text = _LOGIN.sub("//", text)
     text = _QUERY.sub(lambda match: _unsigned(match.group()), text)
     text = _HEADERS_IN_JSON.sub(rf'\1"{HIDDEN}"', text)
@@ -122,7 +126,7 @@ def scrub(text: str) -> str:
     >>> scrub("no answer from https://me:word@host/path")
     'no answer from https://host/path'
     """
-    return _without(_held_keys(), text)
+    return _without(_held_keys() if len(text) >= _LEAST else (), text)
 
 
 def _held_keys() -> list[str]:

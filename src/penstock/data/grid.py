@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,9 +75,8 @@ class Grid:
 
 
 def indices(cells: Box) -> Iterator[tuple[int, ...]]:
-    """Every index of an index box, last axis fastest, without a list."""
-    for flat in range(cells.size):
-        yield unflatten(flat, cells)
+    """Every index of an index box, last axis fastest, without a list of them."""
+    return product(*map(range, cells.start, cells.stop))
 
 
 def unflatten(flat: int, cells: Box) -> tuple[int, ...]:

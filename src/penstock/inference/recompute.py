@@ -23,7 +23,6 @@ from ..base import (
     build,
     cuda_flags_kept,
     frozen_garbage,
-    require,
 )
 from ..data import Box, Claims, Sink, flatten, indices
 from ..models import check_model_name, set_cuda_flags
@@ -74,8 +73,11 @@ class Recomputed:
 
     def chance(self, damaged: int) -> float:
         """The probability that the sample has one of ``damaged`` units at random places."""
-        hypergeom = require("scipy.stats", "infer").hypergeom
-        return float(hypergeom.sf(0, self.population, damaged, self.sampled))
+        if damaged > self.population - self.sampled:
+            return 1.0
+        # Of each damaged unit, that it is not drawn either if those before it are not.
+        others = self.population - np.arange(damaged)
+        return -math.expm1(np.log1p(-self.sampled / others).sum())
 
 
 def sample(run: RunFolder, proof: Proof, share: float, seed: int) -> list[Key]:
@@ -126,7 +128,6 @@ def recompute_units(
         UsageError: Input, model or weights are not there or are not those of the run.
         StageError: A stage failed.
     """
-    require("scipy.stats", "infer")  # fail before the work, not after it
     job, statistics = _reopen(run, devices)
     kinds = [kind for _, kind, _ in run.fingerprint["heads"]]
     pairs = zip(run.outputs, kinds, strict=True)

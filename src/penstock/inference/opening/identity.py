@@ -81,6 +81,7 @@ def arithmetic_of(made_by: Mapping[str, Any]) -> str:
     return ", ".join(words)
 
 
+@functools.cache
 def _version(library: str) -> str | None:
     try:
         return metadata.version(library)
@@ -299,20 +300,31 @@ def _close(file: Path, root: Path, files: dict[str, Path]) -> None:
 def _find(module: str, folders: Sequence[Path]) -> Path | None:
     """The user's file of a module: in one of the folders, or from where it was loaded."""
     for folder in folders:
-        place = folder / module.replace(".", "/")
-        for path in (place.with_suffix(".py"), place / "__init__.py"):
+        place = f"{folder}/{module.replace('.', '/')}"
+        for path in (Path(f"{place}.py"), Path(f"{place}/__init__.py")):
             if path.is_file():
                 return path
     return _file_of(module) if module in sys.modules and _is_users(module) else None
 
 
-def _imports(file: Path, root: Path) -> Iterator[str]:
+def _imports(file: Path, root: Path) -> tuple[str, ...]:
     """The modules that a file may import, by their names below ``root``."""
-    try:
-        tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError):
-        return
     package = file.relative_to(root).parts[:-1] if file.is_relative_to(root) else ()
+    return _imports_of(file.read_bytes(), package)
+
+
+@functools.lru_cache(maxsize=64)
+def _imports_of(code: bytes, package: tuple[str, ...]) -> tuple[str, ...]:
+    """The modules that a file of a package may import. They are kept: each run of a process looks
+    at the same files, and to parse one takes as long as a small run."""
+    try:
+        tree = ast.parse(code)
+    except (SyntaxError, ValueError):
+        return ()
+    return tuple(_imported(tree, package))
+
+
+def _imported(tree: ast.Module, package: tuple[str, ...]) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -349,8 +361,14 @@ def _is_users(module: str) -> bool:
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is None:
         return top == "__main__" or module not in sys.modules
+    return not _is_installed(file)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_installed(file: str) -> bool:
+    """Whether a file belongs to Python, to an installed library or to Penstock."""
     path = Path(file).resolve()
-    return not any(path.is_relative_to(folder) for folder in _installed())
+    return any(path.is_relative_to(folder) for folder in _installed())
 
 
 @functools.cache

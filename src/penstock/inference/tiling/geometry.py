@@ -209,9 +209,14 @@ class Geometry:
 
     def regions_along(self, axis: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Start and stop of each region along an axis: two arrays of shape (regions,)."""
-        cells, step, anchor = self.regions.cells, self.region[axis], self.anchor[axis]
-        lines = anchor + step * np.arange(cells.start[axis], cells.stop[axis] + 1, dtype=np.int64)
-        lines = lines.clip(self.domain.start[axis], self.domain.stop[axis])
+        low, high = self.domain.start[axis], self.domain.stop[axis]
+        step, anchor = self.region[axis], self.anchor[axis]
+        # The cells of `regions`, of this axis alone: a plan asks for them thousands of times.
+        first, stop = (low - anchor) // step, -((anchor - high) // step)
+        if self.domain.size == 0:
+            stop = first
+        lines = anchor + step * np.arange(first, stop + 1, dtype=np.int64)
+        lines = np.minimum(np.maximum(lines, low), high)
         return lines[:-1], lines[1:]
 
     def patches_along(self, axis: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -161,7 +161,8 @@ def fit_parts(geometry: Geometry, num_volumes: int, workers: int, least: int | N
     """
     wanted = min(least or 1, len(geometry.units) * num_volumes)
 
-    axes = [_cuts(geometry, axis) for axis in range(3)]
+    uncut = replace(geometry, region=geometry.unit)  # equal for all regions that are compared
+    axes = [_cuts(uncut, axis) for axis in range(3)]
     count = np.full(1, num_volumes)
     patches = np.ones(1)
     for cuts in axes:  # both arrays have one value for each way to cut all three axes
@@ -187,6 +188,7 @@ class _AxisCut:
     """Number of patches along the longest piece."""
 
 
+@lru_cache(maxsize=16)
 def _cuts(geometry: Geometry, axis: int) -> list[_AxisCut]:
     """Ways to cut an axis into 1, 2, 3, 4, 6, 8 ... pieces of whole units. Only the last piece may
     be shorter."""

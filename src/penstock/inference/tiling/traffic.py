@@ -131,7 +131,8 @@ def open_peak(geometry: Geometry) -> int:
     ``before * all + here * opened`` of a plane, and ``unclosed`` likewise. `_most` goes from axis
     to axis and needs only the three factors.
     """
-    return _most(1, 1, -1, [_units_along(geometry, axis) for axis in range(3)])
+    along = [_units_along(geometry, axis) for axis in range(3)]
+    return _most(1, 1, -1, [(units, [*units.kinds()]) for units in along])
 
 
 class UnitsAlong(NamedTuple):
@@ -155,9 +156,15 @@ class UnitsAlong(NamedTuple):
             yield opening, closing, UnitsAlong(*(column[rows] for column in self))
 
 
-def _most(opened: int, unclosed: int, whole: int, axes: Sequence[UnitsAlong]) -> int:
-    """The maximum over all blocks of a weighted sum of three volumes of units."""
-    units, *rest = axes
+def _most(
+    opened: int,
+    unclosed: int,
+    whole: int,
+    axes: Sequence[tuple[UnitsAlong, list[tuple[int, int, UnitsAlong]]]],
+) -> int:
+    """The maximum over all blocks of a weighted sum of three volumes of units, which are given for
+    each axis with their kinds."""
+    (units, kinds), *rest = axes
 
     def of_all(blocks: UnitsAlong) -> Ints:
         return opened * blocks.before + unclosed * blocks.after + whole * blocks.whole
@@ -167,7 +174,7 @@ def _most(opened: int, unclosed: int, whole: int, axes: Sequence[UnitsAlong]) ->
     # Blocks with the same opening and closing differ only in the third factor: take the largest.
     return max(
         _most(opened * opening, unclosed * closing, int(of_all(blocks).max()), rest)
-        for opening, closing, blocks in units.kinds()
+        for opening, closing, blocks in kinds
     )
 
 
