@@ -133,8 +133,8 @@ def test_a_run_can_be_driven_once_and_says_how_far_it_is(tmp_path: Path) -> None
     assert seen[-1].units_done == seen[-1].units_planned == 27
     assert seen[-1].patches_done == seen[-1].patches_planned
     assert summary.units_written == 27
-    assert summary.voxels == 40**3
-    assert summary.input_bytes == 2 * 40**3
+    assert summary.voxels == 24**3
+    assert summary.input_bytes == 2 * 24**3
     stages = {"read", "normalise", "forward", "stitch", "checksum", "write", "note"}
     assert set(summary.stages) == stages
     assert any(line.startswith("Throughput: ") for line in summary.lines())
