@@ -211,7 +211,7 @@ def test_floats_are_rounded_into_integers_and_kept_in_range() -> None:
 def test_the_pass_for_percentiles_reads_with_no_more_than_the_plan_holds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    volume = arange((128, 128, 128))
+    volume = arange((160, 160, 160))
     readers: list[str] = []
     spawn = threads.Flow.spawn
 
