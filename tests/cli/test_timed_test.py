@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -39,23 +41,35 @@ def launch_at(commit: str, seconds: float, number: int, **facts: Any) -> Record:
     )  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One with a test, on a branch of one commit."""
+    folder = tmp_path_factory.mktemp("repository")
+    (folder / "test_it.py").write_text(TEST)
+    with contextlib.chdir(folder):
+        git("init", "-q", "-b", "main")
+        git("add", "-A")
+        git("commit", "-qm", "one")
+        git("switch", "-qc", "feature")
+        git("commit", "-q", "--allow-empty", "-m", "two")
+    return folder
+
+
 @pytest.fixture
-def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    """A repository with a test, on a branch of one commit; its machine is known at once."""
-    pytester.makepyfile(test_it=TEST)
-    git("init", "-q", "-b", "main")
-    git("add", "-A")
-    git("commit", "-qm", "one")
-    git("switch", "-qc", "feature")
-    git("commit", "-q", "--allow-empty", "-m", "two")
+def project(
+    pytester: pytest.Pytester, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> pytest.Pytester:
+    """A copy of the repository; its machine is known at once."""
+    shutil.copytree(repository, pytester.path, dirs_exist_ok=True)
     here = {"machine_key": "m", "git": {"commit": git("rev-parse", "HEAD"), "dirty": False}}
     monkeypatch.setattr(timed_test, "collect_environment", lambda folder: here)
     return pytester
 
 
 def run(project: pytest.Pytester, *words: str) -> pytest.RunResult:
-    left_out = ("cacheprovider", "xdist", "unraisableexception")  # which collects garbage
-    plain = [word for name in left_out for word in ("-p", f"no:{name}")]
+    """What is left out takes longer than the test: it collects garbage, or is imported each time."""
+    left_out = "cacheprovider unraisableexception xdist xdist.looponfail zarr anyio platformdirs"
+    plain = [word for name in left_out.split() for word in ("-p", f"no:{name}")]
     gc.freeze()  # as whoever measures does collect, too
     return project.runpytest_inprocess(*plain, "--penstock-seconds=0.01", *words)
 

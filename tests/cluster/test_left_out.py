@@ -15,7 +15,7 @@ from penstock.cluster import Absence, TaskFailure, Tasks, UnfitWorker, Workers, 
 from penstock.cluster import tasks as of_tasks
 
 distributed = pytest.importorskip("distributed")
-COUNT = 20
+COUNT = 12
 
 
 def work(order: float, number: int) -> int:

@@ -213,7 +213,7 @@ class Scheduler:
     def __init__(self, forked: bool = False, **variables: str) -> None:
         self.file, self.forked = Path("scheduler.json").absolute(), forked
         self.processes: list[psutil.Process] = []
-        words = ("--port", "0", "--dashboard-address", "127.0.0.1:0")
+        words = ("--port", "0", "--dashboard-address", "127.0.0.1:0", "--no-dashboard")
         self._start("dask_scheduler", *words, **variables)
         for _ in eventually():
             if self.file.exists() and self.file.read_text().endswith("}"):

@@ -63,9 +63,10 @@ def conv(channels: int = 1, seed: int = 0) -> nn.Module:
 
 
 def job(tmp_path: Path, **knobs: Any) -> Job:
-    config = {"in_spec": arange((40, 40, 40)), "out_spec": np.zeros((40, 40, 40), "uint16"),
+    """27 units, of 64 patches."""
+    config = {"in_spec": arange((24, 24, 24)), "out_spec": np.zeros((24, 24, 24), "uint16"),
               "model_type": "identity", "patch": 8, "overlap": 2, "devices": "cpu", "batch": 4,
-              "block": 16, "normalize": "none"}  # fmt: skip
+              "block": 10, "normalize": "none"}  # fmt: skip
     return Job(build(InferConfig, config | {"run_dir": tmp_path / "run"} | knobs))
 
 

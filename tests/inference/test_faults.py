@@ -98,7 +98,7 @@ def test_a_block_that_was_never_written_is_never_success(
         ({"t": 1}, "--t 1 is out of range: the input has 0 to 0"),
         ({"c": "0:3"}, "--c 1 is out of range"),
         ({"c": "x"}, "--c 'x' is not all"),
-        ({"out_spec": np.zeros((40, 40, 39), "uint16")}, "has 39 along x but this job writes 40"),
+        ({"out_spec": np.zeros((24, 24, 23), "uint16")}, "has 23 along x but this job writes 24"),
         ({"devices": "cuda:7"}, "--devices cuda:7: this machine has"),
         ({"devices": "abacus"}, "--devices 'abacus'"),
         ({"model_type": "nonesuch"}, "--model-type 'nonesuch' is unknown"),

@@ -7,6 +7,7 @@ never pass through a float. A numpy oracle cuts the volume anew.
 from __future__ import annotations
 
 import itertools
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -371,7 +372,7 @@ def sinks(shape: tuple[int, ...]) -> tuple[Array, ...]:
 
 @pytest.mark.parametrize(
     ("seam", "cut"),
-    crossed(["trim", "blend"], [((13, 17, 19), 3), ((1, 20, 9), 4), ((11, 12, 13), 0)]),
+    crossed(["trim", "blend"], [((7, 11, 13), 3), ((1, 20, 9), 4), ((11, 12, 13), 0)]),
 )
 def test_mixed_heads_are_stitched_each_in_its_own_way(
     seam: str, cut: tuple[tuple[int, ...], int]
@@ -391,17 +392,18 @@ def test_mixed_heads_are_stitched_each_in_its_own_way(
 
 @pytest.mark.parametrize("seam", [pytest.param("trim", marks=pytest.mark.slow), "blend"])
 def test_mixed_heads_resume_to_the_same_bytes(seam: str, tmp_path: Path) -> None:
-    data = noise((16, 20, 24))
+    data = noise((16, 16, 12))
     knobs: dict[str, Any] = CPU | {"model": Mixed(), "block": 8, "chunks": 8, "normalize": "none",
                                    "seam_mode": seam, "head_kind": {"soft": "scores"}}  # fmt: skip
     whole = [tmp_path / f"whole{i}.zarr" for i in range(3)]
     parts = [tmp_path / f"parts{i}.zarr" for i in range(3)]
-    for outs in (whole, parts):
-        penstock.run_inference(data, outs, **knobs)
+    penstock.run_inference(data, parts, **knobs)
+    for one, other in zip(whole, parts, strict=True):
+        shutil.copytree(other, one)
     log = tmp_path / "parts0.zarr.penstock/done.log"
-    log.write_text("".join(log.read_text().splitlines(keepends=True)[:5]))
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[:3]))
     summary = penstock.run_inference(data, parts, resume=True, **knobs)
-    assert (summary.units_skipped, summary.units_planned) == (5, 18)
+    assert (summary.units_skipped, summary.units_planned) == (3, 8)
     for one, other in zip(whole, parts, strict=True):
         files = [path.relative_to(one) for path in one.glob("0/c/**/*") if path.is_file()]
         assert files
@@ -554,7 +556,7 @@ def test_a_net_of_float32_is_said_to_see_less() -> None:
 def test_the_callers_default_dtype_changes_nothing(
     default: torch.dtype, seam: str, name: str
 ) -> None:
-    data = noise((10, 18, 18))
+    data = noise((8, 10, 10))
     knobs: dict[str, Any] = {"patch": 8, "overlap": 4, "normalize": "global", "seam_mode": seam}
     expected = run(data, name, **knobs)
     torch.set_default_dtype(default)

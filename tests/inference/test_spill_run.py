@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import re
 from collections.abc import Iterable
@@ -31,7 +32,7 @@ from penstock.inference.stages.beginning import begun
 
 from .kit import Array
 
-SHAPE = (20, 24, 20)
+SHAPE = (16, 20, 20)
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +70,9 @@ def opened(parts: int = 8, **knobs: Any) -> Job:
     return Job(settings(**shared | knobs))
 
 
+@functools.cache
 def alone(seam: str) -> Array:
+    """What one process writes, of the one volume of these tests."""
     config = settings(seam, "alone.zarr")
     penstock.inference.run_job(Job(config))
     return values("alone.zarr")

@@ -19,7 +19,7 @@ from penstock.inference.opening.job import Job
 from penstock.inference.run_folder.ending import EndRequest
 from penstock.inference.run_folder.journal import Prepared
 from penstock.inference.run_folder.log_file import LogFile
-from penstock.inference.sharing import station
+from penstock.inference.sharing import station, statistics
 from penstock.inference.sharing.station import JobOrder, part_task
 from penstock.inference.stages.beginning import begun
 
@@ -106,6 +106,25 @@ def test_a_place_that_no_task_comes_to_is_given_up_and_taken_again(
     names.add(second["name"])
     assert len(names) == 2 and second["summary"]["units_written"] > 0
     assert {log.name for log in FOLDER.glob("done-*.log")} == {f"done-{n}.log" for n in names}
+
+
+def test_a_worker_reads_what_was_counted_in_a_round_once(
+    dask: Dask, order: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each task would read all that was counted before it."""
+    given, read, merge = order(normalize="global"), [], statistics._merge
+
+    def noted(packed: bytes | None, histograms: Any) -> None:
+        read.append(packed)
+        merge(packed, histograms)
+
+    monkeypatch.setattr(statistics, "_merge", noted)
+    for _ in range(2):  # float32 is counted in two rounds
+        assert station.lacks(given, 0) == "lacking"
+        assert station.count_task(given, 0) == "counted"
+    assert station.lacks(given, 0) == "known"
+    assert part_task(given, 0)["summary"]["units_written"] > 0
+    assert len(read) == 2
 
 
 def test_a_part_that_nobody_waits_for_ends(dask: Dask, order: Begin) -> None:

@@ -154,12 +154,14 @@ class Station:
 
     def __init__(self, order: JobOrder) -> None:
         from ..opening.job import Job
+        from .statistics import Merged
         from .worker import Worker
 
         one_heap()
         self.order, self.lock = order, threading.Lock()
         self.request = EndRequest()
         self.scalings: Mapping[int, Scaling] | None = None
+        self.merged = Merged()
         self.job = Job(order.config, order.part, order.peers)
         with contextlib.ExitStack() as ends:
             self.journal = ends.enter_context(contextlib.closing(self._journal()))
@@ -200,14 +202,16 @@ class Station:
 
         with self._task(number):
             folder, elements = folder_of(self.journal), self.order.elements
-            count_share(self.job, self.worker.watch, folder, number + 1, elements)
+            watch = self.worker.watch
+            count_share(self.job, watch, folder, number + 1, elements, self.merged)
             return "counted"
 
     def lacks(self) -> str:
         """Return "lacking" if shares of the values are still to be counted, else "known"."""
         from .statistics import Round, folder_of, open_round
 
-        opened = open_round(self.job, folder_of(self.journal), self.order.elements)
+        folder, elements = folder_of(self.journal), self.order.elements
+        opened = open_round(self.job, folder, elements, self.merged)
         return "lacking" if isinstance(opened, Round) else "known"
 
     def compute(self, number: int) -> dict[str, Any]:
@@ -218,7 +222,8 @@ class Station:
         with self._task(number):
             self.journal.refresh()
             if self.scalings is None:
-                self.scalings = shared_scalings(self.job, self.journal, self.order.elements)
+                elements = self.order.elements
+                self.scalings = shared_scalings(self.job, self.journal, elements, self.merged)
             self._compute(number, self.scalings)
             return self.result()
 

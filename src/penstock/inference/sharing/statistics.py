@@ -9,8 +9,9 @@ there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Any
 
@@ -38,12 +39,23 @@ class Round:
     """One histogram for each volume, ready for this pass."""
 
 
+@dataclass(slots=True)
+class Merged:
+    """The rounds of a job that this process has read: their shares stay as they are."""
+
+    rounds: int = 0
+    histograms: Sequence[Histogram] = field(default_factory=list)
+    """One histogram for each volume, ready for the next round. Empty before the first."""
+
+
 def needs_counting(job: Job) -> bool:
     """Whether the scalings of a job are percentiles of whole volumes."""
     return job.config.normalize != "percentile" and fixed_scaling(job.config) is None
 
 
-def shared_scalings(job: Job, journal: Journal, elements: int) -> dict[int, Scaling]:
+def shared_scalings(
+    job: Job, journal: Journal, elements: int, merged: Merged | None = None
+) -> dict[int, Scaling]:
     """The scaling of each volume by its index. Empty if each block has its own.
 
     Raises `UsageError` if the values are not counted yet; it names the step that counts them.
@@ -54,7 +66,7 @@ def shared_scalings(job: Job, journal: Journal, elements: int) -> dict[int, Scal
     if (fixed := fixed_scaling(job.config)) is not None:
         return dict.fromkeys(volumes, fixed)
     if not all(str(number) in journal.statistics for number in volumes):
-        counted = open_round(job, folder_of(journal), elements)
+        counted = open_round(job, folder_of(journal), elements, merged)
         if isinstance(counted, Round):
             raise UsageError(
                 f"the values of the input are not counted yet, for percentiles of the whole "
@@ -67,35 +79,46 @@ def shared_scalings(job: Job, journal: Journal, elements: int) -> dict[int, Scal
     return {i: Scaling(each["lower"], each["scale"]) for i, each in enumerate(saved)}
 
 
-def open_round(job: Job, folder: Folder, elements: int) -> Round | list[Histogram]:
-    """The round to count next, or the histograms of all volumes if all are counted."""
-    histograms = [Histogram(job.norm_source.dtype) for _ in job.volumes]
+def open_round(
+    job: Job, folder: Folder, elements: int, merged: Merged | None = None
+) -> Round | Sequence[Histogram]:
+    """The round to count next, or the histograms of all volumes if all are counted.
+
+    ``merged`` are the rounds that this process has read before; those that it reads are added.
+    """
+    merged = Merged() if merged is None else merged
+    merged.histograms = merged.histograms or [Histogram(job.norm_source.dtype) for _ in job.volumes]
     percentiles = (job.config.norm_lower, job.config.norm_upper)
-    number = 0
-    while not all(histogram.done for histogram in histograms):
-        number += 1
+    while not all(histogram.done for histogram in merged.histograms):
+        number, histograms = merged.rounds + 1, deepcopy(merged.histograms)
         files = [_file(number, element, elements) for element in range(1, elements + 1)]
         there = {*folder.names(files[0].rpartition("/")[0] + "/*")}
         missing = [element for element, file in enumerate(files, 1) if file not in there]
         if missing:
-            return Round(number, missing, histograms)
+            return Round(number, missing, [*histograms])
         for file in files:
             _merge(folder.read(file), histograms)
         for histogram in histograms:
             if not histogram.done:
                 histogram.advance(percentiles)
-    return histograms
+        merged.rounds, merged.histograms = number, histograms
+    return merged.histograms
 
 
 def count_share(
-    job: Job, watch: Watch, folder: Folder, element: int, elements: int
+    job: Job,
+    watch: Watch,
+    folder: Folder,
+    element: int,
+    elements: int,
+    merged: Merged | None = None,
 ) -> Round | None:
     """Count one element's share of the values of all volumes.
 
     Returns the round that was counted, with the elements that are still missing. None if everything
     was counted already.
     """
-    opened = open_round(job, folder, elements)
+    opened = open_round(job, folder, elements, merged)
     if not isinstance(opened, Round):
         return None
     if element in opened.missing:
@@ -138,7 +161,7 @@ def _packed(histograms: list[Histogram]) -> bytes:
     return packed.getvalue()
 
 
-def _merge(packed: bytes | None, histograms: list[Histogram]) -> None:
+def _merge(packed: bytes | None, histograms: Sequence[Histogram]) -> None:
     assert packed is not None  # it was listed, and these files stay
     with np.load(BytesIO(packed), allow_pickle=False) as arrays:
         for volume, histogram in enumerate(histograms):
