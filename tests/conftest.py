@@ -102,12 +102,24 @@ def pytest_unconfigure() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _listed_once() -> Iterator[None]:
     """What is installed stays so while tests run. To list its entry points takes 10 ms, at each
-    training and for each name of a model. A test that adds a folder has them listed anew."""
+    training and for each name of a model. A test that puts a folder in front has that one listed
+    anew, and one that changes the path otherwise all."""
     real, here = metadata.entry_points, list(sys.path)
-    kept = functools.cache(real)
+
+    @functools.cache
+    def kept(**which: str) -> metadata.EntryPoints:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "path", here)
+            return real(**which)
 
     def entry_points(**which: str) -> metadata.EntryPoints:
-        return (kept if sys.path == here else real)(**which)
+        if sys.path == here:
+            return kept(**which)
+        if sys.path[1:] != here or not which:
+            return real(**which)
+        in_front = metadata.distributions(path=sys.path[:1])
+        added = (each for of in in_front for each in of.entry_points)
+        return metadata.EntryPoints((*added, *kept(group=which["group"]))).select(**which)
 
     with pytest.MonkeyPatch.context() as patch:
         for room in (metadata, extensions):

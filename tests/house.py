@@ -142,7 +142,13 @@ def imports_in(nodes: Iterable[ast.AST], package: Sequence[str]) -> Iterator[Imp
                 yield from (Import(module, alias.name, node.lineno) for alias in node.names)
 
 
-def targets_of(file: str) -> Iterator[str]:
+@cache
+def targets_of(file: str) -> tuple[str, ...]:
+    """The files that a file imports, each as often as it does."""
+    return tuple(_targets_of(file))
+
+
+def _targets_of(file: str) -> Iterator[str]:
     """The files that a file imports, what comes through a door by the room behind it."""
     for base, name, line in imports_of(file):
         wing = base.removeprefix("penstock.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -10,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +19,8 @@ import pytest
 import penstock
 from penstock.base.errors import UsageError
 from penstock.cli import main
+
+from .anew import imported_anew
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "extending.md").read_text()
@@ -88,7 +89,8 @@ def test_the_page_has_these_recipes_and_no_other() -> None:
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A copy of what the recipes change."""
-    shutil.copytree(ROOT / "src", tmp_path / "src")
+    rewritten = shutil.ignore_patterns("*-pytest-*.pyc")
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=rewritten)
     shutil.copy(ROOT / "ARCHITECTURE.md", tmp_path)
     return tmp_path
 
@@ -102,22 +104,20 @@ def run(words: list[str], tree: Path) -> str:
     return done.stdout
 
 
-RUNS = """
-import contextlib, io, json, sys
-from penstock.cli import main
-from penstock.data import specimen
-specimen.PERIOD = (240, 240, 240)  # less to grow
-said = io.StringIO()
-with contextlib.redirect_stdout(said):
-    for kind, text in json.loads(sys.argv[1]):
-        if kind == "python":
-            exec(compile(text, "extending.md", "exec"), {"__name__": "__main__"})
-        else:
-            program, *words = text
-            assert program == "penstock" and main(words) == 0, text
-print(said.getvalue())
-"""
-"""Blocks and command lines of recipes, one after another in one interpreter."""
+def run_anew(work: Iterable[tuple[str, str | list[str]]]) -> None:
+    """Blocks and command lines of recipes, one after another, as a fresh interpreter would."""
+    with imported_anew():
+        from penstock.cli import main
+        from penstock.data import specimen
+
+        specimen.PERIOD = (240, 240, 240)  # less to grow
+        for kind, text in work:
+            if kind == "python":
+                assert isinstance(text, str)
+                exec(compile(text, "extending.md", "exec"), {"__name__": "__main__"})
+            else:
+                program, *words = text
+                assert program == "penstock" and main(words) == 0, text
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,12 @@ print(said.getvalue())
         *(pytest.param({t}, id=t, marks=pytest.mark.slow) for t in sorted(IN_TREE - {"A verb"})),
     ],
 )
-def test_what_is_added_inside_penstock_runs(titles: set[str], tree: Path) -> None:
+def test_what_is_added_inside_penstock_runs(
+    titles: set[str],
+    tree: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     work: list[tuple[str, str | list[str]]] = []
     shown = []
     for step in (step for title in sorted(titles) for step in recipe(title)):
@@ -140,7 +145,12 @@ def test_what_is_added_inside_penstock_runs(titles: set[str], tree: Path) -> Non
         for kind, block in blocks:
             lines = [block] if kind == "python" else map(shlex.split, lines_of(block))
             work += [(kind, line) for line in lines]
-    said = run([sys.executable, "-c", RUNS, json.dumps(work)], tree)
+    (tree / "work").mkdir()
+    monkeypatch.chdir(tree / "work")
+    monkeypatch.syspath_prepend(tree / "src")
+    monkeypatch.setenv("PYTHONPATH", str(tree / "src"))
+    run_anew(work)
+    said = capsys.readouterr().out
     assert len(shown) == len(titles) and all(output in said for output in shown), said
     if "A tracker" in titles:
         rows = (tree / "work" / "run" / "track" / "table.csv").read_text()

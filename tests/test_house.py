@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import importlib
 import json
 import re
@@ -36,6 +37,18 @@ from .house import (
     targets_of,
     tree,
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _trees_go_unsearched() -> Iterator[None]:
+    """The trees of all files are a million objects: too many to search for garbage again and again,
+    here or in later tests."""
+    gc.disable()
+    yield
+    tree.cache_clear()
+    nodes.cache_clear()
+    gc.enable()
+
 
 # --- the wings ------------------------------------------------------------------------------------
 

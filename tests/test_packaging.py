@@ -45,13 +45,17 @@ sys.meta_path.insert(0, Absent())
 """
 
 
+def blocked(folder: Path) -> dict[str, str]:
+    """An environment in which Python finds the core's packages and no others, children too."""
+    (folder / "site").mkdir()
+    (folder / "site" / "sitecustomize.py").write_text(BLOCK)
+    places = [str(folder / "site"), str(Path(penstock.__file__).parent.parent)]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(places)}
+
+
 @pytest.fixture
 def core(tmp_path: Path) -> dict[str, str]:
-    """An environment in which Python finds the core's packages and no others, children too."""
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "sitecustomize.py").write_text(BLOCK)
-    places = [str(tmp_path / "site"), str(Path(penstock.__file__).parent.parent)]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(places)}
+    return blocked(tmp_path)
 
 
 def test_hints_name_the_distribution_and_its_extras() -> None:
@@ -116,32 +120,45 @@ WITHOUT = {
 }
 
 
-def test_every_verb_without_the_extras_names_the_one_it_needs(
-    core: dict[str, str], tmp_path: Path
-) -> None:
-    (tmp_path / "gpus.csv").write_text(
+OF_CORE = """
+import sys, numpy, penstock
+numpy.save('in.npy', numpy.zeros((8, 8, 8), 'uint16'))
+out = numpy.zeros((8, 8, 8), 'uint16')
+plan = penstock.plan_inference('in.npy', out, model='identity', patch=4, overlap=0)
+print(plan.num_patches)
+penstock.Loader
+try: penstock.run_inference
+except ImportError as error: print(error, file=sys.stderr)
+from penstock.cli import main
+for words in sys.argv[1:]:
+    print('rc', main(words.split()), file=sys.stderr)
+"""
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """What the core alone prints: in Python, then of every verb that wants more."""
+    folder = tmp_path_factory.mktemp("core")
+    (folder / "gpus.csv").write_text(
         "timestamp, index, name, memory.used [MiB], utilization.gpu [%]\n"
         "2026/11/22 12:00:00.000, 0, NVIDIA A10G, 100 MiB, 50 %\n"
     )
-    (tmp_path / "b.jsonl").write_text(launch(8).line() + "\n")
-    code = (
-        "import sys, numpy; from penstock.cli import main\n"
-        "numpy.save('in.npy', numpy.zeros((8, 8, 8), 'uint16'))\n"
-        "for words in sys.argv[1:]:\n"
-        "    print('rc', main(words.split()), file=sys.stderr)\n"
-        "import penstock; penstock.Loader\n"
-        "try: penstock.run_inference\n"
-        "except ImportError as error: print(error, file=sys.stderr)"
-    )
-    words = [sys.executable, "-c", code, *WITHOUT]
-    done = subprocess.run(words, capture_output=True, text=True, env=core, cwd=tmp_path)
+    (folder / "b.jsonl").write_text(launch(8).line() + "\n")
+    words = [sys.executable, "-c", OF_CORE, *WITHOUT]
+    done = subprocess.run(words, capture_output=True, text=True, env=blocked(folder), cwd=folder)
     assert done.returncode == 0, done.stderr
-    *lines, python = done.stderr.splitlines()
-    assert len(lines) == 2 * len(WITHOUT), done.stderr
-    for (command, hint), said, code_ in zip(WITHOUT.items(), lines[::2], lines[1::2], strict=True):
+    return done.stdout, done.stderr
+
+
+def test_every_verb_without_the_extras_names_the_one_it_needs(said: tuple[str, str]) -> None:
+    python, *lines = said[1].splitlines()
+    assert len(lines) == 2 * len(WITHOUT), said[1]
+    for (command, hint), refused, code_ in zip(
+        WITHOUT.items(), lines[::2], lines[1::2], strict=True
+    ):
         install = ".*is not installed; run: pip install 'penstock-"
         pattern = re.escape(hint).replace(r"\.\*", install)
-        assert re.search(pattern, said) and code_ == "rc 2", (command, said, code_)
+        assert re.search(pattern, refused) and code_ == "rc 2", (command, refused, code_)
     assert python == "torch is not installed; run: pip install 'penstock-dl[infer]'"
 
 
@@ -185,17 +202,8 @@ def test_the_core_with_a_store_plans_as_torch_does(
     assert not (tmp_path / "out.zarr").exists()
 
 
-def test_the_core_alone_plans_arrays(core: dict[str, str], tmp_path: Path) -> None:
-    code = (
-        "import numpy, penstock\n"
-        "numpy.save('in.npy', numpy.zeros((8, 8, 8), 'uint16'))\n"
-        "out = numpy.zeros((8, 8, 8), 'uint16')\n"
-        "plan = penstock.plan_inference('in.npy', out, model='identity', patch=4, overlap=0)\n"
-        "print(plan.num_patches)"
-    )
-    words = [sys.executable, "-c", code]
-    done = subprocess.run(words, capture_output=True, text=True, env=core, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, "8\n"), done.stderr
+def test_the_core_alone_plans_arrays(said: tuple[str, str]) -> None:
+    assert said[0] == "8\n"
 
 
 def test_make_demo_installs_the_demo_and_make_test_adds_the_rest() -> None:

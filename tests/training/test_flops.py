@@ -25,6 +25,10 @@ BOTH = 2 * FORWARD + 2 * (8 * 4 + 4 * 2)
 """A backward has gradients of all weights, and of the inputs of all layers but the first."""
 
 
+FEW = {"num_samples": 60, "epochs": 1}
+"""Six steps, of which all but the first go uncounted."""
+
+
 @pytest.fixture(autouse=True)
 def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tests of this process may have compiled something."""
@@ -35,7 +39,7 @@ def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 def train(out: Path, workload: str = "spiral", **changes: Any) -> dict[str, Any]:
     from penstock.training.loop import train_workload
 
-    return train_workload(workload, config_of(out, **changes))
+    return train_workload(workload, config_of(out, **FEW | changes))
 
 
 def counted(results: dict[str, Any]) -> tuple[float | None, str]:
@@ -48,7 +52,7 @@ def counted(results: dict[str, Any]) -> tuple[float | None, str]:
 def test_a_sample_has_the_operations_of_its_products(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    results = train(tmp_path, epochs=1, **changes)
+    results = train(tmp_path, **changes)
     assert counted(results) == (BOTH, "")
     written = json.loads((tmp_path / "training_results.json").read_text())
     assert counted(written) == (BOTH, "")
@@ -90,7 +94,7 @@ def test_a_run_that_goes_on_counts_anew(tmp_path: Path) -> None:
     from penstock.training.loop import train_workload
 
     with pytest.raises(Incomplete):
-        train_workload("spiral", config_of(tmp_path), progress=kill_at(20))
+        train_workload("spiral", config_of(tmp_path, **FEW), progress=kill_at(3))
     stopped = json.loads((tmp_path / "training_results.json").read_text())
     assert counted(stopped) == counted(train(tmp_path, resume=True)) == (BOTH, "")
     nothing_left = train(tmp_path, resume=True)
@@ -109,18 +113,18 @@ def test_what_cannot_be_counted_is_said_and_trained(
         raise ValueError("no such shape")
 
     monkeypatch.setattr(footprint, "flop_registry", {torch.ops.aten.addmm: broken})
-    results = train(tmp_path / "a", epochs=1)
+    results = train(tmp_path / "a")
     assert results["status"] == "complete" and results["flops_per_sample"] is None
     assert "aten.addmm.default were not counted: no such shape" in results["flops_note"]
     monkeypatch.setattr(footprint, "flop_registry", {})
     note = "no product, convolution or attention was seen"
-    assert counted(train(tmp_path / "b", epochs=1)) == (None, note)
+    assert counted(train(tmp_path / "b")) == (None, note)
     monkeypatch.setattr(flops, "_LEAVES_COMPILED", True)
     monkeypatch.setitem(
         sys.modules["torch._dynamo.utils"].counters, "frames", Counter({"total": 1, "ok": 1})
     )
     note = "the workload compiles code, whose operations are not seen"
-    assert counted(train(tmp_path / "c", epochs=1)) == (None, note)
+    assert counted(train(tmp_path / "c")) == (None, note)
 
 
 def test_a_step_that_looks_at_values_has_no_count_on_shapes(
@@ -129,6 +133,6 @@ def test_a_step_that_looks_at_values_has_no_count_on_shapes(
     import torch
 
     monkeypatch.setattr(torch, "compile", lambda module: module)
-    results = train(tmp_path, "tests.training.spirals:Peeking", epochs=1, compile=True)
+    results = train(tmp_path, "tests.training.spirals:Peeking", compile=True)
     assert results["status"] == "complete" and results["flops_per_sample"] is None
     assert results["flops_note"].startswith("the step cannot be run on shapes alone: ")

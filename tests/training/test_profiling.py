@@ -34,6 +34,13 @@ def profiled(out: Path, **changes: Any) -> dict[str, Any]:
     return train_workload("spiral", build(TrainConfig, TRAIN_DEFAULTS["spiral"], SMALL, settings))
 
 
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """The folder and the results of a run of eight steps, of which the last three are profiled."""
+    folder = tmp_path_factory.mktemp("traced")
+    return folder, profiled(folder, max_steps=8, profile_steps=3)
+
+
 def spans(trace: Path) -> list[dict[str, Any]]:
     """Our annotations in the order in which they began."""
     events = json.loads(trace.read_text())["traceEvents"]
@@ -42,9 +49,11 @@ def spans(trace: Path) -> list[dict[str, Any]]:
     return sorted(phases, key=lambda event: event["ts"])
 
 
-def test_a_trace_holds_the_phases_of_the_steps_asked_for(tmp_path: Path) -> None:
-    results = profiled(tmp_path, profile_steps=3)
-    trace = tmp_path / "profile" / "rank0.json"
+def test_a_trace_holds_the_phases_of_the_steps_asked_for(
+    traced: tuple[Path, dict[str, Any]],
+) -> None:
+    folder, results = traced
+    trace = folder / "profile" / "rank0.json"
     assert [span["name"] for span in spans(trace)] == PHASES * 3
     events = json.loads(trace.read_text())["traceEvents"]
     # An operator of the forward pass lies within the span of that name.
@@ -66,7 +75,7 @@ def test_a_trace_holds_the_phases_of_the_steps_asked_for(tmp_path: Path) -> None
     assert calls["aten::addmm"] == 9
     assert not set(calls) & {*PHASES, "ProfilerStep*"}
     assert not [name for name in calls if name.startswith("Optimizer.")]
-    assert json.loads((tmp_path / "training_results.json").read_text())["profile"] == profile
+    assert json.loads((folder / "training_results.json").read_text())["profile"] == profile
 
 
 def test_the_table_names_operators_and_phases(
@@ -76,6 +85,7 @@ def test_the_table_names_operators_and_phases(
 
     monkeypatch.setattr(profiling, "MOST_ROWS", 1000)  # the stretches between steps, too
     words = ["train", "spiral", "--num-samples", "203", "--batch-size", "8", "--epochs", "1"]
+    words += ["--max-steps", "10"]
     assert main([*words, "--device", "cpu", "--profile", "--output-dir", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     table = (tmp_path / "profile" / "operators.txt").read_text()
@@ -121,32 +131,32 @@ def test_a_kernel_of_a_gpu_counts_once() -> None:
 
 def test_batches_of_a_step_are_each_in_the_trace(tmp_path: Path) -> None:
     """With gradients added up over two batches, phases come again in another order."""
-    profiled(tmp_path, profile_steps=2, grad_accum_steps=2)
+    profiled(tmp_path, profile_steps=2, grad_accum_steps=2, max_steps=7)
     names = [span["name"] for span in spans(tmp_path / "profile" / "rank0.json")]
     assert names == (PHASES[:4] * 2 + PHASES[4:]) * 2
 
 
-def test_profiling_changes_no_step(tmp_path: Path) -> None:
+def test_profiling_changes_no_step(traced: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     import torch
 
     from penstock.training.loop import train_workload
 
-    profiled(tmp_path / "with")
-    settings = {"output_dir": tmp_path / "without"}
+    settings = {"output_dir": tmp_path, "max_steps": 8}
     train_workload("spiral", build(TrainConfig, TRAIN_DEFAULTS["spiral"], SMALL, settings))
     one, other = (
-        torch.load(tmp_path / name / "best_model.pth", weights_only=True)
-        for name in ("with", "without")
+        torch.load(folder / "best_model.pth", weights_only=True) for folder in (traced[0], tmp_path)
     )
     assert all(torch.equal(one[name], other[name]) for name in one)
-    assert not (tmp_path / "without" / "profile").exists()
+    assert not (tmp_path / "profile").exists()
 
 
-def test_a_run_that_is_too_short_is_refused(tmp_path: Path) -> None:
-    reason = "--profile-steps 5 come after 5 others, and this run has 9 steps of the 10"
+def test_a_run_that_is_too_short_is_refused(
+    traced: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    reason = "--profile-steps 3 come after 5 others, and this run has 7 steps of the 8"
     with pytest.raises(UsageError, match=reason):
-        profiled(tmp_path, max_steps=9)
-    assert profiled(tmp_path, max_steps=10)["profile"]["steps"] == 5
+        profiled(tmp_path, max_steps=7, profile_steps=3)
+    assert traced[1]["profile"]["steps"] == 3
 
 
 def test_a_run_that_fails_early_leaves_no_trace(tmp_path: Path) -> None:

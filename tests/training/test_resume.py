@@ -129,20 +129,19 @@ def test_a_device_that_is_asked_seldom_is_asked_before_a_checkpoint(
     assert_same(weights(whole), weights(tmp_path))
 
 
-def test_what_follows_a_checkpoint_is_made_up_for(tmp_path: Path) -> None:
+def test_what_follows_a_checkpoint_is_made_up_for(whole: Path, tmp_path: Path) -> None:
     """As if the run had been killed between the last state and the files of the best one."""
 
     import torch
 
     from penstock.training.loop import train_workload
 
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    train_workload("spiral", config_of(whole, epochs=2))
+    parts = tmp_path / "parts"
     train_workload("spiral", config_of(parts, epochs=1))
     named = [path for path in (parts / "checkpoints").iterdir() if path.name != "last.pt"]
     for path in (*named, parts / "best_model.pth"):
         path.unlink()
-    train_workload("spiral", config_of(parts, epochs=2, resume=True))
+    train_workload("spiral", config_of(parts, resume=True))
     assert {path.name for path in (parts / "checkpoints").iterdir()} == {
         path.name for path in (whole / "checkpoints").iterdir()
     }

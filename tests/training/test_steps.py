@@ -138,6 +138,7 @@ def test_top_k_keeps_the_best_and_ties_go_to_the_earlier(tmp_path: Path) -> None
     assert [entry["epoch"] for entry in kept.best] == [5, 2]
     read = {path.name: path.read_text() for path in (tmp_path / "checkpoints").iterdir()}
     assert read == {"last.pt": "5", "epoch=05-rmse=1.0000.pt": "5", "epoch=02-rmse=2.0000.pt": "2"}
+    assert kept.last.samefile(kept.last.with_name("epoch=05-rmse=1.0000.pt")), "held once"
     (tmp_path / "checkpoints" / "epoch=02-rmse=2.0000.pt").unlink()
     kept.tidy(5)
     assert not (tmp_path / "checkpoints" / "epoch=02-rmse=2.0000.pt").exists(), "it holds epoch 5"

@@ -92,6 +92,7 @@ def _same(old: Path, new: Path) -> None:
     """Give a file a second name by a hard link, or copy it where there are no links. A link is safe
     because the file is only ever replaced."""
     with replacing(new) as draft:
+        draft.unlink()  # no link takes the place of a file
         try:
             os.link(old, draft)
         except OSError:

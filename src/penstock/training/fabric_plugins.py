@@ -1,11 +1,14 @@
-"""Changes to `lightning_fabric`: for ranks that it did not start, and for mixed precision."""
+"""Changes to `lightning_fabric`: for ranks that it did not start, for mixed precision and for
+checkpoints."""
 
 from __future__ import annotations
 
+import io
+from pathlib import Path
 from typing import Any
 
 import torch
-from lightning_fabric.plugins import HalfPrecision, MixedPrecision
+from lightning_fabric.plugins import HalfPrecision, MixedPrecision, TorchCheckpointIO
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning_fabric.strategies.ddp import DDPStrategy
@@ -37,15 +40,28 @@ class Autocast(MixedPrecision):
         return data
 
 
+class StraightToDisk(TorchCheckpointIO):
+    """Writes a state to the path that it is given, which is that of a draft. Fabric's own would
+    write it to the folder of temporary files first, so that no reader meets half of it."""
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
+    ) -> None:
+        content = io.BytesIO()
+        torch.save(checkpoint, content)
+        Path(path).write_bytes(content.getbuffer())
+
+
 def strategy_of(place: Place) -> DDPStrategy:
     """The strategy of several ranks."""
     return (OneDevice if place.started else DDPStrategy)(gradient_as_bucket_view=True)
 
 
 def plugins_of(place: Place, config: TrainConfig, device: torch.device) -> list[Any]:
-    """The environment of the ranks, and the precision of the training."""
+    """The environment of the ranks, how checkpoints are written, and the training's precision."""
     # By itself, Fabric would use the counts of a SLURM job, and warn wherever there is an srun.
     plugins: list[Any] = [StartedRanks() if place.started else LightningEnvironment()]
+    plugins.append(StraightToDisk())
     if config.amp:
         plugins.append(Autocast("16-mixed" if device.type == "cuda" else "bf16-mixed", device.type))
     elif config.dtype != "float32":
