@@ -18,20 +18,16 @@ from penstock.data.stores.kvstore import kvstore_of, open_kvstore
 from penstock.data.stores.open import open_source
 from penstock.data.stores.protocols import same_array
 
-from .kit import (
-    DATA,
-    DOMAIN,
-    build_ome_zarr_05,
-    open_out,
-    out_spec,
-)
+from ..seed_spec import seed_out_spec
+from .kit import DATA, DOMAIN, SHAPE, build_ome_zarr_05, open_out
 
 
 class TestS3:
     def test_the_benchmarks_own_specs(self, s3_endpoint: str) -> None:
         bucket = {"driver": "s3", "bucket": "test-bucket", "aws_region": "us-west-2"}
-        sink = open_out(out_spec({**bucket, "path": "out.zarr", "endpoint": s3_endpoint}))
-        assert sink.local_path is None and sink.write_grid == (1, 1, 4, 5, 6)
+        kvstore = {**bucket, "path": "out.zarr", "endpoint": s3_endpoint}
+        sink = open_out(seed_out_spec(kvstore, SHAPE, [1, 1, 5, 13, 17]))  # each is a request
+        assert sink.local_path is None and sink.write_grid == (1, 1, 5, 13, 17)
         sink.create()
         sink.write(DOMAIN, DATA)
         in_spec = {

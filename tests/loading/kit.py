@@ -216,8 +216,8 @@ def cache_of(loader: Loader) -> NextUseCache[Any, Any]:
 def uses_of(loader: Loader, epoch: int = 0, first: int = 0) -> list[Any]:
     """The chunks that the batches of an epoch want, one after another."""
     uses: list[Any] = []
-    for number in range(first, loader.order.num_batches):
-        samples, patches = loader.order.split(loader.order.items(epoch, number))
+    for items in loader.order.run_of_items(epoch, range(first, loader.order.num_batches)):
+        samples, patches = loader.order.split(items)
         for name, field in loader.fields.items():
             reads = chunk_reads(field, samples + loader.first_sample, patches)
             uses += [(name, read.index) for read in reads]

@@ -207,7 +207,7 @@ def faults():
         del batch
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-with Loader(sys.argv[1], batch_size=16, workers=2) as loader:
+with Loader(sys.argv[1], batch_size=8, workers=2) as loader:
     # The heap of a thread grows whenever more chunks than before are decoded at once.
     print(min(faults() for epoch in range(6)))
 """
@@ -216,7 +216,7 @@ with Loader(sys.argv[1], batch_size=16, workers=2) as loader:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc that gives memory back")
 def test_the_room_of_a_decoded_chunk_is_kept_for_the_next(tmp_path: Path) -> None:
     """In a fresh process, whose heap nobody has made to keep what is freed."""
-    images = np.random.default_rng(0).integers(0, 99, (32, 256, 256, 3), np.uint8)
+    images = np.random.default_rng(0).integers(0, 99, (16, 256, 256, 3), np.uint8)
     compressor = zarr.codecs.ZstdCodec()
     array = zarr.create_array(
         tmp_path / "images.zarr", shape=images.shape, chunks=(1, *images.shape[1:]), dtype="u1",
