@@ -22,7 +22,7 @@ from penstock.loading.engines import native
 from penstock.loading.loader import Loader
 from penstock.loading.order import Endless, Order
 
-from .kit import thinned
+from .kit import thinned, write
 
 zarr = pytest.importorskip("zarr")
 numcodecs = pytest.importorskip("numcodecs")
@@ -32,11 +32,7 @@ VALUES = np.arange(1, 1 + 40 * 8 * 12, dtype=np.float32).reshape(40, 8, 12)
 
 
 def stored(path: Path, chunks: tuple[int, ...] = (1, 4, 6), **how: Any) -> Path:
-    array = zarr.create_array(
-        path, shape=VALUES.shape, chunks=chunks, dtype=VALUES.dtype, **{"zarr_format": 2, **how}
-    )
-    array[...] = VALUES
-    return path
+    return write(path, VALUES, chunks, **how)
 
 
 @pytest.mark.parametrize(
