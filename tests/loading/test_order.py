@@ -20,7 +20,7 @@ from penstock.base.errors import UsageError
 from penstock.loading.chunk_reads import need_of
 from penstock.loading.fields import Field, PatchGrid
 from penstock.loading.order import Order, Position, Shuffle
-from penstock.loading.permutation import Items, invert, make_key, permute
+from penstock.loading.permutation import Items, Words, invert, make_key, permute
 from penstock.loading.price import Need, Price, price_order
 
 from .kit import thinned
@@ -77,9 +77,14 @@ KEYS = 6000
 
 
 @cache
+def many_keys() -> Words:
+    return np.concatenate([make_key(seed) for seed in range(KEYS)])
+
+
+@cache
 def over_keys(n: int) -> Items:
     """The images of all of ``[0, n)`` under many keys: (keys, n)."""
-    keys = np.concatenate([make_key(seed) for seed in range(KEYS)])
+    keys = many_keys()
     return np.stack([permute(np.full(KEYS, i), n, keys) for i in range(n)], axis=1)
 
 
