@@ -255,9 +255,9 @@ def test_a_folder_of_mlflow_and_an_export_of_comet(tmp_path: Path) -> None:
 
 def test_hostile_words_are_clipped_and_without_control_characters(tmp_path: Path) -> None:
     begun(
-        tmp_path / "a", name=HOSTILE + "x" * 10**7, tags={HOSTILE: HOSTILE}, learning_rate=HOSTILE
+        tmp_path / "a", name=HOSTILE + "x" * 10**6, tags={HOSTILE: HOSTILE}, learning_rate=HOSTILE
     )
-    ledger_of(tmp_path / "l.ledger", [launch(case={"model": HOSTILE, "tile": "y" * 10**6})])
+    ledger_of(tmp_path / "l.ledger", [launch(case={"model": HOSTILE, "tile": "y" * 10**5})])
     catalogue = catalogue_of(tmp_path)
     for run in catalogue.runs:
         words = [run.name, run.model, run.source, *run.tags, *run.tags.values()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -40,32 +41,33 @@ def test_chips_hold_what_the_rasters_hold(data: Path, chipped: Path) -> None:
     folders = scene_folders(data, "train")
     assert chips.channels == NAMES and chips.scenes == tuple(folders)
     seen = dict.fromkeys(folders, 0)
-    radar: dict[Path, Any] = {}
-    for index in range(len(chips)):
-        chip = chips.read(index)
-        (row, column), tall = chip.offset, chip.image.shape[1]
-        assert chip.image.shape == (4, CHIP, CHIP) and chip.image.dtype == np.float32
-        window = (row, row + tall), (column, column + tall)
-        inside = tuple(slice(*ends) for ends in window)
-        valid = np.zeros(chip.image.shape, bool)
-        for place, name in enumerate(NAMES):
-            path = folders[chip.scene]
-            if CHANNELS[name].kind == "radar":
-                if (raster := path / CHANNELS[name].file) not in radar:
-                    with rasterio.open(raster) as file:
-                        radar[raster] = file.read(1)
-                raw = radar[raster][inside].copy()
-                raw[raw == NODATA] = np.nan
-            else:
-                with Scene(path, (name,)) as scene:
-                    raw = scene.read(name, *window)
-            scaled = (raw - CHANNELS[name].offset) / CHANNELS[name].scale
-            expected = np.nan_to_num(scaled, nan=0.0)
-            np.testing.assert_allclose(chip.image[place], expected, rtol=2e-3, atol=1e-5)
-            valid[place] = ~np.isnan(raw)
-        np.testing.assert_array_equal(chip.valid, [valid[:2].all(axis=0), valid[2:].all(axis=0)])
-        row0, row1, column0, column1 = chip.core
-        seen[chip.scene] += (row1 - row0) * (column1 - column0)
+    radar = {}
+    for path in folders.values():
+        for name in NAMES[:2]:
+            with rasterio.open(path / CHANNELS[name].file) as file:
+                radar[path, name] = file.read(1)
+    with contextlib.ExitStack() as opened:
+        scenes = {path: opened.enter_context(Scene(path, NAMES[2:])) for path in folders.values()}
+        for index in range(len(chips)):
+            chip = chips.read(index)
+            path, (row, column), tall = folders[chip.scene], chip.offset, chip.image.shape[1]
+            assert chip.image.shape == (4, CHIP, CHIP) and chip.image.dtype == np.float32
+            window = (row, row + tall), (column, column + tall)
+            valid = np.zeros(chip.image.shape, bool)
+            for place, name in enumerate(NAMES):
+                if CHANNELS[name].kind == "radar":
+                    raw = radar[path, name][tuple(slice(*ends) for ends in window)].copy()
+                    raw[raw == NODATA] = np.nan
+                else:
+                    raw = scenes[path].read(name, *window)
+                scaled = (raw - CHANNELS[name].offset) / CHANNELS[name].scale
+                expected = np.nan_to_num(scaled, nan=0.0)
+                np.testing.assert_allclose(chip.image[place], expected, rtol=2e-3, atol=1e-5)
+                valid[place] = ~np.isnan(raw)
+            masks = [valid[:2].all(axis=0), valid[2:].all(axis=0)]
+            np.testing.assert_array_equal(chip.valid, masks)
+            row0, row1, column0, column1 = chip.core
+            seen[chip.scene] += (row1 - row0) * (column1 - column0)
     # All of each scene is owned once, but for chips without a single valid pixel: here none.
     assert set(seen.values()) == {SIZE[0] * SIZE[1]}
 
@@ -224,11 +226,12 @@ def test_folders_that_hold_no_chips_are_refused(chipped: Path, tmp_path: Path) -
 
 
 def test_rounding_is_told_and_dtype_keeps_all(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import rasterio
 
-    data = Path(shutil.copytree(data, tmp_path / "d"))
+    data = tmp_path / "d"
+    write_data_set(data, (CHIP, CHIP), scenes=2, validation=1, objects=2, tiff="strips", seed=0)
     for path in data.glob("*/*/V?_dB.tif"):  # as 32-bit floats, and not those that 16 bits hold
         with rasterio.open(path) as file:
             profile, values = file.profile, file.read(1).astype(np.float32)

@@ -32,13 +32,13 @@ from .kit import peak_of, read
 
 def test_a_specimen_is_the_same_however_it_is_cut(specimen: Specimen) -> None:
     """Across the faces of noise tiles and of the period, too."""
-    around = Box((220, 460, 470), (250, 500, 513))
+    around = Box((236, 470, 476), (248, 486, 513))
     clean, whole = specimen.clean(around), specimen.image(around)
     assert whole.dtype == np.uint16
     for part in (
-        Box((230, 470, 475), (250, 500, 500)),
-        Box((240, 480, 480), (241, 490, 485)),
-        Box((239, 470, 479), (245, 481, 481)),
+        Box((238, 472, 477), (246, 486, 500)),
+        Box((240, 480, 480), (241, 486, 513)),
+        Box((239, 470, 479), (240, 481, 481)),
     ):
         np.testing.assert_array_equal(specimen.clean(part), clean[part.within(around)])
         np.testing.assert_array_equal(specimen.image(part), whole[part.within(around)])
@@ -47,7 +47,7 @@ def test_a_specimen_is_the_same_however_it_is_cut(specimen: Specimen) -> None:
 def test_the_structures_of_a_specimen_come_again_and_its_noise_does_not(
     specimen: Specimen,
 ) -> None:
-    here = Box((0, 0, 0), (32, 32, 32))
+    here = Box((0, 0, 0), (8, 32, 32))
     there = here.shift(np.multiply(specimens.PERIOD, 7).tolist())
     np.testing.assert_array_equal(specimen.clean(here), specimen.clean(there))
     assert np.mean(specimen.image(here) != specimen.image(there)) > 0.9
@@ -55,7 +55,7 @@ def test_the_structures_of_a_specimen_come_again_and_its_noise_does_not(
 
 def test_a_specimen_has_no_seam_where_a_period_ends(specimen: Specimen) -> None:
     """Planes that meet at the face of a period differ as neighbours elsewhere do."""
-    clean = specimen.clean(Box((234, 100, 0), (246, 300, 200)))
+    clean = specimen.clean(Box((234, 100, 0), (246, 200, 100)))
     steps = np.abs(np.diff(clean, axis=0)).mean(axis=(1, 2))  # the middle one is over the face
     assert steps[5] < 1.1 * np.delete(steps, 5).max()
 
@@ -104,8 +104,8 @@ def test_every_plane_of_a_volume_has_the_checksum_of_its_bytes(
 
 @given(st.data())
 def test_checksums_of_planes_add_up_from_pieces_in_any_order(data: st.DataObject) -> None:
-    shape = tuple(data.draw(st.integers(1, 9)) for _ in range(3))
-    step = tuple(data.draw(st.integers(1, 9)) for _ in range(3))
+    shape = tuple(data.draw(st.integers(1, 6)) for _ in range(3))
+    step = tuple(data.draw(st.integers(1, 6)) for _ in range(3))
     dtype = data.draw(st.sampled_from([np.uint8, np.uint16, np.float32]))
     volume = np.random.default_rng(0).integers(0, 250, shape).astype(dtype)
     checks = PlaneChecks(shape, volume.itemsize)

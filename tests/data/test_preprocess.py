@@ -25,6 +25,7 @@ from penstock.data.scenes.rasters import NODATA
 from penstock.data.scenes.scene import Scene, scene_folders
 
 from ..places import ROOT
+from ..preloaded import started
 from .kit import CHIP, NAMES, OVERLAP, SIZE, words_of
 
 # --- all or nothing --------------------------------------------------------------------------
@@ -111,14 +112,15 @@ def test_a_run_that_dies_leaves_no_manifest_and_no_index(
 
 
 def test_a_killed_run_resumes_to_the_same_bytes(data: Path, chipped: Path, tmp_path: Path) -> None:
-    words = words_of(data, tmp_path, "--overlap", str(OVERLAP))
-    run = subprocess.Popen([sys.executable, "-m", "penstock", *words], stderr=subprocess.DEVNULL)
-    while run.poll() is None and not list(tmp_path.glob("train/*/chips.zarr/c/1")):
+    out = tmp_path / "out"
+    words = words_of(data, out, "--overlap", str(OVERLAP))
+    run = started(tmp_path, words)
+    while run.is_alive() and not list(out.glob("train/*/chips.zarr/c/1")):
         time.sleep(0.002)
     run.kill()
-    run.wait()
+    run.join()
     assert main(words) == 0
-    one, two = everything(tmp_path), everything(chipped)
+    one, two = everything(out), everything(chipped)
     assert {name: what for name, (_, what) in one.items()} == {
         name: what for name, (_, what) in two.items()
     }
@@ -148,10 +150,13 @@ def test_chips_of_other_settings_are_not_taken_for_these(
 def test_a_raster_that_changed_is_cut_again_only_when_told(
     data: Path, chipped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.copytree(data, tmp_path / "d")
-    assert main(words_of(tmp_path / "d", tmp_path / "c", "--overlap", "8")) == 0
+    for made, folder in ((data, "d"), (chipped, "c")):
+        shutil.copytree(made, tmp_path / folder)
+    words = words_of(tmp_path / "d", tmp_path / "c", "--overlap", str(OVERLAP))
+    assert main(words) == 0
+    assert "2 scenes were done before" in capsys.readouterr().out
     next((tmp_path / "d" / "train").glob("*/VH_dB.tif")).touch()
-    assert main(words_of(tmp_path / "d", tmp_path / "c", "--overlap", "8")) == 2
+    assert main(words) == 2
     assert "was made with other inputs" in capsys.readouterr().err
 
 

@@ -18,20 +18,16 @@ from penstock.data.stores.kvstore import kvstore_of, open_kvstore
 from penstock.data.stores.open import open_source
 from penstock.data.stores.protocols import same_array
 
-from .kit import (
-    DATA,
-    DOMAIN,
-    build_ome_zarr_05,
-    open_out,
-    out_spec,
-)
+from ..seed_spec import seed_out_spec
+from .kit import DATA, DOMAIN, SHAPE, build_ome_zarr_05, open_out
 
 
 class TestS3:
     def test_the_benchmarks_own_specs(self, s3_endpoint: str) -> None:
         bucket = {"driver": "s3", "bucket": "test-bucket", "aws_region": "us-west-2"}
-        sink = open_out(out_spec({**bucket, "path": "out.zarr", "endpoint": s3_endpoint}))
-        assert sink.local_path is None and sink.write_grid == (1, 1, 4, 5, 6)
+        kvstore = {**bucket, "path": "out.zarr", "endpoint": s3_endpoint}
+        sink = open_out(seed_out_spec(kvstore, SHAPE, [1, 1, 5, 13, 17]))  # each is a request
+        assert sink.local_path is None and sink.write_grid == (1, 1, 5, 13, 17)
         sink.create()
         sink.write(DOMAIN, DATA)
         in_spec = {
@@ -50,25 +46,26 @@ class TestS3:
 
     def test_plain_urls(self, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
+        domain = Box.of((0,) * 5, (1, 1, *SHAPE[2:]))  # one chunk
         for name in ("a.zarr", "a.n5"):
             url = f"s3://test-bucket/some/{name}"
-            sink = open_out(url)
+            sink = open_out(url, domain)
             with pytest.raises(UsageError, match="neither an OME-Zarr image nor"):
                 open_source(url)  # nothing is created yet
             sink.create()
-            sink.write(DOMAIN, DATA)
+            sink.write(domain, DATA[domain.slices])
             source = open_source(url)
-            np.testing.assert_array_equal(source.read(DOMAIN), DATA)
+            np.testing.assert_array_equal(source.read(domain), DATA[domain.slices])
             assert source.name == url
             with pytest.raises(UsageError, match=f"{url}: exists; use --overwrite"):
-                open_out(url)
-            open_out(url, overwrite=True).create()
-            assert open_source(url).read(DOMAIN).sum() == 0
+                open_out(url, domain)
+            open_out(url, domain, overwrite=True).create()
+            assert open_source(url).read(domain).sum() == 0
             open_kvstore(kvstore_of(url), url).write("notes.txt", b"mine").result()
             with pytest.raises(UsageError, match=f"{url}: also holds notes.txt"):
-                open_out(url, overwrite=True)
+                open_out(url, domain, overwrite=True)
         spec = {"driver": "n5", "kvstore": "s3://test-bucket/some/a.n5"}
-        assert open_source(spec).domain == DOMAIN
+        assert open_source(spec).domain == domain
 
     def test_a_bucket_that_is_not_there(self, s3_endpoint: str, monkeypatch: Any) -> None:
         monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .kit import LAST, distinct, threads_of_loaders, write
+from .kit import LAST, distinct, threads_of_loaders, write_plainly
 
 
 @pytest.fixture(scope="session")
@@ -19,8 +19,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("data")
     lz4 = {"compressors": numcodecs.Blosc("lz4")}
     return {
-        "inputs": write(folder / "inputs.zarr", distinct(LAST), (1, 6, 5, 4), **lz4),
-        "targets": write(folder / "targets.zarr", distinct((12, 4, 7), start=9000), (1, 4, 5)),
+        "inputs": write_plainly(folder / "inputs.zarr", distinct(LAST), (1, 6, 5, 4), **lz4),
+        "targets": write_plainly(
+            folder / "targets.zarr", distinct((12, 4, 7), start=9000), (1, 4, 5)
+        ),
     }
 
 

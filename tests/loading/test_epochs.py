@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import threading
 from pathlib import Path
@@ -239,7 +238,6 @@ def test_leaving_early_closing_and_coming_back(data: dict[str, Path], engine: st
     loader = Loader(data, batch_size=1, queue=3, workers=4, engine=engine)
     for _ in loader:
         break
-    gc.collect()
     assert threads_of_loaders() == [], "the iterator is gone, so are its threads"
     old = iter(loader)
     next(old)

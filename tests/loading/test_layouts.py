@@ -18,7 +18,18 @@ from penstock.loading.engines import decode, zarr_metadata
 from penstock.loading.fields import PatchGrid
 from penstock.loading.loader import Loader
 
-from .kit import ENGINES, FIRST, LAST, arrays, distinct, expected, seen, thinned, write
+from .kit import (
+    ENGINES,
+    FIRST,
+    LAST,
+    arrays,
+    distinct,
+    expected,
+    seen,
+    thinned,
+    write,
+    write_plainly,
+)
 
 numcodecs = pytest.importorskip("numcodecs")
 pytest.importorskip("tensorstore")
@@ -60,7 +71,7 @@ SELECTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_is_read_as_numpy_reads_it(layout: str, tmp_path: Path) -> None:
     shape, chunks, how = LAYOUTS[layout]
-    path = write(tmp_path / "a.zarr", values := distinct(shape), chunks, **how)
+    path = write_plainly(tmp_path / "a.zarr", values := distinct(shape), chunks, **how)
     for engine in ENGINES:
         read = engine
         if engine == "native" and layout == "v3-sharded":

@@ -22,7 +22,7 @@ from penstock.loading.engines import native
 from penstock.loading.loader import Loader
 from penstock.loading.order import Endless, Order
 
-from .kit import thinned
+from .kit import thinned, write
 
 zarr = pytest.importorskip("zarr")
 numcodecs = pytest.importorskip("numcodecs")
@@ -32,11 +32,7 @@ VALUES = np.arange(1, 1 + 40 * 8 * 12, dtype=np.float32).reshape(40, 8, 12)
 
 
 def stored(path: Path, chunks: tuple[int, ...] = (1, 4, 6), **how: Any) -> Path:
-    array = zarr.create_array(
-        path, shape=VALUES.shape, chunks=chunks, dtype=VALUES.dtype, **{"zarr_format": 2, **how}
-    )
-    array[...] = VALUES
-    return path
+    return write(path, VALUES, chunks, **how)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +203,7 @@ def faults():
         del batch
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-with Loader(sys.argv[1], batch_size=16, workers=2) as loader:
+with Loader(sys.argv[1], batch_size=8, workers=2) as loader:
     # The heap of a thread grows whenever more chunks than before are decoded at once.
     print(min(faults() for epoch in range(6)))
 """
@@ -216,7 +212,7 @@ with Loader(sys.argv[1], batch_size=16, workers=2) as loader:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc that gives memory back")
 def test_the_room_of_a_decoded_chunk_is_kept_for_the_next(tmp_path: Path) -> None:
     """In a fresh process, whose heap nobody has made to keep what is freed."""
-    images = np.random.default_rng(0).integers(0, 99, (32, 256, 256, 3), np.uint8)
+    images = np.random.default_rng(0).integers(0, 99, (16, 256, 256, 3), np.uint8)
     compressor = zarr.codecs.ZstdCodec()
     array = zarr.create_array(
         tmp_path / "images.zarr", shape=images.shape, chunks=(1, *images.shape[1:]), dtype="u1",

@@ -20,7 +20,7 @@ from penstock.base.errors import UsageError
 from penstock.loading.chunk_reads import need_of
 from penstock.loading.fields import Field, PatchGrid
 from penstock.loading.order import Order, Position, Shuffle
-from penstock.loading.permutation import Items, invert, make_key, permute
+from penstock.loading.permutation import Items, Words, invert, make_key, permute
 from penstock.loading.price import Need, Price, price_order
 
 from .kit import thinned
@@ -77,9 +77,14 @@ KEYS = 6000
 
 
 @cache
+def many_keys() -> Words:
+    return np.concatenate([make_key(seed) for seed in range(KEYS)])
+
+
+@cache
 def over_keys(n: int) -> Items:
     """The images of all of ``[0, n)`` under many keys: (keys, n)."""
-    keys = np.concatenate([make_key(seed) for seed in range(KEYS)])
+    keys = many_keys()
     return np.stack([permute(np.full(KEYS, i), n, keys) for i in range(n)], axis=1)
 
 
@@ -107,8 +112,8 @@ def test_neighbours_are_not_kept_at_any_distance(n: int) -> None:
 
 @pytest.mark.parametrize("n", thinned((1000, 1024), lambda n: n == 1000))
 def test_an_index_stays_in_place_once_per_order_on_average(n: int) -> None:
-    fixed = [(permute(np.arange(n), n, make_key(s)) == np.arange(n)).sum() for s in range(400)]
-    assert abs(np.mean(fixed) - 1) < 5 / math.sqrt(400)
+    fixed = [(permute(np.arange(n), n, make_key(s)) == np.arange(n)).sum() for s in range(200)]
+    assert abs(np.mean(fixed) - 1) < 5 / math.sqrt(200)
 
 
 def test_neighbouring_seeds_and_epochs_share_nothing() -> None:
@@ -250,7 +255,7 @@ def test_the_short_last_window_takes_any_turn() -> None:
 @pytest.mark.parametrize("shuffle", SHUFFLES[1:])
 def test_seeds_and_epochs_give_different_orders(shuffle: Shuffle) -> None:
     orders = {
-        tuple(epoch_of(Order(50, 5, seed=seed, shuffle=shuffle, window=2, chunk=5), epoch))
+        tuple(epoch_of(Order(50, 25, seed=seed, shuffle=shuffle, window=2, chunk=5), epoch))
         for seed in range(5)
         for epoch in range(5)
     }
@@ -504,10 +509,10 @@ def test_global_shuffle_reads_a_chunk_for_every_item_and_mixes_fully() -> None:
 
 
 def test_a_block_window_in_the_cache_is_read_once() -> None:
-    order = Order(24_000, 16, shuffle="block", window=8, chunk=24)
+    order = Order(9600, 16, shuffle="block", window=8, chunk=24)
     window = 8 * 24
     none, some, whole = (
-        price_of(order, cache_bytes=n, foreseen=1000, num_batches=48)
+        price_of(order, cache_bytes=n, foreseen=1000, num_batches=24)
         for n in (0, window // 2, window + 48)
     )
     assert none.read_amplification_cached == none.read_amplification > 5

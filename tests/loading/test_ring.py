@@ -74,7 +74,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
     monkeypatch.setattr("penstock.loading.ring._cuda", lambda: played)
     monkeypatch.setattr(Ring, "_pinned", lambda self: torch.empty(self.nbytes, dtype=torch.uint8))
     yield played
-    gc.collect()  # what is lent comes back while CUDA is played
+    gc.collect(1)  # what is lent comes back while CUDA is played; all of it is young
 
 
 def lent_by(ring: Ring) -> NDArray[np.uint8]:

@@ -99,7 +99,7 @@ def compare(folder: Path, rounds: range) -> None:
     assert by_shape > 100 * len(rounds), "most lines share their shape with an earlier one"
 
 
-@pytest.mark.parametrize("rounds", [20, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [10, pytest.param(1000, marks=pytest.mark.slow)])
 def test_shapes_change_nothing(tmp_path: Path, rounds: int) -> None:
     compare(tmp_path, range(rounds))
 

@@ -17,7 +17,7 @@ from .kit import (
 
 
 def test_output_writes_a_page_tables_and_figures(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    undrawn: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seed_logs(tmp_path)
     code, _, err = said([str(tmp_path), "--output", str(tmp_path / "report")], capsys)

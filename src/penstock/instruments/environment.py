@@ -319,11 +319,14 @@ def _cpu_seconds_of_others() -> dict[ProcessKey, float]:
     """Processor time of every process but this one and those below it."""
     this = psutil.Process()
     ours = {this.pid, *(child.pid for child in this.children(recursive=True))}
-    return {
-        (process.pid, process.info["create_time"]): times.user + times.system
-        for process in psutil.process_iter(["cpu_times", "create_time"])
-        if process.pid not in ours and (times := process.info["cpu_times"]) is not None
-    }
+    counted = {}
+    for process in psutil.process_iter():
+        # One by one: what psutil does to ask several things at once takes longer than to ask.
+        with contextlib.suppress(psutil.Error):  # it has ended, or is not ours to see
+            if process.pid not in ours:
+                times = process.cpu_times()
+                counted[process.pid, process.create_time()] = times.user + times.system
+    return counted
 
 
 def commit_of(git: Mapping[str, Any] | None) -> str | None:

@@ -16,7 +16,7 @@ a file; `fields` says which chunks an item reads.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -120,15 +120,22 @@ class Order:
         """
         return self.items_at(epoch, self._positions(batch, self.rank, self.world_size))
 
-    def run_of_items(self, epoch: int, batches: range) -> list[Items]:
-        """The `items` of each of some consecutive batches, quicker than one by one."""
-        positions = [self._positions(batch, self.rank, self.world_size) for batch in batches]
-        ends = np.cumsum([len(part) for part in positions])[:-1]
-        return np.split(self.items_at(epoch, np.concatenate(positions)), ends)
+    def run_of_items(self, epoch: int, batches: Iterable[int]) -> list[Items]:
+        """The `items` of each of some batches, quicker than one by one."""
+        return self._run(epoch, batches, self.rank, self.world_size)
 
     def global_items(self, epoch: int, batch: int) -> Items:
         """The items of a batch of all ranks. Rank r has rows r, r + world_size, ..."""
         return self.items_at(epoch, self._positions(batch, 0, 1))
+
+    def run_of_global_items(self, epoch: int, batches: Iterable[int]) -> list[Items]:
+        """The `global_items` of each of some batches, quicker than one by one."""
+        return self._run(epoch, batches, 0, 1)
+
+    def _run(self, epoch: int, batches: Iterable[int], first: int, step: int) -> list[Items]:
+        positions = [self._positions(batch, first, step) for batch in batches]
+        ends = np.cumsum([len(part) for part in positions])[:-1]
+        return np.split(self.items_at(epoch, np.concatenate(positions)), ends)
 
     def _positions(self, batch: int, first: int, step: int) -> Items:
         if not 0 <= batch < self.num_batches:
@@ -289,8 +296,8 @@ class Endless(Order):
             epoch + turn * self.reshuffled, np.arange(first, first + self.batch_size)
         )
 
-    def run_of_items(self, epoch: int, batches: range) -> list[Items]:
-        """`items` of consecutive batches.
+    def run_of_items(self, epoch: int, batches: Iterable[int]) -> list[Items]:
+        """`items` of some batches.
 
         Args:
             epoch: The first epoch, from 0.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -90,8 +90,8 @@ def price_order(
         run = min(-(-windows * order.window_items // order.global_batch), order.num_batches)
 
     decoded = used = 0
-    for batch in _spread(order.num_batches, run):
-        chunks, nbytes = need(order.items(epoch, batch))
+    for items in _in_runs(order, order.run_of_items, epoch, _spread(order.num_batches, run)):
+        chunks, nbytes = need(items)
         decoded, used = decoded + sum(chunks.values()), used + nbytes
     plain = decoded / used
     cached = (
@@ -103,7 +103,7 @@ def price_order(
     # Patches are looked at one by one, so with many to a batch fewer batches are looked at.
     looked = run if order.patches_per_sample == 1 else -(-_MOST_PATCHES // order.global_batch)
     batches = _spread(order.num_batches, min(run, looked))
-    globally = (order.global_items(epoch, batch) for batch in batches)
+    globally = _in_runs(order, order.run_of_global_items, epoch, batches)
     shares = [_num_chunks(order, need, items) / len(items) for items in globally]
     return Price(
         read_amplification=plain,
@@ -115,6 +115,15 @@ def price_order(
     )
 
 
+def _in_runs(
+    order: Order, items_of: Callable[[int, Items], list[Items]], epoch: int, batches: Items
+) -> Iterator[Items]:
+    """The items of each batch, looked up some batches at a time: as many as memory is no matter."""
+    runs = 1 + len(batches) * order.global_batch // _MOST_ITEMS
+    for run in np.array_split(batches, min(runs, len(batches))):
+        yield from items_of(epoch, run)
+
+
 def _num_chunks(order: Order, need: Callable[[Items], Need], items: Items) -> int:
     """The number of distinct chunks in which some items begin."""
     if order.patches_per_sample == 1:
@@ -122,9 +131,11 @@ def _num_chunks(order: Order, need: Callable[[Items], Need], items: Items) -> in
     return len({next(iter(need(items[i : i + 1]).chunks)) for i in range(len(items))})
 
 
-def _spread(length: int, count: int) -> list[int]:
-    """``count`` numbers of ``range(length)``, evenly apart."""
-    return [i * length // count for i in range(count)]
+def _spread(length: int, count: int) -> Items:
+    """``count`` numbers of ``range(length)``, evenly apart: (count,)."""
+    whole, rest = divmod(length, count)
+    i = np.arange(count, dtype=np.int64)
+    return i * whole + i * rest // count
 
 
 def _cached_amplification(
@@ -155,7 +166,7 @@ def _lag(order: Order, epoch: int) -> float:
     if order.num_items < 2:
         return 1.0
     pairs = order.num_items - 1
-    positions = np.array(_spread(pairs, min(pairs, _MOST_ITEMS)), np.int64)
+    positions = _spread(pairs, min(pairs, _MOST_ITEMS))
     here, there = order.items_at(epoch, positions), order.items_at(epoch, positions + 1)
     at_random = (order.num_items + 1) / 3  # of two distinct items
     return float(np.abs(there - here).mean() / at_random)
