@@ -10,7 +10,7 @@ import signal
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -135,6 +135,22 @@ def _pages_walked_once() -> Iterator[None]:
     kept = functools.cache(lambda: real(ThisMachine()))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ThisMachine, "pss", lambda self: kept())
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _repository_asked_once() -> Iterator[None]:
+    """Each run, training and launch asks git for the commit, and git looks at every file of this
+    repository: 10 ms. Here the first answer stands. In any other folder git is asked."""
+    real, here = environment.ask_git, Path.cwd()
+    kept = functools.cache(lambda words: real(words))
+
+    def ask_git(words: Sequence[str], folder: Path | None = None) -> str | None:
+        ours = (folder or Path.cwd()) == here
+        return kept(tuple(words)) if ours else real(words, folder)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(environment, "ask_git", ask_git)
         yield
 
 

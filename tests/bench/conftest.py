@@ -14,10 +14,9 @@ import pytest
 from penstock.bench.launch import supervisor, worker
 from penstock.bench.launch.ending import Ending
 from penstock.bench.launch.supervisor import LaunchRequest
-from penstock.cli import main
 from penstock.instruments import environment
 
-from .kit_loader import SAMPLES
+from .kit_loader import weather
 from .kit_model import NETS
 
 
@@ -44,10 +43,7 @@ def nets(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A packed data set of weather, which nobody writes to."""
-    folder = tmp_path_factory.mktemp("packed") / "data"
-    words = ["generate", "ufs-p1", str(folder), "--samples", str(SAMPLES), "--grid", "8", "16"]
-    assert main(words) == 0
-    return folder
+    return weather(tmp_path_factory.mktemp("packed") / "data")
 
 
 @pytest.fixture

@@ -13,14 +13,32 @@ import pytest
 from numpy.typing import NDArray
 
 from penstock.bench.measure import Rules, measure_scenario
+from penstock.data.packed.write import write_dataset
+from penstock.data.weather import Preset, World
 from penstock.instruments.record import Failure, Record, case_key
 
 SAMPLES = 16
 """The samples of the packed data set that the tests of this folder read."""
+GRID = (24, 48)
+_FIELDS = {"inputs": (("tmp", 0), ("tmp2m", 0), ("pressfc", 0)), "targets": (("tmp", 1),)}
+WEATHER = Preset(_FIELDS, chunk=13)
+"""The weather of ``penstock generate``, of few variables: 3 chunks a sample."""
+SAMPLE_BYTES = (15 + 13) * math.prod(GRID) * 4
 COMMON: dict[str, Any] = {
     "batch": 2, "threads": 2, "shuffle": "sample", "window": None, "seed": 0, "cache": "warm",
     "batches": 3, "warmup": 1, "endpoint": None, "latency_ms": 0.0,
 }  # fmt: skip
+
+
+def weather(folder: Path, samples: int = SAMPLES, seed: int = 0, zarr_format: int = 2) -> Path:
+    """Write such a data set."""
+    world = World(GRID, seed, 2.0)
+    write_dataset(
+        folder, WEATHER.layouts(GRID), range(samples), lambda index: world.sample(WEATHER, index),
+        codec="blosc-lz4", zarr_format=zarr_format, shards=None, workers=1, overwrite=False,
+        facts={"seed": seed},
+    )  # fmt: skip
+    return folder
 
 
 def case(data: Path, **knobs: Any) -> dict[str, Any]:

@@ -16,13 +16,12 @@ from penstock.bench.scenarios import loader as measured_by
 from penstock.bench.scenarios.ladder import rung
 from penstock.bench.scenarios.loader import LoaderScenario, check
 from penstock.bench.scenarios.sources import Counters
-from penstock.cli import main
 from penstock.data.packed.checksums import checksum
 from penstock.instruments import page_cache as pagecache
 from penstock.loading.any_array import open_dataset_or_array, with_checks
 from penstock.loading.contenders import registry
 
-from .kit_loader import SAMPLES, case, measured, own_array
+from .kit_loader import SAMPLE_BYTES, case, measured, own_array, weather
 
 
 @pytest.mark.parametrize(
@@ -43,7 +42,7 @@ def test_a_launch_waits_for_batches_and_checks_every_row(data: Path, name: str) 
     # The first, one to warm up and 3; and of ours one more, for it reads 2 ahead.
     assert facts["verified_batches"] == 5 + (facts["ahead"] == 2)
     assert result["work"] == {"samples": 2, "bytes": 2 * facts["sample_bytes"]}
-    assert facts["sample_bytes"] == 8 * 16 * (187 + 83) * 4
+    assert facts["sample_bytes"] == SAMPLE_BYTES
     assert facts["resident"] is None or facts["resident"] > 0.99
 
 
@@ -126,9 +125,8 @@ def test_a_cold_cache_is_verified(data: Path, on_disk: Path) -> None:
 def test_a_case_is_tied_to_what_is_in_the_data(data: Path, tmp_path: Path) -> None:
     checked, facts = check(case(data))
     assert checked["dataset"] == facts["dataset"] and len(checked["dataset"]) == 16
-    words = ["generate", "ufs-p1", str(tmp_path / "other"), "--samples", str(SAMPLES)]
-    assert main([*words, "--grid", "8", "16", "--seed", "7"]) == 0
-    assert check(case(tmp_path / "other"))[0]["dataset"] != checked["dataset"]
+    other = weather(tmp_path / "other", seed=7)
+    assert check(case(other))[0]["dataset"] != checked["dataset"]
     with pytest.raises(UsageError, match="--batch-sizes 17 is more than the 16 samples"):
         check(case(data, batch=17))
 
@@ -139,7 +137,7 @@ def test_every_rung_delivers_the_same_bytes(data: Path, name: str) -> None:
     knobs = {k: v for k, v in case(data).items() if k != "loader"}
     scenario = rung({**knobs, "rung": name})
     result = measured(scenario)
-    assert result["work"] == {"samples": 2, "bytes": 2 * 8 * 16 * 270 * 4}
+    assert result["work"] == {"samples": 2, "bytes": 2 * SAMPLE_BYTES}
     assert sorted(data.rglob("*")) == before, "its files are gone"
     if name in ("L3", "L4"):
         assert result["facts"]["wrong"] == result["facts"]["missing"] == 0
@@ -155,8 +153,7 @@ def test_far_data_that_may_not_be_listed_is_described(tmp_path: Path) -> None:
     pytest.importorskip("tensorstore")
     from ..loading.kit import forbidding
 
-    words = ["generate", "ufs-p1", str(tmp_path / "data"), "--samples", "4", "--grid", "8", "16"]
-    assert main([*words, "--zarr-format", "3"]) == 0
+    weather(tmp_path / "data", samples=4, zarr_format=3)
     with forbidding(tmp_path) as url:
         far = {**case(tmp_path), "data": f"{url}/data", "cache": "as-is"}
         assert check(far)[1]["samples"] == 4

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import csv
+import json
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +15,14 @@ import pytest
 from penstock.base.config.bench import BenchModelConfig
 from penstock.base.config.knobs import build
 from penstock.bench.cases.model import model_case_namer, model_cases
+from penstock.bench.launch import supervisor
+from penstock.bench.launch.ending import Ending
+from penstock.bench.launch.supervisor import LaunchRequest
 from penstock.cli import main
 from penstock.instruments.ledger import Ledger
 from penstock.instruments.record import Record
 
+from . import answers
 from .kit_model import CASE
 
 
@@ -28,49 +35,26 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-WORKER = """
-import json, os, sys
-request = json.load(open(sys.argv[1]))
-case = request["case"]
-batch, side = case["batch"], int(case["tile"])
-def say(message):
-    os.write(int(sys.argv[2]), json.dumps(message).encode() + b"\\n")
-def fail(status, message):
-    say({"failed": {"status": status, "stage": "measure", "message": message}})
-    sys.exit(1)
-facts = {"model": case["model"], "parameters": 10, "model_bytes": 40, "structure": "0" * 16,
-         "tile_shape": [side, side], "channels": 3, "process_bytes": 2000}
-print("not a record")
-if request["task"] == "check":
-    if case["model"] == "unknown":
-        fail("unsupported", "--model 'unknown' is unknown")
-    if case["model"] == "nets:fragile":
-        os.abort()
-    say({"result": {"case": {**case, "device": "cpu", "channels": 3}, "facts": facts}})
-    sys.exit(0)
-if case["model"] == "nets:fragile":
-    os.abort()
-pixels = batch * side**2
-if batch == 64 or case["budget"] and 1000 + 4 * pixels > case["budget"]:
-    fail("oom_host", "no room")
-assert case["device"] == "cpu" and request["memory_limit"] == case["budget"]
-seconds = [1e-3 + 1e-6 * pixels * (1 + n / 1e3) for n in range(10)]
-say({"result": {
-    "work": {"samples": batch, "pixels": pixels, "useful_pixels": pixels},
-    "samples_s": {"step": seconds}, "stop": "precise",
-    "warmup": {"settled": side != 32}, "facts": facts,
-    "memory": {"host_peak": 1000 + 4 * pixels}}})
-"""
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in, whose launches `answers` answers here. It holds a file of a user."""
+
+    def run(command: Sequence[str], request: LaunchRequest, *_: object) -> Ending:
+        said: list[bytes] = []
+        asked = json.loads(json.dumps(asdict(request)))
+        code = answers.answer(asked, lambda message: said.append(answers.line(message)))
+        return Ending(code, said=b"".join(said), peak=1, peak_kernel=1)
+
+    monkeypatch.setattr(supervisor, "_run", run)
+    (tmp_path / "worker.py").write_text("print()")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 @pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to work in, whose launches are answered by `WORKER`."""
-    (tmp_path / "worker.py").write_text(WORKER)
-    monkeypatch.setattr(
-        "penstock.bench.launch.supervisor.WORKER",
-        (sys.executable, "-S", str(tmp_path / "worker.py")),
-    )
+def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same, but each launch is a process, as it is elsewhere."""
+    monkeypatch.setattr(supervisor, "WORKER", (sys.executable, "-S", answers.__file__))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -135,11 +119,11 @@ def test_the_settings_of_several_models_are_refused_before_a_sweep(
     assert bench(*words) == 0
 
 
-def test_a_model_that_crashes_is_a_row_and_the_exit_code_is_1(fake: Path) -> None:
-    (fake / "nets.py").touch()
+def test_a_model_that_crashes_is_a_row_and_the_exit_code_is_1(started: Path) -> None:
+    (started / "nets.py").touch()
     words = ("--tile-sizes", "16", "--batch-sizes", "1", "--model", "nets:fragile", "nets:sound")
     assert bench(*words) == 1
-    statuses = {row["model"]: row["status"] for row in rows(fake / "out/bench.csv")}
+    statuses = {row["model"]: row["status"] for row in rows(started / "out/bench.csv")}
     assert statuses == {"nets:fragile": "crash", "nets:sound": "ok"}
 
 

@@ -177,8 +177,8 @@ def test_a_network_that_knows_how_to_recompute_does_it_itself(
 ) -> None:
     from penstock.models import prithvi
 
-    two_blocks = dataclasses.replace(prithvi.SIZES["tiny"], depth=2)
-    monkeypatch.setitem(cast(dict[str, Any], prithvi.SIZES), "tiny", two_blocks)
+    one_block = dataclasses.replace(prithvi.SIZES["tiny"], depth=1)
+    monkeypatch.setitem(cast(dict[str, Any], prithvi.SIZES), "tiny", one_block)
     case = {**CASE, "model": "prithvi-refiner-tiny", "tile": "32", "batch": 1, "mode": "train"}
     flops = [under_test.check({**case, "checkpointing": on})[1]["flops"] for on in (False, True)]
     assert flops[1] > flops[0]

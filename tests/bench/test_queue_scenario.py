@@ -30,14 +30,13 @@ from penstock.instruments.record import Failure, Record
 from penstock.loading.order import Endless, Order
 from penstock.reports.queue.model import QueueModel, simulate
 
+from .kit_loader import weather
 from .kit_queue import CASE, record
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("packed") / "data"
-    assert main(["generate", "ufs-p1", str(folder), "--samples", "7", "--grid", "6", "12"]) == 0
-    return folder
+    return weather(tmp_path_factory.mktemp("packed") / "data", samples=7)
 
 
 class World:
@@ -193,6 +192,8 @@ def test_an_endless_order_is_its_epochs_one_after_the_other(data: Path) -> None:
             turn, place = divmod(batch, 3)
             wanted = order.items(turn * reshuffled, place)
             assert endless.items(0, batch).tolist() == wanted.tolist()
+        each = [endless.items(1, batch).tolist() for batch in range(2, 9)]
+        assert [items.tolist() for items in endless.run_of_items(1, range(2, 9))] == each
 
 
 def config(**knobs: Any) -> BenchQueueConfig:

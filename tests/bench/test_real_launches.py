@@ -9,7 +9,7 @@ import pytest
 
 from penstock.bench.launch.supervisor import LaunchRequest, run_launch
 
-from .kit_loader import case
+from .kit_loader import SAMPLE_BYTES, case
 from .kit_model import CASE
 from .kit_queue import CASE as QUEUE
 
@@ -25,10 +25,10 @@ ROOF = {"device": "cpu", "dtype": "float32", "size": 64}
          {"samples": 2, "pixels": 512, "useful_pixels": 512}, ["step"]),
         *(pytest.param(*words, marks=pytest.mark.slow) for words in (
             ("loader", {"batches": 2}, SERIES,
-             {"samples": 2, "bytes": 2 * 8 * 16 * 270 * 4}, ["step"]),
+             {"samples": 2, "bytes": 2 * SAMPLE_BYTES}, ["step"]),
             ("zoo:Animal", {}, TIMED, {"samples": 1}, ["step", "forward"]),
             ("ladder", {"batches": 2, "rung": "L1"}, SERIES,
-             {"samples": 2, "bytes": 2 * 8 * 16 * 270 * 4}, ["step"]),
+             {"samples": 2, "bytes": 2 * SAMPLE_BYTES}, ["step"]),
             ("queue", {**QUEUE, "compute_time": 0.01}, SERIES, {"samples": 2},
              ["step", "get", "compute"]),
             ("matmul", ROOF, TIMED, {"flops": 2 * 64**3, "bytes": 3 * 64**2 * 4}, ["step"]),

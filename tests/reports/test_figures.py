@@ -172,6 +172,7 @@ def test_a_reference_file_with_nulls_and_nothing_else(tmp_path: Path) -> None:
     assert list(line(figures["prep"], "prep").get_xdata()) == [0, 10]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_metrics_are_saved_under_the_names_of_the_seed(tmp_path: Path) -> None:
     queues = {"prep": {"max_size": 4, "samples": [{"t_rel_s": 0.0, "size": 2}]}}
     system = {"t_rel_s": [0.0, 1.0, 2.0], "cpu_percent": [1.0, None, 3.0]}

@@ -39,12 +39,23 @@ def plain(**changes: Any) -> Report:
     return Report(**{**content, **changes})
 
 
+@pytest.fixture(scope="module")
+def swept() -> Report:
+    """The report of a sweep."""
+    return report_of_records(sized(TIMES), "sweep.ledger")
+
+
+@pytest.fixture(scope="module")
+def swept_page(swept: Report) -> Page:
+    """It as a page, drawn."""
+    return page_of(swept)
+
+
 # --- what it says -------------------------------------------------------------------------------
 
 
-def test_a_sweep_is_a_page_with_its_verdict_first() -> None:
-    page = page_of(report_of_records(sized(TIMES), "sweep.ledger"))
-    text = page.text
+def test_a_sweep_is_a_page_with_its_verdict_first(swept_page: Page) -> None:
+    page, text = swept_page, swept_page.text
     assert (
         "prithvi-refiner-tiny (inference, cpu) is fastest at tile 64, batch 1: 341 k pixels a "
         "second, 12.0 ms a step [11.9 ms - 12.1 ms, 5 launches], 1.33x tile 32, batch 1 "
@@ -59,6 +70,7 @@ def test_a_sweep_is_a_page_with_its_verdict_first() -> None:
     assert heads and all(attrs["scope"] == "col" for attrs in heads)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_case_without_memory_stands_in_the_heat_map() -> None:
     """Its model was never built, so that nothing is known of its structure."""
     ok = sweep(TIMES, facts={"structure": "abc"})
@@ -92,11 +104,9 @@ def test_small_records_are_kept_in_the_page(tmp_path: Path) -> None:
     assert "5 launches" in page.text and page.asked() == []
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_the_three_forms_say_the_same() -> None:
-    report = report_of_records(sized(TIMES), "sweep.ledger")
-    document, page = json_page(report), page_of(report)
-    markdown = markdown_page(report, [[] for _ in report.chapters])
+def test_the_three_forms_say_the_same(swept: Report, swept_page: Page) -> None:
+    document, page = json_page(swept), swept_page
+    markdown = markdown_page(swept, [[] for _ in swept.chapters])
     lines = [*document["verdict"], *document["about"]]
     lines += [line for c in document["chapters"] for s in c["sections"] for line in s["sentences"]]
     assert len(lines) > 5
@@ -109,9 +119,12 @@ def test_the_three_forms_say_the_same() -> None:
                 assert " ".join(row) in page.text
 
 
-def test_too_many_figures_are_counted_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("undrawn")
+def test_too_many_figures_are_counted_and_left_out(
+    swept: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(html, "MOST_FIGURES", 1)
-    page = page_of(report_of_records(sized(TIMES), "l"))
+    page = page_of(swept)
     assert sum(tag == "svg" for tag, _ in page.elements) == 1
     assert "3 of 4 figures are left out" in page.text
 
@@ -119,9 +132,8 @@ def test_too_many_figures_are_counted_and_left_out(monkeypatch: pytest.MonkeyPat
 # --- what it asks for, and what runs in it ------------------------------------------------------
 
 
-def test_it_asks_for_nothing_and_runs_one_script() -> None:
-    text = html_page(report_of_records(sized(TIMES), "l"))
-    page = Page(text)
+def test_it_asks_for_nothing_and_runs_one_script(swept_page: Page) -> None:
+    page = swept_page
     assert page.asked() == []
     (policy,) = (a["content"] for tag, a in page.elements if "http-equiv" in a)
     assert policy.startswith(
@@ -151,7 +163,8 @@ def hostile_report() -> Report:
 
 
 def test_what_others_named_is_text_everywhere() -> None:
-    text = html_page(hostile_report())
+    report = hostile_report()
+    text = html_page(report)
     page = Page(text)
     assert page.asked() == []
     tags = [tag for tag, _ in page.elements]
@@ -160,7 +173,7 @@ def test_what_others_named_is_text_everywhere() -> None:
     assert not {char for char in text if not char.isprintable()} - {"\n"}
     assert "{{7*7}}" in page.text and "\\x1b[2J\\x00\\u202e" in page.text
     assert "<script>alert(1)</script>" in page.text  # as text
-    markdown = markdown_page(hostile_report(), [[]])
+    markdown = markdown_page(report, [[]])
     assert "<script" not in markdown and "](http" not in markdown and "\x1b" not in markdown
 
 
@@ -202,7 +215,7 @@ def test_a_cell_is_sorted_by_its_quantity(text: str, order: float | None) -> Non
 
 @pytest.mark.usefixtures("undrawn")
 def test_one_file_of_each_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    records = str(ledger(tmp_path / "s.jsonl", sized(TIMES)))
+    records = str(ledger(tmp_path / "s.jsonl", sized({(32, 1): 4.0})))
     for name in ("a.html", "a.json", "a.md"):
         assert main(["report", records, "--output", str(tmp_path / name)]) == 0
     assert Page((tmp_path / "a.html").read_text()).text.count("For throughput") == 1

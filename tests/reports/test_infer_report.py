@@ -74,6 +74,7 @@ def test_a_run_that_is_not_done_has_no_verdict_on_its_bound(tmp_path: Path) -> N
     assert "Processor of the run over time" in text_of(report)  # its telemetry is there
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_faults_seams_and_what_nothing_is_known_of(tmp_path: Path) -> None:
     clipped = [{"output": HOSTILE, "dtype": "uint16", "clipped": 500, "values": 1000}]
     folder = run_folder(tmp_path / "a", READ, clipped=clipped, halved=2,

@@ -244,6 +244,7 @@ def test_what_differs_has_figures_of_its_own(
     assert [*bench_figures(tmp_path / "bench.csv")] == names
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_figures_are_saved_under_their_prefix(path: Path) -> None:
     (out,) = plot_bench(path, path.parent / "new" / "fig")
     assert out == path.parent / "new" / "fig.png" and out.read_bytes().startswith(b"\x89PNG")

@@ -409,6 +409,7 @@ def test_names_of_lines_stand_beside_them(tmp_path: Path) -> None:
     assert one.get_text() == "d, every request 20 ms late, 1 thread; 1 case of l.csv"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_loaders_are_drawn_a_line_each(tmp_path: Path) -> None:
     path = tmp_path / "loader.csv"
     lines = ["loader,threads,batch_size,seconds_per_batch,low_seconds,high_seconds,data,status"]

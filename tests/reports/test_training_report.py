@@ -16,7 +16,7 @@ from PIL import Image
 from penstock.base import UsageError
 from penstock.cli import main
 from penstock.instruments import Ledger
-from penstock.reports.figures.vector import inline_svg
+from penstock.reports.html import html_page
 from penstock.reports.training.detections import detection_pictures
 from penstock.reports.training.pictures import draw_curves
 from penstock.reports.training.report import report_of_training
@@ -24,7 +24,7 @@ from penstock.scaling.page import report_of_scaling
 
 from ..bench.kit_suite import cases, made_up
 from ..scaling.kit import log, seed_logs
-from .pages import HOSTILE, page_of
+from .pages import HOSTILE, Page, page_of
 
 PHASES = ("data_wait", "transfer", "forward", "backward", "communication", "optimizer")
 
@@ -254,8 +254,9 @@ def test_detections_are_drawn_on_their_chips(tmp_path: Path) -> None:
     assert (np.asarray(axis.images[0].get_array()) == image).all()
     true, *predicted = [patch.get_bbox().extents.tolist() for patch in axis.patches]
     assert true == [7, 17, 33, 53] and predicted == boxes.tolist()
-    assert page_of(report_of_training(folder)).asked() == []
-    links = re.findall(r'"data:image/png;base64,([^"]+)"', inline_svg(picture.draw(), 1, "t", "a"))
+    text = html_page(report_of_training(folder))
+    assert Page(text).asked() == []
+    links = re.findall(r'"data:image/png;base64,([^"]+)"', text)
     assert [Image.open(BytesIO(base64.b64decode(link))).mode for link in links] == ["L"]
     (folder / "pictures.npz").write_bytes(b"PK, but no archive")
     with pytest.raises(UsageError, match=r"pictures\.npz is not as a training leaves it"):

@@ -15,6 +15,7 @@ import psutil
 from ..base import format_bytes, significant
 from .environment import BUSY
 from .gpus import Question, gpus_or_none
+from .machine import process_tree
 
 Block = Mapping[str, Any]
 SYS = Path("/sys")
@@ -99,8 +100,7 @@ def _ulimits() -> dict[str, str | None]:
 
 def _busy() -> list[dict[str, Any]]:
     """Other processes that use the processor, the busiest first."""
-    this = psutil.Process()
-    ours = {this.pid, *(child.pid for child in this.children(recursive=True))}
+    ours = {process.pid for process in process_tree(psutil.Process())}
     others = [p for p in psutil.process_iter(["name"]) if p.pid not in ours]
     for process in others:
         with contextlib.suppress(psutil.Error):

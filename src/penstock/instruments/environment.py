@@ -34,7 +34,7 @@ import psutil
 
 from .. import __version__
 from .gpus import Question, gpus_or_none
-from .machine import ProcessKey
+from .machine import ProcessKey, process_tree
 from .record import canonical
 
 Block = dict[str, Any]
@@ -317,8 +317,7 @@ def _said(command: list[str], folder: Path | None = None) -> str | None:
 
 def _cpu_seconds_of_others() -> dict[ProcessKey, float]:
     """Processor time of every process but this one and those below it."""
-    this = psutil.Process()
-    ours = {this.pid, *(child.pid for child in this.children(recursive=True))}
+    ours = {process.pid for process in process_tree(psutil.Process())}
     counted = {}
     for process in psutil.process_iter():
         # One by one: what psutil does to ask several things at once takes longer than to ask.

@@ -42,7 +42,7 @@ class ThisMachine:
     def processes(self) -> Processes:
         """This process and all below it."""
         usages = {}
-        for process in self._tree():
+        for process in process_tree(self._root):
             with contextlib.suppress(psutil.NoSuchProcess):  # it ended while we looked
                 usages[process.pid, process.create_time()] = self._usage(process)
         return usages
@@ -50,7 +50,7 @@ class ThisMachine:
     def pss(self) -> int | None:
         """Bytes of the same processes, with shared pages divided among them."""
         total = 0
-        for process in self._tree():
+        for process in process_tree(self._root):
             with contextlib.suppress(psutil.NoSuchProcess):
                 pss: int | None = getattr(process.memory_full_info(), "pss", None)
                 if pss is None:
@@ -68,17 +68,6 @@ class ThisMachine:
         counters = psutil.net_io_counters(nowrap=False)
         return counters and (counters.bytes_sent, counters.bytes_recv)
 
-    def _tree(self) -> list[psutil.Process]:
-        try:
-            below = _below(self._root.pid)
-        except OSError:  # no such lists, or no such process any more
-            return [self._root, *self._root.children(recursive=True)]
-        tree = [self._root]
-        for pid in below:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                tree.append(psutil.Process(pid))
-        return tree
-
     @staticmethod
     def _usage(process: psutil.Process) -> Usage:
         with process.oneshot():
@@ -91,6 +80,19 @@ class ThisMachine:
             return Usage(
                 cpu.user + cpu.system, process.memory_info().rss, process.num_threads(), disk
             )
+
+
+def process_tree(root: psutil.Process) -> list[psutil.Process]:
+    """A process and all below it, itself first."""
+    try:
+        below = _below(root.pid)
+    except OSError:  # no such lists, or no such process any more
+        return [root, *root.children(recursive=True)]
+    tree = [root]
+    for pid in below:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            tree.append(psutil.Process(pid))
+    return tree
 
 
 def _below(root: int) -> list[int]:

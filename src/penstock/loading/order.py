@@ -18,6 +18,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -297,7 +298,7 @@ class Endless(Order):
         )
 
     def run_of_items(self, epoch: int, batches: Iterable[int]) -> list[Items]:
-        """`items` of some batches.
+        """The `items` of each of some batches, quicker than one by one.
 
         Args:
             epoch: The first epoch, from 0.
@@ -306,4 +307,11 @@ class Endless(Order):
         Returns:
             The items of each batch.
         """
-        return [self.items(epoch, batch) for batch in batches]
+        turn_length, items = self.num_items // self.batch_size, list[Items]()
+        alike = groupby(batches, lambda batch: batch // turn_length * self.reshuffled)
+        for later, numbers in alike:  # all that share an order
+            places = np.array([number % turn_length for number in numbers]) * self.batch_size
+            positions = places[:, None] + np.arange(self.batch_size)
+            whole = self.items_at(epoch + later, positions.ravel())
+            items.extend(whole.reshape(positions.shape))
+        return items

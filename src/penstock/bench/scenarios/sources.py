@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ...base import UsageError
 from ...data import CHECKS, DOCUMENT, Packed, PackedArray, open_dataset, parse_document
-from ...instruments import Loopback, drop_pages, residency, warm_pages
+from ...instruments import Loopback, drop_pages, process_tree, residency, warm_pages
 from ...loading import Location, Order, cut_of, open_dataset_or_array
 
 
@@ -245,9 +245,8 @@ class Counters:
     @classmethod
     def of_tree(cls, without: int | None = None) -> Counters:
         began, cpu_s = read_case_store(), 0.0
-        root = psutil.Process()
-        tree = (root, *root.children(recursive=True))
-        # Looking for children reads a line about every process of the machine.
+        tree = process_tree(psutil.Process())
+        # Looking for children reads too, on some systems a line about every process.
         stored = -(cls._counting + read_case_store() - began)
         for process in tree:
             if process.pid == without:

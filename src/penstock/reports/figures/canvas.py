@@ -338,11 +338,11 @@ def harmless(figure: Figure) -> None:
     for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
         for minor in (False, True):
             formatter = axis.get_minor_formatter() if minor else axis.get_major_formatter()
-            labels = axis.get_ticklabels(minor=minor)
             if hasattr(formatter, "seq"):  # these are written again when it is drawn
                 formatter.seq = list(map(_plain, formatter.seq))
             else:
-                ours.update(labels)
+                for tick in axis.get_minor_ticks() if minor else axis.get_major_ticks():
+                    ours.update((tick.label1, tick.label2))
     for text in figure.findobj(Text):
         if text not in ours:
             text.set_parse_math(False)
