@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 from torch import Tensor, nn
 
@@ -18,22 +20,22 @@ class Allocator:
     """The CPU's twin of `torch.cuda`: it counts the tensors that are alive."""
 
     def __init__(self) -> None:
-        self.before, self.emptied = 1000, False
+        self.before, self.emptied, self.counting = 1000, False, contextlib.ExitStack()
 
     def reset_peak_memory_stats(self, device: torch.device) -> None:
-        self.counter = _Peak()
-        self.counter.__enter__()
+        self.counter = self.counting.enter_context(_Peak())
 
     def memory_allocated(self, device: torch.device) -> int:
         return self.before
 
     def synchronize(self, device: torch.device) -> None:
-        self.counter.__exit__(None, None, None)
+        self.counting.close()
 
     def max_memory_allocated(self, device: torch.device) -> int:
         return self.before + self.counter.peak
 
     def empty_cache(self) -> None:
+        self.counting.close()
         self.emptied = True
 
 
