@@ -110,11 +110,11 @@ def test_small_parts_are_chosen_where_large_ones_would_not_end_together() -> Non
     "normalize", [pytest.param("global", marks=pytest.mark.slow), "percentile"]
 )
 def test_the_choice_by_formula_and_its_neighbours_are_played(normalize: str) -> None:
-    knobs = config(workers=100, normalize=normalize)
+    knobs = config(workers=500, normalize=normalize)
     plan = make_plan(knobs, PETABYTE, SEED)
 
     def said(**simulate: Any) -> dict[str, str]:
-        scale = build(ScaleConfig, {"rate": "1.5e7", "stragglers": "2%:3", **simulate})
+        scale = build(ScaleConfig, {"rate": "3e6", "stragglers": "2%:3", **simulate})
         return dict(scale_lines(knobs, scale, plan))
 
     paper, played = said(), said(simulate=[1])
