@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli import main
+from penstock.data import neurites
 from penstock.data.scenes.synthetic_files import write_data_set
 from penstock.data.specimen import Specimen
 
@@ -15,7 +16,10 @@ from .kit import OVERLAP, SIZE, words_of
 
 @pytest.fixture(scope="session")
 def specimen() -> Specimen:
-    return Specimen(3)
+    """One with fewer cells than usual: each takes time to grow, and again in every box near it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(neurites, "VOXELS_PER_CELL", 1_500_000)
+        return Specimen(3)
 
 
 @pytest.fixture(scope="session")

@@ -226,11 +226,11 @@ class TestDamagedTiff:
 def test_a_mapped_file_does_not_stay_in_memory(name: str, tmp_path: Path) -> None:
     import tifffile
 
-    num_bytes = 32 << 20
-    data = np.ones((32, 1024, 1024), "u1")
+    num_bytes = 16 << 20
+    data = np.ones((16, 1024, 1024), "u1")
     np.save(tmp_path / name, data) if name == "a.npy" else tifffile.imwrite(tmp_path / name, data)
     source = open_source(tmp_path / name)
-    boxes = [Box((0, 0, z, 0, 0), (1, 1, z + 4, 1024, 1024)) for z in range(0, 32, 4)]
+    boxes = [Box((0, 0, z, 0, 0), (1, 1, z + 2, 1024, 1024)) for z in range(0, 16, 2)]
 
     def shared() -> int:  # resident pages of mapped files
         return int(Path("/proc/self/statm").read_text().split()[2]) * os.sysconf("SC_PAGESIZE")

@@ -133,6 +133,11 @@ def test_items_of_many_batches_are_those_of_each(shuffle: Any) -> None:
         batches = range(1, min(order.num_batches, 12))
         together = order.run_of_items(1, batches)
         assert [each.tolist() for each in together] == [order.items(1, b).tolist() for b in batches]
+    ranked = Order(23, 3, shuffle=shuffle, rank=1, world_size=2, skip=5)
+    together = ranked.run_of_items(1, (2, 0), globally=True)
+    assert [each.tolist() for each in together] == [
+        ranked.global_items(1, batch).tolist() for batch in (2, 0)
+    ]
 
 
 def test_an_error_wakes_who_waits_for_a_channel() -> None:

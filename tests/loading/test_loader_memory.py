@@ -147,7 +147,7 @@ def test_what_a_codec_decodes_into_counts_as_memory(how: str, tmp_path: Path) ->
 def test_small_chunks_that_are_fetched_count_with_their_buffers(tmp_path: Path) -> None:
     """A buffer fits the largest chunk of any array, and is lent for the smallest too."""
     large = write(tmp_path / "a.zarr", distinct((8, 256, 512)), (1, 256, 512), compressors=None)
-    small = write(tmp_path / "b.zarr", distinct((8, 64)), (1, 1), compressors=None)
+    small = write(tmp_path / "b.zarr", distinct((8, 32)), (1, 1), compressors=None)
     with Loader(
         {"a": large, "b": small}, batch_size=2, workers=2, fetch=2, engine="native"
     ) as loader:

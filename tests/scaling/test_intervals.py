@@ -57,8 +57,8 @@ def test_ratios_and_differences_hold_the_truth(n: int, spread: float) -> None:
         other = rng.normal(0.93, 0.01 * spread, n)
         return difference(rng.normal(0.95, 0.01, n).tolist(), other.tolist())
 
-    assert share_held(of_times, 100 / 30, 500) >= 0.93
-    assert share_held(of_scores, -0.02, 500) >= 0.93
+    assert share_held(of_times, 100 / 30, 300) >= 0.93
+    assert share_held(of_scores, -0.02, 300) >= 0.93
 
 
 @pytest.mark.parametrize("n", [3, pytest.param(5, marks=pytest.mark.slow)])
@@ -67,7 +67,7 @@ def test_two_noisy_runs_beside_more_hold_the_truth(n: int) -> None:
         other = rng.normal(0.93, 0.03, 2)
         return difference(rng.normal(0.95, 0.01, n).tolist(), other.tolist())
 
-    assert share_held(of_scores, -0.02, 500) >= 0.93
+    assert share_held(of_scores, -0.02, 300) >= 0.93
 
 
 @pytest.mark.slow

@@ -121,22 +121,18 @@ class Order:
         """
         return self.items_at(epoch, self._positions(batch, self.rank, self.world_size))
 
-    def run_of_items(self, epoch: int, batches: Iterable[int]) -> list[Items]:
-        """The `items` of each of some batches, quicker than one by one."""
-        return self._run(epoch, batches, self.rank, self.world_size)
+    def run_of_items(
+        self, epoch: int, batches: Iterable[int], globally: bool = False
+    ) -> list[Items]:
+        """The `items`, or `global_items`, of each of some batches, quicker than one by one."""
+        share = (0, 1) if globally else (self.rank, self.world_size)
+        positions = [self._positions(batch, *share) for batch in batches]
+        ends = np.cumsum([len(part) for part in positions])[:-1]
+        return np.split(self.items_at(epoch, np.concatenate(positions)), ends)
 
     def global_items(self, epoch: int, batch: int) -> Items:
         """The items of a batch of all ranks. Rank r has rows r, r + world_size, ..."""
         return self.items_at(epoch, self._positions(batch, 0, 1))
-
-    def run_of_global_items(self, epoch: int, batches: Iterable[int]) -> list[Items]:
-        """The `global_items` of each of some batches, quicker than one by one."""
-        return self._run(epoch, batches, 0, 1)
-
-    def _run(self, epoch: int, batches: Iterable[int], first: int, step: int) -> list[Items]:
-        positions = [self._positions(batch, first, step) for batch in batches]
-        ends = np.cumsum([len(part) for part in positions])[:-1]
-        return np.split(self.items_at(epoch, np.concatenate(positions)), ends)
 
     def _positions(self, batch: int, first: int, step: int) -> Items:
         if not 0 <= batch < self.num_batches:
@@ -297,12 +293,15 @@ class Endless(Order):
             epoch + turn * self.reshuffled, np.arange(first, first + self.batch_size)
         )
 
-    def run_of_items(self, epoch: int, batches: Iterable[int]) -> list[Items]:
+    def run_of_items(
+        self, epoch: int, batches: Iterable[int], globally: bool = False
+    ) -> list[Items]:
         """The `items` of each of some batches, quicker than one by one.
 
         Args:
             epoch: The first epoch, from 0.
             batches: The batches, counted from the first epoch's begin.
+            globally: The same, as there is one rank.
 
         Returns:
             The items of each batch.

@@ -90,7 +90,7 @@ def price_order(
         run = min(-(-windows * order.window_items // order.global_batch), order.num_batches)
 
     decoded = used = 0
-    for items in _in_runs(order, order.run_of_items, epoch, _spread(order.num_batches, run)):
+    for items in _in_runs(order, epoch, _spread(order.num_batches, run)):
         chunks, nbytes = need(items)
         decoded, used = decoded + sum(chunks.values()), used + nbytes
     plain = decoded / used
@@ -103,7 +103,7 @@ def price_order(
     # Patches are looked at one by one, so with many to a batch fewer batches are looked at.
     looked = run if order.patches_per_sample == 1 else -(-_MOST_PATCHES // order.global_batch)
     batches = _spread(order.num_batches, min(run, looked))
-    globally = _in_runs(order, order.run_of_global_items, epoch, batches)
+    globally = _in_runs(order, epoch, batches, globally=True)
     shares = [_num_chunks(order, need, items) / len(items) for items in globally]
     return Price(
         read_amplification=plain,
@@ -115,13 +115,11 @@ def price_order(
     )
 
 
-def _in_runs(
-    order: Order, items_of: Callable[[int, Items], list[Items]], epoch: int, batches: Items
-) -> Iterator[Items]:
+def _in_runs(order: Order, epoch: int, batches: Items, globally: bool = False) -> Iterator[Items]:
     """The items of each batch, looked up some batches at a time: as many as memory is no matter."""
     runs = 1 + len(batches) * order.global_batch // _MOST_ITEMS
     for run in np.array_split(batches, min(runs, len(batches))):
-        yield from items_of(epoch, run)
+        yield from order.run_of_items(epoch, run, globally)
 
 
 def _num_chunks(order: Order, need: Callable[[Items], Need], items: Items) -> int:
