@@ -49,7 +49,7 @@ def read(spec: Any) -> np.ndarray:
     return np.asarray(ts.open(spec).result().read().result())
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def volume() -> np.ndarray:
     rng = np.random.default_rng(0)
     return rng.integers(0, 4000, (1, 1, 40, 48, 56)).astype("uint16")
@@ -197,6 +197,32 @@ def test_plan_and_dry_run_touch_nothing(
 # --- bad input ---------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def inputs(volume: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of inputs, good and bad, that no job changes."""
+    import safetensors.torch
+    import torch
+
+    folder = tmp_path_factory.mktemp("inputs")
+    zarr(folder / "in.zarr", volume)
+    zarr(folder / "taken.zarr", volume)
+    (folder / "wrong.json").write_text('{"driver": zarr}')
+    local = {"driver": "file", "path": str(folder / "new.zarr")}
+    aligned = OUT_SPEC["metadata"] | {"chunks": [1, 1, 16, 16, 16]}
+    (folder / "misaligned.json").write_text(
+        json.dumps(OUT_SPEC | {"kvstore": local, "metadata": aligned})
+    )
+    sharding = {"name": "sharding_indexed", "configuration": {"chunk_shape": [1, 1, 16, 16, 16]}}
+    sharded = {"shape": volume.shape, "data_type": "uint16", "codecs": [sharding],
+               "chunk_grid": {"name": "regular",
+                              "configuration": {"chunk_shape": [1, 1, 32, 32, 32]}}}  # fmt: skip
+    (folder / "sharded.json").write_text(
+        json.dumps({"driver": "zarr3", "kvstore": local, "metadata": sharded, "create": True})
+    )
+    safetensors.torch.save_file({"a": torch.zeros(1)}, folder / "other.safetensors")
+    return folder
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -224,30 +250,11 @@ def test_plan_and_dry_run_touch_nothing(
     ],
 )  # fmt: skip
 def test_bad_input_is_one_sentence_exit_2_and_nothing_lost(
-    words: list[str], said: list[str], volume: np.ndarray, tmp_path: Path,
+    words: list[str], said: list[str], inputs: Path,
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    import safetensors.torch
-    import torch
-
-    monkeypatch.chdir(tmp_path)
-    zarr(tmp_path / "in.zarr", volume)
-    zarr(tmp_path / "taken.zarr", volume)
-    (tmp_path / "wrong.json").write_text('{"driver": zarr}')
-    local = {"driver": "file", "path": str(tmp_path / "new.zarr")}
-    aligned = OUT_SPEC["metadata"] | {"chunks": [1, 1, 16, 16, 16]}
-    (tmp_path / "misaligned.json").write_text(
-        json.dumps(OUT_SPEC | {"kvstore": local, "metadata": aligned})
-    )
-    sharding = {"name": "sharding_indexed", "configuration": {"chunk_shape": [1, 1, 16, 16, 16]}}
-    sharded = {"shape": volume.shape, "data_type": "uint16", "codecs": [sharding],
-               "chunk_grid": {"name": "regular",
-                              "configuration": {"chunk_shape": [1, 1, 32, 32, 32]}}}  # fmt: skip
-    (tmp_path / "sharded.json").write_text(
-        json.dumps({"driver": "zarr3", "kvstore": local, "metadata": sharded, "create": True})
-    )
-    safetensors.torch.save_file({"a": torch.zeros(1)}, "other.safetensors")
-    before = sorted((p, p.stat().st_mtime_ns) for p in tmp_path.rglob("*"))
+    monkeypatch.chdir(inputs)
+    before = sorted((p, p.stat().st_mtime_ns) for p in inputs.rglob("*"))
     given = {"--in-spec": "in.zarr", "--out-spec": "out.zarr", "--model-type": "identity",
              "--patch": "16", "--overlap": "4", "--devices": "cpu"}  # fmt: skip
     given |= dict(zip(words[::2], words[1::2], strict=True))
@@ -258,7 +265,7 @@ def test_bad_input_is_one_sentence_exit_2_and_nothing_lost(
     assert "Traceback" not in error
     for part in said:
         assert part in error
-    assert sorted((p, p.stat().st_mtime_ns) for p in tmp_path.rglob("*")) == before
+    assert sorted((p, p.stat().st_mtime_ns) for p in inputs.rglob("*")) == before
 
 
 def test_an_unknown_flag_is_usage(capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,7 +67,7 @@ def project(
 
 
 def run(project: pytest.Pytester, *words: str) -> pytest.RunResult:
-    """What is left out takes longer than the test: it collects garbage, or is imported each time."""
+    """What is left out collects garbage, or is imported anew each time: it takes longer."""
     left_out = "cacheprovider unraisableexception xdist xdist.looponfail zarr anyio platformdirs"
     plain = [word for name in left_out.split() for word in ("-p", f"no:{name}")]
     gc.freeze()  # as whoever measures does collect, too

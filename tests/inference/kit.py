@@ -22,7 +22,7 @@ from penstock.inference.planning.memory import Facts
 from penstock.inference.tiling.geometry import PatchShape
 
 Array = NDArray[Any]
-SMALL: dict[str, Any] = {"model": "identity", "patch": 8, "overlap": 2, "devices": "cpu"}
+SMALL: dict[str, Any] = {"model": "identity", "patch": 8, "overlap": 1, "devices": "cpu"}
 """A job of a volume of 20 cubed."""
 
 

@@ -134,8 +134,8 @@ def test_a_request_before_the_first_block_reads_none(tmp_path: Path) -> None:
 def test_units_that_are_half_done_are_made_again(
     seam: str, normalize: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuts, "BLOCK_VOXELS", 1000)
-    source = np.random.default_rng(0).normal(size=(40, 40, 16)).astype("float32")
+    monkeypatch.setattr(cuts, "BLOCK_VOXELS", 2000)
+    source = np.random.default_rng(0).normal(size=(40, 40, 10)).astype("float32")
     slow = write_model(tmp_path, "slow", SLOW)
 
     def begun(out: str, **more: Any) -> Job:

@@ -59,7 +59,7 @@ def conv():
 
 def settings(seam: str = "blend", out: str = "out.zarr", **knobs: Any) -> InferConfig:
     given = {"in_spec": "in.npy", "out_spec": out, "model_type": "net.py:conv", "patch": 8,
-             "overlap": 4, "block": 8, "chunks": 8, "devices": "cpu", "threads": 1, "batch": 2,
+             "overlap": 2, "block": 8, "chunks": 8, "devices": "cpu", "threads": 1, "batch": 2,
              "seam_mode": seam, "head_kind": "intensity", "normalize": "none"}  # fmt: skip
     return build(InferConfig, given | knobs)
 

@@ -92,19 +92,19 @@ def test_a_unit_whose_line_was_torn_is_written_again(torn: str, tmp_path: Path) 
 def test_the_checks_of_a_run_are_those_of_what_it_stored(
     suffix: str, seam: str, tmp_path: Path
 ) -> None:
-    data, out = arange((24, 24, 24)), tmp_path / f"out.{suffix}"
-    data[:12] = 0
-    knobs: dict[str, Any] = {**SMALL, "block": 12, "chunks": 6, "normalize": "none"}
+    data, out = arange((20, 20, 20)), tmp_path / f"out.{suffix}"
+    data[:10] = 0
+    knobs: dict[str, Any] = {**SMALL, "block": 10, "chunks": 5, "normalize": "none"}
     summary = penstock.run_inference(data, out, seam_mode=seam, **knobs)
     folder = tmp_path / f"out.{suffix}.penstock"
     notes = read_lines((folder / "done.log").read_bytes().splitlines(keepends=True))
     stored = penstock.open_source(out)
     volume = stored.read(stored.domain)[0, 0]
-    cells = range(0, 24, 12)
+    cells = range(0, 20, 10)
     assert len(notes) == 8
     for index, (z, y, x) in zip(np.ndindex(2, 2, 2), [(z, y, x) for z in cells for y in cells
                                                       for x in cells], strict=True):  # fmt: skip
-        values = np.ascontiguousarray(volume[z : z + 12, y : y + 12, x : x + 12])
+        values = np.ascontiguousarray(volume[z : z + 10, y : y + 10, x : x + 10])
         sign = "v" if values.any() else "f"
         assert notes[(0, *index)].checks == (sign + xxhash.xxh3_64_hexdigest(values.data),)
     assert {note.checks[0][0] for note in notes.values()} == {"v", "f"}
