@@ -144,11 +144,13 @@ def test_receptive_field_of_tiny() -> None:
     for parameter in net.parameters():
         nn.init.constant_(parameter, 0.1)
     furthest, past_core = 0, 0
-    for place in (12, 15):  # those on the faces of the core reach furthest
-        x = torch.ones(1, 1, 28, 28, 28, requires_grad=True)
-        net(x)[0, 0, place, place, place].backward()
-        assert x.grad is not None
-        seen = x.grad[0, 0].nonzero()
+    places = (12, 15)  # those on the faces of the core reach furthest
+    x = torch.ones(len(places), 1, 28, 28, 28, requires_grad=True)
+    y = net(x)
+    sum(y[of, 0, place, place, place] for of, place in enumerate(places)).backward()
+    assert x.grad is not None
+    for place, gradient in zip(places, x.grad, strict=True):
+        seen = gradient[0].nonzero()
         first, last = int(seen.min()), int(seen.max())
         furthest = max(furthest, place - first, last - place)
         past_core = max(past_core, 12 - first, last - 15)  # the core is voxels 12 to 15
@@ -157,7 +159,8 @@ def test_receptive_field_of_tiny() -> None:
 
 
 def test_tiny_in_tiles_equals_tiny_at_once(tiny: nn.Module) -> None:
-    x = torch.rand(1, 1, 28, 40, 40, generator=torch.Generator().manual_seed(1))
+    # Two volumes at once, as torch's convolutions of one are slow where it is small.
+    x = torch.rand(2, 1, 28, 40, 40, generator=torch.Generator().manual_seed(1))
     whole = forward(tiny, x)[..., 8:-8, 8:-8, 8:-8]
     # Patches of 28 with overlap 16: each owns 12 voxels a side and sees 8 before and after.
     rows = []
@@ -172,8 +175,8 @@ def test_tiny_in_tiles_equals_tiny_at_once(tiny: nn.Module) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "seed", "least"),
-    [  # seen: 12.5, 15.4 and 5.2
-        pytest.param((16, 64, 64), 424_242, 9, id="beside a bright cell"),
+    [  # seen: 7.0, 15.4 and 5.2
+        pytest.param((32, 64, 64), 424_242, 6, id="beside a bright cell"),
         pytest.param((32, 96, 96), 500_008, 11, id="dim neurites", marks=pytest.mark.slow),
         pytest.param((32, 96, 96), 424_242, 4, id="bright cell", marks=pytest.mark.slow),
     ],
