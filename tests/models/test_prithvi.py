@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import dataclasses
 import hashlib
 import math
@@ -81,6 +82,7 @@ def public_state(frames: int = 1) -> dict[str, Tensor]:
     }
 
 
+@functools.cache
 def sines_and_cosines(width: int, frames: int, grid: int) -> np.ndarray:
     """The positions of the public code from their definition, patch by patch."""
     table = [np.zeros(width)]
