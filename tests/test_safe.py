@@ -91,6 +91,7 @@ def test_what_rich_draws_stays_drawn(capsys: pytest.CaptureFixture[str]) -> None
     assert getattr(SafeStream(Console().file), "rich_proxied_file", None) is not None  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_page_runs_nothing_and_a_table_calculates_nothing(tmp_path: Path) -> None:
     page = write_page([record()], tmp_path, f"{HOSTILE}.ledger", overwrite=False)[0].read_text()
     assert "<script" not in page and "<img" not in page and "](http" not in page

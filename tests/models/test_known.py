@@ -49,7 +49,8 @@ CELLS = [(1, 1), (2, 1), (14, 28), (28, 28), (40, 64)]
 @pytest.mark.parametrize(
     ("name", "channels", "patches", "batches"),
     [("identity", 1, VOLUMES, (1, 3)), ("identity", 3, CELLS, (1, 3)),
-     ("denoise-tiny", 1, VOLUMES, (1, 3)),
+     ("denoise-tiny", 1, VOLUMES[1::2], (1, 3)),
+      pytest.param("denoise-tiny", 1, VOLUMES, (1, 3), marks=pytest.mark.slow),
       ("prithvi-refiner-tiny", 6, CELLS[2:3], (1,)),
       *(pytest.param(name, 6, CELLS[::2], (1, 3), marks=pytest.mark.slow) for name in PRITHVI)],
 )  # fmt: skip

@@ -69,7 +69,7 @@ def test_chips_with_objects_are_all_chosen(background: float, expected: int) -> 
 def chips(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("scenes")
     data, cut = folder / "data", folder / "chips"
-    size = ["--size", "160", "160"]
+    size = ["--size", "112", "112"]
     assert main(["generate", "xview3", str(data), "--scenes", "2", *size]) == 0
     files = {name: data / "labels" / f"{name}.csv" for name in ("train", "validation")}
     words = [
@@ -78,9 +78,9 @@ def chips(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "--output_dir",
         str(cut),
         "--chip_size",
-        "96",
+        "64",
         "--overlap",
-        "24",
+        "16",
     ]
     words += ["--train_label_file", str(files["train"]), "--channels", "vh,vv"]
     assert main(["preprocess", *words, "--val_label_file", str(files["validation"])]) == 0

@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),
 ]
-SETTINGS = ["--channels", "vh,vv,bathymetry", "--backbone", "mobilenet", "--chip-size", "64",
+SETTINGS = ["--channels", "vh,vv,bathymetry", "--backbone", "mobilenet", "--chip-size", "48",
             "--overlap", "16", "--score-threshold", "0.05", "--device", "cpu",
             "--threads", "1", "--batch-size", "3"]  # fmt: skip
 
@@ -36,7 +36,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     from penstock.models.detector import make_detector
 
     monkeypatch.chdir(tmp_path)
-    words = ["--scenes", "3", "--size", "64", "64", "--objects", "9", "--seed", "5"]
+    words = ["--scenes", "3", "--size", "48", "48", "--objects", "9", "--seed", "5"]
     assert main(["generate", "xview3", "data", *words]) == 0
     Path("scenes").mkdir()
     for split in ("train", "validation"):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
+from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -33,6 +35,25 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return folder
+
+
+@pytest.mark.skipif(not find_spec("torchmetrics"), reason="torchmetrics is not installed")
+def test_fabric_hears_the_version_of_torchmetrics_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it, where it has been imported already."""
+    from penstock.training.ranks import torchmetrics_by_version
+
+    for name in ("torchmetrics", "lightning_fabric"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    with torchmetrics_by_version():
+        stand_in = import_module("torchmetrics")
+        assert stand_in.__version__ == metadata.version("torchmetrics")
+        assert not hasattr(stand_in, "Metric")
+    assert "torchmetrics" not in sys.modules
+    whole = ModuleType("torchmetrics")
+    monkeypatch.setitem(sys.modules, "torchmetrics", whole)
+    with torchmetrics_by_version():
+        assert import_module("torchmetrics") is whole
+    assert sys.modules["torchmetrics"] is whole
 
 
 @pytest.mark.slow

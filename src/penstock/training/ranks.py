@@ -6,9 +6,12 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from importlib import metadata
+from types import ModuleType
 from typing import Any, TypeVar
 
 import torch
@@ -92,8 +95,33 @@ def this_place(config: TrainConfig) -> Place:
     return place
 
 
+@contextlib.contextmanager
+def torchmetrics_by_version() -> Iterator[None]:
+    """Within it ``torchmetrics`` is a module that has its version and nothing else.
+
+    Fabric imports it for that version, which its detection of spikes asks for. All of it brings
+    SciPy and Matplotlib, which take a second.
+    """
+    name = "torchmetrics"
+    try:
+        version = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        version = None
+    if version is None or not sys.modules.keys().isdisjoint((name, "lightning_fabric")):
+        yield
+        return
+    stand_in: Any = ModuleType(name)
+    stand_in.__version__ = version
+    sys.modules[name] = stand_in
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+
+
 def _fabric(config: TrainConfig) -> Any:
-    fabric = require("lightning_fabric", "train")
+    with torchmetrics_by_version():
+        fabric = require("lightning_fabric", "train")
     from .fabric_plugins import plugins_of, strategy_of
 
     place = find_place(os.environ)
