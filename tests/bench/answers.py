@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 Say = Callable[[Mapping[str, Any]], None]
@@ -51,6 +52,5 @@ def line(message: Mapping[str, Any]) -> bytes:
 
 if __name__ == "__main__":
     print("not a record")
-    with open(sys.argv[1]) as asked:
-        request = json.load(asked)
+    request = json.loads(Path(sys.argv[1]).read_text())
     sys.exit(answer(request, lambda message: os.write(int(sys.argv[2]), line(message))))

@@ -241,7 +241,7 @@ def test_one_file_of_each_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 @pytest.mark.parametrize(
     ("tiles", "batches"),
-    [(1, 3), pytest.param(20, 10, marks=pytest.mark.slow)],
+    [(1, 2), pytest.param(20, 10, marks=pytest.mark.slow)],
     ids=["few", "a thousand records"],
 )
 def test_a_large_sweep_is_a_small_page(tiles: int, batches: int) -> None:

@@ -334,7 +334,7 @@ def harmless(figure: Figure) -> None:
     """
     from matplotlib.text import Text
 
-    ours = set()  # labels of ticks that matplotlib writes, such as powers of ten
+    ours = set[Text]()  # labels of ticks that matplotlib writes, such as powers of ten
     for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
         for minor in (False, True):
             formatter = axis.get_minor_formatter() if minor else axis.get_major_formatter()
