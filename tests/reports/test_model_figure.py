@@ -236,7 +236,7 @@ def test_a_case_that_failed_in_one_launch_is_drawn_with_its_cross(tmp_path: Path
 @pytest.mark.parametrize(
     ("others", "names"),
     [
-        ([{"mode": "train"}], ["inference", "train"]),
+        pytest.param([{"mode": "train"}], ["inference", "train"], marks=pytest.mark.slow),
         ([{"device": "cuda:0", "model": "a/b:c"}], ["prithvi-refiner-tiny_cpu", "a_b_c_cuda_0"]),
         ([{"amp": True}, {"amp": True, "halo": 8}], ["", "amp", "amp_halo_8"]),
     ],
