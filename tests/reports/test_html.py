@@ -234,7 +234,7 @@ def test_one_file_of_each_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str
     capsys.readouterr()
     assert main(["report", records, "--output", str(tmp_path / "a.html")]) == 2
     assert "a.html exists; --overwrite replaces it" in capsys.readouterr().err
-    assert main(["report", records, "--output", str(tmp_path / "a.html"), "--overwrite"]) == 0
+    assert main(["report", records, "--output", str(tmp_path / "a.json"), "--overwrite"]) == 0
     (tmp_path / "mine.html").write_text("mine")
     words = ["report", records, "--output", str(tmp_path / "mine.html"), "--overwrite"]
     assert main(words) == 2
