@@ -52,6 +52,5 @@ def line(message: Mapping[str, Any]) -> bytes:
 
 if __name__ == "__main__":
     print("not a record")
-    with Path(sys.argv[1]).open() as asked:
-        request = json.load(asked)
+    request = json.loads(Path(sys.argv[1]).read_text())
     sys.exit(answer(request, lambda message: os.write(int(sys.argv[2]), line(message))))

@@ -34,7 +34,7 @@ def run(animal: str, timeout_s: float = 300.0, limit: int | None = None, **case:
 
 
 def raw(animal: str) -> Record:
-    command = [sys.executable, ZOO, "--raw", animal]
+    command = [sys.executable, "-S", ZOO, "--raw", animal]
     return run_launch(
         LaunchRequest("zoo", {}), launch=0, order=None, timeout_s=30.0, command=command
     )
@@ -62,12 +62,13 @@ def test_a_launch_that_goes_well_is_a_whole_record() -> None:
         pytest.param("HostOom", {"limit": 300 * MIB, "piece": 4096}, "oom_host", "measure",
                      "MemoryError", "MemoryError", marks=pytest.mark.slow),  # to the last page
         ("BadAlloc", {}, "oom_host", "measure", "std::bad_alloc", "terminate called"),
-        ("Killed", {}, "crash", "measure", "SIGKILL", ""),
+        pytest.param("Killed", {}, "crash", "measure", "SIGKILL", "", marks=pytest.mark.slow),
         pytest.param("Segfault", {}, "crash", "measure", "SIGSEGV", "ctypes",
                      marks=pytest.mark.slow),
         ("WrongShape", {}, "wrong_result", "measure", "(1, 64, 64), not", "WrongResult"),
         ("Unsupported", {}, "unsupported", "setup", "--dtype float16 is not supported on cpu", ""),
-        ("Raises", {}, "crash", "measure", "KeyError: 'no such layer", "in step"),
+        pytest.param("Raises", {}, "crash", "measure", "KeyError: 'no such layer", "in step",
+                     marks=pytest.mark.slow),
         pytest.param("Exits", {"code": 0}, "crash", "measure", "exit code 0 and no result", "",
                      marks=pytest.mark.slow),
         pytest.param("Exits", {"code": 7}, "crash", "measure", "exit code 7 and no result", "",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -158,6 +157,8 @@ class Leaves(Animal):
     """Ends well, and leaves a process behind that holds every descriptor open."""
 
     def step(self, phase: Any) -> Mapping[str, float]:
+        import subprocess
+
         hold = f"exec 3>{self.case['fifo']}; echo up >&3; echo up; exec sleep 100"
         left = subprocess.Popen(
             ["/bin/sh", "-c", hold],

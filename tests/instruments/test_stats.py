@@ -291,7 +291,7 @@ def test_launch_medians() -> None:
     assert stats.launch_medians([[3, 1, 2], [5, 9]]).tolist() == [2, 7]
 
 
-@pytest.mark.parametrize("samples", [1, 2, 7, 50])
+@pytest.mark.parametrize("samples", [1, 2, 7, pytest.param(50, marks=pytest.mark.slow)])
 def test_resampled_medians_are_those_of_resampled_values(samples: int) -> None:
     """The short cut by ranks against resampling as one would write it down."""
     rng = np.random.default_rng(1)

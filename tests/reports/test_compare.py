@@ -124,7 +124,7 @@ def test_a_verdict_never_goes_against_its_interval() -> None:
     assert row.verdict == "inconclusive"
 
 
-@pytest.mark.parametrize("cases", [25, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cases", [10, pytest.param(200, marks=pytest.mark.slow)])
 def test_one_large_change_among_many_cases_is_found_and_named(cases: int) -> None:
     rng = np.random.default_rng(0)
     a, b = (

@@ -225,8 +225,10 @@ def test_gpu_csv(tmp_path: Path) -> None:
         ("2025/09/13 00:00:01.000, 0, NVIDIA A10G, 4096 MiB, 50 %\n", 50),
         ("2025/09/13 00:00:01.000, 0, NVIDIA A10G, 4096 MiB, 50 %", 50),  # only the end is torn
         ("2025/09/13 00:00:01.000, 0, NVIDIA A10G, 4096 MiB, 5", 100),
-        ("2025/09/13 00:00:01.000, 0, NVIDIA A10G, 4096 MiB", 100),
-        ("2025/09/13 00:00:01.0", 100),
+        pytest.param(
+            "2025/09/13 00:00:01.000, 0, NVIDIA A10G, 4096 MiB", 100, marks=pytest.mark.slow
+        ),
+        pytest.param("2025/09/13 00:00:01.0", 100, marks=pytest.mark.slow),
         ("Unable to determine the device handle\n", 100),
     ],
 )

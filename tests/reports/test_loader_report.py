@@ -161,11 +161,17 @@ def test_figures_are_drawn(tmp_path: Path) -> None:
     append_csv("loader", records, path)
     (bars,) = plot_loader(path, tmp_path / "bars")
     (rungs,) = plot_ladders(records, tmp_path / "ladder")
-    append_csv("loader", launches(0.3, threads=4), path)
-    (lines,) = plot_loader(path, tmp_path / "lines")
-    for figure in (bars, rungs, lines):
+    for figure in (bars, rungs):
         assert figure.read_bytes()[:4] == b"\x89PNG"
     assert plot_ladders(launches(0.4), tmp_path / "none") == []
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_loaders_of_several_threads_are_drawn_as_lines(tmp_path: Path) -> None:
+    path = tmp_path / "loader.csv"
+    append_csv("loader", launches(0.4) + launches(0.3, threads=4), path)
+    (lines,) = plot_loader(path, tmp_path / "lines")
+    assert lines.read_bytes()[:4] == b"\x89PNG"
 
 
 def test_a_cell_of_which_a_launch_failed_is_drawn(tmp_path: Path) -> None:

@@ -150,19 +150,24 @@ def test_the_frontier(figure: Figure) -> None:
     assert frontier([]) == []
 
 
-def test_the_host_where_there_is_no_device(tmp_path: Path) -> None:
-    append_csv("model", sweep(MEASURED, memory={"host_peak": 3 * GIB}), tmp_path / "bench.csv")
-    figure = drawn(tmp_path / "bench.csv")
+@pytest.fixture(scope="module")
+def on_host(tmp_path_factory: pytest.TempPathFactory) -> Figure:
+    """Cases without a device that have a budget and a halo."""
+    path = tmp_path_factory.mktemp("host") / "bench.csv"
+    case = {"budget": 4 * GIB, "halo": 32}
+    append_csv("model", sweep(MEASURED, case=case, memory={"host_peak": 3 * GIB}), path)
+    return drawn(path)
+
+
+def test_the_host_where_there_is_no_device(on_host: Figure) -> None:
+    figure = on_host
     assert figure.axes[MEMORY].get_ylabel() == "Peak host memory (GiB)"
     assert figure.axes[FRONTIER].get_xlabel() == "Peak host memory (GiB)"
     assert curves(figure.axes[MEMORY])[0] == [(0, 3), (1, 3)]
 
 
-def test_a_budget_and_a_halo_are_shown(tmp_path: Path) -> None:
-    case = {"budget": 4 * GIB, "halo": 32}
-    records = sweep(MEASURED, case=case, memory={"host_peak": GIB})
-    append_csv("model", records, tmp_path / "bench.csv")
-    figure = drawn(tmp_path / "bench.csv")
+def test_a_budget_and_a_halo_are_shown(on_host: Figure) -> None:
+    figure = on_host
     assert "budget 4.00 GiB" in words(figure.axes[MEMORY])
     assert figure.axes[MEMORY].get_ylim()[1] > 4
     assert figure.axes[PIXELS].get_ylabel() == "Million useful pixels per second"
@@ -231,7 +236,7 @@ def test_a_case_that_failed_in_one_launch_is_drawn_with_its_cross(tmp_path: Path
 @pytest.mark.parametrize(
     ("others", "names"),
     [
-        ([{"mode": "train"}], ["inference", "train"]),
+        pytest.param([{"mode": "train"}], ["inference", "train"], marks=pytest.mark.slow),
         ([{"device": "cuda:0", "model": "a/b:c"}], ["prithvi-refiner-tiny_cpu", "a_b_c_cuda_0"]),
         ([{"amp": True}, {"amp": True, "halo": 8}], ["", "amp", "amp_halo_8"]),
     ],

@@ -16,6 +16,7 @@ from PIL import Image
 from penstock.base import UsageError
 from penstock.cli import main
 from penstock.instruments import Ledger
+from penstock.reports.content import Chapter, Report
 from penstock.reports.html import html_page
 from penstock.reports.training.detections import detection_pictures
 from penstock.reports.training.pictures import draw_curves
@@ -254,7 +255,9 @@ def test_detections_are_drawn_on_their_chips(tmp_path: Path) -> None:
     assert (np.asarray(axis.images[0].get_array()) == image).all()
     true, *predicted = [patch.get_bbox().extents.tolist() for patch in axis.patches]
     assert true == [7, 17, 33, 53] and predicted == boxes.tolist()
-    text = html_page(report_of_training(folder))
+    chapters = report_of_training(folder).chapters
+    assert [each.alt for chapter in chapters for each in chapter.pictures][-1] == picture.alt
+    text = html_page(Report("t", ["v."], [], [Chapter("c", [], [picture])]))
     assert Page(text).asked() == []
     links = re.findall(r'"data:image/png;base64,([^"]+)"', text)
     assert [Image.open(BytesIO(base64.b64decode(link))).mode for link in links] == ["L"]

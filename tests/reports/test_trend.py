@@ -90,8 +90,8 @@ def test_the_words_turn_with_the_records(
 def test_machines_and_settings_are_series_of_their_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    other = history(step=1.0, environment={"machine_key": "there"})
-    hostile = history(step=1.0, knobs={"model": HOSTILE})
+    other = history(10, step=1.0, environment={"machine_key": "there"})
+    hostile = history(10, step=1.0, knobs={"model": HOSTILE})
     figure = tmp_path / "t.svg"
     said([*history(), *other, *hostile], "--output", str(figure), folder=tmp_path)
     out = capsys.readouterr().out

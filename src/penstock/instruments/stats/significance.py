@@ -16,7 +16,10 @@ from .intervals import CONFIDENCE, Floats, Interval
 
 def launch_medians(launches: Sequence[ArrayLike]) -> Floats:
     """The median of each launch's samples."""
-    return np.array([np.median(np.asarray(samples, np.float64)) for samples in launches])
+    arrays = [np.asarray(samples, np.float64) for samples in launches]
+    if len({array.shape for array in arrays}) == 1 and arrays[0].ndim == 1:
+        return np.median(np.stack(arrays), axis=1)  # the same, many times as fast
+    return np.array([np.median(array) for array in arrays])
 
 
 class Resampled(NamedTuple):

@@ -33,6 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .intervals import CONFIDENCE, Floats, Interval
+from .significance import launch_medians
 
 ORDERS = 2000
 """Random orders for a rate of 5 %; half the rate takes twice as many, to resolve it."""
@@ -83,7 +84,7 @@ def steps_of(
     Returns:
         The steps; none where too few values could show one.
     """
-    levels = np.log([np.median(each) for each in values])
+    levels = np.log(launch_medians(values))
     cuts = sorted(_cut(levels, 0, len(levels), rate))
     edges = [0, *(at for at, _ in cuts), len(levels)]
     for number in range(1, len(edges) - 1):  # each between its neighbours

@@ -15,6 +15,7 @@ import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ class ReadAlone:
     launches: tuple[NDArray[np.float64], ...]
     """The seconds from each batch to the next, in an array for each launch."""
 
-    @property
+    @cached_property
     def interval(self) -> Interval:
         interval = mean_interval(self.launches)
         assert interval is not None
