@@ -50,7 +50,8 @@ class Works(nn.Module):
         if not x.is_meta and not self.room:
             raise torch.OutOfMemoryError("there is none")
         workspace = torch.empty(0 if x.is_meta else WORKSPACE, dtype=torch.uint8)
-        out: Tensor = self.net(x) + workspace.numel() * 0
+        out: Tensor = self.net(x)
+        del workspace
         return out
 
 
