@@ -164,21 +164,6 @@ def _frozen_uncounted() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _commit_asked_once() -> Iterator[None]:
-    """Each run and training asks git for the commit of the folder that it began in: 7 ms. That of
-    the folder in which pytest was started is asked for once."""
-    real, here = environment._git, Path.cwd()
-    kept = functools.cache(real)
-
-    def commit(folder: Path | None = None) -> environment.Block | None:
-        return kept() if folder is None and Path.cwd() == here else real(folder)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(environment, "_git", commit)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
 def _own_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Trainings that tell MLflow keep out of the store of whoever runs the tests."""
     with pytest.MonkeyPatch.context() as patch:
