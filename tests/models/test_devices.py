@@ -97,6 +97,11 @@ def test_a_convolution_of_somebodys_own_is_left_alone() -> None:
     assert devices.placed(net, CPU, True)[0].dilation == (1, 1, 1)  # type: ignore[index, union-attr]
 
 
+def test_a_convolution_in_double_precision_is_left_to_torch() -> None:
+    assert devices.placed(nn.Conv3d(2, 2, 1).double(), CPU, True).dilation == (1, 1, 1)
+    assert devices.placed(nn.Conv3d(2, 2, 1), CPU, True).dilation == (2, 2, 2)
+
+
 def test_a_module_on_another_device_is_never_a_copy_on_this_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -49,11 +49,14 @@ def placed(module: nn.Module, device: torch.device, channels_last: bool) -> nn.M
 
 def _is_pointwise(part: nn.Module) -> bool:
     """Whether a module is a convolution of kernel 1 that torch, on one thread, gives to its own
-    kernel. Subclasses may do something of their own with their numbers, and are left alone."""
+    kernel and not to oneDNN. Subclasses may do something of their own with their numbers, and are
+    left alone."""
     return (
         (type(part) is nn.Conv2d or type(part) is nn.Conv3d)
         and set(part.kernel_size) == {1}
         and set(part.dilation) == {1}
+        and part.weight.dtype == torch.float32  # of the others oneDNN takes none, or all
+        and torch.backends.mkldnn.is_available()
     )
 
 
