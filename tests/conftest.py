@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import logging
 import os
 import signal
@@ -65,11 +66,11 @@ def pytest_collection() -> None:
     gc.disable()
 
 
-_ORDER = "data inference dashboard cli scaling instruments base".split()
-_ORDER += "reports cluster training models bench tests loading".split()
-"""Folders in the order of their tests. Two workers take a half each, and those that need the same
-large libraries stand in one half, so that one worker imports them: moto, or Lightning with
-torchvision."""
+_ORDER = "inference data cli base reports bench scaling instruments dashboard cluster".split()
+_ORDER += "training models tests loading".split()
+"""Folders in the order of their tests. Each of three workers begins with a third. Folders that need
+the same large libraries stand in one third, so that one worker imports them: moto and Dask, or
+matplotlib, or Lightning with torchvision."""
 
 
 def _turn(item: pytest.Item) -> int:
@@ -77,13 +78,18 @@ def _turn(item: pytest.Item) -> int:
     return _ORDER.index(folder) if folder in _ORDER else len(_ORDER)
 
 
+@pytest.hookimpl(trylast=True)  # after those that are not asked for have gone
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest tests begin first. Of two workers one begins in the middle, so that is where all
-    of them but one stand."""
+    """Each worker of xdist begins with the same number of tests, and the longest begin first."""
     docs = [item for item in items if item.get_closest_marker("docs")]
-    others = sorted((item for item in items if not item.get_closest_marker("docs")), key=_turn)
-    half = len(others) // 2
-    items[:] = [*docs[:1], *others[:half], *docs[1:], *others[half:]]
+    others = iter(sorted((item for item in items if item not in docs), key=_turn))
+    workers, left = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")), len(items)
+    items.clear()
+    for worker in range(workers):
+        share, first = left // (workers - worker), docs[worker::workers]
+        items += [*first, *itertools.islice(others, max(0, share - len(first)))]
+        left -= share
+    items += others
 
 
 def pytest_collection_finish() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import importlib
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -119,10 +118,10 @@ def test_data_that_a_process_cannot_read_ends_it_before_anything_is_written(
 
 @pytest.mark.slow
 def test_from_data_to_a_page(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(data, "data")
+    assert main(["generate", "ufs-p1", "data", "--samples", "16", "--grid", "8", "16"]) == 0
     words = "--threads 2 --batch-sizes 2 --loaders penstock zarr --batches 2 --warmup 1"
     command = ["bench", "loader", "data", *words.split(), "--effort", "quick", "--output", "l.csv"]
     assert main([*command, "--no-ladder"]) == 0

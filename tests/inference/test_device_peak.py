@@ -75,5 +75,5 @@ def test_a_device_without_room_leaves_the_plan_as_it_is() -> None:
 
 def test_the_smaller_of_two_peaks_is_passed_over_and_one_is_enough() -> None:
     net = opened(None).net
-    known = net.footprint.peak_bytes
-    assert known and with_peak(net, known - 1).footprint.peak_bytes == known
+    by_shapes = net.footprint.peak_bytes
+    assert by_shapes and with_peak(net, by_shapes - 1).footprint.peak_bytes == by_shapes
