@@ -122,7 +122,7 @@ def test_from_data_to_a_page(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["generate", "ufs-p1", "data", "--samples", "16", "--grid", "8", "16"]) == 0
-    words = "--threads 2 --batch-sizes 2 --loaders penstock zarr --batches 2 --warmup 1"
+    words = "--threads 2 --batch-sizes 2 --loaders penstock zarr --batches 24 --warmup 1"
     command = ["bench", "loader", "data", *words.split(), "--effort", "quick", "--output", "l.csv"]
     assert main([*command, "--no-ladder"]) == 0
     out = capsys.readouterr().out
