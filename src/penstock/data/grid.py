@@ -53,11 +53,17 @@ class Grid:
 
     def touching(self, box: Box) -> Box:
         """The cell indices whose boxes share a voxel with ``box``."""
-        axes = range(len(self.step))
-        start = tuple((box.start[a] - self.anchor[a]) // self.step[a] for a in axes)
-        stop = tuple(-((self.anchor[a] - box.stop[a]) // self.step[a]) for a in axes)
-        empty = box.size == 0
-        return Box(start, start if empty else stop)
+        spans = [self._touching(box, axis) for axis in range(len(self.step))]
+        return Box(tuple(first for first, _ in spans), tuple(stop for _, stop in spans))
+
+    def span(self, axis: int) -> tuple[int, int]:
+        """First and stop of `cells` along one axis, without the others."""
+        return self._touching(self.domain, axis)
+
+    def _touching(self, box: Box, axis: int) -> tuple[int, int]:
+        step, anchor = self.step[axis], self.anchor[axis]
+        first = (box.start[axis] - anchor) // step
+        return first, -((anchor - box.stop[axis]) // step) if box.size else first
 
     def cell(self, index: Sequence[int]) -> Box:
         """The box of a cell, clipped to the domain."""

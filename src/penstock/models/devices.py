@@ -30,12 +30,9 @@ def placed(module: nn.Module, device: torch.device, channels_last: bool) -> nn.M
         A copy on the device, or the module itself if nothing had to be moved.
     """
     memo = _moved(module, device, channels_last)
-    to_onednn = channels_last and device.type == "cpu"
-    if (
-        device.type == "cpu"
-        and all(key == id(tensor) for key, tensor in memo.items())
-        and not (to_onednn and any(map(_is_pointwise, module.modules())))
-    ):
+    on_cpu = device.type == "cpu"
+    to_onednn = on_cpu and channels_last and any(map(_is_pointwise, module.modules()))
+    if on_cpu and not to_onednn and all(key == id(tensor) for key, tensor in memo.items()):
         return module
     memo |= {id(tensor): tensor.detach().to(device) for tensor in computed_attributes(module)}
     copied = copy.deepcopy(module, memo).to(device)  # TorchScript modules ignore the memo

@@ -3,7 +3,6 @@ checkpoints."""
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +46,8 @@ class StraightToDisk(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
     ) -> None:
-        content = io.BytesIO()
-        torch.save(checkpoint, content)
-        Path(path).write_bytes(content.getbuffer())
+        with Path(path).open("wb") as file:  # by a path, torch would write its name as well
+            torch.save(checkpoint, file)
 
 
 def strategy_of(place: Place) -> DDPStrategy:

@@ -121,7 +121,7 @@ def load_of(config: InferConfig, plan: Plan, fleet: Fleet) -> Load:
     seconds = plan.voxels / fleet.rate / patches_of_one(config, plan)
     scratch, joins = 0, 0
     if plan.spill is not None:
-        scratch, joins = 2 * plan.spill.bytes, len(work)  # each byte is written and read
+        scratch, joins = plan.spill.moved, len(work)
         seconds += scratch / spill_rate(plan.facts) / plan.num_patches
     # The scratch lies beside the output, so the same store serves it.
     bytes_each = (plan.read_bytes + plan.output_bytes + scratch) / plan.num_patches

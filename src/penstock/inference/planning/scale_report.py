@@ -104,7 +104,7 @@ def scale_lines(config: InferConfig, scale: ScaleConfig, plan: Plan) -> Iterator
     if scale.bandwidth is not None:
         moved = plan.read_bytes + plan.output_bytes + plan.statistics_bytes
         if plan.spill is not None:
-            moved += 2 * plan.spill.bytes
+            moved += plan.spill.moved
         yield (
             "store",
             (

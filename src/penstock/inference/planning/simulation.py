@@ -96,8 +96,6 @@ class _Play:
         self.next_failure = math.inf
         self.computed = self.redone = 0.0
         self.failures = self.given = 0
-        self.reached = 0, 0
-        """The part behind those that were given out last, and the patches before it."""
 
     def run(self) -> Outcome:
         hopeless = HOPELESS * without_failures(self.load, self.fleet)
@@ -221,8 +219,5 @@ class _Play:
             self.queue.appendleft((middle, stop))
         self.waiting -= middle - first
         self.given += middle - first
-        number, before = self.reached
-        if number != first:
-            before = self.work.before(first)
-        self.reached = middle, self.work.before(middle)
-        return _SimulatedTask(self.clocks[kind], self.reached[1] - before, (first, middle))
+        patches = self.work.before(middle) - self.work.before(first)
+        return _SimulatedTask(self.clocks[kind], patches, (first, middle))

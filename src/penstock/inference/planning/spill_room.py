@@ -40,6 +40,11 @@ class Spill:
     peak: int
     """Most bytes that are spilled at once. Parts wait rather than exceed it; see `SpillRoom`."""
 
+    @property
+    def moved(self) -> int:
+        """Bytes that are written to the scratch and read from it."""
+        return 2 * self.bytes
+
     def line(self) -> str:
         """Both numbers in words."""
         return (

@@ -308,7 +308,7 @@ def made_anew(output: str, folder: Folder | None) -> UsageError:
 
 
 def _check_same(folder: Folder, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    if (name := _differing(before, now)) is not None:
+    if (name := differing(before, now)) is not None:
         raise UsageError(
             f"the run in {folder} had {name} {before[name]!r}, and here it is {now[name]!r}; give "
             "the same settings, or --overwrite to begin anew"
@@ -319,7 +319,7 @@ def _with_maker(
     folder: Folder, makers: list[dict[str, Any]], mine: dict[str, Any], anyway: bool
 ) -> tuple[list[dict[str, Any]], int]:
     """The makers of a run with this process among them, and its index."""
-    name = _differing(makers[-1], mine)
+    name = differing(makers[-1], mine)
     if mine not in makers:
         if name is not None and not anyway:
             raise OtherMaker(folder, name, makers[-1][name], mine[name])
@@ -335,6 +335,6 @@ def _settled(fingerprint: dict[str, Any]) -> dict[str, Any]:
     return fingerprint
 
 
-def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     """The first key whose value differs. What an older version did not note counts as equal."""
     return next((name for name, value in now.items() if before.get(name, value) != value), None)

@@ -238,12 +238,9 @@ class _Client:
         if self.job.config.mixed_arithmetic or self.job.config.resume_anyway:
             notes += maker_notes(self.journal)
         planned, skipped, voxels = plan.num_units, self.journal.skipped, plan.voxels - before
-        together = merged(self.summaries, seconds, planned, len(self.journal.halved()), notes)
-        retries, retry_seconds = self.journal.retried
+        halved, retried = len(self.journal.halved()), self.journal.retried
         return replace(
-            together,
-            retries=together.retries + retries,
-            retry_seconds=together.retry_seconds + retry_seconds,
+            merged(self.summaries, seconds, planned, halved, notes, retried),
             # From the logs, as workers that died did not report their last units.
             units_written=planned - skipped,
             units_skipped=skipped,

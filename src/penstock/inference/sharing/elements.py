@@ -232,10 +232,5 @@ def _together(job: Job, journal: Journal) -> Summary:
         each[name.removeprefix("summary-").removesuffix(".json")] = _READ(saved or b"")
     seconds = max((summary.seconds for summary in each.values()), default=0.0)
     note = "The time is that of the slowest element; they may have run one after the other"
-    summary = merged(each, seconds, job.plan.num_units, len(journal.halved()), [note])
-    retries, retry_seconds = journal.retried
-    return replace(
-        summary,
-        retries=summary.retries + retries,
-        retry_seconds=summary.retry_seconds + retry_seconds,
-    )
+    halved = len(journal.halved())
+    return merged(each, seconds, job.plan.num_units, halved, [note], journal.retried)

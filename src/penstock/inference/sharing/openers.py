@@ -15,6 +15,7 @@ from ...base import Incomplete, InferConfig, PenstockError, UsageError
 from ...cluster import TaskFailure, Tasks, Workers
 from ..run_folder.ending import EndRequest
 from ..run_folder.files import read_document
+from ..run_folder.journal import differing
 from ..run_folder.local import folder_at
 from . import station
 
@@ -33,13 +34,17 @@ def opened_on(
     """
     opened = _opened_on(workers, config, peers, request, odd_workers(workers, config))
     makers = [] if config.resume_anyway or config.mixed_arithmetic else _makers(config, opened)
-    if not makers or _is_like(opened.maker, makers):
+
+    def like(made_by: Mapping[str, Any]) -> bool:
+        return any(differing(maker, made_by) is None for maker in makers)
+
+    if not makers or like(opened.maker):
         return opened
     answers = _arithmetics(workers, config)
     unlike = {
         address: "it does not compute like the workers that began the run"
         for address, made in answers
-        if not _is_like(json.loads(made), makers)
+        if not like(json.loads(made))
     }
     if len(unlike) == len(answers):
         return opened  # who begins the job says that none may go on with it
@@ -76,13 +81,6 @@ def _makers(config: InferConfig, opened: station.Opened) -> list[dict[str, Any]]
     return makers
 
 
-def _is_like(made_by: Mapping[str, Any], makers: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether one of the makers agrees in all that both have noted."""
-    return any(
-        all(maker.get(name, value) == value for name, value in made_by.items()) for maker in makers
-    )
-
-
 def error_of(failure: TaskFailure) -> PenstockError:
     """A worker's error as an exception of this process, so that its exit code is the same."""
     kinds = {2: UsageError, 3: Incomplete}
@@ -99,9 +97,8 @@ def odd_workers(workers: Workers, config: InferConfig) -> dict[str, str]:
     Returns:
         The reason why each must not open the job: all others would then be left out.
     """
-    asked = workers.hosts().keys() - workers.strangers().keys()
     alike = str(config.cluster).startswith("local") or config.mixed_arithmetic
-    if alike or len(asked) < 3:  # of two workers, neither is in the majority
+    if alike or len(_asked(workers)) < 3:  # of two workers, neither is in the majority
         return {}
     answers = _arithmetics(workers, config)
     most = Counter(made for _, made in answers).most_common(1)
@@ -113,9 +110,14 @@ def odd_workers(workers: Workers, config: InferConfig) -> dict[str, str]:
 
 
 def _arithmetics(workers: Workers, config: InferConfig) -> list[tuple[str, str]]:
-    """The address of each worker that may take part, and its arithmetic as text."""
-    asked = workers.hosts().keys() - workers.strangers().keys()
+    """The address of each worker that answers, and its arithmetic as text."""
+    asked = _asked(workers)
     return workers.ask(arithmetic, config.devices, config.threads, within_s=ASK_S, of=asked)
+
+
+def _asked(workers: Workers) -> set[str]:
+    """The addresses of the workers that may take part."""
+    return workers.hosts().keys() - workers.strangers().keys()
 
 
 async def arithmetic(

@@ -9,7 +9,7 @@ there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -44,7 +44,7 @@ class Merged:
     """The rounds of a job that this process has read: their shares stay as they are."""
 
     rounds: int = 0
-    histograms: Sequence[Histogram] = field(default_factory=list)
+    histograms: list[Histogram] = field(default_factory=list)
     """One histogram for each volume, ready for the next round. Empty before the first."""
 
 
@@ -81,7 +81,7 @@ def shared_scalings(
 
 def open_round(
     job: Job, folder: Folder, elements: int, merged: Merged | None = None
-) -> Round | Sequence[Histogram]:
+) -> Round | list[Histogram]:
     """The round to count next, or the histograms of all volumes if all are counted.
 
     ``merged`` are the rounds that this process has read before; those that it reads are added.
@@ -95,7 +95,7 @@ def open_round(
         there = {*folder.names(files[0].rpartition("/")[0] + "/*")}
         missing = [element for element, file in enumerate(files, 1) if file not in there]
         if missing:
-            return Round(number, missing, [*histograms])
+            return Round(number, missing, histograms)
         for file in files:
             _merge(folder.read(file), histograms)
         for histogram in histograms:
@@ -161,7 +161,7 @@ def _packed(histograms: list[Histogram]) -> bytes:
     return packed.getvalue()
 
 
-def _merge(packed: bytes | None, histograms: Sequence[Histogram]) -> None:
+def _merge(packed: bytes | None, histograms: list[Histogram]) -> None:
     assert packed is not None  # it was listed, and these files stay
     with np.load(BytesIO(packed), allow_pickle=False) as arrays:
         for volume, histogram in enumerate(histograms):

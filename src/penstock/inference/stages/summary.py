@@ -177,6 +177,7 @@ def merged(
     planned: int,
     halved: int,
     notes: Sequence[str] = (),
+    retried: tuple[int, float] = (0, 0.0),
 ) -> Summary:
     """The summary of a job that several processes shared.
 
@@ -186,6 +187,7 @@ def merged(
         planned: The units of the job.
         halved: `Summary.halved`. Two processes may have computed one unit.
         notes: Sentences for `Summary.notes`.
+        retried: `RunFiles.retried` of a process that took no part in the work.
 
     Returns:
         Sums over the processes. Threads and peaks are those of the process with the most.
@@ -216,8 +218,8 @@ def merged(
         else None,
         unlocked=tuple(dict.fromkeys(why for share in shares for why in share.unlocked)),
         halved=halved,
-        retries=sum(share.retries for share in shares),
-        retry_seconds=sum(share.retry_seconds for share in shares),
+        retries=sum((share.retries for share in shares), retried[0]),
+        retry_seconds=sum((share.retry_seconds for share in shares), retried[1]),
         requests_repeated=sum(share.requests_repeated for share in shares),
         workers=tuple(
             WorkerShare(name, share.seconds, share.voxels) for name, share in each.items()

@@ -211,10 +211,7 @@ class Geometry:
         """Start and stop of each region along an axis: two arrays of shape (regions,)."""
         low, high = self.domain.start[axis], self.domain.stop[axis]
         step, anchor = self.region[axis], self.anchor[axis]
-        # The cells of `regions`, of this axis alone: a plan asks for them thousands of times.
-        first, stop = (low - anchor) // step, -((anchor - high) // step)
-        if self.domain.size == 0:
-            stop = first
+        first, stop = self.regions.span(axis)  # a plan asks for it thousands of times
         lines = anchor + step * np.arange(first, stop + 1, dtype=np.int64)
         lines = np.minimum(np.maximum(lines, low), high)
         return lines[:-1], lines[1:]
