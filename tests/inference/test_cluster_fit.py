@@ -8,6 +8,7 @@ import pickle
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,6 +34,7 @@ from .cluster_kit import (
     eventually,
     hidden_from,
     infer,
+    other_torch,
     place,
     scheduler,
     values,
@@ -106,9 +108,9 @@ def test_the_kind_of_worker_that_most_are_opens_a_job(monkeypatch: pytest.Monkey
 def test_a_run_that_goes_on_is_opened_by_a_worker_like_those_that_began_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    began = {"torch": "2", "threads": 2, "checksum": "of units"}
+    began = {"torch": "2", "threads": 8, "checksum": "of units"}
     (tmp_path / "run.json").write_text(json.dumps({"makers": [began, {**began, "torch": "3"}]}))
-    made = {str(threads): {"torch": "2", "threads": threads} for threads in (1, 2, 4)}
+    made = {str(torch): {"torch": str(torch), "threads": 8} for torch in (1, 2, 4)}
     left_out: list[set[str]] = []
 
     def opened(workers: Any, config: InferConfig, peers: int, request: Any, odd: Any) -> Any:
@@ -117,22 +119,24 @@ def test_a_run_that_goes_on_is_opened_by_a_worker_like_those_that_began_it(
         first = min(made.keys() - odd.keys())
         return SimpleNamespace(maker=made[first], run_dir=tmp_path)
 
+    def arithmetics(workers: Any, config: InferConfig) -> list[tuple[str, str]]:
+        assert config.threads == 8, "each worker would take those of the run"
+        return [(address, json.dumps(each)) for address, each in made.items()]
+
     monkeypatch.setattr(openers, "_opened_on", opened)
     monkeypatch.setattr(openers, "odd_workers", lambda *_: {})
-    texts = [(address, json.dumps(each)) for address, each in made.items()]
-    monkeypatch.setattr(openers, "_arithmetics", lambda *_: texts)
+    monkeypatch.setattr(openers, "_arithmetics", arithmetics)
 
-    def threads(**knobs: Any) -> int:
+    def torch_of(**knobs: Any) -> str:
         left_out.clear()
         job = config(cluster="tcp://a:1", **knobs)
         opened = openers.opened_on(None, job, 1, EndRequest())  # type: ignore[arg-type]
-        return int(opened.maker["threads"])
+        return str(opened.maker["torch"])
 
-    assert threads(resume=True) == 2 and left_out == [set(), {"1", "4"}]
-    assert threads() == threads(resume=True, resume_anyway=True) == 1 and left_out == [set()]
+    assert torch_of(resume=True) == "2" and left_out == [set(), {"1", "4"}]
+    assert torch_of() == torch_of(resume=True, resume_anyway=True) == "1" and left_out == [set()]
     made.pop("2")
-    texts.pop(1)
-    assert threads(resume=True) == 1, "none is like them, and what begins the job says so"
+    assert torch_of(resume=True) == "1", "none is like them, and what begins the job says so"
 
 
 def test_no_more_than_three_workers_are_asked_to_open_a_job(
@@ -160,22 +164,19 @@ def test_no_more_than_three_workers_are_asked_to_open_a_job(
     assert len(asked) == 3
 
 
+def without(words: Sequence[str], flag: str) -> list[str]:
+    """A command line without a flag and its value."""
+    at = words.index(flag)
+    return [*words[:at], *words[at + 2 :]]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("differs", ["threads", "torch"])
 def test_one_odd_worker_is_left_out_and_not_all_others(
-    differs: str, scheduler: Scheduler, capsys: pytest.CaptureFixture[str]
+    scheduler: Scheduler, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is there first. A squeeze-excite net gives other bits with two threads than with one."""
-    if differs == "threads":
-        odd, said = scheduler.worker(threads=2), "it has threads 2, and the run was made with 1"
-    else:
-        Path("theirs").mkdir()
-        code = "import torch; torch.__version__ = torch.torch_version.TorchVersion('0.0.1')"
-        Path("theirs/sitecustomize.py").write_text(code)
-        odd = scheduler.worker(path=str(Path("theirs").absolute()))
-        said = "it has torch '0.0.1', and the run was made with"
-    at = WORDS.index("--threads")
-    words = ["infer", *WORDS[:at], *WORDS[at + 2 :], "--cluster", scheduler.address]
+    """It is there first."""
+    odd = scheduler.worker(path=other_torch())
+    words = ["infer", *WORDS, "--cluster", scheduler.address]
     words += ["--out-spec", "out.zarr", "--parts", "12", "--overwrite"]
     with distributed.Client(scheduler.address, set_as_default=False) as client:
         client.wait_for_workers(1)
@@ -187,29 +188,55 @@ def test_one_odd_worker_is_left_out_and_not_all_others(
         printed = capsys.readouterr().out
         if "Left out" in printed:
             break
-    assert printed.count("Left out: ") == 1 and said in printed
+    assert printed.count("Left out: ") == 1
+    assert "it has torch '0.0.1', and the run was made with" in printed
     logs = [path.name for path in Path("out.zarr.penstock").glob("done-*.log")]
     assert logs and not any(f"-{odd.pid}." in name or f"-{odd.pid}-" in name for name in logs)
 
 
 @pytest.mark.slow
-def test_a_run_that_one_kind_of_worker_began_is_not_opened_by_the_other(
-    scheduler: Scheduler,
+def test_workers_with_other_numbers_of_threads_compute_with_equal_ones(
+    scheduler: Scheduler, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of two workers neither is in the majority, and the other one is there first."""
-    assert infer(*QUICK, "--threads", "2") == 0
-    first = next(path for path in Path("out.zarr").rglob("c/**/0") if path.is_file())
-    first.unlink()
-    assert main(["verify", "out.zarr", "--forget"]) == 3
+    """A squeeze-excite net gives other bits with two threads than with one."""
+    by_two = written_alone("--threads", "2")
+    words = ["infer", *without(WORDS, "--threads"), "--parts", "12", "--out-spec", "out.zarr"]
+    with distributed.Client(scheduler.address, set_as_default=False) as client:
+        scheduler.worker(threads=2)  # it opens the job
+        client.wait_for_workers(1)
+        scheduler.worker()
+        client.wait_for_workers(2)
+    for _ in eventually():  # until each of them was given a part
+        assert main([*words, "--cluster", scheduler.address, "--overwrite"]) == 0
+        if len([*Path("out.zarr.penstock").glob("done-*.log")]) == 2:
+            break
+    assert "Left out" not in capsys.readouterr().out
+    assert np.array_equal(values("out.zarr"), by_two)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_the_threads_that_it_began_with(
+    scheduler: Scheduler, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither the workers nor this process would take three of their own accord."""
+    by_three = written_alone("--parts", "6", "--threads", "3")
+    words = ["infer", *without(WORDS, "--threads"), "--parts", "6", "--out-spec", "out.zarr"]
+    words.append("--resume")
     with distributed.Client(scheduler.address, set_as_default=False) as client:
         scheduler.worker()
         client.wait_for_workers(1)
-        scheduler.worker(threads=2)
-        client.wait_for_workers(2)
-    at = WORDS.index("--threads")
-    words = ["infer", *WORDS[:at], *WORDS[at + 2 :], *QUICK, "--out-spec", "out.zarr"]
-    assert main([*words, "--cluster", scheduler.address, "--resume"]) == 0
-    assert main(["verify", "out.zarr"]) == 0
+    for cluster in ([], ["--cluster", scheduler.address]):
+        assert infer("--parts", "6", "--threads", "3", "--overwrite") == 0
+        first = next(path for path in Path("out.zarr").rglob("c/**/0") if path.is_file())
+        first.unlink()
+        assert main(["verify", "out.zarr", "--forget"]) == 3
+        assert main([*words, *cluster]) == 0
+        capsys.readouterr()
+        assert main(["verify", "out.zarr", "--recompute", "100%"]) == 0
+        assert re.search(r"seed 0\): \d+ have the same bits\n", capsys.readouterr().out)
+        assert np.array_equal(values("out.zarr"), by_three)
+    assert main([*words, "--threads", "1"]) == 2
+    assert "was made with threads 3, here it is 1" in capsys.readouterr().err
 
 
 @pytest.mark.slow

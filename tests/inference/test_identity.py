@@ -19,8 +19,10 @@ import penstock
 from penstock.base.config.infer import InferConfig
 from penstock.base.config.knobs import build
 from penstock.base.errors import UsageError
+from penstock.inference import run as infer_run
 from penstock.inference.opening import identity
 from penstock.inference.opening.job import Job
+from penstock.inference.sharing.elements import run_step
 
 from .. import house
 from ..places import ROOT
@@ -333,6 +335,24 @@ def test_another_maker_goes_on_only_when_told_and_it_is_noted(what: str, tmp_pat
     assert re.fullmatch("0 0 0 0\n0 0 0 1\n# maker 1\n0 0 0 2 v[0-9a-f]{16}\n", log.read_text())
     assert json.loads(noted.read_text())["makers"] == [mine | {what: "older"}, mine]
     assert infer(out, resume=True).units_written == 0  # it is one of its makers now
+
+
+@pytest.mark.parametrize("goes_on", [{"resume": True}, {"part": "1/1"}, {"finish": True}])
+def test_a_run_goes_on_with_the_threads_that_it_began_with(
+    goes_on: dict[str, Any], tmp_path: Path
+) -> None:
+    """As every process of a job must, for it to write the same bits."""
+    source, out = tmp_path / "in.npy", tmp_path / "out.zarr"
+    np.save(source, DATA)
+    for noted in ({}, {"run_dir": tmp_path / "elsewhere"}):
+        begin = {} if "resume" in goes_on else {"prepare": True, "workers": 1}
+        named = {"in_spec": source, "out_spec": out, "model_type": "identity"} | KNOBS | noted
+        first = Job(build(InferConfig, named, begin | {"threads": 3, "overwrite": True}))
+        run_step(first) if begin else infer_run.run_job(first)
+        assert Job(build(InferConfig, named, goes_on)).maker()["threads"] == 3
+        assert Job(build(InferConfig, named, goes_on | {"threads": 2})).maker()["threads"] == 2
+        alone = Job(build(InferConfig, named, {"overwrite": True}))
+        assert alone.maker()["threads"] == torch.get_num_threads()
 
 
 @pytest.mark.parametrize(("threads", "said"), [(1, "1 thread"), (3, "3 threads")])

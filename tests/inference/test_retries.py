@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import subprocess
@@ -25,6 +26,7 @@ from penstock.data.stores.claim import Claims
 from penstock.data.stores.marker import Marker
 from penstock.data.stores.memory import MemorySink, MemorySource
 from penstock.inference import run as infer
+from penstock.inference.run_folder.journal import Journal
 from penstock.inference.stages import retries
 from penstock.inference.status import read_status
 
@@ -186,9 +188,22 @@ def test_a_fault_that_outlasts_the_patience_ends_with_3_and_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, out = arange((20, 20, 20)), tmp_path / "out.zarr"
-    stale = OSError(errno.ESTALE, "Stale file handle")
+    read, note, noted = MemorySource.read, Journal.note, threading.Event()
+    count = itertools.count()
+
+    def vanish(*words: Any) -> Any:
+        if next(count) < 4:
+            return read(*words)
+        assert noted.wait(60), "four blocks are enough for a unit"
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    def noting(*words: Any) -> None:
+        note(*words)
+        noted.set()
+
     with monkeypatch.context() as patch:
-        patch.setattr(MemorySource, "read", failing(MemorySource.read, stale, range(4, 10**9)))
+        patch.setattr(MemorySource, "read", vanish)
+        patch.setattr(Journal, "note", noting)
         said = (
             r"^read failed at block .*Stale file handle; this went on for 300 ms and \d+ "
             r"attempts? \(retry_for=\); run again with resume=True"

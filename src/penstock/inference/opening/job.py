@@ -16,6 +16,7 @@ from ...base import torch_threads
 from ...data import Source
 from ...models import Model, find_devices, load_model
 from ..planning.memory import resident_bytes
+from ..run_folder.reader import threads_of
 from ..tiling.geometry import PatchShape, block_halo
 from . import identity
 from .device_peak import with_workspaces
@@ -32,6 +33,7 @@ class Job(Draft):
     net: Net
 
     def _open(self, part: tuple[int, ...] | None) -> None:
+        self.config = self.config.model_copy(update={"threads": threads_of(self.config)})
         with torch_threads(self.config.threads):
             super()._open(part)
 

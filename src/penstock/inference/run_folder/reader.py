@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from ...base import PenstockError, UsageError, plural, redact
+from ...base import InferConfig, PenstockError, UsageError, plural, redact
 from ...data import Box, Grid, Written, indices, open_written, run_at
-from .files import default_run_dir
+from .files import default_run_dir, read_document
 from .journal import made_anew
 from .local import Folder, folder_at
 from .unit_log import Key, Note
@@ -214,6 +214,20 @@ def check_not_anew(specs: Sequence[Any], run_dir: Path | str | None) -> None:
         if content and made_by not in (None, content.get("run"), *content.get("replaces", [])):
             raise made_anew(written.name, folder)
         run_dir = place  # that of the first output
+
+
+def threads_of(config: InferConfig) -> int | None:
+    """The number of torch's threads in a forward: what ``--threads`` says, else that of the run
+    which is resumed, as another number may change the last bits. None for torch's own choice."""
+    if config.threads is not None or not config.resumes:
+        return config.threads
+    try:
+        place = config.run_dir or default_run_dir(open_written(config.out_spec[0], "--out-spec"))
+        run = None if place is None else read_document(folder_at(place), "run.json")
+    except (OSError, UsageError):  # there is no such run, and what opens the job says so
+        return None
+    threads: int | None = (run or {}).get("makers", [{}])[-1].get("threads")
+    return threads
 
 
 def forget(run: RunFolder, keys: Collection[Key]) -> int:

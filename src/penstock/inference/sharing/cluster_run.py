@@ -193,6 +193,7 @@ class _Client:
                 "overwrite": False,
                 "run_dir": whole(job.run_dir),
                 "spill": "always" if job.plan.geometry.spills else "never",
+                "threads": job.opened.maker["threads"],  # of each forward, on every worker
             }
         )
         self.order = station.JobOrder(
