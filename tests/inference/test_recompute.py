@@ -123,11 +123,10 @@ def test_blocks_that_are_computed_anew_have_the_same_bits(
     seam: str, normalize: str, dtype: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert infer("--seam-mode", seam, "--normalize", normalize, "--out-dtype", dtype) == 0
-    for seed in ("0", "1"):
-        capsys.readouterr()
-        assert verify("--recompute", "20%", "--seed", seed) == 0
-        said = capsys.readouterr().out
-        assert f"Computed anew: 2 of 8 blocks (--seed {seed}): 2 have the same bits" in said
+    capsys.readouterr()
+    assert verify("--recompute", "50%", "--seed", "1") == 0
+    said = capsys.readouterr().out
+    assert "Computed anew: 4 of 8 blocks (--seed 1): 4 have the same bits" in said
 
 
 @pytest.mark.parametrize("when", ["in the run", "now"])
