@@ -123,11 +123,10 @@ def test_blocks_that_are_computed_anew_have_the_same_bits(
     seam: str, normalize: str, dtype: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert infer("--seam-mode", seam, "--normalize", normalize, "--out-dtype", dtype) == 0
-    for seed in ("0", "1"):
-        capsys.readouterr()
-        assert verify("--recompute", "20%", "--seed", seed) == 0
-        said = capsys.readouterr().out
-        assert f"Computed anew: 2 of 8 blocks (--seed {seed}): 2 have the same bits" in said
+    capsys.readouterr()
+    assert verify("--recompute", "50%", "--seed", "1") == 0
+    said = capsys.readouterr().out
+    assert "Computed anew: 4 of 8 blocks (--seed 1): 4 have the same bits" in said
 
 
 @pytest.mark.parametrize("when", ["in the run", "now"])
@@ -354,8 +353,8 @@ def test_a_run_of_objects_in_python_is_not_computed_anew(
     assert "--recompute: --model-type 'Identity()'" in capsys.readouterr().err
 
 
-def test_nothing_of_the_run_is_changed(place: Path) -> None:
-    assert infer() == 0
-    before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+def test_nothing_of_the_run_is_changed(done: Path) -> None:
+    before = {path: path.read_bytes() for path in done.rglob("*") if path.is_file()}
+    assert len(before) > 3 * 3 * 4, "chunks, and a run folder"
     assert verify("--recompute", "50%") == 0
-    assert {path: path.read_bytes() for path in place.rglob("*") if path.is_file()} == before
+    assert {path: path.read_bytes() for path in done.rglob("*") if path.is_file()} == before

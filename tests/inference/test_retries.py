@@ -5,9 +5,6 @@ from __future__ import annotations
 import errno
 import itertools
 import json
-import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -30,6 +27,7 @@ from penstock.inference.run_folder.journal import Journal
 from penstock.inference.stages import retries
 from penstock.inference.status import read_status
 
+from ..preloaded import started
 from .faulty_s3 import BODY, Door, distinct, door_to, get, new, put
 from .kit import SMALL, arange, crossed, job
 
@@ -309,23 +307,23 @@ def test_a_server_that_stays_away_ends_with_3_and_resumes_to_the_same_bytes(
 
 
 @pytest.mark.slow
-def test_a_server_that_falls_silent_is_asked_again(s3_endpoint: str, tmp_path: Path) -> None:
+def test_a_server_that_falls_silent_is_asked_again(
+    s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In a process of its own: TensorStore reads its timeouts once."""
     with door_to(s3_endpoint) as door:
         command = words(door, "out", tmp_path / "run", BRIEF)
         door.silent, door.answers = threading.Event(), {"PUT": (503, "")}
-        brief = {**os.environ, "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "1"}
-        rows, log = tmp_path / "run/retries.jsonl", tmp_path / "log"
-        with log.open("w") as lines:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "penstock", *command], env=brief, stdout=lines, stderr=lines
-            )
+        monkeypatch.setenv("TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS", "1")
+        rows, log = tmp_path / "run/retries.jsonl", tmp_path / "said"
+        process = started(tmp_path, command)
         while not rows.exists():
-            assert process.poll() is None, log.read_text()
+            assert process.is_alive(), log.read_text()
             threading.Event().wait(0.05)
         silent, door.silent, door.answers = door.silent, None, {}
         silent.set()
-        assert process.wait(300) == 0, log.read_text()
+        process.join(300)
+        assert process.exitcode == 0, log.read_text()
         assert (get(door, "out") == VOLUME).all()
     assert "Operation too slow" in rows.read_text()
 

@@ -16,6 +16,7 @@ import pytest
 from penstock.cli import main
 from penstock.inference.planning import spill_room
 
+from ..preloaded import forked_workers
 from .cluster_kit import (
     NET,
     infer,
@@ -80,7 +81,7 @@ def test_no_more_lies_spilled_at_once_than_the_plan_states(
     Path("net.py").write_text(Path("net.py").read_text() + code)
     monkeypatch.setattr(spill_room, "AHEAD", 1)  # few parts ahead of those that are done
     alone = written_alone()
-    with watched() as seen:
+    with forked_workers(), watched() as seen:
         assert infer(*SPILL) == 0, capsys.readouterr().err
     assert np.array_equal(values("out.zarr"), alone)
     stated = json.loads((FOLDER / "run.json").read_text())["plan"]["spill"]
@@ -112,7 +113,8 @@ def test_borders_of_a_part_that_fails_are_joined_where_they_can_and_resume_does_
     np.save("in.npy", array)
     Path("poison").touch()
     words = ("--model-type", "net.py:poison", "--normalize", "none", *SPILL)
-    assert infer(*words, "--max-failed-parts", "1", "--part-retries", "0") == 3
+    with forked_workers():
+        assert infer(*words, "--max-failed-parts", "1", "--part-retries", "0") == 3
     said = capsys.readouterr().err
     lacking = int(re.search(r"(\d+) of 60 blocks, in \d+ parts?, are not written", said)[1])  # type: ignore[index]
     done = {line.split(" v")[0].split(" f")[0] for line in written(FOLDER)}
@@ -121,7 +123,8 @@ def test_borders_of_a_part_that_fails_are_joined_where_they_can_and_resume_does_
     lying = {path.parent.name.replace(".", " ") for path in FOLDER.glob("spill/*/*/*")}
     assert not lying & done
     Path("poison").unlink()
-    assert infer(*words, "--resume") == 0
+    with forked_workers():
+        assert infer(*words, "--resume") == 0
     assert infer(*words[:4], out="alone.zarr") == 0
     assert np.array_equal(values("out.zarr"), values("alone.zarr"))
     assert main(["verify", "out.zarr"]) == 0

@@ -32,7 +32,7 @@ from penstock.inference.stages.beginning import begun
 
 from .kit import Array
 
-SHAPE = (16, 20, 20)
+SHAPE = (16, 16, 20)
 
 
 @pytest.fixture(autouse=True)

@@ -281,11 +281,8 @@ def _cheapest(
 ) -> Plan:
     """The cheapest plan that fits the memory, or else the one that takes the least."""
     limit = _memory_limit(config, facts)
-    plans = [
-        _count(config, facts, cut, cache, limit)
-        for cut in cuts(config, facts, shape, part_shape, spills=spills)
-        for cache in _cache_levels(facts)
-    ]
+    compared = cuts(config, facts, shape, part_shape, spills=spills)
+    plans = [plan for cut in compared for plan in _plans_of(config, facts, cut, limit)]
     fitting = [plan for plan in plans if plan.memory.total <= limit]
     if not fitting:
         return min(plans, key=lambda plan: plan.memory.total)
@@ -310,7 +307,7 @@ def plans_by_parts(
     while True:
         in_parts = config.model_copy(update={"parts": least})
         cut = next(cuts(in_parts, facts, shape, None, spills=spills))
-        plans = [_count(config, facts, cut, cache, limit) for cache in _cache_levels(facts)]
+        plans = _plans_of(config, facts, cut, limit)
         if fitting := [plan for plan in plans if plan.memory.total <= limit]:
             yield min(fitting, key=_cost)
         assert cut.parts is not None
@@ -327,13 +324,24 @@ def _cost(plan: Plan) -> float:
     return plan.patch_amplification + plan.read_amplification / 4
 
 
-def _cache_levels(facts: Facts) -> tuple[CacheLevel, ...]:
-    if not facts.source_caches:
-        return ("none",)
-    return ("layer", "row", "none")
+def _plans_of(config: InferConfig, facts: Facts, cut: JobCut, limit: int) -> Iterator[Plan]:
+    """The plans of a cut, one for each level of the cache."""
+    levels: tuple[CacheLevel, ...] = ("layer", "row", "none") if facts.source_caches else ("none",)
+    plan = _count(config, facts, cut, limit)
+    for level in levels:
+        cached, decoded = reads(cut.geometry, facts.source_chunk, level, origin=facts.source_origin)
+        cache = cache_bytes(facts, cached)
+        decoding = max(0, plan.memory.decoding - cache)
+        yield replace(
+            plan,
+            cache_bytes=cache,
+            memory=replace(plan.memory, cache=cache, decoding=decoding),
+            read_bytes=decoded * facts.in_bytes * facts.num_volumes,
+        )
 
 
-def _count(config: InferConfig, facts: Facts, cut: JobCut, level: CacheLevel, limit: int) -> Plan:
+def _count(config: InferConfig, facts: Facts, cut: JobCut, limit: int) -> Plan:
+    """The plan of a cut that reads nothing and caches nothing."""
     shape, geometry = cut.shape, cut.geometry
     volume, num_volumes = geometry.domain.size, facts.num_volumes
     patch, largest = math.prod(shape.patch), largest_block(geometry)
@@ -351,8 +359,6 @@ def _count(config: InferConfig, facts: Facts, cut: JobCut, level: CacheLevel, li
     writing = waiting * sum(unit_voxel_bytes(facts))
     if geometry.seam == "blend":  # each writer converts sums to the dtype of the sink
         writing += config.writer_workers * unit * facts.out_bytes
-    cached, decoded = reads(geometry, facts.source_chunk, level, origin=facts.source_origin)
-    cache = cache_bytes(facts, cached)
     at_once = min(facts.cores, config.prep_workers * chunks_of_block(facts, largest))
     # The most voxels of open units, either of a part or of a unit that is being joined.
     held = open_peak(replace(geometry, spills=False))
@@ -369,21 +375,21 @@ def _count(config: InferConfig, facts: Facts, cut: JobCut, level: CacheLevel, li
         num_patches=geometry.count_patches() * num_volumes,
         block_budget=budget,
         write_budget=(config.writer_workers + 1) * unit * facts.out_bytes,
-        cache_bytes=cache,
+        cache_bytes=0,
         memory=HostMemory(
             base=facts.base_bytes,
             forward=computing + batch_bytes if facts.on_host else 0,
             blocks=blocks_bytes(facts, budget, largest),
             assembly=held * sum(unit_voxel_bytes(facts)),
             writing=writing,
-            cache=cache,
-            decoding=max(0, at_once * facts.chunk_bytes - cache),
+            cache=0,
+            decoding=at_once * facts.chunk_bytes,
         ),
         memory_limit=limit,
         device_peak=None if facts.on_host else device_bytes(facts, computing, buffers, budget),
         batch_bytes=computing - facts.cast_bytes + buffers,
         voxels=volume * num_volumes,
-        read_bytes=decoded * facts.in_bytes * num_volumes,
+        read_bytes=0,
         statistics_bytes=passes * volume * facts.in_bytes * num_volumes,
         input_bytes=volume * facts.in_bytes * num_volumes,
         output_bytes=volume * facts.out_bytes * num_volumes,

@@ -131,8 +131,8 @@ def open_peak(geometry: Geometry) -> int:
     ``before * all + here * opened`` of a plane, and ``unclosed`` likewise. `_most` goes from axis
     to axis and needs only the three factors.
     """
-    along = [_units_along(geometry, axis) for axis in range(3)]
-    return _most(1, 1, -1, [(units, [*units.kinds()]) for units in along])
+    *outer, inner = (_units_along(geometry, axis) for axis in range(3))
+    return _most(1, 1, -1, [[*units.kinds()] for units in outer], inner)
 
 
 class UnitsAlong(NamedTuple):
@@ -160,20 +160,21 @@ def _most(
     opened: int,
     unclosed: int,
     whole: int,
-    axes: Sequence[tuple[UnitsAlong, list[tuple[int, int, UnitsAlong]]]],
+    outer: Sequence[list[tuple[int, int, UnitsAlong]]],
+    inner: UnitsAlong,
 ) -> int:
-    """The maximum over all blocks of a weighted sum of three volumes of units, which are given for
-    each axis with their kinds."""
-    (units, kinds), *rest = axes
+    """The maximum over all blocks of a weighted sum of three volumes of units, which are given by
+    their kinds for each axis but the last."""
 
     def of_all(blocks: UnitsAlong) -> Ints:
         return opened * blocks.before + unclosed * blocks.after + whole * blocks.whole
 
-    if not rest:
-        return int((of_all(units) + opened * units.opening + unclosed * units.closing).max())
+    if not outer:
+        return int((of_all(inner) + opened * inner.opening + unclosed * inner.closing).max())
+    kinds, *rest = outer
     # Blocks with the same opening and closing differ only in the third factor: take the largest.
     return max(
-        _most(opened * opening, unclosed * closing, int(of_all(blocks).max()), rest)
+        _most(opened * opening, unclosed * closing, int(of_all(blocks).max()), rest, inner)
         for opening, closing, blocks in kinds
     )
 
