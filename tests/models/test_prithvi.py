@@ -156,12 +156,12 @@ def on_meta(size: str, **options: object) -> Refiner:
 
 @pytest.fixture(autouse=True)
 def shallow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three blocks for twelve, which are alike, but in tests of a size: they take it as it is."""
+    """Three blocks for all, which are alike, but in tests of a size: they take it as it is."""
     if "size" not in request.fixturenames:
-        width, _, heads, patch = PUBLIC["tiny"]
-        monkeypatch.setitem(PUBLIC, "tiny", (width, SHALLOW, heads, patch))
-        size = dataclasses.replace(prithvi.SIZES["tiny"], depth=SHALLOW)
-        monkeypatch.setitem(cast(dict[str, Size], prithvi.SIZES), "tiny", size)
+        for name, (width, _, heads, patch) in list(PUBLIC.items()):
+            monkeypatch.setitem(PUBLIC, name, (width, SHALLOW, heads, patch))
+            size = dataclasses.replace(prithvi.SIZES[cast(SizeName, name)], depth=SHALLOW)
+            monkeypatch.setitem(cast(dict[str, Size], prithvi.SIZES), name, size)
 
 
 @pytest.fixture
