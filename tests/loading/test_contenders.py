@@ -205,11 +205,15 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
+FEW = ["zarr-stacked", "zarrs", "tensorstore-loop"]
+OTHERS = [name for name in IN_PROCESS if name not in FEW]
+
+
 @pytest.mark.parametrize(
     ("layout", "names"),
     [
-        *((layout, ["zarr-stacked", "zarrs", "tensorstore-loop"]) for layout in LAYOUTS),
-        *(pytest.param(layout, IN_PROCESS, marks=pytest.mark.slow) for layout in LAYOUTS),
+        *((layout, FEW) for layout in LAYOUTS),
+        *(pytest.param(layout, OTHERS, marks=pytest.mark.slow) for layout in LAYOUTS),
     ],
 )
 def test_every_loader_reads_every_layout(layout: str, names: list[str], tmp_path: Path) -> None:

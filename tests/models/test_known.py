@@ -52,7 +52,8 @@ CELLS = [(1, 1), (2, 1), (14, 28), (28, 28), (40, 64)]
      ("denoise-tiny", 1, VOLUMES[1::2], (1, 3)),
       pytest.param("denoise-tiny", 1, VOLUMES, (1, 3), marks=pytest.mark.slow),
       ("prithvi-refiner-tiny", 6, CELLS[2:3], (1,)),
-      *(pytest.param(name, 6, CELLS[::2], (1, 3), marks=pytest.mark.slow) for name in PRITHVI)],
+      *(pytest.param(name, 6, CELLS[at::2], (3 - 2 * at,), marks=pytest.mark.slow)
+        for name in PRITHVI for at in (0, 1))],
 )  # fmt: skip
 def test_its_forward_holds_what_was_measured(
     name: str, channels: int, patches: Sequence[Sequence[int]], batches: Sequence[int]

@@ -6,8 +6,6 @@ import dataclasses
 import functools
 import hashlib
 import math
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
@@ -27,7 +25,7 @@ from penstock.models import prithvi
 from penstock.models.prithvi import BANDS, Refiner, SizeName, prithvi_refiner
 from penstock.models.prithvi_encoder import Size, positions
 
-from ..places import ROOT
+from ..preloaded import started
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 # Width, blocks, heads, patch: as in the configurations of the public checkpoints.
@@ -158,12 +156,12 @@ def on_meta(size: str, **options: object) -> Refiner:
 
 @pytest.fixture(autouse=True)
 def shallow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three blocks for twelve, which are alike, but in tests of a size: they take it as it is."""
+    """Three blocks for all, which are alike, but in tests of a size: they take it as it is."""
     if "size" not in request.fixturenames:
-        width, _, heads, patch = PUBLIC["tiny"]
-        monkeypatch.setitem(PUBLIC, "tiny", (width, SHALLOW, heads, patch))
-        size = dataclasses.replace(prithvi.SIZES["tiny"], depth=SHALLOW)
-        monkeypatch.setitem(cast(dict[str, Size], prithvi.SIZES), "tiny", size)
+        for name, (width, _, heads, patch) in list(PUBLIC.items()):
+            monkeypatch.setitem(PUBLIC, name, (width, SHALLOW, heads, patch))
+            size = dataclasses.replace(prithvi.SIZES[cast(SizeName, name)], depth=SHALLOW)
+            monkeypatch.setitem(cast(dict[str, Size], prithvi.SIZES), name, size)
 
 
 @pytest.fixture
@@ -524,7 +522,7 @@ def fingerprint(net: nn.Module) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", ["tiny"])
-def test_two_processes_make_the_same_weights(size: SizeName) -> None:
+def test_two_processes_make_the_same_weights(size: SizeName, tmp_path: Path) -> None:
     tiny = prithvi_refiner(size)
     code = (
         "import torch; torch.manual_seed(99)\n"
@@ -532,10 +530,10 @@ def test_two_processes_make_the_same_weights(size: SizeName) -> None:
         "from penstock.models.prithvi import prithvi_refiner\n"
         "print(fingerprint(prithvi_refiner('tiny')))"
     )
-    other = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True
-    )
-    assert other.stdout.split()[-1] == fingerprint(tiny)
+    other = started(tmp_path, code=code)
+    other.join(300)
+    said = (tmp_path / "said").read_text()
+    assert other.exitcode == 0 and said.split()[-1] == fingerprint(tiny), said
     assert fingerprint(prithvi_refiner("tiny", seed=1)) != fingerprint(tiny)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.base.errors import MissingDependency
+
+from ..preloaded import started
 
 vision: Any = None
 
@@ -219,10 +221,16 @@ def test_a_bare_import_of_torchvision_finds_ours_first(monkeypatch: pytest.Monke
 
 @pytest.mark.slow
 @pytest.mark.parametrize("library", ["torchvision", "pytorch_lightning"])
-def test_a_library_that_imports_torchvision_loads_after_penstock(library: str) -> None:
-    code = f"import penstock, {library}, torchvision; print(torchvision.ops.nms.__name__)"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert run.stdout == "nms\n", run.stderr
+def test_a_library_that_imports_torchvision_loads_after_penstock(
+    library: str, tmp_path: Path
+) -> None:
+    """In a process that has loaded torch and neither of them."""
+    code = "import sys, penstock; assert sys.modules.keys().isdisjoint(['torchvision', 'lightning'"
+    code += f", 'pytorch_lightning']); import {library}, torchvision"
+    process = started(tmp_path, code=f"{code}; print(torchvision.ops.nms.__name__)")
+    process.join(300)
+    said = (tmp_path / "said").read_text()
+    assert process.exitcode == 0 and said.splitlines()[-1] == "nms", said
 
 
 def test_without_torchvision_the_line_that_mends_it(monkeypatch: pytest.MonkeyPatch) -> None:

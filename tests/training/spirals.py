@@ -33,7 +33,7 @@ class DamagedForOne(Spiral):
     steps = 0
 
     def loss(self, model: Any, batch: Any) -> Any:
-        torch.distributed.destroy_process_group = partial(time.sleep, 150)
+        torch.distributed.destroy_process_group = partial(time.sleep, 600)
         self.steps += 1
         if self.steps == 3 and os.environ["RANK"] == "1":
             raise PenstockError("sample 17 is damaged")

@@ -23,7 +23,7 @@ from penstock.base.threads import usable_cores
 from penstock.cli import main
 from penstock.reports.training.detections import read_detections
 
-from .kit import torchrun
+from .kit import forked_ranks
 
 if not all(map(find_spec, ("lightning_fabric", "torchvision", "rasterio"))):
     pytest.skip("torchvision or rasterio is not installed", allow_module_level=True)
@@ -163,8 +163,8 @@ def test_a_detector_is_scored_alike_on_one_rank_and_on_two(
     words = ["detector", "--epochs=1", "--max-steps=1", "--batch-size=3", "--num-workers=0"]
     words += ["--backbone=mobilenet", "--learning-rate=1e-30", "--weight-decay=0"]
     words += [f"--{name.replace('_', '-')}={path}" for name, path in chips.items()]
-    done = torchrun(tmp_path / "two", *words)
-    assert done.returncode == 0, done.stderr
+    done = forked_ranks(tmp_path / "two", *words)
+    assert done.codes == [0, 0], done.said
     out = ["--device", "cpu", "--output-dir", str(tmp_path / "one")]
     assert main(["train", *words, *out]) == 0
     one, two = (

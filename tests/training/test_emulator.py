@@ -18,7 +18,7 @@ from penstock.base.errors import Incomplete, UsageError
 from penstock.cli import main
 
 from ..places import SHARED
-from .kit import COLUMNS, ROWS, packed, torchrun
+from .kit import COLUMNS, ROWS, forked_ranks, packed
 
 if TYPE_CHECKING:
     import torch
@@ -206,8 +206,8 @@ def test_an_emulator_on_two_ranks_equals_one_with_the_big_batch(tmp_path: Path) 
     about = {"device": "cpu", "output_dir": tmp_path / "one", "batch_size": 4}
     train_workload("emulator", build(TrainConfig, TRAIN_DEFAULTS["emulator"], small, data, about))
     words = [f"--{k.replace('_', '-')}={v}" for k, v in {**small, **data, "batch_size": 2}.items()]
-    done = torchrun(tmp_path / "two", "emulator", *words)
-    assert done.returncode == 0, done.stderr
+    done = forked_ranks(tmp_path / "two", "emulator", *words)
+    assert done.codes == [0, 0], done.said
     one, two = (
         torch.load(tmp_path / name / "checkpoints" / "last.pt", weights_only=True)["model"]
         for name in ("one", "two")

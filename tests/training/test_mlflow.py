@@ -19,6 +19,7 @@ from penstock.cli import main
 from penstock.training.tracking import events, follow, tell
 
 from ..ports import held_port
+from ..preloaded import started
 from .track_kit import (
     KEY,
     TRACKED_RUNS,
@@ -121,20 +122,16 @@ def test_a_run_that_was_killed_is_told_to_its_end(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SIGKILL: nobody can say goodbye. Who follows the file sees it end."""
-    environment = {**os.environ, "MLFLOW_TRACKING_URI": server}
-    words = ["train", "spiral", *WORDS, "--epochs", "5000", "--output-dir", str(tmp_path)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "penstock", *words, "--track", "mlflow"],
-        env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-    )  # fmt: skip
-    state = tmp_path / "track" / "mlflow.json"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
+    words = ["train", "spiral", *WORDS, "--epochs", "5000", "--output-dir", "out"]
+    process = started(tmp_path, [*words, "--track", "mlflow"])
+    state = tmp_path / "out" / "track" / "mlflow.json"
     until(lambda: state.exists() and json.loads(state.read_text())[0]["sent"] > 0)
     process.kill()
-    process.wait()
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
+    process.join()
     run = json.loads(state.read_text())[0]["run"]
     until(lambda: read_mlflow(server, run)[0].info.status == "FAILED")
-    assert read_mlflow(server, run)[1] == series(tmp_path)
+    assert read_mlflow(server, run)[1] == series(tmp_path / "out")
 
 
 @pytest.mark.slow
@@ -191,16 +188,18 @@ def test_runs_at_once_are_side_by_side_in_mlflow_s_own_server(
     ``mlflow ui`` does, lists them by name and by tag."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")  # --track-dir wins
     store = tmp_path / "store"
-    words = [sys.executable, "-m", "penstock", "train", "spiral", *WORDS, "--track", "mlflow"]
+    words = ["train", "spiral", *WORDS, "--track", "mlflow"]
     processes = [
-        subprocess.Popen(
+        started(
+            tmp_path,
             [*words, "--output-dir", f"{n}", "--track-dir", "store", "--name", f"run {n}",
              "--tag", f"parity={'even' if n % 2 == 0 else 'odd'}"],
-            cwd=tmp_path, stdout=subprocess.DEVNULL,
         )
         for n in range(2)
     ]  # fmt: skip
-    assert [process.wait() for process in processes] == [0] * 2
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * 2
     from mlflow.tracking import MlflowClient
 
     with served(f"sqlite:///{store}/mlflow.db", tmp_path) as url:
@@ -214,7 +213,7 @@ def test_runs_at_once_are_side_by_side_in_mlflow_s_own_server(
         # A run that goes on under another name and a further tag is the same run.
         again = ["--output-dir", "0", "--epochs", "3", "--resume", "--name", "renamed"]
         monkeypatch.chdir(tmp_path)
-        assert main([*words[3:], *again, "--tag", "more=yes", "--track-dir", "store"]) == 0
+        assert main([*words, *again, "--tag", "more=yes", "--track-dir", "store"]) == 0
         (renamed,) = client.search_runs([experiment.experiment_id], "tags.more = 'yes'")
         assert (renamed.info.run_name, renamed.data.tags["parity"]) == ("renamed", "even")
         assert len(client.search_runs([experiment.experiment_id])) == 2

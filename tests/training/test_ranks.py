@@ -16,7 +16,7 @@ from penstock.base.config.knobs import build
 from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
 from penstock.base.errors import Incomplete, PenstockError, UsageError
 
-from .kit import assert_same, config_of, rows, torchrun, weights
+from .kit import assert_same, config_of, forked_ranks, rows, torchrun, weights
 
 if find_spec("lightning_fabric") is None:
     pytest.skip("lightning_fabric is not installed", allow_module_level=True)
@@ -29,11 +29,11 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on two ranks of gloo: 80 training samples, whole batches; 17 validation samples."""
     folder = tmp_path_factory.mktemp("ranks") / "out"
-    done = torchrun(
+    done = forked_ranks(
         folder, "spiral", "--num-samples", "115", "--batch-size", "4", "--epochs", "2",
         "--dropout", "0",
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert done.codes == [0, 0], done.said
     return folder
 
 
@@ -97,20 +97,20 @@ def test_ranks_tell_what_summing_costs_them(two_ranks: Path, tmp_path: Path) -> 
 @pytest.mark.slow
 def test_ranks_agree_to_stop_and_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With dropout, so that each rank must go on with random numbers of its own; with 71 samples
-    for two ranks with batches of 4, so that the last one is filled up; and each time with another
-    seed of Python's hashes."""
+    for two ranks with batches of 4, so that the last one is filled up. What goes on does so under
+    torchrun, and with another seed of Python's hashes."""
     words = ["tests.training.spirals:Struck", "--num-samples", "102", "--batch-size", "4"]
     words += ["--seed", "1", "--epochs", "2", "--optimizer", "adam", "--schedule", "constant"]
     monkeypatch.setenv("STRUCK", "1")
-    stopped = torchrun(tmp_path / "parts", *words, seed="1")
+    stopped = forked_ranks(tmp_path / "parts", *words)
     monkeypatch.delenv("STRUCK")
-    assert stopped.returncode != 0
-    assert "stopped by SIGTERM after step 8 of 18" in stopped.stderr  # rank 1, which was struck
-    assert "stopped by a signal to another rank after step 8 of 18" in stopped.stderr
+    assert stopped.codes == [3, 3], stopped.said
+    assert "stopped by SIGTERM after step 8 of 18" in stopped.said  # rank 1, which was struck
+    assert "stopped by a signal to another rank after step 8 of 18" in stopped.said
     resumed = torchrun(tmp_path / "parts", *words, "--resume", seed="2")
     assert resumed.returncode == 0, resumed.stderr
-    whole = torchrun(tmp_path / "whole", *words, seed="3")
-    assert whole.returncode == 0, whole.stderr
+    whole = forked_ranks(tmp_path / "whole", *words)
+    assert whole.codes == [0, 0], whole.said
     assert_same(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
     for rank in (0, 1):
         losses = [[row["loss"] for row in rows(tmp_path / o, rank)] for o in ("whole", "parts")]
@@ -167,10 +167,11 @@ def test_a_rank_that_fails_takes_no_leave_of_the_others(
 
 @pytest.mark.slow
 def test_one_rank_that_fails_ends_them_all(tmp_path: Path) -> None:
+    """Without a launcher that would end them, too."""
     words = ["tests.training.spirals:DamagedForOne", "--num-samples", "115", "--batch-size", "4"]
-    done = torchrun(tmp_path, *words)
-    assert done.returncode != 0
-    assert "penstock train: sample 17 is damaged" in done.stderr
+    done = forked_ranks(tmp_path / "out", *words)
+    assert done.codes == [1, 1], done.said
+    assert "penstock train: sample 17 is damaged" in done.said
 
 
 def test_ranks_without_distributed_are_refused(

@@ -25,6 +25,7 @@ from penstock.training.tracking import events, follow, tell, trackers
 from penstock.training.tracking.mlflow import MLflow, default_store
 
 from ..places import ROOT
+from .kit import forked_ranks
 from .track_kit import (
     KEY,
     NO_NETWORK,
@@ -161,14 +162,10 @@ def rounded(values: dict[str, list[tuple[int, float]]]) -> dict[str, list[tuple[
 @pytest.mark.slow
 @needs["tensorboard"]
 def test_only_the_first_of_two_ranks_tells(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
-    command += ["--local-addr", "127.0.0.1", "-m", "penstock", "train", "spiral", *WORDS]
-    command += ["--distributed", "--track", "tensorboard", "--profile", "--profile-steps", "2"]
-    done = subprocess.run(
-        [*command, "--output-dir", str(tmp_path)], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
+    words = ["spiral", *WORDS, "--track", "tensorboard", "--profile", "--profile-steps", "2"]
+    done = forked_ranks(tmp_path / "run", *words)
+    assert done.codes == [0, 0], done.said
+    tmp_path /= "run"
     (begin,) = told(tmp_path, "begin")
     assert begin["name"].startswith("spiral-2cpu-")
     assert begin["parameters"]["world_size"] == 2

@@ -126,5 +126,5 @@ def test_what_failed_halfway_is_written_once(
     going = iter([True] * 2)
     delivery = follow.deliver_events(tmp_path, "wandb", lambda seconds: next(going, False))
     assert delivery.error is None
-    assert len(read_wandb(tmp_path)) == 1
-    assert points(read_wandb(tmp_path)) == last_of_each_step(tmp_path)
+    assert len(parts := read_wandb(tmp_path)) == 1
+    assert points(parts) == last_of_each_step(tmp_path)

@@ -30,6 +30,8 @@ SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name)
 )
 """The signals of a batch system and of Ctrl-C that end a training; Windows has no SIGUSR1."""
+_AT_ONCE = 4096
+"""Items that are looked up in the order together: it takes little longer than to look up one."""
 
 
 class TorchFeed:
@@ -194,9 +196,11 @@ class _BatchIndices:
     at: Position
 
     def __iter__(self) -> Iterator[list[int]]:
-        epoch, first = self.at
-        for batch in range(first, self.order.num_batches):
-            yield self.order.items(epoch, batch).tolist()
+        epoch, begin = self.at
+        end, some = self.order.num_batches, max(1, _AT_ONCE // self.order.batch_size)
+        for first in range(begin, end, some):
+            for items in self.order.run_of_items(epoch, range(first, min(first + some, end))):
+                yield items.tolist()
 
     def __len__(self) -> int:
         return self.order.num_batches - self.at.batch
