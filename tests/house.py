@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "penstock"
@@ -53,18 +53,54 @@ def tree(file: str) -> ast.Module:
     return ast.parse((PACKAGE / file).read_text())
 
 
+Node = TypeVar("Node", bound=ast.AST)
+
+
 @cache
-def nodes(file: str) -> tuple[ast.AST, ...]:
-    """All nodes of that tree: to walk it takes as long as to parse it."""
-    return tuple(ast.walk(tree(file)))
+def _sorted(file: str) -> dict[type[ast.AST], list[ast.AST]]:
+    """All nodes of that tree by their kinds: to walk it takes as long as to parse it."""
+    return by_kind(tree(file))
 
 
-def nodes_beside(*folders: str) -> Iterator[tuple[str, ast.AST]]:
-    """All nodes of the files in folders beside the package, such as ``tests``, with their files."""
+def by_kind(root: ast.AST) -> dict[type[ast.AST], list[ast.AST]]:
+    """All nodes of a tree by their kinds, but for those that hold nothing, such as ``pass``."""
+    kinds: dict[type[ast.AST], list[ast.AST]] = {}
+    waiting = [root]
+    for node in waiting:
+        kinds.setdefault(type(node), []).append(node)
+        for name in node._fields:
+            value = getattr(node, name)
+            if isinstance(value, list):
+                waiting += [each for each in value if isinstance(each, ast.AST)]
+            elif isinstance(value, ast.AST) and value._fields:
+                waiting.append(value)
+    return kinds
+
+
+def nodes(file: str, *kinds: type[Node]) -> Iterator[Node]:
+    """The nodes of these kinds in a file of the package."""
+    for kind in kinds:
+        yield from _sorted(file).get(kind, ())  # type: ignore[misc]
+
+
+@cache
+def _beside(path: Path) -> dict[type[ast.AST], list[ast.AST]]:
+    return by_kind(ast.parse(path.read_text()))
+
+
+def nodes_beside(*folders: str, kinds: Sequence[type[Node]]) -> Iterator[tuple[str, Node]]:
+    """Such nodes of the files in folders beside the package, as ``tests``, with their files."""
     for folder in folders:
         for path in (ROOT / folder).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
-                yield str(path.relative_to(ROOT)), node
+            for kind in kinds:
+                for node in _beside(path).get(kind, ()):
+                    yield str(path.relative_to(ROOT)), node  # type: ignore[misc]
+
+
+def forget() -> None:
+    """The trees are let go."""
+    for kept in (tree, _sorted, _beside):
+        kept.cache_clear()
 
 
 @cache
@@ -124,7 +160,7 @@ def imports_of(file: str) -> tuple[Import, ...]:
     package = module_of(file).split(".")
     if not file.endswith("__init__.py"):
         package = package[:-1]
-    return tuple(imports_in(nodes(file), package))
+    return tuple(imports_in(nodes(file, ast.Import, ast.ImportFrom), package))
 
 
 def imports_in(nodes: Iterable[ast.AST], package: Sequence[str]) -> Iterator[Import]:

@@ -193,6 +193,7 @@ def test_a_print_is_light_and_whole(browser: Browser, tmp_path: Path, kind: str)
     browser.call("Emulation.setEmulatedMedia", media="")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_long_table_has_its_head_on_every_sheet(browser: Browser, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     cases = {(32 * side, batch): side * batch for side in range(1, 41) for batch in (1, 2)}

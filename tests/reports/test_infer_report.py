@@ -172,8 +172,9 @@ def test_a_run_of_infer_as_it_is(tmp_path: Path) -> None:
     assert "By its plan it computed " in text and "voxels for each that it wrote" in text
     names = [figure["name"] for figure in document["chapters"][0]["figures"]]
     assert {"timeline", "stages", "ram"} <= set(names)
-    titles = [section["title"] for section in document["chapters"][0]["sections"]]
-    assert titles == [
+    sections = {each["title"]: each for each in document["chapters"][0]["sections"]}
+    sections.pop("What to change", None)  # it depends on the times of the stages
+    assert list(sections) == [
         "Stages",
         "Limits of the machine",
         "Memory",
@@ -181,7 +182,7 @@ def test_a_run_of_infer_as_it_is(tmp_path: Path) -> None:
         "Faults and values",
         "Settings",
     ]
-    memory = document["chapters"][0]["sections"][2]["table"]
+    memory = sections["Memory"]["table"]
     assert memory[0] == ["part of the plan", "bytes", "share"] and memory[-1][0] == "total"
 
 

@@ -526,6 +526,7 @@ def test_the_ceiling_from_end_to_end(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("launches_here")
 def test_chunks_that_were_never_written_can_be_filled(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,4 +1,4 @@
-"""A workload for two ranks, of which one is slow."""
+"""Workloads of which one rank, or every step, is slow."""
 
 from __future__ import annotations
 
@@ -15,4 +15,12 @@ class Slowed(Spiral):
     def loss(self, model: Any, batch: Any) -> Any:
         if os.environ["RANK"] == "1":
             time.sleep(0.05)
+        return super().loss(model, batch)
+
+
+class Patient(Spiral):
+    """Two spirals, each of whose steps takes as many more seconds as ``PATIENCE_S`` says."""
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        time.sleep(float(os.environ.get("PATIENCE_S", "0")))
         return super().loss(model, batch)

@@ -35,7 +35,7 @@ OTHERS = (
 def lines(form: str, seed: int, *, label: bool = False) -> str:
     """Lines of eight ranks that take turns."""
     rng, text = random.Random(seed), ""
-    for step in range(1, 51):
+    for step in range(2, 51, 2):
         for rank in range(8):
             text += f"{rank}: " * label + form.format(
                 epoch=seed, step=step, percent=2 * step, bar="█" * (step // 5),
@@ -96,7 +96,7 @@ def compare(folder: Path, rounds: range) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("penstock.scaling.sources.slurm_log.Shapes", InFull)
             assert told() == quick, seed
-    assert by_shape > 100 * len(rounds), "most lines share their shape with an earlier one"
+    assert by_shape > 60 * len(rounds), "most lines share their shape with an earlier one"
 
 
 @pytest.mark.parametrize("rounds", [10, pytest.param(1000, marks=pytest.mark.slow)])

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from threading import RLock
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from urllib.parse import unquote
 
@@ -100,13 +101,22 @@ def flag(
 
 
 _KNOB = "penstock_knob"
+_BUILDING = RLock()
 TRUST_MODEL = "give a .pt2 or TorchScript file that cannot be checked to torch: it may run any code"
 
 
 class Knobs(BaseModel):
     """The base of every set of knobs. A field is a knob: a flag, a key of YAML, a parameter."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", arbitrary_types_allowed=True, defer_build=True
+    )
+
+    @classmethod
+    def model_rebuild(cls, **options: Any) -> bool | None:
+        """Pydantic makes the checks of a class at its first use, which threads may share."""
+        with _BUILDING:
+            return super().model_rebuild(**options)
 
 
 class Replacing(Knobs):
