@@ -33,14 +33,15 @@ def started(folder: Path, words: Sequence[str] = (), code: str = PENSTOCK) -> Fo
 
 @contextlib.contextmanager
 def forked_workers() -> Iterator[None]:
-    """Within it the nannies of Dask fork their workers, too."""
+    """Within it the nannies of Dask fork their workers, too. These know the variables of now."""
     import dask
     import distributed.utils as of_dask
     import pytest  # here, as each fork imports this file
 
     forkserver.ensure_running()  # before Dask says what is to be loaded there
-    method = {"distributed.worker.multiprocessing-method": "forkserver"}
-    with pytest.MonkeyPatch.context() as patch, dask.config.set(method):
+    knobs = {"worker.multiprocessing-method": "forkserver", "nanny.environ": dict(os.environ)}
+    settings = {f"distributed.{name}": value for name, value in knobs.items()}
+    with pytest.MonkeyPatch.context() as patch, dask.config.set(settings):
         patch.setattr(of_dask, "_forkserver_preload_set", True)
         yield
 

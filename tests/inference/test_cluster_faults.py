@@ -21,6 +21,7 @@ import pytest
 import penstock
 from penstock.cli import main
 
+from ..preloaded import forked_workers
 from .cluster_kit import (
     HANGS,
     NET,
@@ -153,7 +154,8 @@ def test_a_client_that_is_asked_to_end_has_its_workers_write_what_is_whole(
     assert "died" not in line
     if not second:
         each = (*each, "--model-type", "net.py:slower")
-        assert infer(*each, "--cluster", "local:2", "--resume") == 0
+        with forked_workers():
+            assert infer(*each, "--cluster", "local:2", "--resume") == 0
         assert json.loads((FOLDER / "summary.json").read_text())["units_skipped"] == units
         assert infer(*each, out="alone.zarr") == 0
         assert np.array_equal(values("out.zarr"), values("alone.zarr"))
@@ -212,7 +214,8 @@ def test_a_worker_whose_stage_hangs_makes_room_for_another(
     Path("hangs").touch()
     few = ("--model-type", "hangs.py:net", "--normalize", "none", "--parts", "6")
     cluster = ("--cluster", "local:1", "--stall-timeout", "10s")
-    assert infer(*few, *cluster) == 0, capsys.readouterr().err
+    with forked_workers():
+        assert infer(*few, *cluster) == 0, capsys.readouterr().err
     assert notes() == "Parts: 1 part failed and were tried again"
     assert len([*FOLDER.glob("done-*.log")]) == 2
     assert np.array_equal(values("out.zarr"), written_alone(*few))
