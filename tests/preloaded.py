@@ -17,7 +17,7 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     "penstock.cli.infer penstock.inference.run penstock.inference.sharing.station "
     "penstock.inference.sharing.worker penstock.data.stores.tensorstore_open "
-    "torch._dynamo distributed.nanny distributed.http.worker email.policy".split()
+    "torch._dynamo distributed.nanny distributed.http.worker email.policy tests.looked_up".split()
 )
 
 
@@ -27,22 +27,30 @@ def started(folder: Path, words: Sequence[str] = (), code: str = PENSTOCK) -> Fo
     What it says goes to ``said`` there.
     """
     process = _CONTEXT.Process(target=_run, args=(folder, words, code, dict(os.environ)))
+    _ready()
     process.start()
     return process
 
 
 @contextlib.contextmanager
 def forked_workers() -> Iterator[None]:
-    """Within it the nannies of Dask fork their workers, too."""
+    """Within it the nannies of Dask fork their workers, too. These know the variables of now."""
     import dask
     import distributed.utils as of_dask
     import pytest  # here, as each fork imports this file
 
-    forkserver.ensure_running()  # before Dask says what is to be loaded there
-    method = {"distributed.worker.multiprocessing-method": "forkserver"}
-    with pytest.MonkeyPatch.context() as patch, dask.config.set(method):
+    _ready()  # before Dask says what is to be loaded there
+    knobs = {"worker.multiprocessing-method": "forkserver", "nanny.environ": dict(os.environ)}
+    settings = {f"distributed.{name}": value for name, value in knobs.items()}
+    with pytest.MonkeyPatch.context() as patch, dask.config.set(settings):
         patch.setattr(of_dask, "_forkserver_preload_set", True)
         yield
+
+
+def _ready() -> None:
+    """Start the process that is forked, where it finds these tests."""
+    with contextlib.chdir(Path(__file__).parents[1]):
+        forkserver.ensure_running()
 
 
 def _run(folder: Path, words: Sequence[str], code: str, environment: Mapping[str, str]) -> None:

@@ -216,11 +216,11 @@ class Stall:
 
 
 class Scheduler:
-    """A scheduler of Dask and its workers, each a process of its own: forked, or with variables
-    that libraries read as they are loaded."""
+    """A scheduler of Dask and its workers, each a process of its own. It is forked, unless it has
+    what is read as an interpreter or a library is loaded."""
 
-    def __init__(self, forked: bool = False, **variables: str) -> None:
-        self.file, self.forked = Path("scheduler.json").absolute(), forked
+    def __init__(self, **variables: str) -> None:
+        self.file = Path("scheduler.json").absolute()
         self.processes: list[psutil.Process] = []
         words = ("--port", "0", "--dashboard-address", "127.0.0.1:0", "--no-dashboard")
         self._start("dask_scheduler", *words, **variables)
@@ -231,7 +231,7 @@ class Scheduler:
 
     def worker(
         self,
-        threads: int = 1,
+        threads: int | None = None,
         within: Sequence[str] = (),
         nanny: bool = False,
         stall: Stall | None = None,
@@ -254,8 +254,12 @@ class Scheduler:
             words += ["--listen-address", f"tcp://127.0.0.1:{mine}",
                       "--contact-address", f"tcp://127.0.0.1:{back}"]  # fmt: skip
             to = f"tcp://127.0.0.1:{there}"
-        paths = [word for word in (path, os.environ.get("PYTHONPATH")) if word]
-        variables = {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(paths)}
+        variables = {}
+        if threads:
+            variables["OMP_NUM_THREADS"] = str(threads)
+        if path:
+            paths = [path, os.environ.get("PYTHONPATH", "")]
+            variables["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         return self._start("dask_worker", *words, to=to, within=within, python=python, **variables)
 
     def _start(
@@ -270,7 +274,7 @@ class Scheduler:
         where = [to] if to else ["--scheduler-file", str(self.file)]
         host = [] if "--listen-address" in words else ["--host", "127.0.0.1"]
         given = [*host, *where, *words]
-        if self.forked:
+        if not variables and not within and python == sys.executable:
             folder = Path(f"{command} {len(self.processes)}")
             folder.mkdir()
             code = f"from distributed.cli.{command} import main; main()"

@@ -21,6 +21,7 @@ import pytest
 import penstock
 from penstock.cli import main
 
+from ..preloaded import forked_workers
 from .cluster_kit import (
     HANGS,
     NET,
@@ -122,16 +123,17 @@ def test_a_worker_that_is_asked_to_leave_writes_what_is_whole_and_is_not_blamed(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("signals", ["INT", "TERM INT"])  # each as the first, with and without
+# Pairs: each signal as the first, with and without a second, of one worker and of two.
+@pytest.mark.parametrize(("signals", "workers"), [("INT", "local:2"), ("TERM INT", "local:1")])
 def test_a_client_that_is_asked_to_end_has_its_workers_write_what_is_whole(
-    signals: str, client: Start, capsys: pytest.CaptureFixture[str]
+    signals: str, workers: str, client: Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Ctrl-C goes to all processes of a terminal. A second signal waits for no worker: of those,
     each could go on for ten minutes."""
     write_input(FEWER)
     each = ("--normalize", "percentile", "--parts", "2", "--max-inflight-batches", "4")
     first, *second = (getattr(signal, f"SIG{name}") for name in signals.split())
-    job = client("local:2", *each, "--grace", "600s", model="net.py:slower")
+    job = client(workers, *each, "--grace", "600s", model="net.py:slower")
     for _ in eventually():
         if len([*written(FOLDER)]) >= 3:
             break
@@ -153,7 +155,8 @@ def test_a_client_that_is_asked_to_end_has_its_workers_write_what_is_whole(
     assert "died" not in line
     if not second:
         each = (*each, "--model-type", "net.py:slower")
-        assert infer(*each, "--cluster", "local:2", "--resume") == 0
+        with forked_workers():
+            assert infer(*each, "--cluster", workers, "--resume") == 0
         assert json.loads((FOLDER / "summary.json").read_text())["units_skipped"] == units
         assert infer(*each, out="alone.zarr") == 0
         assert np.array_equal(values("out.zarr"), values("alone.zarr"))
@@ -212,7 +215,8 @@ def test_a_worker_whose_stage_hangs_makes_room_for_another(
     Path("hangs").touch()
     few = ("--model-type", "hangs.py:net", "--normalize", "none", "--parts", "6")
     cluster = ("--cluster", "local:1", "--stall-timeout", "10s")
-    assert infer(*few, *cluster) == 0, capsys.readouterr().err
+    with forked_workers():
+        assert infer(*few, *cluster) == 0, capsys.readouterr().err
     assert notes() == "Parts: 1 part failed and were tried again"
     assert len([*FOLDER.glob("done-*.log")]) == 2
     assert np.array_equal(values("out.zarr"), written_alone(*few))

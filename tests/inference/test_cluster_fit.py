@@ -204,7 +204,7 @@ def test_workers_with_other_numbers_of_threads_compute_with_equal_ones(
     with distributed.Client(scheduler.address, set_as_default=False) as client:
         scheduler.worker(threads=2)  # it opens the job
         client.wait_for_workers(1)
-        scheduler.worker()
+        scheduler.worker(threads=1)
         client.wait_for_workers(2)
     for _ in eventually():  # until each of them was given a part
         assert main([*words, "--cluster", scheduler.address, "--overwrite"]) == 0
@@ -223,7 +223,7 @@ def test_a_run_goes_on_with_the_threads_that_it_began_with(
     words = ["infer", *without(WORDS, "--threads"), "--parts", "6", "--out-spec", "out.zarr"]
     words.append("--resume")
     with distributed.Client(scheduler.address, set_as_default=False) as client:
-        scheduler.worker()
+        scheduler.worker(threads=1)
         client.wait_for_workers(1)
     for cluster in ([], ["--cluster", scheduler.address]):
         assert infer("--parts", "6", "--threads", "3", "--overwrite") == 0
