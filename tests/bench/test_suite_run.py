@@ -362,6 +362,7 @@ def test_a_preset_of_several_ranks_takes_no_workers(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("launches_here")
 def test_a_run_that_fails_is_a_row_and_the_others_go_on(data: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     config = small(tmp_path / "small.json", learning_rate=1e30, save_checkpoints=True)
@@ -375,6 +376,7 @@ def test_a_run_that_fails_is_a_row_and_the_others_go_on(data: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("launches_here")
 def test_a_preset_for_another_machine_runs_anyway_and_the_report_says_so(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -413,6 +415,7 @@ def test_ranks_of_a_suite(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("launches_here")
 def test_labels_that_the_chips_were_not_cut_with_are_refused_before_anything_runs(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
