@@ -298,8 +298,9 @@ def small(path: Path, **changes: Any) -> Path:
 @pytest.mark.parametrize("more", [[], ["--cluster", "local:2"]], ids=["here", "workers"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 def test_a_suite_end_to_end(
-    more: list[str], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    more: list[str], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
+) -> None:  # fmt: skip
     if more:
         pytest.importorskip("distributed")
     out = tmp_path / "out"
@@ -336,6 +337,8 @@ def test_a_suite_end_to_end(
     assert "| batch | workers |" in (out / "benchmark_report.md").read_text()
     assert (out / "benchmark_report.png").is_file()
 
+    if not more:  # what is run again need not be a process once more
+        request.getfixturevalue("launches_here")
     assert main(words) == 2
     assert "holds a suite; --resume runs what it lacks" in capsys.readouterr().err
     # One launch is lost, as by a kill before it was written: only that one runs again.
@@ -362,6 +365,7 @@ def test_a_preset_of_several_ranks_takes_no_workers(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("launches_here")
 def test_a_run_that_fails_is_a_row_and_the_others_go_on(data: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     config = small(tmp_path / "small.json", learning_rate=1e30, save_checkpoints=True)
@@ -375,6 +379,7 @@ def test_a_run_that_fails_is_a_row_and_the_others_go_on(data: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("launches_here")
 def test_a_preset_for_another_machine_runs_anyway_and_the_report_says_so(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -413,6 +418,7 @@ def test_ranks_of_a_suite(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("launches_here")
 def test_labels_that_the_chips_were_not_cut_with_are_refused_before_anything_runs(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

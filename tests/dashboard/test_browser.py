@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from penstock.cli import main
 from penstock.instruments.ledger import ledger_to_csv, read_ledger
 
 from ..reports.browser import AXE, CHROMIUM, Browser
@@ -283,7 +284,7 @@ def _static(folder: Path, out: Path, *words: str) -> dict[str, Any]:
 
 
 def test_a_comparison_as_files_loads_nothing(
-    browser: Browser, folder: Path, tmp_path: Path
+    browser: Browser, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done = _static(folder, tmp_path / "site")
     assert done["code"] == 0, done["error"]
@@ -297,11 +298,13 @@ def test_a_comparison_as_files_loads_nothing(
     with (tmp_path / "site" / "runs.csv").open(newline="") as file:
         assert len(list(csv.reader(file))) == 11
     (tmp_path / "site" / "runs.csv").write_text("mine")
-    again = _static(folder, tmp_path / "site")
-    assert again["code"] == 2 and "--replace" in again["error"]
+    words = ["dashboard", str(folder), "--static"]
+    assert main([*words, str(tmp_path / "site")]) == 2
+    assert "--replace" in capsys.readouterr().err
     assert (tmp_path / "site" / "runs.csv").read_text() == "mine"
-    lost = _static(folder, tmp_path / "other", "--view", "http://localhost:1/?runs=absent")
-    assert lost["code"] == 2 and "cannot be found" in lost["error"]
+    lost = "http://localhost:1/?runs=absent"
+    assert main([*words, str(tmp_path / "other"), "--view", lost]) == 2
+    assert "cannot be found" in capsys.readouterr().err
 
 
 @axe

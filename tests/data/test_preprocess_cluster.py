@@ -16,13 +16,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from penstock.base import lock_file
 from penstock.cli import main
-from penstock.data.scenes.cluster_cut import _moved, cut_task
+from penstock.data.scenes.cluster_cut import LOCK, _moved, cut_task
 from penstock.data.scenes.cutting import SceneJob
 from penstock.data.scenes.labels import read_labels
 from penstock.data.scenes.scene import scene_folders
 
-from ..preloaded import forked_workers
 from .kit import CHIP, NAMES, OVERLAP, words_of
 
 if not find_spec("distributed"):
@@ -40,7 +40,7 @@ def everything(folder: Path) -> dict[str, bytes]:
 
 
 def cutters() -> Iterator[psutil.Process]:
-    """The workers that cut a scene now: those that have a file of a draft open."""
+    """The workers that cut a scene now: those that have a file of a draft open, or the lock."""
     for process in psutil.Process().children(recursive=True):
         try:
             if any(".penstock-" in file.path for file in process.open_files()):
@@ -50,25 +50,33 @@ def cutters() -> Iterator[psutil.Process]:
 
 
 class Killer(threading.Thread):
-    """Kills workers while they cut scenes into this folder, so many of them."""
+    """Kills a worker while it cuts a scene into this folder.
 
-    def __init__(self, out: Path, times: int) -> None:
+    It holds the lock under which scenes move into place, so that none is done before.
+    """
+
+    def __init__(self, out: Path) -> None:
         super().__init__()
-        self.out, self.left, self.ended = out, times, threading.Event()
+        self.out, self.killed, self.ended = out, 0, threading.Event()
+        self.lock = out / "train" / LOCK
 
     def run(self) -> None:
-        while self.left and not self.ended.wait(0.002):
+        while not self.killed and not self.ended.wait(0.002):
             drafts = self.out.glob("*/*/.penstock-*")  # looked for first: processes take longer
             for worker in cutters() if any(drafts) else ():
                 worker.kill()
-                self.left -= 1
+                self.killed += 1
                 break
+        self.held.close()
 
     def __exit__(self, *_: object) -> None:
         self.ended.set()
         self.join()
 
     def __enter__(self) -> Killer:
+        self.lock.parent.mkdir(parents=True)
+        self.held = self.lock.open("a")
+        lock_file(self.held, wait=True)
         self.start()
         return self
 
@@ -91,14 +99,9 @@ def test_a_worker_that_is_killed_changes_no_byte(
     data = Path(os.path.relpath(data))
     assert main(words_of(data, Path("alone"), *more)) == 0
     alone = capsys.readouterr().out
-    with forked_workers(), Killer(tmp_path / "out", 1) as killer:
-        for _ in range(20):  # the scenes may be cut before anybody has looked
-            shutil.rmtree("out", ignore_errors=True)
-            capsys.readouterr()
-            assert main(words_of(data, Path("out"), *more, "--cluster", "local:1")) == 0
-            if not killer.left:
-                break
-    assert killer.left == 0
+    with Killer(tmp_path / "out") as killer:
+        assert main(words_of(data, Path("out"), *more, "--cluster", "local:1")) == 0
+    assert killer.killed == 1
     assert everything(tmp_path / "out") == everything(tmp_path / "alone")
     words = capsys.readouterr().out.replace("out/", "alone/").split(", in")
     assert words[0] == alone.split(", in")[0]

@@ -51,6 +51,14 @@ def spec(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return request.param(tmp_path_factory.mktemp("source"))
 
 
+BOXES = {
+    "all": Box((0, 0, 0, 0, 0), (1, 3, 10, 13, 17)),
+    "across chunks, nothing aligned": Box((0, 1, 2, 3, 4), (1, 2, 9, 12, 16)),
+    "the last voxel": Box((0, 2, 9, 12, 16), (1, 3, 10, 13, 17)),
+    "one chunk": Box((0, 0, 4, 5, 6), (1, 1, 8, 10, 12)),
+}
+
+
 class TestEverySource:
     """What holds of any source, whatever it reads."""
 
@@ -64,20 +72,11 @@ class TestEverySource:
         assert source.scale is None or len(source.scale) == 5
         assert source.cache_bytes == 0
 
-    @pytest.mark.parametrize(
-        "box",
-        [
-            Box((0, 0, 0, 0, 0), (1, 3, 10, 13, 17)),  # all
-            Box((0, 1, 2, 3, 4), (1, 2, 9, 12, 16)),  # across chunks, nothing aligned
-            Box((0, 2, 9, 12, 16), (1, 3, 10, 13, 17)),  # the last voxel
-            Box((0, 0, 4, 5, 6), (1, 1, 8, 10, 12)),  # one chunk
-        ],
-        ids=["all", "inside", "last", "chunk"],
-    )
-    def test_reads_what_numpy_holds(self, spec: Any, box: Box) -> None:
-        array = open_source(spec).read(box)
-        assert array.dtype.isnative and array.flags.writeable
-        np.testing.assert_array_equal(array, DATA[box.slices])
+    def test_reads_what_numpy_holds(self, spec: Any) -> None:
+        for name, box in BOXES.items():
+            array = open_source(spec).read(box)
+            assert array.dtype.isnative and array.flags.writeable
+            np.testing.assert_array_equal(array, DATA[box.slices], name)
 
     def test_threads_read_at_once_with_and_without_a_cache(self, spec: Any) -> None:
         source = open_source(spec)
