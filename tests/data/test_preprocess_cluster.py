@@ -23,6 +23,7 @@ from penstock.data.scenes.cutting import SceneJob
 from penstock.data.scenes.labels import read_labels
 from penstock.data.scenes.scene import scene_folders
 
+from ..preloaded import forked_workers
 from .kit import CHIP, NAMES, OVERLAP, words_of
 
 if not find_spec("distributed"):
@@ -99,7 +100,7 @@ def test_a_worker_that_is_killed_changes_no_byte(
     data = Path(os.path.relpath(data))
     assert main(words_of(data, Path("alone"), *more)) == 0
     alone = capsys.readouterr().out
-    with Killer(tmp_path / "out") as killer:
+    with forked_workers(), Killer(tmp_path / "out") as killer:
         assert main(words_of(data, Path("out"), *more, "--cluster", "local:1")) == 0
     assert killer.killed == 1
     assert everything(tmp_path / "out") == everything(tmp_path / "alone")
