@@ -71,9 +71,14 @@ _ORDER += "training models tests loading".split()
 """Folders in the order of their tests. Each of three workers begins with a third. Folders that need
 the same large libraries stand in one third, so that one worker imports them: moto and Dask, or
 matplotlib, or Lightning with torchvision."""
+_FORKING = ("started", "forked_workers", "Scheduler")
+"""Names in a file whose tests fork a process. They come first, so that one worker starts the
+process that is forked: it loads torch, and others take over from the end of a third."""
 
 
 def _turn(item: pytest.Item) -> int:
+    if any(hasattr(item.module, name) for name in _FORKING):  # type: ignore[attr-defined]
+        return -1
     folder = item.path.parent.name
     return _ORDER.index(folder) if folder in _ORDER else len(_ORDER)
 

@@ -8,12 +8,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from torch import Tensor, nn
 
 import penstock
 from penstock.base.config.infer import InferConfig
@@ -25,6 +27,9 @@ from penstock.inference import run as infer
 from penstock.inference.opening.job import Job
 from penstock.inference.planning import cuts
 from penstock.inference.run_folder import ending
+from penstock.inference.stages import watch
+from penstock.inference.stages.watchdog import Watchdog
+from penstock.instruments import Clock
 
 from ..preloaded import started
 from .faulty_s3 import distinct, door_to, get, new, put, write_model
@@ -228,20 +233,37 @@ def test_a_store_that_does_not_answer_ends_the_job_and_the_run_resumes(
         assert ((result(tmp_path) if reads else get(door, "out")) == array).all()
 
 
-def test_progress_within_a_block_and_retries_are_no_stall(
+def test_progress_within_a_block_is_no_stall(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A block of many batches takes longer than the watchdog waits; no batch does."""
-    model = write_model(tmp_path, "slow", SLOW)
-    monkeypatch.setenv("NAP", "0.02")
-    started_job = job(tmp_path, model_type=model, stall_timeout=1, normalize="none",
-                      head_kind="intensity", batch=1)  # fmt: skip
-    assert infer.run_job(started_job).units_written == 27
+    now, dogs = [0.0], list["Watchdog"]()
+
+    class Timed(Watchdog):
+        """It looks at the forwards alone, and goes by their clock."""
+
+        def __init__(self, limit_s: float, stacks: Path | None, clock: Clock) -> None:
+            super().__init__(limit_s, stacks, lambda: now[0])
+            dogs.append(self)
+
+        def working(self, stage: str, where: object) -> Any:
+            return super().working(stage, where) if stage == "forward" else nullcontext()
+
+    def takes_long(net: nn.Identity, x: Tensor) -> Tensor:
+        now[0] += 0.4
+        for dog in dogs:
+            dog.check()
+        return x
+
+    monkeypatch.setattr(watch, "Watchdog", Timed)
+    monkeypatch.setattr(nn.Identity, "forward", takes_long)
+    assert infer.run_job(job(tmp_path, stall_timeout=1, batch=1)).units_written == 27
+    monkeypatch.setattr(Timed, "progressed", lambda dog: None)
+    with pytest.raises(StageError, match="no progress for 1.00 s"):
+        infer.run_job(job(tmp_path, stall_timeout=1, batch=1, overwrite=True))
 
 
 def test_a_stall_names_the_oldest_work(tmp_path: Path) -> None:
-    from penstock.inference.stages.watchdog import Watchdog
-
     now = [0.0]
     dog = Watchdog(10, None, lambda: now[0])
     with dog.working("forward", "block 3"):
