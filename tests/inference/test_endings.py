@@ -259,7 +259,7 @@ def test_progress_within_a_block_is_no_stall(
     monkeypatch.setattr(nn.Identity, "forward", takes_long)
     assert infer.run_job(job(tmp_path, stall_timeout=1, batch=1)).units_written == 27
     monkeypatch.setattr(Timed, "progressed", lambda dog: None)
-    with pytest.raises(StageError, match="no progress for 1.00 s"):
+    with pytest.raises(StageError, match=r"no progress for 1\.00 s"):
         infer.run_job(job(tmp_path, stall_timeout=1, batch=1, overwrite=True))
 
 
