@@ -193,7 +193,8 @@ class _Client:
                 "overwrite": False,
                 "run_dir": whole(job.run_dir),
                 "spill": "always" if job.plan.geometry.spills else "never",
-                "threads": job.opened.maker["threads"],  # of each forward, on every worker
+                # On a CPU, each worker takes as many for a forward as the one that plans.
+                "threads": job.config.threads or job.opened.maker["threads"],
             }
         )
         self.order = station.JobOrder(

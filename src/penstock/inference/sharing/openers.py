@@ -40,7 +40,7 @@ def opened_on(
 
     if not makers or like(opened.maker):
         return opened
-    threads = opened.maker["threads"]  # each worker takes those of the run
+    threads = config.threads or opened.maker["threads"]  # each worker takes those of the run
     answers = _arithmetics(workers, config.model_copy(update={"threads": threads}))
     unlike = {
         address: "it does not compute like the workers that began the run"
