@@ -144,8 +144,8 @@ def test_a_hang_is_a_timeout_and_its_memory_is_known() -> None:
 def test_pages_that_a_tree_shares_are_counted_once() -> None:
     record, _ = hang(bytes=200 * MIB, children=3)
     assert record.memory.host_peak is not None
-    # Not 800 and what four Pythons hold, 30 each. Looked at while it forks or is killed, each may be
-    # seen with fewer that share: 200 * (1 + 1/2 + 1/3 + 1/4) or more, and the Pythons.
+    # Not 800 and what four Pythons hold. Looked at while it forks or is killed, each may be seen
+    # with fewer that share: 200 * (1 + 1/2 + 1/3 + 1/4) or more, and the Pythons.
     assert 200 * MIB < record.memory.host_peak < 800 * MIB
 
 
