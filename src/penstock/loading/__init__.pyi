@@ -16,6 +16,7 @@ from .loader import Loader as Loader
 from .order import Endless as Endless
 from .order import Order as Order
 from .order import Position as Position
+from .order import batches_from as batches_from
 from .permutation import Items as Items
 from .price import Price as Price
 from .price import price_order as price_order

@@ -10,12 +10,9 @@ from typing import Any, cast
 from ..base import Budget, Channel, Flow, Stopped, UsageError
 from .batch import Batch, BatchLayout, Transform, transformed
 from .engines.engine import Begins, Check, Engine, Task, Traffic, Wanted
-from .order import Order, Position
+from .order import Order, Position, batches_from
 from .ring import Ring
 from .under_way import BatchWork, OwnReads, ReadAhead, Ticket, tickets_of
-
-AT_ONCE = 1024
-"""Items whose places in the order are computed at once."""
 
 
 class EpochRun:
@@ -192,10 +189,8 @@ class EpochRun:
 
 def _wanted(order: Order, start: Position, first_sample: int, check: Check) -> Iterator[Wanted]:
     """The batches of the rest of an epoch. ``check`` raises here once the flow has failed."""
-    cut, some = order.patches_per_sample > 1, max(1, AT_ONCE // order.batch_size)
-    for first in range(start.batch, order.num_batches, some):
-        numbers = range(first, min(first + some, order.num_batches))
-        for number, items in zip(numbers, order.run_of_items(start.epoch, numbers), strict=True):
-            check()
-            samples, patches = order.split(items)
-            yield Wanted(number, items, samples + first_sample, patches if cut else None)
+    cut = order.patches_per_sample > 1
+    for number, items in batches_from(order, start):
+        check()
+        samples, patches = order.split(items)
+        yield Wanted(number, items, samples + first_sample, patches if cut else None)

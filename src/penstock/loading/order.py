@@ -16,7 +16,7 @@ a file; `fields` says which chunks an item reads.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Literal, NamedTuple, get_args
@@ -26,6 +26,8 @@ import numpy as np
 from ..base import UsageError
 from .permutation import Items, make_key, permute, permute_windows
 
+_AT_ONCE = 1024
+"""Items that `batches_from` looks up at once."""
 Shuffle = Literal["none", "sample", "block", "global"]
 
 
@@ -314,3 +316,20 @@ class Endless(Order):
             whole = self.items_at(epoch + later, positions.ravel())
             items.extend(whole.reshape(positions.shape))
         return items
+
+
+def batches_from(order: Order, at: Position) -> Iterator[tuple[int, Items]]:
+    """The batches of the rest of an epoch. The items of several are looked up at once, which takes
+    little longer than for one.
+
+    Args:
+        order: The order of the items.
+        at: The epoch, and the first batch.
+
+    Yields:
+        The number of each batch, and its `Order.items`.
+    """
+    some = max(1, _AT_ONCE // order.batch_size)
+    for first in range(at.batch, order.num_batches, some):
+        numbers = range(first, min(first + some, order.num_batches))
+        yield from zip(numbers, order.run_of_items(at.epoch, numbers), strict=True)

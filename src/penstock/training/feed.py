@@ -23,15 +23,13 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 from ..base import PenstockError, TrainConfig, UsageError, death_signal, usable_cores
-from ..loading import Items, Order, Position
+from ..loading import Items, Order, Position, batches_from
 from .workloads import Batch, Feed, IndexedSamples, Workload
 
 SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name)
 )
 """The signals of a batch system and of Ctrl-C that end a training; Windows has no SIGUSR1."""
-_AT_ONCE = 4096
-"""Items that are looked up in the order together: it takes little longer than to look up one."""
 
 
 class TorchFeed:
@@ -196,11 +194,8 @@ class _BatchIndices:
     at: Position
 
     def __iter__(self) -> Iterator[list[int]]:
-        epoch, begin = self.at
-        end, some = self.order.num_batches, max(1, _AT_ONCE // self.order.batch_size)
-        for first in range(begin, end, some):
-            for items in self.order.run_of_items(epoch, range(first, min(first + some, end))):
-                yield items.tolist()
+        for _, items in batches_from(self.order, self.at):
+            yield items.tolist()
 
     def __len__(self) -> int:
         return self.order.num_batches - self.at.batch
