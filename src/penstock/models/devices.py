@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -155,3 +156,9 @@ def channels_last(tensor: Tensor) -> Tensor:
     """The tensor with its channels innermost, where it has the axes of images or of volumes."""
     form = CHANNELS_LAST.get(tensor.ndim)
     return tensor if form is None else tensor.contiguous(memory_format=form)
+
+
+def is_channels_last(tensor: Tensor) -> bool:
+    """Whether the channels of a tensor are innermost, and not its pixels."""
+    axes = tensor.ndim
+    return axes in CHANNELS_LAST and tensor.stride(1) == 1 and math.prod(tensor.shape[2:]) > 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +15,9 @@ from torch.utils.flop_counter import flop_registry
 
 from ..base import UsageError
 from . import user_code
-from .devices import CHANNELS_LAST, placed
+from .devices import CHANNELS_LAST, is_channels_last, placed
 from .load import Head, Model
+from .shapes import output_on_meta
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,12 @@ class FlopCounter(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+        out = self._run(func, args, kwargs or {})
         self.add(func, args, kwargs or {}, out)
         return out
+
+    def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return func(*args, **kwargs)
 
     def add(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
         """Add the operations of an operator that has run, if it has a formula.
@@ -79,7 +82,7 @@ class _Peak(FlopCounter):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = super().__torch_dispatch__(func, types, args, kwargs)
         convolves = func is torch.ops.aten.convolution.default
-        if convolves and any(_is_last(tensor) for tensor in args[:2]):
+        if convolves and any(is_channels_last(tensor) for tensor in args[:2]):
             out = out.to(memory_format=CHANNELS_LAST[out.ndim])  # on shapes alone torch forgets it
         for tensor in out if isinstance(out, tuple | list) else (out,):
             if isinstance(tensor, Tensor):
@@ -88,6 +91,10 @@ class _Peak(FlopCounter):
             # The libraries below torch may copy input and output into another layout.
             self.peak = max(self.peak, self.alive + args[0].nbytes + out.nbytes)
         return out
+
+    def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        out = output_on_meta(func, args, kwargs)
+        return func(*args, **kwargs) if out is NotImplemented else out
 
     def track(self, tensor: Tensor) -> None:
         """Count the storage of a tensor until it is freed."""
@@ -102,11 +109,6 @@ class _Peak(FlopCounter):
     def _release(self, key: int, count: int) -> None:
         self._known.discard(key)
         self.alive -= count
-
-
-def _is_last(tensor: Tensor) -> bool:
-    axes = tensor.ndim
-    return axes in CHANNELS_LAST and tensor.stride(1) == 1 and math.prod(tensor.shape[2:]) > 1
 
 
 def _zeros(

@@ -21,5 +21,3 @@ def dask_setup(worker: Any) -> None:
 def _load() -> None:
     with contextlib.suppress(Exception):  # the first task says what is wrong
         importlib.import_module(f"{__package__.rpartition('.')[0]}.opening.job")
-        # A forward on shapes alone imports it, which takes a second.
-        importlib.import_module("torch._dynamo")
