@@ -77,9 +77,10 @@ def test_nets_of_volumes_and_images_are_answered_as_torch_answers(
         nn.Softmax(1),
     )  # fmt: skip
     image = _image(
-        nn.BatchNorm2d(8), nn.ELU(), nn.MaxPool2d(2), nn.AvgPool2d(2), nn.Hardtanh(),
+        nn.BatchNorm2d(8), nn.ELU(), nn.MaxPool2d(2), nn.AvgPool2d(2), nn.PReLU(), nn.Hardswish(),
         nn.Upsample(scale_factor=2), nn.Upsample(scale_factor=2, mode="bilinear"), nn.GELU(),
-        nn.Upsample(scale_factor=2, mode="bicubic"), nn.ConvTranspose2d(8, 8, 3, 2, 1, 1, groups=2),
+        nn.Upsample(scale_factor=2, mode="bicubic"), nn.Conv2d(8, 8, 3, groups=4),
+        nn.ConvTranspose2d(8, 8, 3, 2, 1, 1, groups=2),
     )  # fmt: skip
     of_volume = compared(volume.to(dtype), 3, 2, 16, 16, 16, dtype=dtype, memory_format=in_3d)
     of_image = compared(image.to(dtype), 3, 2, 32, 32, dtype=dtype, memory_format=in_2d)

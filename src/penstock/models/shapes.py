@@ -56,6 +56,22 @@ def _of_samples(func: Any, batch: Tensor, *others: Any, **kwargs: Any) -> Any:
     return tree_map_only(Tensor, filled, outputs)
 
 
+def _of_convolution(
+    func: Any, batch: Tensor, kernel: Tensor, bias: Tensor | None, *how: Any
+) -> Any:
+    """The sides are those of a convolution of one channel, for which torch copies no kernel."""
+    *sides, transposed, output_padding, groups = how
+    first, second = kernel.shape[:2]
+    taken, made = (first, second * groups) if transposed else (second * groups, first)
+    if len(batch[0]) != taken or taken % groups or made % groups or kernel.ndim != batch.ndim:
+        return NotImplemented
+    one = torch.empty((0, 1, *batch.shape[2:]), dtype=batch.dtype)
+    kernel_of_one = torch.empty((1, 1, *kernel.shape[2:]), dtype=kernel.dtype)
+    output = func(one, kernel_of_one, None, *sides, transposed, output_padding, 1)
+    shape = (len(batch), made, *output.shape[2:])
+    return _empty(shape, output.dtype, is_channels_last(batch))
+
+
 def _of_joined(func: Any, tensors: Sequence[Tensor], axis: int = 0) -> Any:
     """For `torch.cat` along any axis but the first."""
     num_samples = len(tensors[0])
@@ -116,6 +132,11 @@ def _of_elements(func: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 _ANSWERS: dict[Any, Callable[..., Any]] = {
+    # Torch does not say of these that they are pointwise.
+    _ATEN._prelu_kernel.default: _of_elements,
+    _ATEN.hardswish.default: _of_elements,
+    _ATEN.hardswish_.default: _of_elements,
+    _ATEN.convolution.default: _of_convolution,
     _ATEN.cat.default: _of_joined,
     _ATEN.bmm.default: _of_products,
     _ATEN.addmm.default: _of_sum,
@@ -123,7 +144,6 @@ _ANSWERS: dict[Any, Callable[..., Any]] = {
     _ATEN.native_group_norm.default: _of_groups,
     **dict.fromkeys(
         (
-            _ATEN.convolution.default,
             _ATEN.max_pool2d_with_indices.default,
             _ATEN.max_pool3d_with_indices.default,
             _ATEN.avg_pool2d.default,
