@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from penstock.models.shapes import output_on_meta
+from tests.preloaded import started
 
 
 class _Compared(TorchDispatchMode):
@@ -168,8 +168,7 @@ print([name for name in ("sympy", "torch._dynamo") if name in sys.modules])
 """
 
 
-def test_a_footprint_imports_no_compiler() -> None:
-    said = subprocess.run(
-        [sys.executable, "-c", _QUICK], capture_output=True, text=True, check=True
-    ).stdout
-    assert said == "[]\n"
+def test_a_footprint_imports_no_compiler(tmp_path: Path) -> None:
+    process = started(tmp_path, code=_QUICK)
+    process.join()
+    assert (tmp_path / "said").read_text() == "[]\n"
