@@ -1,9 +1,9 @@
 """The outputs of common operators as shapes alone, told by the kernels of the CPU.
 
 Torch answers an operator on the meta device in Python, and at its first answers it imports sympy
-and its compiler: a second of each process. The operators of convolutional nets are answered here
-instead. The kernel that computes them on a CPU is given no samples, or one element of each tensor,
-and so computes next to nothing.
+and its compiler: a second of each process. The operators of most nets are answered here instead. The
+kernel that computes them on a CPU is given no samples, or one element of each tensor, and so
+computes next to nothing.
 """
 
 from __future__ import annotations
@@ -44,13 +44,11 @@ def output_on_meta(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 
 
 def _of_samples(func: Any, batch: Tensor, *others: Any, **kwargs: Any) -> Any:
-    """For an operator that has an output for each sample of its first argument."""
+    """For an operator that computes each sample, or row, of its first argument alone."""
     shared = tree_map_only(Tensor, _hollow, others)
     outputs = func(_without_samples(batch), *shared, **kwargs)
 
     def filled(tensor: Tensor) -> Tensor:
-        if tensor.ndim == 1:  # a statistic of channels
-            return torch.empty_like(tensor, device="meta")
         return _empty((len(batch), *tensor.shape[1:]), tensor.dtype, is_channels_last(batch))
 
     return tree_map_only(Tensor, filled, outputs)
