@@ -1,8 +1,8 @@
 """The outputs of common operators as shapes alone, told by the kernels of the CPU.
 
 Torch answers an operator on the meta device in Python, and at its first answers it imports sympy
-and its compiler: a second of each process. The operators of most nets are answered here instead. The
-kernel that computes them on a CPU is given no samples, or one element of each tensor, and so
+and its compiler: a second of each process. The operators of most nets are answered here instead.
+The kernel that computes them on a CPU is given no samples, or one element of each tensor, and so
 computes next to nothing.
 """
 
