@@ -25,6 +25,7 @@ from penstock.models import prithvi
 from penstock.models.prithvi import BANDS, Refiner, SizeName, prithvi_refiner
 from penstock.models.prithvi_encoder import Size, positions
 
+from ..inference.kit import crossed
 from ..preloaded import started
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -35,7 +36,7 @@ PUBLIC = {
     "300m": (1024, 24, 16, 16),
     "600m": (1280, 32, 16, 14),
 }
-SHALLOW = 3
+SHALLOW = 2
 
 
 def public_encoder(size: str, frames: int = 1) -> dict[str, tuple[int, ...]]:
@@ -65,6 +66,11 @@ def public_encoder(size: str, frames: int = 1) -> dict[str, tuple[int, ...]]:
 def public_state(frames: int = 1) -> dict[str, Tensor]:
     """A tiny checkpoint as the public ones are: random numbers, true positions, and all that a
     refiner has no use for."""
+    return dict(_public_state(frames, PUBLIC["tiny"]))
+
+
+@functools.cache
+def _public_state(frames: int, of: tuple[int, ...]) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(5)
     state = {
         name: torch.randn(shape, generator=generator) * (0.05 if len(shape) > 1 else 0.5)
@@ -150,30 +156,45 @@ def learn(net: Refiner, seed: int = 7) -> Refiner:
 
 
 def on_meta(size: str, **options: object) -> Refiner:
+    """Nobody can change its weights, so that one serves all tests."""
+    return _on_meta(size, PUBLIC[size], **options)
+
+
+@functools.cache
+def _on_meta(size: str, of: tuple[int, ...], **options: object) -> Refiner:
     with torch.device("meta"):
         return prithvi_refiner(size, **options)  # type: ignore[arg-type]
 
 
+def cut_to(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, (width, _, heads, patch) in list(PUBLIC.items()):
+        monkeypatch.setitem(PUBLIC, name, (width, depth, heads, patch))
+        size = dataclasses.replace(prithvi.SIZES[cast(SizeName, name)], depth=depth)
+        monkeypatch.setitem(cast(dict[str, Size], prithvi.SIZES), name, size)
+
+
 @pytest.fixture(autouse=True)
 def shallow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three blocks for all, which are alike, but in tests of a size: they take it as it is."""
+    """Two blocks for all, which are alike, but in tests of a size: they take it as it is."""
     if "size" not in request.fixturenames:
-        for name, (width, _, heads, patch) in list(PUBLIC.items()):
-            monkeypatch.setitem(PUBLIC, name, (width, SHALLOW, heads, patch))
-            size = dataclasses.replace(prithvi.SIZES[cast(SizeName, name)], depth=SHALLOW)
-            monkeypatch.setitem(cast(dict[str, Size], prithvi.SIZES), name, size)
+        cut_to(SHALLOW, monkeypatch)
+
+
+@functools.cache
+def _tiny(of: tuple[int, ...]) -> Refiner:
+    return prithvi_refiner("tiny").eval()
 
 
 @pytest.fixture
 def tiny() -> Refiner:
-    return prithvi_refiner("tiny").eval()
+    """One for all who only look at it."""
+    return _tiny(PUBLIC["tiny"])
 
 
 # --- shapes and refusals -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bands", [4, 5, 6])
-@pytest.mark.parametrize("sides", [(64, 64), (96, 64)])
+@pytest.mark.parametrize(("bands", "sides"), crossed([4, 5, 6], [(64, 64), (96, 64)]))
 def test_the_output_has_the_shape_of_the_input(bands: int, sides: tuple[int, int]) -> None:
     net = prithvi_refiner("tiny", bands)
     assert (net.in_channels, net.out_channels, net.spatial_axes) == (bands, bands, 2)
@@ -298,7 +319,12 @@ def test_positions_are_the_sines_and_cosines_of_the_public_code(width: int, grid
 
 
 @pytest.mark.parametrize(
-    ("frames", "prefix"), [(1, "encoder."), (4, "encoder."), (3, "")], ids=["v2", "4 frames", "v1"]
+    ("frames", "prefix"),
+    [
+        pytest.param(1, "encoder.", id="v2"),
+        pytest.param(3, "", id="v1"),
+        pytest.param(4, "encoder.", id="4 frames", marks=pytest.mark.slow),
+    ],
 )
 def test_a_public_checkpoint_loads_and_encodes_as_public_code_does(
     frames: int, prefix: str, tmp_path: Path
@@ -331,7 +357,15 @@ def test_another_grid_takes_positions_between_those_of_the_checkpoint(tiny: Refi
 
 
 @pytest.mark.parametrize(
-    "bands", [4, [5, 0, 3, 2], ["B07", "B02", "B05", "B04"], ["B02", "B03", "B04", 4, 5]]
+    "bands",
+    [
+        4,
+        ["B07", 0, "B05", 2],
+        *(
+            pytest.param(bands, marks=pytest.mark.slow)
+            for bands in ([5, 0, 3, 2], ["B07", "B02", "B05", "B04"], ["B02", "B03", "B04", 4, 5])
+        ),
+    ],
 )
 def test_a_checkpoint_of_six_bands_loads_into_fewer(bands: int | list[int | str]) -> None:
     state = public_state()
@@ -414,14 +448,15 @@ def test_an_adapter_is_a_product_of_two_thin_matrices() -> None:
         torch.testing.assert_close(layer(x), F.linear(x, merged, layer.bias))
 
 
-@pytest.mark.parametrize(("size", "weights_8bit"), [("tiny", False), ("tiny", True)])
+@pytest.mark.parametrize("weights_8bit", [False, True])
 def test_checkpointing_keeps_less_and_gives_the_same_gradients(
-    size: SizeName, weights_8bit: bool
+    weights_8bit: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    cut_to(6 if weights_8bit else SHALLOW, monkeypatch)  # where blocks hold half of what is kept
     x = image(1, 6, 32, 48)
     gradients, kept = [], []
     for enabled in (False, True):
-        net = learn(prithvi_refiner(size, weights_8bit=weights_8bit)).train()
+        net = learn(prithvi_refiner("tiny", weights_8bit=weights_8bit)).train()
         net.set_checkpointing(enabled)
         sizes: list[int] = []
 
@@ -457,8 +492,8 @@ def test_eight_bits_are_close_and_a_quarter_of_the_memory() -> None:
 
 def test_eight_bits_are_within_half_a_step_of_the_weights() -> None:
     exact, small = (prithvi_refiner("tiny", weights_8bit=w) for w in (False, True))
-    weight = exact.encoder.blocks[2].mlp.fc1.weight
-    layer = small.encoder.blocks[2].mlp.fc1
+    weight = exact.encoder.blocks[-1].mlp.fc1.weight
+    layer = small.encoder.blocks[-1].mlp.fc1
     assert layer.weight.dtype == torch.int8 and layer.scale is not None
     error = (layer.weight * layer.scale[:, None] - weight).abs()
     assert (error <= layer.scale[:, None] * 0.5001).all()
