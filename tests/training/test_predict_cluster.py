@@ -29,9 +29,7 @@ SETTINGS = ["--channels", "vh,vv,bathymetry", "--backbone", "mobilenet", "--chip
 
 
 @pytest.fixture
-def place(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Path:
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with scenes and the weights of a detector that has learnt nothing. Workers that are
     processes of their own, in slow tests, know none but the usual ones."""
     import torch
