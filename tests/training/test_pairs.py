@@ -42,7 +42,7 @@ def config_of(tmp_path: Path, **changes: Any) -> TrainConfig:
 @pytest.fixture
 def volumes(tmp_path: Path) -> dict[str, Any]:
     rng = np.random.default_rng(0)
-    clean = rng.integers(0, 4000, (16, 24, 40)).astype(np.uint16)
+    clean = rng.integers(0, 4000, (8, 16, 40)).astype(np.uint16)
     noisy = clean + rng.integers(0, 500, clean.shape).astype(np.uint16)
     np.save(tmp_path / "clean.npy", clean)
     np.save(tmp_path / "noisy.npy", noisy)
@@ -229,7 +229,10 @@ def test_checkpointing_changes_nothing_but_memory(volumes: dict[str, Any], tmp_p
 
     results = [
         train_workload(
-            "pairs", config_of(tmp_path, **volumes, checkpointing=on, output_dir=tmp_path / str(on))
+            "pairs",
+            config_of(
+                tmp_path, **volumes, epochs=1, checkpointing=on, output_dir=tmp_path / str(on)
+            ),
         )
         for on in (False, True)
     ]
