@@ -37,12 +37,13 @@ def test_spiral_is_learnt(tmp_path: Path) -> None:
     config = build(
         TrainConfig,
         TRAIN_DEFAULTS["spiral"],
-        {"output_dir": tmp_path, "epochs": 8, "learning_rate": 0.02, "batch_size": 128},
+        {"output_dir": tmp_path, "epochs": 5, "learning_rate": 0.02, "batch_size": 128},
         {"hidden_dims": (64, 64, 64), "dropout": 0.0, "schedule": "cosine", "device": "cpu"},
+        {"noise": 0.0},  # which is learnt in fewer epochs; the defaults are asked below
     )
     results = train_workload("spiral", config)
-    assert results["best"]["score"] >= 0.9
-    assert results["samples"] == 8 * 7000
+    assert results["best"]["score"] >= 0.95
+    assert results["samples"] == 5 * 7000
     # The weights that are kept are those of the best epoch.
     workload = Spiral(config)
     model = workload.model()
