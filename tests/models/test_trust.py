@@ -24,7 +24,7 @@ from torch import Tensor, nn
 import penstock
 from penstock.base.errors import UsageError
 from penstock.cli import main
-from penstock.models import exported, input_sizes
+from penstock.models import exported, input_sizes, torchscript
 from penstock.models import load as model
 from penstock.models.registry import PROGRAMS
 
@@ -507,6 +507,16 @@ def test_torchscript_of_a_librarys_class_is_refused(tmp_path: Path) -> None:
             new.writestr(entry, content)
     with pytest.raises(UsageError, match="an object of __torch__"):
         model.load_model(str(path))
+
+
+def test_an_archive_without_a_module_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "empty.ts"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("net/version", "3")
+    with pytest.raises(UsageError, match=r"empty\.ts"):
+        model.load_model(str(path))
+    with pytest.raises(ValueError, match="it holds no module"):
+        torchscript.load(path)
 
 
 # --- the switch ----------------------------------------------------------------------------------

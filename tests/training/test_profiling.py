@@ -50,8 +50,9 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Traced:
     from penstock.training import profiling
 
     folder, said = tmp_path_factory.mktemp("traced"), io.StringIO()
-    words = ["--num-samples", "203", "--batch-size", "8", "--epochs", "1", "--hidden-dims", "8", "4"]
-    words += ["--max-steps", "10", "--device", "cpu", "--profile", "--output-dir", str(folder)]
+    words = ["--num-samples", "203", "--batch-size", "8", "--hidden-dims", "8", "4"]
+    words += ["--epochs", "1", "--max-steps", "10"]
+    words += ["--device", "cpu", "--profile", "--output-dir", str(folder)]
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
         patch.setattr(profiling, "MOST_ROWS", 1000)  # the stretches between steps, too
         assert main(["train", "spiral", *words]) == 0
@@ -150,9 +151,8 @@ def test_profiling_changes_no_step(traced: Traced, tmp_path: Path) -> None:
 
     settings = {"output_dir": tmp_path, "max_steps": 10}
     train_workload("spiral", build(TrainConfig, TRAIN_DEFAULTS["spiral"], SMALL, settings))
-    one, other = (
-        torch.load(folder / "best_model.pth", weights_only=True) for folder in (traced.folder, tmp_path)
-    )
+    folders = traced.folder, tmp_path
+    one, other = (torch.load(of / "best_model.pth", weights_only=True) for of in folders)
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert not (tmp_path / "profile").exists()
 
