@@ -424,9 +424,12 @@ def test_accumulated_batches_equal_the_big_one_and_all_are_timed(
         "pairs", pairs, batch_size=2, grad_accum_steps=3, epochs=2, device=device, output_dir=out
     )
     assert (small["steps"], small["global_batch_size"]) == (big["steps"], 6)
+    assert small["samples"] == big["samples"]
     assert_told(out, small, device)
     one, other = (read(tmp_path / name, "best_model.pth") for name in ("big", "small"))
     assert_close(one, other, 1e-4 if device == "cpu" else 1e-2)
+    for name in one if device == "cpu" else ():
+        np.testing.assert_allclose(other[name], one[name], rtol=1e-4, atol=1e-6, err_msg=name)
 
 
 # --- the benchmark of a GPU ----------------------------------------------------------------------

@@ -173,8 +173,9 @@ def test_images_are_padded_and_never_rescaled_in_training_or_after(net: Any) -> 
 
 
 @torch.no_grad()
-def test_anchors_fit_objects_of_ten_pixels(net: Any) -> None:
+def test_anchors_fit_objects_of_ten_pixels(_net: Any) -> None:
     """Wherever it lies, a box overlaps some anchor by more than counts as background (0.3)."""
+    net = _net
     batch, _ = net.transform([torch.zeros(2, 128, 128)], None)
     anchors = net.rpn.anchor_generator(batch, list(net.backbone(batch.tensors).values()))[0]
     rng = np.random.default_rng(1)
@@ -241,7 +242,8 @@ def test_it_learns_where_what_and_how_long() -> None:
         assert got["length_m"][strong][order] == pytest.approx(true["length_m"], rel=0.35)
 
 
-def test_the_same_seed_gives_the_same_weights() -> None:
+@pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_the_same_seed_gives_the_same_weights(number: int) -> None:
     """To the last bit, or a resumed training would not be the one that was interrupted."""
 
     def trained() -> list[torch.Tensor]:
@@ -249,7 +251,7 @@ def test_the_same_seed_gives_the_same_weights() -> None:
         images, targets = some_chips(1, 2, 48)
         net = detector.make_detector(2, width=16)
         steps = torch.optim.SGD(net.parameters(), 0.01)
-        for _ in range(2):
+        for _ in range(number):
             steps.zero_grad()
             sum(net(images, targets).values()).backward()
             steps.step()
