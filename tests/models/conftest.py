@@ -4,8 +4,21 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+
+def _exported(net: Any, path: Path) -> Path:
+    import torch
+
+    from .kit import X
+
+    sizes = {"x": {0: torch.export.Dim("batch", min=1, max=64)}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, of its compiler
+        torch.export.save(torch.export.export(net.eval(), (X,), dynamic_shapes=sizes), path)
+    return path
 
 
 @pytest.fixture(scope="session")
@@ -13,12 +26,15 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A program of torch.export, of any batch up to 64."""
     import torch
 
-    from .kit import Net, X
+    from .kit import Net
 
     torch.manual_seed(0)
-    path = tmp_path_factory.mktemp("programs") / "net.pt2"
-    sizes = {"x": {0: torch.export.Dim("batch", min=1, max=64)}}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own, of its compiler
-        torch.export.save(torch.export.export(Net().eval(), (X,), dynamic_shapes=sizes), path)
-    return path
+    return _exported(Net(), tmp_path_factory.mktemp("programs") / "net.pt2")
+
+
+@pytest.fixture(scope="session")
+def little(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Such a program of one layer, which torch reads in a sixth of the time."""
+    from .kit import Layer
+
+    return _exported(Layer(), tmp_path_factory.mktemp("programs") / "net.pt2")

@@ -30,6 +30,18 @@ class Net(nn.Module):
         return {"one": folded, "two": (torch.sigmoid(two), two.clamp(min=-torch.inf))}
 
 
+class Layer(nn.Module):
+    """A convolution under a name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv3d(1, 1, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.conv(x)
+        return out
+
+
 X = torch.linspace(-1, 1, 2 * 512).reshape(2, 1, 8, 8, 8)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from importlib import import_module
 from io import BytesIO
 from typing import Any
@@ -25,6 +26,17 @@ def _libraries() -> None:
         "workload": "penstock.training.workloads.detector",
     }
     globals().update({name: import_module(module) for name, module in names.items()})
+
+
+@pytest.fixture(scope="module")
+def _net() -> Any:
+    return detector.make_detector(2, width=16)
+
+
+@pytest.fixture
+def net(_net: Any) -> Any:
+    """A detector on images of two channels, in training mode."""
+    return copy.deepcopy(_net)
 
 
 NAN = float("nan")
@@ -141,7 +153,7 @@ def test_any_channels_and_every_parameter_learns(backbone: str, channels: int) -
     torch.manual_seed(0)
     net = detector.make_detector(channels, backbone, width=16)
     assert net.in_channels == channels
-    images, targets = some_chips(2, channels, 64)
+    images, targets = some_chips(2, channels, 48)
     for target in (targets, [detector.targets_of(np.zeros((0, 2)), [], [], [])] * 2):
         net.zero_grad()
         total = sum(net(images, target).values())
@@ -150,8 +162,7 @@ def test_any_channels_and_every_parameter_learns(backbone: str, channels: int) -
         assert [name for name, p in net.named_parameters() if p.grad is None] == []
 
 
-def test_images_are_padded_and_never_rescaled_in_training_or_after() -> None:
-    net = detector.make_detector(2, width=16)
+def test_images_are_padded_and_never_rescaled_in_training_or_after(net: Any) -> None:
     image = torch.arange(2 * 50 * 70.0).view(2, 50, 70)
     for mode in (True, False):
         net.train(mode)
@@ -161,9 +172,10 @@ def test_images_are_padded_and_never_rescaled_in_training_or_after() -> None:
         assert not batch.tensors[0, :, 50:].any() and not batch.tensors[0, :, :, 70:].any()
 
 
-def test_anchors_fit_objects_of_ten_pixels() -> None:
+@torch.no_grad()
+def test_anchors_fit_objects_of_ten_pixels(_net: Any) -> None:
     """Wherever it lies, a box overlaps some anchor by more than counts as background (0.3)."""
-    net = detector.make_detector(2, width=16)
+    net = _net
     batch, _ = net.transform([torch.zeros(2, 128, 128)], None)
     anchors = net.rpn.anchor_generator(batch, list(net.backbone(batch.tensors).values()))[0]
     rng = np.random.default_rng(1)
@@ -178,7 +190,7 @@ def test_anchors_fit_objects_of_ten_pixels() -> None:
 def test_what_is_found_is_one_box_each_strongest_first() -> None:
     torch.manual_seed(1)
     net = detector.make_detector(2, width=16, score_threshold=0.0, most_detections=7).eval()
-    images, _ = some_chips(2, 2, 64)
+    images, _ = some_chips(2, 2, 48)
     with torch.no_grad():
         detections = net(images)
     for of in detections:
@@ -230,15 +242,16 @@ def test_it_learns_where_what_and_how_long() -> None:
         assert got["length_m"][strong][order] == pytest.approx(true["length_m"], rel=0.35)
 
 
-def test_the_same_seed_gives_the_same_weights() -> None:
+@pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_the_same_seed_gives_the_same_weights(number: int) -> None:
     """To the last bit, or a resumed training would not be the one that was interrupted."""
 
     def trained() -> list[torch.Tensor]:
         torch.manual_seed(3)
-        images, targets = some_chips(1, 2, 64)
+        images, targets = some_chips(1, 2, 48)
         net = detector.make_detector(2, width=16)
         steps = torch.optim.SGD(net.parameters(), 0.01)
-        for _ in range(2):
+        for _ in range(number):
             steps.zero_grad()
             sum(net(images, targets).values()).backward()
             steps.step()
@@ -247,13 +260,13 @@ def test_the_same_seed_gives_the_same_weights() -> None:
     assert all(map(torch.equal, trained(), trained()))
 
 
-def test_weights_are_plain_tensors_and_mixed_precision_stays_finite() -> None:
-    net, other = detector.make_detector(2, width=16), detector.make_detector(2, width=16)
+def test_weights_are_plain_tensors_and_mixed_precision_stays_finite(net: Any) -> None:
+    other = copy.deepcopy(net)
     file = BytesIO()
     torch.save(net.state_dict(), file)
     file.seek(0)
     other.load_state_dict(torch.load(file, weights_only=True))
-    images, targets = some_chips(1, 2, 64)
+    images, targets = some_chips(1, 2, 48)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         total = sum(net(images, targets).values())
         assert total.isfinite()

@@ -54,6 +54,22 @@ def exported(net: nn.Module, batch: int, folder: Path) -> str:
     return str(path)
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A program for batches of one patch."""
+    return exported(conv(), 1, tmp_path_factory.mktemp("programs"))
+
+
+VOLUME = np.random.default_rng(0).normal(size=(10, 12, 14)).astype("float32")
+KNOBS: dict[str, Any] = {"patch": 8, "overlap": 4, "normalize": "none"}
+
+
+@pytest.fixture(scope="module")
+def full() -> np.ndarray:
+    """What the net gives as it is."""
+    return run(VOLUME, conv(), **KNOBS)
+
+
 # --- to a device ---------------------------------------------------------------------------------
 
 
@@ -74,7 +90,7 @@ def test_what_need_not_be_laid_out_anew_is_shared() -> None:
 @pytest.mark.parametrize("conv_type", [nn.Conv2d, nn.Conv3d])
 def test_one_thread_keeps_channels_last_as_two_do(conv_type: type[nn.Conv2d | nn.Conv3d]) -> None:
     """Torch's own kernel for a kernel of 1 returns channels first, and takes its time for it."""
-    sides = (32,) * (2 if conv_type is nn.Conv2d else 3)
+    sides = (32, 32) if conv_type is nn.Conv2d else (16, 16, 16)
     net = nn.Sequential(conv_type(4, 4, 3, padding=1), conv_type(4, 3, 1))
     laid_out = devices.placed(net, CPU, True)
     x = devices.channels_last(torch.randn(2, 4, *sides))
@@ -138,13 +154,11 @@ def test_a_net_is_played_with_all_that_it_holds_and_in_its_own_dtype(net: nn.Mod
 
 @pytest.mark.filterwarnings("ignore:`torch.jit")
 @pytest.mark.parametrize("form", ["module", "script"])
-def test_a_net_in_half_precision_is_given_that(form: str) -> None:
-    volume = np.random.default_rng(0).normal(size=(10, 12, 14)).astype("float32")
-    knobs: dict[str, Any] = {"patch": 8, "overlap": 4, "normalize": "none"}
+def test_a_net_in_half_precision_is_given_that(form: str, full: np.ndarray) -> None:
     net: Any = conv().eval().bfloat16()
     if form == "script":
         net = torch.jit.trace(net, torch.zeros(1, 1, 8, 8, 8, dtype=torch.bfloat16))
-    half, full = run(volume, net, **knobs), run(volume, conv(), **knobs)
+    half = run(VOLUME, net, **KNOBS)
     assert 0 < np.abs(half - full).max() < 0.05
 
 
@@ -152,18 +166,17 @@ def test_a_net_in_half_precision_is_given_that(form: str) -> None:
 
 
 @pytest.mark.parametrize("fixed", [1, 4])
-def test_a_program_for_one_size_of_batch_runs_with_that(fixed: int, tmp_path: Path) -> None:
-    path = exported(conv(), fixed, tmp_path)
-    volume = np.random.default_rng(0).normal(size=(10, 12, 14)).astype("float32")
-    knobs: dict[str, Any] = {"patch": 8, "overlap": 4, "normalize": "none"}
-    out = run(volume, path, batch=fixed, **knobs)
-    np.testing.assert_allclose(out, run(volume, conv(), **knobs), atol=1e-6)
+def test_a_program_for_one_size_of_batch_runs_with_that(
+    fixed: int, alone: str, full: np.ndarray, tmp_path: Path
+) -> None:
+    path = alone if fixed == 1 else exported(conv(), fixed, tmp_path)
+    np.testing.assert_allclose(run(VOLUME, path, batch=fixed, **KNOBS), full, atol=1e-6)
     with pytest.raises(UsageError, match="see --batch, --patch"):
         footprint.measure_footprint(model.load_model(path), (16, 1, 8, 8, 8))
 
 
-def test_without_a_batch_a_gpu_gives_a_program_for_one_that(tmp_path: Path) -> None:
-    job: Job = opened(np.zeros((20, 20, 20), "uint8"), model_type=exported(conv(), 1, tmp_path))
+def test_without_a_batch_a_gpu_gives_a_program_for_one_that(alone: str) -> None:
+    job: Job = opened(np.zeros((20, 20, 20), "uint8"), model_type=alone)
     assert fit_batch(job.net.model, job.net.shape, None, on_cpu=False)[0] == 1
     other: Job = opened(np.zeros((20, 20, 20), "uint8"), model_type=conv())
     assert fit_batch(other.net.model, other.net.shape, None, on_cpu=False)[0] == 16

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import penstock
 from penstock.base.errors import MissingDependency
 
+from ..inference.kit import crossed
 from ..preloaded import started
 
 vision: Any = None
@@ -97,9 +98,13 @@ def some_boxes(seed: int, count: int, span: float, side: float) -> torch.Tensor:
     return torch.cat((corner, corner + torch.rand(count, 2, generator=generator) * side), 1)
 
 
-@pytest.mark.parametrize("threshold", [0.0, 0.3, 0.7, 1.0])
-@pytest.mark.parametrize("block", [4, 1024])
-@pytest.mark.parametrize("span", [5.0, 40.0])  # all on top of each other; few
+@pytest.mark.parametrize(
+    ("span", "block", "threshold"),
+    [
+        *crossed([5.0, 40.0], [4], [0.0, 0.3, 0.7, 1.0]),  # all on top of each other; few
+        *crossed([40.0, 5.0], [1024], [0.0, 0.3, 0.7, 1.0]),
+    ],
+)
 def test_nms_is_the_greedy_rule(
     span: float, block: int, threshold: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,8 +137,7 @@ def test_nms_of_boxes_without_area_and_of_none() -> None:
     assert vision.nms(torch.zeros(0, 4), torch.zeros(0), 0.5).tolist() == []
 
 
-@pytest.mark.parametrize("aligned", [False, True])
-@pytest.mark.parametrize("ratio", [1, 2, 3, -1])
+@pytest.mark.parametrize(("ratio", "aligned"), crossed([1, 2, 3, -1], [False, True]))
 def test_roi_align_is_the_mean_of_its_points(ratio: int, aligned: bool) -> None:
     generator = torch.Generator().manual_seed(3)
     features = torch.rand(2, 3, 9, 7, generator=generator, dtype=torch.float64)

@@ -98,7 +98,10 @@ def test_the_output_is_the_input_plus_a_correction() -> None:
     torch.testing.assert_close(forward(net, x), x + 0.25)
 
 
-@pytest.mark.parametrize("sides", [(16, 16, 16), (17, 16, 31), (33, 20, 16)])
+@pytest.mark.parametrize(
+    "sides",
+    [(17, 16, 31), *(pytest.param(s, marks=pytest.mark.slow) for s in ((16,) * 3, (33, 20, 16)))],
+)
 def test_sides_need_not_be_multiples_of_the_halvings(sides: tuple[int, ...]) -> None:
     x = torch.randn(1, 1, *sides, generator=torch.Generator().manual_seed(0))
     for net in (denoise_net(1 / 8).eval(), denoise_tiny().eval()):

@@ -21,6 +21,7 @@ from penstock.models import load as model
 from penstock.models.weights import load_weights, named_as, read_state
 from penstock.training.checkpoint import read
 
+from ..inference.kit import crossed
 from .kit import Scripted
 
 
@@ -46,9 +47,13 @@ def fill(net: nn.Module) -> nn.Module:
     return net
 
 
-@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-@pytest.mark.parametrize("prefix", PREFIXES)
-@pytest.mark.parametrize("make", [Inner, lambda: nn.Sequential(nn.Conv3d(1, 1, 1))])
+@pytest.mark.parametrize(
+    ("make", "prefix", "suffix"),
+    [
+        *crossed([Inner], PREFIXES, [".pth", ".safetensors"]),
+        *crossed([lambda: nn.Sequential(nn.Conv3d(1, 1, 1))], PREFIXES, [".safetensors", ".pth"]),
+    ],
+)
 def test_names_of_wrappers_are_left_out(
     make: Callable[[], nn.Module], prefix: str, suffix: str, tmp_path: Path
 ) -> None:
@@ -203,11 +208,14 @@ def load_damaged(path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["net.pth", "old.pth", "net.safetensors", "last.pt", "net.ts", "net.pt2"]
 )
+@pytest.mark.parametrize(
+    "seeds", [range(10), pytest.param(range(10, 25), marks=pytest.mark.slow)], ids=["few", "more"]
+)
 def test_damaged_files_are_refused_in_a_sentence(
-    name: str, whole: dict[str, bytes], tmp_path: Path
+    name: str, seeds: range, whole: dict[str, bytes], tmp_path: Path
 ) -> None:
     path = tmp_path / name
-    for seed in range(25):
+    for seed in seeds:
         path.write_bytes(damaged(whole[name], random.Random(f"{name} {seed}")))
         load_damaged(path)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import itertools
 import os
 import signal
 import subprocess
@@ -24,6 +25,7 @@ from ..ports import held_port
 from ..preloaded import started
 
 if TYPE_CHECKING:
+    import pytest
     import torch
     from torch import nn
 
@@ -108,6 +110,27 @@ def forked_ranks(folder: Path, *words: str) -> Ended:
                 process.kill()
     said = "".join((place / "said").read_text() for place in places)
     return Ended([each.exitcode for each in processes], said)
+
+
+def light_backbone(in_channels: int, norm: Callable[[int], nn.Module], width: int) -> Any:
+    """Four strided convolutions with features where mobilenet has them. Its weights take longer to
+    draw, write, read and hash than the scenes to search."""
+    from torch import nn
+    from torchvision.models.detection.backbone_utils import BackboneWithFPN
+
+    widths = (in_channels, 8, 8, 8, 8)
+    layers = (
+        nn.Sequential(nn.Conv2d(taken, given, 3, 2, 1), norm(given), nn.ReLU())
+        for taken, given in itertools.pairwise(widths)
+    )
+    return BackboneWithFPN(nn.Sequential(*layers), {"1": "0", "2": "1", "3": "2"}, [8] * 3, width)
+
+
+def lighten(patch: pytest.MonkeyPatch) -> None:
+    """Give this process's detectors on mobilenet the light backbone in its place."""
+    from penstock.models import detector
+
+    patch.setitem(detector._BACKBONES, "mobilenet", (light_backbone, 3, 8))
 
 
 NET = "tests.training.kit:tiny"

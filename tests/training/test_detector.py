@@ -23,7 +23,7 @@ from penstock.base.threads import usable_cores
 from penstock.cli import main
 from penstock.reports.training.detections import read_detections
 
-from .kit import forked_ranks
+from .kit import forked_ranks, lighten
 
 if not all(map(find_spec, ("lightning_fabric", "torchvision", "rasterio"))):
     pytest.skip("torchvision or rasterio is not installed", allow_module_level=True)
@@ -110,9 +110,12 @@ def test_validating_on_what_is_trained_on_is_told(chips: dict[str, Path], tmp_pa
     )
 
 
-def test_the_detector_takes_steps_and_is_scored(chips: dict[str, Path], tmp_path: Path) -> None:
+def test_the_detector_takes_steps_and_is_scored(
+    chips: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from penstock.training.loop import train_workload
 
+    lighten(monkeypatch)
     results = train_workload("detector", detector_config(chips, tmp_path))
     assert results["steps"] == 2
     final = results["final"]
@@ -275,14 +278,17 @@ def test_scenes_that_chips_were_not_cut_from_are_refused(
         DetectorWorkload(config)
 
 
-def test_weights_of_another_detector_are_refused(chips: dict[str, Path], tmp_path: Path) -> None:
+def test_weights_of_another_detector_are_refused(
+    chips: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import torch
 
     from penstock.models.detector import make_detector
     from penstock.training.loop import train_workload
 
+    lighten(monkeypatch)
     weights = tmp_path / "w.pth"
-    torch.save(make_detector(5, width=16).state_dict(), weights)
+    torch.save(make_detector(5).state_dict(), weights)
     with pytest.raises(UsageError, match=r"w\.pth belongs to another model than detector"):
         train_workload("detector", detector_config(chips, tmp_path, weights=weights))
 

@@ -37,12 +37,13 @@ def test_spiral_is_learnt(tmp_path: Path) -> None:
     config = build(
         TrainConfig,
         TRAIN_DEFAULTS["spiral"],
-        {"output_dir": tmp_path, "epochs": 8, "learning_rate": 0.02, "batch_size": 128},
+        {"output_dir": tmp_path, "epochs": 5, "learning_rate": 0.02, "batch_size": 128},
         {"hidden_dims": (64, 64, 64), "dropout": 0.0, "schedule": "cosine", "device": "cpu"},
+        {"noise": 0.0},  # which is learnt in fewer epochs; the defaults are asked below
     )
     results = train_workload("spiral", config)
-    assert results["best"]["score"] >= 0.9
-    assert results["samples"] == 8 * 7000
+    assert results["best"]["score"] >= 0.95
+    assert results["samples"] == 5 * 7000
     # The weights that are kept are those of the best epoch.
     workload = Spiral(config)
     model = workload.model()
@@ -112,7 +113,7 @@ def test_the_arguments_of_another_tool_are_kept(
 def test_the_output_tree(tmp_path: Path) -> None:
     from penstock.training.loop import train_workload
 
-    results = train_workload("spiral", config_of(tmp_path, keep_top=2))
+    results = train_workload("spiral", config_of(tmp_path, keep_top=2, num_samples=83))
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "args.json", "best_model.pth", "checkpoints", "steps", "training_results.json",
     ]  # fmt: skip
@@ -125,7 +126,7 @@ def test_the_output_tree(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"last.pt", *names}
     phases = results["ranks"][0]["phases"]
     assert phases["communication"] is None  # alone there is nobody to tell
-    assert sum(float(row["samples"]) for row in rows(tmp_path)) == results["samples"] == 3 * 142
+    assert sum(float(row["samples"]) for row in rows(tmp_path)) == results["samples"] == 3 * 58
 
 
 def test_a_folder_in_which_somebody_trains_is_refused_and_named(
@@ -142,7 +143,7 @@ def test_a_folder_in_which_somebody_trains_is_refused_and_named(
             assert f"penstock train: {reason}" in capsys.readouterr().err
             assert [path.name for path in tmp_path.iterdir()] == ["train.lock"]
     (tmp_path / "train.lock").write_text("process 1 on a machine that was switched off")
-    train_workload("spiral", config_of(tmp_path, epochs=1))
+    train_workload("spiral", config_of(tmp_path, epochs=1, num_samples=40))
     assert not (tmp_path / "train.lock").exists()
 
 
@@ -155,7 +156,9 @@ def test_gradients_are_of_what_is_trained_in_its_dtype(tmp_path: Path) -> None:
 
     from .spirals import Frozen
 
-    results = train_workload("tests.training.spirals:Frozen", config_of(tmp_path, epochs=1))
+    results = train_workload(
+        "tests.training.spirals:Frozen", config_of(tmp_path, epochs=1, num_samples=40)
+    )
     assert results["parameters"] == 24 + 36 + 10
     assert results["trainable_parameters"] == 36 + 10
     assert results["gradient_bytes"] == 4 * (36 + 10)
@@ -207,13 +210,14 @@ def test_no_room_is_no_defect(
 def test_runs_are_not_mixed(tmp_path: Path) -> None:
     from penstock.training.loop import train_workload
 
-    train_workload("spiral", config_of(tmp_path, epochs=1))
+    few: dict[str, Any] = {"epochs": 1, "num_samples": 40}
+    train_workload("spiral", config_of(tmp_path, **few))
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"--output-dir .*/file/run: .*/file is not a folder"):
         train_workload("spiral", config_of(tmp_path / "file" / "run"))
     with pytest.raises(UsageError, match="holds a run; use --resume or --overwrite"):
-        train_workload("spiral", config_of(tmp_path, epochs=1))
-    train_workload("spiral", config_of(tmp_path, epochs=1, overwrite=True))
+        train_workload("spiral", config_of(tmp_path, **few))
+    train_workload("spiral", config_of(tmp_path, **few, overwrite=True))
     for changes, reason in (
         ({"hidden_dims": (9, 4)}, r"hidden_dims \[8, 4\], and this has \[9, 4\]"),
         ({"seed": 43}, "seed 42, and this has 43"),
@@ -222,11 +226,11 @@ def test_runs_are_not_mixed(tmp_path: Path) -> None:
         ({"amp": True}, "amp False, and this has True"),
     ):
         with pytest.raises(UsageError, match=reason):
-            train_workload("spiral", config_of(tmp_path, resume=True, **changes))
+            train_workload("spiral", config_of(tmp_path, resume=True, **few | changes))
     last = tmp_path / "checkpoints" / "last.pt"
     last.write_bytes(last.read_bytes()[:-100])
     with pytest.raises(UsageError, match=r"last.pt is not a file of tensors"):
-        train_workload("spiral", config_of(tmp_path, resume=True))
+        train_workload("spiral", config_of(tmp_path, resume=True, **few))
 
 
 def test_what_nobody_says_is_a_run_is_not_removed(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def config_of(tmp_path: Path, **changes: Any) -> TrainConfig:
 @pytest.fixture
 def volumes(tmp_path: Path) -> dict[str, Any]:
     rng = np.random.default_rng(0)
-    clean = rng.integers(0, 4000, (16, 24, 40)).astype(np.uint16)
+    clean = rng.integers(0, 4000, (8, 16, 40)).astype(np.uint16)
     noisy = clean + rng.integers(0, 500, clean.shape).astype(np.uint16)
     np.save(tmp_path / "clean.npy", clean)
     np.save(tmp_path / "noisy.npy", noisy)
@@ -200,36 +200,15 @@ def test_a_model_learns_and_infer_runs_it(tmp_path: Path) -> None:
     assert np.mean((out - clean) ** 2) < 0.6 * np.mean((noisy - clean) ** 2)
 
 
-def test_accumulated_batches_equal_the_big_batch(volumes: dict[str, Any], tmp_path: Path) -> None:
-    import torch
-
-    from penstock.training.loop import train_workload
-
-    big = train_workload(
-        "pairs", config_of(tmp_path, **volumes, batch_size=6, output_dir=tmp_path / "big")
-    )
-    small = train_workload(
-        "pairs",
-        config_of(
-            tmp_path, **volumes, batch_size=2, grad_accum_steps=3, output_dir=tmp_path / "small"
-        ),
-    )
-    assert (small["steps"], small["global_batch_size"]) == (big["steps"], 6)
-    assert small["samples"] == big["samples"]
-    one, two = (
-        torch.load(tmp_path / name / "best_model.pth", weights_only=True)
-        for name in ("big", "small")
-    )
-    for name in one:
-        assert torch.allclose(one[name], two[name], rtol=1e-4, atol=1e-6), name
-
-
 def test_checkpointing_changes_nothing_but_memory(volumes: dict[str, Any], tmp_path: Path) -> None:
     from penstock.training.loop import train_workload
 
     results = [
         train_workload(
-            "pairs", config_of(tmp_path, **volumes, checkpointing=on, output_dir=tmp_path / str(on))
+            "pairs",
+            config_of(
+                tmp_path, **volumes, epochs=1, checkpointing=on, output_dir=tmp_path / str(on)
+            ),
         )
         for on in (False, True)
     ]

@@ -14,6 +14,7 @@ from penstock.cli import main
 
 from ..dask_threads import threads_of_this_process
 from ..preloaded import forked_workers
+from .kit import lighten
 
 if not all(map(find_spec, ("torchvision", "rasterio", "numcodecs", "distributed"))):
     pytest.skip("torchvision, rasterio or distributed is missing", allow_module_level=True)
@@ -28,13 +29,16 @@ SETTINGS = ["--channels", "vh,vv,bathymetry", "--backbone", "mobilenet", "--chip
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with scenes and the weights of a detector that has learnt nothing."""
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with scenes and the weights of a detector that has learnt nothing. Workers that are
+    processes of their own, in slow tests, know none but the usual ones."""
     import torch
 
     from penstock.data import planes_of
     from penstock.models.detector import make_detector
 
+    if not request.node.get_closest_marker("slow"):
+        lighten(monkeypatch)
     monkeypatch.chdir(tmp_path)
     words = ["--scenes", "3", "--size", "48", "48", "--objects", "9", "--seed", "5"]
     assert main(["generate", "xview3", "data", *words]) == 0

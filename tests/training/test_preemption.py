@@ -83,10 +83,10 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
     name, folder = request.param, tmp_path_factory.mktemp("runs")
     if name == "spiral":
-        # 58 points in 8 batches, 12 in 2, three times
-        workload, batches = StruckSpiral, 3 * (8 + 2)
+        # 58 points in 8 batches, 12 in 2, twice
+        workload, batches = StruckSpiral, 2 * (8 + 2)
         args: dict[str, Any] = {"num_samples": 83, "batch_size": 8, "hidden_dims": (8, 4)}
-        args |= {"epochs": 3, "dropout": 0.2}
+        args |= {"epochs": 2, "dropout": 0.2}
     elif name == "pairs":
         # 2 x 3 x 4 tiles to train on and 2 x 3 x 1 to validate, by fours, twice
         workload, batches = StruckPairs, 2 * (6 + 2)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -34,11 +36,28 @@ def profiled(out: Path, **changes: Any) -> dict[str, Any]:
     return train_workload("spiral", build(TrainConfig, TRAIN_DEFAULTS["spiral"], SMALL, settings))
 
 
+class Traced(NamedTuple):
+    """What a run left, and what it said."""
+
+    folder: Path
+    results: dict[str, Any]
+    said: str
+
+
 @pytest.fixture(scope="module")
-def traced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """The folder and the results of a run of eight steps, of which the last three are profiled."""
-    folder = tmp_path_factory.mktemp("traced")
-    return folder, profiled(folder, max_steps=8, profile_steps=3)
+def traced(tmp_path_factory: pytest.TempPathFactory) -> Traced:
+    """A run of ten steps, of which the last five are profiled, by the command."""
+    from penstock.training import profiling
+
+    folder, said = tmp_path_factory.mktemp("traced"), io.StringIO()
+    words = ["--num-samples", "203", "--batch-size", "8", "--hidden-dims", "8", "4"]
+    words += ["--epochs", "1", "--max-steps", "10"]
+    words += ["--device", "cpu", "--profile", "--output-dir", str(folder)]
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
+        patch.setattr(profiling, "MOST_ROWS", 1000)  # the stretches between steps, too
+        assert main(["train", "spiral", *words]) == 0
+    results = json.loads((folder / "training_results.json").read_text())
+    return Traced(folder, results, said.getvalue())
 
 
 def spans(trace: Path) -> list[dict[str, Any]]:
@@ -49,47 +68,34 @@ def spans(trace: Path) -> list[dict[str, Any]]:
     return sorted(phases, key=lambda event: event["ts"])
 
 
-def test_a_trace_holds_the_phases_of_the_steps_asked_for(
-    traced: tuple[Path, dict[str, Any]],
-) -> None:
-    folder, results = traced
-    trace = folder / "profile" / "rank0.json"
-    assert [span["name"] for span in spans(trace)] == PHASES * 3
+def test_a_trace_holds_the_phases_of_the_steps_asked_for(traced: Traced) -> None:
+    trace = traced.folder / "profile" / "rank0.json"
+    assert [span["name"] for span in spans(trace)] == PHASES * 5
     events = json.loads(trace.read_text())["traceEvents"]
     # An operator of the forward pass lies within the span of that name.
     linear = [e for e in events if e.get("name") == "aten::linear"]
     forward = [span for span in spans(trace) if span["name"] == "forward"]
-    assert len(linear) == 3 * 3  # layers, steps
+    assert len(linear) == 3 * 5  # layers, steps
     for event in linear:
         assert any(
             span["ts"] <= event["ts"] and event["ts"] + event["dur"] <= span["ts"] + span["dur"]
             for span in forward
         )
-    profile = results["profile"]
-    assert (profile["trace"], profile["steps"]) == ("profile/rank0.json", 3)
+    profile = traced.results["profile"]
+    assert (profile["trace"], profile["steps"]) == ("profile/rank0.json", 5)
     assert list(profile["phases_s"]) == PHASES
     for name, seconds in profile["phases_s"].items():
         spent = sum(span["dur"] for span in spans(trace) if span["name"] == name)
-        assert seconds == pytest.approx(spent / 1e6 / 3)
+        assert seconds == pytest.approx(spent / 1e6 / 5)
     calls = {row["name"]: row["calls"] for row in profile["operators"]}
-    assert calls["aten::addmm"] == 9
+    assert calls["aten::addmm"] == 15
     assert not set(calls) & {*PHASES, "ProfilerStep*"}
     assert not [name for name in calls if name.startswith("Optimizer.")]
-    assert json.loads((folder / "training_results.json").read_text())["profile"] == profile
 
 
-def test_the_table_names_operators_and_phases(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from penstock.training import profiling
-
-    monkeypatch.setattr(profiling, "MOST_ROWS", 1000)  # the stretches between steps, too
-    words = ["train", "spiral", "--num-samples", "203", "--batch-size", "8", "--epochs", "1"]
-    words += ["--max-steps", "10"]
-    assert main([*words, "--device", "cpu", "--profile", "--output-dir", str(tmp_path)]) == 0
-    said = capsys.readouterr().out
-    table = (tmp_path / "profile" / "operators.txt").read_text()
-    for text in (said, table):
+def test_the_table_names_operators_and_phases(traced: Traced) -> None:
+    table = (traced.folder / "profile" / "operators.txt").read_text()
+    for text in (traced.said, table):
         assert "5 steps profiled" in text
         assert "aten::" in text
         for name in PHASES:
@@ -131,32 +137,31 @@ def test_a_kernel_of_a_gpu_counts_once() -> None:
 
 def test_batches_of_a_step_are_each_in_the_trace(tmp_path: Path) -> None:
     """With gradients added up over two batches, phases come again in another order."""
-    profiled(tmp_path, profile_steps=2, grad_accum_steps=2, max_steps=7)
+    results = profiled(tmp_path, profile_steps=2, grad_accum_steps=2, max_steps=7)
+    written = json.loads((tmp_path / "training_results.json").read_text())
+    assert written["profile"] == results["profile"]
     names = [span["name"] for span in spans(tmp_path / "profile" / "rank0.json")]
     assert names == (PHASES[:4] * 2 + PHASES[4:]) * 2
 
 
-def test_profiling_changes_no_step(traced: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_profiling_changes_no_step(traced: Traced, tmp_path: Path) -> None:
     import torch
 
     from penstock.training.loop import train_workload
 
-    settings = {"output_dir": tmp_path, "max_steps": 8}
+    settings = {"output_dir": tmp_path, "max_steps": 10}
     train_workload("spiral", build(TrainConfig, TRAIN_DEFAULTS["spiral"], SMALL, settings))
-    one, other = (
-        torch.load(folder / "best_model.pth", weights_only=True) for folder in (traced[0], tmp_path)
-    )
+    folders = traced.folder, tmp_path
+    one, other = (torch.load(of / "best_model.pth", weights_only=True) for of in folders)
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert not (tmp_path / "profile").exists()
 
 
-def test_a_run_that_is_too_short_is_refused(
-    traced: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
+def test_a_run_that_is_too_short_is_refused(traced: Traced, tmp_path: Path) -> None:
     reason = "--profile-steps 3 come after 5 others, and this run has 7 steps of the 8"
     with pytest.raises(UsageError, match=reason):
         profiled(tmp_path, max_steps=7, profile_steps=3)
-    assert traced[1]["profile"]["steps"] == 3
+    assert traced.results["profile"]["steps"] == 5
 
 
 def test_a_run_that_fails_early_leaves_no_trace(tmp_path: Path) -> None:

@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.base.config.train import TrainConfig
 from penstock.base.errors import Incomplete, UsageError
 from penstock.cli import main
 from penstock.instruments.phases import PhaseTimer
 
-from .kit import assert_same, config_of, kill_at, rows, weights
+from .kit import assert_same, kill_at, rows, weights
+from .kit import config_of as small_config
 
 if find_spec("lightning_fabric") is None:
     pytest.skip("lightning_fabric is not installed", allow_module_level=True)
@@ -25,9 +27,14 @@ if find_spec("lightning_fabric") is None:
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+def config_of(out: Path, **changes: Any) -> TrainConfig:
+    """Of 58 points in 8 batches, and 12 in 2 that are held back."""
+    return small_config(out, **{"num_samples": 83} | changes)
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that nobody stopped: 18 steps in each of 3 epochs."""
+    """The folder of a run that nobody stopped: 8 steps in each of 3 epochs."""
     import torch
 
     from penstock.training.loop import train_workload
@@ -48,33 +55,33 @@ def history(out: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("step", "workers"),
     [
-        (18, 0),
-        (35, 0),
+        (8, 0),
+        (15, 0),
         # Inside the last epoch too; with workers, where an epoch ends and inside of one.
-        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((53, 0), (18, 2), (7, 2))),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((23, 0), (8, 2), (3, 2))),
     ],
 )
 def test_a_killed_run_ends_in_the_weights_of_a_whole_one(
     whole: Path, tmp_path: Path, step: int, workers: int
 ) -> None:
-    """There are 18 steps to an epoch: inside the first, at its end, inside the second, ..."""
+    """There are 8 steps to an epoch: inside the first, at its end, inside the second, ..."""
 
     import torch
 
     from penstock.training.loop import train_workload
 
     parts = tmp_path / "parts"
-    with pytest.raises(Incomplete, match=r"stopped by SIGTERM after step \d+ of 54"):
+    with pytest.raises(Incomplete, match=r"stopped by SIGTERM after step \d+ of 24"):
         train_workload("spiral", config_of(parts, num_workers=workers), progress=kill_at(step))
     document = json.loads((parts / "training_results.json").read_text())
     # The signal falls between two steps, and ends the run at the next boundary; at an epoch's end,
     # in its validation.
-    ended = step if step % 18 == 0 else step + 1
+    ended = step if step % 8 == 0 else step + 1
     assert (document["status"], document["steps"]) == ("stopped", ended)
     resumed = train_workload("spiral", config_of(parts, resume=True, num_workers=workers))
     assert_same(weights(whole), weights(parts))
     assert resumed["resumed_at_steps"] == [ended]
-    assert [row["step"] for row in rows(parts)] == [str(n) for n in range(1, 55)]
+    assert [row["step"] for row in rows(parts)] == [str(n) for n in range(1, 25)]
     assert [row["loss"] for row in rows(parts)] == [row["loss"] for row in rows(whole)]
     assert history(parts) == history(whole)
     assert resumed["best"] == json.loads((whole / "training_results.json").read_text())["best"]
@@ -89,29 +96,29 @@ def test_a_crashed_run_goes_on_from_its_last_checkpoint(whole: Path, tmp_path: P
         pass
 
     def crash(now: Any) -> None:
-        if now.step == 30:
+        if now.step == 14:
             raise Crash
 
     parts = tmp_path / "parts"
     with pytest.raises(Crash):
-        train_workload("spiral", config_of(parts, checkpoint_every=7), progress=crash)
-    assert len(rows(parts)) == 30  # of which two were not in the checkpoint of step 28
+        train_workload("spiral", config_of(parts, checkpoint_every=3), progress=crash)
+    assert len(rows(parts)) == 14  # of which two were not in the checkpoint of step 12
     resumed = train_workload("spiral", config_of(parts, resume=True))
-    assert resumed["resumed_at_steps"] == [28]
+    assert resumed["resumed_at_steps"] == [12]
     assert_same(weights(whole), weights(parts))
-    assert [row["step"] for row in rows(parts)] == [str(n) for n in range(1, 55)]
+    assert [row["step"] for row in rows(parts)] == [str(n) for n in range(1, 25)]
 
 
 def test_more_steps_go_on_inside_the_epoch(tmp_path: Path) -> None:
     from penstock.training.loop import train_workload
 
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    train_workload("spiral", config_of(whole, max_steps=30))
-    first = train_workload("spiral", config_of(parts, max_steps=23))
-    assert [row["step"] for row in first["history"]] == [18, 23]
-    results = train_workload("spiral", config_of(parts, max_steps=30, resume=True))
-    assert [row["step"] for row in results["history"]] == [18, 30]
-    assert results["history"][1]["samples"] == 12 * 8
+    train_workload("spiral", config_of(whole, max_steps=13))
+    first = train_workload("spiral", config_of(parts, max_steps=10))
+    assert [row["step"] for row in first["history"]] == [8, 10]
+    results = train_workload("spiral", config_of(parts, max_steps=13, resume=True))
+    assert [row["step"] for row in results["history"]] == [8, 13]
+    assert results["history"][1]["samples"] == 5 * 8
     assert_same(weights(whole), weights(parts))
 
 
@@ -123,7 +130,7 @@ def test_a_device_that_is_asked_seldom_is_asked_before_a_checkpoint(
 
     monkeypatch.setattr(PhaseTimer, "drain_every", 50)
     with pytest.raises(Incomplete):
-        train_workload("spiral", config_of(tmp_path), progress=kill_at(18))
+        train_workload("spiral", config_of(tmp_path), progress=kill_at(8))
     train_workload("spiral", config_of(tmp_path, resume=True))
     assert history(tmp_path) == history(whole)
     assert_same(weights(whole), weights(tmp_path))
@@ -160,10 +167,10 @@ def test_the_first_ctrl_c_saves_and_the_second_does_not_wait(tmp_path: Path) -> 
     from penstock.training.ranks import Stop
 
     def look(now: Any) -> None:
-        if now.step == 7:
+        if now.step == 5:
             os.kill(os.getpid(), signal.SIGINT)
 
-    with pytest.raises(Incomplete, match=r"stopped by SIGINT after step 8 of 54"):
+    with pytest.raises(Incomplete, match=r"stopped by SIGINT after step 6 of 24"):
         train_workload("spiral", config_of(tmp_path), progress=look)
     with pytest.raises(KeyboardInterrupt), Stop():
         os.kill(os.getpid(), signal.SIGINT)
@@ -182,7 +189,7 @@ def test_a_run_that_was_stopped_before_its_first_checkpoint_begins_anew(
         os.kill(os.getpid(), signal.SIGINT)
 
     out = tmp_path / "out"
-    words = ["train", "spiral", "--num-samples", "203", "--epochs", "1", "--device", "cpu"]
+    words = ["train", "spiral", "--num-samples", "83", "--epochs", "1", "--device", "cpu"]
     words += ["--output-dir", str(out)]
     with monkeypatch.context() as patched:
         patched.setattr(Stepper, "take", interrupted)  # in the first step
