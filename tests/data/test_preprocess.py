@@ -128,7 +128,10 @@ def test_a_killed_run_resumes_to_the_same_bytes(data: Path, chipped: Path, tmp_p
 
 @pytest.mark.parametrize(
     ("more", "what"),
-    [(["--overlap", "16"], "overlap"), (["--channels", "vh"], "channels")],
+    [
+        (["--channels", "vh"], "channels"),
+        pytest.param(["--overlap", "16"], "overlap", marks=pytest.mark.slow),
+    ],
 )
 def test_chips_of_other_settings_are_not_taken_for_these(
     more: list[str],
