@@ -17,8 +17,8 @@ import penstock.bench
 from penstock.bench.launch import supervisor, worker
 from penstock.bench.launch.ending import Ending
 from penstock.bench.launch.supervisor import LaunchRequest
-from penstock.instruments import environment
 
+from ..unwatched import look_at_nobody
 from . import zoo
 from .kit_loader import weather
 from .kit_model import NETS
@@ -32,9 +32,7 @@ def _frozen() -> None:
 
 @pytest.fixture(autouse=True)
 def _unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Launches do not look at all processes of the machine, before and after."""
-    monkeypatch.setattr(environment, "WATCH_S", 0.0)
-    monkeypatch.setattr(environment, "_cpu_seconds_of_others", dict)
+    look_at_nobody(monkeypatch)
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,5 @@
-"""The real worker: one launch of each scenario, in a process of its own. To load torch there takes
-two seconds: by default the worker does without it, or what needs it runs in this process."""
+"""The real worker: one launch of each scenario, in a process of its own. That one loads torch for
+two seconds, so by default the worker is this process. `test_launch` has others start."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DISK = ("disk", {"folder": ".", "bytes": 2**20, "cached": True}, TIMED,
     ("scenario", "knobs", "rules", "work", "samples", "where"),
     [
         (*MODEL, "here"),
-        (*DISK, "without torch"),
+        (*DISK, "here"),
         *(pytest.param(*words, "process", marks=pytest.mark.slow) for words in (
             MODEL, DISK,
             ("loader", {"batches": 2}, SERIES,
@@ -51,9 +51,6 @@ def test_a_real_launch(
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
     if where == "here":
         request.getfixturevalue("launches_here")
-    elif where == "without torch":
-        (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(name='torch')")
-        monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     if scenario in ("loader", "ladder"):
         knobs = case(data, **knobs)
     if knobs.get("model"):
@@ -73,6 +70,5 @@ def test_a_real_launch(
     assert record.warmup.setup_s is not None
     assert record.memory.host_baseline is not None and record.memory.host_peak_kernel is not None
     assert record.memory.host_baseline <= record.memory.host_peak_kernel
-    if where != "without torch":
-        assert record.environment["torch"]["threads"] >= 1
+    assert record.environment["torch"]["threads"] >= 1
     assert record.environment["machine_key"]
