@@ -71,8 +71,9 @@ def test_all_is_there(data: Path, tmp_path: Path) -> None:
     assert config.val_data_root == data / "scenes" / "validation"
 
 
-@pytest.mark.parametrize("train", SPLITS["train"])
-@pytest.mark.parametrize("val", SPLITS["validation"])
+@pytest.mark.parametrize(
+    ("train", "val"), list(zip(SPLITS["train"], SPLITS["validation"], strict=True))
+)
 def test_splits_are_called_as_in_preprocess(
     data: Path, tmp_path: Path, train: str, val: str
 ) -> None:

@@ -25,8 +25,8 @@ ERA = SHARED / "era-interim-uvz.nc"
 # --- NetCDF ----------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def weather(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def weather(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six steps of a variable with levels and one without, and one that never changes."""
     xarray = pytest.importorskip("xarray")
     pytest.importorskip("netCDF4")
@@ -43,7 +43,7 @@ def weather(tmp_path: Path) -> Path:
         },
         coords={"time": np.arange(6), "level": [850.0, 500.0], **grid},
     )
-    path = tmp_path / "weather.nc"
+    path = tmp_path_factory.mktemp("weather") / "weather.nc"
     packing = {"dtype": "int16", "scale_factor": 0.1, "add_offset": 10.0, "_FillValue": -1}
     data.to_netcdf(path, engine="netcdf4", encoding={"t": packing})
     return path

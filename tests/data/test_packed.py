@@ -46,7 +46,13 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Packed:
     return write_small(tmp_path_factory.mktemp("packed") / "data")
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name in ("v2-none", "v3-zstd", "v3") else [])
+        for name in LAYOUTS
+    ],
+)
 def test_what_is_packed_is_what_was_made(layout: str, tmp_path: Path) -> None:
     packed = write_small(tmp_path / "data", **LAYOUTS[layout])
     truth = [small_sample(index) for index in range(5)]

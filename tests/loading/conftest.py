@@ -41,6 +41,7 @@ def _unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> Iterator[None]:
     yield
-    if threads_of_loaders():  # a full collection of torch's objects takes longer than most tests
-        gc.collect()
+    for generation in range(3):  # the last has all of torch's objects, and takes longer than a test
+        if threads_of_loaders():
+            gc.collect(generation)
     assert threads_of_loaders() == []
