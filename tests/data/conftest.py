@@ -24,7 +24,7 @@ def _unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
 def specimen() -> Specimen:
     """One with fewer cells than usual: each takes time to grow, and again in every box near it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(neurites, "VOXELS_PER_CELL", 1_500_000)
+        patch.setattr(neurites, "VOXELS_PER_CELL", 5_000_000)
         return Specimen(3)
 
 
