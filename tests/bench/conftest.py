@@ -16,7 +16,7 @@ import pytest
 import penstock.bench
 from penstock.bench.launch import supervisor, worker
 from penstock.bench.launch.ending import Ending
-from penstock.bench.launch.supervisor import LaunchRequest
+from penstock.bench.launch.supervisor import LaunchPlace, LaunchRequest
 
 from ..unwatched import look_at_nobody
 from . import zoo
@@ -55,8 +55,11 @@ def launches_here(
     """Launches do all that they do, but in this process and not in one of their own."""
     folder = tmp_path_factory.mktemp("launches")
 
-    def run(command: Sequence[str], request: LaunchRequest, *_: object) -> Ending:
+    def run(
+        command: Sequence[str], request: LaunchRequest, timeout_s: float, place: LaunchPlace
+    ) -> Ending:
         assert request.memory_limit is None, "it would stay with this process"
+        assert place.wanted is None or place.wanted()
         path, answers = folder / "request.json", folder / "answers"
         path.write_text(json.dumps(asdict(request)))
         descriptor = os.open(answers, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

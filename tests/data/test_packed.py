@@ -49,7 +49,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Packed:
 @pytest.mark.parametrize(
     "layout",
     [
-        pytest.param(name, marks=[pytest.mark.slow] if name in ("v2-none", "v3-zstd", "v3") else [])
+        pytest.param(name, marks=[pytest.mark.slow] if name in ("v2-none", "v3") else [])
         for name in LAYOUTS
     ],
 )
