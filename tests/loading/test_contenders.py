@@ -180,7 +180,10 @@ def test_a_killed_worker_of_torch_is_an_error_and_not_a_hang(
     assert KILLED.search(done.stderr), done.stderr
 
 
-@pytest.mark.parametrize("name", IN_PROCESS)
+@pytest.mark.parametrize(
+    "name",  # two of one library close alike
+    thinned(IN_PROCESS, lambda name: name not in ("zarr", "tensorstore-loop", "dask-sample")),
+)
 def test_nothing_of_a_loader_is_left_after_close(name: str, packed: Packed) -> None:
     needs(name)
     order = ORDERS["stored"]
