@@ -17,7 +17,8 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     "penstock.cli.infer penstock.inference.run penstock.inference.sharing.station "
     "penstock.inference.sharing.worker penstock.data.stores.tensorstore_open "
-    "distributed.nanny distributed.http.worker tests.looked_up".split()
+    "distributed.nanny distributed.http.worker rasterio contourpy numcodecs "
+    "penstock.data.scenes.cluster_cut tests.looked_up".split()
 )
 
 

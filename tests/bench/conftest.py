@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import io
 import json
 import os
 from collections.abc import Sequence
@@ -11,11 +13,13 @@ from pathlib import Path
 
 import pytest
 
+import penstock.bench
 from penstock.bench.launch import supervisor, worker
 from penstock.bench.launch.ending import Ending
-from penstock.bench.launch.supervisor import LaunchRequest
-from penstock.instruments import environment
+from penstock.bench.launch.supervisor import LaunchPlace, LaunchRequest
 
+from ..unwatched import look_at_nobody
+from . import zoo
 from .kit_loader import weather
 from .kit_model import NETS
 
@@ -28,9 +32,7 @@ def _frozen() -> None:
 
 @pytest.fixture(autouse=True)
 def _unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Launches do not look at all processes of the machine, before and after."""
-    monkeypatch.setattr(environment, "WATCH_S", 0.0)
-    monkeypatch.setattr(environment, "_cpu_seconds_of_others", dict)
+    look_at_nobody(monkeypatch)
 
 
 @pytest.fixture(scope="session")
@@ -53,16 +55,27 @@ def launches_here(
     """Launches do all that they do, but in this process and not in one of their own."""
     folder = tmp_path_factory.mktemp("launches")
 
-    def run(command: Sequence[str], request: LaunchRequest, *_: object) -> Ending:
+    def run(
+        command: Sequence[str], request: LaunchRequest, timeout_s: float, place: LaunchPlace
+    ) -> Ending:
         assert request.memory_limit is None, "it would stay with this process"
+        assert place.wanted is None or place.wanted()
         path, answers = folder / "request.json", folder / "answers"
         path.write_text(json.dumps(asdict(request)))
         descriptor = os.open(answers, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        code = worker.main(str(path), str(descriptor))
+        with contextlib.redirect_stderr(io.StringIO()) as stderr:
+            code = worker.main(str(path), str(descriptor))
         os.close(descriptor)
-        return Ending(code, said=answers.read_bytes(), peak=2**20, peak_kernel=2**20)
+        said, end = answers.read_bytes(), stderr.getvalue().encode()[-supervisor.STDERR_BYTES :]
+        return Ending(code, said=said, stderr=end, peak=2**20, peak_kernel=2**20)
 
     monkeypatch.setattr(supervisor, "_run", run)
     monkeypatch.setattr(worker, "end_with_parent", lambda: None)
     monkeypatch.setattr(worker.faulthandler, "enable", lambda **_: None)
-    monkeypatch.setattr(worker.traceback, "print_exception", lambda error: None)
+
+
+@pytest.fixture
+def zoo_here(launches_here: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for those of the zoo, where an exception or a result is all that is asked for."""
+    monkeypatch.syspath_prepend(str(Path(zoo.__file__).parent))
+    monkeypatch.setattr(penstock.bench, "measure", zoo.measuring_loop(), raising=False)

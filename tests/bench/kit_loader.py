@@ -19,7 +19,7 @@ from penstock.instruments.record import Failure, Record, case_key
 
 SAMPLES = 16
 """The samples of the packed data set that the tests of this folder read."""
-GRID = (24, 48)
+GRID = (12, 24)
 _FIELDS = {"inputs": (("tmp", 0), ("tmp2m", 0), ("pressfc", 0)), "targets": (("tmp", 1),)}
 WEATHER = Preset(_FIELDS, chunk=13)
 """The weather of ``penstock generate``, of few variables: 3 chunks a sample."""

@@ -13,6 +13,7 @@ NETS = '''
 import weakref
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 def convs():
     return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.GELU(), nn.Conv2d(8, 2, 3, padding=1))
@@ -68,6 +69,16 @@ class Watched(nn.Module):
         y = self.conv(x)
         self.last = weakref.ref(y)
         return y
+
+class Recomputing(nn.Module):
+    """Knows how to forget what is between its parts."""
+    def __init__(self):
+        super().__init__()
+        self.parts, self.forgets = blocks(), False
+    def set_checkpointing(self, enabled):
+        self.forgets = enabled
+    def forward(self, x):
+        return checkpoint(self.parts, x, use_reentrant=False) if self.forgets else self.parts(x)
 
 def frozen():
     return convs().requires_grad_(False)

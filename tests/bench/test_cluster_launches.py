@@ -93,7 +93,7 @@ def test_a_worker_that_does_not_see_a_file_is_left_out(tmp_path: Path) -> None:
         launch_here(asked("Animal", tmp_path, tmp_path / "none"), "tcp://a", wanted)
 
 
-@pytest.mark.usefixtures("_zoo")
+@pytest.mark.usefixtures("_zoo", "zoo_here")
 def test_a_worker_of_another_kind_is_left_out() -> None:
     work = asked("Animal")
     kind = on_cluster.kind_of(environment.collect_environment())
@@ -116,7 +116,7 @@ def test_a_launch_that_nobody_waits_for_is_killed(monkeypatch: pytest.MonkeyPatc
     ]  # fmt: skip
 
 
-@pytest.mark.usefixtures("_zoo")
+@pytest.mark.usefixtures("_zoo", "zoo_here")
 def test_what_a_launch_writes_comes_in_a_folder_of_its_own(tmp_path: Path) -> None:
     line, draft = launch_here(asked("Writes", output_dir=str(tmp_path / "run")), "tcp://a", wanted)
     assert parse_record(line).ok and draft is not None
@@ -147,7 +147,7 @@ def test_what_workers_could_not_do_is_a_row_or_ends_the_benchmark() -> None:
             on_cluster._failed(launch, failure, None)
 
 
-@pytest.mark.usefixtures("_zoo")
+@pytest.mark.usefixtures("_zoo", "zoo_here")
 def test_the_client_keeps_what_workers_bring(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,10 +15,15 @@ from typing import Any
 import pytest
 
 from penstock.base.errors import UsageError
+from penstock.bench.launch import supervisor
+from penstock.bench.launch.ending import Ending
 from penstock.bench.launch.supervisor import LaunchRequest, run_launch
 from penstock.bench.launch.worker import status_of
 from penstock.bench.scenarios import WrongResult
 from penstock.instruments.record import Record, case_key, parse_record
+
+from ..preloaded import started
+from . import zoo
 
 ZOO = str(Path(__file__).parent / "zoo.py")
 MIB = 2**20
@@ -40,7 +45,8 @@ def raw(animal: str) -> Record:
     )
 
 
-def test_a_launch_that_goes_well_is_a_whole_record() -> None:
+def test_a_launch_that_goes_well_is_a_whole_record_whatever_the_one_before_did() -> None:
+    assert run("Segfault").status == "crash"
     record = run("Animal", batch=3)
     assert record.ok and record.error is None
     assert (record.launch, record.order) == (2, 5)
@@ -65,23 +71,39 @@ def test_a_launch_that_goes_well_is_a_whole_record() -> None:
         pytest.param("Killed", {}, "crash", "measure", "SIGKILL", "", marks=pytest.mark.slow),
         pytest.param("Segfault", {}, "crash", "measure", "SIGSEGV", "ctypes",
                      marks=pytest.mark.slow),
-        ("WrongShape", {}, "wrong_result", "measure", "(1, 64, 64), not", "WrongResult"),
-        ("Unsupported", {}, "unsupported", "setup", "--dtype float16 is not supported on cpu", ""),
-        pytest.param("Raises", {}, "crash", "measure", "KeyError: 'no such layer", "in step",
-                     marks=pytest.mark.slow),
         pytest.param("Exits", {"code": 0}, "crash", "measure", "exit code 0 and no result", "",
                      marks=pytest.mark.slow),
         pytest.param("Exits", {"code": 7}, "crash", "measure", "exit code 7 and no result", "",
                      marks=pytest.mark.slow),
-        ("NotFinite", {}, "crash", "report", "ValueError: Out of range float", ""),
-        pytest.param("Missing", {}, "unsupported", "setup", "there is no scenario", "Missing",
-                     marks=pytest.mark.slow),
     ],
 )  # fmt: skip
-def test_each_failure_is_the_right_row(
+def test_each_end_of_a_process_is_the_right_row(
     animal: str, case: dict[str, Any], status: str, stage: str, message: str, stderr: str
 ) -> None:
-    record = run(animal, **case)
+    check_failure(run(animal, **case), status, stage, message, stderr)
+
+
+@pytest.mark.parametrize("where", ["here", pytest.param("process", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("animal", "status", "stage", "message", "stderr"),
+    [
+        ("WrongShape", "wrong_result", "measure", "(1, 64, 64), not", "WrongResult"),
+        ("Unsupported", "unsupported", "setup", "--dtype float16 is not supported on cpu", ""),
+        ("Raises", "crash", "measure", "KeyError: 'no such layer", "in step"),
+        ("NotFinite", "crash", "report", "ValueError: Out of range float", ""),
+        ("Missing", "unsupported", "setup", "there is no scenario", "Missing"),
+    ],
+)
+def test_each_exception_is_the_right_row(
+    animal: str, status: str, stage: str, message: str, stderr: str, where: str,
+    request: pytest.FixtureRequest,
+) -> None:  # fmt: skip
+    if where == "here":
+        request.getfixturevalue("zoo_here")
+    check_failure(run(animal), status, stage, message, stderr)
+
+
+def check_failure(record: Record, status: str, stage: str, message: str, stderr: str) -> None:
     assert record.error is not None
     assert (record.status, record.error.stage) == (status, stage)
     assert message in record.error.message and "\n" not in record.error.message
@@ -102,7 +124,17 @@ def test_each_failure_is_the_right_row(
         ("no_status", "report", "its answer is not a record"),
     ],
 )
-def test_what_is_no_answer_is_a_crash(animal: str, stage: str, message: str) -> None:
+def test_what_is_no_answer_is_a_crash(
+    animal: str, stage: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def said_here(*_: object) -> Ending:
+        with (tmp_path / "answers").open("w+b", buffering=0) as answers:
+            getattr(zoo, animal)(answers.fileno())
+            answers.seek(0)
+            return Ending(0, said=answers.read())
+
+    if animal != "half_a_line":  # it is killed
+        monkeypatch.setattr(supervisor, "_run", said_here)
     record = raw(animal)
     assert record.error is not None
     assert (record.status, record.error.stage) == ("crash", stage)
@@ -156,7 +188,7 @@ def test_what_it_prints_neither_blocks_it_nor_is_believed() -> None:
 
 
 def test_only_the_end_of_stderr_is_kept() -> None:
-    command = [sys.executable, "-c", "import os; os.write(2, b'x' * 99_999 + b'the end')"]
+    command = [sys.executable, "-S", "-c", "import os; os.write(2, b'x' * 99_999 + b'the end')"]
     record = run_launch(
         LaunchRequest("zoo", {}), launch=0, order=None, timeout_s=30.0, command=command
     )
@@ -205,15 +237,16 @@ def test_an_interrupted_supervisor_takes_the_worker_with_it(fifo: tuple[Path, in
         f"command = [sys.executable, {ZOO!r}]\n"
         "run_launch(asked, launch=0, order=None, timeout_s=100, command=command)"
     )
-    with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE) as supervisor:
-        writer = os.open(path, os.O_WRONLY)  # so that reading waits for the first of them
-        said = b""
-        while said.count(b"up") < 3:
-            said += os.read(reader, 100)
-        os.close(writer)
-        supervisor.send_signal(signal.SIGTERM)
-        assert os.read(reader, 1) == b""
-        assert b"KeyboardInterrupt" in supervisor.communicate()[1]
+    process = started(path.parent, code=program)
+    writer = os.open(path, os.O_WRONLY)  # so that reading waits for the first of them
+    said = b""
+    while said.count(b"up") < 3:
+        said += os.read(reader, 100)
+    os.close(writer)
+    process.terminate()
+    assert os.read(reader, 1) == b""
+    process.join()
+    assert "KeyboardInterrupt" in (path.parent / "said").read_text()
 
 
 def test_a_killed_supervisor_takes_the_worker_and_its_forks_with_it(fifo: tuple[Path, int]) -> None:
@@ -224,14 +257,15 @@ def test_a_killed_supervisor_takes_the_worker_and_its_forks_with_it(fifo: tuple[
         f"command = [sys.executable, {ZOO!r}]\n"
         "run_launch(asked, launch=0, order=None, timeout_s=100, command=command)"
     )
-    with subprocess.Popen([sys.executable, "-c", program]) as supervisor:
-        writer = os.open(path, os.O_WRONLY)  # so that reading waits for the first of them
-        said = b""
-        while said.count(b"up") < 3:
-            said += os.read(reader, 100)
-        os.close(writer)
-        supervisor.kill()
-        assert within(reader, 1) == b""
+    process = started(path.parent, code=program)
+    writer = os.open(path, os.O_WRONLY)  # so that reading waits for the first of them
+    said = b""
+    while said.count(b"up") < 3:
+        said += os.read(reader, 100)
+    os.close(writer)
+    process.kill()
+    assert within(reader, 1) == b""
+    process.join()
 
 
 def within(reader: int, most: int) -> bytes:
@@ -296,14 +330,11 @@ def test_a_worker_that_the_kernel_kills_for_memory_is_out_of_memory(group: Path)
 
 
 def test_a_kill_is_for_memory_where_nothing_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.bench.launch.supervisor.oom_kills", dict)
+    monkeypatch.setattr(supervisor, "oom_kills", dict)
+    monkeypatch.setattr(supervisor, "_run", lambda *_: Ending(-signal.SIGKILL))
     record = run("Killed")
     assert record.error is not None and record.status == "oom_host"
     assert "no counter" in record.error.message
-
-
-def test_a_sweep_goes_on_through_the_zoo() -> None:
-    assert [run(name).status for name in ("Segfault", "Animal")] == ["crash", "ok"]
 
 
 # --- the worker ------------------------------------------------------------------------------
@@ -351,7 +382,8 @@ def test_torch_under_a_memory_limit() -> None:
     assert "DefaultCPUAllocator" in record.error.message
 
 
-def test_a_check_fills_the_case_in_and_measures_nothing(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("zoo_here")
+def test_a_check_fills_the_case_in_and_measures_nothing() -> None:
     request = LaunchRequest("zoo:Animal", {"batch": 1}, task="check")
     record = run_launch(
         request, launch=0, order=None, timeout_s=30.0, command=[sys.executable, ZOO]

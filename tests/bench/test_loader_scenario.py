@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from penstock.base.errors import UsageError
-from penstock.bench.scenarios import WrongResult
+from penstock.bench.scenarios import WrongResult, sources
 from penstock.bench.scenarios import loader as measured_by
 from penstock.bench.scenarios.ladder import rung
 from penstock.bench.scenarios.loader import LoaderScenario, check
@@ -143,7 +145,9 @@ def test_every_rung_delivers_the_same_bytes(data: Path, name: str) -> None:
         assert result["facts"]["wrong"] == result["facts"]["missing"] == 0
 
 
-def test_far_data_has_no_rungs_of_files(data: Path) -> None:
+def test_far_data_has_no_rungs_of_files(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = contextlib.nullcontext(SimpleNamespace(url="http://127.0.0.1:9"))
+    monkeypatch.setattr(sources, "Loopback", lambda folder, delay_s: server)
     for name in ("L0", "L1"):
         with pytest.raises(UsageError, match="not on a disk of this machine"):
             rung({**case(data, latency_ms=1.0), "rung": name})

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from itertools import chain, repeat
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +20,8 @@ from penstock.bench import measure as under_test
 from penstock.bench.measure import DeviceTimer, HostTimer, Rules, measure_scenario
 from penstock.bench.scenarios import Phase, WrongResult
 from penstock.instruments.record import Memory, Record, Warmup
+
+from ..preloaded import started
 
 RULES = Rules(seconds=5.0, precision=0.01)
 
@@ -249,7 +251,7 @@ def test_what_the_kernel_counted_is_the_peak() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's own count")
-def test_what_a_limit_counts_is_the_peak_of_what_was_mapped_touched_or_not() -> None:
+def test_what_a_limit_counts_is_the_peak_of_what_was_mapped_touched_or_not(tmp_path: Path) -> None:
     """In a process of its own: 512 MiB that nobody touched count, and go on counting when gone."""
     code = (
         "import mmap, json\n"
@@ -258,8 +260,9 @@ def test_what_a_limit_counts_is_the_peak_of_what_was_mapped_touched_or_not() -> 
         "mmap.mmap(-1, 2**29, flags=mmap.MAP_PRIVATE).close()\n"
         "print(json.dumps([before, host_memory()]))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
-    before, after = json.loads(done.stdout)
+    process = started(tmp_path, code=code)
+    process.join()
+    before, after = json.loads((tmp_path / "said").read_text())
     assert after["host_counted"] - before["host_counted"] > 0.9 * 2**29
     assert after["host_peak_kernel"] - before["host_peak_kernel"] < 2**27
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterator
 from importlib import import_module
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -172,16 +171,15 @@ def test_checkpointing_computes_again_and_changes_no_gradient(nets: str) -> None
         assert a is not None and b is not None and torch.equal(a, b)
 
 
-def test_a_network_that_knows_how_to_recompute_does_it_itself(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from penstock.models import prithvi
-
-    one_block = dataclasses.replace(prithvi.SIZES["tiny"], depth=1)
-    monkeypatch.setitem(cast(dict[str, Any], prithvi.SIZES), "tiny", one_block)
-    case = {**CASE, "model": "prithvi-refiner-tiny", "tile": "32", "batch": 1, "mode": "train"}
-    flops = [under_test.check({**case, "checkpointing": on})[1]["flops"] for on in (False, True)]
-    assert flops[1] > flops[0]
+def test_a_network_that_knows_how_to_recompute_does_it_itself(nets: str) -> None:
+    """All at once, where else each of its parts would be alone."""
+    scenario = made(nets, "Recomputing", mode="train", checkpointing=True)
+    assert scenario._model.module.forgets
+    flops = [
+        counted(nets, net, mode="train", checkpointing=on)["flops"]
+        for net, on in (("Recomputing", False), ("blocks", False), ("Recomputing", True))
+    ]
+    assert flops[0] == flops[1] < flops[2]
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
-"""The real worker: one launch of each scenario, in a process of its own."""
+"""The real worker: one launch of each scenario, in a process of its own. That one loads torch for
+two seconds, so by default the worker is this process. `test_launch` has others start."""
 
 from __future__ import annotations
 
@@ -16,14 +17,19 @@ from .kit_queue import CASE as QUEUE
 SERIES = {"seconds": 0.0, "precision": 0.0, "series": 2, "warmup_samples": 1}
 TIMED = {"seconds": 0.1, "precision": 0.5}
 ROOF = {"device": "cpu", "dtype": "float32", "size": 64}
+MODEL = ("model", {**CASE, "model": "NETS:convs"}, TIMED,
+         {"samples": 2, "pixels": 512, "useful_pixels": 512}, ["step"])  # fmt: skip
+DISK = ("disk", {"folder": ".", "bytes": 2**20, "cached": True}, TIMED,
+        {"bytes": 8 * 2**20}, ["step", "read"])  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("scenario", "knobs", "rules", "work", "samples"),
+    ("scenario", "knobs", "rules", "work", "samples", "where"),
     [
-        ("model", {**CASE, "model": "NETS:convs"}, TIMED,
-         {"samples": 2, "pixels": 512, "useful_pixels": 512}, ["step"]),
-        *(pytest.param(*words, marks=pytest.mark.slow) for words in (
+        (*MODEL, "here"),
+        (*DISK, "here"),
+        *(pytest.param(*words, "process", marks=pytest.mark.slow) for words in (
+            MODEL, DISK,
             ("loader", {"batches": 2}, SERIES,
              {"samples": 2, "bytes": 2 * SAMPLE_BYTES}, ["step"]),
             ("zoo:Animal", {}, TIMED, {"samples": 1}, ["step", "forward"]),
@@ -33,25 +39,26 @@ ROOF = {"device": "cpu", "dtype": "float32", "size": 64}
              ["step", "get", "compute"]),
             ("matmul", ROOF, TIMED, {"flops": 2 * 64**3, "bytes": 3 * 64**2 * 4}, ["step"]),
             ("copy", {"device": "cpu", "bytes": 4096}, TIMED, {"bytes": 8192}, ["step"]),
-            ("disk", {"folder": ".", "bytes": 2**20, "cached": True}, TIMED,
-             {"bytes": 8 * 2**20}, ["step", "read"]),
         )),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
 def test_a_real_launch(
     scenario: str, knobs: dict[str, Any], rules: dict[str, Any], work: dict[str, float],
-    samples: list[str], nets: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    samples: list[str], where: str, nets: str, data: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest,
 ) -> None:  # fmt: skip
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
+    if where == "here":
+        request.getfixturevalue("launches_here")
     if scenario in ("loader", "ladder"):
         knobs = case(data, **knobs)
     if knobs.get("model"):
         knobs = {**knobs, "model": knobs["model"].replace("NETS", nets)}
     places = {"data": str(data), "folder": str(tmp_path)}
     knobs |= {name: place for name, place in places.items() if name in knobs}
-    request = LaunchRequest(scenario, knobs, rules=rules)
-    record = run_launch(request, launch=0, order=None, timeout_s=300.0)
+    asked = LaunchRequest(scenario, knobs, rules=rules)
+    record = run_launch(asked, launch=0, order=None, timeout_s=300.0)
     assert record.ok, record.error
     assert record.work == work
     assert list(record.samples_s) == samples

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -39,6 +40,7 @@ from penstock.cli import main
 from penstock.cli import suite as verb
 from penstock.cli.train import config_of
 from penstock.cluster.place import NOT_A_RANK
+from penstock.data.scenes.chips import Chips
 from penstock.data.scenes.scene import SPLITS
 from penstock.instruments.ledger import Ledger
 
@@ -69,8 +71,9 @@ def test_all_is_there(data: Path, tmp_path: Path) -> None:
     assert config.val_data_root == data / "scenes" / "validation"
 
 
-@pytest.mark.parametrize("train", SPLITS["train"])
-@pytest.mark.parametrize("val", SPLITS["validation"])
+@pytest.mark.parametrize(
+    ("train", "val"), list(zip(SPLITS["train"], SPLITS["validation"], strict=True))
+)
 def test_splits_are_called_as_in_preprocess(
     data: Path, tmp_path: Path, train: str, val: str
 ) -> None:
@@ -126,7 +129,10 @@ def test_chips_of_other_channels_are_refused(data: Path, tmp_path: Path) -> None
         with_roots(config_for(data, tmp_path), [dual])
 
 
-def test_no_chip_with_a_valid_pixel_is_refused(data: Path, tmp_path: Path) -> None:
+def test_no_chip_with_a_valid_pixel_is_refused(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A detector has a sample for each chip, and loads torchvision, which takes a second."""
     shutil.copytree(data / "chips" / "train", tmp_path / "empty")
     manifest = next((tmp_path / "empty").glob("*/manifest.json"))
     document = json.loads(manifest.read_text())
@@ -134,6 +140,13 @@ def test_no_chip_with_a_valid_pixel_is_refused(data: Path, tmp_path: Path) -> No
     manifest.write_text(json.dumps(document))
     config = config_for(data, tmp_path, train_chips_path=tmp_path / "empty")
     case = suite_cases(named_preset("quick"), config)[0]
+
+    def of_chips(name: str, config: TrainConfig) -> SimpleNamespace:
+        assert config.train_chips_path and config.val_chips_path
+        train, val = Chips(config.train_chips_path), Chips(config.val_chips_path)
+        return SimpleNamespace(train=train, val=val)
+
+    monkeypatch.setattr(scenario, "make_workload", of_chips)
     with pytest.raises(UsageError, match=r"--train-chips-path .*/empty holds no sample to train"):
         scenario.check({**case, "output_dir": str(tmp_path)})
 
@@ -207,7 +220,11 @@ def spiral(out: Path, **knobs: Any) -> dict[str, Any]:
     return {**config.model_dump(mode="json", exclude_unset=True), **about, "output_dir": str(out)}
 
 
-def test_a_launch_has_one_training_and_counts_its_samples(tmp_path: Path) -> None:
+def test_a_launch_has_one_training_and_counts_its_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operators = SimpleNamespace(COMPILED=False)  # as where a training has loaded torchvision
+    monkeypatch.setitem(sys.modules, "penstock.models.torchvision_ops", operators)
     made = scenario.TrainScenario(spiral(tmp_path / "out"))
     result = measure_scenario(made, Rules.model_validate(RULES), lambda stage: None)
     assert result["work"] == {"samples": 2 * 142}
@@ -220,6 +237,7 @@ def test_a_launch_has_one_training_and_counts_its_samples(tmp_path: Path) -> Non
     assert result["samples_s"]["step"][0] > training["training_s"] > 0
     assert (tmp_path / "out" / "telemetry.jsonl").is_file()
     assert result["facts"]["utilisation"]["gpu_percent"] is None
+    assert result["facts"]["torchvision_operators"] == "plain torch"
     json.dumps(result, allow_nan=False)
 
 

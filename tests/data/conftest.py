@@ -11,14 +11,20 @@ from penstock.data import neurites
 from penstock.data.scenes.synthetic_files import write_data_set
 from penstock.data.specimen import Specimen
 
+from ..unwatched import look_at_nobody
 from .kit import OVERLAP, SIZE, words_of
+
+
+@pytest.fixture(autouse=True)
+def _unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
+    look_at_nobody(monkeypatch)
 
 
 @pytest.fixture(scope="session")
 def specimen() -> Specimen:
     """One with fewer cells than usual: each takes time to grow, and again in every box near it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(neurites, "VOXELS_PER_CELL", 1_500_000)
+        patch.setattr(neurites, "VOXELS_PER_CELL", 5_000_000)
         return Specimen(3)
 
 

@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.base.config.data import GenerateConfig
+from penstock.base.config.knobs import build
 from penstock.base.errors import UsageError
 from penstock.cli import main
+from penstock.data.netcdf import open_netcdf
 from penstock.data.packed.format import open_dataset
 
 from ..places import SHARED
@@ -22,8 +25,8 @@ ERA = SHARED / "era-interim-uvz.nc"
 # --- NetCDF ----------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def weather(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def weather(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six steps of a variable with levels and one without, and one that never changes."""
     xarray = pytest.importorskip("xarray")
     pytest.importorskip("netCDF4")
@@ -40,7 +43,7 @@ def weather(tmp_path: Path) -> Path:
         },
         coords={"time": np.arange(6), "level": [850.0, 500.0], **grid},
     )
-    path = tmp_path / "weather.nc"
+    path = tmp_path_factory.mktemp("weather") / "weather.nc"
     packing = {"dtype": "int16", "scale_factor": 0.1, "add_offset": 10.0, "_FillValue": -1}
     data.to_netcdf(path, engine="netcdf4", encoding={"t": packing})
     return path
@@ -95,10 +98,6 @@ def test_variables_steps_and_samples_can_be_chosen(weather: Path, tmp_path: Path
 def test_what_a_file_does_not_have_is_refused(
     flags: str, sentence: str, weather: Path, tmp_path: Path
 ) -> None:
-    from penstock.base.config.data import GenerateConfig
-    from penstock.base.config.knobs import build
-    from penstock.data.netcdf import open_netcdf
-
     settings: dict[str, Any] = {}
     for word in flags.split():
         if word.startswith("--"):
@@ -181,12 +180,14 @@ def test_the_axes_are_found_by_what_is_said_of_them(
         {axis: (axis, np.arange(length[axis]), attributes) for axis, attributes in about.items()},
         unlimited_dims=unlimited,
     )
-    words = ["generate", "--from", str(path), str(tmp_path / "data"), "--offsets", "0"]
-    assert main([*words, "--target-offset", "0"]) == 0
-    packed = open_dataset(tmp_path / "data")
+    stacked = open_netcdf(
+        path, inputs=None, targets=None, offsets=(0,), target_offset=0, samples=None
+    )
+    samples = [stacked.sample(index) for index in range(len(stacked.ids))]
+    stacked.close()
     wanted = wind.transpose([axes.split().index(a) for a in (*dims.split(), "level")])
-    np.testing.assert_array_equal(read(packed, "targets"), wanted)
-    inputs = read(packed, "inputs")
+    np.testing.assert_array_equal([sample["targets"] for sample in samples], wanted)
+    inputs = np.stack([sample["inputs"] for sample in samples])
     np.testing.assert_array_equal(inputs[..., 3:], wanted)
     np.testing.assert_array_equal(inputs[4, ..., :3], soil.transpose(1, 2, 0))
 
@@ -220,5 +221,8 @@ def test_real_reanalysis_is_packed_to_the_bit(
             expected = np.stack(levels, axis=-1).astype(np.float32)
             np.testing.assert_array_equal(read(packed, name)[0], expected)
     assert packed.arrays["inputs"].chunks == (1, 241, 480, 3)
-    assert main([*words, "--overwrite", "--inputs", "u", "v", "z", "--target-offset", "0"]) == 0
-    assert open_dataset(tmp_path / "data").ids.tolist() == [1]
+    same = open_netcdf(
+        ERA, inputs=("u", "v", "z"), targets=None, offsets=None, target_offset=0, samples=None
+    )
+    same.close()
+    assert list(same.ids) == [1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import weakref
 import zlib
@@ -39,7 +40,19 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Packed:
+    """Written once. Nobody changes it."""
+    return write_small(tmp_path_factory.mktemp("packed") / "data")
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name in ("v2-none", "v3") else [])
+        for name in LAYOUTS
+    ],
+)
 def test_what_is_packed_is_what_was_made(layout: str, tmp_path: Path) -> None:
     packed = write_small(tmp_path / "data", **LAYOUTS[layout])
     truth = [small_sample(index) for index in range(5)]
@@ -98,7 +111,7 @@ def test_no_more_samples_are_held_than_there_are_workers(tmp_path: Path) -> None
             most = max(most, held)
         return sample
 
-    dataset.write_dataset(tmp_path / "data", SMALL, range(60), make, **(PLAIN | {"workers": 3}))
+    dataset.write_dataset(tmp_path / "data", SMALL, range(30), make, **(PLAIN | {"workers": 3}))
     assert most <= 6, "TensorStore lets go of what it wrote a moment after it says so"
 
 
@@ -212,8 +225,10 @@ def _broken(root: Path, what: str) -> None:
         ("malformed", "malformed"),
     ],
 )
-def test_what_is_not_whole_is_not_opened(what: str, sentence: str, tmp_path: Path) -> None:
-    root = write_small(tmp_path / "data").root
+def test_what_is_not_whole_is_not_opened(
+    what: str, sentence: str, small: Packed, tmp_path: Path
+) -> None:
+    root = shutil.copytree(small.root, tmp_path / "data")
     _broken(root, what)
     with pytest.raises(UsageError, match=f"DATA {root}: .*{sentence}"):
         open_dataset(root)
@@ -260,9 +275,9 @@ def audited(packed: Packed, planned: list[list[int]], came: list[list[int]]) -> 
     ],
 )
 def test_the_audit_goes_by_the_bytes(
-    came: list[list[int]], delivery: Delivery, tmp_path: Path
+    came: list[list[int]], delivery: Delivery, small: Packed
 ) -> None:
-    assert audited(write_small(tmp_path / "data"), [[4, 2], [0, 1]], came) == delivery
+    assert audited(small, [[4, 2], [0, 1]], came) == delivery
     assert delivery.right == (delivery == Delivery(0, 0, 0))
 
 
@@ -283,10 +298,9 @@ def test_samples_that_are_alike_stand_for_themselves(tmp_path: Path) -> None:
     assert delivered([3, 0], [3, 3]) == Delivery(1, 1, 2)
 
 
-def test_one_changed_bit_is_wrong_and_its_sample_missing(tmp_path: Path) -> None:
-    packed = write_small(tmp_path / "data")
+def test_one_changed_bit_is_wrong_and_its_sample_missing(small: Packed) -> None:
     batch = {name: values[None].copy() for name, values in small_sample(2).items()}
     batch["targets"].view(np.uint32)[0, 1, 1, 1] ^= 1
-    audit = Audit(packed)
+    audit = Audit(small)
     audit.batch(np.array([2]), batch)
     assert audit.result() == Delivery(0, 1, 1)

@@ -143,7 +143,6 @@ def pages(folder: Path, **options: Any) -> Path:
 
 
 class TestDamagedTiff:
-    @pytest.mark.parametrize("left", [0.3, 0.6, 0.9])
     @pytest.mark.parametrize(
         "make",
         [
@@ -160,15 +159,17 @@ class TestDamagedTiff:
         ids="tiled strips plain volume shaped imagej pages zlib-pages contiguous".split(),
     )
     def test_cut_short_it_is_no_smaller_volume(
-        self, make: Callable[[Path], Path], left: float, tmp_path: Path
+        self, make: Callable[[Path], Path], tmp_path: Path
     ) -> None:
         path = make(tmp_path)
-        os.truncate(path, int(path.stat().st_size * left))
-        with pytest.raises((UsageError, OSError), match=r"a(\.ome)?\.tif: ") as caught:
-            source = open_source(path)
-            source.read(source.domain)
-        if not isinstance(caught.value, UsageError):  # all metadata lies before the cut
-            assert "page " in str(caught.value)
+        size = path.stat().st_size
+        for left in (0.9, 0.6, 0.3):
+            os.truncate(path, int(size * left))
+            with pytest.raises((UsageError, OSError), match=r"a(\.ome)?\.tif: ") as caught:
+                source = open_source(path)
+                source.read(source.domain)
+            if not isinstance(caught.value, UsageError):  # all metadata lies before the cut
+                assert "page " in str(caught.value)
 
     def test_mapped_pixels_are_counted_at_open(self, tmp_path: Path) -> None:
         import tifffile

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ..unwatched import look_at_nobody
 from .kit import LAST, distinct, threads_of_loaders, write_plainly
 
 
@@ -33,8 +34,14 @@ def copy(data: dict[str, Path], tmp_path: Path) -> dict[str, Path]:
 
 
 @pytest.fixture(autouse=True)
+def _unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
+    look_at_nobody(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
 def no_thread_is_left() -> Iterator[None]:
     yield
-    if threads_of_loaders():  # a full collection of torch's objects takes longer than most tests
-        gc.collect()
+    for generation in range(3):  # the last has all of torch's objects, and takes longer than a test
+        if threads_of_loaders():
+            gc.collect(generation)
     assert threads_of_loaders() == []

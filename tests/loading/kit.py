@@ -143,19 +143,27 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 # --- a server ------------------------------------------------------------------------------------
 
 
-class _Forbidding(http.server.SimpleHTTPRequestHandler):
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None: ...
+
+
+class _Forbidding(_Quiet):
     """As a bucket that may be read and not listed: what it lacks is forbidden."""
 
     def send_error(self, code: int, *args: Any, **_: Any) -> None:
         super().send_error(403 if code == 404 else code, *args)
 
-    def log_message(self, *_: Any) -> None: ...
+
+def forbidding(folder: Path) -> contextlib.AbstractContextManager[str]:
+    return served(folder, _Forbidding)
 
 
 @contextlib.contextmanager
-def forbidding(folder: Path) -> Iterator[str]:
+def served(folder: Path, handler: type[_Quiet] = _Quiet) -> Iterator[str]:
+    """The URL of a folder, by a thread of this process: a server of its own takes a tenth of a
+    second to start."""
     with http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), functools.partial(_Forbidding, directory=folder)
+        ("127.0.0.1", 0), functools.partial(handler, directory=folder)
     ) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()

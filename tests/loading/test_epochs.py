@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,18 @@ from penstock.loading.loader import Loader
 from penstock.loading.order import Order
 
 from ..laws import COSTLY
-from .kit import ENGINES, arrays, cache_of, distinct, read_by, seen, slow, threads_of_loaders, write
+from .kit import (
+    ENGINES,
+    arrays,
+    cache_of,
+    distinct,
+    read_by,
+    seen,
+    slow,
+    thinned,
+    threads_of_loaders,
+    write,
+)
 
 pytest.importorskip("numcodecs")
 pytest.importorskip("tensorstore")
@@ -115,12 +127,18 @@ def test_a_resumed_epoch_is_the_rest_of_it_to_the_bit(
         loader.close()
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(("world", "batch_size"), [(4, 1), (3, 2), (1, 5), (2, 4)])
+@pytest.mark.parametrize(
+    ("sizes", "engine"),
+    thinned(
+        product(((4, 1), (3, 2), (1, 5), (2, 4)), ENGINES),
+        lambda sizes, engine: engine == "native" or sizes == (3, 2),
+    ),
+)
 def test_an_epoch_goes_on_in_batches_of_another_size(
-    data: dict[str, Path], world: int, batch_size: int, engine: str
+    data: dict[str, Path], sizes: tuple[int, int], engine: str
 ) -> None:
     """4 of 12 items are done, which is no whole number of most of these global batches."""
+    world, batch_size = sizes
     how: dict[str, Any] = {"shuffle": "global", "seed": 5, "engine": engine}
     whole, order = arrays(data), Order(12, 2, 5, "global")
     with Loader(data, batch_size=2, world_size=2, **how) as before:

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from penstock.base.errors import UsageError
-from penstock.instruments.slow_server import Loopback
 from penstock.loading.fields import PatchGrid
 from penstock.loading.loader import Loader
 
-from .kit import distinct, threads_of_loaders, write
+from .kit import distinct, served, threads_of_loaders, write
 
 pytest.importorskip("numcodecs")
 pytest.importorskip("tensorstore")
@@ -64,8 +63,8 @@ def test_what_cannot_be_read_is_said_before_anything_starts(
         (data, {"normalise": {"inputs": 5}}, "normalise .* neither a file of statistics nor"),
         (data, {"transform": 3}, "transform 3 cannot be called"),
     ]
-    with Loopback(tmp_path, 0.0) as server:
-        far = f"{server.url}/short.zarr"
+    with served(tmp_path) as url:
+        far = f"{url}/short.zarr"
         with pytest.raises(UsageError, match=r"short\.zarr: it is remote; engine native cannot"):
             Loader(far, batch_size=2, engine="native")
         assert Loader(far, batch_size=2).engine.name == "tensorstore"
