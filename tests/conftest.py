@@ -150,6 +150,16 @@ def _pages_walked_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _nobody_watched() -> Iterator[None]:
+    """Each record says how busy the machine was: two looks at all processes, a quarter of a second
+    apart. Here nobody looks and nobody waits."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(environment, "WATCH_S", 0.0)
+        patch.setattr(environment, "_cpu_seconds_of_others", dict)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _repository_asked_once() -> Iterator[None]:
     """Each run, training and launch asks git for the commit, and git looks at every file of this
     repository: 10 ms. Here the first answer stands. In any other folder git is asked."""

@@ -18,7 +18,6 @@ from penstock.bench.launch import supervisor, worker
 from penstock.bench.launch.ending import Ending
 from penstock.bench.launch.supervisor import LaunchPlace, LaunchRequest
 
-from ..unwatched import look_at_nobody
 from . import zoo
 from .kit_loader import weather
 from .kit_model import NETS
@@ -28,11 +27,6 @@ from .kit_model import NETS
 def _frozen() -> None:
     """Whoever measures collects garbage first: not all that libraries have made in each test."""
     gc.freeze()
-
-
-@pytest.fixture(autouse=True)
-def _unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
-    look_at_nobody(monkeypatch)
 
 
 @pytest.fixture(scope="session")

@@ -11,13 +11,7 @@ from penstock.data import neurites
 from penstock.data.scenes.synthetic_files import write_data_set
 from penstock.data.specimen import Specimen
 
-from ..unwatched import look_at_nobody
 from .kit import OVERLAP, SIZE, words_of
-
-
-@pytest.fixture(autouse=True)
-def _unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
-    look_at_nobody(monkeypatch)
 
 
 @pytest.fixture(scope="session")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +17,23 @@ from penstock.instruments import environment
 MIB = 2**20
 
 
+_LOOK = environment._cpu_seconds_of_others
+
+
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "WATCH_S", 0.0)
+def _watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here other processes are looked at, which no other test does."""
+    monkeypatch.setattr(environment, "_cpu_seconds_of_others", _LOOK)
+
+
+def test_processes_that_take_a_core_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def process(pid: int, *cpu_seconds: float) -> Any:
+        each = iter(SimpleNamespace(user=seconds, system=0.0) for seconds in cpu_seconds)
+        return SimpleNamespace(pid=pid, create_time=lambda: 0.0, cpu_times=lambda: next(each))
+
+    there = [process(-1, 5.0, 500.0), process(-2, 7.0, 7.0), process(os.getpid(), 5.0, 500.0)]
+    monkeypatch.setattr(environment.psutil, "process_iter", lambda: there)
+    assert environment.collect_environment()["load"]["busy_processes"] == 1
 
 
 def test_a_machine_is_known_again_by_what_stays() -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from ..unwatched import look_at_nobody
 from .kit import LAST, distinct, threads_of_loaders, write_plainly
 
 
@@ -31,11 +30,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def copy(data: dict[str, Path], tmp_path: Path) -> dict[str, Path]:
     """The same, to be damaged."""
     return {name: Path(shutil.copytree(path, tmp_path / path.name)) for name, path in data.items()}
-
-
-@pytest.fixture(autouse=True)
-def _unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
-    look_at_nobody(monkeypatch)
 
 
 @pytest.fixture(autouse=True)
