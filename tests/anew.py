@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import subprocess
 import sys
-from collections.abc import Collection, Iterator, Sequence
+import traceback
+import warnings
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
 from unittest.mock import patch
 
 import pytest
@@ -68,6 +73,54 @@ def run_anew(code: str, words: Sequence[str] = (), without: Collection[str] = ()
         exec(code, {"__name__": "__main__"})
     assert not asked
     return printed.getvalue()
+
+
+class Ended(NamedTuple):
+    """What became of a process."""
+
+    code: int
+    """As `subprocess` has it: a signal is a number below zero."""
+    out: str
+    err: str
+
+
+def forked(work: Callable[[], object], folder: Path) -> Ended:
+    """Have some work done by a fork of this process."""
+    return fork(work, folder)()
+
+
+def fork(work: Callable[[], object], folder: Path) -> Callable[[], Ended]:
+    """Begin some work in a fork of this process: its libraries are loaded, and what it does to
+    itself is gone with it. It may compute nothing with torch, whose threads are not forked.
+
+    What is returned waits for its end.
+    """
+    sys.stdout.flush()
+    with warnings.catch_warnings():  # from Python 3.12 on it warns where there are threads
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    files = [folder / name for name in ("forked.out", "forked.err")]
+    if not child:
+        code = 1
+        try:
+            os.chdir(folder)
+            for number, file in enumerate(files, 1):
+                os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+            sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))
+            work()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def ended() -> Ended:
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        return Ended(code, *(file.read_text() if file.exists() else "" for file in files))
+
+    return ended
 
 
 def run_fresh(code: str, words: Sequence[str] = (), without: Collection[str] = ()) -> str:

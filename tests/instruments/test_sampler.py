@@ -30,6 +30,8 @@ from penstock.instruments.sampler import (
 )
 from penstock.instruments.seed_metrics import export_reference
 
+from ..anew import forked
+
 JOB, CHILD, LATER = (100, 1.0), (101, 2.0), (101, 9.0)  # the last two: one id, two processes
 
 
@@ -353,21 +355,19 @@ def test_an_error_in_the_job_goes_through(tmp_path: Path) -> None:
 
 
 def test_rows_survive_a_kill(tmp_path: Path) -> None:
-    path = tmp_path / "m.jsonl"
-    program = f"""
-import os, pathlib, signal, threading
-from penstock.instruments.sampler import Sampler
-calls = []
-def gauges():
-    calls.append(0)
-    if len(calls) == 4:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return {{"prep": len(calls)}}
-Sampler(pathlib.Path({str(path)!r}), 0.01, gauges, {{"prep": 64}}, gpus=list).start()
-threading.Event().wait(60)
-"""
-    done = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
-    assert done.returncode == -signal.SIGKILL
+    path, calls = tmp_path / "m.jsonl", list[int]()
+
+    def gauges() -> dict[str, int]:
+        calls.append(0)
+        if len(calls) == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"prep": len(calls)}
+
+    def work() -> None:
+        Sampler(path, 0.01, gauges, {"prep": 64}, gpus=list).start()
+        threading.Event().wait(60)
+
+    assert forked(work, tmp_path).code == -signal.SIGKILL
     header, rows = read_rows(path)
     assert header["queues"] == {"prep": 64}
     assert [row["gauges"]["prep"] for row in rows] == [1, 2, 3]
