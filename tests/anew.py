@@ -106,7 +106,7 @@ def fork(work: Callable[[], object], folder: Path) -> Callable[[], Ended]:
             os.chdir(folder)
             for number, file in enumerate(files, 1):
                 os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-            sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))
+            sys.stdout, sys.stderr = (io.TextIOWrapper(io.FileIO(n, "w")) for n in (1, 2))
             work()
             code = 0
         except BaseException:

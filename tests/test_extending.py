@@ -11,7 +11,7 @@ import sys
 import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -301,17 +301,25 @@ def test_nothing_is_imported_that_was_not_named(
     assert "theirs" not in sys.modules
 
 
-@pytest.mark.parametrize("what", ["models", "stores", "workloads"])
-@pytest.mark.parametrize(
-    ("code", "value", "reason"),
-    [
-        ("import no_such_library", "theirs:Thing", "No module named 'no_such_library'"),
-        ("def half(:", "theirs:Thing", "SyntaxError"),
-        ("", "theirs:Thing", "has no attribute 'Thing'"),
-        ("", "nowhere_at_all:Thing", "No module named 'nowhere_at_all'"),
-        ("Thing = 5", "theirs:Thing", "int|5"),
-    ],
-)
+BROKEN = [
+    ("Thing = 5", "theirs:Thing", "int|5"),
+    ("import no_such_library", "theirs:Thing", "No module named 'no_such_library'"),
+    ("def half(:", "theirs:Thing", "SyntaxError"),
+    ("", "theirs:Thing", "has no attribute 'Thing'"),
+    ("", "nowhere_at_all:Thing", "No module named 'nowhere_at_all'"),
+]
+"""The first is loaded and refused by each kind; the others all are loaded by the same code."""
+
+
+def broken() -> Iterator[Any]:
+    """Each way to be broken of each kind, those that take no path of their own for the slow."""
+    for number, what in enumerate(("models", "stores", "workloads")):
+        for place, way in enumerate(BROKEN):
+            again = number > 0 and place > 1
+            yield pytest.param(what, *way, marks=[pytest.mark.slow] if again else [])
+
+
+@pytest.mark.parametrize(("what", "code", "value", "reason"), [*broken()])
 def test_what_is_broken_is_told_with_its_package(
     what: str, code: str, value: str, reason: str, site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -137,9 +137,7 @@ def in_a_fresh_one(asked: Path, path: list[str]) -> Ended:
     return Ended(done.returncode, done.stdout, done.stderr)
 
 
-@pytest.mark.parametrize(
-    "ask", [in_a_fork, pytest.param(in_a_fresh_one, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("ask", [in_a_fork, pytest.param(in_a_fresh_one, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["shadowed", "older"])
 def test_a_python_with_another_penstock_can_say_so(
     kind: str, ask: Callable[[Path, list[str]], Ended], tmp_path: Path

@@ -145,6 +145,8 @@ def test_a_taken_port_is_one_sentence(ours: Served, folder: Path) -> None:
 
 @pytest.mark.parametrize("run", WAYS)
 def test_help_waits_for_nothing_heavy(run: Callable[..., str]) -> None:
-    code = "from penstock.cli import main\ntry: main(['dashboard', '--help'])\nexcept SystemExit: pass"
+    code = (
+        "from penstock.cli import main\ntry: main(['dashboard', '--help'])\nexcept SystemExit: pass"
+    )
     heavy = {"panel", "bokeh", "pandas", "matplotlib", "torch"}
     assert "usage: penstock dashboard" in run(code, without=heavy)
