@@ -12,6 +12,7 @@ import pytest
 
 from penstock.base.errors import UsageError
 from penstock.cli import plot as verb
+from penstock.reports.figures import model
 from penstock.reports.figures.model import bench_figures, plot_bench
 from penstock.reports.figures.panels import frontier
 from penstock.reports.page import append_csv
@@ -242,11 +243,15 @@ def test_a_case_that_failed_in_one_launch_is_drawn_with_its_cross(tmp_path: Path
     ],
 )
 def test_what_differs_has_figures_of_its_own(
-    tmp_path: Path, others: list[dict[str, Any]], names: list[str]
+    tmp_path: Path, others: list[dict[str, Any]], names: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Each is of the cells of one group; what it shows is looked at above."""
+    cells = list[int]()
+    monkeypatch.setattr(model, "draw", lambda label, group, source: cells.append(len(group)))
     for case in [{}, *others]:
         append_csv("model", sweep({(256, 1): 30.0}, launches=1, case=case), tmp_path / "bench.csv")
     assert [*bench_figures(tmp_path / "bench.csv")] == names
+    assert cells == [1] * len(names)
 
 
 @pytest.mark.usefixtures("undrawn")
