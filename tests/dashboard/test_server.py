@@ -14,7 +14,8 @@ from penstock.base import UsageError
 from penstock.cli import main
 from penstock.dashboard.server import names_of
 
-from ..anew import WAYS
+from ..anew import WAYS, run_anew
+from ..house import check_names
 from ..reports.kit import launch
 from .kit import ledger_of, training
 from .served import Served, command, environment, served
@@ -141,6 +142,10 @@ def test_a_taken_port_is_one_sentence(ours: Served, folder: Path) -> None:
     )
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
     assert f"--port {ours.port} is taken; give another, or 0 for any" in done.stderr
+
+
+def test_every_name_of_its_door_is_the_same_before_and_after_all_rooms() -> None:
+    check_names({"dashboard"}, False, run_anew)
 
 
 @pytest.mark.parametrize("run", WAYS)
