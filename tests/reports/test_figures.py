@@ -230,14 +230,16 @@ def test_gpu_csv(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tail", "last"),
     [
-        ("2025/09/13 00:00:01.000, 0, NVIDIA A10G, 4096 MiB, 50 %\n", 50),
+        pytest.param(
+            "2025/09/13 00:00:01.000, 0, NVIDIA A10G, 4096 MiB, 50 %\n", 50, marks=pytest.mark.slow
+        ),
         ("2025/09/13 00:00:01.000, 0, NVIDIA A10G, 4096 MiB, 50 %", 50),  # only the end is torn
         ("2025/09/13 00:00:01.000, 0, NVIDIA A10G, 4096 MiB, 5", 100),
         pytest.param(
             "2025/09/13 00:00:01.000, 0, NVIDIA A10G, 4096 MiB", 100, marks=pytest.mark.slow
         ),
         pytest.param("2025/09/13 00:00:01.0", 100, marks=pytest.mark.slow),
-        ("Unable to determine the device handle\n", 100),
+        pytest.param("Unable to determine the device handle\n", 100, marks=pytest.mark.slow),
     ],
 )
 def test_a_torn_line_is_left_out(tmp_path: Path, tail: str, last: float) -> None:
@@ -248,7 +250,9 @@ def test_a_torn_line_is_left_out(tmp_path: Path, tail: str, last: float) -> None
 
 def test_an_unreadable_line_is_told(tmp_path: Path) -> None:
     (tmp_path / "gpu.csv").write_text(GPU_CSV + "Unable to determine the device handle\n")
-    assert "1 line unreadable" in texts(gpu_figures(tmp_path / "gpu.csv")["vram"])
+    figures = gpu_figures(tmp_path / "gpu.csv")
+    assert "1 line unreadable" in texts(figures["vram"])
+    assert y_of(figures["gpu_util"], "GPU 0 NVIDIA A10G")[-1] == 100
 
 
 def test_gpus_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:

@@ -267,7 +267,7 @@ def test_many_cells_fit(tmp_path: Path) -> None:
     for i, tile in enumerate(("32x64x64", "64x64x64", "64x128x128", "128x128x128", "256x256x256")):
         for batch in (1, 2, 3, 4, 6, 8, 16):
             status = failures[i] if batch * 2**i > 32 else "ok"
-            records += [launch(tile, batch, n, (0.01 * batch * 2**i,), status) for n in range(2)]
+            records.append(launch(tile, batch, 0, (0.01 * batch * 2**i,), status))
     append_csv("model", records, tmp_path / "bench.csv")
     figure = drawn(tmp_path / "bench.csv")
     assert legend(figure)[:7] == [f"batch {n}" for n in (1, 2, 3, 4, 6, 8, 16)]
