@@ -229,7 +229,7 @@ def ends(parser: argparse.ArgumentParser, words: list[str]) -> Iterator[tuple[li
 
 
 ALIKE = ("bench", "slurm", "suite")
-"""Verbs whose kinds, such as the presets of ``suite``, read by one code the flags that they share."""
+"""Verbs whose kinds, such as the presets of ``suite``, read the flags they share by one code."""
 
 
 def planted_lines(verb: str, of_every_kind: bool) -> Iterator[list[str]]:
