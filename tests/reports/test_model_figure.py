@@ -254,7 +254,15 @@ def test_what_differs_has_figures_of_its_own(
     assert cells == [1] * len(names)
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.fixture
+def empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of each figure there is an empty one."""
+    from matplotlib.figure import Figure
+
+    monkeypatch.setattr(model, "draw", lambda *_: Figure((1, 1)))
+
+
+@pytest.mark.usefixtures("empty")
 def test_figures_are_saved_under_their_prefix(path: Path) -> None:
     (out,) = plot_bench(path, path.parent / "new" / "fig")
     assert out == path.parent / "new" / "fig.png" and out.read_bytes().startswith(b"\x89PNG")
@@ -317,6 +325,7 @@ def test_the_verb_draws_a_benchmark(
     assert run("--output", "here.png") == 0 and Path("here.png").exists()
 
 
+@pytest.mark.usefixtures("empty")
 def test_the_verb_refuses(path: Path) -> None:
     with pytest.raises(UsageError, match=r"--mean and --smooth are for metrics, and .*bench\.csv"):
         run(str(path), "--mean")
