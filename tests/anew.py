@@ -61,21 +61,18 @@ def _forget(gone: Collection[str]) -> dict[str, object]:
     return {name: sys.modules.pop(name) for name in names}
 
 
-def run_here(code: str, words: Sequence[str] = ()) -> str:
-    """What code prints in this process, in which Penstock may have been imported."""
-    printed = io.StringIO()
-    with patch.object(sys, "argv", ["-c", *words]), contextlib.redirect_stdout(printed):
-        exec(code, {"__name__": "__main__"})
-    return printed.getvalue()
-
-
 def run_anew(code: str, words: Sequence[str] = (), without: Collection[str] = ()) -> str:
     """What code prints that imports Penstock anew. It asks for none of the libraries ``without``,
     not even to go on without them."""
-    with imported_anew(without) as asked:
-        printed = run_here(code, words)
+    printed = io.StringIO()
+    with (
+        patch.object(sys, "argv", ["-c", *words]),
+        contextlib.redirect_stdout(printed),
+        imported_anew(without) as asked,
+    ):
+        exec(code, {"__name__": "__main__"})
     assert not asked
-    return printed
+    return printed.getvalue()
 
 
 class Ended(NamedTuple):

@@ -15,7 +15,7 @@ import pytest
 
 import penstock
 
-from .anew import OPTIONAL, WAYS, run_fresh, run_here
+from .anew import OPTIONAL, WAYS, run_anew, run_fresh
 from .house import (
     HEAVY,
     PACKAGE,
@@ -138,16 +138,16 @@ WINGS = {file.split("/")[0] for file in files()}
 @pytest.mark.parametrize(
     ("wings", "rooms_first", "run"),
     [
-        (WINGS - {"dashboard"}, False, run_here),
+        (WINGS - {"dashboard"}, False, run_anew),
         *(pytest.param(WINGS, each, run_fresh, marks=pytest.mark.slow) for each in (False, True)),
     ],
-    ids=["here", "fresh", "fresh, rooms first"],
+    ids=["anew", "fresh", "fresh, rooms first"],
 )
 def test_every_name_of_every_door_is_the_same_before_and_after_all_rooms(
     wings: set[str], rooms_first: bool, run: Callable[..., str]
 ) -> None:
-    """In this process, where the dashboard is left to its own tests, as its libraries are; and in
-    fresh ones, in which it is known that no room was imported before."""
+    """In a fresh interpreter, or as in one; there the dashboard is left to its own tests, as its
+    libraries are."""
     check_names(wings, rooms_first, run)
 
 

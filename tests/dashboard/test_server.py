@@ -14,7 +14,7 @@ from penstock.base import UsageError
 from penstock.cli import main
 from penstock.dashboard.server import names_of
 
-from ..anew import WAYS, run_here
+from ..anew import WAYS, run_anew
 from ..house import check_names
 from ..reports.kit import launch
 from .kit import ledger_of, training
@@ -145,7 +145,7 @@ def test_a_taken_port_is_one_sentence(ours: Served, folder: Path) -> None:
 
 
 def test_every_name_of_its_door_is_the_same_before_and_after_all_rooms() -> None:
-    check_names({"dashboard"}, False, run_here)
+    check_names({"dashboard"}, False, run_anew)
 
 
 @pytest.mark.parametrize("run", WAYS)
