@@ -228,23 +228,23 @@ def ends(parser: argparse.ArgumentParser, words: list[str]) -> Iterator[tuple[li
     yield words, parser._actions
 
 
-ALIKE = ("bench", "slurm", "suite")
-"""Verbs whose kinds, such as the presets of ``suite``, read the flags they share by one code."""
-
-
-def planted_lines(verb: str, of_every_kind: bool) -> Iterator[list[str]]:
+def planted_lines(verb: str, every_kind: bool) -> Iterator[list[str]]:
     """Command lines of a verb: a key is in all that must be said, and in one flag after another.
 
     Left out is what takes seconds until it is refused: data of ``bench``, which a process of its
     own asks for (`test_what_fails_tells_no_key`), and devices; and the name and tags of
-    ``bench``, ``demo`` and ``doctor``, which need nothing else and would work for a while. A flag
-    that several kinds take is planted in one unless in all.
+    ``bench``, ``demo`` and ``doctor``, which need nothing else and would work for a while. Of kinds
+    that take the same arguments, the presets of ``suite``, one is asked unless all are.
     """
-    asked = set[str]()
+    asked = set[tuple[str, ...]]()
     left_out = {"device", "name", "tag"} if verb in ("bench", "demo", "doctor") else {"device"}
     parser = argparse.ArgumentParser()
     import_module(f"penstock.cli.{verb}").add_arguments(parser)
     for words, actions in ends(parser, [verb]):
+        taken = tuple(action.dest for action in actions)
+        if taken in asked and not every_kind:
+            continue
+        asked.add(taken)
         places = [action for action in actions if not action.option_strings]
         flags = [
             [(name := action.option_strings[0]), SPEC if name.endswith("spec") else URL]
@@ -256,20 +256,16 @@ def planted_lines(verb: str, of_every_kind: bool) -> Iterator[list[str]]:
         said += itertools.chain.from_iterable(flags[:required])
         if (places or required) and verb != "bench":
             yield said
-        yield from ([*said, *flag] for flag in flags if of_every_kind or flag[0] not in asked)
-        asked.update(name for name, _ in flags)
+        yield from ([*said, *flag] for flag in flags)
 
 
 @pytest.mark.parametrize(
-    ("verb", "of_every_kind"),
-    [
-        *((verb, verb not in ALIKE) for verb in VERBS),
-        *(pytest.param(verb, True, marks=pytest.mark.slow) for verb in ALIKE),
-    ],
+    ("verb", "every_kind"),
+    [*((verb, False) for verb in VERBS), pytest.param("suite", True, marks=pytest.mark.slow)],
 )
 def test_a_key_in_any_argument_of_any_verb_stays_there(
     verb: str,
-    of_every_kind: bool,
+    every_kind: bool,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -281,7 +277,7 @@ def test_a_key_in_any_argument_of_any_verb_stays_there(
     monkeypatch.setattr("penstock.data.stores.kvstore.IMPATIENT", once)
     parser = cli.parser_of([verb])  # which takes longer to make than most lines to refuse
     monkeypatch.setattr(cli, "parser_of", lambda _: parser)
-    for words in planted_lines(verb, of_every_kind):
+    for words in planted_lines(verb, every_kind):
         try:
             code: Any = main(words)
         except SystemExit as end:
