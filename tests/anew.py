@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 from unittest.mock import patch
 
@@ -47,16 +48,16 @@ def imported_anew(without: Collection[str] = ()) -> Iterator[set[str]]:
     after it, all are those of before. It gives a set of those that were asked for nevertheless."""
     absent, gone = Absent(without), {"penstock", *without}
     before = _forget(gone)
-    sys.meta_path.insert(0, absent)  # type: ignore[arg-type]
+    sys.meta_path.insert(0, absent)
     try:
         yield absent.asked
     finally:
-        sys.meta_path.remove(absent)  # type: ignore[arg-type]
+        sys.meta_path.remove(absent)
         _forget(gone)
         sys.modules.update(before)
 
 
-def _forget(gone: Collection[str]) -> dict[str, object]:
+def _forget(gone: Collection[str]) -> dict[str, ModuleType]:
     names = [name for name in sys.modules if name.partition(".")[0] in gone]
     return {name: sys.modules.pop(name) for name in names}
 
