@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -64,12 +66,13 @@ def _sorted(file: str) -> dict[type[ast.AST], list[ast.AST]]:
 
 def by_kind(root: ast.AST) -> dict[type[ast.AST], list[ast.AST]]:
     """All nodes of a tree by their kinds, but for those that hold nothing, such as ``pass``."""
-    kinds: dict[type[ast.AST], list[ast.AST]] = {}
+    kinds: dict[type[ast.AST], list[ast.AST]] = defaultdict(list)
     waiting = [root]
     for node in waiting:
-        kinds.setdefault(type(node), []).append(node)
-        for name in node._fields:
-            value = getattr(node, name)
+        kinds[kind := type(node)].append(node)
+        if kind in (ast.Name, ast.Constant):  # half of all, and nothing is in them
+            continue
+        for value in node.__dict__.values():
             if isinstance(value, list):
                 waiting += [each for each in value if isinstance(each, ast.AST)]
             elif isinstance(value, ast.AST) and value._fields:
@@ -143,6 +146,35 @@ def doors() -> dict[str, dict[str, str]]:
                 assert alias.name not in names, f"{stub.parent.name} hands out {alias.name} twice"
                 names[alias.name] = file
     return homes
+
+
+NAMES = (
+    "import json, sys; from importlib import import_module\n"
+    "rooms_first, rooms, doors = json.loads(sys.argv[1])\n"
+    "def names():\n"
+    "    door = {d: import_module('penstock.' + d) for d in doors}\n"
+    "    return {(d, n): getattr(door[d], n) for d in doors for n in doors[d]}\n"
+    "before = None if rooms_first else names()\n"
+    "for room in rooms: import_module(room)\n"
+    "after = names()\n"
+    "for (d, n), what in after.items():\n"
+    "    home = import_module(doors[d][n])\n"
+    "    assert what is getattr(home, n), (d, n)\n"
+    "    assert before is None or what is before[d, n], (d, n)\n"
+    "print(len(after))"
+)
+
+
+def check_names(wings: Collection[str], rooms_first: bool, run: Callable[..., str]) -> None:
+    """That an imported room of these wings hides no name that their doors hand out."""
+    homes = {
+        door: {name: module_of(file) for name, file in names.items()}
+        for door, names in doors().items()
+        if door in wings
+    }
+    modules = [module_of(file) for file in files() if file.split("/")[0] in wings]
+    printed = run(NAMES, [json.dumps([rooms_first, modules, homes])])
+    assert int(printed) == sum(map(len, homes.values())) > 0
 
 
 class Import(NamedTuple):

@@ -11,7 +11,7 @@ import sys
 import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ import pytest
 import penstock
 from penstock.base.errors import UsageError
 from penstock.cli import main
+from penstock.data import specimen
 
 from .anew import imported_anew
 
@@ -26,6 +27,8 @@ ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "extending.md").read_text()
 IN_TREE = {"A loader engine", "A scenario", "A verb", "A tracker"}
 OF_A_PACKAGE = {"A model", "A store", "A workload"}
+PERIOD = (96, 96, 96)
+"""Specimens that repeat so soon are grown in a tenth of the time of those in other tests."""
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -110,7 +113,7 @@ def run_anew(work: Iterable[tuple[str, str | list[str]]]) -> None:
         from penstock.cli import main
         from penstock.data import specimen
 
-        specimen.PERIOD = (240, 240, 240)  # less to grow
+        specimen.PERIOD = PERIOD
         for kind, text in work:
             if kind == "python":
                 assert isinstance(text, str)
@@ -193,6 +196,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     """It is left as it was found: what was imported from there is forgotten."""
     folder = tmp_path / "site"
     folder.mkdir()
+    monkeypatch.setattr(specimen, "PERIOD", PERIOD)
     monkeypatch.syspath_prepend(folder)
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
@@ -301,17 +305,25 @@ def test_nothing_is_imported_that_was_not_named(
     assert "theirs" not in sys.modules
 
 
-@pytest.mark.parametrize("what", ["models", "stores", "workloads"])
-@pytest.mark.parametrize(
-    ("code", "value", "reason"),
-    [
-        ("import no_such_library", "theirs:Thing", "No module named 'no_such_library'"),
-        ("def half(:", "theirs:Thing", "SyntaxError"),
-        ("", "theirs:Thing", "has no attribute 'Thing'"),
-        ("", "nowhere_at_all:Thing", "No module named 'nowhere_at_all'"),
-        ("Thing = 5", "theirs:Thing", "int|5"),
-    ],
-)
+BROKEN = [
+    ("Thing = 5", "theirs:Thing", "int|5"),
+    ("import no_such_library", "theirs:Thing", "No module named 'no_such_library'"),
+    ("def half(:", "theirs:Thing", "SyntaxError"),
+    ("", "theirs:Thing", "has no attribute 'Thing'"),
+    ("", "nowhere_at_all:Thing", "No module named 'nowhere_at_all'"),
+]
+"""The first is loaded and refused by each kind; the others all are loaded by the same code."""
+
+
+def broken() -> Iterator[Any]:
+    """Each way to be broken of each kind, those that take no path of their own for the slow."""
+    for number, what in enumerate(("models", "stores", "workloads")):
+        for place, way in enumerate(BROKEN):
+            again = number > 0 and place > 1
+            yield pytest.param(what, *way, marks=[pytest.mark.slow] if again else [])
+
+
+@pytest.mark.parametrize(("what", "code", "value", "reason"), [*broken()])
 def test_what_is_broken_is_told_with_its_package(
     what: str, code: str, value: str, reason: str, site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,11 +5,8 @@ from __future__ import annotations
 import ast
 import gc
 import importlib
-import json
 import re
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from pathlib import Path
@@ -18,13 +15,14 @@ import pytest
 
 import penstock
 
-from .anew import imported_anew
+from .anew import OPTIONAL, WAYS, run_anew, run_fresh
 from .house import (
     HEAVY,
     PACKAGE,
     ROOT,
     SHIMS,
     architecture,
+    check_names,
     doors,
     files,
     forget,
@@ -134,50 +132,23 @@ def test_a_door_says_what_lives_behind_it(wing: str) -> None:
     assert not inside & set(doors()[wing]), "a name is a room's too"
 
 
-NAMES = (
-    "import json, sys; from importlib import import_module\n"
-    "rooms_first, rooms, doors = json.loads(sys.argv[1])\n"
-    "def names():\n"
-    "    door = {d: import_module('penstock.' + d) for d in doors}\n"
-    "    return {(d, n): getattr(door[d], n) for d in doors for n in doors[d]}\n"
-    "before = None if rooms_first else names()\n"
-    "for room in rooms: import_module(room)\n"
-    "after = names()\n"
-    "for (d, n), what in after.items():\n"
-    "    home = import_module(doors[d][n])\n"
-    "    assert what is getattr(home, n), (d, n)\n"
-    "    assert before is None or what is before[d, n], (d, n)\n"
-    "print(len(after))"
-)
+WINGS = {file.split("/")[0] for file in files()}
 
 
 @pytest.mark.parametrize(
-    ("rooms_first", "fresh"),
-    [(False, False), *(pytest.param(each, True, marks=pytest.mark.slow) for each in (False, True))],
+    ("wings", "rooms_first", "run"),
+    [
+        (WINGS - {"dashboard"}, False, run_anew),
+        *(pytest.param(WINGS, each, run_fresh, marks=pytest.mark.slow) for each in (False, True)),
+    ],
+    ids=["anew", "fresh", "fresh, rooms first"],
 )
 def test_every_name_of_every_door_is_the_same_before_and_after_all_rooms(
-    rooms_first: bool,
-    fresh: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    wings: set[str], rooms_first: bool, run: Callable[..., str]
 ) -> None:
-    """In a fresh interpreter, or as in one: an imported room may hide the name that a door hands
-    out."""
-    homes = {d: {n: module_of(f) for n, f in names.items()} for d, names in doors().items()}
-    modules = [module_of(file) for file in files()]
-    words = ["-c", json.dumps([rooms_first, modules, homes])]
-    if fresh:
-        done = subprocess.run(
-            [sys.executable, words[0], NAMES, words[1]], capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-        printed = done.stdout
-    else:
-        monkeypatch.setattr(sys, "argv", words)
-        with imported_anew():
-            exec(NAMES, {})
-        printed = capsys.readouterr().out
-    assert int(printed) == sum(map(len, homes.values()))
+    """In a fresh interpreter, or as in one; there the dashboard is left to its own tests, as its
+    libraries are."""
+    check_names(wings, rooms_first, run)
 
 
 @pytest.mark.parametrize(("shim", "name"), SHIMS.items())
@@ -189,8 +160,10 @@ def test_an_old_import_path_still_works(shim: str, name: str) -> None:
 # --- the rules for a file -------------------------------------------------------------------------
 
 
-def test_pure_modules_import_with_heavy_libraries_blocked() -> None:
-    """In one interpreter: a room that cannot be imported is not kept, so all who need it fail."""
+@pytest.mark.parametrize("run", WAYS)
+def test_pure_modules_import_with_heavy_libraries_blocked(run: Callable[..., str]) -> None:
+    """In one interpreter: a room that cannot be imported is not kept, so all who need it fail. Of
+    the libraries of extras they import two, which import nothing heavy."""
     code = (
         "import sys, traceback; from importlib import import_module\n"
         f"blocked, failed = dict.fromkeys({HEAVY}), {{}}\n"
@@ -203,10 +176,8 @@ def test_pure_modules_import_with_heavy_libraries_blocked() -> None:
         "print('tried', len(sys.argv) - 1, 'failed', sorted(failed))"
     )
     pure = [module_of(name) for name, pure in rooms().items() if pure]
-    words = [sys.executable, "-c", code, *pure]
-    done = subprocess.run(words, capture_output=True, text=True)
-    lines = done.stdout + done.stderr
-    assert done.returncode == 0 and lines.splitlines()[-1] == f"tried {len(pure)} failed []", lines
+    printed = run(code, pure, {*HEAVY, *OPTIONAL} - {"numcodecs", "xxhash"})
+    assert printed.splitlines()[-1] == f"tried {len(pure)} failed []", printed
 
 
 FILE, CLASS, FUNCTION, TEST_FILE = 400, 200, 60, 600
@@ -383,15 +354,10 @@ def test_every_test_asserts_something() -> None:
 # --- the face -------------------------------------------------------------------------------------
 
 
-def test_help_starts_without_anything_heavy() -> None:
-    code = (
-        "import sys; from penstock.cli import main\n"
-        "try: main(['--help'])\n"
-        "except SystemExit: pass\n"
-        f"print(sorted({{*{HEAVY}, 'numpy', 'pydantic', 'rich'}} & set(sys.modules)))"
-    )
-    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert out.stdout.splitlines()[-1] == "[]"
+@pytest.mark.parametrize("run", WAYS)
+def test_help_starts_without_anything_heavy(run: Callable[..., str]) -> None:
+    code = "from penstock.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass"
+    assert "usage: penstock" in run(code, without={*HEAVY, "numpy", "pydantic", "rich"})
 
 
 def test_public_names_are_pinned() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -9,9 +11,11 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -21,6 +25,7 @@ from penstock.base.errors import DISTRIBUTION
 from penstock.cli import main
 from penstock.instruments import environment
 
+from .anew import OPTIONAL, imported_anew
 from .reports.kit import launch
 
 ROOT = Path(__file__).parent.parent
@@ -28,34 +33,58 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["
 EXTRAS = set(PROJECT["optional-dependencies"])
 TOOLS = ("test", "docs")
 """Extras of who works on Penstock: no library of theirs is imported by the package."""
-BLOCK = """
+BLOCK = f"""
 import sys
-ABSENT = set('''
-    bokeh comet_ml contourpy dask faster_coco_eval imagecodecs jinja2 lightning_fabric
-    lightning_utilities markupsafe matplotlib mlflow netCDF4 numcodecs obstore pandas panel pyarrow
-    pynvml rasterio safetensors scipy tensorboard tensorstore tifffile torch torchvision xarray
-    xbatcher xxhash zarr zarrs
-'''.split())
+ABSENT = {set(OPTIONAL)}
 class Absent:
     def find_spec(self, name, path=None, target=None):
         top = name.partition(".")[0]
         if top in ABSENT:
-            raise ModuleNotFoundError(f"No module named {top!r}", name=top)
+            raise ModuleNotFoundError(f"No module named {{top!r}}", name=top)
 sys.meta_path.insert(0, Absent())
 """
 
 
-def blocked(folder: Path) -> dict[str, str]:
-    """An environment in which Python finds the core's packages and no others, children too."""
+def blocked(folder: Path, has: Sequence[str] = ()) -> dict[str, str]:
+    """An environment in which Python finds the core's packages and these, children too."""
     (folder / "site").mkdir()
-    (folder / "site" / "sitecustomize.py").write_text(BLOCK)
+    (folder / "site" / "sitecustomize.py").write_text(f"{BLOCK}ABSENT -= set({[*has]})\n")
     places = [str(folder / "site"), str(Path(penstock.__file__).parent.parent)]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(places)}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
 
 
 @pytest.fixture
 def core(tmp_path: Path) -> dict[str, str]:
     return blocked(tmp_path)
+
+
+def says_anew(code: str, words: Sequence[str], folder: Path, has: Sequence[str]) -> tuple[str, str]:
+    """What the core and those libraries print there, to both streams."""
+    out, error = io.StringIO(), io.StringIO()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.chdir(folder))
+        stack.enter_context(patch.dict(os.environ, blocked(folder, has)))
+        stack.enter_context(contextlib.redirect_stdout(out))
+        stack.enter_context(contextlib.redirect_stderr(error))
+        stack.enter_context(patch.object(sys, "argv", ["-c", *words]))
+        stack.enter_context(imported_anew(without=OPTIONAL.difference(has)))
+        exec(code, {"__name__": "__main__"})
+    return out.getvalue(), error.getvalue()
+
+
+def says_fresh(
+    code: str, words: Sequence[str], folder: Path, has: Sequence[str]
+) -> tuple[str, str]:
+    """The same in a fresh interpreter."""
+    environment, command = blocked(folder, has), [sys.executable, "-c", code, *words]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+Said = tuple[str, str, list[str]]
+Says = Callable[[str, Sequence[str], Path, Sequence[str]], tuple[str, str]]
+WAYS = (says_anew, pytest.param(says_fresh, marks=pytest.mark.slow))
 
 
 def test_hints_name_the_distribution_and_its_extras() -> None:
@@ -135,29 +164,34 @@ for words in sys.argv[1:]:
 """
 
 
-@pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """What the core alone prints: in Python, then of every verb that wants more."""
+@pytest.fixture(
+    scope="module",
+    params=[
+        (says_anew, [words for words in WITHOUT if not words.startswith("bench model")]),
+        pytest.param((says_fresh, [*WITHOUT]), marks=pytest.mark.slow),
+    ],
+    ids=["anew", "fresh"],
+)
+def said(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Said:
+    """What the core alone prints: in Python, then of every verb that wants more. A process of its
+    own asks what ``bench`` needs, and one of its kinds is asked unless all are."""
     folder = tmp_path_factory.mktemp("core")
     (folder / "gpus.csv").write_text(
         "timestamp, index, name, memory.used [MiB], utilization.gpu [%]\n"
         "2026/11/22 12:00:00.000, 0, NVIDIA A10G, 100 MiB, 50 %\n"
     )
     (folder / "b.jsonl").write_text(launch(8).line() + "\n")
-    words = [sys.executable, "-c", OF_CORE, *WITHOUT]
-    done = subprocess.run(words, capture_output=True, text=True, env=blocked(folder), cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return done.stdout, done.stderr
+    says, commands = request.param
+    return (*says(OF_CORE, commands, folder, ()), commands)
 
 
-def test_every_verb_without_the_extras_names_the_one_it_needs(said: tuple[str, str]) -> None:
-    python, *lines = said[1].splitlines()
-    assert len(lines) == 2 * len(WITHOUT), said[1]
-    for (command, hint), refused, code_ in zip(
-        WITHOUT.items(), lines[::2], lines[1::2], strict=True
-    ):
+def test_every_verb_without_the_extras_names_the_one_it_needs(said: Said) -> None:
+    _, error, commands = said
+    python, *lines = error.splitlines()
+    assert len(lines) == 2 * len(commands), error
+    for command, refused, code_ in zip(commands, lines[::2], lines[1::2], strict=True):
         install = ".*is not installed; run: pip install 'penstock-"
-        pattern = re.escape(hint).replace(r"\.\*", install)
+        pattern = re.escape(WITHOUT[command]).replace(r"\.\*", install)
         assert re.search(pattern, refused) and code_ == "rc 2", (command, refused, code_)
     assert python == "torch is not installed; run: pip install 'penstock-dl[infer]'"
 
@@ -171,8 +205,9 @@ for words in json.loads(sys.argv[1]):
 """
 
 
+@pytest.mark.parametrize("says", WAYS)
 def test_the_core_with_a_store_plans_as_torch_does(
-    core: dict[str, str],
+    says: Says,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -180,16 +215,12 @@ def test_the_core_with_a_store_plans_as_torch_does(
     """But for torch's arithmetic, the memory of the process, and the note that says so."""
     monkeypatch.chdir(tmp_path)
     np.save(tmp_path / "in.npy", np.zeros((64, 80, 96), "uint16"))
-    site = tmp_path / "site" / "sitecustomize.py"
-    site.write_text(f"{BLOCK}ABSENT -= {{'tensorstore'}}\n")
     common = ["--in-spec", "in.npy", "--devices", "cpu", "--out-spec", "out.zarr"]
     common += ["--patch", "32", "--max-memory", "64GB"]
     denoised = ["plan", "--model-type", "denoise-tiny", "--seam-mode", "blend", *common]
     dry = ["infer", "--model-type", "identity", "--dry-run", *common]
-    command = [sys.executable, "-c", PLANNED, json.dumps([denoised, dry])]
-    done = subprocess.run(command, capture_output=True, text=True, env=core, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    plan, dry_run, _ = done.stdout.split("---\n")
+    printed, _ = says(PLANNED, [json.dumps([denoised, dry])], tmp_path, ["tensorstore"])
+    plan, dry_run, _ = printed.split("---\n")
     *lines, note = plan.splitlines()
     assert note.startswith("note") and "torch is not installed here" in note
     assert dry_run
@@ -202,7 +233,7 @@ def test_the_core_with_a_store_plans_as_torch_does(
     assert not (tmp_path / "out.zarr").exists()
 
 
-def test_the_core_alone_plans_arrays(said: tuple[str, str]) -> None:
+def test_the_core_alone_plans_arrays(said: Said) -> None:
     assert said[0] == "8\n"
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from .anew import forked, imported_anew
 
 HIDE = """
 import os, signal, sys, sysconfig, time
@@ -60,6 +63,17 @@ assert penstock.cli.main(["bench", "model", *words.split()]) == 2
 """
 
 
+def run_forked(system: str, code: str, folder: Path) -> tuple[int, str, str]:
+    """In a fork of this process, which has imported Penstock's libraries and imports it anew."""
+    program = HIDE.format(system=system, first="") + code
+
+    def work() -> None:
+        with imported_anew():
+            exec(program, {"__name__": "__main__"})
+
+    return forked(work, folder)
+
+
 def run(system: str, code: str, folder: Path, first: str = "") -> tuple[int, str, str]:
     """In a fresh interpreter; ``first`` is imported before anything is hidden."""
     program = HIDE.format(system=system, first=first) + code
@@ -69,9 +83,15 @@ def run(system: str, code: str, folder: Path, first: str = "") -> tuple[int, str
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("system", [pytest.param("darwin", marks=pytest.mark.slow), "win32"])
+@pytest.mark.parametrize(
+    ("run", "system"),
+    [
+        (run_forked, "win32"),
+        *(pytest.param(run, each, marks=pytest.mark.slow) for each in ("darwin", "win32")),
+    ],
+)
 def test_every_verb_is_imported_and_helps_and_what_windows_cannot_is_said_in_a_sentence(
-    system: str, tmp_path: Path
+    run: Callable[[str, str, Path], tuple[int, str, str]], system: str, tmp_path: Path
 ) -> None:
     code, _, said = run(system, VERBS + (REFUSED if system == "win32" else ""), tmp_path)
     assert code == 0, said

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import argcomplete
@@ -17,6 +18,8 @@ import pytest
 import penstock
 from penstock.cli import parser_of
 from penstock.cli.completion import offering
+
+from ..anew import WAYS
 
 REGISTER = Path(sys.executable).parent / "register-python-argcomplete"
 
@@ -58,24 +61,26 @@ def test_what_is_offered(line: str, offered: list[str], folder: Path) -> None:
     assert set(offered) <= set(words) if len(offered) > 1 else words == offered
 
 
+@pytest.mark.parametrize("run", WAYS)
 @pytest.mark.parametrize(
     ("line", "verbs"), [("penstock in", []), ("penstock bench model --mode ", ["bench"])]
 )
-def test_only_the_verb_in_the_line_is_imported(line: str, verbs: list[str]) -> None:
+def test_only_the_verb_in_the_line_is_imported(
+    run: Callable[..., str], line: str, verbs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And nothing heavy: it happens at each press of the key."""
     code = (
         "import argcomplete, sys; from penstock.cli import VERBS, entry\n"
-        "heavy = {'torch', 'tensorstore', 'zarr', 'dask', 'pandas', 'matplotlib'}\n"
-        "heavy.update(f'penstock.cli.{verb}' for verb in VERBS)\n"
-        "def offered(parser): print(*sorted(heavy & set(sys.modules))); sys.exit()\n"
-        "argcomplete.autocomplete = offered; entry()"
+        "verbs = {f'penstock.cli.{verb}' for verb in VERBS}\n"
+        "def offered(parser): print(*sorted(verbs & set(sys.modules))); raise SystemExit\n"
+        "argcomplete.autocomplete = offered\n"
+        "try: entry()\nexcept SystemExit as end: assert not end.code"
     )
-    variables = {"_ARGCOMPLETE": "1", "COMP_LINE": line}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | variables, capture_output=True, text=True
-    )
-    imported = [f"penstock.cli.{verb}" for verb in verbs]
-    assert (done.returncode, done.stdout.split()) == (0, imported), done.stderr
+    monkeypatch.setattr(argcomplete, "autocomplete", argcomplete.autocomplete)  # put back
+    monkeypatch.setenv("_ARGCOMPLETE", "1")
+    monkeypatch.setenv("COMP_LINE", line)
+    heavy = {"torch", "tensorstore", "zarr", "dask", "pandas", "matplotlib"}
+    assert run(code, without=heavy).split() == [f"penstock.cli.{verb}" for verb in verbs]
 
 
 def typed(shell: list[str], keys: str, until: str, folder: Path) -> str:

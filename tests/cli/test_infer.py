@@ -165,6 +165,7 @@ def test_the_seeds_own_command_runs_over_a_real_s3_server(
 def test_underscores_dashes_yaml_and_flags_say_the_same(
     volume: np.ndarray, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    volume = volume[..., :16, :24, :24]
     source = zarr(tmp_path / "in.zarr", volume)
     settings = {"in_spec": str(source), "out-spec": str(tmp_path / "a.zarr"),
                 "model_type": "identity", "patch": [16, 16, 16], "overlap": 4,
@@ -362,7 +363,7 @@ def test_a_killed_run_resumes_to_the_same_bytes(
 def test_an_interrupted_run_exits_3_and_says_how_to_go_on(
     here: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    volume = np.zeros((64, 64, 64), "uint16")
+    volume = np.zeros((32, 32, 32), "uint16")
     source = zarr(tmp_path / "in.zarr", volume)
     (tmp_path / "ended.py").write_text(
         "import os, signal, time, torch\n"
@@ -438,6 +439,7 @@ def test_progress_that_cannot_be_told_ends_no_job(
         def write(self, text: str) -> int:
             raise OSError(28, "No space left on device")
 
+    volume = volume[..., :16, :24, :24]
     source = zarr(tmp_path / "in.zarr", volume)
     monkeypatch.setattr("penstock.cli.infer.PLAIN_EVERY_SECONDS", 0)
     monkeypatch.setattr(sys, "stderr", FullDisk())

@@ -1,12 +1,30 @@
-"""One SLURM for all tests of this folder that ask for it."""
+"""One SLURM for all tests of this folder that ask for it, and one parser of each verb."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import argparse
+import functools
+from collections.abc import Iterator, Sequence
 
 import pytest
 
+from penstock import cli
+
 from .slurm_cluster import Cluster
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _parsers_made_once() -> Iterator[None]:
+    """To make the parser of ``slurm`` takes longer than most of its commands do."""
+    real = cli.parser_of
+    kept = functools.cache(lambda verb: real([verb]))
+
+    def parser_of(words: Sequence[str]) -> argparse.ArgumentParser:
+        return kept(words[0]) if words and words[0] in cli.VERBS else real(words)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cli, "parser_of", parser_of)
+        yield
 
 
 @pytest.fixture(scope="package")

@@ -15,7 +15,7 @@ from penstock.cluster import Absence, TaskFailure, Tasks, UnfitWorker, Workers, 
 from penstock.cluster import tasks as of_tasks
 
 distributed = pytest.importorskip("distributed")
-COUNT = 12
+COUNT = 8
 
 
 def work(order: float, number: int) -> int:
@@ -58,8 +58,8 @@ def tasks_on(
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(of_tasks, "LOOK_S", 0.02)
-    monkeypatch.setattr(news, "TICK_S", 0.02)
+    monkeypatch.setattr(of_tasks, "LOOK_S", 0.05)
+    monkeypatch.setattr(news, "TICK_S", 0.05)
 
 
 def test_tasks_go_on_elsewhere_when_the_worker_that_they_were_kept_to_is_gone() -> None:

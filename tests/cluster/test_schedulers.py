@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import pickle
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -21,6 +22,8 @@ from penstock.base import HEAP_VARIABLES
 from penstock.base.errors import UsageError
 from penstock.cluster import workers
 from penstock.cluster.absence import Absence
+
+from ..anew import Ended, forked, imported_anew
 
 distributed = pytest.importorskip("distributed")
 HTTP = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n" * 20
@@ -112,8 +115,33 @@ def test_a_worker_that_fails_while_it_is_asked_is_not_one_without_penstock(
         assert here.strangers() == {}
 
 
+def in_a_fork(asked: Path, path: list[str]) -> Ended:
+    """What a fork answers, of which Penstock is forgotten: libraries are those of here."""
+
+    def work() -> None:
+        sys.path[:0] = path
+        with imported_anew():
+            print(pickle.loads(asked.read_bytes())())
+
+    return forked(work, asked.parent)
+
+
+def in_a_fresh_one(asked: Path, path: list[str]) -> Ended:
+    code = "import pickle, sys; print(pickle.load(open(sys.argv[1], 'rb'))())"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(asked)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+        capture_output=True,
+        text=True,
+    )
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize("ask", [in_a_fork, pytest.param(in_a_fresh_one, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["shadowed", "older"])
-def test_a_python_with_another_penstock_can_say_so(kind: str, tmp_path: Path) -> None:
+def test_a_python_with_another_penstock_can_say_so(
+    kind: str, ask: Callable[[Path, list[str]], Ended], tmp_path: Path
+) -> None:
     """What it is asked needs nothing of ours there."""
     asked = tmp_path / "asked.pickle"
     asked.write_bytes(distributed.protocol.pickle.dumps(workers.version_question()))
@@ -124,15 +152,8 @@ def test_a_python_with_another_penstock_can_say_so(kind: str, tmp_path: Path) ->
     if kind == "shadowed":
         (theirs / "penstock").mkdir()
         (theirs / "penstock/__init__.py").write_text("")
-    code = "import pickle, sys; print(pickle.load(open(sys.argv[1], 'rb'))())"
-    path = os.pathsep.join(map(str, [theirs, Path(penstock.__file__).parents[1]]))
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(asked)],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout.strip() == ("0.0.1" if kind == "older" else "not at all"), done.stderr
+    done = ask(asked, [str(theirs), str(Path(penstock.__file__).parents[1])])
+    assert done.out.strip() == ("0.0.1" if kind == "older" else "not at all"), done.err
 
 
 @pytest.mark.slow

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
-import sys
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -30,6 +28,7 @@ from penstock.instruments.record import (
     parse_record,
 )
 
+from ..anew import fork
 from ..places import DATA
 
 STORED = DATA / "records-v1.jsonl"
@@ -133,26 +132,19 @@ def test_a_ledger_that_cannot_be_written_is_a_usage_error(tmp_path: Path) -> Non
         Ledger(tmp_path / "file").append(record())
 
 
-APPEND = """
-import os, sys
-from pathlib import Path
-from penstock.instruments.ledger import Ledger
-from penstock.instruments.record import parse_record
-one = parse_record(sys.argv[1])
-other = os.fork()
-first = 0 if other else 25
-for number in range(first, first + 25):
-    more = {"case": {**one.case, "batch": number}, "facts": {"long": "x" * 20_000}}
-    Ledger(Path(sys.argv[2])).append(one.model_copy(update=more))
-if other:
-    sys.exit(os.waitpid(other, 0)[1])
-"""
+def append(first: int, folder: Path) -> None:
+    one = record()
+    for number in range(first, first + 25):
+        more = {"case": {**one.case, "batch": number}, "facts": {"long": "x" * 20_000}}
+        Ledger(folder).append(one.model_copy(update=more))
 
 
 def test_processes_that_append_at_once_do_not_mix_their_lines(tmp_path: Path) -> None:
-    words = [sys.executable, "-c", APPEND, record().line(), str(tmp_path)]
-    assert subprocess.run(words, check=False).returncode == 0
-    batches = [each.case["batch"] for each in read_ledger(tmp_path)]
+    ledger = tmp_path / "ledger"
+    other = fork(lambda: append(25, ledger), tmp_path)
+    append(0, ledger)
+    assert other() == (0, "", "")
+    batches = [each.case["batch"] for each in read_ledger(ledger)]
     assert sorted(batches) == list(range(50))
     for first in (0, 25):  # each in its own order
         assert [n for n in batches if first <= n < first + 25] == list(range(first, first + 25))

@@ -18,7 +18,7 @@ import pytest
 
 from penstock.base.errors import UsageError
 from penstock.instruments.gpus import Nvml
-from penstock.instruments.machine import Pair, ThisMachine, Usage
+from penstock.instruments.machine import Pair, ThisMachine, Usage, peak_rss
 from penstock.instruments.sampler import (
     MIB,
     PSS_EVERY_S,
@@ -29,6 +29,8 @@ from penstock.instruments.sampler import (
     set_aside,
 )
 from penstock.instruments.seed_metrics import export_reference
+
+from ..anew import forked
 
 JOB, CHILD, LATER = (100, 1.0), (101, 2.0), (101, 9.0)  # the last two: one id, two processes
 
@@ -224,12 +226,9 @@ def test_peak_rss_is_the_most_seen(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux counts it")
 def test_the_peak_of_a_process_is_not_its_parents() -> None:
     code = "from penstock.instruments.machine import peak_rss; print(peak_rss())"
-    child = f"subprocess.run([sys.executable, '-c', {code!r}])"
-    parent = f"import subprocess, sys; held = b'1' * 12 * 10**7; {child}"
-    done = subprocess.run(
-        [sys.executable, "-c", parent], check=True, capture_output=True, text=True
-    )
-    assert 10**7 < int(done.stdout) < 10**8
+    held = b"1" * 12 * 10**7
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert 10**7 < int(done.stdout) < 10**8 < len(held) < peak_rss()
 
 
 def test_a_failed_reading_is_null_and_said_once(sampled: Any) -> None:
@@ -353,21 +352,19 @@ def test_an_error_in_the_job_goes_through(tmp_path: Path) -> None:
 
 
 def test_rows_survive_a_kill(tmp_path: Path) -> None:
-    path = tmp_path / "m.jsonl"
-    program = f"""
-import os, pathlib, signal, threading
-from penstock.instruments.sampler import Sampler
-calls = []
-def gauges():
-    calls.append(0)
-    if len(calls) == 4:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return {{"prep": len(calls)}}
-Sampler(pathlib.Path({str(path)!r}), 0.01, gauges, {{"prep": 64}}, gpus=list).start()
-threading.Event().wait(60)
-"""
-    done = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
-    assert done.returncode == -signal.SIGKILL
+    path, calls = tmp_path / "m.jsonl", list[int]()
+
+    def gauges() -> dict[str, int]:
+        calls.append(0)
+        if len(calls) == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"prep": len(calls)}
+
+    def work() -> None:
+        Sampler(path, 0.01, gauges, {"prep": 64}, gpus=list).start()
+        threading.Event().wait(60)
+
+    assert forked(work, tmp_path).code == -signal.SIGKILL
     header, rows = read_rows(path)
     assert header["queues"] == {"prep": 64}
     assert [row["gauges"]["prep"] for row in rows] == [1, 2, 3]

@@ -309,7 +309,7 @@ def test_resampled_medians_are_those_of_resampled_values(samples: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "times"), [(5, 150), *(pytest.param(n, 400, marks=pytest.mark.slow) for n in (5, 10))]
+    ("n", "times"), [(5, 60), *(pytest.param(n, 400, marks=pytest.mark.slow) for n in (5, 10))]
 )
 def test_the_interval_of_a_ratio_covers_it(n: int, times: int) -> None:
     rng = np.random.default_rng(4)

@@ -23,7 +23,7 @@ def noise(kind: str, n: int, rng: np.random.Generator) -> np.ndarray:
 @pytest.mark.parametrize("kind", ["launches", "outliers", "sessions"])
 @pytest.mark.parametrize(
     ("n", "series"),
-    [(8, 100), *(pytest.param(n, 300, marks=pytest.mark.slow) for n in (8, 12, 40))],
+    [(8, 50), *(pytest.param(n, 300, marks=pytest.mark.slow) for n in (8, 12, 40))],
 )
 def test_false_alarms_are_as_rare_as_stated(kind: str, n: int, series: int) -> None:
     rng = np.random.default_rng(n)

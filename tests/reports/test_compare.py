@@ -87,7 +87,7 @@ def test_false_alarms_of_a_matrix() -> None:
     assert alarms <= 0.05 * 60 + 3
 
 
-@pytest.mark.parametrize("runs", [20, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("runs", [10, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("level", "verdict"), [(1.1, "slower"), (1 / 1.1, "faster")])
 def test_a_change_of_ten_percent_is_found(level: float, verdict: str, runs: int) -> None:
     rng = np.random.default_rng(2)

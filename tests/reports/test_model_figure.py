@@ -12,6 +12,7 @@ import pytest
 
 from penstock.base.errors import UsageError
 from penstock.cli import plot as verb
+from penstock.reports.figures import model
 from penstock.reports.figures.model import bench_figures, plot_bench
 from penstock.reports.figures.panels import frontier
 from penstock.reports.page import append_csv
@@ -242,14 +243,26 @@ def test_a_case_that_failed_in_one_launch_is_drawn_with_its_cross(tmp_path: Path
     ],
 )
 def test_what_differs_has_figures_of_its_own(
-    tmp_path: Path, others: list[dict[str, Any]], names: list[str]
+    tmp_path: Path, others: list[dict[str, Any]], names: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Each is of the cells of one group; what it shows is looked at above."""
+    cells = list[int]()
+    monkeypatch.setattr(model, "draw", lambda label, group, source: cells.append(len(group)))
     for case in [{}, *others]:
         append_csv("model", sweep({(256, 1): 30.0}, launches=1, case=case), tmp_path / "bench.csv")
     assert [*bench_figures(tmp_path / "bench.csv")] == names
+    assert cells == [1] * len(names)
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.fixture
+def empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of each figure there is an empty one."""
+    from matplotlib.figure import Figure
+
+    monkeypatch.setattr(model, "draw", lambda *_: Figure((1, 1)))
+
+
+@pytest.mark.usefixtures("empty")
 def test_figures_are_saved_under_their_prefix(path: Path) -> None:
     (out,) = plot_bench(path, path.parent / "new" / "fig")
     assert out == path.parent / "new" / "fig.png" and out.read_bytes().startswith(b"\x89PNG")
@@ -262,7 +275,7 @@ def test_many_cells_fit(tmp_path: Path) -> None:
     for i, tile in enumerate(("32x64x64", "64x64x64", "64x128x128", "128x128x128", "256x256x256")):
         for batch in (1, 2, 3, 4, 6, 8, 16):
             status = failures[i] if batch * 2**i > 32 else "ok"
-            records += [launch(tile, batch, n, (0.01 * batch * 2**i,), status) for n in range(2)]
+            records.append(launch(tile, batch, 0, (0.01 * batch * 2**i,), status))
     append_csv("model", records, tmp_path / "bench.csv")
     figure = drawn(tmp_path / "bench.csv")
     assert legend(figure)[:7] == [f"batch {n}" for n in (1, 2, 3, 4, 6, 8, 16)]
@@ -312,6 +325,7 @@ def test_the_verb_draws_a_benchmark(
     assert run("--output", "here.png") == 0 and Path("here.png").exists()
 
 
+@pytest.mark.usefixtures("empty")
 def test_the_verb_refuses(path: Path) -> None:
     with pytest.raises(UsageError, match=r"--mean and --smooth are for metrics, and .*bench\.csv"):
         run(str(path), "--mean")

@@ -334,7 +334,7 @@ def test_figures_are_drawn_from_the_csv_alone(tmp_path: Path) -> None:
 
 def of_two_lengths() -> list[Record]:
     """Launches beside steps that take 1 s and beside others that take 2 s."""
-    records = list(run(2.66))
+    records = list(run(2.66, launches=1))
     longer = [
         one.model_copy(update={"case": case, "key": case_key("queue", case), "id": f"{one.id}-2"})
         for one in records
@@ -358,7 +358,7 @@ def test_steps_of_two_lengths_are_two_figures(tmp_path: Path) -> None:
 def test_a_page_made_anew_keeps_no_figure_of_the_old_one(tmp_path: Path) -> None:
     ledger, folder = tmp_path / "q.jsonl", tmp_path / "q.report"
     for records, names in (
-        (list(run(2.66)), {"queue.png"}),
+        (list(run(2.66, launches=1)), {"queue.png"}),
         (of_two_lengths(), {"queue_1.png", "queue_2.png", "mine.png"}),
     ):
         ledger.write_text("".join(f"{one.line()}\n" for one in records))

@@ -13,6 +13,7 @@ from torch import nn
 
 from penstock.data import open_source
 from penstock.inference import run_inference
+from penstock.reports.infer import seams
 from penstock.reports.infer.output import look_at_output
 from penstock.reports.infer.record import InferenceRun
 from penstock.reports.infer.seams import measure_seams, seam_sentences
@@ -21,6 +22,13 @@ from .pages import run_folder
 
 FINGERPRINT = {"patch": [32, 40, 40], "overlap": [0, 8, 8], "seam": ["trim", 0.05]}
 NOISE = np.random.default_rng(1).normal(size=(96, 96, 96)).astype(np.float32)
+
+
+@pytest.fixture(autouse=True)
+def _small_windows(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """As many as ever, but in the first test, of a sixteenth of the voxels."""
+    if request.function is not test_a_volume_without_seams_shows_none:
+        monkeypatch.setattr(seams, "WINDOW", 24)
 
 
 def sentences(volume: Any, kind: str = "intensity", **changes: Any) -> list[str]:
