@@ -15,7 +15,7 @@ from pathlib import Path
 PENSTOCK = "from penstock.cli import entry; entry()"
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
-    "penstock.cli.infer penstock.inference.run penstock.inference.sharing.station "
+    "tests.unsearched penstock.cli.infer penstock.inference.run penstock.inference.sharing.station "
     "penstock.inference.sharing.worker penstock.data.stores.tensorstore_open "
     "torch._dynamo distributed.nanny distributed.http.worker tests.looked_up".split()
 )
