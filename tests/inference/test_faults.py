@@ -74,7 +74,7 @@ def test_values_that_are_not_finite_are_an_error_and_not_a_zero(tmp_path: Path) 
 def test_a_block_that_was_never_written_is_never_success(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started = job(tmp_path, normalize="percentile")
+    started = job(tmp_path)
     note = journal.Journal.note
 
     def lost(self: journal.Journal, key: tuple[int, ...], *more: Any) -> None:
