@@ -16,8 +16,10 @@ PENSTOCK = "from penstock.cli import entry; entry()"
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     "tests.unsearched penstock.cli.infer penstock.inference.run penstock.inference.sharing.station "
-    "penstock.inference.sharing.worker penstock.data.stores.tensorstore_open "
-    "torch._dynamo distributed.nanny distributed.http.worker tests.looked_up".split()
+    "penstock.inference.sharing.worker penstock.inference.sharing.elements "
+    "penstock.inference.opening.plan_only penstock.data.stores.omezarr "
+    "penstock.data.stores.tensorstore_open torch._dynamo distributed.nanny "
+    "distributed.http.worker tests.looked_up".split()
 )
 
 
