@@ -209,7 +209,7 @@ def test_a_summary_that_cannot_be_written_costs_no_job(
 
 @pytest.mark.parametrize("name", ["done.log", "run.json"])
 def test_a_run_folder_that_cannot_be_used_is_refused(name: str, tmp_path: Path) -> None:
-    source, out, folder = arange((20, 20, 20)), tmp_path / "out.zarr", tmp_path / "run"
+    source, out, folder = arange((9, 9, 9)), tmp_path / "out.zarr", tmp_path / "run"
     penstock.run_inference(source, out, run_dir=folder, **SMALL)
     (folder / name).unlink()
     (folder / name).mkdir()
