@@ -1,7 +1,7 @@
 """Loaded before processes are forked, as the last: what each would look up, and make for itself.
 
-That is which versions of libraries are there, how the settings of a job are checked, and the hash of
-the code that computes voxels. It took longer than all else that a short job does.
+That is which versions of libraries are there, how the settings of a job are checked, and the hash
+of the code that computes voxels. It took longer than all else that a short job does.
 
 What is loaded by now is searched for garbage by none of them: each search took 0.2 s, for it wrote
 into all pages that are shared. A run asks whether anything is frozen, and Python would count it."""

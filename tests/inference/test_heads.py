@@ -115,14 +115,11 @@ def test_an_output_of_labels_has_the_dtype_of_the_net(
     assert (out == (noise() > 2000)).all()
 
 
-@pytest.mark.parametrize(
-    ("dtype", "wide"),
-    [("uint8", "uint16"), pytest.param("int8", "uint16", marks=pytest.mark.slow)],
-)
-def test_a_label_that_does_not_fit_stops_the_job(dtype: str, wide: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["uint8", pytest.param("int8", marks=pytest.mark.slow)])
+def test_a_label_that_does_not_fit_stops_the_job(dtype: str, tmp_path: Path) -> None:
     net = Net(lambda x: 300 * (x > 2000).long())
     with pytest.raises(
-        StageError, match=f"labels from 0 to 300, which {dtype} .*out_dtype='{wide}'"
+        StageError, match=f"labels from 0 to 300, which {dtype} .*out_dtype='uint16'"
     ):
         into_zarr(noise(), net, tmp_path, normalize="none", out_dtype=dtype)
 
