@@ -205,6 +205,7 @@ def caching() -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.conv = torch.nn.Conv3d(1, 1, 1)
+            torch.nn.init.constant_(self.conv.weight, 3.0)  # within [0, 1] are probabilities
             self.gain: torch.Tensor | None = None
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:

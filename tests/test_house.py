@@ -122,6 +122,22 @@ def test_folders_of_inference_are_in_the_order_that_architecture_gives() -> None
                 assert rank.get(there, len(rank)) <= here - (there in rank), f"{file} -> {other}"
 
 
+def test_every_room_that_a_run_imports_is_known_to_compute_voxels_or_not() -> None:
+    """A run is made anew where the code that computed its voxels has changed."""
+    assigned = nodes("inference/opening/identity.py", ast.Assign)
+    (line,) = (node for node in assigned if ast.unparse(node.targets[0]) == "VOXEL_CODE")
+    voxel_code = ast.literal_eval(line.value)
+    seen: set[str] = set()
+    coming = ["inference/run.py"]
+    while coming:
+        if (file := coming.pop()) not in seen:
+            seen.add(file)
+            coming += targets_of(file)
+    assert [place for place in voxel_code if not (PACKAGE / place).exists()] == []
+    others = {file for file in seen if not any(Path(file).is_relative_to(p) for p in voxel_code)}
+    assert {file.split("/")[0] for file in others} == {"base", "cluster", "instruments"}
+
+
 @pytest.mark.parametrize("wing", doors())
 def test_a_door_says_what_lives_behind_it(wing: str) -> None:
     door = importlib.import_module(f"penstock.{wing}")

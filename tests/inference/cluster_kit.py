@@ -27,6 +27,7 @@ from ..preloaded import started
 from .kit import Array
 
 QUICK = ("--model-type", "net.py:quick", "--parts", "6")
+"""Of the six blocks of `SMALL`. While there is a file "hold", a process makes no more than four."""
 SHAPE, SMALL = (48, 64, 80), (16, 32, 48)
 WORDS = ("--in-spec in.npy --model-type net.py:slow --patch 16 --overlap 4 --block 16 --chunks 16 "
          "--devices cpu --threads 1 --batch 1 --seam-mode blend --head-kind intensity "
@@ -37,15 +38,6 @@ import time
 from pathlib import Path
 import torch
 from torch import nn
-
-class Wait(nn.Module):
-    def __init__(self, seconds):
-        super().__init__()
-        self.seconds = seconds
-
-    def forward(self, x):
-        time.sleep(self.seconds)
-        return x
 
 class SqueezeExcite(nn.Module):
     # Its sums over a whole patch differ with the number of threads.
@@ -61,11 +53,6 @@ class SqueezeExcite(nn.Module):
         gate = torch.sigmoid(self.gate(y.mean((2, 3, 4))))
         return self.out(y * gate[:, :, None, None, None])
 
-def quick():
-    # The mean of another net has each worker import the compiler of torch, for a second.
-    torch.manual_seed(0)
-    return nn.Sequential(Wait(0.05), nn.Conv3d(1, 1, 3, padding=1))
-
 def slow():
     return SqueezeExcite(0.002)
 
@@ -80,6 +67,11 @@ FORWARDS, HOLD = itertools.count(), Path(__file__).with_name("hold")
 
 def held():
     return nn.Sequential(Held(), SqueezeExcite(0.002))
+
+def quick():
+    # The mean of the other net has each worker import the compiler of torch, for a second.
+    torch.manual_seed(0)
+    return nn.Sequential(Held(), nn.Conv3d(1, 1, 3, padding=1))
 
 def slower():
     return SqueezeExcite(0.05)
@@ -215,6 +207,15 @@ class Stall:
         self.open.set()
 
 
+FORKED = """
+import dask
+from distributed.cli.{} import main
+dask.config.set({{"distributed.worker.profile.enabled": False}})  # as in workers of Penstock's own
+dask.config.set({{"distributed.admin.tick.interval": "500ms"}})
+main()
+"""
+
+
 class Scheduler:
     """A scheduler of Dask and its workers, each a process of its own. It is forked, unless it has
     what is read as an interpreter or a library is loaded."""
@@ -277,7 +278,7 @@ class Scheduler:
         if not variables and not within and python == sys.executable:
             folder = Path(f"{command} {len(self.processes)}")
             folder.mkdir()
-            code = f"from distributed.cli.{command} import main; main()"
+            code = FORKED.format(command)
             process = psutil.Process(started(folder, given, code).pid)
         else:
             process = psutil.Popen(

@@ -37,6 +37,8 @@ from .kit import crossed, job
 
 SLOW = "if x.device.type != 'meta':\n    time.sleep(float(os.environ.get('NAP', 0)))\nreturn x"
 """A model that is slow where the environment says so."""
+ALONE = ("--patch", 16, "--batch", 1)
+"""Each block is one forward."""
 STUCK = (
     "import pathlib\n"
     "if x.device.type != 'meta' and len(x) == 2 and (x == 0).any():\n"
@@ -91,7 +93,7 @@ def result(folder: Path) -> Any:
 def test_what_is_whole_is_written_after_a_signal_and_the_run_resumes(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = words(tmp_path, write_model(tmp_path, "slow", SLOW), side=48)
+    command = words(tmp_path, write_model(tmp_path, "slow", SLOW), *ALONE, side=48)
     with monkeypatch.context() as patch:
         patch.setenv("NAP", "0.05")
         process = started(tmp_path, command)
@@ -114,7 +116,7 @@ def test_what_is_whole_is_written_after_a_signal_and_the_run_resumes(
 def test_what_takes_longer_than_the_grace_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = words(tmp_path, write_model(tmp_path, "slow", SLOW), "--grace", "500ms")
+    command = words(tmp_path, write_model(tmp_path, "slow", SLOW), *ALONE, "--grace", "500ms")
     assert main(command) == 2  # no such time
     monkeypatch.setenv("NAP", "0.3")
     process = started(tmp_path, [*command[:-1], "0.2s"])
@@ -140,7 +142,7 @@ def test_units_that_are_half_done_are_made_again(
     seam: str, normalize: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cuts, "BLOCK_VOXELS", 2000)
-    source = np.random.default_rng(0).normal(size=(40, 40, 10)).astype("float32")
+    source = np.random.default_rng(0).normal(size=(40, 40, 6)).astype("float32")
     slow = write_model(tmp_path, "slow", SLOW)
 
     def begun(out: str, **more: Any) -> Job:
@@ -189,7 +191,9 @@ def test_a_model_that_never_returns_ends_the_job_and_the_run_resumes(tmp_path: P
     volume[20, 20, 20] = 0
     np.save(tmp_path / "in.npy", volume)
     model = write_model(tmp_path, "stuck_model", STUCK.format(str(stuck)))
-    command = words(tmp_path, model, "--normalize", "none", "--stall-timeout", "0.5s")
+    command = words(
+        tmp_path, model, "--patch", 16, "--normalize", "none", "--stall-timeout", "0.5s"
+    )
     last = ended(started(tmp_path, command), tmp_path)
     assert last.startswith("penstock infer: forward failed at block ")
     assert "no progress for 500 ms (--stall-timeout)" in last
@@ -210,13 +214,13 @@ def test_a_store_that_does_not_answer_ends_the_job_and_the_run_resumes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(claim, "RELEASE_WITHIN_S", 0.1)
-    array, reads = distinct(20), method == "GET"
+    array, reads = distinct(16), method == "GET"
     np.save(tmp_path / "in.npy", array)
     with door_to(s3_endpoint) as door:
-        source = json.dumps(put(door, "in", array, 20)) if reads else tmp_path / "in.npy"
-        out = tmp_path / "out.zarr" if reads else json.dumps(new(door, "out", array, 10))
+        source = json.dumps(put(door, "in", array, 16)) if reads else tmp_path / "in.npy"
+        out = tmp_path / "out.zarr" if reads else json.dumps(new(door, "out", array, 8))
         given = ["--in-spec", source, "--out-spec", out, "--run-dir", tmp_path / "run",
-                 "--model-type", "identity", "--patch", 8, "--overlap", 2, "--block", 20,
+                 "--model-type", "identity", "--patch", 8, "--overlap", 0, "--block", 16,
                  "--devices", "cpu", "--normalize", "none"]  # fmt: skip
         command = ["infer", *map(str, given)]
         door.silent, door.answers = threading.Event(), {method: (503, "")}

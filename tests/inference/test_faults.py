@@ -74,7 +74,7 @@ def test_values_that_are_not_finite_are_an_error_and_not_a_zero(tmp_path: Path) 
 def test_a_block_that_was_never_written_is_never_success(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started = job(tmp_path, normalize="percentile")
+    started = job(tmp_path)
     note = journal.Journal.note
 
     def lost(self: journal.Journal, key: tuple[int, ...], *more: Any) -> None:
@@ -209,7 +209,7 @@ def test_a_summary_that_cannot_be_written_costs_no_job(
 
 @pytest.mark.parametrize("name", ["done.log", "run.json"])
 def test_a_run_folder_that_cannot_be_used_is_refused(name: str, tmp_path: Path) -> None:
-    source, out, folder = arange((20, 20, 20)), tmp_path / "out.zarr", tmp_path / "run"
+    source, out, folder = arange((9, 9, 9)), tmp_path / "out.zarr", tmp_path / "run"
     penstock.run_inference(source, out, run_dir=folder, **SMALL)
     (folder / name).unlink()
     (folder / name).mkdir()

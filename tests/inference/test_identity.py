@@ -24,9 +24,9 @@ from penstock.inference.opening import identity
 from penstock.inference.opening.job import Job
 from penstock.inference.sharing.elements import run_step
 
-from .. import house
 from ..places import ROOT
 from ..preloaded import started
+from .kit import crossed
 
 DATA = np.arange(8 * 8 * 24, dtype="uint16").reshape(8, 8, 24)
 KNOBS: dict[str, Any] = {
@@ -298,24 +298,14 @@ def test_a_changed_line_of_the_code_is_another_maker(
         assert before != other
 
 
-def test_every_room_that_a_run_imports_is_known_to_compute_voxels_or_not() -> None:
-    rooms: set[str] = set()
-    coming = ["inference/run.py"]
-    while coming:
-        if (file := coming.pop()) not in rooms:
-            rooms.add(file)
-            coming += house.targets_of(file)
-    voxel_code = {place for place in identity.VOXEL_CODE if (identity._PACKAGE / place).exists()}
-    assert voxel_code == set(identity.VOXEL_CODE)
-    others = {file for file in rooms if not any(Path(file).is_relative_to(p) for p in voxel_code)}
-    assert {file.split("/")[0] for file in others} == {"base", "cluster", "instruments"}
-
-
 @pytest.mark.parametrize(
     "what",
     [
-        *("code", "instructions"),
-        *(pytest.param(w, marks=pytest.mark.slow) for w in ("torch", "tensorstore", "gpus")),
+        "code",
+        *(
+            pytest.param(w, marks=pytest.mark.slow)
+            for w in ("instructions", "torch", "tensorstore", "gpus")
+        ),
     ],
 )
 def test_another_maker_goes_on_only_when_told_and_it_is_noted(what: str, tmp_path: Path) -> None:
@@ -337,22 +327,25 @@ def test_another_maker_goes_on_only_when_told_and_it_is_noted(what: str, tmp_pat
     assert infer(out, resume=True).units_written == 0  # it is one of its makers now
 
 
-@pytest.mark.parametrize("goes_on", [{"resume": True}, {"part": "1/1"}, {"finish": True}])
+@pytest.mark.parametrize(
+    ("goes_on", "folder"),
+    crossed([{"resume": True}, {"part": "1/1"}, {"finish": True}], ["elsewhere", None]),
+)
 def test_a_run_goes_on_with_the_threads_that_it_began_with(
-    goes_on: dict[str, Any], tmp_path: Path
+    goes_on: dict[str, Any], folder: str | None, tmp_path: Path
 ) -> None:
     """As every process of a job must, for it to write the same bits."""
     source, out = tmp_path / "in.npy", tmp_path / "out.zarr"
     np.save(source, DATA)
-    for noted in ({}, {"run_dir": tmp_path / "elsewhere"}):
-        begin = {} if "resume" in goes_on else {"prepare": True, "workers": 1}
-        named = {"in_spec": source, "out_spec": out, "model_type": "identity"} | KNOBS | noted
-        first = Job(build(InferConfig, named, begin | {"threads": 3, "overwrite": True}))
-        run_step(first) if begin else infer_run.run_job(first)
-        assert Job(build(InferConfig, named, goes_on)).maker()["threads"] == 3
-        assert Job(build(InferConfig, named, goes_on | {"threads": 2})).maker()["threads"] == 2
-        alone = Job(build(InferConfig, named, {"overwrite": True}))
-        assert alone.maker()["threads"] == torch.get_num_threads()
+    noted = {"run_dir": tmp_path / folder} if folder else {}
+    begin = {} if "resume" in goes_on else {"prepare": True, "workers": 1}
+    named = {"in_spec": source, "out_spec": out, "model_type": "identity"} | KNOBS | noted
+    first = Job(build(InferConfig, named, begin | {"threads": 3}))
+    run_step(first) if begin else infer_run.run_job(first)
+    assert Job(build(InferConfig, named, goes_on)).maker()["threads"] == 3
+    assert Job(build(InferConfig, named, goes_on | {"threads": 2})).maker()["threads"] == 2
+    alone = Job(build(InferConfig, named, {"overwrite": True}))
+    assert alone.maker()["threads"] == torch.get_num_threads()
 
 
 @pytest.mark.parametrize(("threads", "said"), [(1, "1 thread"), (3, "3 threads")])

@@ -33,7 +33,10 @@ from penstock.models import devices as models_devices
 from penstock.models import footprint
 from penstock.models import load as model
 
-from .kit import SMALL, opened
+from .kit import SMALL, arange, opened
+
+NINE = (9, 9, 9)
+"""The shape of a small volume of several blocks and patches."""
 
 
 def array_spec(kvstore: Any, path: str, shape: tuple[int, ...] = (20, 20, 20)) -> dict[str, Any]:
@@ -199,9 +202,9 @@ def test_the_run_folder_of_an_array_in_a_group_lies_beside_the_group(
 
 def test_a_run_into_a_group_leaves_nothing_else_there_and_resumes(tmp_path: Path) -> None:
     group = tmp_path / "out.zarr"
-    spec = array_spec({"driver": "file", "path": str(group)}, "0")
-    source = np.arange(8000, dtype="uint8").reshape(20, 20, 20)
-    other = array_spec({"driver": "file", "path": str(group)}, "1")
+    spec = array_spec({"driver": "file", "path": str(group)}, "0", NINE)
+    source = arange(NINE, "uint8")
+    other = array_spec({"driver": "file", "path": str(group)}, "1", NINE)
     for out in (spec, other):
         penstock.run_inference(source, out, **SMALL)
     assert {path.name for path in group.iterdir()} == {"0", "1"}
@@ -329,7 +332,7 @@ def test_a_resume_that_is_killed_as_it_begins_loses_nothing(torn: str, tmp_path:
 
 
 def test_a_resume_is_refused_on_another_kind_of_device(tmp_path: Path) -> None:
-    source, out = np.arange(8000, dtype="uint8").reshape(20, 20, 20), tmp_path / "out.zarr"
+    source, out = arange(NINE, "uint8"), tmp_path / "out.zarr"
     penstock.run_inference(source, out, **SMALL)
     noted = tmp_path / "out.zarr.penstock" / "run.json"
     content = json.loads(noted.read_text())
