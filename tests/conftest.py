@@ -204,7 +204,7 @@ def _few_dots() -> Iterator[None]:
 def _little_grows() -> Iterator[None]:
     """Specimens repeat sooner than they do elsewhere, so there is less to grow."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(specimen, "PERIOD", (240, 240, 240))
+        patch.setattr(specimen, "PERIOD", (120, 120, 120))
         yield
 
 
