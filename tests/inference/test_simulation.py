@@ -119,9 +119,14 @@ GRID = [
     for stragglers in ({}, {"slow_share": 0.1, "slowness": 3.0})
     for store in (math.inf, 0.5)
 ]
+SOON = [GRID[number] for number in (66, 21, 104, 63)]
+"""Every value of each axis, where few parts are lost."""
 
 
-@pytest.mark.parametrize(("work", "workers", "failing", "stragglers", "store"), GRID[::19])
+@pytest.mark.parametrize(
+    ("work", "workers", "failing", "stragglers", "store"),
+    [*SOON, *(pytest.param(*each, marks=pytest.mark.slow) for each in GRID[::19])],
+)
 def test_the_formula_is_within_the_simulations_interval(
     work: PartWork, workers: int, failing: Any, stragglers: Any, store: float
 ) -> None:
