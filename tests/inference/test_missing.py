@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from penstock.data.stores.missing import ChunkCount
 from .kit import Array, arange, crossed
 
 SHAPE = (20, 33, 41)
+KINDS = ["zarr2", "zarr3", "sharded", "n5"]
 KNOBS: dict[str, Any] = {"model": "identity", "patch": 12, "overlap": 4, "block": 16,
                          "normalize": "none", "devices": "cpu"}  # fmt: skip
 BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
@@ -66,7 +68,7 @@ def written(kind: str, path: Path, fill: int = 0) -> tuple[dict[str, Any], Array
 
 
 @pytest.mark.parametrize(
-    ("kind", "seam"), crossed(["zarr2", "zarr3", "sharded", "n5"], ["trim", "blend"])
+    ("kind", "seam"), crossed(KINDS, ["trim", "blend"])
 )
 def test_absent_chunks_are_counted_once_each(kind: str, seam: str, tmp_path: Path) -> None:
     """Blocks and chunks lie askew, and blended blocks overlap."""
@@ -80,8 +82,12 @@ def test_absent_chunks_are_counted_once_each(kind: str, seam: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("kind", "normalize"), crossed(["zarr2", "zarr3", "sharded", "n5"], ["none", "global"])
-)
+    ("kind", "normalize"),
+    [("zarr2", "none"), ("sharded", "global"),
+     *(pytest.param(kind, normalize, marks=pytest.mark.slow)
+       for kind, normalize in itertools.product(KINDS, ["none", "global"])
+       if (kind, normalize) not in {("zarr2", "none"), ("sharded", "global")})],
+)  # fmt: skip
 def test_a_missing_chunk_may_be_an_error(kind: str, normalize: str, tmp_path: Path) -> None:
     source, data = written(kind, tmp_path / "in")
     knobs = KNOBS | {"normalize": normalize, "prep_workers": 1, "missing": "error"}
