@@ -32,7 +32,7 @@ from penstock.inference.stages.beginning import begun
 
 from .kit import Array
 
-SHAPE = (16, 16, 20)
+SHAPE = (8, 16, 28)
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +64,7 @@ def settings(seam: str = "blend", out: str = "out.zarr", **knobs: Any) -> InferC
     return build(InferConfig, given | knobs)
 
 
-def opened(parts: int = 8, **knobs: Any) -> Job:
+def opened(parts: int = 4, **knobs: Any) -> Job:
     """A job whose parts spill."""
     shared = {"cluster": "local:2", "workers": 2, "parts": parts, "spill": "always"}
     return Job(settings(**shared | knobs))
