@@ -21,7 +21,7 @@ from .kit import Array, arange, crossed
 
 SHAPE = (20, 33, 41)
 KINDS = ["zarr2", "zarr3", "sharded", "n5"]
-KNOBS: dict[str, Any] = {"model": "identity", "patch": 12, "overlap": 4, "block": 16,
+KNOBS: dict[str, Any] = {"model": "identity", "patch": 16, "overlap": 4, "block": 16,
                          "normalize": "none", "devices": "cpu"}  # fmt: skip
 BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
 

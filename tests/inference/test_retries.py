@@ -29,7 +29,7 @@ from penstock.inference.status import read_status
 
 from ..preloaded import started
 from .faulty_s3 import BODY, Door, distinct, door_to, get, new, put
-from .kit import SMALL, arange, crossed, job
+from .kit import SMALL, arange, config, crossed, job
 
 KNOBS: dict[str, Any] = {"model": "identity", "patch": 8, "overlap": 2, "devices": "cpu",
                          "block": 10, "head_kind": "intensity"}  # fmt: skip
@@ -153,7 +153,7 @@ def test_tries_of_the_lock_are_counted_with_the_others(
     monkeypatch.setattr(Claims, "name", failing(Claims.name, error, range(1)))
     monkeypatch.setattr(Claims, "confirm", failing(Claims.confirm, error, range(1)))
     out, run = tmp_path / "out.zarr", tmp_path / "run"
-    summary = penstock.run_inference(arange((20, 20, 20)), out, run_dir=run, **SMALL)
+    summary = penstock.run_inference(arange((8, 8, 8)), out, run_dir=run, **SMALL)
     assert summary.retries == 4 and summary.retry_seconds > 0
     assert json.loads((run / "summary.json").read_text())["retries"] == 4
     metrics = (run / "metrics.jsonl").read_text().splitlines()
@@ -218,14 +218,14 @@ def test_a_fault_that_outlasts_the_patience_ends_with_3_and_resumes(
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("15min", 900), ("2h", 7200), ("3", 3)])
-def test_a_patience_is_a_time(text: str, seconds: float, tmp_path: Path) -> None:
-    assert job(tmp_path, retry_for=text).config.retry_for == seconds == parse_seconds(text)
+def test_a_patience_is_a_time(text: str, seconds: float) -> None:
+    assert config(retry_for=text).retry_for == seconds == parse_seconds(text)
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", "1 week", ""])
-def test_what_is_no_time_is_refused(text: str, tmp_path: Path) -> None:
+def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"^--retry-for: .* is not a time such as 30s"):
-        job(tmp_path, retry_for=text)
+        config(retry_for=text)
 
 
 # --- over a real S3 server ------------------------------------------------------------------------

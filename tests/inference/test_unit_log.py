@@ -18,7 +18,7 @@ from penstock.inference.run_folder.journal import Journal
 from penstock.inference.run_folder.local import LocalFolder
 from penstock.inference.run_folder.unit_log import Note, line_of, lost_line, read_lines
 
-from .kit import SMALL, arange
+from .kit import SMALL, arange, crossed
 
 UNIT, CHECKS = (0, 1, -16, 128), ("vcafe0123cafe0123", "f0000000000000000")
 
@@ -88,8 +88,7 @@ def test_a_unit_whose_line_was_torn_is_written_again(torn: str, tmp_path: Path) 
     assert {*Journal.open(tmp_path, {}, resume=True).done} == {(0, 0, 0, 0), (0, 0, 0, 1)}
 
 
-@pytest.mark.parametrize("seam", ["trim", "blend"])
-@pytest.mark.parametrize("suffix", ["zarr", "n5"])
+@pytest.mark.parametrize(("suffix", "seam"), crossed(["zarr", "n5"], ["trim", "blend"]))
 def test_the_checks_of_a_run_are_those_of_what_it_stored(
     suffix: str, seam: str, tmp_path: Path
 ) -> None:
@@ -130,7 +129,7 @@ def test_a_run_folder_of_an_older_version_resumes(tmp_path: Path) -> None:
 
 def test_the_trace_shows_the_checksums(tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
-    penstock.run_inference(arange((20, 20, 20)), tmp_path / "out.zarr", trace=trace, **SMALL)
+    penstock.run_inference(arange((8, 8, 8)), tmp_path / "out.zarr", trace=trace, **SMALL)
     names = {event["name"] for event in json.loads(trace.read_text())}
     assert {"checksum", "note", "write"} <= names
 

@@ -26,8 +26,9 @@ from ..preloaded import started
 from .faulty_s3 import Door
 from .kit import arange, crossed
 
-KNOBS: dict[str, Any] = {"model": "identity", "patch": 16, "overlap": 2, "devices": "cpu",
+KNOBS: dict[str, Any] = {"model": "identity", "patch": 16, "overlap": 0, "devices": "cpu",
                          "block": 16, "normalize": "none"}  # fmt: skip
+"""8 patches, as blocks are what verify looks at."""
 DATA = arange((32, 32, 32)) + 1
 DATA[:8] = 0  # no chunk of these is stored
 STORES = ["v3.zarr", "sharded.zarr", "v2.zarr", "out.n5"]
@@ -103,7 +104,7 @@ def test_a_whole_output_is_proven_in_one_line(
     store: str, seam: str, whole: Whole, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Chunks of zeros leave no file, and are not missed."""
-    spec = whole(store)[1] if seam == "trim" else stored(tmp_path / store, seam_mode=seam)
+    spec = whole(store)[1] if seam == "trim" else stored(tmp_path / store, seam_mode=seam, overlap=2)
     capsys.readouterr()
     assert verify(spec) == 0
     (line,) = capsys.readouterr().out.splitlines()
@@ -129,7 +130,8 @@ def test_all_heads_of_a_run_are_proven_and_each_is_found_damaged(
 ) -> None:
     outs = [tmp_path / "objects.zarr", tmp_path / "scores.zarr"]
     knobs = KNOBS | {"model": Heads(), "out_dtype": ["int64", "float32"],
-                     "head_kind": ["labels", "scores"], "seam_mode": "blend"}  # fmt: skip
+                     "head_kind": ["labels", "scores"], "seam_mode": "blend",
+                     "overlap": 2}  # fmt: skip
     penstock.run_inference(DATA, outs, **knobs)
     for named in (outs[:1], outs):
         assert verify(*named) == 0
