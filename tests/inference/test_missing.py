@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from penstock.base.errors import StageError, UsageError
 from penstock.cli import main
 from penstock.data.stores.missing import ChunkCount
 
-from .kit import Array, arange, crossed
+from .kit import Array, all_of, arange, crossed
 
 SHAPE = (20, 33, 41)
 KINDS = ["zarr2", "zarr3", "sharded", "n5"]
@@ -67,9 +66,7 @@ def written(kind: str, path: Path, fill: int = 0) -> tuple[dict[str, Any], Array
     return opened, data
 
 
-@pytest.mark.parametrize(
-    ("kind", "seam"), crossed(KINDS, ["trim", "blend"])
-)
+@pytest.mark.parametrize(("kind", "seam"), crossed(KINDS, ["trim", "blend"]))
 def test_absent_chunks_are_counted_once_each(kind: str, seam: str, tmp_path: Path) -> None:
     """Blocks and chunks lie askew, and blended blocks overlap."""
     source, data = written(kind, tmp_path / "in", fill=0 if kind == "n5" else 5)
@@ -83,11 +80,8 @@ def test_absent_chunks_are_counted_once_each(kind: str, seam: str, tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("kind", "normalize"),
-    [("zarr2", "none"), ("sharded", "global"),
-     *(pytest.param(kind, normalize, marks=pytest.mark.slow)
-       for kind, normalize in itertools.product(KINDS, ["none", "global"])
-       if (kind, normalize) not in {("zarr2", "none"), ("sharded", "global")})],
-)  # fmt: skip
+    all_of(KINDS, ["none", "global"], default=[("zarr2", "none"), ("sharded", "global")]),
+)
 def test_a_missing_chunk_may_be_an_error(kind: str, normalize: str, tmp_path: Path) -> None:
     source, data = written(kind, tmp_path / "in")
     knobs = KNOBS | {"normalize": normalize, "prep_workers": 1, "missing": "error"}

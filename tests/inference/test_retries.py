@@ -163,9 +163,7 @@ def test_tries_of_the_lock_are_counted_with_the_others(
 
 @pytest.mark.parametrize(
     ("owner", "fault"),
-    crossed(
-        [MemorySource, MemorySink], [(errno.ENOSPC, 3), (errno.EDQUOT, 3), (errno.EACCES, 1)]
-    ),
+    crossed([MemorySource, MemorySink], [(errno.ENOSPC, 3), (errno.EDQUOT, 3), (errno.EACCES, 1)]),
 )
 def test_faults_that_stay_are_told_at_once(
     owner: Any, fault: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

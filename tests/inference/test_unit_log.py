@@ -45,8 +45,9 @@ def test_a_check_says_where_every_value_is_the_fill_value() -> None:
 
 @given(
     st.tuples(*[st.integers(0, 10**6)] * 4),
-    st.lists(st.builds("{}{:016x}".format, st.sampled_from("vf"), st.integers(0, 2**64 - 1)),
-             max_size=3),
+    st.lists(
+        st.builds("{}{:016x}".format, st.sampled_from("vf"), st.integers(0, 2**64 - 1)), max_size=3
+    ),
 )
 def test_a_line_says_what_was_noted_and_a_torn_one_nothing(
     key: tuple[int, ...], checks: list[str]

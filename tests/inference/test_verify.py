@@ -24,7 +24,7 @@ from penstock.inference.run_folder.reader import open_run
 
 from ..preloaded import started
 from .faulty_s3 import Door
-from .kit import arange, crossed
+from .kit import all_of, arange, crossed
 
 KNOBS: dict[str, Any] = {"model": "identity", "patch": 16, "overlap": 0, "devices": "cpu",
                          "block": 16, "normalize": "none"}  # fmt: skip
@@ -97,14 +97,19 @@ def verify(*words: Any) -> int:
 
 @pytest.mark.parametrize(
     ("store", "seam"),
-    [*((store, "trim") for store in STORES), (STORES[0], "blend"),
-     *(pytest.param(store, "blend", marks=pytest.mark.slow) for store in STORES[1:])],
-)  # fmt: skip
+    all_of(
+        STORES,
+        ["trim", "blend"],
+        default=[*((store, "trim") for store in STORES), (STORES[0], "blend")],
+    ),
+)
 def test_a_whole_output_is_proven_in_one_line(
     store: str, seam: str, whole: Whole, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Chunks of zeros leave no file, and are not missed."""
-    spec = whole(store)[1] if seam == "trim" else stored(tmp_path / store, seam_mode=seam, overlap=2)
+    spec = (
+        whole(store)[1] if seam == "trim" else stored(tmp_path / store, seam_mode=seam, overlap=2)
+    )
     capsys.readouterr()
     assert verify(spec) == 0
     (line,) = capsys.readouterr().out.splitlines()
