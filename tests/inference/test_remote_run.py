@@ -228,7 +228,7 @@ def test_a_store_that_is_busy_now_and_then_loses_no_note(
         run_dir = "s3://test-bucket/c/run"  # the door knows chunks by their path
         slow_down = (503, BODY.format("SlowDown", "Please reduce your request rate."))
         door.answers, door.every = {"PUT": slow_down}, 3
-        knobs = {**SMALL, "run_dir": run_dir, "block": 8, "chunks": 8}
+        knobs = {**SMALL, "overlap": 0, "run_dir": run_dir, "block": 8, "chunks": 8}
         summary = penstock.run_inference(arange(SHAPE), "out.zarr", **knobs)
         assert 0 < summary.retries <= door.refused and summary.retry_seconds > 0
         run = document(run_dir, "run.json")["run"]
@@ -364,15 +364,15 @@ def test_what_can_be_no_run_folder_is_refused(
         "memory://run": "or a prefix such as s3://BUCKET/PREFIX",
     }.items():
         capsys.readouterr()
-        assert infer(place, out=out) == 2
+        assert infer(place, out=out if place.startswith(out) else "out.zarr") == 2
         error = capsys.readouterr().err
         assert said in error and len(error.strip().splitlines()) == 1
     assert main(["status", "s3://test-bucket/nowhere"]) == 2
     assert "is neither the run folder nor" in capsys.readouterr().err
 
 
-def test_a_run_folder_in_a_bucket_is_guarded_by_the_lock_of_an_output(remote: str) -> None:
-    source, out = arange((20, 20, 20)), np.zeros((20, 20, 20), "uint16")
+def test_a_run_folder_in_a_bucket_is_guarded_by_the_lock_of_an_output(run_dir: str) -> None:
+    source, out = arange((8, 8, 8)), np.zeros((8, 8, 8), "uint16")
     with pytest.raises(UsageError, match=r"^require_lock=True: run_dir.*no output has a lock"):
-        penstock.run_inference(source, out, run_dir=remote, require_lock=True, **SMALL)
-    penstock.run_inference(source, "o.zarr", run_dir=remote, require_lock=True, **SMALL)
+        penstock.run_inference(source, out, run_dir=run_dir, require_lock=True, **SMALL)
+    penstock.run_inference(source, "o.zarr", run_dir=run_dir, require_lock=True, **SMALL)

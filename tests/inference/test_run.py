@@ -155,7 +155,7 @@ def test_several_devices_share_the_work_and_agree(monkeypatch: pytest.MonkeyPatc
 
 def test_an_exported_program_is_a_model(tmp_path: Path) -> None:
     path = tmp_path / "net.pt2"  # given as it is, and as text
-    single = nn.Conv3d(1, 1, 3, padding=1)
+    single = nn.Sequential(nn.Conv3d(1, 1, 3, padding=1))
     torch.export.save(torch.export.export(single.eval(), (torch.zeros(1, 1, 12, 12, 12),)), path)
     data = np.random.default_rng(0).normal(size=(12, 20, 25)).astype("float32")
     knobs: dict[str, Any] = {"patch": 12, "overlap": 4, "normalize": "none"}
