@@ -31,9 +31,9 @@ from ..preloaded import started
 from .faulty_s3 import BODY, door_to
 from .kit import SMALL, Array, arange, run
 
-SHAPE = (16, 16, 16)
+SHAPE = (14, 14, 14)
 RUN_DIR = "s3://test-bucket/runs/one"
-WORDS = ("--in-spec in.npy --model-type identity --patch 8 --overlap 4 --block 8 --chunks 8 "
+WORDS = ("--in-spec in.npy --model-type identity --patch 8 --overlap 2 --block 8 --chunks 8 "
          "--devices cpu --threads 1 --seam-mode blend --normalize").split()  # fmt: skip
 
 
@@ -79,7 +79,7 @@ def values(path: str) -> Array:
 
 def alone(normalize: Any = False) -> Array:
     """What a run of which nothing is kept writes."""
-    return run(np.load("in.npy"), patch=8, overlap=4, block=8, threads=1, seam_mode="blend",
+    return run(np.load("in.npy"), patch=8, overlap=2, block=8, threads=1, seam_mode="blend",
                normalize=normalize)  # fmt: skip
 
 

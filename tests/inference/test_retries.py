@@ -246,7 +246,7 @@ def words(
         source = json.dumps(put(door, "in", VOLUME, 20) | context)
     given = {"--in-spec": source,
              "--out-spec": json.dumps(new(door, out, VOLUME, 10) | context),
-             "--run-dir": folder, "--model-type": "identity", "--patch": 8, "--overlap": 2,
+             "--run-dir": folder, "--model-type": "identity", "--patch": 10, "--overlap": 0,
              "--block": 10, "--devices": "cpu", "--normalize": "none"}  # fmt: skip
     return ["infer", *(str(word) for pair in given.items() for word in pair)]
 

@@ -142,7 +142,7 @@ def test_a_simulation_says_where_its_numbers_lie() -> None:
 
 
 def test_the_rate_of_a_run_is_taken_from_its_folder(tmp_path: Path) -> None:
-    source = arange((20, 20, 20))
+    source = arange((8, 8, 8))
     run = tmp_path / "run"
     penstock.run_inference(
         source, np.zeros_like(source), model="identity", patch=8, overlap=2, devices="cpu",

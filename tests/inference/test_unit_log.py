@@ -95,7 +95,7 @@ def test_the_checks_of_a_run_are_those_of_what_it_stored(
 ) -> None:
     data, out = arange((20, 20, 20)), tmp_path / f"out.{suffix}"
     data[:10] = 0
-    knobs: dict[str, Any] = {**SMALL, "block": 10, "chunks": 5, "normalize": "none"}
+    knobs: dict[str, Any] = {**SMALL, "block": 10, "chunks": (5, 10, 10), "normalize": "none"}
     summary = penstock.run_inference(data, out, seam_mode=seam, **knobs)
     folder = tmp_path / f"out.{suffix}.penstock"
     notes = read_lines((folder / "done.log").read_bytes().splitlines(keepends=True))
@@ -115,7 +115,7 @@ def test_the_checks_of_a_run_are_those_of_what_it_stored(
 
 def test_a_run_folder_of_an_older_version_resumes(tmp_path: Path) -> None:
     data, out = arange((20, 20, 20)), tmp_path / "out.zarr"
-    knobs: dict[str, Any] = {**SMALL, "block": 10, "chunks": 10}
+    knobs: dict[str, Any] = {**SMALL, "patch": 10, "overlap": 0, "block": 10, "chunks": 10}
     penstock.run_inference(data, out, **knobs)
     log = tmp_path / "out.zarr.penstock/done.log"
     lines = log.read_text().splitlines()
