@@ -247,7 +247,10 @@ def another_maker() -> None:
     noted.write_text(json.dumps(content))
 
 
-@pytest.mark.parametrize(("by", "tolerance", "code"), [(1, None, 0), (2, None, 1), (2, "2", 0)])
+@pytest.mark.parametrize(
+    ("by", "tolerance", "code"),
+    [pytest.param(1, None, 0, marks=pytest.mark.slow), (2, None, 1), (2, "2", 0)],
+)
 def test_blocks_of_another_machine_may_differ_within_the_tolerance(
     by: int, tolerance: str | None, code: int, done: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -98,16 +98,13 @@ def verify(*words: Any) -> int:
 
 @pytest.mark.parametrize(
     ("store", "seam"),
-    all_of(
-        STORES,
-        ["trim", "blend"],
-        default=[*((store, "trim") for store in STORES), (STORES[0], "blend")],
-    ),
+    all_of(STORES, ["trim", "blend"], default=[("v3.zarr", "trim"), ("out.n5", "blend")]),
 )
 def test_a_whole_output_is_proven_in_one_line(
     store: str, seam: str, whole: Whole, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Chunks of zeros leave no file, and are not missed."""
+    """Chunks of zeros leave no file, and are not missed. Outputs in all stores are proven where
+    damage was mended, too."""
     spec = (
         whole(store)[1] if seam == "trim" else stored(tmp_path / store, seam_mode=seam, overlap=2)
     )
@@ -138,10 +135,10 @@ def test_all_heads_of_a_run_are_proven_and_each_is_found_damaged(
     knobs = KNOBS | {"model": Heads(), "out_dtype": ["int64", "float32"],
                      "head_kind": ["labels", "scores"], "seam_mode": "blend",
                      "overlap": 2}  # fmt: skip
-    penstock.run_inference(DATA, outs, **knobs)
+    penstock.run_inference(DATA[16:], outs, **knobs)
     for named in (outs[:1], outs):
         assert verify(*named) == 0
-    assert "8 of 8 blocks are proven, 512 KiB" in capsys.readouterr().out
+    assert "4 of 4 blocks are proven, 256 KiB" in capsys.readouterr().out
     # of the second alone there is no run folder
     assert verify(outs[1]) == 2
     flip(max(outs[1].rglob("c/**/*"), key=lambda path: path.stat().st_size * path.is_file()))
