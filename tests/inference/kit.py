@@ -90,4 +90,13 @@ def config(**knobs: Any) -> InferConfig:
     return build(InferConfig, given_ | knobs)
 
 
+def all_of(*axes: Sequence[Any], default: Sequence[Any]) -> list[Any]:
+    """Parameters: every combination of the axes, of which all but those that are given are slow."""
+    assert set(default) <= set(itertools.product(*axes))
+    return [
+        pytest.param(*values, marks=() if values in default else pytest.mark.slow)
+        for values in itertools.product(*axes)
+    ]
+
+
 SEED = PatchShape((64, 64, 64), (10, 10, 10), 3)

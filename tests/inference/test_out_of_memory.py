@@ -84,17 +84,17 @@ def test_elements_that_are_started_again_count_each_block_once_and_a_new_run_non
     command = words(tmp_path, write_model(tmp_path, "full", FULL.format(1, 5)))
     folder = tmp_path / "out.zarr.penstock"
 
-    def shared(elements: int, *more: str) -> Any:
-        steps = ["--prepare", *(f"--part={e}/{elements}" for e in range(1, elements + 1))]
-        for step in [steps[0], steps[1], *steps[1:], "--finish"]:
+    def shared(elements: int, *started: int, more: list[str]) -> Any:
+        parts = [f"--part={element}/{elements}" for element in started]
+        for step in ["--prepare", *parts, "--finish"]:
             count = ["--workers", str(elements)] if step == "--prepare" else []
             anew = [word for word in more if word != "--overwrite" or step == "--prepare"]
             assert main([*command, step, *count, *anew]) == 0
         return json.loads((folder / "summary.json").read_text())
 
-    assert shared(2, "--oom", "halve")["halved"] == 2
+    assert shared(2, 1, 1, 2, more=["--oom", "halve"])["halved"] == 2
     command[command.index("--model-type") + 1] = "identity"
-    anew = shared(1, "--overwrite")
+    anew = shared(1, 1, more=["--overwrite"])
     assert anew["halved"] == 0
     assert [worker["name"] for worker in anew["workers"]] == ["part-1-of-1"]
     assert anew["units_written"] == 8 and not [*folder.glob("halved*")]

@@ -247,7 +247,7 @@ def test_regions_do_not_change_the_result(seam: str, monkeypatch: pytest.MonkeyP
     """The plan of a machine with little memory, forced on a small volume."""
     from penstock.inference.planning import cuts
 
-    volume = np.random.default_rng(0).normal(size=(16, 40, 40)).astype("float32")
+    volume = np.random.default_rng(0).normal(size=(12, 24, 40)).astype("float32")
 
     def run() -> np.ndarray:
         out = np.zeros_like(volume)

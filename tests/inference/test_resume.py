@@ -17,7 +17,7 @@ from .kit import SMALL, arange
 
 
 def test_a_finished_run_resumes_to_nothing(tmp_path: Path) -> None:
-    source, out = arange((20, 20, 20)), tmp_path / "out.zarr"
+    source, out = arange((10, 10, 10)), tmp_path / "out.zarr"
     penstock.run_inference(source, out, **SMALL)
     summary = penstock.run_inference(source, out, resume=True, **SMALL)
     assert summary.units_written == 0
@@ -26,7 +26,7 @@ def test_a_finished_run_resumes_to_nothing(tmp_path: Path) -> None:
 
 
 def test_a_second_process_on_the_same_output_is_refused_and_harms_nothing(tmp_path: Path) -> None:
-    source, out = arange((20, 20, 20)), tmp_path / "out.zarr"
+    source, out = arange((10, 10, 10)), tmp_path / "out.zarr"
     penstock.run_inference(source, out, **SMALL)
     first = journal.Journal.open(Path(f"{out}.penstock"), {}, resume=False)
     first.begin({})
@@ -43,7 +43,7 @@ def test_a_killed_run_leaves_no_list_of_units_for_a_new_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """--overwrite, killed while the output is made anew: what was done before counts no more."""
-    source, out = arange((20, 20, 20)), tmp_path / "out.zarr"
+    source, out = arange((10, 10, 10)), tmp_path / "out.zarr"
     penstock.run_inference(source, out, **SMALL)
     create = TensorStoreSink.create
 
@@ -64,7 +64,7 @@ def test_a_killed_run_leaves_no_list_of_units_for_a_new_output(
 def test_a_run_killed_while_the_old_output_is_deleted_goes_on(tmp_path: Path) -> None:
     """The old one had other chunks and another dtype, and some of it is there still."""
 
-    source, out = arange((20, 20, 20)), tmp_path / "out.zarr"
+    source, out = arange((10, 10, 10)), tmp_path / "out.zarr"
     for way in ("resume", "overwrite"):
         penstock.run_inference(
             source, out, overwrite=True, out_dtype="float32", chunks=10, block=20, **SMALL
@@ -83,7 +83,7 @@ def test_a_run_killed_while_the_old_output_is_deleted_goes_on(tmp_path: Path) ->
 def test_what_may_not_be_replaced_is_refused_before_its_list_of_units_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, out = arange((20, 20, 20)), tmp_path / "out.zarr"
+    source, out = arange((10, 10, 10)), tmp_path / "out.zarr"
     penstock.run_inference(source, out, **SMALL)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
@@ -98,7 +98,7 @@ def test_what_may_not_be_replaced_is_refused_before_its_list_of_units_is_lost(
 
 
 def test_resume_refuses_another_model_of_the_same_name(tmp_path: Path) -> None:
-    source, out, code = arange((20, 20, 20)), tmp_path / "out.zarr", tmp_path / "mine.py"
+    source, out, code = arange((10, 10, 10)), tmp_path / "out.zarr", tmp_path / "mine.py"
     knobs: dict[str, Any] = {"model": f"{code}:net", "patch": 8, "overlap": 2, "devices": "cpu"}
     code.write_text("def net(x=None):\n    return lambda x: x * 1\n")
     penstock.run_inference(source, out, **knobs)

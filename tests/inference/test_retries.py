@@ -29,7 +29,7 @@ from penstock.inference.status import read_status
 
 from ..preloaded import started
 from .faulty_s3 import BODY, Door, distinct, door_to, get, new, put
-from .kit import SMALL, arange, crossed, job
+from .kit import SMALL, arange, config, crossed, job
 
 KNOBS: dict[str, Any] = {"model": "identity", "patch": 8, "overlap": 2, "devices": "cpu",
                          "block": 10, "head_kind": "intensity"}  # fmt: skip
@@ -128,13 +128,11 @@ def test_errors_of_the_system_are_told_apart(error: Exception, passes: bool) -> 
 def test_faults_that_pass_are_counted_and_change_no_voxel(
     error: Exception, normalize: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = job(tmp_path / "whole", normalize=normalize)
-    infer.run_job(whole)
     started = job(tmp_path, normalize=normalize)
     monkeypatch.setattr(MemorySource, "read", failing(MemorySource.read, error, range(3)))
     monkeypatch.setattr(MemorySink, "write", failing(MemorySink.write, error, range(1, 3)))
     summary = infer.run_job(started)
-    assert (started.config.out_spec[0] == whole.config.out_spec[0]).all()
+    assert (started.config.out_spec[0] == started.config.in_spec).all()  # it is the identity
     assert summary.retries == 5 and summary.retry_seconds > 0
     assert any(line.startswith("Retries: ") and "5 times" in line for line in summary.lines())
     rows = [json.loads(row) for row in (tmp_path / "run/retries.jsonl").read_text().splitlines()]
@@ -155,7 +153,7 @@ def test_tries_of_the_lock_are_counted_with_the_others(
     monkeypatch.setattr(Claims, "name", failing(Claims.name, error, range(1)))
     monkeypatch.setattr(Claims, "confirm", failing(Claims.confirm, error, range(1)))
     out, run = tmp_path / "out.zarr", tmp_path / "run"
-    summary = penstock.run_inference(arange((20, 20, 20)), out, run_dir=run, **SMALL)
+    summary = penstock.run_inference(arange((8, 8, 8)), out, run_dir=run, **SMALL)
     assert summary.retries == 4 and summary.retry_seconds > 0
     assert json.loads((run / "summary.json").read_text())["retries"] == 4
     metrics = (run / "metrics.jsonl").read_text().splitlines()
@@ -163,13 +161,14 @@ def test_tries_of_the_lock_are_counted_with_the_others(
     assert read_status(run).retries == 3
 
 
-@pytest.mark.parametrize("owner", [MemorySource, MemorySink])
 @pytest.mark.parametrize(
-    ("number", "code"), [(errno.ENOSPC, 3), (errno.EDQUOT, 3), (errno.EACCES, 1)]
+    ("owner", "fault"),
+    crossed([MemorySource, MemorySink], [(errno.ENOSPC, 3), (errno.EDQUOT, 3), (errno.EACCES, 1)]),
 )
 def test_faults_that_stay_are_told_at_once(
-    owner: Any, number: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    owner: Any, fault: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    number, code = fault
     stage = "read" if owner is MemorySource else "write"
     started = job(tmp_path, normalize="percentile")
     error = OSError(number, "as it is")
@@ -217,14 +216,14 @@ def test_a_fault_that_outlasts_the_patience_ends_with_3_and_resumes(
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("15min", 900), ("2h", 7200), ("3", 3)])
-def test_a_patience_is_a_time(text: str, seconds: float, tmp_path: Path) -> None:
-    assert job(tmp_path, retry_for=text).config.retry_for == seconds == parse_seconds(text)
+def test_a_patience_is_a_time(text: str, seconds: float) -> None:
+    assert config(retry_for=text).retry_for == seconds == parse_seconds(text)
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", "1 week", ""])
-def test_what_is_no_time_is_refused(text: str, tmp_path: Path) -> None:
+def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"^--retry-for: .* is not a time such as 30s"):
-        job(tmp_path, retry_for=text)
+        config(retry_for=text)
 
 
 # --- over a real S3 server ------------------------------------------------------------------------
@@ -236,12 +235,18 @@ BRIEF = {"max_retries": 1, "initial_delay": "10ms"}
 OFTEN = {"max_retries": 32, "initial_delay": "1ms", "max_delay": "10ms"}
 
 
-def words(door: Door, out: str, folder: Path, requests: dict[str, Any] | None = None) -> list[str]:
-    """A job on `VOLUME` whose specs may say how often TensorStore sends a request by itself."""
-    context = {"context": {"s3_request_retries": requests}} if requests else {}
-    given = {"--in-spec": json.dumps(put(door, "in", VOLUME, 20) | context),
+def words(
+    door: Door, out: str, folder: Path, requests: dict[str, Any], remote_input: bool = False
+) -> list[str]:
+    """A job on `VOLUME` whose specs say how often TensorStore sends a request by itself."""
+    context: dict[str, Any] = {"context": {"s3_request_retries": requests}}
+    source: Any = folder.with_name("in.npy")
+    np.save(source, VOLUME)
+    if remote_input:
+        source = json.dumps(put(door, "in", VOLUME, 20) | context)
+    given = {"--in-spec": source,
              "--out-spec": json.dumps(new(door, out, VOLUME, 10) | context),
-             "--run-dir": folder, "--model-type": "identity", "--patch": 8, "--overlap": 2,
+             "--run-dir": folder, "--model-type": "identity", "--patch": 10, "--overlap": 0,
              "--block": 10, "--devices": "cpu", "--normalize": "none"}  # fmt: skip
     return ["infer", *(str(word) for pair in given.items() for word in pair)]
 
@@ -251,7 +256,7 @@ def test_a_server_that_asks_to_slow_down_is_asked_again(
     s3_endpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with door_to(s3_endpoint) as door:
-        command = words(door, "out", tmp_path / "run", OFTEN)
+        command = words(door, "out", tmp_path / "run", OFTEN, remote_input=True)
         slow_down = (503, BODY.format("SlowDown", "Please reduce your request rate."))
         door.answers, door.every = {"GET": slow_down, "PUT": slow_down}, 3
         assert main(command) == 0
@@ -290,13 +295,20 @@ def test_a_server_that_is_restarted_in_the_middle_is_waited_for(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_server_that_stays_away_ends_with_3_and_resumes_to_the_same_bytes(
+def test_an_expired_token_is_told_at_once_and_a_server_that_stays_away_later_and_nothing_is_lost(
     s3_endpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with door_to(s3_endpoint) as door:
         command = words(door, "out", tmp_path / "run", BRIEF)
+        expired = (400, BODY.format("ExpiredToken", "The provided token has expired."))
+        door.answers, door.every = {"PUT": expired}, 3
+        assert main(command) == 1
+        error = capsys.readouterr().err
+        assert len(error.strip().splitlines()) == 1
+        assert "ExpiredToken: The provided token has expired" in error
+        assert not (tmp_path / "run/retries.jsonl").exists()
         door.answers, door.every = {"PUT": (503, BODY.format("SlowDown", "later"))}, 1
-        assert main([*command, "--retry-for", "0.1s"]) == 3
+        assert main([*command, "--resume", "--retry-for", "0.1s"]) == 3
         error = capsys.readouterr().err
         assert len(error.strip().splitlines()) == 1
         assert error.startswith("penstock infer: write failed at block ")
@@ -326,23 +338,6 @@ def test_a_server_that_falls_silent_is_asked_again(
         assert process.exitcode == 0, log.read_text()
         assert (get(door, "out") == VOLUME).all()
     assert "Operation too slow" in rows.read_text()
-
-
-def test_an_expired_token_is_told_at_once_and_nothing_is_lost(
-    s3_endpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with door_to(s3_endpoint) as door:
-        command = words(door, "out", tmp_path / "run", BRIEF)
-        expired = (400, BODY.format("ExpiredToken", "The provided token has expired."))
-        door.answers, door.every = {"PUT": expired}, 3
-        assert main(command) == 1
-        error = capsys.readouterr().err
-        assert len(error.strip().splitlines()) == 1
-        assert "ExpiredToken: The provided token has expired" in error
-        assert not (tmp_path / "run/retries.jsonl").exists()
-        door.answers = {}
-        assert main([*command, "--resume"]) == 0
-        assert (get(door, "out") == VOLUME).all()
 
 
 def test_a_users_own_patience_wins(s3_endpoint: str) -> None:

@@ -55,11 +55,14 @@ def test_parts_that_are_compared_are_those_that_the_flag_gives(normalize: str) -
         assert again.num_patches == plan.num_patches
 
 
-@pytest.mark.parametrize("workers", [20, pytest.param(1000, marks=pytest.mark.slow)])
-def test_a_petabyte_is_compared_in_constant_memory(workers: int) -> None:
+@pytest.mark.parametrize(
+    ("workers", "mtbf"),
+    [(20, "2000"), *(pytest.param(n, "200", marks=pytest.mark.slow) for n in (20, 1000))],
+)
+def test_a_petabyte_is_compared_in_constant_memory(workers: int, mtbf: str) -> None:
     plan = plan_of(workers=workers)
     tracemalloc.start()
-    lines(plan, workers, rate="1.5e6", mtbf="200", restart="10min", bandwidth="50GB", simulate=[1])
+    lines(plan, workers, rate="1.5e6", mtbf=mtbf, restart="10min", bandwidth="50GB", simulate=[1])
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert plan.input_bytes == 1.024e15
@@ -139,7 +142,7 @@ def test_a_simulation_says_where_its_numbers_lie() -> None:
 
 
 def test_the_rate_of_a_run_is_taken_from_its_folder(tmp_path: Path) -> None:
-    source = arange((20, 20, 20))
+    source = arange((8, 8, 8))
     run = tmp_path / "run"
     penstock.run_inference(
         source, np.zeros_like(source), model="identity", patch=8, overlap=2, devices="cpu",
@@ -198,7 +201,7 @@ def test_the_command_of_a_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    zarr.create_array("in.zarr", shape=(80_000,) * 3, chunks=(128,) * 3, dtype="uint16")
+    zarr.create_array("in.zarr", shape=(8_000,) * 3, chunks=(128,) * 3, dtype="uint16")
     job = (
         "plan --in-spec in.zarr --out-spec out.zarr --model-type identity --devices cpu "
         "--normalize global --workers 100 --rate 2e7 --mtbf 100 --restart 5min --simulate 2"
@@ -297,15 +300,18 @@ def test_the_work_of_planning_grows_no_faster_than_an_axis(
     the machine changes. It took 0.3 s of CPU; the bound on the seconds is a guard, no more."""
     monkeypatch.chdir(tmp_path)
     calls, seconds = [], 0.0
-    for side in (200, 8_000, 80_000):  # the first one imports
+    for side in (200, 8_000, 80_000):
         zarr.create_array(f"{side}.zarr", shape=(side,) * 3, chunks=(128,) * 3, dtype="uint16")
         words = (
             f"plan --in-spec {side}.zarr --out-spec out.zarr --model-type identity --devices cpu "
             "--normalize global --workers 1000 --rate 2e6 --mtbf 100 --bandwidth 50GB"
         )
+        if side == 200:  # imports, and is not counted
+            assert main(words.split()) == 0
+            continue
         began, profile = time.process_time(), cProfile.Profile()
         assert profile.runcall(main, words.split()) == 0
         seconds = time.process_time() - began
         calls.append(sum(entry.callcount for entry in profile.getstats()))
-    assert calls[2] < 10 * calls[1]
+    assert calls[1] < 10 * calls[0]
     assert seconds < 10

@@ -119,7 +119,7 @@ def test_weights_go_to_a_device_once_and_with_their_lane(monkeypatch: pytest.Mon
         return weights
 
     monkeypatch.setattr(scatter, "_weights_on", noted)
-    begun = started(np.zeros((40, 40, 40), "float32"), seam_mode="blend")
+    begun = started(np.zeros((26, 26, 26), "float32"), seam_mode="blend")
     one = lane_of(begun)
     assert list(through(begun, one))
     assert len(made) == 3, "those at either edge and in between, though each axis has more patches"

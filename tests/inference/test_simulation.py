@@ -119,9 +119,14 @@ GRID = [
     for stragglers in ({}, {"slow_share": 0.1, "slowness": 3.0})
     for store in (math.inf, 0.5)
 ]
+SOON = [GRID[number] for number in (66, 21, 104, 63)]
+"""Every value of each axis, where few parts are lost."""
 
 
-@pytest.mark.parametrize(("work", "workers", "failing", "stragglers", "store"), GRID[::19])
+@pytest.mark.parametrize(
+    ("work", "workers", "failing", "stragglers", "store"),
+    [*SOON, *(pytest.param(*each, marks=pytest.mark.slow) for each in GRID[::19])],
+)
 def test_the_formula_is_within_the_simulations_interval(
     work: PartWork, workers: int, failing: Any, stragglers: Any, store: float
 ) -> None:
@@ -175,15 +180,22 @@ def plays(draw: st.DrawFn) -> tuple[Load, Fleet, Outcome]:
         slow_share=draw(st.sampled_from([0.0, 0.3, 1.0])),
         slowness=draw(st.floats(1.5, 8)),
     )
-    (outcome,) = simulate(load, workers, 1, draw(st.integers(0, 99)))
+    (outcome,) = played(load, workers, 1, draw(st.integers(0, 99)))
     return load, workers, outcome
+
+
+def played(load: Load, workers: Fleet, runs: int, seed: int) -> list[Outcome]:
+    """Simulated runs, given up soon: of some loads a part seldom ends before its worker fails."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(simulation, "MOST_FAILURES", 2000)
+        return simulate(load, workers, runs, seed)
 
 
 @given(plays())
 def test_all_work_is_done_once_and_what_was_lost_again(
-    played: tuple[Load, Fleet, Outcome],
+    play: tuple[Load, Fleet, Outcome],
 ) -> None:
-    load, workers, run = played
+    load, workers, run = play
     work = load.work
     assert run.redone >= 0
     if math.isinf(run.seconds):
@@ -199,6 +211,6 @@ def test_all_work_is_done_once_and_what_was_lost_again(
 
 @COSTLY
 @given(plays())
-def test_a_seed_gives_the_same_run_again(played: tuple[Load, Fleet, Outcome]) -> None:
-    load, workers, _ = played
-    assert simulate(load, workers, 2, 5) == simulate(load, workers, 2, 5)
+def test_a_seed_gives_the_same_run_again(play: tuple[Load, Fleet, Outcome]) -> None:
+    load, workers, _ = play
+    assert played(load, workers, 2, 5) == played(load, workers, 2, 5)

@@ -19,7 +19,7 @@ from penstock.base.errors import PenstockError, UsageError
 from penstock.cli import main
 from penstock.data.grid import indices
 from penstock.inference.opening.job import Job
-from penstock.inference.planning import cuts
+from penstock.inference.planning import cuts, scratch
 from penstock.inference.planning.scratch import scratch_rate
 from penstock.inference.planning.spill_room import lying
 from penstock.inference.run_folder.ending import EndRequest
@@ -32,13 +32,14 @@ from penstock.inference.stages.beginning import begun
 
 from .kit import Array
 
-SHAPE = (16, 16, 20)
+SHAPE = (8, 16, 28)
 
 
 @pytest.fixture(autouse=True)
 def volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Array:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(cuts, "BLOCK_VOXELS", 16**3)  # blocks of 2 x 2 x 2 patches
+    monkeypatch.setattr(scratch, "PROBE_BYTES", 2**22)
     array = np.random.default_rng(0).normal(900, 200, SHAPE).astype("float32")
     np.save("in.npy", array)
     Path("net.py").write_text(NET)
@@ -64,7 +65,7 @@ def settings(seam: str = "blend", out: str = "out.zarr", **knobs: Any) -> InferC
     return build(InferConfig, given | knobs)
 
 
-def opened(parts: int = 8, **knobs: Any) -> Job:
+def opened(parts: int = 4, **knobs: Any) -> Job:
     """A job whose parts spill."""
     shared = {"cluster": "local:2", "workers": 2, "parts": parts, "spill": "always"}
     return Job(settings(**shared | knobs))

@@ -37,6 +37,14 @@ def test_workers_that_wait_lower_the_share() -> None:
     assert line.startswith("Workers: 2, 1.00 to") and "together 75% of" in line
 
 
+def test_a_worker_that_is_much_slower_than_the_median_is_named() -> None:
+    speeds = {"a": share(10_000_000, 10.0), "b": share(8_000_000, 10.0), "c": share(10**6, 10.0)}
+    lines = [*merged(speeds, 10.0, 9, 0).lines()]
+    assert [line for line in lines if "was slow" in line] == [
+        "  c was slow: 0.10 Mvox/s over 10.0 s"
+    ]
+
+
 def test_the_voxels_of_units_are_those_of_their_boxes(tmp_path: Path) -> None:
     made = opened(tmp_path / "out.zarr", (21, 30, 37), block=8, chunks=8).plan
     keys = {(0, *index) for index in indices(made.geometry.units.cells)}

@@ -59,7 +59,7 @@ def test_units_count_for_their_makers(tmp_path: Path) -> None:
 def test_who_shares_a_large_job_holds_less_than_a_byte_for_each_unit(tmp_path: Path) -> None:
     """A petabyte has rows as long, and a hundred million units. What one reading of a log leaves
     behind, whatever its size, is there before memory is counted."""
-    plan = make_plan(config(parts=40), facts((1_500, 1_500, 127_000)), SEED)
+    plan = make_plan(config(parts=40), facts((1_500, 1_500, 107_000)), SEED)
     checks, units = ["v0123456789abcdef"], plan.geometry.units.cells
     (tmp_path / "run.json").write_text('{"settings": {}, "fingerprint": {}}')
     with (tmp_path / "done-a.log").open("w") as log:
