@@ -1,4 +1,4 @@
-"""One SLURM for all tests of this folder that ask for it, and one parser of each verb."""
+"""One SLURM for all tests of this folder that ask for it, and one parser of ``slurm``."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .slurm_cluster import Cluster
 
 
 @pytest.fixture(scope="package", autouse=True)
-def _parsers_made_once() -> Iterator[None]:
+def _parser_made_once() -> Iterator[None]:
     """To make the parser of ``slurm`` takes longer than most of its commands do."""
     real = cli.parser_of
-    kept = functools.cache(lambda verb: real([verb]))
+    kept = functools.cache(lambda: real(["slurm"]))
 
     def parser_of(words: Sequence[str]) -> argparse.ArgumentParser:
-        return kept(words[0]) if words and words[0] in cli.VERBS else real(words)
+        return kept() if words[:1] == ["slurm"] else real(words)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cli, "parser_of", parser_of)
