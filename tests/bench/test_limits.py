@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,14 @@ def test_matmul_counts_and_checks_its_work(dtype: str) -> None:
     assert scenario.step(phase) == {"flops": 2 * 64**3, "bytes": 3 * 64**2 * itemsize}
     scenario.verify()
     scenario.close()
+
+
+def test_a_scenario_that_cannot_be_imported_says_what_is_absent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "penstock.bench.scenarios.roofs", None)
+    with pytest.raises(ModuleNotFoundError, match=r"scenarios\.roofs"):
+        make("matmul", {})
 
 
 def test_a_wrong_product_is_no_roof() -> None:
