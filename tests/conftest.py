@@ -73,12 +73,14 @@ the same large libraries stand in one third, so that one worker imports them: mo
 matplotlib, or Lightning with torchvision."""
 _FORKING = ("started", "forked_workers", "Scheduler")
 """Names in a file whose tests fork a process. They come first, so that one worker starts the
-process that is forked: it loads torch, and others take over from the end of a third."""
+process that is forked: it loads torch, and others take over from the end of a third. The tests that
+fork themselves come before those beside them."""
 
 
 def _turn(item: pytest.Item) -> int:
-    if any(hasattr(item.module, name) for name in _FORKING):  # type: ignore[attr-defined]
-        return -1
+    assert isinstance(item, pytest.Function)
+    if any(hasattr(item.module, name) for name in _FORKING):
+        return -2 if {*_FORKING} & {*item.function.__code__.co_names} else -1
     folder = item.path.parent.name
     return _ORDER.index(folder) if folder in _ORDER else len(_ORDER)
 
