@@ -114,8 +114,11 @@ $(VENV)/demo-ready: pyproject.toml constraints.txt
 		{ echo "pip could not install it; without a network, PIP_INDEX_URL may name an index of yours"; exit 1; }
 	touch $@
 
+# Tests import so much that it is compiled at once, on all cores, and not while they run. Some
+# packages bring templates that are no Python.
 $(VENV)/ready: $(VENV)/demo-ready
 	$(PIP) -e '.[test,docs]'
+	$(RUN) -m compileall -qq -j 0 -x '/tests?/' $(VENV)/lib || true
 	touch $@
 
 INSTALL_LOWEST = $(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
