@@ -118,7 +118,7 @@ $(VENV)/demo-ready: pyproject.toml constraints.txt
 # packages bring templates that are no Python.
 $(VENV)/ready: $(VENV)/demo-ready
 	$(PIP) -e '.[test,docs]'
-	$(RUN) -m compileall -qq -j 0 -x '/tests?/' $(VENV)/lib || true
+	$(RUN) -m compileall -qq -j 0 -x '/tests?/' $(VENV)/lib src || true
 	touch $@
 
 INSTALL_LOWEST = $(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
