@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -227,22 +228,29 @@ def test_one_that_escapes_to_another_session_is_not_waited_for() -> None:
     os.kill(record.facts["left"], signal.SIGKILL)  # it was alive
 
 
-def test_an_interrupted_supervisor_takes_the_worker_with_it(fifo: tuple[Path, int]) -> None:
-    path, reader = fifo
-    program = (
-        "import signal, sys\n"
+def supervisor_of_three(path: Path, reader: int, first: str = "") -> ForkServerProcess:
+    """A supervisor, once its worker that hangs and two children of that are up. It runs the code
+    ``first`` before."""
+    process = started(
+        path.parent,
+        code=f"{first}\nimport sys\n"
         "from penstock.bench.launch.supervisor import LaunchRequest, run_launch\n"
-        "signal.signal(signal.SIGTERM, signal.default_int_handler)\n"
         f"asked = LaunchRequest('zoo:Hang', {{'fifo': {str(path)!r}, 'children': 2}})\n"
         f"command = [sys.executable, {ZOO!r}]\n"
-        "run_launch(asked, launch=0, order=None, timeout_s=100, command=command)"
+        "run_launch(asked, launch=0, order=None, timeout_s=100, command=command)",
     )
-    process = started(path.parent, code=program)
     writer = os.open(path, os.O_WRONLY)  # so that reading waits for the first of them
     said = b""
     while said.count(b"up") < 3:
         said += os.read(reader, 100)
     os.close(writer)
+    return process
+
+
+def test_an_interrupted_supervisor_takes_the_worker_with_it(fifo: tuple[Path, int]) -> None:
+    path, reader = fifo
+    heard = "import signal; signal.signal(signal.SIGTERM, signal.default_int_handler)"
+    process = supervisor_of_three(path, reader, heard)
     process.terminate()
     assert os.read(reader, 1) == b""
     process.join()
@@ -251,18 +259,7 @@ def test_an_interrupted_supervisor_takes_the_worker_with_it(fifo: tuple[Path, in
 
 def test_a_killed_supervisor_takes_the_worker_and_its_forks_with_it(fifo: tuple[Path, int]) -> None:
     path, reader = fifo
-    program = (
-        "import sys; from penstock.bench.launch.supervisor import LaunchRequest, run_launch\n"
-        f"asked = LaunchRequest('zoo:Hang', {{'fifo': {str(path)!r}, 'children': 2}})\n"
-        f"command = [sys.executable, {ZOO!r}]\n"
-        "run_launch(asked, launch=0, order=None, timeout_s=100, command=command)"
-    )
-    process = started(path.parent, code=program)
-    writer = os.open(path, os.O_WRONLY)  # so that reading waits for the first of them
-    said = b""
-    while said.count(b"up") < 3:
-        said += os.read(reader, 100)
-    os.close(writer)
+    process = supervisor_of_three(path, reader)
     process.kill()
     assert within(reader, 1) == b""
     process.join()

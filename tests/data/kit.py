@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from penstock.data.box import Box
 from penstock.data.packed import write as dataset
@@ -248,16 +246,6 @@ def odd_image(folder: Path, **transformation: Any) -> Path:
     attributes["multiscales"][0]["coordinateTransformations"].append(added)
     (root / ".zattrs").write_text(json.dumps(attributes))
     return root
-
-
-def thinned(*axes: Sequence[Any]) -> list[Any]:
-    """Parameters of a matrix: each value of each axis once, and all the others as slow tests."""
-    longest = max(map(len, axes))
-    quick = {tuple(axis[i % len(axis)] for axis in axes) for i in range(longest)}
-    return [
-        pytest.param(*case, marks=[] if case in quick else [pytest.mark.slow])
-        for case in itertools.product(*axes)
-    ]
 
 
 # --- packed data sets ---------------------------------------------------------------------------

@@ -24,7 +24,8 @@ from penstock.data.scenes.shoreline import read_shoreline
 from penstock.data.scenes.synthetic import APART, STRIP, SyntheticScene
 from penstock.data.scenes.synthetic_files import TIFF, write_scene
 
-from .kit import SIZE, thinned
+from ..parameters import crossed
+from .kit import SIZE
 
 if not all(map(find_spec, ("rasterio", "contourpy", "tifffile", "scipy"))):
     pytest.skip("a library of scenes is not installed", allow_module_level=True)
@@ -314,7 +315,7 @@ DAMAGES = [
 ]
 
 
-@pytest.mark.parametrize(("case", "tiff"), thinned(DAMAGES, tuple(TIFF)))
+@pytest.mark.parametrize(("case", "tiff"), crossed(DAMAGES, tuple(TIFF)))
 def test_a_damaged_raster_is_named_and_never_zeros(
     case: tuple[str, Callable[[Path], Any], str],
     tiff: str,

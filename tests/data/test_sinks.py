@@ -16,6 +16,7 @@ from penstock.data.box import Box
 from penstock.data.stores.open import open_source
 from penstock.data.stores.protocols import Sink
 
+from ..parameters import crossed
 from .kit import (
     DATA,
     DOMAIN,
@@ -28,7 +29,6 @@ from .kit import (
     count_reads,
     open_out,
     out_spec,
-    thinned,
 )
 
 
@@ -94,7 +94,7 @@ class TestSinkLayout:
         assert array.chunks == ((1, 1, 2, 5, 3) if "shards" in options else (1, 1, 4, 5, 6))
 
     @pytest.mark.parametrize(
-        ("version", "axes"), thinned(("0.4", "0.5"), ("yx", "zyx", "czyx", "tczyx"))
+        ("version", "axes"), crossed(("0.4", "0.5"), ("yx", "zyx", "czyx", "tczyx"))
     )
     def test_metadata_is_valid_ome_zarr(self, version: str, axes: str, tmp_path: Path) -> None:
         import zarr
@@ -239,7 +239,7 @@ class TestExisting:
                 open_out(target, overwrite=overwrite)
         assert (tmp_path / "thesis.tex").exists()
 
-    @pytest.mark.parametrize(("kind", "key"), thinned(KINDS, FOREIGN))
+    @pytest.mark.parametrize(("kind", "key"), crossed(KINDS, FOREIGN))
     def test_overwrite_deletes_no_more_than_the_array(
         self, kind: str, key: str, tmp_path: Path
     ) -> None:

@@ -20,6 +20,7 @@ from penstock.data.box import Box
 from penstock.data.stores.open import open_sink, open_source, parse_spec
 from penstock.data.stores.protocols import AXES, Source, overlap, same_array
 
+from ..parameters import crossed
 from .kit import (
     BUILDERS,
     DATA,
@@ -38,7 +39,6 @@ from .kit import (
     count_reads,
     open_out,
     saved,
-    thinned,
     write,
     zarr3,
 )
@@ -151,7 +151,7 @@ DTYPES = "uint8 int32 uint16 bool float64 int8 uint32 int16 float32 float16".spl
 
 class TestAxesAndDtypes:
     @pytest.mark.parametrize(
-        ("axes", "kind"), thinned(("yx", "zyx", "czyx", "tczyx"), ("memory", "zarr", "zarr3"))
+        ("axes", "kind"), crossed(("yx", "zyx", "czyx", "tczyx"), ("memory", "zarr", "zarr3"))
     )
     def test_by_rank(self, axes: str, kind: str, tmp_path: Path) -> None:
         rank = len(axes)
@@ -199,7 +199,7 @@ class TestAxesAndDtypes:
         assert source.axes == "zyx" and source.scale == (1.0, 1.0, 1.0, 2.0, 3.0)
         np.testing.assert_array_equal(source.read(source.domain)[0, 0], DATA[0, 0].T)
 
-    @pytest.mark.parametrize(("suffix", "dtype"), thinned(SUFFIXES, DTYPES))
+    @pytest.mark.parametrize(("suffix", "dtype"), crossed(SUFFIXES, DTYPES))
     def test_dtypes_survive_a_round_trip(self, dtype: str, suffix: str, tmp_path: Path) -> None:
         if suffix == "n5" and dtype in ("bool", "float16"):
             pytest.skip("N5 has no such dtype")

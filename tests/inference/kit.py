@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from numpy.typing import NDArray
 from torch import nn
@@ -30,16 +27,6 @@ def opened(out: Any, shape: tuple[int, ...] = (20, 20, 20), **knobs: Any) -> Job
     config = {"in_spec": np.zeros(shape, "uint8"), "out_spec": out, "model_type": "identity",
               "patch": 8, "overlap": 2, "devices": "cpu"}  # fmt: skip
     return Job(build(InferConfig, config | knobs))
-
-
-def crossed(*axes: Sequence[Any]) -> list[Any]:
-    """Parameters: every value of each axis stands in one of the default tests; the other
-    combinations are slow."""
-    default = [tuple(axis[i % len(axis)] for axis in axes) for i in range(max(map(len, axes)))]
-    return [
-        pytest.param(*values, marks=() if values in default else pytest.mark.slow)
-        for values in itertools.product(*axes)
-    ]
 
 
 def run(source: Array, net: Any = "identity", out: Array | None = None, **knobs: Any) -> Array:
@@ -88,15 +75,6 @@ def facts(shape: tuple[int, ...], **changes: Any) -> Facts:
 def config(**knobs: Any) -> InferConfig:
     given_ = {"in_spec": "", "out_spec": "", "model_type": "", "normalize": "global"}
     return build(InferConfig, given_ | knobs)
-
-
-def all_of(*axes: Sequence[Any], default: Sequence[Any]) -> list[Any]:
-    """Parameters: every combination of the axes, of which all but those that are given are slow."""
-    assert set(default) <= set(itertools.product(*axes))
-    return [
-        pytest.param(*values, marks=() if values in default else pytest.mark.slow)
-        for values in itertools.product(*axes)
-    ]
 
 
 SEED = PatchShape((64, 64, 64), (10, 10, 10), 3)

@@ -31,8 +31,8 @@ from penstock.data.stores.open import open_source
 from penstock.inference import run as infer
 from penstock.inference.opening.job import Job
 
+from ..parameters import crossed
 from ..preloaded import started
-from .kit import crossed
 
 DATA = np.arange(8 * 8 * 16, dtype="uint16").reshape(8, 8, 16)
 OTHER = DATA[::-1].copy()

@@ -31,9 +31,10 @@ from penstock.inference.stages import watch
 from penstock.inference.stages.watchdog import Watchdog
 from penstock.instruments import Clock
 
+from ..parameters import crossed
 from ..preloaded import started
 from .faulty_s3 import distinct, door_to, get, new, put, write_model
-from .kit import crossed, job
+from .kit import job
 
 SLOW = "if x.device.type != 'meta':\n    time.sleep(float(os.environ.get('NAP', 0)))\nreturn x"
 """A model that is slow where the environment says so."""

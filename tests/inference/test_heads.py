@@ -26,8 +26,9 @@ from penstock.base.errors import StageError, UsageError
 from penstock.cli import main
 from penstock.inference.opening.job import Job
 
+from ..parameters import crossed
 from ..places import ROOT
-from .kit import Array, arange, crossed, run
+from .kit import Array, arange, run
 
 CPU: dict[str, Any] = {"patch": 8, "overlap": 2, "devices": "cpu"}
 SHAPE = (10, 11, 12)

@@ -24,9 +24,9 @@ from penstock.inference.opening import identity
 from penstock.inference.opening.job import Job
 from penstock.inference.sharing.elements import run_step
 
+from ..parameters import crossed
 from ..places import ROOT
 from ..preloaded import started
-from .kit import crossed
 
 DATA = np.arange(8 * 8 * 24, dtype="uint16").reshape(8, 8, 24)
 KNOBS: dict[str, Any] = {

@@ -16,7 +16,8 @@ from penstock.base import threads
 from penstock.base.errors import UsageError
 from penstock.data.box import Box
 
-from .kit import arange, conv, crossed, run
+from ..parameters import crossed
+from .kit import arange, conv, run
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from penstock.base.errors import StageError, UsageError
 from penstock.cli import main
 from penstock.data.stores.missing import ChunkCount
 
-from .kit import Array, all_of, arange, crossed
+from ..parameters import all_of, crossed
+from .kit import Array, arange
 
 SHAPE = (20, 33, 41)
 KINDS = ["zarr2", "zarr3", "sharded", "n5"]

@@ -27,7 +27,8 @@ from penstock.inference.recompute import Recomputed, blocks_for, difference_of
 from penstock.inference.run_folder.unit_log import read_lines
 from penstock.inference.tiling.geometry import Geometry, narrowed
 
-from .kit import Array, all_of, crossed, opened
+from ..parameters import all_of, crossed
+from .kit import Array, opened
 
 NET = """
 import torch

@@ -27,9 +27,10 @@ from penstock.inference.run_folder.journal import Journal
 from penstock.inference.stages import retries
 from penstock.inference.status import read_status
 
+from ..parameters import crossed
 from ..preloaded import started
 from .faulty_s3 import BODY, Door, distinct, door_to, get, new, put
-from .kit import SMALL, arange, config, crossed, job
+from .kit import SMALL, arange, config, job
 
 KNOBS: dict[str, Any] = {"model": "identity", "patch": 8, "overlap": 2, "devices": "cpu",
                          "block": 10, "head_kind": "intensity"}  # fmt: skip

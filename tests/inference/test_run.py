@@ -23,7 +23,8 @@ from penstock.inference import run as infer
 from penstock.models import devices
 
 from ..laws import COSTLY
-from .kit import arange, conv, crossed, job, run
+from ..parameters import crossed
+from .kit import arange, conv, job, run
 
 
 @st.composite

@@ -20,7 +20,8 @@ from penstock.inference.lanes.scatter import PatchScatter
 from penstock.inference.planning import cuts
 from penstock.inference.tiling.stitch import axis_weights, place_in_row
 
-from .kit import conv, crossed
+from ..parameters import crossed
+from .kit import conv
 from .test_lane import CPU, lane_of, started, through
 
 

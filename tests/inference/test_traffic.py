@@ -23,7 +23,8 @@ from penstock.inference.tiling.traffic import (
     reads,
 )
 
-from .kit import config, crossed, facts
+from ..parameters import crossed
+from .kit import config, facts
 
 LEVELS: tuple[CacheLevel, ...] = ("layer", "row", "none")
 

@@ -18,7 +18,8 @@ from penstock.inference.run_folder.journal import Journal
 from penstock.inference.run_folder.local import LocalFolder
 from penstock.inference.run_folder.unit_log import Note, line_of, lost_line, read_lines
 
-from .kit import SMALL, arange, crossed
+from ..parameters import crossed
+from .kit import SMALL, arange
 
 UNIT, CHECKS = (0, 1, -16, 128), ("vcafe0123cafe0123", "f0000000000000000")
 

@@ -22,9 +22,10 @@ from penstock.cli import main
 from penstock.inference import verify as verify_room
 from penstock.inference.run_folder.reader import open_run
 
+from ..parameters import all_of, crossed
 from ..preloaded import started
 from .faulty_s3 import Door
-from .kit import all_of, arange, crossed
+from .kit import arange
 
 KNOBS: dict[str, Any] = {"model": "identity", "patch": 16, "overlap": 0, "devices": "cpu",
                          "block": 16, "normalize": "none"}  # fmt: skip

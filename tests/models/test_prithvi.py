@@ -23,7 +23,7 @@ from penstock.models import prithvi
 from penstock.models.prithvi import BANDS, Refiner, SizeName, prithvi_refiner
 from penstock.models.prithvi_encoder import Size, positions
 
-from ..inference.kit import crossed
+from ..parameters import crossed
 from ..preloaded import started
 from .prithvi_oracle import encode, sines_and_cosines
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import penstock
 from penstock.base.errors import MissingDependency
 
-from ..inference.kit import crossed
+from ..parameters import crossed
 from ..preloaded import started
 
 vision: Any = None

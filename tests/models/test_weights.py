@@ -21,7 +21,7 @@ from penstock.models import load as model
 from penstock.models.weights import load_weights, named_as, read_state
 from penstock.training.checkpoint import read
 
-from ..inference.kit import crossed
+from ..parameters import crossed
 from .kit import Scripted
 
 

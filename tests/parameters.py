@@ -1,0 +1,28 @@
+"""Matrices of parameters, of which a few combinations are default tests and the others slow."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import pytest
+
+
+def crossed(*axes: Sequence[Any]) -> list[Any]:
+    """Parameters: every value of each axis stands in one of the default tests; the other
+    combinations are slow."""
+    longest = max(map(len, axes))
+    return all_of(
+        *axes, default=[tuple(axis[i % len(axis)] for axis in axes) for i in range(longest)]
+    )
+
+
+def all_of(*axes: Sequence[Any], default: Collection[Any]) -> list[Any]:
+    """Parameters: every combination of the axes, of which all but those that are given are slow."""
+    combinations = [*itertools.product(*axes)]
+    assert all(case in combinations for case in default)
+    return [
+        pytest.param(*values, marks=() if values in default else pytest.mark.slow)
+        for values in combinations
+    ]
