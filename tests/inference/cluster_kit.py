@@ -27,13 +27,15 @@ from ..preloaded import started
 from .kit import Array
 
 QUICK = ("--model-type", "net.py:quick", "--parts", "6")
-"""Of the six blocks of `SMALL`. While there is a file "hold", a process makes no more than four."""
+"""Of the six blocks of `SMALL`. While there is a file "hold", a process makes no more than four, or
+computes no more patches than the file says."""
 SHAPE, SMALL = (48, 64, 80), (16, 32, 48)
 WORDS = ("--in-spec in.npy --model-type net.py:slow --patch 16 --overlap 4 --block 16 --chunks 16 "
          "--devices cpu --threads 1 --batch 1 --seam-mode blend --head-kind intensity "
          "--normalize global --spill never").split()  # fmt: skip
 NET = """
 import itertools
+import math
 import time
 from pathlib import Path
 import torch
@@ -59,11 +61,17 @@ def slow():
 class Held(nn.Module):
     # Of all patches a process computes no more than some while there is a file.
     def forward(self, x):
-        while next(FORWARDS) > 28 and HOLD.exists():
+        while next(FORWARDS) > most():
             time.sleep(0.05)
         return x
 
 FORWARDS, HOLD = itertools.count(), Path(__file__).with_name("hold")
+
+def most():
+    try:
+        return int(HOLD.read_text() or 28)
+    except FileNotFoundError:
+        return math.inf
 
 def held():
     return nn.Sequential(Held(), SqueezeExcite(0.002))
