@@ -6,8 +6,7 @@
 Contenders take turns. Each launch is a fresh process, and its output is compared with that of one
 thread. Computing seconds run from the first part to the last unit; the rest is the begin and the
 end of processes. A run begins its first patch when it takes the first sample of its memory.
-No-op tasks are timed through `cluster.tasks` and through bare Dask, in turns. Ours are journaled:
-each result is a line in a file before the next one is taken.
+No-op items are timed through `cluster.share` and through bare Dask, in turns.
 """
 
 from __future__ import annotations
@@ -30,11 +29,10 @@ import numpy as np
 import readme
 from infer import make_volume, warm
 from penstock import open_source
-from penstock.base import usable_cores
-from penstock.cluster import Tasks, connected
+from penstock.base import OnWorkers, usable_cores
+from penstock.cluster import connect, share
 
 HERE = Path(__file__).resolve().parent
-RESULTS = HERE / "results" / "cluster.jsonl"
 CONTENDERS = {
     "one process": ["--threads", "2"],
     "one thread": ["--threads", "1"],
@@ -49,7 +47,8 @@ def launch(source: Path, out: Path, net: str, words: list[str]) -> Row:
     command = [
         sys.executable, "-m", "penstock", "infer", "--in-spec", str(source),
         "--out-spec", str(out), "--model-type", f"{HERE / 'models.py'}:{net}", "--devices", "cpu",
-        "--normalize", "none", "--overlap", "16", "--block", "128", "--overwrite", *words,
+        "--normalize", "none", "--head-kind", "intensity", "--overlap", "16",
+        "--block", "128", "--overwrite", *words,
     ]  # fmt: skip
     warm(source)
     began = time.time()
@@ -88,21 +87,19 @@ def launches(folder: Path, size: int, rounds: int, nets: list[str]) -> Iterator[
                 raise SystemExit(f"{net}: two workers did not write what one thread wrote")
 
 
-def noop(order: object, number: int) -> int:
+def noop(number: int) -> int:
     return number
 
 
-def rates(folder: Path) -> Iterator[Row]:
-    """No-op tasks a second, ours and bare, three times in turns."""
-    with connected("local:2") as workers, (folder / "noops.jsonl").open("a", buffering=1) as log:
+def rates() -> Iterator[Row]:
+    """No-op items a second, ours and bare, three times in turns."""
+    with connect(OnWorkers(cluster="local:2")) as workers:
         for number in range(3):
             began = time.monotonic()
-            tasks = Tasks(workers, noop, None, "noop", 0)
-            for outcome in tasks.run(range(NOOPS), lambda word: None):
-                log.write(json.dumps({"number": outcome.number, "tries": outcome.tries}) + "\n")
-            ours = NOOPS / (time.monotonic() - began)
+            done = sum(1 for _ in share(workers, noop, range(NOOPS), window=4))
+            ours = done / (time.monotonic() - began)
             began = time.monotonic()
-            futures = workers.client.map(noop, [None] * NOOPS, range(NOOPS), pure=False)
+            futures = workers.client.map(noop, range(NOOPS), pure=False)
             workers.client.gather(futures)
             bare = NOOPS / (time.monotonic() - began)
             yield {"contender": "no-op", "round": number, "ours": ours, "bare": bare}
@@ -157,12 +154,16 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--nets", nargs="+", default=["three_conv", "unet"])
+    parser.add_argument(
+        "--results", type=Path, default=HERE / "results", help="folder of raw samples"
+    )
     parser.add_argument("--readme", action="store_true", help="write the report into README.md")
     args = parser.parse_args()
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory() as folder, RESULTS.open("w") as results:
+    samples = args.results / "cluster.jsonl"
+    with tempfile.TemporaryDirectory() as folder, samples.open("w") as results:
         place = Path(folder)
-        for each in (launches(place, args.size, args.rounds, args.nets), rates(place)):
+        for each in (launches(place, args.size, args.rounds, args.nets), rates()):
             for row in each:
                 rows.append(row)
                 results.write(json.dumps(row) + "\n")

@@ -246,8 +246,8 @@ def penstock(job: Job) -> dict[str, Any]:
 
 def plan(job: Job) -> dict[str, Any]:
     """What Penstock plans for the job; not timed."""
+    from penstock.base.config.flags import add_flags, from_flags
     from penstock.base.config.infer import InferConfig
-    from penstock.base.config.knobs import add_flags, from_flags
     from penstock.inference.opening.job import Job as Inference
 
     parser = argparse.ArgumentParser()
@@ -271,6 +271,7 @@ def _flags(job: Job) -> list[str]:
         "--patch": str(job.patch),
         "--overlap": str(job.overlap),
         "--normalize": job.normalize,
+        "--head-kind": "intensity",  # an untrained net may look like one of probabilities
         "--devices": "cpu",
     }
     if job.batch is not None:

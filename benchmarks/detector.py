@@ -36,7 +36,8 @@ from penstock.data.scenes.matching import match
 from penstock.data.scenes.objects import Objects
 from penstock.data.scenes.scene import Scene
 from penstock.instruments import environment
-from penstock.reports.figures.canvas import STYLE, heading, tidy
+from penstock.reports.charts.chart import Axis, Figure, Panel, Series
+from penstock.reports.charts.paper import COLOURS, PALETTE, save_figures
 
 HERE = Path(__file__).resolve().parent
 ENOUGH, MOST_SECONDS = 0.8, 15 * 60
@@ -175,45 +176,36 @@ def verdict(what: str, value: float, target: float, *, least: bool = True) -> st
 
 def draw_loss(history: Sequence[Mapping[str, Any]], steps: Path, out: Path) -> None:
     """The loss of every step, and the score of every epoch."""
-    from matplotlib.figure import Figure
-
     with steps.open(newline="") as file:
         rows = [(int(row["step"]), float(row["loss"])) for row in csv.DictReader(file)]
     step, loss = np.array(rows).T
     width = max(1, len(loss) // 40)
     mean = np.convolve(loss, np.ones(width) / width, "valid")
-    figure = Figure(figsize=(STYLE["width"], 4.8), layout="constrained")
-    figure.get_layout_engine().set(rect=(0, 0, 1, 0.86))
-    above, below = figure.subplots(2, 1, sharex=True)
-    blue, orange, green, *_ = STYLE["colours"]
-    above.plot(step, loss, color=blue, alpha=0.25, linewidth=0.8)
-    above.plot(step[width - 1 :], mean, color=blue, linewidth=1.8)
-    above.set_ylabel("loss")
-    above.set_ylim(0, None)
     ends = [row["step"] for row in history]
-    for name, label, colour in (
-        ("val_best_loc_fscore", "F1 at the best threshold", green),
-        ("val_loc_fscore", "F1 at a score of 0.5", orange),
-        ("val_AP50", "AP50", STYLE["faint"]),
-    ):
-        below.plot(ends, [row[name] for row in history], "o-", color=colour, label=label)
-    below.set_ylim(0, 1)
-    below.set_ylabel("validation")
-    below.set_xlabel("step")
-    below.legend(frameon=False, fontsize=STYLE["small"], loc="lower right")
-    for axis in (above, below):
-        tidy(axis)
-    heading(
-        figure,
-        "The detector learns",
-        f"{len(loss)} steps, bold: mean of {width}; scores after each epoch, on validation scenes",
-    )
-    figure.savefig(out, dpi=STYLE["dpi"])
+    scores = [
+        Series(label, ends, [row[name] for row in history], "dots", colour)
+        for name, label, colour in (
+            ("val_best_loc_fscore", "F1 at the best threshold", 2),
+            ("val_loc_fscore", "F1 at a score of 0.5", 1),
+            ("val_AP50", "AP50", "faint"),
+        )
+    ]
+    losses = [
+        Series("loss of a step", step, loss, faint=True),
+        Series(f"mean of {width} steps", step[width - 1 :], mean),
+    ]
+    along = Axis("step", high=float(step[-1]))
+    panels = [
+        Panel("", along, Axis("loss"), losses),
+        Panel("", along, Axis("validation", high=1.0), scores),
+    ]
+    note = f"{len(loss)} steps; scores after each epoch, on validation scenes"
+    save_figures({out: Figure("The detector learns", note, panels)}, replace=True)
 
 
 def draw_detections(folder: Path, out: Path) -> None:
     """The unseen scene in which most went wrong, as radar sees it: what was found, what not."""
-    from matplotlib.figure import Figure
+    import matplotlib.figure
 
     labels = read_labels(folder / "unseen" / "labels" / "validation.csv")
     everything = read_predictions(folder / "predictions.csv")
@@ -237,11 +229,11 @@ def draw_detections(folder: Path, out: Path) -> None:
     stray = np.delete(np.arange(len(predicted)), matched)
 
     side = 8.0
-    figure = Figure(figsize=(side, side * image.shape[0] / image.shape[1] + 0.7))
+    figure = matplotlib.figure.Figure(figsize=(side, side * image.shape[0] / image.shape[1] + 0.7))
     axis = figure.add_axes((0.015, 0.01, 0.97, 1 - 0.8 / figure.get_size_inches()[1]))
     low, high = np.nanpercentile(image, (1, 99.7))
     axis.imshow(np.nan_to_num(image, nan=low), cmap="gray", vmin=low, vmax=high)
-    _, orange, green, _, yellow, sky = STYLE["colours"]
+    _, orange, green, _, yellow, sky = PALETTE
     for points, mark, colour, label in (
         (true.points[sure & hit], "o", sky, "labelled and found"),
         (true.points[sure & ~hit], "s", yellow, "labelled and missed"),
@@ -258,12 +250,12 @@ def draw_detections(folder: Path, out: Path) -> None:
     axis.set_anchor("N")
     axis.legend(
         loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, frameon=False,
-        fontsize=STYLE["small"] - 1, borderaxespad=0.2, columnspacing=1.2, handletextpad=0.3,
+        fontsize=8, borderaxespad=0.2, columnspacing=1.2, handletextpad=0.3,
     )  # fmt: skip
     height = figure.get_size_inches()[1]
     figure.text(
         0.015, 1 - 0.1 / height, f"Scene {name}, VH, which the detector never saw", va="top",
-        size=STYLE["title"], weight="bold", color=STYLE["ink"],
+        size=13, weight="bold", color=COLOURS["ink"],
     )  # fmt: skip
     figure.savefig(out, dpi=110)  # noise does not compress
 

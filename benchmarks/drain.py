@@ -24,7 +24,7 @@ import readme
 from penstock.base.units import format_seconds
 from penstock.instruments import ledger
 from penstock.instruments.record import Record
-from penstock.reports import page
+from penstock.reports import ledger_report, page
 from penstock.reports.queue import cell as queue_cell
 
 HERE = Path(__file__).resolve().parent
@@ -109,7 +109,8 @@ def main() -> None:
         with gzip.open(kept, "wt") as file:
             file.writelines(record.line() + "\n" for record in records)
     folder_of_page = args.results / f"{day}-drain.report"
-    report, *_ = page.write_page(records, folder_of_page, kept.name, True)
+    said = ledger_report.report_of_records(records, kept.name)
+    report, *_ = page.write_report(said, folder_of_page, overwrite=True, records=records)
     block = lines(records, f"results/{report.parent.name}/{report.name}")
     print("\n".join(block))
     if not args.quick:

@@ -18,7 +18,6 @@ import argparse
 import csv
 import gzip
 import json
-import math
 import os
 import platform
 import subprocess
@@ -33,7 +32,8 @@ import readme
 from penstock.base.units import format_bytes, format_seconds
 from penstock.instruments import environment, ledger
 from penstock.instruments.record import Record
-from penstock.reports.figures.canvas import STYLE, heading, tidy
+from penstock.reports.charts.chart import Axis, Figure, Panel, Series
+from penstock.reports.charts.paper import save_figures
 from penstock.reports.model.cell import ModelCell, model_cells
 
 HERE = Path(__file__).resolve().parent
@@ -118,29 +118,17 @@ def table_of_memory(records: Sequence[Record]) -> list[str]:
 
 def draw_memory(records: Sequence[Record], out: Path) -> None:
     """The peaks over the batch, a line for each latent size."""
-    from matplotlib.figure import Figure
-
     of = by_size_and_batch(records)
-    figure = Figure(figsize=(STYLE["width"], STYLE["height"]), layout="constrained")
-    figure.get_layout_engine().set(rect=(0, 0, 1, 0.85))
-    axis = figure.subplots()
-    sizes = sorted({size for size, _ in of})
-    for size, colour in zip(sizes, STYLE["colours"], strict=False):
-        memory_of = {batch: cell.memory for (latent, batch), cell in of.items() if latent == size}
-        peaks = [memory / 2**30 if memory else math.nan for memory in memory_of.values()]
-        axis.plot(list(memory_of), peaks, "o-", color=colour, label=f"latent size {size}")
-    axis.set_xscale("log", base=2)
-    axis.xaxis.set_major_formatter("{x:.0f}")
-    axis.set_xticks(sorted({batch for _, batch in of}))
-    axis.minorticks_off()
-    axis.set_ylim(0, None)
-    axis.set_xlabel("batch")
-    axis.set_ylabel("peak, GiB")
-    axis.legend(frameon=False, fontsize=STYLE["small"])
-    tidy(axis)
-    about = f"peak memory of a process that trains, grid of {GRID}, nine channels"
-    heading(figure, "The emulator's memory", about)
-    figure.savefig(out, dpi=STYLE["dpi"])
+    batches = sorted({batch for _, batch in of})
+    series = []
+    for colour, size in enumerate(sorted({size for size, _ in of})):
+        peaks = [cell.memory if (cell := of.get((size, batch))) else None for batch in batches]
+        series.append(Series(f"latent size {size}", range(len(batches)), peaks, "dots", colour))
+    axes = Axis("batch", ticks=[str(batch) for batch in batches]), Axis("peak", "B")
+    note = f"peak memory of a process that trains, grid of {GRID}, nine channels"
+    save_figures(
+        {out: Figure("The emulator's memory", note, [Panel("", *axes, series)])}, replace=True
+    )
 
 
 def main() -> None:

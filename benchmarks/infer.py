@@ -307,17 +307,7 @@ def measure(bench: Bench, rounds: int, chosen: Mapping[str, Sequence[str]], quic
             contender, block = LIMITS[limit]
             bench.launch("limit", limit, number, contender=contender, block=block)
         for name, entries in chosen.items():
-            patches = plans[name].get("extra", {}).get("num_patches", 0)
-            bench.launch(
-                "limit",
-                "forward",
-                number,
-                contender="forward",
-                num_patches=patches,
-                batches=BATCHES,
-                seconds=QUICK_FORWARD_SECONDS if quick else FORWARD_SECONDS,
-                **settings(name),
-            )
+            _forward(bench, name, number, plans[name], quick)
             for entry in entries:
                 if entry in skipped:
                     continue
@@ -332,6 +322,22 @@ def measure(bench: Bench, rounds: int, chosen: Mapping[str, Sequence[str]], quic
                     skipped.add(entry)
                 elif record["status"] == "ok" and number == 1:
                     _compare(bench, name, entry)
+
+
+def _forward(bench: Bench, name: str, number: int, plan: Record, quick: bool) -> None:
+    """The limit of computing: the network of a case alone, on as many patches as planned."""
+    if plan["status"] != "ok":
+        return
+    bench.launch(
+        "limit",
+        "forward",
+        number,
+        contender="forward",
+        num_patches=plan["extra"]["num_patches"],
+        batches=BATCHES,
+        seconds=QUICK_FORWARD_SECONDS if quick else FORWARD_SECONDS,
+        **settings(name),
+    )
 
 
 def settings(name: str, entry: str | None = None, batch: int | None = None) -> Record:

@@ -29,7 +29,7 @@ from penstock.instruments import ledger
 from penstock.instruments.record import Record
 from penstock.instruments.stats.intervals import Interval
 from penstock.loading.order import Order
-from penstock.reports import page
+from penstock.reports import ledger_report, page
 from penstock.reports.cell import cell_ratio, inverse
 from penstock.reports.loader import cell as loader_cell
 
@@ -146,7 +146,9 @@ def main() -> None:
         # Without the place of this checkout, which stands in the tracebacks of what failed.
         here = f"{HERE.parent}/"
         file.writelines(record.line().replace(here, "") + "\n" for record in records)
-    report, *_ = page.write_page(records, args.results / f"{day}-loader.report", kept.name, True)
+    folder_of_page = args.results / f"{day}-loader.report"
+    said = ledger_report.report_of_records(records, kept.name)
+    report, *_ = page.write_report(said, folder_of_page, overwrite=True, records=records)
     machine = records[0].environment["machine"]
     where = f"results/{report.parent.name}/{report.name}"
     head = (

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.loading.contenders import registry
+from penstock.loading.contenders import by_name
 from penstock.loading.contenders.stacked import samples_of
 from penstock.loading.loader import Loader
 from penstock.loading.order import Order
@@ -151,7 +151,7 @@ def opened(contender: str, layout: Layout, path: str, shuffle: str) -> Any:
     """A contender: ``batches()`` and ``close()``."""
     order = order_of(layout, shuffle)
     if layout.patch is None:
-        return registry.make_contender(contender, path, order, threads=THREADS)
+        return by_name.make_contender(contender, path, order, threads=THREADS)
     if contender.startswith(OURS):
         return OurPatches(contender, path, layout.patch, shuffle)
     return PATCHES[contender](path, order, layout)
@@ -364,7 +364,8 @@ def imports(contender: str) -> None:
         "dask-stacked": ["zarr", "dask.array", "xarray"],
     }
     for name in needs.get(
-        contender, ["penstock.loading.engines.native", "penstock.loading.engines.tensorstore"]
+        contender,
+        ["penstock.loading.engines.native", "penstock.loading.engines.tensorstore_engine"],
     ):
         import_module(name)
 

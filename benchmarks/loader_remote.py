@@ -32,6 +32,9 @@ from penstock.instruments.record import Record
 from penstock.reports.loader import cell as loader_cell
 
 HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent / "tests"))
+from slow_server import Loopback  # noqa: E402
+
 PENSTOCK = [sys.executable, "-m", "penstock"]
 SEED_SECONDS = {1: 35.0, 2: 18.0, 4: 13.0, 8: 10.0, 16: 10.0}
 LOADERS = ("penstock", "tensorstore-read", "dask-stacked", "dask-sample")
@@ -123,16 +126,14 @@ def main() -> None:
         data = Path(folder) / "ufs-p1"
         made = ["generate", "ufs-p1", str(data), "--samples", "24", "--grid", *grid]
         subprocess.run([*PENSTOCK, *made], check=True)
-        late = ["--latency-ms", str(latency), *flags]
-        delayed = measured(str(data), Path(folder) / "delayed.csv", threads, late)
+        with Loopback(data, latency / 1e3) as server:
+            delayed = measured(server.url, Path(folder) / "delayed.csv", threads, flags)
         with s3_server(data) as (url, keys):
-            os.environ.update(keys)
-            s3 = measured(
-                "s3://data/", Path(folder) / "s3.csv", threads[:3], ["--endpoint", url, *flags]
-            )
+            os.environ.update(keys, AWS_ENDPOINT_URL=url)
+            s3 = measured("s3://data/", Path(folder) / "s3.csv", threads[:3], flags)
     names = [(delayed, "ufs-p1"), (s3, "s3://data/")]
     records = [
-        record.model_copy(update={"case": {**record.case, "data": name, "endpoint": None}})
+        record.model_copy(update={"case": {**record.case, "data": name}})
         for launches, name in names
         for record in launches
     ]

@@ -1,4 +1,4 @@
-"""How long a report of 1,000 records and a list of 100,000 take.
+"""How long a report of 1,000 records and a page of 100,000 runs take.
 
     python benchmarks/pages.py                                            the sizes of the targets
     python benchmarks/pages.py --cases 4 --runs 100 --rounds 1            a smoke test
@@ -8,8 +8,7 @@ more than those of a clock where others use the cores, so both are there.
 
     report    `penstock report` of a sweep of models, five launches a case, in a fresh process
     help      `penstock report --help`, in a fresh process
-    prepare   the runs of a dashboard, made ready for questions
-    list      one question to them: a first order, a text, a filter, a tag and a time
+    page      the data of a page of runs: its rows, and the details of the newest
 """
 
 from __future__ import annotations
@@ -26,19 +25,10 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from tests.dashboard.kit import shown_run
 from tests.reports.kit import sized
 
-from penstock.dashboard.listing import Listing
-from penstock.dashboard.view import View
+from penstock.reports import Catalogue, ShownRun, page_data
 
-VIEWS = {
-    "newest": View(),
-    "by seconds": View(order="seconds", up=True),
-    "text": View(find="spiral 99"),
-    "filters": View(workload=("spiral",), machine=("raven", "viper"), tag=("node=a100",)),
-    "time": View(since="1970-02-01", until="1970-03-01"),
-}
 DAY = 86_400.0
 
 
@@ -59,17 +49,15 @@ def main() -> None:
             show("report", number, *alone(words), records=len(records), bytes=page.stat().st_size)
             show("help", number, *alone(["report", "--help"]))
     for number in range(asked.rounds):
-        spent, listing = here(Listing, list(listed(asked.runs)))
-        show("prepare", number, *spent)
-        for name, view in VIEWS.items():
-            spent, passed = here(listing.select, view)
-            show(f"list, {name}", number, *spent, records=asked.runs, passed=len(passed))
+        spent, data = here(page_data, Catalogue.holding(list(listed(asked.runs))))
+        show("page", number, *spent, records=asked.runs, rows=len(data["rows"]))
 
 
 def listed(count: int) -> Iterator[Any]:
     for number in range(count):
-        yield shown_run(
-            f"{number}", name=f"spiral {number}", workload="spiral" if number % 2 else "detector",
+        yield ShownRun(
+            f"{number}", f"{number // 3}", f"spiral {number}", "training", "complete", "/runs",
+            workload="spiral" if number % 2 else "detector",
             machine=("raven", "viper", "cobra")[number % 3], began=number % 90 * DAY,
             seconds=float(number % 977), tags={"node": ("a100", "h200")[number % 4 // 2]},
         )  # fmt: skip

@@ -12,7 +12,6 @@ Contenders, each launch a fresh process, in turns, on the same scenes (page cach
     penstock             a sharded Zarr for each scene, overlapping chips of float16 and a manifest,
                          synced to disk, which the reference's files are not
     penstock, 2 workers  the same, two scenes at once; the reference can do only one
-    penstock, .npy       the reference's files, made Penstock's way
 
 A ratio is taken between two launches of one round: of chips/s, of which Penstock makes more where
 they overlap, and of scenes, which are the same work for all. Seconds run from the first read until
@@ -90,7 +89,7 @@ def reference(data: Path, out: Path, chip: int) -> int:
     return number
 
 
-def ours(layout: str, workers: int = 1) -> Callable[[Path, Path, int], int]:
+def ours(workers: int) -> Callable[[Path, Path, int], int]:
     def run(data: Path, out: Path, chip: int) -> int:
         file = data / "labels" / "train.csv"
         done = preprocess_scenes(
@@ -100,8 +99,7 @@ def ours(layout: str, workers: int = 1) -> Callable[[Path, Path, int], int]:
             out,
             channels=SELECTED,
             chip_size=chip,
-            overlap=64 if layout == "penstock" else 0,
-            layout=layout,  # type: ignore[arg-type]
+            overlap=64,
             workers=workers,
             overwrite=False,
         )
@@ -112,9 +110,8 @@ def ours(layout: str, workers: int = 1) -> Callable[[Path, Path, int], int]:
 
 CONTENDERS: dict[str, Callable[[Path, Path, int], int]] = {
     "reference": reference,
-    "penstock": ours("penstock"),
-    "penstock, 2 workers": ours("penstock", 2),
-    "penstock, .npy": ours("reference"),
+    "penstock": ours(1),
+    "penstock, 2 workers": ours(2),
 }
 
 

@@ -81,7 +81,7 @@ def spread(values: Sequence[float]) -> str:
 def table(rounds: Sequence[Mapping[str, Sample]]) -> list[str]:
     columns = [f"{name} | {name} / none's" for name in MEASURES]
     lines = [
-        f"| --track | {' | '.join(columns)} | events missing |",
+        f"| --track | {' | '.join(columns)} | metrics missing |",
         "|---|" + "---:|---:|" * len(columns) + "---:|",
     ]
     for contender in CONTENDERS:

@@ -31,7 +31,6 @@ ELSEWHERE = {
     "README.md": "readme",
     "ARCHITECTURE.md": "architecture",
     "CONTRIBUTING.md": "contributing",
-    "CHANGELOG.md": "changelog",
     "benchmarks/README.md": "benchmarks",
     "training/README.md": "training",
 }
@@ -59,7 +58,7 @@ def _pages() -> Iterator[tuple[str, str]]:
     guides = sorted(path.stem for path in (ROOT / "docs").glob("*.md") if path.stem != "index")
     tasks = "\n".join(_task(ROOT / f"docs/{guide}.md") for guide in guides)
     yield "howto", contents("How-to guides", tasks, *(f"../{guide}" for guide in guides))
-    parts = ["Penstock on one page <readme>", "verbs/index", "knobs", "python/index"]
+    parts = ["Penstock on one page <readme>", "verbs/index", "knobs", "python/index", "rooms"]
     parts += sorted({*ELSEWHERE.values()} - {"readme", "architecture"})
     yield "index", contents("Reference", "Every command, every setting, every public name.", *parts)
     for place, name in ELSEWHERE.items():
@@ -76,6 +75,7 @@ def _pages() -> Iterator[tuple[str, str]]:
     wings = _doors()
     about = "`penstock` is the public API. The other pages list what the wings hand to each other."
     yield "python/index", contents("Python", about, "penstock", *wings)
+    yield "rooms", _rooms_page()
     for wing, names in wings.items():
         door = importlib.import_module(f"penstock.{wing}")
         yield f"python/{wing}", _python_page(f"penstock.{wing}", door.__doc__, names)
@@ -86,6 +86,21 @@ def _task(guide: Path) -> str:
     title, first, *_ = guide.read_text().removeprefix("# ").split("\n\n")
     sentence = re.split(r"(?<=[.:])\s", " ".join(first.split()))[0].removesuffix(":")
     return f"- [{title}](../{guide.name}): {sentence.removesuffix('.')}."
+
+
+def _rooms_page() -> str:
+    """Every room of the house by the first sentence of its docstring."""
+    package = Path(penstock.__file__).parent
+    page = ["# Rooms", "", "Every file of the package, by the first sentence of its docstring.", ""]
+    for wing in sorted(path.parent for path in package.glob("*/__init__.py")):
+        page += [f"## {wing.name}", ""]
+        for path in sorted(wing.rglob("*.py")):
+            text = ast.get_docstring(ast.parse(path.read_text())) or ""
+            if text and path.name != "__init__.py":
+                sentence = " ".join(text.split("\n\n")[0].split()).replace("``", "`")
+                page.append(f"- `{path.relative_to(wing)}`: {sentence}")
+        page.append("")
+    return "\n".join(page)
 
 
 def contents(title: str, about: str, *pages: str) -> str:

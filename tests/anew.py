@@ -20,10 +20,10 @@ import pytest
 
 OPTIONAL = frozenset(
     """
-    bokeh comet_ml contourpy dask faster_coco_eval imagecodecs jinja2 lightning_fabric
-    lightning_utilities markupsafe matplotlib mlflow netCDF4 numcodecs obstore pandas panel pyarrow
+    comet_ml contourpy dask faster_coco_eval imagecodecs jinja2 lightning_fabric
+    lightning_utilities markupsafe matplotlib mlflow netCDF4 numcodecs obstore pandas pyarrow
     pynvml rasterio safetensors scipy tensorboard tensorstore tifffile torch torchvision xarray
-    xbatcher xxhash zarr zarrs
+    xxhash zarr zarrs
     """.split()
 )
 """Libraries of the extras: the core goes without them."""

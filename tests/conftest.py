@@ -20,10 +20,10 @@ from hypothesis import settings
 
 from penstock.base import extensions
 from penstock.base.caller import environment_kept
-from penstock.data import specimen
+from penstock.data import volumes
 from penstock.instruments import environment
 from penstock.instruments.machine import ThisMachine
-from penstock.reports.figures.canvas import STYLE
+from penstock.reports.charts import paper
 
 # Also where the shell forbids bytecode: without it each of a hundred processes compiles torch anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -66,7 +66,7 @@ def pytest_collection() -> None:
     gc.disable()
 
 
-_ORDER = "inference data cli base reports bench scaling instruments dashboard cluster".split()
+_ORDER = "inference data cli base reports bench scaling instruments cluster".split()
 _ORDER += "training models tests loading".split()
 """Folders in the order of their tests. Each of three workers begins with a third. Folders that need
 the same large libraries stand in one third, so that one worker imports them: moto and Dask, or
@@ -198,7 +198,7 @@ def _own_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def _few_dots() -> Iterator[None]:
     """Figures are quickly written; what is in them is looked for on their axes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(STYLE, "dpi", 20)
+        patch.setattr(paper, "_DPI", 20)
         yield
 
 
@@ -206,7 +206,7 @@ def _few_dots() -> Iterator[None]:
 def _little_grows() -> Iterator[None]:
     """Specimens repeat sooner than they do elsewhere, so there is less to grow."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(specimen, "PERIOD", (120, 120, 120))
+        patch.setattr(volumes, "PERIOD", (60, 60, 60))
         yield
 
 
@@ -222,10 +222,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """In place of each figure a blank one is written: for tests of files, not of what they show."""
     from matplotlib.figure import Figure
 
-    savefig = Figure.savefig
-    monkeypatch.setattr(
-        Figure, "savefig", lambda _, *args, **knobs: savefig(Figure((1, 1)), *args, **knobs)
-    )
+    monkeypatch.setattr(paper, "draw", lambda figure: Figure((1, 1)))
 
 
 @pytest.fixture(autouse=True)

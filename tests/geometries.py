@@ -10,18 +10,18 @@ from penstock.inference.tiling.geometry import Geometry
 
 @st.composite
 def geometries(draw: st.DrawFn) -> Geometry:
-    """Any small geometry: thin axes, odd overlaps, misaligned anchors, one or many regions."""
+    """Any small geometry: thin axes, odd overlaps, misaligned anchors, one or many parts."""
     origin = tuple(draw(st.integers(-20, 20)) for _ in range(3))
     shape = tuple(draw(st.integers(1, 12)) for _ in range(3))
     patch = tuple(draw(st.integers(1, 6)) for _ in range(3))
-    unit = tuple(draw(st.integers(2, 8)) for _ in range(3))
+    block = tuple(draw(st.integers(2, 8)) for _ in range(3))
     return Geometry(
         domain=Box.of(origin, shape),
         patch=patch,
         overlap=tuple(draw(st.integers(0, p - 1)) for p in patch),
         seam=draw(st.sampled_from(["trim", "blend"])),
-        unit=unit,
+        block=block,
         anchor=tuple(draw(st.integers(-5, 5)) for _ in range(3)),
-        region=tuple(u * draw(st.integers(1, 4)) for u in unit),
-        patches_per_block=tuple(draw(st.integers(1, 3)) for _ in range(3)),
+        part=tuple(u * draw(st.integers(1, 4)) for u in block),
+        patches_per_brick=tuple(draw(st.integers(1, 3)) for _ in range(3)),
     )

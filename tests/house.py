@@ -15,8 +15,36 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "penstock"
 HEAVY = ("torch", "tensorstore", "zarr", "dask", "pandas", "matplotlib", "tifffile")
 FACE = ("__init__.py", "__main__.py")
-SHIMS = {"loader.py": "Loader", "lightning_records.py": "Records"}
-"""Old import paths that README and docs named, and what each hands on."""
+HEAVY_ROOMS = frozenset(
+    """
+    instruments/cuda.py data/stores/kvstore.py data/stores/ometiff.py data/stores/omezarr.py
+    data/stores/specs.py data/stores/tensorstore.py data/stores/tensorstore_open.py
+    models/detector.py models/devices.py models/emulator.py
+    models/footprint.py models/load.py models/prithvi.py
+    models/prithvi_encoder.py models/checkpointing.py models/shapes.py
+    models/torchvision_ops.py models/unet3d.py models/weights.py
+    loading/engines/tensorstore_engine.py
+    loading/torch_dataset.py inference/opening/facts.py
+    inference/opening/head_kinds.py
+    inference/opening/identity.py inference/opening/job.py inference/opening/net.py
+    inference/lanes/bricks.py inference/lanes/equipment.py inference/lanes/forward.py
+    inference/lanes/lane.py inference/lanes/out_of_memory.py inference/lanes/scatter.py
+    inference/lanes/transfers.py inference/lanes/values.py inference/stages/ceiling.py
+    inference/stages/counting.py inference/stages/pipeline.py
+    inference/stages/reading.py inference/stages/run.py inference/stages/statistics.py
+    inference/stages/watch.py inference/stages/writing.py inference/sharing/steps.py
+    inference/recompute.py inference/reopening.py inference/repair.py inference/run.py
+    training/checkpoint.py training/cluster_predict.py training/detecting.py
+    training/fabric_plugins.py training/feed.py training/flops.py training/lightning.py
+    training/loop.py training/predict.py training/profiling.py training/ranks.py
+    training/results.py training/run_folder.py training/run_state.py training/step.py
+    training/step_log.py
+    training/workloads/detector_workload.py training/workloads/emulator_workload.py
+    training/workloads/pairs.py training/workloads/spiral.py bench/scenarios/flop_count.py
+    bench/scenarios/model.py
+    """.split()
+)
+"""Rooms that import heavy libraries as they are imported themselves; all others are pure."""
 
 
 # --- what ARCHITECTURE.md says --------------------------------------------------------------------
@@ -36,14 +64,8 @@ def ranks() -> dict[str, int]:
     return {wing: rank for rank, step in enumerate(steps) for wing in step}
 
 
-@cache
-def rooms() -> dict[str, bool]:
-    """Files below the package by their paths, and whether each is pure."""
-    purity = {}
-    for wing, block in re.findall(r"^### (\w+)\n.*?```\n(.*?)```", architecture(), re.M | re.S):
-        for name, pure in re.findall(r"^([\w/]+\.py)\s+(pure)?", block, re.MULTILINE):
-            purity[f"{wing}/{name}"] = bool(pure)
-    return purity
+def pure_rooms() -> tuple[str, ...]:
+    return tuple(file for file in files() if file not in HEAVY_ROOMS)
 
 
 # --- what the code says ---------------------------------------------------------------------------
@@ -111,7 +133,7 @@ def files() -> tuple[str, ...]:
     """Every file with code of its own: no doors, and no folder's docstring."""
     paths = (path for path in PACKAGE.rglob("*.py"))
     named = (str(path.relative_to(PACKAGE)) for path in paths if not _is_only_text(path))
-    return tuple(sorted(set(named) - {*FACE, *SHIMS}))
+    return tuple(sorted(set(named) - {*FACE}))
 
 
 def _is_only_text(path: Path) -> bool:

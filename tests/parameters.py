@@ -12,10 +12,14 @@ import pytest
 def crossed(*axes: Sequence[Any]) -> list[Any]:
     """Parameters: every value of each axis stands in one of the default tests; the other
     combinations are slow."""
+    return all_of(*axes, default=paired(*axes))
+
+
+def paired(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Parameters: the default tests of `crossed` alone. Each value takes a path of its own, and no
+    pair of them another."""
     longest = max(map(len, axes))
-    return all_of(
-        *axes, default=[tuple(axis[i % len(axis)] for axis in axes) for i in range(longest)]
-    )
+    return [tuple(axis[i % len(axis)] for axis in axes) for i in range(longest)]
 
 
 def all_of(*axes: Sequence[Any], default: Collection[Any]) -> list[Any]:

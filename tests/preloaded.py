@@ -15,9 +15,9 @@ from pathlib import Path
 PENSTOCK = "from penstock.cli import entry; entry()"
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
-    "tests.unsearched penstock.cli.infer penstock.inference.run penstock.inference.sharing.station "
-    "penstock.inference.sharing.worker penstock.inference.sharing.elements "
-    "penstock.inference.opening.plan_only penstock.data.stores.omezarr "
+    "tests.unsearched penstock.cli.infer penstock.inference.run "
+    "penstock.inference.sharing.on_worker penstock.inference.sharing.steps "
+    "penstock.inference.opening.job penstock.data.stores.omezarr "
     "penstock.data.stores.tensorstore_open distributed.nanny distributed.http.worker rasterio "
     "contourpy numcodecs penstock.data.scenes.cluster_cut tests.looked_up".split()
 )

@@ -25,9 +25,12 @@ from penstock.cli import VERBS
 ROOT = Path(__file__).parent.parent
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("[0-9]*.md"))
 """Each runs in a folder of its own, and its output is compared with what it shows."""
+BEGUN = [ROOT / f"docs/{name}.md" for name in "infer measure load train scale install".split()]
+"""These go on with what the commands of README made, and others with what theirs made."""
 PAGES = [
     ROOT / "README.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *BEGUN,
+    *sorted({*(ROOT / "docs").glob("*.md")} - {*BEGUN}),
     *sorted((ROOT / "docs" / "background").glob("*.md")),
     ROOT / "training" / "README.md",
 ]
@@ -45,10 +48,10 @@ ELSEWHERE = {
     'eval "$(register-python-argcomplete': "test_completion presses keys in such a shell",
     "nvidia-smi": "it needs a GPU, and never ends",
     "penstock plot gpu_metrics.csv": "nvidia-smi has not written it; test_figures has such a log",
-    "penstock dashboard outputs logs": "it never ends; test_server starts it",
-    "penstock dashboard outputs --port": "it never ends; test_server starts it",
+    "penstock dashboard outputs logs": "it never ends; test_runs_server starts it",
+    "penstock dashboard outputs --port": "it never ends; test_runs_server starts it",
     "penstock slurm submit": "it needs sbatch; test_slurm_cluster starts a SLURM",
-    "penstock infer --cluster slurm": "it needs sbatch; test_slurm_workers starts a SLURM",
+    "penstock infer --cluster slurm": "it needs sbatch; test_slurm_cluster starts a SLURM",
     "penstock slurm status": "it needs squeue; test_slurm_cluster asks a SLURM that it starts",
     "penstock slurm collect": "it needs squeue; test_slurm_cluster collects a study of its SLURM",
     "penstock slurm cancel": "it needs scancel; test_slurm_cluster cancels jobs of its SLURM",
@@ -255,8 +258,8 @@ def test_a_tutorial_shows_what_its_commands_say(page: Path, tmp_path: Path) -> N
 
 
 LINKED = [*PAGES, *TUTORIALS, *(ROOT / "docs" / "tutorials").glob("index.md")]
-LINKED += [ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")]
-LINKED += [ROOT / "benchmarks" / "README.md"]
+LINKED += [ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md")]
+LINKED += [ROOT / "benchmarks" / "README.md", *(ROOT / "docs" / "decisions").glob("*.md")]
 
 
 def anchors(page: Path) -> set[str]:

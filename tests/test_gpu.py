@@ -25,8 +25,8 @@ import penstock
 from penstock.base.config.knobs import build
 from penstock.base.config.train import TRAIN_DEFAULTS, SuiteConfig, TrainConfig
 from penstock.base.errors import Incomplete
+from penstock.bench.suite.execute import suite_cases
 from penstock.bench.suite.preset import read_preset
-from penstock.bench.suite.run import suite_cases
 from penstock.cli import main
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -140,10 +140,10 @@ def test_patches_come_back_with_the_same_bits_alone_and_many_at_once(seam: str) 
 
 
 @on_gpu
-def test_blocks_are_read_into_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bricks_are_read_into_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from penstock.inference.lanes.blocks import Loaded
+    from penstock.inference.lanes.bricks import Loaded
     from penstock.inference.lanes.transfers import Transfers
 
     upload, pinned = Transfers.upload, []

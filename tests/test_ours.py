@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorstore as ts
 
-from penstock.base import outputs as ours
+from penstock.base import output_files as ours
 from penstock.base.errors import UsageError
 from penstock.base.files import replacing, store_around
 from penstock.cli import main
@@ -63,7 +63,7 @@ def test_what_is_the_users_is_refused_before_anything(tmp_path: Path) -> None:
     ours.check_outputs(
         ("--json", tmp_path / "empty"), ("--trace", tmp_path / "new"), ("--csv", None)
     )
-    assert not (tmp_path / ours.REGISTER).exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "notes.json"]
 
 
 def test_a_file_that_a_kill_left_half_written_is_ours(tmp_path: Path) -> None:
@@ -95,52 +95,29 @@ def test_neither_an_input_nor_another_output_nor_the_inside_of_an_array(tmp_path
     assert store_around(tmp_path) is None
 
 
-def test_a_register_that_is_damaged_or_planted_harms_nobody(tmp_path: Path) -> None:
-    write(tmp_path / "a.json", "ours")
-    register = tmp_path / ours.REGISTER
-    register.write_bytes(b'{"name": "a.js\nnull\n[]\n\xff\n' + register.read_bytes())
-    assert ours.is_written_by_us(tmp_path / "a.json")
-    register.write_bytes(register.read_bytes() + b'{"name": "a.js')  # a machine went down
-    write(tmp_path / "c.json", "ours")
-    assert ours.is_written_by_us(tmp_path / "c.json") and ours.is_written_by_us(tmp_path / "a.json")
-    (tmp_path / "b").mkdir()
-    (tmp_path / "victim").write_text(THEIRS)
-    (tmp_path / "b" / ours.REGISTER).symlink_to(tmp_path / "victim")
-    write(tmp_path / "b" / "a.json", "ours")
-    assert (tmp_path / "victim").read_text() == THEIRS
-
-
-def test_json_of_an_earlier_version_names_its_format(tmp_path: Path) -> None:
-    (tmp_path / "jobs.json").write_text('{"format": "penstock-jobs", "version": 1, "jobs": []}')
-    assert ours.is_written_by_us(tmp_path / "jobs.json")
-    write(tmp_path / "jobs.json", '{"format": "penstock-jobs", "version": 1, "jobs": [1]}')
-    (tmp_path / "jobs.json").write_text('{"format": "penstock-jobs", "note": "mine"}')
-    assert not ours.is_written_by_us(tmp_path / "jobs.json")
-    data = [f'{{"format": "penstock-{kind}"}}' for kind in ("packed", "chips", "study")]
-    for theirs in ("[]", "{", '{"format": "other"}', "[" * 99_999, *data):
-        (tmp_path / "mine.json").write_text(theirs)
-        assert not ours.is_written_by_us(tmp_path / "mine.json")
-
-
 def test_a_file_that_another_replaces_meanwhile_is_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "a.json", "ours")
-    digest = ours._digest
+    mark_of = ours._mark_of
 
-    def meanwhile(path: Path) -> str:
-        monkeypatch.setattr(ours, "_digest", digest)
+    def meanwhile(place: Path | int) -> bytes:
+        monkeypatch.setattr(ours, "_mark_of", mark_of)
         write(tmp_path / "a.json", "ours too")
-        return digest(path)
+        return mark_of(place)
 
-    monkeypatch.setattr(ours, "_digest", meanwhile)
+    monkeypatch.setattr(ours, "_mark_of", meanwhile)
     assert ours.is_written_by_us(tmp_path / "a.json")
 
 
-def test_where_everybody_writes_each_has_a_register(tmp_path: Path) -> None:
-    tmp_path.chmod(0o1777)
+def test_where_files_keep_no_marks_each_is_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "setxattr")
     write(tmp_path / "a.json", "ours")
-    assert ours.is_written_by_us(tmp_path / "a.json") and not (tmp_path / ours.REGISTER).exists()
+    with pytest.raises(UsageError, match=r"not known to be Penstock's; --overwrite replaces it"):
+        ours.check_outputs(("--json", tmp_path / "a.json"))
+    ours.check_outputs(("--json", tmp_path / "a.json"), replace=True)
 
 
 # --- whole or not at all ------------------------------------------------------------------------
@@ -207,8 +184,8 @@ def test_infer_refuses_before_it_begins(tmp_path: Path, capsys: pytest.CaptureFi
     for again in ((), ("--overwrite",), ("--resume",)):
         assert run([*words, *outputs, *again]) == 0  # twice in a row, as ever
     mine.with_name("t.json").write_text(THEIRS)
-    assert run([*words, *outputs, "--overwrite"]) == 2
-    assert run([*words, *outputs, "--overwrite", "--replace"]) == 0
+    assert run([*words, *outputs, "--resume"]) == 2
+    assert run([*words, *outputs, "--overwrite"]) == 0
     json.loads(mine.with_name("t.json").read_text())
 
 
@@ -228,11 +205,10 @@ def test_a_run_keeps_its_folder_out_of_arrays_and_its_own_files_to_itself(
         (["--run-dir", tmp_path / "r", "--metrics-json", tmp_path / "r/../r/run.json"],
          "is a file of the run folder"),
         (["--trace", tmp_path / "out.zarr.penstock-lock"], "is a name that Penstock keeps"),
-        (["--trace", tmp_path / ours.REGISTER], "is a name that Penstock keeps"),
         (["--metrics-json", net], "net.py is an input"),
         (["--run-dir", tmp_path / "r", "--trace", net], "net.py is an input"),
     ):  # fmt: skip
-        assert run([*words, *more, "--replace"]) == 2
+        assert run([*words, *more, "--overwrite"]) == 2
         assert why in capsys.readouterr().err
     made = sorted(path for path in tmp_path.rglob("*.*") if path.suffix != ".pyc")
     assert made == before
@@ -293,7 +269,7 @@ def test_no_output_lies_in_the_folder_that_is_read(
     folder = Path(shutil.copytree(packed, tmp_path / "set"))
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     there = {"set": folder, "new": tmp_path / "new"}
-    assert run([*(word.format(**there) for word in words), folder / name, "--replace"]) == 2
+    assert run([*(word.format(**there) for word in words), folder / name, "--overwrite"]) == 2
     assert "is an input" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     assert [path.name for path in tmp_path.iterdir()] == ["set"]
@@ -313,7 +289,7 @@ def test_a_benchmark_replaces_no_model_that_it_measures(
     words = ["bench", "model", "--model", named, "--weights", "w.safetensors", "--tile-sizes", 16]
     for read in (file, tmp_path / "w.safetensors"):
         for flags in (["--output", read], ["--output", "a.csv", "--recommend", read]):
-            assert run([*words, *flags, "--replace"]) == 2
+            assert run([*words, *flags, "--overwrite"]) == 2
             assert f"{read} is an input" in capsys.readouterr().err
     assert file.read_text() == NET
     assert len(list(tmp_path.iterdir())) == 2
@@ -338,7 +314,7 @@ def test_no_output_replaces_the_ledger_of_its_command(
     shutil.copy(Path(__file__).with_name("data") / "records-v1.jsonl", tmp_path / "records.jsonl")
     before = (tmp_path / "records.jsonl").read_bytes()
     command = words.format(set=tmp_path / "set.npy").split()
-    assert run([*command, "records.jsonl", "--ledger", ".", "--replace"]) == 2
+    assert run([*command, "records.jsonl", "--ledger", ".", "--overwrite"]) == 2
     assert "records.jsonl is an input" in capsys.readouterr().err
     assert (tmp_path / "records.jsonl").read_bytes() == before
 
@@ -348,7 +324,7 @@ def test_scaling_replaces_no_file_that_it_reads(
 ) -> None:
     runs = tmp_path / "runs.csv"
     runs.write_text(THEIRS)
-    assert run(["scaling", runs, "--output", tmp_path, "--replace"]) == 2
+    assert run(["scaling", runs, "--output", tmp_path, "--overwrite"]) == 2
     assert "runs.csv is an input" in capsys.readouterr().err
     assert runs.read_text() == THEIRS
 
@@ -366,7 +342,7 @@ def test_figures_replace_no_picture_of_the_users(tmp_path: Path) -> None:
         (tmp_path / path).unlink()
     assert run(words) == 2
     assert photo.read_text() == THEIRS and len(list(tmp_path.glob("*.png"))) == 1
-    assert run([*words, "--replace"]) == 0
+    assert run([*words, "--overwrite"]) == 0
 
 
 OUTPUTS: list[tuple[list[str], str]] = [
@@ -374,7 +350,7 @@ OUTPUTS: list[tuple[list[str], str]] = [
     (["compare", "{a}", "{a}", "--json"], "mine"),
     (["report", "{a}", "--output", "{new}", "--csv"], "mine"),
     (["report", "{a}", "--output", "{new}", "--parquet"], "mine"),
-    (["report", "{a}", "--overwrite", "--output"], "report.md"),
+    (["report", "{a}", "--output"], "report.md"),
     (["scaling", "{a}", "--output"], "runs.csv"),
     (["score", "xview3", "--inference-file", "{new}", "--label-file", "{new}", "--output"], "mine"),
     (["bench", "model", "--output"], "mine.csv"),
@@ -383,7 +359,7 @@ OUTPUTS: list[tuple[list[str], str]] = [
     (["bench", "loader", "{a}", "--output"], "mine.csv"),
     (["bench", "queue", "{a}", "--output"], "mine.csv"),
     (["tune", "loader", "{a}", "--step-time", "1", "--output"], "mine.yaml"),
-    (["predict", "{new}", "--data-root", "{a}", "--overwrite", "--output"], "mine.csv"),
+    (["predict", "{new}", "--data-root", "{a}", "--output"], "mine.csv"),
     (["demo", "--out"], "before_after.png"),
     (["demo", "--out"], "report.html"),
     (["demo", "--out"], "noisy.ome.zarr/mine"),

@@ -15,7 +15,7 @@ from penstock.base.config.knobs import build
 from penstock.base.config.train import SuiteConfig
 from penstock.base.errors import UsageError
 from penstock.base.files import absolute
-from penstock.bench.suite import run as suite
+from penstock.bench.suite import execute as suite
 from penstock.cli import main
 from penstock.data.packed import format
 from penstock.data.scenes.synthetic_files import write_data_set
@@ -142,7 +142,7 @@ def test_bench_loader_takes_dots(beside: Path, capsys: pytest.CaptureFixture[str
 )
 def test_an_output_inside_the_input_is_refused(beside: Path, inside: str) -> None:
     before = sorted(beside.rglob("*"))
-    with pytest.raises(UsageError, match=r"^out_spec=.* (inside one another|input itself)$"):
+    with pytest.raises(UsageError, match=r"^`out_spec` .* (inside one another|input itself)$"):
         penstock.run_inference(
             beside / "in.zarr", beside / inside, model="identity", patch=8, overlap=2,
             devices="cpu", overwrite=inside == "in.zarr",

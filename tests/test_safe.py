@@ -25,13 +25,15 @@ from penstock.cli import VERBS, main
 from penstock.data.stores.open import open_source
 from penstock.instruments.ledger import Ledger, ledger_to_csv
 from penstock.instruments.record import Record, case_key
-from penstock.instruments.slow_server import Loopback
-from penstock.reports.figures.before_after import before_after_figure
-from penstock.reports.figures.canvas import save_figures
-from penstock.reports.page import write_page
+from penstock.reports.charts.before_after import before_after_figure
+from penstock.reports.charts.paper import save_figures
+from penstock.reports.ledger_report import report_of_records
+from penstock.reports.page import write_report
 from penstock.reports.table import Columns, append_rows
-from penstock.scaling.report import runs_to_csv
 from penstock.scaling.runs import TrainingRun
+from penstock.scaling.study_text import runs_to_csv
+
+from .slow_server import Loopback
 
 HOSTILE = "<script>a|b\x1b[2J<img src=x onerror=y>![p](http://e.vil)"
 SECRETS = ("hunter2word", "bearer-of-keys", "s1gnature", "env-secret-value")
@@ -93,7 +95,8 @@ def test_what_rich_draws_stays_drawn(capsys: pytest.CaptureFixture[str]) -> None
 
 @pytest.mark.usefixtures("undrawn")
 def test_a_page_runs_nothing_and_a_table_calculates_nothing(tmp_path: Path) -> None:
-    page = write_page([record()], tmp_path, f"{HOSTILE}.ledger", overwrite=False)[0].read_text()
+    report = report_of_records([record()], f"{HOSTILE}.ledger")
+    page = write_report(report, tmp_path)[0].read_text()
     assert "<script" not in page and "<img" not in page and "](http" not in page
     assert "\x1b" not in page and "a\\|b" in page
     ledger_to_csv([record(model="=HYPERLINK(1)"), record(model="@x"), record(model="-2")],
@@ -233,11 +236,11 @@ def planted_lines(verb: str, every_kind: bool) -> Iterator[list[str]]:
 
     Left out is what takes seconds until it is refused: data of ``bench``, which a process of its
     own asks for (`test_what_fails_tells_no_key`), and devices; and the name and tags of
-    ``bench``, ``demo`` and ``doctor``, which need nothing else and would work for a while. Of kinds
-    that take the same arguments, the presets of ``suite``, one is asked unless all are.
+    ``bench`` and ``demo``, which need nothing else and would work for a while. Of kinds that take
+    the same arguments, the presets of ``suite``, one is asked unless all are.
     """
     asked = set[tuple[str, ...]]()
-    left_out = {"device", "name", "tag"} if verb in ("bench", "demo", "doctor") else {"device"}
+    left_out = {"device", "name", "tag"} if verb in ("bench", "demo") else {"device"}
     parser = argparse.ArgumentParser()
     import_module(f"penstock.cli.{verb}").add_arguments(parser)
     for words, actions in ends(parser, [verb]):

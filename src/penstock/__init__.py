@@ -11,7 +11,6 @@ The names below are the public API. Each is imported when it is first used, so t
 from __future__ import annotations
 
 import sys
-from importlib.machinery import ModuleSpec, PathFinder
 from typing import TYPE_CHECKING, Any
 
 if getattr(sys, "argv", [])[:1] == ["-m"] and not getattr(sys.flags, "safe_path", False):
@@ -22,9 +21,6 @@ if getattr(sys, "argv", [])[:1] == ["-m"] and not getattr(sys.flags, "safe_path"
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from types import ModuleType
-
     from .base import Incomplete as Incomplete
     from .base import PenstockError as PenstockError
     from .base import Refused as Refused
@@ -77,32 +73,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return [*__all__, "__version__"]
-
-
-class _Torchvision:
-    """Imports torchvision by `penstock.models`, which has stand-ins for what of it does not load.
-
-    Libraries such as Lightning import torchvision themselves. PyPI's does not load beside a CPU
-    build of torch.
-    """
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if name != "torchvision" or f"{__name__}.models.torchvision_ops" in sys.modules:
-            return None
-        spec = PathFinder.find_spec(name)
-        if spec is not None:
-            spec.loader = self  # type: ignore[assignment]
-        return spec
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        from .models import torchvision
-
-        return torchvision
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Nothing: `create_module` has done it."""
-
-
-sys.meta_path.insert(0, _Torchvision())

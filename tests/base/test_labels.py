@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from penstock.base.config.bench import BenchModelConfig
+from penstock.base.config.flags import add_flags, from_flags
 from penstock.base.config.infer import InferConfig
-from penstock.base.config.knobs import add_flags, build, from_flags
-from penstock.base.config.labels import Labels, default_name, run_labels
+from penstock.base.config.knobs import build
+from penstock.base.config.run_labels import Labels, default_name, run_labels
 from penstock.base.config.train import TrainConfig
 from penstock.base.errors import UsageError
 

@@ -15,7 +15,7 @@ import pytest
 
 import penstock.bench
 from penstock.bench.launch import supervisor, worker
-from penstock.bench.launch.ending import Ending
+from penstock.bench.launch.outcome import Ending
 from penstock.bench.launch.supervisor import LaunchPlace, LaunchRequest
 
 from . import zoo

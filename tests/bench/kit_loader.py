@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from penstock.bench.measure import Rules, measure_scenario
 from penstock.data.packed.write import write_dataset
 from penstock.data.weather import Preset, World
-from penstock.instruments.record import Failure, Record, case_key
+from penstock.instruments.record import Failure, Record
+
+from .records import made_record
 
 SAMPLES = 16
 """The samples of the packed data set that the tests of this folder read."""
@@ -26,12 +28,11 @@ WEATHER = Preset(_FIELDS, chunk=13)
 SAMPLE_BYTES = (15 + 13) * math.prod(GRID) * 4
 COMMON: dict[str, Any] = {
     "batch": 2, "threads": 2, "shuffle": "sample", "window": None, "seed": 0, "cache": "warm",
-    "batches": 3, "warmup": 1, "endpoint": None, "latency_ms": 0.0,
+    "batches": 3, "warmup": 1,
 }  # fmt: skip
 
 
 def weather(folder: Path, samples: int = SAMPLES, seed: int = 0, zarr_format: int = 2) -> Path:
-    """Write such a data set."""
     world = World(GRID, seed, 2.0)
     write_dataset(
         folder, WEATHER.layouts(GRID), range(samples), lambda index: world.sample(WEATHER, index),
@@ -53,25 +54,16 @@ def measured(scenario: Any, batches: int = 3) -> dict[str, Any]:
 
 
 def record(launch: int, seconds: float, status: str = "ok", **knobs: Any) -> Record:
-    full_case = case(Path("/data"), batch=4, dataset="d", **knobs)
+    full_case = case(Path("/data"), batch=4, dataset="d") | knobs
     scenario = "ladder" if "rung" in full_case else "loader"
+    if status != "ok":
+        error = Failure(stage="setup", message="pip install 'penstock-dl[loaders]'")
+        return made_record(scenario, full_case, launch, status, error=error)
     facts = {"resident": 1.0, "read_amplification": 1.25, "stored_bytes": 3e6, "cpu_s_per_gb": 2.0}
-    counts = {"duplicates": 0, "missing": 0, "wrong": 0}
-    ok = status == "ok"
-    return Record(
-        schema=1,
-        id=f"{full_case}-{launch}",
-        time="2026-01-01T00:00:00+00:00",
-        scenario=scenario,
-        case=full_case,
-        key=case_key(scenario, full_case),
-        launch=launch,
-        status=status,
-        samples_s={"step": tuple(seconds * f for f in (0.5, 1.0, 1.5))} if ok else {},
-        work={"samples": 4, "bytes": 8e6} if ok else {},
-        facts={**facts, **counts} if ok else {},
-        error=None if ok else Failure(stage="setup", message="pip install 'penstock-dl[loaders]'"),
-    )
+    facts |= {"duplicates": 0, "missing": 0, "wrong": 0}
+    work = {"samples": 4, "bytes": 8e6}
+    samples = {"step": tuple(seconds * f for f in (0.5, 1.0, 1.5))}
+    return made_record(scenario, full_case, launch, samples_s=samples, work=work, facts=facts)
 
 
 def own_array(

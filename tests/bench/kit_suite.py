@@ -7,15 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.base.config.knobs import build, from_flags
+from penstock.base.config.flags import from_flags
+from penstock.base.config.knobs import build
 from penstock.base.config.train import SuiteConfig
+from penstock.bench.suite.execute import suite_cases
 from penstock.bench.suite.preset import named_preset
-from penstock.bench.suite.run import (
-    suite_cases,
-)
 from penstock.cli import dashed
 from penstock.cli import suite as verb
-from penstock.instruments.record import Failure, Record, case_key
+from penstock.instruments.record import Failure, Record
+
+from .records import made_record
 
 CUSTOM = """{
   "name": "custom_benchmark",
@@ -85,22 +86,14 @@ def made_up(
         "ranks": [{"phases": phases, "memory": {"host_peak": 1, "device_peak": peak,
                                                 "device_reserved": peak}}],
     }  # fmt: skip
-    ok = status == "ok"
-    return Record.model_validate(
-        {
-            "id": f"{launch}", "time": "2026-01-01T00:00:00+00:00", "scenario": "train",
-            "case": dict(case), "key": case_key("train", case), "launch": launch, "status": status,
-            "work": {"samples": 10 * rate} if ok else {},
-            "samples_s": {"step": (13.0,)} if ok else {},
-            "memory": {"host_peak": 3 * 2**30},
-            "facts": {
-                "training": training, "train_samples": 20,
-                "utilisation": {"cpu_percent": 150.0, "gpu_percent": None},
-            } if ok else {},
-            "environment": {"machine_key": "another"},
-            "error": None if ok else Failure(stage="measure", message="no room"),
-        }
-    )  # fmt: skip
+    fields: dict[str, Any] = {"error": Failure(stage="measure", message="no room")}
+    if status == "ok":
+        busy = {"cpu_percent": 150.0, "gpu_percent": None}
+        facts = {"training": training, "train_samples": 20, "utilisation": busy}
+        seconds = {"step": (13.0,)}
+        fields = {"work": {"samples": 10 * rate}, "samples_s": seconds, "facts": facts}
+    fields |= {"memory": {"host_peak": 3 * 2**30}, "environment": {"machine_key": "another"}}
+    return made_record("train", case, launch, status, **fields)
 
 
 def cases(tmp_path: Path, **changes: Any) -> list[dict[str, Any]]:

@@ -24,8 +24,8 @@ from penstock.bench.launch.launcher import Launch
 from penstock.bench.launch.on_cluster import RemoteLaunch, launch_here
 from penstock.bench.launch.supervisor import LaunchRequest
 from penstock.cli import main
-from penstock.cli.sweep import launcher_of
-from penstock.cluster import TaskFailure, UnfitWorker
+from penstock.cli.benchmarks import launcher_of
+from penstock.cluster import UnfitWorker
 from penstock.cluster.worker_side import client_variables, variables_of_client
 from penstock.instruments import environment
 from penstock.instruments.ledger import Ledger
@@ -87,12 +87,6 @@ def test_a_launch_runs_where_the_client_was_started_and_says_where_it_ran(
     assert record.environment["machine_key"] and draft is None
 
 
-@pytest.mark.usefixtures("_zoo")
-def test_a_worker_that_does_not_see_a_file_is_left_out(tmp_path: Path) -> None:
-    with pytest.raises(UnfitWorker, match=rf"^the worker on .* does not see {tmp_path}/none$"):
-        launch_here(asked("Animal", tmp_path, tmp_path / "none"), "tcp://a", wanted)
-
-
 @pytest.mark.usefixtures("_zoo", "zoo_here")
 def test_a_worker_of_another_kind_is_left_out() -> None:
     work = asked("Animal")
@@ -116,35 +110,12 @@ def test_a_launch_that_nobody_waits_for_is_killed(monkeypatch: pytest.MonkeyPatc
     ]  # fmt: skip
 
 
-@pytest.mark.usefixtures("_zoo", "zoo_here")
-def test_what_a_launch_writes_comes_in_a_folder_of_its_own(tmp_path: Path) -> None:
-    line, draft = launch_here(asked("Writes", output_dir=str(tmp_path / "run")), "tcp://a", wanted)
-    assert parse_record(line).ok and draft is not None
-    assert [path.name for path in tmp_path.iterdir()] == [Path(draft).name]
-    on_cluster._move(Path(draft), tmp_path / "run")
-    assert (tmp_path / "run" / "result").read_text() == "done"
-
-
 def test_a_folder_that_workers_do_not_share_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(on_cluster, "SEEN_S", 0.0)
     with pytest.raises(PenstockError, match="--output-dir must be a folder that all workers share"):
         on_cluster._move(tmp_path / "elsewhere", tmp_path / "run")
-
-
-def test_what_workers_could_not_do_is_a_row_or_ends_the_benchmark() -> None:
-    launch = Launch(LaunchRequest("model", {"batch": 2}), 1, 4, 60.0)
-    died = TaskFailure("3 workers died on it", True, 1)
-    record = on_cluster._failed(launch, died, {"machine": "k"})
-    assert (record.status, record.launch, record.order) == ("crash", 1, 4)
-    assert record.error is not None and record.error.message == "3 workers died on it"
-    assert record.key == case_key("model", {"batch": 2})
-    assert record.environment == {"machine_key": "k"}, "else it would be a case of its own"
-    unseen = TaskFailure("the worker on a does not see x", False, 1, unfit="tcp://a")
-    for failure in (unseen, TaskFailure("no such device", True, UsageError.exit_code)):
-        with pytest.raises(UsageError, match=r"^(the worker on a|no such device)"):
-            on_cluster._failed(launch, failure, None)
 
 
 @pytest.mark.usefixtures("_zoo", "zoo_here")
@@ -164,10 +135,19 @@ def test_the_client_keeps_what_workers_bring(
         config = build(BenchModelConfig, {"cluster": address, "part_retries": 0})
         with launcher_of(config, [tmp_path]) as run:
             brought = {launch.order: record for launch, record in run(launches)}
+            assert run._kind == on_cluster.kind_of(brought[0].environment), "of the first"
         with (
             launcher_of(config, [tmp_path / "none"]) as run,
             pytest.raises(UsageError, match=rf"does not see {tmp_path}/none"),
         ):
+            list(run(launches[:1]))
+        first = brought[0].environment
+        unlike = first | {"limits": {**first["limits"], "affinity": 99}}
+        with (
+            launcher_of(config, [tmp_path]) as run,
+            pytest.raises(UsageError, match="is not like the first"),
+        ):
+            run.like([brought[0].model_copy(update={"environment": unlike})])
             list(run(launches[:1]))
     assert [brought[n].status for n in range(3)] == ["ok", "ok", "crash"]
     assert [brought[n].order for n in range(3)] == [0, 1, 2]
@@ -244,28 +224,13 @@ def test_cases_of_other_workers_are_counted(
         assert other.stdout is not None and other.stdout.readline() == "held\n"
         with alone.held(["gpu-0"], wanted):
             assert alone.running_beside() == 1
-        with pytest.raises(PenstockError), alone.held(["gpu-1"], lambda: False):
+        nobody = pytest.raises(PenstockError, match="no client waits")
+        with nobody, alone.held(["gpu-1"], lambda: False):
             raise AssertionError
         other.kill()  # and what it held is free
         other.wait()
         with alone.held(["gpu-1"], lambda: False):
             assert alone.running_beside() == 0
-
-
-def test_a_worker_that_nobody_waits_for_waits_no_longer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(alone.tempfile, "gettempdir", lambda: str(tmp_path))
-    monkeypatch.setattr(alone, "LOOK_EVERY_S", 0.001)
-    with alone.held(["gpu-0"], wanted):
-        assert alone.running_beside() == 0
-        with (
-            pytest.raises(PenstockError, match="no client waits"),
-            alone.held(["gpu-0"], lambda: False),
-        ):
-            raise AssertionError
-    with alone.held(["gpu-0"], wanted):
-        pass
 
 
 def test_variables_of_a_worker_are_those_of_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,12 +278,12 @@ import torch
 
 class Killer(torch.nn.Conv2d):
     def forward(self, x):
-        left, sleeps = pathlib.Path("kills"), pathlib.Path("sleeps")
+        left, sleeps = pathlib.Path(f"kills{x.shape[0]}"), pathlib.Path("sleeps")
         if x.device.type != "meta" and sleeps.exists():
             pathlib.Path("draft").write_text(str(os.getpid()))
             pathlib.Path("draft").rename("sleeper")
             time.sleep(600)
-        if x.device.type != "meta" and x.shape[0] == 2 and left.exists() and left.read_text():
+        if x.device.type != "meta" and left.exists() and left.read_text():
             left.write_text(left.read_text()[1:])
             os.kill(os.getppid(), signal.SIGKILL)
             time.sleep(60)
@@ -327,7 +292,7 @@ class Killer(torch.nn.Conv2d):
 def killer():
     return Killer(1, 1, 3, padding=1)
 """
-"""A network of which a batch of 2 kills the worker, as often as a file has letters."""
+"""A network of which a batch of N kills the worker, as often as the file ``killsN`` has letters."""
 
 
 BENCH = """model --model nets.py:killer --trust-model --batch-sizes 1 2 --tile-sizes 16
@@ -350,20 +315,19 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kills", "died"), [("", 0), ("x", 1), ("xxx", 3)])
-def test_a_benchmark_on_workers(
-    kills: str, died: int, place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path("kills").write_text(kills)
+def test_a_benchmark_on_workers(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of which a batch of 2 kills one worker, and a batch of 3 three."""
+    Path("kills2").write_text("x")
+    Path("kills3").write_text("xxx")
+    batches = ("--batch-sizes", "1", "2", "3")
     with forked_workers():
-        code = bench("out.csv", "--cluster", "local:2")
+        code = bench("out.csv", "--cluster", "local:2", *batches)
     said = capsys.readouterr()
-    assert code == int(died == 3), said.err
+    assert code == 1, said.err
     ran = records("out.csv")
-    assert {r.case["batch"]: r.ok for r in ran} == {1: True, 2: died < 3}
-    assert f"Launches: {2 - (died == 3)} on {os.uname().nodename}" in said.out
-    deaths = f"{died} worker{'s' * (died > 1)} died on the way"
-    assert (deaths in said.out) == bool(died)
+    assert {r.case["batch"]: r.ok for r in ran} == {1: True, 2: True, 3: False}
+    assert f"Launches: 2 on {os.uname().nodename}" in said.out
+    assert "4 workers died on the way" in said.out
     here = environment.collect_environment()
     for record in ran:
         assert record.environment["machine_key"] == here["machine_key"]
@@ -372,17 +336,14 @@ def test_a_benchmark_on_workers(
         else:
             assert record.status == "crash" and record.error is not None
             assert record.error.message.startswith("3 workers died on it")
-    if not died:
-        first, second = sorted(ran, key=lambda record: record.time)
-        assert first.warmup.setup_s is not None
-        seconds = first.warmup.setup_s + sum(first.samples_s["step"])
-        began = datetime.fromisoformat(first.time)
-        assert began + timedelta(seconds=seconds) <= datetime.fromisoformat(second.time)
-        assert bench("alone.csv") == 0
-        launches = [
-            {(r.key, r.launch, r.order) for r in each} for each in (ran, records("alone.csv"))
-        ]
-        assert launches[0] == launches[1]
+    first, second = sorted((one for one in ran if one.ok), key=lambda record: record.time)
+    assert first.warmup.setup_s is not None
+    seconds = first.warmup.setup_s + sum(first.samples_s["step"])
+    began = datetime.fromisoformat(first.time)
+    assert began + timedelta(seconds=seconds) <= datetime.fromisoformat(second.time)
+    assert bench("alone.csv", *batches) == 0
+    launches = [{(r.key, r.launch, r.order) for r in each} for each in (ran, records("alone.csv"))]
+    assert launches[0] == launches[1]
 
 
 @pytest.mark.slow
@@ -401,7 +362,8 @@ def test_a_client_that_is_killed_is_taken_over(place: Path) -> None:
     _, left = psutil.wait_procs(below, timeout=300)
     assert below and not left
     before = records("out.csv")
-    assert main([*words, "--resume"]) == 0
+    with forked_workers():
+        assert main([*words, "--resume"]) == 0
     assert records("out.csv")[: len(before)] == before
     assert sorted(r.case["batch"] for r in records("out.csv")) == [1, 2]
 
@@ -426,58 +388,3 @@ def test_a_launch_ends_when_its_client_is_gone(place: Path) -> None:
         client.wait()
         assert not psutil.wait_procs([sleeper], timeout=300)[1]
         assert not records("out.csv")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    not hasattr(os, "sched_setaffinity") or len(alone._cores()) < 2,
-    reason="no core can be taken away here",
-)
-def test_workers_of_other_cores_measure_nothing_together(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from distributed import Client, LocalCluster
-
-    with (
-        LocalCluster(
-            n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0"
-        ) as cluster,
-        Client(cluster) as client,
-    ):
-        one, *_ = client.scheduler_info()["workers"]
-        client.run(os.sched_setaffinity, 0, {min(os.sched_getaffinity(0))}, workers=[one])
-        assert bench("out.csv", "--cluster", cluster.scheduler_address) == 0
-    ran = records("out.csv")
-    assert len({record.environment["limits"]["affinity"] for record in ran}) == 1
-    said = capsys.readouterr().out
-    addresses = {record.environment["worker"]["address"] for record in ran}
-    assert len(ran) == 2 and len(addresses) == 1
-    assert "Left out" not in said or "is not like the first (affinity" in said
-
-
-@pytest.mark.slow
-def test_data_that_workers_do_not_see_ends_it(
-    data: Path, place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A worker that was started elsewhere, where there is no folder of this name."""
-    from distributed import LocalCluster
-
-    with LocalCluster(
-        n_workers=1, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0"
-    ) as cluster:  # fmt: skip
-
-        def hide() -> None:
-            from penstock.bench.launch import on_cluster
-
-            on_cluster.Path.exists = lambda self: "gone" not in str(self)  # type: ignore[method-assign]
-
-        from distributed import Client
-
-        with Client(cluster) as client:
-            client.run(hide)
-        here = place / "gone"
-        here.symlink_to(data)
-        words = ["bench", "loader", "gone", "--effort", "quick", "--batch-sizes", "2"]
-        words += ["--threads", "1", "--loaders", "penstock", "--output", "out.csv"]
-        assert main([*words, "--cluster", cluster.scheduler_address]) == 2
-    assert f"does not see {here}" in capsys.readouterr().err

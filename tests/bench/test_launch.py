@@ -17,14 +17,13 @@ import pytest
 
 from penstock.base.errors import UsageError
 from penstock.bench.launch import supervisor
-from penstock.bench.launch.ending import Ending
+from penstock.bench.launch.outcome import Ending
 from penstock.bench.launch.supervisor import LaunchRequest, run_launch
 from penstock.bench.launch.worker import status_of
 from penstock.bench.scenarios import WrongResult
 from penstock.instruments.record import Record, case_key, parse_record
 
 from ..preloaded import started
-from . import zoo
 
 ZOO = str(Path(__file__).parent / "zoo.py")
 MIB = 2**20
@@ -37,13 +36,6 @@ def run(animal: str, timeout_s: float = 300.0, limit: int | None = None, **case:
     )
     assert parse_record(record.line()) == record
     return record
-
-
-def raw(animal: str) -> Record:
-    command = [sys.executable, "-S", ZOO, "--raw", animal]
-    return run_launch(
-        LaunchRequest("zoo", {}), launch=0, order=None, timeout_s=30.0, command=command
-    )
 
 
 def test_a_launch_that_goes_well_is_a_whole_record_whatever_the_one_before_did() -> None:
@@ -70,11 +62,7 @@ def test_a_launch_that_goes_well_is_a_whole_record_whatever_the_one_before_did()
                      "MemoryError", "MemoryError", marks=pytest.mark.slow),  # to the last page
         ("BadAlloc", {}, "oom_host", "measure", "std::bad_alloc", "terminate called"),
         pytest.param("Killed", {}, "crash", "measure", "SIGKILL", "", marks=pytest.mark.slow),
-        pytest.param("Segfault", {}, "crash", "measure", "SIGSEGV", "ctypes",
-                     marks=pytest.mark.slow),
         pytest.param("Exits", {"code": 0}, "crash", "measure", "exit code 0 and no result", "",
-                     marks=pytest.mark.slow),
-        pytest.param("Exits", {"code": 7}, "crash", "measure", "exit code 7 and no result", "",
                      marks=pytest.mark.slow),
     ],
 )  # fmt: skip
@@ -84,7 +72,7 @@ def test_each_end_of_a_process_is_the_right_row(
     check_failure(run(animal, **case), status, stage, message, stderr)
 
 
-@pytest.mark.parametrize("where", ["here", pytest.param("process", marks=pytest.mark.slow)])
+@pytest.mark.usefixtures("zoo_here")
 @pytest.mark.parametrize(
     ("animal", "status", "stage", "message", "stderr"),
     [
@@ -96,11 +84,8 @@ def test_each_end_of_a_process_is_the_right_row(
     ],
 )
 def test_each_exception_is_the_right_row(
-    animal: str, status: str, stage: str, message: str, stderr: str, where: str,
-    request: pytest.FixtureRequest,
-) -> None:  # fmt: skip
-    if where == "here":
-        request.getfixturevalue("zoo_here")
+    animal: str, status: str, stage: str, message: str, stderr: str
+) -> None:
     check_failure(run(animal), status, stage, message, stderr)
 
 
@@ -110,33 +95,28 @@ def check_failure(record: Record, status: str, stage: str, message: str, stderr:
     assert message in record.error.message and "\n" not in record.error.message
     assert stderr in record.error.stderr
     assert record.samples_s == {} and record.stop is None
-    assert record.memory.host_peak is not None  # the last that was seen
+
+
+NONE = "exit code 0 and no result"
 
 
 @pytest.mark.parametrize(
-    ("animal", "stage", "message"),
+    ("said", "stage", "message"),
     [
-        ("half_a_line", "measure", "SIGKILL"),
-        ("nothing", "start", "exit code 0 and no result"),
-        ("nonsense", "start", "exit code 0 and no result"),
-        ("no_number", "start", "exit code 0 and no result"),
-        ("no_record", "report", "its answer is not a record: samples_s.step.0"),
-        ("bad_case", "report", "its answer is not a record: case"),
-        ("no_status", "report", "its answer is not a record"),
+        (b"", "start", NONE),
+        (b'{"stage": "measure"}\n{"result": {"work": {"samp', "measure", NONE),
+        (b'hello\n[1]\n{"result": 3}\n\xff\n', "start", NONE),
+        (b'{"result": {"samples_s": {"step": [NaN]}}}\n', "start", NONE),
+        (b'{"result": {"samples_s": {"step": ["soon"]}}}\n', "report", "samples_s.step.0"),
+        (b'{"result": {"case": 3, "memory": 4}}\n', "report", "its answer is not a record: case"),
+        (b'{"failed": {"status": "tired", "message": 3}}\n', "report", "its answer is not a rec"),
     ],
 )
 def test_what_is_no_answer_is_a_crash(
-    animal: str, stage: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    said: bytes, stage: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def said_here(*_: object) -> Ending:
-        with (tmp_path / "answers").open("w+b", buffering=0) as answers:
-            getattr(zoo, animal)(answers.fileno())
-            answers.seek(0)
-            return Ending(0, said=answers.read())
-
-    if animal != "half_a_line":  # it is killed
-        monkeypatch.setattr(supervisor, "_run", said_here)
-    record = raw(animal)
+    monkeypatch.setattr(supervisor, "_run", lambda *_: Ending(0, said=said))
+    record = run("Animal")
     assert record.error is not None
     assert (record.status, record.error.stage) == ("crash", stage)
     assert message in record.error.message
@@ -297,7 +277,6 @@ def test_a_process_ends_with_its_parent_with_and_without_the_kernels_help(
 
 @pytest.fixture
 def group() -> Iterator[Path]:
-    """A control group of 64 MiB."""
     for root, limit in (
         (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
         (Path("/sys/fs/cgroup"), "memory.max"),

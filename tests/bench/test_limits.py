@@ -17,7 +17,9 @@ from penstock.bench.launch.supervisor import LaunchRequest
 from penstock.bench.scenarios import WrongResult, make
 from penstock.bench.scenarios import roofs as scenarios
 from penstock.instruments.ledger import Ledger
-from penstock.instruments.record import Failure, Memory, Record, case_key
+from penstock.instruments.record import Failure, Memory, Record
+
+from .records import made_record
 
 MIB = 2**20
 
@@ -55,25 +57,6 @@ def test_a_wrong_product_is_no_roof() -> None:
         scenario.verify()
 
 
-@pytest.mark.parametrize("count", [8, 4096, 8 * 1001])
-def test_copy_copies_all_of_it(count: int) -> None:
-    scenario = scenarios.MemoryCopy({"device": "cpu", "bytes": count})
-    assert scenario.step(phase) == {"bytes": 2 * count}
-    scenario.verify()
-    copied = np.concatenate([target for target, _ in scenario._parts])
-    np.testing.assert_array_equal(copied, np.arange(count // 8))
-    scenario.close()
-
-
-def test_a_copy_that_was_not_made_is_wrong() -> None:
-    scenario = scenarios.MemoryCopy({"device": "cpu", "bytes": 4096})
-    scenario._parts.pop()  # the last thread's share
-    scenario.step(phase)
-    with pytest.raises(WrongResult):
-        scenario.verify()
-    scenario.close()
-
-
 @pytest.mark.parametrize(
     ("fetched", "source"),
     [
@@ -88,7 +71,7 @@ def test_where_a_read_came_from(
     fetched: list[int | None], source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scenarios, "_fetched", iter(fetched).__next__)
-    scenario = make("disk", {"folder": str(tmp_path), "bytes": 8 * MIB, "cached": False})
+    scenario = make("disk", {"folder": str(tmp_path), "bytes": 8 * MIB})
     assert scenario.step(phase) == {"bytes": 8 * MIB}
     assert scenario.facts["source"] == source
     scenario.close()
@@ -98,7 +81,7 @@ def test_one_read_from_the_cache_spoils_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scenarios, "_fetched", iter([0, 8 * MIB, 0, 0, 0, 8 * MIB]).__next__)
-    scenario = make("disk", {"folder": str(tmp_path), "bytes": 8 * MIB, "cached": False})
+    scenario = make("disk", {"folder": str(tmp_path), "bytes": 8 * MIB})
     for _ in range(3):
         scenario.step(phase)
     assert scenario.facts["source"] == "page cache" and scenario.facts["fetched_share"] == 0
@@ -106,7 +89,7 @@ def test_one_read_from_the_cache_spoils_the_rest(
 
 
 def test_the_file_of_a_disk_read_has_no_name(tmp_path: Path) -> None:
-    scenario = scenarios.DiskRead({"folder": str(tmp_path), "bytes": 16 * MIB, "cached": True})
+    scenario = scenarios.DiskRead({"folder": str(tmp_path), "bytes": 16 * MIB})
     assert not list(tmp_path.iterdir())
     scenario._file.truncate(9 * MIB)
     with pytest.raises(WrongResult, match=str(9 * MIB)):
@@ -115,7 +98,6 @@ def test_the_file_of_a_disk_read_has_no_name(tmp_path: Path) -> None:
 
 
 def test_a_device_that_is_not_there_is_not_supported() -> None:
-    """And so another launch of the case is not tried."""
     with pytest.raises(UsageError, match="--device cuda:77: this machine has"):
         make("matmul", {"device": "cuda:77", "dtype": "float32", "size": 64})
 
@@ -123,20 +105,18 @@ def test_a_device_that_is_not_there_is_not_supported() -> None:
 @pytest.mark.parametrize(("folder", "count"), [("absent", MIB), (".", 2**60)])
 def test_a_folder_that_will_not_do(folder: str, count: int, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--folder"):
-        make("disk", {"folder": str(tmp_path / folder), "bytes": count, "cached": False})
+        make("disk", {"folder": str(tmp_path / folder), "bytes": count})
 
 
 # roofs and noise from scripted launches
 
 
 def made(request: LaunchRequest, launch: int, order: int | None = None, **fields: Any) -> Record:
-    defaults: dict[str, Any] = {
-        "schema": 1, "id": "x", "time": "2026-01-01T00:00:00+00:00", "status": "ok",
-        "scenario": request.scenario, "case": dict(request.case), "launch": launch, "order": order,
-        "key": case_key(request.scenario, request.case), "environment": {"machine_key": "here"},
+    usual: dict[str, Any] = {
+        "order": order, "environment": {"machine_key": "here"},
         "work": {"flops": 1000, "bytes": 500}, "samples_s": {"step": [2.0] * 9},
     }  # fmt: skip
-    return Record(**defaults | fields)
+    return made_record(request.scenario, request.case, launch, **usual | fields)
 
 
 def always(**fields: Any) -> Callable[..., Record]:
@@ -165,27 +145,18 @@ FAILED = {
 def test_roofs(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     tops = limits.measure_roofs("cpu", ["float32"], tmp_path, "quick", ledger, always())
-    assert list(tops) == ["matmul float32", "memory copy", "disk", "page cache"]
+    assert list(tops) == ["matmul float32", "disk"]
     assert tops["matmul float32"] == {
         "unit": "flop/s", "value": 500, "low": 500, "high": 500, "n": 1, "note": ""
     }  # fmt: skip
     assert tops["disk"]["value"] == 250 and tops["disk"]["unit"] == "B/s"
-    assert len(ledger.records()) == 4
+    assert len(ledger.records()) == 2
 
 
 def test_the_disk_is_timed_by_its_reads_and_owns_up_to_the_cache(tmp_path: Path) -> None:
     run = always(samples_s={"step": [9.0] * 9, "read": [1.0] * 9}, facts={"source": "page cache"})
     tops = limits.measure_roofs("cpu", [], tmp_path, "quick", Ledger(tmp_path), run)
     assert tops["disk"]["value"] == 500 and "not the device" in tops["disk"]["note"]
-    assert tops["page cache"]["note"] == ""
-
-
-def test_a_roof_that_cannot_be_measured_is_missing(tmp_path: Path) -> None:
-    tops = limits.measure_roofs(
-        "cpu", ["float32"], tmp_path, "quick", Ledger(tmp_path), always(**FAILED)
-    )
-    assert tops["matmul float32"]["value"] is None
-    assert tops["matmul float32"]["note"] == "torch is not here"
 
 
 def test_the_interval_of_several_launches_is_of_launches(tmp_path: Path) -> None:
@@ -202,12 +173,9 @@ def test_no_noise(tmp_path: Path) -> None:
         "n": 6, "disturbed": 0, "spread": 0, "ratio": 1, "low": 1, "high": 1, "threshold": 0,
         "note": "",
     }  # fmt: skip
-
-
-def test_launches_that_others_disturbed_are_counted(tmp_path: Path) -> None:
     crowd = {"machine_key": "here", "load": {"busy_processes": 2}}
     noise = limits.noise_floor("cpu", "quick", Ledger(tmp_path), always(environment=crowd))
-    assert noise["disturbed"] == 6
+    assert noise["disturbed"] == 6, "launches that others disturbed are counted"
 
 
 def test_noise_is_taken_by_turns_a_b_b_a(tmp_path: Path) -> None:
@@ -227,9 +195,13 @@ def test_the_threshold_covers_the_ratio_whichever_side_is_slower(tmp_path: Path)
         assert noise["low"] <= noise["ratio"] <= noise["high"] and noise["n"] == 10
 
 
-def test_noise_of_a_machine_that_cannot_tell(tmp_path: Path) -> None:
-    noise = limits.noise_floor("cpu", "quick", Ledger(tmp_path), always(**FAILED))
+def test_what_cannot_be_measured_is_missing(tmp_path: Path) -> None:
+    ledger, fails = Ledger(tmp_path), always(**FAILED)
+    noise = limits.noise_floor("cpu", "quick", ledger, fails)
     assert noise["threshold"] is None and noise["note"] == "torch is not here"
+    tops = limits.measure_roofs("cpu", ["float32"], tmp_path, "quick", ledger, fails)
+    assert tops["matmul float32"]["value"] is None
+    assert tops["matmul float32"]["note"] == "torch is not here"
 
 
 def test_what_was_measured_is_found_again(tmp_path: Path) -> None:
@@ -302,19 +274,25 @@ def test_limits_on_a_cpu_are_enforced_by_the_kernel(tmp_path: Path) -> None:
     assert [(limit.batch, limit.failing_batch) for limit in both] == [(70, 71), (17, 18)]
     assert both[0].margin == pytest.approx(1 - 9960 / 10_000) and both[0].cliff
     assert {request.memory_limit for request in machine.requests} == {10_000}
+    assert "interpreter" in limits.budget_note("cpu")
     assert ledger.records() == seen and len(seen) == 6
     assert len({record.key for record in seen}) == 6
 
 
-def test_limits_on_a_gpu_are_for_the_allocator(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("budget", "total"), [(10_000, None), (None, 10_000), (None, None)])
+def test_limits_on_a_gpu_are_for_the_allocator(
+    budget: int | None, total: int | None, tmp_path: Path
+) -> None:
+    """Or what torch says the card has, whatever the driver shows: it may be a slice of one."""
     machine = Machine("oom_device")
     case = CASE | {"device": "cuda:0"}
     (limit,) = limits.model_limits(
-        case, ["8"], 2, 512, 10_000, Ledger(tmp_path), timeout_s=9, run=machine
+        case, ["8"], 2, 512, budget, Ledger(tmp_path), timeout_s=9, device_memory=total, run=machine
     )
-    assert limit.batch == 70 and limit.peak == 9960
+    assert (limit.batch, limit.peak, limit.budget) == (70, 9960, budget or total)
     assert {request.memory_limit for request in machine.requests} == {None}
-    assert {request.case["budget"] for request in machine.requests} == {10_000}
+    assert {request.case["budget"] for request in machine.requests} == {budget}
+    assert "allocator" in limits.budget_note("cuda:0")
 
 
 def test_without_a_budget_a_cpu_is_kept_to_what_is_free(
@@ -336,25 +314,6 @@ def test_a_crash_is_no_limit(tmp_path: Path) -> None:
     assert limit.batch is None and "SIGSEGV" in limit.sentence
 
 
-@pytest.mark.parametrize("total", [10_000, None])
-def test_without_a_budget_a_gpu_is_held_against_what_torch_says_it_has(
-    total: int | None, tmp_path: Path
-) -> None:
-    """Whatever cards the driver shows: it may be a slice of one."""
-    machine = Machine("oom_device")
-    case = CASE | {"device": "cuda:0"}
-    (limit,) = limits.model_limits(
-        case, ["8"], 2, 512, None, Ledger(tmp_path), timeout_s=9, device_memory=total, run=machine
-    )
-    assert limit.batch == 70 and limit.budget == total
-    assert {request.case["budget"] for request in machine.requests} == {None}
-
-
-@pytest.mark.parametrize(("device", "word"), [("cpu", "interpreter"), ("cuda:0", "allocator")])
-def test_what_a_budget_counts_is_said(device: str, word: str) -> None:
-    assert word in limits.budget_note(device)
-
-
 @pytest.mark.slow
 def test_a_real_boundary_under_a_limit_of_the_kernel(tmp_path: Path) -> None:
     """One layer of 3x3, 16 channels: its output alone is 64 bytes for each pixel."""
@@ -369,15 +328,9 @@ def test_a_real_boundary_under_a_limit_of_the_kernel(tmp_path: Path) -> None:
     }  # fmt: skip
     budget = 700 * MIB
     ledger = Ledger(tmp_path / "ledger")
-    small, large = limits.model_limits(case, ["256", "512"], 2, 1024, budget, ledger, timeout_s=300)
-    answers = {(r.case["tile"], r.case["batch"]): r.status for r in ledger.records()}
-    for limit in (small, large):
-        assert limit.batch is not None and limit.failing_batch == limit.batch + 1, limit.sentence
-        assert answers[limit.tile, limit.batch] == "ok"
-        assert answers[limit.tile, limit.failing_batch] == "oom_host"
-        # What it took is less than all, and what the output alone would take is less than that.
-        pixels = limit.batch * int(limit.tile) ** 2
-        assert limit.peak is not None and 64 * pixels < limit.peak < 1.5 * budget
-    assert small.batch is not None and large.batch is not None
-    assert small.batch // 4 - 2 <= large.batch <= small.batch // 4 + 1
-    assert large.trials <= 4
+    (limit,) = limits.model_limits(case, ["512"], 2, 1024, budget, ledger, timeout_s=300)
+    answers = {record.case["batch"]: record.status for record in ledger.records()}
+    assert limit.batch is not None and limit.failing_batch == limit.batch + 1, limit.sentence
+    assert (answers[limit.batch], answers[limit.failing_batch]) == ("ok", "oom_host")
+    # What it took is less than all, and what the output alone would take is less than that.
+    assert limit.peak is not None and 64 * limit.batch * 512**2 < limit.peak < 1.5 * budget

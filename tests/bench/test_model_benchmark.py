@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +15,7 @@ from penstock.base.config.bench import BenchModelConfig
 from penstock.base.config.knobs import build
 from penstock.bench.cases.model import model_case_namer, model_cases
 from penstock.bench.launch import supervisor
-from penstock.bench.launch.ending import Ending
+from penstock.bench.launch.outcome import Ending
 from penstock.bench.launch.supervisor import LaunchRequest
 from penstock.cli import main
 from penstock.instruments.ledger import Ledger
@@ -47,14 +46,6 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     monkeypatch.setattr(supervisor, "_run", run)
     (tmp_path / "worker.py").write_text("print()")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
-def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The same, but each launch is a process, as it is elsewhere."""
-    monkeypatch.setattr(supervisor, "WORKER", (sys.executable, "-S", answers.__file__))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -115,15 +106,15 @@ def test_the_settings_of_several_models_are_refused_before_a_sweep(
     assert bench(*words) == 2
     assert "--recommend out/bench.inference_identity.yaml is not known" in capsys.readouterr().err
     assert not (fake / "out/bench.ledger").exists()
-    assert bench(*words, "--replace") == 0
+    assert bench(*words, "--overwrite") == 0
     assert bench(*words) == 0
 
 
-def test_a_model_that_crashes_is_a_row_and_the_exit_code_is_1(started: Path) -> None:
-    (started / "nets.py").touch()
+def test_a_model_that_crashes_is_a_row_and_the_exit_code_is_1(fake: Path) -> None:
+    (fake / "nets.py").touch()
     words = ("--tile-sizes", "16", "--batch-sizes", "1", "--model", "nets:fragile", "nets:sound")
     assert bench(*words) == 1
-    statuses = {row["model"]: row["status"] for row in rows(started / "out/bench.csv")}
+    statuses = {row["model"]: row["status"] for row in rows(fake / "out/bench.csv")}
     assert statuses == {"nets:fragile": "crash", "nets:sound": "ok"}
 
 
@@ -152,16 +143,6 @@ def test_what_makes_no_sense_is_one_sentence_and_nothing_is_created(
     assert out == ""
     assert len(err.splitlines()) == 1 and sentence in err
     assert sorted(fake.rglob("*")) == before
-
-
-def test_a_ledger_with_a_spoilt_line_is_refused(
-    fake: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (fake / "l").mkdir()
-    (fake / "l" / "records.jsonl").write_text("half a rec\n")
-    assert bench("--ledger", "l") == 2
-    assert "line 1" in capsys.readouterr().err
-    assert not (fake / "out").exists()
 
 
 def test_an_interrupted_sweep_goes_on_with_resume(

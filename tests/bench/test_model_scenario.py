@@ -113,12 +113,6 @@ def test_a_network_of_three_axes_has_cubes_for_tiles() -> None:
     assert scenario.step(Phases())["useful_pixels"] == 2 * 6**3
 
 
-def test_a_network_without_weights_of_its_own_is_measured_untrained() -> None:
-    _, facts = under_test.check({**CASE, "model": "denoise-net", "tile": "16"})
-    assert facts["model"] == "denoise-net"
-    assert facts["parameters"] > 12e6
-
-
 def test_no_output_outlives_its_step(nets: str) -> None:
     for mode in ("inference", "train"):
         scenario = made(nets, "Watched", mode=mode)
@@ -240,7 +234,9 @@ def test_a_checked_case_has_its_device_and_channels_and_was_not_run(nets: str) -
         ("convs", {"device": "cuda:7"}, "--device cuda:7: this machine has"),
         ("convs", {"device": "abacus"}, "--device 'abacus' is not a device"),
         ("convs", {"weights": "absent.pt"}, "--weights absent.pt: there is no such file"),
+        ("convs", {"dtype": "uint16"}, "--dtype uint16 is not supported on cpu: "),
         ("frozen", {"mode": "train"}, "no parameters to train"),
+        ("Patches", {"mode": "train"}, "no gradient of the model's head 'mean'"),
         ("normed", {"mode": "train", "checkpointing": True}, "part 0 of .* counts its batches"),
         ("overwriting", {"mode": "train", "checkpointing": True}, "part 1 .* overwrites its input"),
     ],
@@ -251,11 +247,6 @@ def test_what_cannot_be_measured_is_said_before(
     with pytest.raises(UsageError, match=sentence) as raised:
         under_test.check({**CASE, "model": f"{nets}:{net}"} | knobs)
     assert "\n" not in str(raised.value)
-
-
-def test_a_dtype_without_arithmetic_is_said_before(nets: str) -> None:
-    with pytest.raises(UsageError, match="--dtype uint16 is not supported on cpu: "):
-        under_test.check({**CASE, "model": f"{nets}:convs", "dtype": "uint16"})
 
 
 @pytest.mark.parametrize(
@@ -317,13 +308,3 @@ def test_the_driver_is_asked_before_the_launch_holds_any_of_the_card(
     with pytest.raises(RuntimeError, match="no further"):
         made(nets, "convs", device="cuda:0")
     assert order == ["driver", "launch"]
-
-
-def test_a_head_without_a_gradient_cannot_be_trained_on(nets: str) -> None:
-    with pytest.raises(UsageError, match="no gradient of the model's head 'mean'"):
-        under_test.check({**CASE, "model": f"{nets}:Patches", "mode": "train"})
-
-
-def test_a_prithvi_refiner_says_which_tile_would_do() -> None:
-    with pytest.raises(UsageError, match="100 is not a multiple of 16"):
-        under_test.check({**CASE, "model": "prithvi-refiner-tiny", "tile": "100"})

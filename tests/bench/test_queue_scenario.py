@@ -21,17 +21,17 @@ from penstock.base.errors import StageError, UsageError
 from penstock.bench.cases.queue import queue_case_name, queue_cases, queue_rules
 from penstock.bench.measure import Rules, measure_scenario
 from penstock.bench.scenarios import WrongResult
-from penstock.bench.scenarios.compute import Busy, calibrated, make_compute, timed
-from penstock.bench.scenarios.queue import FromLoader, InPlace, QueueScenario
+from penstock.bench.scenarios.queue import FromLoader, InPlace, QueueScenario, make_compute, timed
 from penstock.cli import main
 from penstock.cli.bench_queue import outcome
 from penstock.instruments.ledger import Ledger
 from penstock.instruments.record import Failure, Record
 from penstock.loading.order import Endless, Order
-from penstock.reports.queue.model import QueueModel, simulate
+from penstock.reports.queue.simulation import QueueModel, simulate
 
 from .kit_loader import weather
-from .kit_queue import CASE, record
+from .kit_queue import CASE
+from .records import made_record
 
 
 @pytest.fixture(scope="module")
@@ -103,28 +103,10 @@ def test_a_batch_of_another_length_is_wrong() -> None:
         )
 
 
-def test_busy_work_is_counted_until_it_takes_the_time() -> None:
-    now = 0.0
-
-    def piece() -> None:
-        nonlocal now
-        now += 0.003
-
-    assert calibrated(piece, 0.3, lambda: now) == 100
-    assert calibrated(piece, 0.0001, lambda: now) == 1
-
-
 def test_a_step_that_never_waits_is_the_median_of_a_few() -> None:
     ticks = itertools.accumulate([0, 5, 0, 1, 0, 2], initial=0)
     next(ticks)
     assert timed(lambda: None, lambda: next(ticks)) == 2
-
-
-def test_busy_work_is_as_long_as_it_was_asked_to_be_by_its_own_clock() -> None:
-    ticks = itertools.count(0.0, 0.001)  # a millisecond passes between two looks at the clock
-    busy = Busy(0.001, lambda: next(ticks))
-    assert busy.pieces == 1
-    assert busy.seconds == pytest.approx(0.001)
 
 
 def test_a_real_network_may_stand_for_the_step(tmp_path: Path) -> None:
@@ -229,53 +211,12 @@ def test_what_makes_no_sense_is_refused(
         queue_cases(str(tmp_path), config(**knobs))
 
 
-def test_data_that_is_not_there_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["bench", "queue", str(tmp_path / "none")]) == 2
-    assert "there is no such folder" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("launches_here")
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("empty", "empty: there is none of .zarray"),
-        ("data --batch-size 8", "--batch-size 8 is more than the 7 samples of data"),
-    ],
-)
-def test_data_that_cannot_be_read_so_is_refused_at_once(
-    data: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    words: str,
-    said: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "data").symlink_to(data)
-    (tmp_path / "empty").mkdir()
-    assert main(["bench", "queue", *words.split()]) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert said in line
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "empty"]
-
-
 def failed(status: Any, message: str) -> Any:
     """A sweep whose every launch ends so."""
 
     def sweep(scenario: str, cases: Sequence[dict[str, Any]], *_: Any, **__: Any) -> list[Record]:
-        return [
-            record(simulate(QueueModel(0, 0, 1.0, 1.0), 12), **case).model_copy(
-                update={
-                    "status": status,
-                    "samples_s": {},
-                    "facts": {},
-                    "error": Failure(stage="setup", message=message),
-                }
-            )
-            for case in cases
-        ]
+        error = Failure(stage="setup", message=message)
+        return [made_record(scenario, case, status=status, error=error) for case in cases]
 
     return sweep
 
@@ -284,9 +225,7 @@ def failed(status: Any, message: str) -> Any:
     ("status", "message", "code"),
     [
         ("crash", "it fell", 1),
-        pytest.param("timeout", "600 s are over", 1, marks=pytest.mark.slow),
-        pytest.param("oom_host", "no memory", 1, marks=pytest.mark.slow),
-        pytest.param("wrong_result", "a batch came with [2] samples", 1, marks=pytest.mark.slow),
+        ("wrong_result", "a batch came with [2] samples", 1),
         ("unsupported", "--model none: there is no such model", 1),
         ("unsupported", "torch is not installed; run: pip install 'penstock-dl[infer]'", 0),
     ],
@@ -302,7 +241,7 @@ def test_the_exit_code_of_launches_that_failed(
 ) -> None:
     fine = SimpleNamespace(error=None)
     monkeypatch.setattr("penstock.cli.bench_queue.ask_worker", lambda scenario, case, *_: fine)
-    monkeypatch.setattr("penstock.cli.sweep.run_sweep", failed(status, message))
+    monkeypatch.setattr("penstock.cli.benchmarks.run_sweep", failed(status, message))
     words = ["bench", "queue", str(data), "--output", str(tmp_path / "queue.csv")]
     assert main([*words, "--batch-size", "2", "--workers", "1", "--queue-sizes", "1"]) == code
     said = capsys.readouterr()
@@ -311,6 +250,7 @@ def test_the_exit_code_of_launches_that_failed(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("launches_here")
 def test_a_small_benchmark_from_end_to_end(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

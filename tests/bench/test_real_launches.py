@@ -19,7 +19,7 @@ TIMED = {"seconds": 0.1, "precision": 0.5}
 ROOF = {"device": "cpu", "dtype": "float32", "size": 64}
 MODEL = ("model", {**CASE, "model": "NETS:convs"}, TIMED,
          {"samples": 2, "pixels": 512, "useful_pixels": 512}, ["step"])  # fmt: skip
-DISK = ("disk", {"folder": ".", "bytes": 2**20, "cached": True}, TIMED,
+DISK = ("disk", {"folder": ".", "bytes": 2**20}, TIMED,
         {"bytes": 8 * 2**20}, ["step", "read"])  # fmt: skip
 
 
@@ -29,16 +29,14 @@ DISK = ("disk", {"folder": ".", "bytes": 2**20, "cached": True}, TIMED,
         (*MODEL, "here"),
         (*DISK, "here"),
         *(pytest.param(*words, "process", marks=pytest.mark.slow) for words in (
-            MODEL, DISK,
             ("loader", {"batches": 2}, SERIES,
-             {"samples": 2, "bytes": 2 * SAMPLE_BYTES}, ["step"]),
-            ("zoo:Animal", {}, TIMED, {"samples": 1}, ["step", "forward"]),
-            ("ladder", {"batches": 2, "rung": "L1"}, SERIES,
              {"samples": 2, "bytes": 2 * SAMPLE_BYTES}, ["step"]),
             ("queue", {**QUEUE, "compute_time": 0.01}, SERIES, {"samples": 2},
              ["step", "get", "compute"]),
+            ("zoo:Animal", {}, TIMED, {"samples": 1}, ["step", "forward"]),
+            ("ladder", {"batches": 2, "rung": "L1"}, SERIES,
+             {"samples": 2, "bytes": 2 * SAMPLE_BYTES}, ["step"]),
             ("matmul", ROOF, TIMED, {"flops": 2 * 64**3, "bytes": 3 * 64**2 * 4}, ["step"]),
-            ("copy", {"device": "cpu", "bytes": 4096}, TIMED, {"bytes": 8192}, ["step"]),
         )),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -14,15 +14,13 @@ from typing import Any
 import pytest
 
 from penstock.base.config.data import PreprocessConfig
-from penstock.base.config.knobs import build, from_flags
+from penstock.base.config.flags import from_flags
+from penstock.base.config.knobs import build
 from penstock.base.config.train import SuiteConfig
 from penstock.base.errors import Refused, UsageError
-from penstock.bench.scenarios import train as scenario
+from penstock.bench.scenarios import train_scenario as scenario
+from penstock.bench.suite.execute import launch_folder, suite_cases
 from penstock.bench.suite.preset import PRESETS, SuitePreset, fit_preset, named_preset, read_preset
-from penstock.bench.suite.run import (
-    launch_folder,
-    suite_cases,
-)
 from penstock.cli import main
 from penstock.cli import suite as verb
 from penstock.cli.train import config_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import shutil
@@ -26,9 +27,8 @@ from penstock.base.errors import UsageError
 from penstock.base.run_names import SUITE_LEDGER
 from penstock.bench.launch.supervisor import LaunchRequest, run_launch
 from penstock.bench.measure import Rules, measure_scenario
-from penstock.bench.scenarios import train as scenario
-from penstock.bench.suite.preset import named_preset
-from penstock.bench.suite.run import (
+from penstock.bench.scenarios import train_scenario as scenario
+from penstock.bench.suite.execute import (
     RULES,
     check_resumed_suite,
     check_suite_output,
@@ -36,6 +36,7 @@ from penstock.bench.suite.run import (
     suite_cases,
     with_roots,
 )
+from penstock.bench.suite.preset import named_preset
 from penstock.cli import main
 from penstock.cli import suite as verb
 from penstock.cli.train import config_of
@@ -63,12 +64,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     labels += f" --val-labels {folder}/scenes/labels/validation.csv"
     assert main([*cut.split(), *labels.split(), "--chip-size", "128", "--overlap", "32"]) == 0
     return folder
-
-
-def test_all_is_there(data: Path, tmp_path: Path) -> None:
-    config = with_roots(config_for(data, tmp_path), [named_preset("quick")])
-    assert config.train_data_root == data / "scenes" / "train"
-    assert config.val_data_root == data / "scenes" / "validation"
 
 
 @pytest.mark.parametrize(
@@ -176,6 +171,13 @@ def test_a_folder_that_holds_a_suite_is_refused(data: Path, tmp_path: Path) -> N
         check_suite_output(config_for(data, file / "out"))
 
 
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 300
+    while not true():
+        assert time.monotonic() < deadline, "it never was"
+        time.sleep(0.1)
+
+
 @pytest.mark.slow
 def test_a_killed_suite_leaves_no_training_and_a_living_one_is_named(
     data: Path, tmp_path: Path
@@ -188,13 +190,6 @@ def test_a_killed_suite_leaves_no_training_and_a_living_one_is_named(
     words = ["suite", "benchmark", "--config", str(path), *flags(data, out)]
     command = [sys.executable, "-m", "penstock", *words]
     folder = out / "benchmark_long_batch1_workers1"
-
-    def until(true: Callable[[], bool]) -> None:
-        for _ in range(3000):
-            if true():
-                return
-            time.sleep(0.1)
-        raise AssertionError("it never was")
 
     suite = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -223,8 +218,9 @@ def spiral(out: Path, **knobs: Any) -> dict[str, Any]:
 def test_a_launch_has_one_training_and_counts_its_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    operators = SimpleNamespace(COMPILED=False)  # as where a training has loaded torchvision
-    monkeypatch.setitem(sys.modules, "penstock.models.torchvision_ops", operators)
+    monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace())  # as if it were loaded
+    operators = importlib.import_module("penstock.models.torchvision_ops")
+    monkeypatch.setattr(operators, "compiled_operators", lambda: False)
     made = scenario.TrainScenario(spiral(tmp_path / "out"))
     result = measure_scenario(made, Rules.model_validate(RULES), lambda stage: None)
     assert result["work"] == {"samples": 2 * 142}
@@ -281,21 +277,15 @@ def test_no_rank_outlives_its_launch(tmp_path: Path) -> None:
         command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
 
-    def wait_for(condition: Callable[[], bool]) -> bool:
-        deadline = time.monotonic() + 300
-        while not condition() and time.monotonic() < deadline:
-            time.sleep(0.2)
-        return condition()
-
     try:
-        assert wait_for((tmp_path / "out" / "steps" / "rank1.csv").is_file), "it never trained"
+        until((tmp_path / "out" / "steps" / "rank1.csv").is_file)
         below = psutil.Process(worker.pid).children(recursive=True)
         assert len(below) >= 3, "torchrun and two ranks"
     finally:
         os.killpg(worker.pid, signal.SIGKILL)
         worker.wait()
     try:
-        assert wait_for(lambda: not psutil.wait_procs(below, timeout=0)[1]), "a rank is left"
+        until(lambda: not psutil.wait_procs(below, timeout=0)[1])
     finally:
         for process in below:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -312,59 +302,69 @@ def small(path: Path, **changes: Any) -> Path:
     return path
 
 
+def check_run(run: Mapping[str, Any], out: Path, kept: bool = False) -> None:
+    """What the report of a suite says of a training is what the training left.
+
+    ``kept`` is whether its checkpoints are.
+    """
+    folder = out / run["folders"][0]
+    results = json.loads((folder / "training_results.json").read_text())
+    assert run["throughput_samples_per_s"] == pytest.approx(
+        results["samples"] / sum(results["epoch_times_s"])
+    )
+    assert run["samples"] == results["samples"] > 0
+    assert run["gpu_memory_peak_bytes"] is None
+    assert run["cpu_utilization_percent"] > 0
+    assert run["map"] == results["final"]["val_AP"]
+    assert json.loads((folder / "args.json").read_text())["output_dir"] == str(folder)
+    assert (folder / "best_model.pth").is_file()
+    assert (folder / "checkpoints" / "last.pt").is_file() == kept
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [[], ["--cluster", "local:2"]], ids=["here", "workers"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
-def test_a_suite_end_to_end(
-    more: list[str], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    request: pytest.FixtureRequest,
-) -> None:  # fmt: skip
-    if more:
-        pytest.importorskip("distributed")
+def test_a_suite_on_workers(data: Path, tmp_path: Path) -> None:
+    pytest.importorskip("distributed")
     out = tmp_path / "out"
-    config = str(small(tmp_path / "small.json"))
-    words = ["suite", "benchmark", "--config", config, *flags(data, out), *more]
+    config = str(small(tmp_path / "small.json", batch_sizes=[1], save_checkpoints=True))
+    words = ["suite", "benchmark", "--config", config, *flags(data, out), "--cluster", "local:2"]
     with forked_workers():
         assert main(words) == 0
     assert not [path for path in out.iterdir() if path.suffix == ".part"], "left by a worker"
-    blocks = [record.environment for record in Ledger(out / SUITE_LEDGER).records()]
-    assert [set(block["worker"]) if "worker" in block else None for block in blocks] == [
-        {"host", "address", "alone_on", "beside"} if more else None
-    ] * 2
+    (record,) = Ledger(out / SUITE_LEDGER).records()
+    assert set(record.environment["worker"]) == {"host", "address", "alone_on", "beside"}
+    (run,) = json.loads((out / "benchmark_report.json").read_text())["runs"]
+    check_run(run, out, kept=True)
+    (rank,) = record.facts["training"]["ranks"]
+    assert run["host_memory_peak_bytes"] > rank["memory"]["host_peak"] / 2
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("launches_here")
+def test_a_suite_end_to_end(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    config = str(small(tmp_path / "small.json"))
+    words = ["suite", "benchmark", "--config", config, *flags(data, out)]
+    assert main(words) == 0
+    assert not any("worker" in one.environment for one in Ledger(out / SUITE_LEDGER).records())
     document = json.loads((out / "benchmark_report.json").read_text())
     assert [(run["batch_size"], run["status"]) for run in document["runs"]] == [
-        (1, "ok"),
-        (2, "ok"),
-    ]
+        (1, "ok"), (2, "ok"),
+    ]  # fmt: skip
     for run in document["runs"]:
-        folder = out / run["folders"][0]
-        results = json.loads((folder / "training_results.json").read_text())
-        assert run["throughput_samples_per_s"] == pytest.approx(
-            results["samples"] / sum(results["epoch_times_s"])
-        )
-        assert run["samples"] == results["samples"] > 0
-        assert run["host_memory_peak_bytes"] > results["ranks"][0]["memory"]["host_peak"] / 2
-        assert run["gpu_memory_peak_bytes"] is None
-        assert run["cpu_utilization_percent"] > 0
-        assert run["map"] == results["final"]["val_AP"]
-        assert json.loads((folder / "args.json").read_text())["output_dir"] == str(folder)
-        assert (folder / "best_model.pth").is_file()
-        assert not (folder / "checkpoints").exists(), "save_checkpoints is false"
+        check_run(run, out)
     system = json.loads((out / "system_info.json").read_text())
     assert system["machine"]["cores"] > 0
     assert "| batch | workers |" in (out / "benchmark_report.md").read_text()
     assert (out / "benchmark_report.png").is_file()
 
-    if not more:  # what is run again need not be a process once more
-        request.getfixturevalue("launches_here")
     assert main(words) == 2
     assert "holds a suite; --resume runs what it lacks" in capsys.readouterr().err
     # One launch is lost, as by a kill before it was written: only that one runs again.
     ledger = out / SUITE_LEDGER / "records.jsonl"
     kept, lost = ledger.read_text().splitlines(keepends=True)
     ledger.write_text(kept)
-    with forked_workers():
-        assert main([*words, "--resume"]) == 0
+    assert main([*words, "--resume"]) == 0
     assert "skipped, the ledger has it" in capsys.readouterr().err
     first, again = ledger.read_text().splitlines(keepends=True)
     assert first == kept
@@ -384,55 +384,31 @@ def test_a_preset_of_several_ranks_takes_no_workers(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("launches_here")
-def test_a_run_that_fails_is_a_row_and_the_others_go_on(data: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    config = small(tmp_path / "small.json", learning_rate=1e30, save_checkpoints=True)
-    assert main(["suite", "benchmark", "--config", str(config), *flags(data, out)]) == 1
-    document = json.loads((out / "benchmark_report.json").read_text())
-    assert {run["status"] for run in document["runs"]} == {"crash"}
-    assert all("the loss is" in run["error"] for run in document["runs"])
-    assert document["best"] is None
-    assert not list(out.glob("*.png")), "there is nothing to draw"
-    assert len(Ledger(out / SUITE_LEDGER).records()) == 2
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("launches_here")
-def test_a_preset_for_another_machine_runs_anyway_and_the_report_says_so(
+def test_a_preset_for_another_machine_runs_anyway_and_what_fails_is_a_row(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "out"
-    further = {"backbone": "mobilenet", "device": "cuda"}
-    many = {"distributed": True, "world_size": 64, "batch_sizes": [1]}
-    config = small(tmp_path / "small.json", **many, train=further)
-    words = ["suite", "benchmark", "--config", str(config), *flags(data, out)]
-    assert main(words) == 2
     import torch
 
+    out = tmp_path / "out"
+    config = small(
+        tmp_path / "small.json", distributed=True, world_size=64, learning_rate=1e30,
+        train={"backbone": "mobilenet", "device": "cuda"},
+    )  # fmt: skip
+    words = ["suite", "benchmark", "--config", str(config), *flags(data, out)]
+    assert main(words) == 2
     gpus = torch.cuda.device_count()
     refused = f"preset small is for 64 GPUs and torch finds {gpus} GPU{'s' * (gpus != 1)} here"
     assert refused in capsys.readouterr().err
     assert not out.exists()
-    assert main([*words, "--anyway"]) == 0
+    assert main([*words, "--anyway"]) == 1
     document = json.loads((out / "benchmark_report.json").read_text())
     assert [note.partition(";")[0] for note in document["notes"]] == [refused]
     assert document["presets"][0]["world_size"] == 64, "what was asked for"
-    assert [run["world_size"] for run in document["runs"]] == [max(1, gpus)]
     assert refused in (out / "benchmark_report.md").read_text()
-
-
-@pytest.mark.slow
-def test_ranks_of_a_suite(data: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    config = small(
-        tmp_path / "small.json", batch_sizes=[1], distributed=True, world_size=2,
-        save_checkpoints=True,
-    )  # fmt: skip
-    assert main(["suite", "benchmark", "--config", str(config), *flags(data, out)]) == 0
-    (run,) = json.loads((out / "benchmark_report.json").read_text())["runs"]
-    assert (run["world_size"], run["status"]) == (2, "ok")
-    assert run["shares"]["communication"] > 0
-    assert (out / run["folders"][0] / "checkpoints" / "last.pt").is_file()
+    assert [run["status"] for run in document["runs"]] == ["crash", "crash"], "both were tried"
+    assert all("the loss is" in run["error"] for run in document["runs"])
+    assert document["best"] is None
+    assert not list(out.glob("*.png")), "there is nothing to draw"
 
 
 @pytest.mark.slow

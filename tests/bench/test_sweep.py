@@ -16,7 +16,9 @@ from penstock.bench.launch.launcher import in_turn
 from penstock.bench.launch.supervisor import LaunchRequest
 from penstock.bench.launch.sweep import SweepStep, launch_order, launches_of, run_sweep
 from penstock.instruments.ledger import Ledger
-from penstock.instruments.record import Failure, Record, case_key
+from penstock.instruments.record import Failure, Record
+
+from .records import made_record
 
 CASES = [{"tile": tile, "batch": batch} for tile in ("8", "16") for batch in (1, 2, 4)]
 
@@ -38,19 +40,8 @@ class Runs:
         self.requests.append(request)
         assert timeout_s == 60.0
         status = self.ends.get(request.case["batch"], "ok")
-        return Record.model_validate(
-            {
-                "id": f"{launch}-{order}",
-                "time": "2026-01-01T00:00:00+00:00",
-                "scenario": request.scenario,
-                "case": dict(request.case),
-                "key": case_key(request.scenario, request.case),
-                "launch": launch,
-                "order": order,
-                "status": status,
-                "error": None if status == "ok" else Failure(stage="measure", message="made up"),
-            }
-        )
+        error = None if status == "ok" else Failure(stage="measure", message="made up")
+        return made_record(request.scenario, request.case, launch, status, order=order, error=error)
 
 
 def go(folder: Path, run: Runs, launches: int = 5, **options: Any) -> list[Record]:
@@ -129,17 +120,14 @@ def test_a_failure_is_a_row_and_the_sweep_goes_on(
     assert steps[-1].number == steps[-1].total == 30
 
 
-@pytest.mark.parametrize("interrupt_at", [0, 1, 13, 29])
+@pytest.mark.parametrize("interrupt_at", [0, 1, 13])
 def test_an_interrupted_sweep_resumes_where_it_was(tmp_path: Path, interrupt_at: int) -> None:
     ends = {4: "oom_host", 2: "crash"}
     whole = go(tmp_path / "whole", Runs(ends))
     first, second = Runs(ends, interrupt_at), Runs(ends)
-    if interrupt_at < len(whole):
-        with pytest.raises(KeyboardInterrupt):
-            go(tmp_path / "parts", first)
-        assert len(Ledger(tmp_path / "parts").records()) == interrupt_at
-    else:
+    with pytest.raises(KeyboardInterrupt):
         go(tmp_path / "parts", first)
+    assert len(Ledger(tmp_path / "parts").records()) == interrupt_at
     records = go(tmp_path / "parts", second, resume=True)
     assert first.seen + second.seen == [(CASES.index(r.case), r.launch, r.order) for r in whole]
     assert records == whole == Ledger(tmp_path / "parts").records()

@@ -1,11 +1,11 @@
 """Scenarios that misbehave, and a program that runs the real worker on them without torch.
 
 python tests/bench/zoo.py REQUEST.json FD         the worker, with a measuring loop of one step
-python tests/bench/zoo.py --raw ANIMAL REQUEST.json FD    no worker at all: a function of this file
 """
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import sys
@@ -106,8 +106,14 @@ class Hang(Animal):
     """Holds memory, and stays. It tells ``fifo`` its process id and holds that open too."""
 
     def step(self, phase: Any) -> Mapping[str, float]:
-        held = b"x" * self.case.get("bytes", 0)
-        for _ in range(self.case.get("children", 0)):
+        size, children = self.case.get("bytes", 0), self.case.get("children", 0)
+        held: object = b"x" * size
+        if size and children:
+            # Pages of a fork are no longer shared once the kernel gathers them into huge ones.
+            held = shared = mmap.mmap(-1, size)
+            for _ in range(size // MIB):
+                shared.write(b"x" * MIB)
+        for _ in range(children):
             if os.fork() == 0:
                 break
         if "fifo" in self.case:
@@ -187,38 +193,6 @@ class NotFinite(Animal):
         return {"samples": float("nan")}
 
 
-# --- no worker at all ------------------------------------------------------------------------
-
-
-def half_a_line(descriptor: int) -> None:
-    os.write(descriptor, b'{"stage": "measure"}\n{"result": {"work": {"samp')
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def nothing(descriptor: int) -> None:
-    pass
-
-
-def nonsense(descriptor: int) -> None:
-    os.write(descriptor, b'hello\n[1]\n{"result": 3}\n\xff\n')
-
-
-def no_record(descriptor: int) -> None:
-    os.write(descriptor, b'{"result": {"samples_s": {"step": ["soon"]}}}\n')
-
-
-def no_number(descriptor: int) -> None:
-    os.write(descriptor, b'{"result": {"samples_s": {"step": [NaN]}}}\n')
-
-
-def bad_case(descriptor: int) -> None:
-    os.write(descriptor, b'{"result": {"case": 3, "memory": 4}}\n')
-
-
-def no_status(descriptor: int) -> None:
-    os.write(descriptor, b'{"failed": {"status": "tired", "message": 3}}\n')
-
-
 # --- the program -----------------------------------------------------------------------------
 
 
@@ -254,12 +228,9 @@ def measuring_loop() -> ModuleType:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--raw":
-        globals()[sys.argv[2]](int(sys.argv[-1]))
-    else:
-        sys.modules["penstock.bench.measure"] = measuring_loop()
-        if "TorchOom" not in Path(sys.argv[1]).read_text():
-            sys.meta_path.insert(0, NoTorch())
-        from penstock.bench.launch.worker import main
+    sys.modules["penstock.bench.measure"] = measuring_loop()
+    if "TorchOom" not in Path(sys.argv[1]).read_text():
+        sys.meta_path.insert(0, NoTorch())
+    from penstock.bench.launch.worker import main
 
-        sys.exit(main(*sys.argv[1:]))
+    sys.exit(main(*sys.argv[1:]))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from penstock.base import knob_of
 from penstock.cli import VERBS, main, parser_of
 from penstock.cli.verb_parser import VerbParser, examples_of
 
@@ -34,15 +35,6 @@ def test_each_example_is_a_command_that_the_verb_takes(verb: str) -> None:
         assert examples_of(each.prog), f"{each.prog} has no example in EXAMPLES of its verb"
 
 
-def test_help_begins_with_the_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["bench", "loader", "--help"])
-    title, command, empty, usage = capsys.readouterr().out.splitlines()[:4]
-    assert (title, empty) == ("example:", "")
-    assert command.startswith("  penstock bench loader data/ufs ")
-    assert usage.startswith("usage: penstock bench loader ")
-
-
 def test_help_of_a_verb_has_the_examples_of_all_its_kinds(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -54,13 +46,32 @@ def test_help_of_a_verb_has_the_examples_of_all_its_kinds(
     assert text.index("penstock slurm cancel") < text.index("usage:")
 
 
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_is_short_and_help_all_has_every_flag(
+    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for parser in kinds_of(parser_of([verb])):
+        assert len(parser.format_help().splitlines()) <= (45 if verb == "infer" else 60)
+        with pytest.raises(SystemExit) as ended:
+            parser.parse_args(["--help-all"])
+        said = capsys.readouterr().out
+        assert not ended.value.code and parser.format_help().partition("usage:")[0] in said
+        flags = [action for action in parser._actions if action.help != argparse.SUPPRESS]
+        assert all(action.option_strings[0] in said for action in flags if action.option_strings)
+        for model in {knob[0] for action in flags if (knob := knob_of(action))}:
+            for base in model.__mro__:
+                named = " ".join(vars(base).get("groups", {}).values()).split()
+                assert set(named) <= set(model.model_fields), "a group names no knob"
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         ("infer --input a --threads 1", "penstock infer: there is no --input (perhaps --in-spec)"),
         ("bench model --tile=4", "there is no --tile=4 (perhaps --tile-sizes)"),
         ("infer a.zarr b.zarr", "penstock infer: no flag takes a.zarr b.zarr"),
-        ("report x --zzz", "penstock report: there is no --zzz; penstock report --help lists"),
+        ("report x --zzz", "penstock report: there is no --zzz; penstock report --help-all lists"),
     ],
 )
 def test_a_word_that_is_not_known_is_named(

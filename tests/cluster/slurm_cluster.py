@@ -24,8 +24,11 @@ import time
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import psutil
+
+import penstock
 
 COMMANDS = "munged slurmctld slurmd srun sbatch scontrol squeue scancel sacct ip nsenter".split()
 SBIN = "/usr/sbin:/sbin"
@@ -92,6 +95,19 @@ def slow():
 """The file of a model of which each forward takes a moment, and of which a process computes no more
 than some while there is a file."""
 CGROUP_CONF = "CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\n"
+
+
+def words(out: str, *more: str) -> list[str]:
+    """A job of the model of `SLOW_NET`."""
+    asked = ("infer --in-spec in.npy --model-type net.py:slow --patch 16 --overlap 4 --block 16 "
+             "--chunks 16 --devices cpu --threads 1 --batch 1 --seam-mode blend "
+             "--head-kind intensity --normalize global")  # fmt: skip
+    return [*asked.split(), "--out-spec", out, *more]
+
+
+def values(path: str) -> Any:
+    source = penstock.open_source(path)
+    return source.read(source.domain)
 
 
 @cache

@@ -41,9 +41,6 @@ def config_of(**settings: Any) -> TrainConfig:
     return build(TrainConfig, TRAIN_DEFAULTS["spiral"], settings)
 
 
-# --- ranks -------------------------------------------------------------------------------------
-
-
 def test_a_step_is_believed_and_not_its_job() -> None:
     place = find_place(STEP)
     assert place == Place(5, 6, 1, 1, 2, "raven0123", 15_000 + 3456, started=True)
@@ -52,11 +49,8 @@ def test_a_step_is_believed_and_not_its_job() -> None:
         "GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "raven0123", "MASTER_PORT": "18456",
     }  # fmt: skip
     assert find_place(place.variables()) == place
-
-
-def test_the_name_of_a_job_is_no_matter() -> None:
-    """Other tools take a job of the name bash or interactive for none."""
-    assert find_place({**STEP, "SLURM_JOB_NAME": "bash"}) == find_place(STEP)
+    # Other tools take a job of the name bash or interactive for none.
+    assert find_place({**STEP, "SLURM_JOB_NAME": "bash"}) == place
 
 
 def test_a_batch_script_is_no_rank() -> None:
@@ -78,10 +72,8 @@ def test_where_ranks_meet() -> None:
     one = {**STEP, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "raven0123"}
     assert find_place(one).address == "127.0.0.1"
     chosen = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "5000"}
-    assert (find_place({**STEP, **chosen}).address, find_place({**STEP, **chosen}).port) == (
-        "10.0.0.1",
-        5000,
-    )
+    place = find_place({**STEP, **chosen})
+    assert (place.address, place.port) == ("10.0.0.1", 5000)
     with pytest.raises(UsageError, match="2 nodes, and neither MASTER_ADDR nor SLURM_STEP_NOD"):
         find_place({name: text for name, text in STEP.items() if name != "SLURM_STEP_NODELIST"})
     with pytest.raises(UsageError, match="SLURM_PROCID is 'five'"):
@@ -144,9 +136,6 @@ def test_a_job_whose_tasks_are_not_started_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-# --- a step --------------------------------------------------------------------------------------
-
-
 def test_what_a_job_adds_to_its_training(tmp_path: Path) -> None:
     config = config_of(output_dir=str(tmp_path / "%j"))
     out = ["--distributed", "--output-dir", str(tmp_path / "123456")]
@@ -159,11 +148,7 @@ def test_what_a_job_adds_to_its_training(tmp_path: Path) -> None:
     saved_in(tmp_path / "123456")
     assert slurm_step.added(config, AGAIN) == [*out, "--resume", "--no-overwrite"]
     array = {**AGAIN, "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
-    assert slurm_step.added(config, array) == [
-        "--distributed",
-        "--output-dir",
-        str(tmp_path / "7_3"),
-    ]
+    assert slurm_step.added(config, array) == [*out[:2], str(tmp_path / "7_3")]
     begun_by("7_3", tmp_path / "7_3")
     assert slurm_step.added(config, array)[3:] == ["--no-resume", "--overwrite"]
 
@@ -290,20 +275,14 @@ def test_srun_is_told_what_it_would_forget() -> None:
     ],
 )
 def test_what_cannot_be_started(
-    environ: dict[str, str],
-    words: list[str],
-    sentence: str,
-    monkeypatch: pytest.MonkeyPatch,
+    environ: dict[str, str], words: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:
+) -> None:  # fmt: skip
     for name, text in environ.items():
         monkeypatch.setenv(name, text)
     assert main(["launch", *words, "--", *SPIRAL]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("penstock launch: ") and sentence in line
-
-
-# --- the log -------------------------------------------------------------------------------------
 
 
 def test_the_lines_of_the_seed() -> None:
@@ -352,8 +331,6 @@ def test_the_last_lines_are_of_all_the_lives_of_a_run() -> None:
     assert last_lines(nothing, Path("out")) == ["Total training time: 0.00 seconds (0.00 minutes)"]
 
 
-# --- real ranks ----------------------------------------------------------------------------------
-
 SLOWED = f"{Path(__file__).parents[1]}/training/spirals.py:Slowed"
 TRAIN = [
     "train", SLOWED, "--num-samples", "600", "--batch-size", "8", "--epochs", "8", "--device",
@@ -361,10 +338,10 @@ TRAIN = [
 ]  # fmt: skip
 
 
-def started(*words: str) -> subprocess.Popen[str]:
+def started(*words: str, ranks: int = 2) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "penstock", "launch", "torchrun", "--nproc-per-node", "2", "--",
-         *TRAIN, *words],
+        [sys.executable, "-m", "penstock", "launch", "torchrun", "--nproc-per-node", str(ranks),
+         "--", *TRAIN, *words],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
@@ -426,7 +403,7 @@ def test_torchrun_says_that_it_saved_where_it_did(
 @pytest.mark.slow
 def test_a_failure_of_a_rank_is_the_launcher_s(tmp_path: Path) -> None:
     (tmp_path / "steps").mkdir()
-    process = started("--output-dir", str(tmp_path))
+    process = started("--output-dir", str(tmp_path), ranks=1)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 2
     assert f"--output-dir {tmp_path} holds a run; use --resume or --overwrite" in err

@@ -27,7 +27,7 @@ from penstock.cluster import batch_script, slurm_states
 from penstock.cluster import slurm_jobs as slurm
 from penstock.cluster.presets import slurm_preset
 from penstock.cluster.slurm_states import JobState
-from penstock.cluster.steps import Command
+from penstock.cluster.slurm_steps import Command
 
 from ..places import DATA
 
@@ -50,9 +50,6 @@ def directives(text: str) -> dict[str, str]:
             name, _, value = word.partition("=")
             values[name] = value
     return values
-
-
-# --- the script --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -178,48 +175,32 @@ def test_an_environment_with_a_hostile_name_is_activated(tmp_path: Path, recorde
     ("settings", "sentence"),
     [
         ({"job_name": "a\n#SBATCH --nodes=99"}, "--job-name: 'a\\n#SBATCH --nodes=99' is not text"),
-        (
-            {"job_name": "-rf"},
-            "--job-name: '-rf' is not text in one line without \\ and no dash first",
-        ),
+        ({"job_name": "-rf"}, "'-rf' is not text in one line without \\ and no dash first"),
         ({"job_name": "a\\' --nodes=99"}, "is not text in one line without \\"),
-        ({"job_name": ""}, "--job-name: '' is not text"),
         ({"partition": "a b"}, "--partition: 'a b' is not a name of SLURM's"),
-        ({"partition": "--x"}, "--partition: '--x' is not a name"),
         ({"account": "$(id)"}, "--account: '$(id)' is not a name"),
-        ({"qos": "a\n"}, "--qos: 'a\\n' is not a name"),
         ({"constraint": "gpu;id"}, "--constraint: 'gpu;id' is not a constraint"),
         ({"gpus_per_node": "a100:0"}, "--gpus-per-node: 'a100:0' is not a number of GPUs"),
         ({"gpus_per_node": "4", "ntasks_per_node": 2}, "--ntasks-per-node 2 does not go with"),
         ({"mem": "lots"}, "--mem: 'lots' is not memory such as"),
-        ({"mem": True}, "--mem: True is not memory"),
         ({"time": "ten"}, "--time: 'ten' is not a time such as"),
         ({"time": 3600}, "--time: write 3600 in quotes, or YAML makes a number of hours"),
         ({"time": "3"}, "--signal 120: a job of --time 3 would be told to save, and go back"),
         ({"time": "0-0:02", "signal": 60}, "--signal 60: a job of --time 0-0:02 would be told"),
         ({"array": "0-"}, "--array: '0-' is not an array"),
         ({"dependency": "afterok:x"}, "--dependency: 'afterok:x' is not a dependency"),
-        ({"modules": ("gcc/13", "a b")}, "--modules: 'a b' is not a module such as"),
         ({"modules": ("$(id)",)}, "--modules: '$(id)' is not a module"),
-        ({"venv": "-x"}, "--venv: '-x' is not a path"),
         ({"venv": "a\rb"}, "--venv: 'a\\rb' is not a path"),
         ({"output": "a\nb"}, "--output: 'a\\nb' is not a path"),
         ({"output": "%x.out"}, "--output %x.out: a job's log is found by %j, and no other"),
         ({"error": "%5j"}, "--error %5j: a job's log is found by %j"),
-        ({"output": "%A_%a"}, "--output %A_%a: a job's log is found by %j"),
-        ({"output": "a%"}, "--output a%: a job's log is found by %j"),
         ({"output": "%j", "array": "0-3"}, "--output %j: a job's log is found by %A and %a"),
-        ({"error": "one.err", "array": "0-3"}, "--error one.err: a job's log is found by %A and"),
         ({"folder": "50%"}, "--folder: '50%' is not a folder in one line without"),
         ({"env": ("A-B=1",)}, "--env: 'A-B=1' is not NAME=VALUE in one line"),
         ({"env": {"A": "1\nid"}}, "--env: 'A=1\\nid' is not NAME=VALUE in one line"),
         ({"env": ("COMET_API_KEY=x",)}, "--env: COMET_API_KEY does not belong in a job script"),
         ({"env": {"DB_PASSWD": "x"}}, "--env: DB_PASSWD does not belong in a job script"),
-        ({"env": {"MY_CREDENTIALS": "x"}}, "--env: MY_CREDENTIALS does not belong in a job script"),
-        (
-            {"env": {"MLFLOW_TRACKING_URI": "https://me:word@host"}},
-            "--env: the login in MLFLOW_TRACKING_URI does not belong in a job script",
-        ),
+        ({"env": {"URI": "https://me:word@host"}}, "--env: the login in URI does not belong in a"),
         ({"nodes": 0}, "--nodes 0: input should be greater than or equal to 1"),
         ({"shell": "id"}, "there is no setting 'shell'"),
     ],
@@ -258,14 +239,10 @@ def test_the_shell_s_sign_for_home_is_a_path(
     assert directives(text)["--output"] == "/u/me/logs/%j"
 
 
-# --- studies -----------------------------------------------------------------------------------
-
-
 def test_a_study_is_sized_from_its_nodes() -> None:
     node = config_of(slurm_preset("raven-4gpu"), job_name="spiral")
-    jobs = [
-        batch_script.with_ranks(node, ranks) for ranks in batch_script.parse_sizes("1,2,4,8,12")
-    ]
+    sizes = batch_script.parse_sizes("1,2,4,8,12")
+    jobs = [batch_script.with_ranks(node, ranks) for ranks in sizes]
     assert [(j.nodes, j.tasks, j.gpus_per_node, j.mem) for j in jobs] == [
         (1, 1, "a100:1", "125000"),
         (1, 2, "a100:2", "250000"),
@@ -306,10 +283,7 @@ def test_a_study_without_gpus(capsys: pytest.CaptureFixture[str]) -> None:
         (["--study", "1,4,4"], "--study 1,4,4 names a size twice"),
         (["--study", "6", "--preset", "raven-4gpu"], "6 ranks do not fill 2 nodes of 4 each"),
         (["--study", "1,2", "--array", "0-1"], "does not go with --array"),
-        (
-            ["--study", "1,2", "--output", "log"],
-            "--output log: the jobs of --study need a file eac",
-        ),
+        (["--study", "1,2", "--output", "log"], "--output log: the jobs of --study need a file"),
         (["--preset", "raven-3gpu"], "--preset raven-3gpu: no such preset; there are "),
         (["--job-name", "a\nb"], "--job-name: 'a\\nb' is not text in one line"),
         (["--config", "absent.yaml"], "--config absent.yaml: No such file"),
@@ -331,10 +305,7 @@ def test_what_cannot_be_submitted(
         (["train", "sprial"], "there is no workload 'sprial'; there are spiral, "),
         (["train", "spiral", "--epochs", "0"], "--epochs '0'"),
         (["train", "spiral", "--latent-size", "4"], "--latent-size belongs to emulator, not"),
-        (
-            ["train", "spiral", "--output-dir", "here"],
-            "--output-dir here: the jobs of --study need",
-        ),
+        (["train", "spiral", "--output-dir", "a"], "--output-dir a: the jobs of --study need"),
     ],
 )
 def test_a_training_that_cannot_be_is_refused_before_it_waits(
@@ -418,15 +389,11 @@ def test_jobs_that_are_submitted_at_once_are_all_in_the_list(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     config = config_of(folder=str(tmp_path / "out"))
     with ThreadPoolExecutor(number) as pool:
-        jobs = [
-            pool.submit(slurm.submit_job, config, Command(SPIRAL), "python") for _ in range(number)
-        ]
+        asked = (config, Command(SPIRAL), "python")
+        jobs = [pool.submit(slurm.submit_job, *asked) for _ in range(number)]
         numbers = {job.result().id for job in jobs}
     assert len(numbers) == number
     assert {job.id for job in slurm.read_study(tmp_path / "out").jobs} == numbers
-
-
-# --- SLURM's words, as recorded ------------------------------------------------------------------
 
 
 def recorded(name: str) -> str:
@@ -450,28 +417,6 @@ def test_scontrol_is_read(name: str, expected: JobState, words: str) -> None:
     assert slurm_states._scontrol(recorded(f"scontrol-{name}")) == [expected]
     assert expected.words() == words
     assert expected.ended == (name not in ("running", "preempted"))
-
-
-def test_the_elements_of_an_array_are_read() -> None:
-    rows = slurm_states._scontrol(recorded("scontrol-array"))
-    assert [(row.id, row.state, row.exit_code) for row in rows] == [
-        ("5_[4-5%2]", "PENDING", 0), ("5_3", "FAILED", 3), ("5_2", "FAILED", 2),
-        ("5_1", "FAILED", 1), ("5_0", "COMPLETED", 0),
-    ]  # fmt: skip
-    assert rows[1].words() == "FAILED, exit code 3: it was stopped, and --resume continues it"
-
-
-def test_squeue_is_read() -> None:
-    rows = [row for name in ("running", "preempted", "array", "never")
-            for row in slurm_states._squeue(recorded(f"squeue-{name}"))]  # fmt: skip
-    assert rows == [
-        JobState("1", "RUNNING", nodes="n[1-2]"),
-        JobState("1", "PENDING", "BeginTime"),
-        JobState("5_[4-5%2]", "PENDING", "JobArrayTaskLimit"),
-        JobState("10", "PENDING", "DependencyNeverSatisfied"),
-    ]
-    assert not any(row.ended for row in rows)
-    assert slurm_states._squeue("5_[7]|PENDING||\n") == [JobState("5_7", "PENDING")]
 
 
 def test_the_last_life_of_a_job_tells() -> None:
@@ -533,6 +478,7 @@ def test_each_command_is_asked_for_what_those_before_do_not_know(
     assert main(["slurm", "status", "5"]) == 3
     assert "n1     FAILED, exit code 3: it was stopped" in capsys.readouterr().out
     # One that waits, by its own number.
+    assert slurm_states._squeue("5_[7]|PENDING||\n") == [JobState("5_7", "PENDING")]
     assert slurm_states.job_states(["5_4"])["5_4"] == [
         JobState("5_4", "PENDING", "JobArrayTaskLimit")
     ]

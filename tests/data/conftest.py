@@ -7,19 +7,15 @@ from pathlib import Path
 import pytest
 
 from penstock.cli import main
-from penstock.data import neurites
 from penstock.data.scenes.synthetic_files import write_data_set
-from penstock.data.specimen import Specimen
+from penstock.data.volumes import Specimen
 
 from .kit import OVERLAP, SIZE, words_of
 
 
 @pytest.fixture(scope="session")
 def specimen() -> Specimen:
-    """One with fewer cells than usual: each takes time to grow, and again in every box near it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(neurites, "VOXELS_PER_CELL", 5_000_000)
-        return Specimen(3)
+    return Specimen(3)
 
 
 @pytest.fixture(scope="session")

@@ -248,8 +248,6 @@ def odd_image(folder: Path, **transformation: Any) -> Path:
     return root
 
 
-# --- packed data sets ---------------------------------------------------------------------------
-
 PLAIN: dict[str, Any] = {
     "codec": "blosc-lz4",
     "zarr_format": 2,
@@ -298,8 +296,6 @@ def peak_of(work: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
-# --- objects at sea ------------------------------------------------------------------------------
-
 LOW, HIGH = 0, 2
 
 
@@ -326,8 +322,6 @@ def as_predictions(labels: Objects) -> Objects:
         score=np.linspace(0.9, 0.6, len(labels)),
     )
 
-
-# --- scenes and their chips -----------------------------------------------------------------------
 
 SIZE, CHIP, OVERLAP = (330, 470), 128, 32
 

@@ -9,8 +9,6 @@ import pytest
 
 from penstock.data.scenes.average_precision import ImageResult, coco_ap, distinct
 
-# --- average precision --------------------------------------------------------------------------
-
 
 def slow_ap(results: list[ImageResult], threshold: float) -> float:
     """Average precision of one class at one overlap, by its definition: 101 recalls."""
@@ -61,6 +59,18 @@ def test_coco_ap_is_the_area_under_the_curve(seed: int) -> None:
     assert precision["AP50"] == pytest.approx(by_hand[0], abs=1e-9)
     assert precision["AP75"] == pytest.approx(by_hand[5], abs=1e-9)
     assert precision["AP"] == pytest.approx(np.mean(by_hand), abs=1e-9)
+
+
+def test_all_boxes_count_unless_it_is_said_how_many() -> None:
+    """250 objects, each detected perfectly."""
+    corner = 20.0 * np.stack(np.divmod(np.arange(250), 25), 1)
+    boxes, one = np.concatenate((corner, corner + 10), 1), np.ones(250, int)
+    result = ImageResult(0, boxes, np.linspace(1, 0.5, 250), one, boxes, one)
+    assert coco_ap([result]) == {"AP": 1, "AP50": 1, "AP75": 1, "AR": 1}
+    capped = coco_ap([result], max_dets=100)
+    assert capped["AR100"] == pytest.approx(100 / 250)
+    assert capped["AP"] == pytest.approx(41 / 101)  # of 101 recalls, those up to 0.40
+    assert coco_ap([result], max_dets=3)["AR3"] == pytest.approx(3 / 250)
 
 
 def test_images_that_two_ranks_saw_count_once() -> None:

@@ -52,6 +52,16 @@ def bad_multiscales(folder: Path) -> Path:
     return folder
 
 
+def leads_out(folder: Path, path: str) -> Path:
+    """An image whose array lies beside its group; the array is there."""
+    write("zarr", folder / "secret", DATA[0, 0], {"chunks": [4, 5, 6], "dtype": "<u2"})
+    multiscale = {"axes": [{"name": a} for a in "zyx"], "datasets": [{"path": path}]}
+    group = folder / "group"
+    group.mkdir()
+    saved(group, ".zattrs", json.dumps({"multiscales": [multiscale]}))
+    return group
+
+
 def bad_axes(folder: Path, names: str) -> Path:
     write("zarr", folder / "0", DATA[0, 0], {"chunks": [4, 5, 6], "dtype": "<u2"})
     multiscale = {"axes": [{"name": a} for a in names], "datasets": [{"path": "0"}]}
@@ -94,6 +104,13 @@ class TestBadInput:
                 "multiscales metadata is malformed: ValueError",
             ),
             (bad_multiscales, "multiscales metadata is malformed: KeyError\\('datasets'\\)"),
+            (
+                lambda d: leads_out(d, "../secret"),
+                r"names the array '../secret', which",
+            ),
+            (lambda d: leads_out(d, "a/../../secret"), "which is not below it$"),
+            (lambda d: leads_out(d, f"{d}/secret"), "which is not below it$"),
+            (lambda d: leads_out(d, f"file://{d}/secret"), "which is not below it$"),
             (lambda d: saved(d, ".zattrs", "{").parent, r"\.zattrs is not valid JSON"),
             (lambda d: bad_axes(d, "qyx"), r"axes \['q', 'y', 'x'\]; each must be one of t, c, z"),
             (lambda d: bad_axes(d, "yyx"), r"axes \['y', 'y', 'x'\]; each must be one of"),

@@ -31,9 +31,6 @@ if not all(map(find_spec, ("rasterio", "contourpy", "numcodecs"))):
     pytest.skip("rasterio or numcodecs is not installed", allow_module_level=True)
 
 
-# --- chips -----------------------------------------------------------------------------------
-
-
 def test_chips_hold_what_the_rasters_hold(data: Path, chipped: Path) -> None:
     import rasterio
 
@@ -220,9 +217,6 @@ def test_folders_that_hold_no_chips_are_refused(chipped: Path, tmp_path: Path) -
             path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(UsageError, match=r"chips\.zarr cannot be read at chip 0, 0"):
         Chips(tmp_path / "c").read(0)
-
-
-# --- what is kept of a value --------------------------------------------------------------------
 
 
 def test_rounding_is_told_and_dtype_keeps_all(

@@ -12,15 +12,12 @@ import pytest
 from penstock.cli import generate, main
 from penstock.data.box import Box
 from penstock.data.packed.format import open_dataset
-from penstock.data.specimen import Specimen
+from penstock.data.volumes import Specimen
 from penstock.data.weather import PRESETS, World
 
 from .kit import read
 
 GRID = (8, 16)
-
-
-# --- the verb --------------------------------------------------------------------------------
 
 
 def test_generate_packs_a_preset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Box, grids, reflection and the geometry of blocks: tables, then laws."""
+"""Box, grids, reflection and the geometry of bricks: tables, then laws."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.data.box import Box
 from penstock.data.grid import Grid, flatten, indices, reflect, unflatten
-from penstock.inference.tiling.geometry import Block, Geometry
+from penstock.inference.tiling.geometry import Brick, Geometry
 
 from ..geometries import geometries
 
@@ -82,25 +82,25 @@ def test_cores_own_every_voxel_once(geometry: Geometry) -> None:
 
 
 @given(geometries())
-def test_blocks_bring_every_region_all_that_it_needs(geometry: Geometry) -> None:
-    """Each voxel of each region is in the support of as many blocks of it as have its patches."""
-    of_region: dict[int, list[Block]] = defaultdict(list)
-    for block in geometry.blocks():
-        of_region[block.region].append(block)
-    for number, region in enumerate(geometry.regions):
-        patches, blocks = geometry.patches_for(region), of_region[number]
-        assert sum(block.patches.size for block in blocks) == patches.size
-        counts = np.zeros(region.shape, int)
-        for block in blocks:
-            counts[(block.core & region).within(region)] += 1
-            assert geometry.core_of(block.patches) == block.core
-            assert block.core in block.support
+def test_bricks_bring_every_part_all_that_it_needs(geometry: Geometry) -> None:
+    """Each voxel of each part is in the support of as many bricks of it as have its patches."""
+    of_part: dict[int, list[Brick]] = defaultdict(list)
+    for brick in geometry.bricks():
+        of_part[brick.part].append(brick)
+    for number, part in enumerate(geometry.parts):
+        patches, bricks = geometry.patches_for(part), of_part[number]
+        assert sum(brick.patches.size for brick in bricks) == patches.size
+        counts = np.zeros(part.shape, int)
+        for brick in bricks:
+            counts[(brick.core & part).within(part)] += 1
+            assert geometry.core_of(brick.patches) == brick.core
+            assert brick.core in brick.support
         assert (counts == 1).all()
 
 
 @given(geometries())
 def test_counts_are_those_of_the_real_sequence(geometry: Geometry) -> None:
-    blocks = list(geometry.blocks())
-    assert geometry.count_blocks() == len(blocks)
-    assert geometry.count_patches() == sum(block.patches.size for block in blocks)
-    assert [block.number for block in blocks] == list(range(len(blocks)))
+    bricks = list(geometry.bricks())
+    assert geometry.count_bricks() == len(bricks)
+    assert geometry.count_patches() == sum(brick.patches.size for brick in bricks)
+    assert [brick.number for brick in bricks] == list(range(len(bricks)))

@@ -13,8 +13,6 @@ from hypothesis.extra import numpy as hnp
 
 from penstock.data.scenes.matching import Counts, keep_strongest, match, more_pairs
 
-# --- matching -----------------------------------------------------------------------------------
-
 coordinates = hnp.arrays(
     np.float64, st.tuples(st.integers(0, 4), st.just(2)), elements=st.integers(0, 60)
 )

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from penstock.base.config.data import GenerateConfig
-from penstock.base.config.knobs import build
-from penstock.base.errors import UsageError
 from penstock.cli import main
 from penstock.data.netcdf import open_netcdf
 from penstock.data.packed.format import open_dataset
@@ -20,9 +18,6 @@ from ..places import SHARED
 from .kit import read
 
 ERA = SHARED / "era-interim-uvz.nc"
-
-
-# --- NetCDF ----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -85,10 +80,7 @@ def test_variables_steps_and_samples_can_be_chosen(weather: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (
-            "--inputs q",
-            "--inputs q: .* no such variable of numbers; it has t, s, land, profile",
-        ),
+        ("--inputs q", "--inputs q: .* no such variable of numbers; it has t, s, land, profile"),
         ("--inputs t profile", "profile has axes level; it must end in y, x"),
         ("--inputs land", "no variable has an axis of samples"),
         ("--offsets -4 0 --target-offset 2", "time has 6 steps, too few for --offsets -4 0 and"),
@@ -96,21 +88,11 @@ def test_variables_steps_and_samples_can_be_chosen(weather: Path, tmp_path: Path
     ],
 )
 def test_what_a_file_does_not_have_is_refused(
-    flags: str, sentence: str, weather: Path, tmp_path: Path
+    flags: str, sentence: str, weather: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings: dict[str, Any] = {}
-    for word in flags.split():
-        if word.startswith("--"):
-            settings[key := word[2:].replace("-", "_")] = []
-        else:
-            settings[key].append(word)
-    for key in ("target_offset", "samples"):
-        if key in settings:
-            settings[key] = settings[key][0]
-    config = build(GenerateConfig, settings)
-    knobs = {name: getattr(config, name) for name in ("inputs", "targets", "offsets", "samples")}
-    with pytest.raises(UsageError, match=sentence):
-        open_netcdf(weather, **knobs, target_offset=config.target_offset)
+    words = ["generate", "--from", str(weather), str(tmp_path / "data"), *flags.split()]
+    assert main(words) == 2
+    assert re.search(sentence, capsys.readouterr().err)
     assert not (tmp_path / "data").exists()
 
 
@@ -190,6 +172,81 @@ def test_the_axes_are_found_by_what_is_said_of_them(
     inputs = np.stack([sample["inputs"] for sample in samples])
     np.testing.assert_array_equal(inputs[..., 3:], wanted)
     np.testing.assert_array_equal(inputs[4, ..., :3], soil.transpose(1, 2, 0))
+
+
+def series(
+    path: Path, hours: list[float], values: Any, units: str = "hours since 2020-01-01"
+) -> Path:
+    """A file of one variable over two by two places."""
+    stacked = np.broadcast_to(np.asarray(values, np.float32)[:, None, None], (len(hours), 2, 2))
+    coords = {
+        "time": ("time", np.asarray(hours), {"units": units}),
+        "lat": [0.0, 1],
+        "lon": [0.0, 1],
+    }
+    return netcdf(path, {"t": (("time", "lat", "lon"), stacked.copy())}, coords)
+
+
+def test_no_sample_crosses_a_gap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hours = [0, 6, 12, 18, 30, 36, 42]
+    path = series(tmp_path / "gap.nc", hours, hours)
+    assert main(["generate", "--from", str(path), str(tmp_path / "data")]) == 0
+    assert "because a gap lies between their steps: 2 samples" in capsys.readouterr().out
+    packed = open_dataset(tmp_path / "data")
+    assert packed.document["step"] == 6 and packed.ids.tolist() == [1, 2, 5]
+    before_and_now, ahead = (read(packed, name)[:, 0, 0] for name in ("inputs", "targets"))
+    assert np.diff(np.hstack([before_and_now, ahead])).tolist() == [[6, 6]] * 3
+
+
+def test_months_of_all_lengths_are_neighbours(tmp_path: Path) -> None:
+    days = np.cumsum([0, 31, 28, 31, 30, 31]).tolist()
+    path = series(tmp_path / "months.nc", days, days, "days since 2021-01-01")
+    assert main(["generate", "--from", str(path), str(tmp_path / "data")]) == 0
+    assert len(open_dataset(tmp_path / "data").ids) == 4
+
+
+@pytest.mark.parametrize(
+    ("hours", "units", "why"),
+    [
+        (
+            [0, 12, 6, 18],
+            "hours since 2020-01-01",
+            "time does not increase from step 1 to 2 (12 to 6)",
+        ),
+        (
+            [0, 6, 6, 12],
+            "hours since 2020-01-01",
+            "time does not increase from step 1 to 2 (6 to 6)",
+        ),
+        ([20200130, 20200131, 20200201], "day as %Y%m%d.%f", "is not their difference"),
+    ],
+)
+def test_steps_in_disorder_are_refused(
+    hours: list[float], units: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = series(tmp_path / "a.nc", hours, hours, units)
+    assert main(["generate", "--from", str(path), str(tmp_path / "data")]) == 2
+    assert why in capsys.readouterr().err
+    assert not (tmp_path / "data").exists()
+
+
+def test_what_is_not_finite_is_no_part_of_statistics_and_is_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = [0.0, 6, np.nan, 18, 24]
+    path = series(tmp_path / "nan.nc", [0, 6, 12, 18, 24], values)
+    words = ["generate", "--from", str(path), "--offsets", "0", "--target-offset", "0"]
+    assert main([*words, str(tmp_path / "data")]) == 0
+    assert "4 of inputs t" in capsys.readouterr().out
+    packed = open_dataset(tmp_path / "data")
+    assert set(packed.document["not_finite"].values()) == {4}
+    saved = np.load(tmp_path / "data" / "statistics.npz")
+    assert saved["inputs.mean"] == pytest.approx(np.nanmean(values))
+    assert saved["inputs.std"] == pytest.approx(np.nanstd(values))
+
+    path = series(tmp_path / "none.nc", [0, 6, 12], [np.nan] * 3)
+    assert main([*words[:2], str(path), str(tmp_path / "none")]) == 2
+    assert "has no finite value in any sample" in capsys.readouterr().err
 
 
 def test_what_is_no_netcdf_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,14 +24,10 @@ from penstock.data.packed.write import Moments
 
 from .kit import PLAIN, SMALL, read, small_sample, write_small
 
-# --- the folder ------------------------------------------------------------------------------
-
 LAYOUTS: dict[str, dict[str, Any]] = {
     "v2": {},
     "v2-blosc-zstd": {"codec": "blosc-zstd"},
     "v2-zstd": {"codec": "zstd"},
-    "v2-none": {"codec": "none"},
-    "v3": {"zarr_format": 3},
     "v3-zstd": {"zarr_format": 3, "codec": "zstd"},
     "v3-none": {"zarr_format": 3, "codec": "none"},
     "v3-shards": {"zarr_format": 3, "shards": 2},
@@ -46,13 +42,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Packed:
     return write_small(tmp_path_factory.mktemp("packed") / "data")
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        pytest.param(name, marks=[pytest.mark.slow] if name in ("v2-none", "v3") else [])
-        for name in LAYOUTS
-    ],
-)
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_what_is_packed_is_what_was_made(layout: str, tmp_path: Path) -> None:
     packed = write_small(tmp_path / "data", **LAYOUTS[layout])
     truth = [small_sample(index) for index in range(5)]
@@ -115,15 +105,6 @@ def test_no_more_samples_are_held_than_there_are_workers(tmp_path: Path) -> None
     assert most <= 6, "TensorStore lets go of what it wrote a moment after it says so"
 
 
-def test_progress_counts_every_sample(tmp_path: Path) -> None:
-    said: list[int] = []
-    write_small(tmp_path / "a", progress=said.append)
-    assert said == [1, 2, 3, 4, 5]
-    said.clear()
-    write_small(tmp_path / "b", zarr_format=3, shards=2, progress=said.append)
-    assert said == [2, 4, 5]
-
-
 def test_a_failure_names_the_sample_and_leaves_nothing_that_looks_whole(tmp_path: Path) -> None:
     def fail(index: int) -> dict[str, np.ndarray]:
         if index == 3:
@@ -184,52 +165,31 @@ def test_a_data_set_larger_than_the_disk_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
 
 
-def test_shards_need_zarr_3(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--shards 2 needs --zarr-format 3"):
-        write_small(tmp_path / "data", shards=2)
-
-
-def _broken(root: Path, what: str) -> None:
-    document = json.loads((root / "dataset.json").read_text())
-    match what:
-        case "no document":
-            (root / "dataset.json").unlink()
-        case "another format":
-            document["format"] = "zip"
-        case "a later version":
-            document["version"] = 9
-        case "no ids":
-            (root / "ids.npy").unlink()
-        case "other samples":
-            document["samples"] = 4
-        case "no array":
-            (root / "inputs.zarr" / ".zarray").unlink()
-        case "axes":
-            document["arrays"]["inputs"]["axes"] = ["sample", "lat"]
-        case "malformed":
-            document["arrays"] = 3
-    if (root / "dataset.json").exists():
-        (root / "dataset.json").write_text(json.dumps(document))
-
-
 @pytest.mark.parametrize(
-    ("what", "sentence"),
+    ("harm", "sentence"),
     [
-        ("no document", "there is no dataset.json"),
-        ("another format", "not that of a packed data set"),
-        ("a later version", "version 9 of the format; this Penstock reads 1"),
-        ("no ids", "ids.npy: No such file"),
-        ("other samples", "the numbers of samples differ: dataset.json 4, ids.npy 5"),
-        ("no array", "inputs.zarr is not a Zarr array"),
-        ("axes", r"has shape \(5, 4, 6, 5\) and axes \['sample', 'lat'\]"),
-        ("malformed", "malformed"),
+        ("dataset.json", "there is no dataset.json"),
+        ("ids.npy", "ids.npy: No such file"),
+        ("inputs.zarr/.zarray", "inputs.zarr is not a Zarr array"),
+        ({"format": "zip"}, "not that of a packed data set"),
+        ({"version": 9}, "version 9 of the format; this Penstock reads 1"),
+        ({"samples": 4}, "the numbers of samples differ: dataset.json 4, ids.npy 5"),
+        ({"axes": ["sample", "lat"]}, r"has shape \(5, 4, 6, 5\) and axes \['sample', 'lat'\]"),
+        ({"arrays": 3}, "malformed: AttributeError"),
+        ({"arrays": {"inputs": {}}}, "malformed: KeyError"),
     ],
 )
 def test_what_is_not_whole_is_not_opened(
-    what: str, sentence: str, small: Packed, tmp_path: Path
+    harm: str | dict[str, Any], sentence: str, small: Packed, tmp_path: Path
 ) -> None:
+    """Without a file, or with something else in its document."""
     root = shutil.copytree(small.root, tmp_path / "data")
-    _broken(root, what)
+    if isinstance(harm, str):
+        (root / harm).unlink()
+    else:
+        document = json.loads((root / "dataset.json").read_text())
+        (document["arrays"]["inputs"] if "axes" in harm else document).update(harm)
+        (root / "dataset.json").write_text(json.dumps(document))
     with pytest.raises(UsageError, match=f"DATA {root}: .*{sentence}"):
         open_dataset(root)
 
@@ -238,21 +198,25 @@ def test_what_is_not_whole_is_not_opened(
     lengths=st.lists(st.integers(1, 6), min_size=1, max_size=5),
     offset=st.sampled_from([0.0, -3.0, 1e5]),
     axis=st.integers(0, 2),
+    holes=st.sampled_from([0.0, 0.3, 0.9]),
     seed=st.integers(0, 99),
 )
-def test_moments_add_up_to_numpys(lengths: list[int], offset: float, axis: int, seed: int) -> None:
+def test_moments_of_what_is_finite_add_up_to_numpys(
+    lengths: list[int], offset: float, axis: int, holes: float, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
     arrays = [(rng.normal(size=(n, 4, 3)) + offset).astype(np.float32) for n in lengths]
+    for array in arrays:
+        array[rng.random(array.shape) < holes] = rng.choice([np.nan, np.inf, -np.inf])
+    arrays[0][0, 0] = offset  # one value at least
     total = Moments.none(3)
     for array in arrays:
         total += Moments.of(np.moveaxis(array, -1, axis), axis)
     whole = np.concatenate(arrays).astype(np.float64)
-    assert total.count == whole[..., 0].size
-    np.testing.assert_allclose(total.mean, whole.mean(axis=(0, 1)), rtol=1e-12, atol=1e-14)
-    np.testing.assert_allclose(total.std, whole.std(axis=(0, 1)), rtol=1e-9)
-
-
-# --- the audit -------------------------------------------------------------------------------
+    whole[~np.isfinite(whole)] = np.nan
+    assert total.count.tolist() == np.isfinite(whole).sum(axis=(0, 1)).tolist()
+    np.testing.assert_allclose(total.mean, np.nanmean(whole, axis=(0, 1)), rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(total.std, np.nanstd(whole, axis=(0, 1)), rtol=1e-9, atol=1e-14)
 
 
 def audited(packed: Packed, planned: list[list[int]], came: list[list[int]]) -> Delivery:

@@ -23,8 +23,6 @@ from penstock.data.scenes.shoreline import read_shoreline, write_shoreline
 
 from .kit import as_predictions, some_labels
 
-# --- files --------------------------------------------------------------------------------------
-
 HEADER = ",".join([*PREDICTED_COLUMNS, "distance_from_shore_km", "confidence"])
 
 
@@ -59,6 +57,8 @@ def test_predictions_come_back(tmp_path: Path) -> None:
             "line 2: detect_scene_column is '-2', which is outside of any scene",
         ),
         (f"{HEADER}\n1,2,,True,,,1,HIGH\n", "line 2: scene_id is empty"),
+        (f"{HEADER}\nnorth,2,a,True,,,1,HIGH\n", "line 2: detect_scene_row is 'north', no number"),
+        (f"{HEADER}\n1,2,a,True,,inf,1,HIGH\n", "line 2: vessel_length_m is 'inf', no number"),
         (
             f"{HEADER}\n1,2,a,True,,-5,1,HIGH\n",
             "line 2: vessel_length_m is '-5', below 0",
@@ -93,9 +93,8 @@ def test_the_command_says_what_is_missing(
     assert "--scene-id b: there is no such scene" in capsys.readouterr().err
     assert main([*command, "--shore_root", str(tmp_path)]) == 2
     assert "a_shoreline.npy: No such file" in capsys.readouterr().err
-
-
-# --- shorelines ---------------------------------------------------------------------------------
+    assert main([*command[:-1], str(tmp_path / "none.csv")]) == 2
+    assert "none.csv cannot be read: No such file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("lengths", [(), (3,), (3, 5), (4, 4)])

@@ -1,4 +1,4 @@
-"""Preprocessing: all or nothing, one sentence for bad input, the reference's layout."""
+"""Preprocessing: all or nothing, and one sentence for bad input."""
 
 from __future__ import annotations
 
@@ -12,23 +12,19 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-import penstock.data.scenes.cutting
 from penstock.base.errors import UsageError
 from penstock.cli import main
 from penstock.data.scenes.chips import Chips
 from penstock.data.scenes.rasters import NODATA
-from penstock.data.scenes.scene import Scene, scene_folders
+from penstock.data.scenes.scene import scene_folders
 
 from ..places import ROOT
 from ..preloaded import started
-from .kit import CHIP, NAMES, OVERLAP, SIZE, words_of
-
-# --- all or nothing --------------------------------------------------------------------------
+from .kit import OVERLAP, SIZE, words_of
 
 
 def everything(folder: Path) -> dict[str, tuple[int, bytes]]:
@@ -55,10 +51,7 @@ def test_results_do_not_depend_on_workers(data: Path, chipped: Path, tmp_path: P
     words = words_of(data, tmp_path, "--overlap", str(OVERLAP))
     words[words.index("--num_workers") + 1] = "1"
     assert main(words) == 0
-    one, two = everything(tmp_path), everything(chipped)
-    assert {name: what for name, (_, what) in one.items()} == {
-        name: what for name, (_, what) in two.items()
-    }
+    assert contents(tmp_path) == contents(chipped)
 
 
 def test_a_scene_without_a_manifest_is_done_again_and_the_others_are_not(
@@ -84,31 +77,8 @@ def test_a_scene_without_a_manifest_is_done_again_and_the_others_are_not(
     )
 
 
-def test_a_run_that_dies_leaves_no_manifest_and_no_index(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    read_row = penstock.data.scenes.windows.read_row
-    rows = []
-
-    def dies(*args: Any) -> Any:
-        rows.append(args)
-        if len(rows) == 7:  # in the second scene
-            raise RuntimeError("the disk is on fire")
-        return read_row(*args)
-
-    monkeypatch.setattr(penstock.data.scenes.cutting, "read_row", dies)
-    words = words_of(data, tmp_path, "--overlap", str(OVERLAP))
-    words[words.index("--num_workers") + 1] = "1"
-    assert main(words) == 1
-    assert "preprocess failed at scene" in capsys.readouterr().err
-    train = tmp_path / "train"
-    assert [path.parent.name for path in train.glob("*/manifest.json")] == [
-        min(scene_folders(data, "train"))
-    ]
-    assert not (train / "index.json").exists()
-    monkeypatch.undo()
-    assert main(words) == 0
-    assert "1 scenes were done before" in capsys.readouterr().out
+def contents(folder: Path) -> dict[str, bytes]:
+    return {name: what for name, (_, what) in everything(folder).items()}
 
 
 def test_a_killed_run_resumes_to_the_same_bytes(data: Path, chipped: Path, tmp_path: Path) -> None:
@@ -120,34 +90,19 @@ def test_a_killed_run_resumes_to_the_same_bytes(data: Path, chipped: Path, tmp_p
     run.kill()
     run.join()
     assert main(words) == 0
-    one, two = everything(out), everything(chipped)
-    assert {name: what for name, (_, what) in one.items()} == {
-        name: what for name, (_, what) in two.items()
-    }
+    assert contents(out) == contents(chipped)
 
 
-@pytest.mark.parametrize(
-    ("more", "what"),
-    [
-        (["--channels", "vh"], "channels"),
-        pytest.param(["--overlap", "16"], "overlap", marks=pytest.mark.slow),
-    ],
-)
 def test_chips_of_other_settings_are_not_taken_for_these(
-    more: list[str],
-    what: str,
-    data: Path,
-    chipped: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    data: Path, chipped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(chipped, tmp_path / "c")
-    words = words_of(data, tmp_path / "c", "--overlap", str(OVERLAP), *more)
+    words = words_of(data, tmp_path / "c", "--overlap", str(OVERLAP), "--channels", "vh")
     assert main(words) == 2
     err = capsys.readouterr().err
-    assert f"was made with other {what}; use --overwrite-preproc to replace it" in err
+    assert "was made with other channels; use --overwrite-preproc to replace it" in err
     assert main([*words, "--overwrite_preproc"]) == 0
-    assert Chips(tmp_path / "c" / "train").channels == (("vh",) if what == "channels" else NAMES)
+    assert Chips(tmp_path / "c" / "train").channels == ("vh",)
 
 
 def test_a_raster_that_changed_is_cut_again_only_when_told(
@@ -182,16 +137,8 @@ def test_rows_of_one_scene_leave_the_others_done(
     assert f"{first} was made with other labels; use --overwrite-preproc" in err
 
 
-# --- bad input -------------------------------------------------------------------------------
-
-
 def drop_a_scene(data: Path) -> None:
     shutil.rmtree(min(scene_folders(data, "train").values()))
-
-
-def empty_a_scene(data: Path) -> None:
-    for path in min(scene_folders(data, "train").values()).iterdir():
-        path.unlink()
 
 
 def drop_labels(data: Path) -> None:
@@ -216,25 +163,6 @@ def no_train(data: Path) -> None:
     (data / "train").rename(data / "elsewhere")
 
 
-def cut_short(data: Path) -> None:
-    path = next((data / "train").glob("*/VV_dB.tif"))
-    path.write_bytes(path.read_bytes()[:100_000])
-
-
-def no_raster(data: Path) -> None:
-    next((data / "train").glob("*/owiWindSpeed.tif")).unlink()
-
-
-def no_tiff(data: Path) -> None:
-    next((data / "train").glob("*/bathymetry.tif")).write_bytes(b"II*\x00" + bytes(40))
-
-
-def add_a_column(data: Path) -> None:
-    path = data / "labels" / "validation.csv"
-    header, *rows = path.read_text().splitlines()
-    path.write_text("\n".join([header + ",colour", *(row + "," for row in rows)]) + "\n")
-
-
 def nothing_valid(data: Path) -> None:
     import rasterio
 
@@ -250,14 +178,9 @@ def nothing_valid(data: Path) -> None:
             drop_a_scene,
             "t of .*train.csv has no folder with a raster .1 of 2 scenes.; --partial takes only",
         ),
-        (empty_a_scene, "t of .*train.csv has no folder with a raster .1 of 2 scenes.; --partial"),
         (drop_labels, "t has no label in .*train.csv .1 of 2 scenes.; --partial takes only"),
         (put_outside, r"train.csv line 3: row 330, column \d+ is outside scene .* 330 x 470"),
         (no_train, "--data-root .* has no folder train or training"),
-        (cut_short, "VV_dB.tif cannot be read at rows"),
-        (no_raster, "owiWindSpeed.tif is missing"),
-        (no_tiff, "bathymetry.tif is not a raster that can be read"),
-        (add_a_column, "validation.csv has a column 'colour', which labels do not have"),
         (nothing_valid, "2 scenes under .*train give no chip with a valid pixel"),
     ],
 )
@@ -281,101 +204,7 @@ def test_bad_input_is_one_sentence_and_exit_2(
         assert len(Chips(tmp_path / "c" / "train").scenes) == 1
 
 
-def test_an_unknown_channel_is_refused(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = words_of(data, tmp_path / "c")
-    words[words.index("--channels") + 1] = "vh,hh"
-    assert main(words) == 2
-    assert "there is no channel 'hh'; there are vh, vv, bathymetry" in capsys.readouterr().err
-    assert not (tmp_path / "c").exists()
-
-
-# --- the layout of the reference -------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def reference(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("reference")
-    assert main(words_of(data, folder, "--layout", "reference")) == 0
-    return folder
-
-
-def test_the_references_layout_is_its_files(data: Path, reference: Path) -> None:
-    """Against its method done plainly: enlarge, pad with 0, cut."""
-    train = reference / "train"
-    for name, folder in scene_folders(data, "train").items():
-        offsets = json.loads((train / name / "coords.json").read_text())["offsets"]
-        assert offsets == [[c * CHIP, r * CHIP] for r in range(3) for c in range(4)]
-        for channel in ("vv", "bathymetry"):
-            with Scene(folder, (channel,)) as scene:
-                values = scene.read(channel, (0, SIZE[0]), (0, SIZE[1])).astype(np.float32)
-            plane = np.zeros((3 * CHIP, 4 * CHIP), np.float32)
-            plane[: SIZE[0], : SIZE[1]] = np.where(np.isnan(values), NODATA, values)
-            for number, (column, row) in enumerate(offsets):
-                chip = np.load(train / name / channel / f"{number}_{channel}.npy")
-                assert chip.dtype == np.float32
-                expected = plane[row : row + CHIP, column : column + CHIP]
-                np.testing.assert_allclose(chip, expected, rtol=1e-6, atol=1e-4)
-    assert np.load(train / "data_means.npy").tolist() == [0.5] * 4
-
-
-def test_the_references_annotations_say_unknown_where_it_said_fishing(reference: Path) -> None:
-    classes = {("True", "True"): "1", ("True", "False"): "2", ("False", ""): "3",
-               ("True", ""): "", ("", ""): ""}  # fmt: skip
-    with (reference / "train" / "train_chip_annotations.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    labelled = [row for row in rows if row["source"] != "background"]
-    assert len(labelled) == 24
-    for row in labelled:
-        assert row["vessel_class"] == classes[row["is_vessel"], row["is_fishing"]]
-        place = int(row["chip_index"])
-        assert float(row["rows"]) + place // 4 * CHIP == int(row["detect_scene_row"])
-        assert float(row["columns"]) + place % 4 * CHIP == int(row["detect_scene_column"])
-    taken = {(row["scene_id"], row["chip_index"]) for row in labelled}
-    background = [row for row in rows if row["source"] == "background"]
-    assert background and all(row["vessel_class"] == "0" for row in background)
-    assert not taken & {(row["scene_id"], row["chip_index"]) for row in background}
-    with (reference / "val" / "val_chip_annotations.csv").open(newline="") as file:
-        assert all(row["source"] != "background" for row in csv.DictReader(file))
-
-
-def test_the_references_layout_does_not_overlap(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(words_of(data, tmp_path, "--layout", "reference", "--overlap", "8")) == 2
-    assert "--overlap 8: chips of --layout reference do not overlap" in capsys.readouterr().err
-
-
-# --- the benchmark ---------------------------------------------------------------------------
-
 BENCHMARK = ROOT / "benchmarks" / "preprocess.py"
-
-
-def test_verdicts_of_the_benchmark_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARK.parent))
-    bench = runpy.run_path(str(BENCHMARK))
-
-    def report(seconds: float, peak: int) -> str:
-        same = {"chips": 100, "cpu_s": 1.0, "bytes_read": 1e6, "bytes_written": 1e6, "files": 3}
-        launches = [
-            {**same, "contender": name, "round": 0, "seconds": 10.0, "peak_rss": 2**30}
-            for name in bench["CONTENDERS"]
-        ]
-        for launch in launches[1:]:
-            launch |= {"seconds": seconds, "peak_rss": peak, "chips": 150}
-        document = {"time": "2026-01-01", "machine": "m", "load": 0.0, "size": [9, 9], "chip": 3,
-                 "tiff": "strips", "launches": launches}  # fmt: skip
-        return "\n".join(bench["lines_of"](document))
-
-    assert "NOT MET" not in report(1.0, 2**25)
-    lines = report(5.0, 1).splitlines()
-    assert "| reference | 100 | 10 | 10 | 5 | 1 |" in lines[5]
-    assert (
-        lines[11] == "- as scenes, with 1.5 times the chips by overlap, it is 2 [2 - 2], 1 rounds."
-    )
-    assert "- **NOT MET**: chips/s of penstock over the reference's is 3 [3 - 3]" in report(5.0, 1)
-    assert "- **NOT MET**: its peak memory over the reference's is 0.5" in report(1.0, 2**29)
 
 
 @pytest.mark.slow
@@ -414,4 +243,4 @@ def test_a_users_folder_of_a_scenes_name_is_left_alone(
     assert main(words) == 2
     assert f"{name} is not known to be Penstock's" in capsys.readouterr().err
     assert mine.read_text() == "what a user wrote"
-    assert main([*words, "--replace"]) == 0
+    assert main([*words, "--overwrite"]) == 0

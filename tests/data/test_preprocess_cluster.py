@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -23,7 +21,7 @@ from penstock.data.scenes.cutting import SceneJob
 from penstock.data.scenes.labels import read_labels
 from penstock.data.scenes.scene import scene_folders
 
-from ..preloaded import forked_workers
+from ..preloaded import forked_workers, started
 from .kit import CHIP, NAMES, OVERLAP, words_of
 
 if not find_spec("distributed"):
@@ -82,15 +80,7 @@ class Killer(threading.Thread):
         return self
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        ["--overlap", str(OVERLAP)],
-        pytest.param(["--layout", "reference"], marks=pytest.mark.slow),
-    ],
-)
 def test_a_worker_that_is_killed_changes_no_byte(
-    more: list[str],
     data: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -98,6 +88,7 @@ def test_a_worker_that_is_killed_changes_no_byte(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     data = Path(os.path.relpath(data))
+    more = ("--overlap", str(OVERLAP))
     assert main(words_of(data, Path("alone"), *more)) == 0
     alone = capsys.readouterr().out
     with forked_workers(), Killer(tmp_path / "out") as killer:
@@ -120,14 +111,16 @@ def test_a_scene_that_fails_is_listed_and_the_others_are_cut(
     good, times = raster.read_bytes(), raster.stat()
     raster.write_bytes(good[: len(good) // 2])
     words = words_of(copy, out, "--overlap", str(OVERLAP), "--cluster", "local:1")
-    assert main([*words, "--part-retries", "0", "--max-failed-parts", "1"]) == 3
+    with forked_workers():
+        assert main([*words, "--part-retries", "0", "--max-failed-parts", "1"]) == 3
     error = capsys.readouterr().err
     assert f"1 scene failed ({name}: " in error and "run again to cut the rest" in error
     assert len(list(out.glob("train/*/manifest.json"))) == 1
     assert not (out / "train" / "index.json").exists()
     raster.write_bytes(good)
     os.utime(raster, ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert main(words) == 0
+    with forked_workers():
+        assert main(words) == 0
     assert "1 scenes were done before" in capsys.readouterr().out
     without = {"manifest.json"}  # it has the times of the copies, which rounding may change
     assert {n: b for n, b in everything(out).items() if Path(n).name not in without} == {
@@ -140,14 +133,13 @@ def test_a_client_that_is_killed_is_taken_over_by_another(
     data: Path, chipped: Path, tmp_path: Path
 ) -> None:
     words = words_of(data, tmp_path / "out", "--overlap", str(OVERLAP), "--cluster", "local:2")
-    client = subprocess.Popen([sys.executable, "-m", "penstock", *words], stderr=subprocess.DEVNULL)
-    while client.poll() is None and not list(
-        tmp_path.glob("out/train/*/.penstock-*/chips.zarr/c/1")
-    ):
+    client = started(tmp_path, words)
+    while client.is_alive() and not list(tmp_path.glob("out/train/*/.penstock-*/chips.zarr/c/1")):
         time.sleep(0.002)
     client.kill()
-    client.wait()
-    assert main(words) == 0
+    client.join()
+    with forked_workers():
+        assert main(words) == 0
     assert everything(tmp_path / "out") == everything(chipped)
 
 
@@ -155,15 +147,17 @@ def test_a_worker_that_was_taken_for_dead_spoils_nothing(data: Path, tmp_path: P
     """It cuts on while another has cut the scene and moved it into place."""
     name, folder = min(scene_folders(data, "train").items())
     labels = read_labels(data / "labels" / "train.csv")[name]
-    settings = {"channels": list(NAMES), "chip_size": CHIP, "overlap": OVERLAP}
+    settings = {
+        "channels": [*NAMES], "chip_size": CHIP, "overlap": OVERLAP, "dtype": "float16"
+    }  # fmt: skip
     out = tmp_path / name
-    job = SceneJob(folder, labels, Path("train.csv"), out, settings, "penstock", False)
+    job = SceneJob(folder, labels, Path("train.csv"), out, settings, False)
     late, first = tmp_path / name / ".penstock-late.part", cut_task(job)
     before = everything(out)
     late.mkdir()
     absent = dataclasses.replace(job, out=tmp_path / "nowhere")  # it saw no manifest as it began
     manifest, was_there = absent.run(threading.Event(), late)
     assert not was_there
-    assert _moved(late, out, manifest) == first | {"dtype": "float16"}
+    assert _moved(late, out, manifest) == first
     shutil.rmtree(late)
     assert everything(out) == before

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +15,9 @@ from penstock.data.stores.kvstore import kvstore_of, open_kvstore
 from penstock.data.stores.open import open_source
 from penstock.data.stores.protocols import same_array
 
+from ..loading.kit import Quiet, served
 from ..seed_spec import seed_out_spec
-from .kit import DATA, DOMAIN, SHAPE, build_ome_zarr_05, open_out
+from .kit import DATA, DOMAIN, SHAPE, build_ome_zarr_05, open_out, write
 
 
 class TestS3:
@@ -89,15 +87,43 @@ class TestS3:
 class TestHttp:
     def test_a_web_server_is_read_and_never_written(self, tmp_path: Path) -> None:
         path = build_ome_zarr_05(tmp_path)
-        handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
-        with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-            threading.Thread(target=server.serve_forever, args=(0.01,)).start()
-            url, local = f"http://127.0.0.1:{server.server_port}", open_source(path)
-            try:
-                source = open_source(f"{url}/{path.name}")
+        with served(tmp_path) as url:
+            source = open_source(f"{url}/{path.name}")
+            box = Box.of((1, 2, 3, 4, 5), (1, 1, 3, 3, 3))
+            np.testing.assert_array_equal(source.read(box), open_source(path).read(box))
+            with pytest.raises(UsageError, match="cannot be written over HTTP"):
+                open_out(f"{url}/out.zarr")
+
+    def test_a_signature_stays_behind_the_path(self, tmp_path: Path) -> None:
+        """The server refuses requests without it, and what a run keeps of its input lacks it."""
+        path, query = build_ome_zarr_05(tmp_path), "?part=2&sig=s1gnature"
+
+        class Signed(Quiet):
+            def do_GET(self) -> None:
+                if not self.path.endswith(query):
+                    return self.send_error(403)
+                self.path = self.path.removesuffix(query)
+                return super().do_GET()
+
+        with served(tmp_path, Signed) as host:
+            url = f"{host}/{path.name}"
+            for place in (f"{url}{query}", f"{url}/{query}"):
                 box = Box.of((1, 2, 3, 4, 5), (1, 1, 3, 3, 3))
-                np.testing.assert_array_equal(source.read(box), local.read(box))
-                with pytest.raises(UsageError, match="cannot be written over HTTP"):
-                    open_out(f"{url}/out.zarr")
-            finally:
-                server.shutdown()
+                seen = open_source(place).read(box)
+                np.testing.assert_array_equal(seen, open_source(path).read(box))
+            kept = kvstore.address(open_kvstore(kvstore_of(f"{url}{query}"), "").spec())
+            assert "part=2" in kept and "s1gnature" not in kept
+
+    def test_a_server_that_denies_what_it_lacks_is_read(self, tmp_path: Path) -> None:
+        """As a bucket does that may be read and not listed."""
+        write("zarr", tmp_path / "a.zarr", DATA[0, 0], {"chunks": [4, 5, 6], "dtype": "<u2"})
+
+        class Denying(Quiet):
+            def do_GET(self) -> None:
+                if Path(self.translate_path(self.path)).is_file():
+                    return super().do_GET()
+                return self.send_error(403)
+
+        with served(tmp_path, Denying) as url:
+            source = open_source({"driver": "zarr", "kvstore": f"{url}/a.zarr/"})
+            np.testing.assert_array_equal(source.read(source.domain)[0, 0], DATA[0, 0])

@@ -20,13 +20,6 @@ def test_a_seed_is_a_volume() -> None:
     assert not np.array_equal(volume, clean_volume(SHAPE, seed=6))
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 200, 1), (1, 64, 64)])
-def test_any_shape(shape: tuple[int, ...]) -> None:
-    volume = clean_volume(shape, seed=0)
-    assert volume.shape == shape
-    assert np.isfinite(volume).all()
-
-
 def test_intensities_are_those_of_a_light_sheet_camera() -> None:
     volume = clean_volume((64, 96, 96), seed=3)
     assert volume.min() >= CAMERA_OFFSET + 20
@@ -34,17 +27,6 @@ def test_intensities_are_those_of_a_light_sheet_camera() -> None:
     assert 400 < volume.max() < 10_000
     # Structures are sparse: most of the volume is background.
     assert 0.01 < np.mean(volume > CAMERA_OFFSET + 100) < 0.3
-
-
-def test_the_blur_leaves_nothing_finer_than_itself() -> None:
-    volume = clean_volume((48, 64, 64), seed=7).astype(np.float64)
-    volume -= volume.mean()
-    window = [np.hanning(length) for length in volume.shape]
-    volume *= np.einsum("i,j,k->ijk", *window)
-    power = np.square(np.abs(np.fft.fftn(volume)))
-    for axis, length in enumerate(volume.shape):
-        fine = np.abs(np.fft.fftfreq(length)) > 0.4
-        assert power.compress(fine, axis=axis).sum() < 1e-3 * power.sum()
 
 
 def test_noise_is_a_function_of_its_seed() -> None:
@@ -79,13 +61,7 @@ def test_psnr_by_hand() -> None:
     expected = 20 * math.log10(10 / (5 / math.sqrt(2)))
     assert psnr([0.0, 10.0], [3.0, 6.0]) == pytest.approx(expected)
     assert psnr([0.0, 10.0], [3.0, 6.0], data_range=100) == pytest.approx(expected + 20)
-
-
-def test_psnr_of_unsigned_images_does_not_wrap() -> None:
     assert psnr(np.array([0, 10], np.uint16), np.array([1, 9], np.uint16)) == pytest.approx(20)
-
-
-def test_psnr_of_equal_images_is_infinite() -> None:
     assert psnr([1.0, 2.0], [1.0, 2.0]) == math.inf
 
 

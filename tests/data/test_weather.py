@@ -10,9 +10,6 @@ from penstock.data.weather import PRESETS, World
 GRID = (8, 16)
 
 
-# --- fields ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("preset", "array", "channels", "chunk"),
     [
@@ -77,14 +74,6 @@ def test_samples_follow_from_one_another_in_time() -> None:
     assert now["dswrf_avetoa_t+0"].max() > 900
 
 
-def test_neighbouring_levels_are_alike_and_distant_ones_less() -> None:
-    levels = World((32, 64), 1, 2.0).values("tmp", 3).reshape(13, -1)
-    correlation = np.corrcoef(levels)
-    assert (np.diag(correlation, 1) > 0.9).all()
-    assert correlation[0, 12] < 0.9
-    assert (levels.std(axis=1) > 1).all()
-
-
 @pytest.mark.parametrize("slope", [1.0, 2.0, 3.0])
 def test_the_amplitude_falls_with_wave_number_as_asked(slope: float) -> None:
     world = World((64, 128), 0, slope)
@@ -94,8 +83,3 @@ def test_the_amplitude_falls_with_wave_number_as_asked(slope: float) -> None:
     low, high = power[8:16].mean(), power[16:32].mean()
     fallen = np.log2(low / high)
     assert fallen == pytest.approx(2 * slope - 1, abs=0.45)
-
-
-def test_an_odd_grid_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"grid \(7, 16\): both sides must be even"):
-        World((7, 16), 0, 2.0)

@@ -8,10 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.base.errors import UsageError
-from penstock.data.scenes.windows import Cut, cuts_of
-
-# --- geometry --------------------------------------------------------------------------------
+from penstock.data.scenes.windows import Cut
 
 
 @pytest.mark.parametrize(
@@ -53,8 +50,3 @@ def test_cores_tile_the_scene_and_chips_see_around_them(
         # Context on each side, but at the scene's own edges.
         assert begin - first >= (overlap // 2 if first else 0)
         assert stop - end >= (overlap // 2 if stop < length else 0)
-
-
-def test_an_overlap_of_a_whole_chip_is_refused() -> None:
-    with pytest.raises(UsageError, match="--overlap 64 must be less than --chip-size 64"):
-        cuts_of((100, 100), 64, 64)

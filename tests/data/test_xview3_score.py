@@ -43,9 +43,6 @@ def oracle_shore(scene: str) -> list[np.ndarray[Any, Any]]:
     return read_shoreline(shoreline_path(ORACLE, scene))
 
 
-# --- the oracle: results of the official script -------------------------------------------------
-
-
 @needs_oracle
 @pytest.mark.parametrize("name", SETTINGS)
 def test_strict_is_the_official_script_to_the_last_digits(name: str) -> None:
@@ -90,8 +87,6 @@ def test_what_is_not_a_quirk_is_scored_alike(drop_low_detect: bool) -> None:
     for key in ("loc_fscore", "vessel_fscore", "fishing_fscore", "length_acc"):
         assert both[0][key] == pytest.approx(both[1][key], abs=1e-12), key
 
-
-# --- quirk by quirk -----------------------------------------------------------------------------
 
 LINE = [np.array([[0.0, column] for column in range(0, 1000, 10)])]
 """A shoreline along row 0."""

@@ -6,10 +6,8 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,21 +16,18 @@ import numpy as np
 import psutil
 import pytest
 
-import penstock
 from penstock.cli import main
-from penstock.inference.planning import cuts
 
-from ..ports import held_port
 from ..preloaded import started
-from .kit import Array
+from .kit import Array, values
 
 QUICK = ("--model-type", "net.py:quick", "--parts", "6")
-"""Of the six blocks of `SMALL`. While there is a file "hold", a process makes no more than four, or
-computes no more patches than the file says."""
+"""Of the six blocks of `SMALL`, each of four forwards. While there is a file "hold", a process runs
+no more forwards than the file says."""
 SHAPE, SMALL = (48, 64, 80), (16, 32, 48)
 WORDS = ("--in-spec in.npy --model-type net.py:slow --patch 16 --overlap 4 --block 16 --chunks 16 "
          "--devices cpu --threads 1 --batch 1 --seam-mode blend --head-kind intensity "
-         "--normalize global --spill never").split()  # fmt: skip
+         "--normalize global").split()  # fmt: skip
 NET = """
 import itertools
 import math
@@ -50,7 +45,7 @@ class SqueezeExcite(nn.Module):
         self.out, self.seconds = nn.Conv3d(8, 1, 1), seconds
 
     def forward(self, x):
-        time.sleep(self.seconds)
+        time.sleep(0 if HURRY.exists() else self.seconds)
         y = self.conv(x)
         gate = torch.sigmoid(self.gate(y.mean((2, 3, 4))))
         return self.out(y * gate[:, :, None, None, None])
@@ -59,17 +54,18 @@ def slow():
     return SqueezeExcite(0.002)
 
 class Held(nn.Module):
-    # Of all patches a process computes no more than some while there is a file.
+    # A process runs no more than some forwards while there is a file.
     def forward(self, x):
         while next(FORWARDS) > most():
             time.sleep(0.05)
         return x
 
 FORWARDS, HOLD = itertools.count(), Path(__file__).with_name("hold")
+HURRY = HOLD.with_name("hurry")
 
 def most():
     try:
-        return int(HOLD.read_text() or 28)
+        return int(HOLD.read_text())
     except FileNotFoundError:
         return math.inf
 
@@ -114,12 +110,6 @@ def write_input(shape: tuple[int, ...]) -> None:
     np.save("in.npy", np.random.default_rng(0).normal(900, 200, shape).astype("float32"))
 
 
-@pytest.fixture
-def alone() -> Array:
-    """What one process writes."""
-    return written_alone()
-
-
 def written_alone(*words: str) -> Array:
     assert infer(*words, out="alone.zarr") == 0
     return values("alone.zarr")
@@ -127,19 +117,6 @@ def written_alone(*words: str) -> Array:
 
 def infer(*words: str, out: str = "out.zarr") -> int:
     return main(["infer", *WORDS, "--out-spec", out, *words])
-
-
-def values(path: str) -> Array:
-    source = penstock.open_source(path)
-    return source.read(source.domain)
-
-
-def make_blocks_small(monkeypatch: pytest.MonkeyPatch, net: str = NET) -> None:
-    """Give blocks 2 x 2 x 2 patches, here and in workers: these run the code of the net."""
-    monkeypatch.setattr(cuts, "BLOCK_VOXELS", 28**3)
-    Path("net.py").write_text(
-        net + "\nfrom penstock.inference.planning import cuts\ncuts.BLOCK_VOXELS = 28**3\n"
-    )
 
 
 def eventually(seconds: float = 300) -> Iterator[None]:
@@ -174,47 +151,6 @@ def hidden_from(folder: str) -> tuple[str, ...]:
     return words
 
 
-class Stall:
-    """Doors to ports of loopback. While they are shut nothing goes through, and nobody is told."""
-
-    def __init__(self) -> None:
-        self.open = threading.Event()
-        self.open.set()
-        self.sockets: list[socket.socket] = []
-
-    def door(self, port: int) -> int:
-        """A port that leads to another one."""
-        listening = socket.create_server(("127.0.0.1", 0))
-        self.sockets.append(listening)
-        threading.Thread(target=self._let_in, args=(listening, port), daemon=True).start()
-        return int(listening.getsockname()[1])
-
-    def _let_in(self, listening: socket.socket, port: int) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                near, far = listening.accept()[0], socket.create_connection(("127.0.0.1", port))
-                self.sockets += [near, far]
-                for pair in ((near, far), (far, near)):
-                    threading.Thread(target=self._pass, args=pair, daemon=True).start()
-
-    def _pass(self, near: socket.socket, far: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while words := near.recv(65536):
-                self.open.wait()
-                far.sendall(words)
-        self.open.wait()
-        with contextlib.suppress(OSError):
-            far.shutdown(socket.SHUT_WR)
-
-    def close(self) -> None:
-        """End all connections."""
-        for each in self.sockets:
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
-        self.open.set()
-
-
 FORKED = """
 import dask
 from distributed.cli.{} import main
@@ -226,7 +162,7 @@ main()
 
 class Scheduler:
     """A scheduler of Dask and its workers, each a process of its own. It is forked, unless it has
-    what is read as an interpreter or a library is loaded."""
+    variables that are read as a library is loaded."""
 
     def __init__(self, **variables: str) -> None:
         self.file = Path("scheduler.json").absolute()
@@ -243,54 +179,35 @@ class Scheduler:
         threads: int | None = None,
         within: Sequence[str] = (),
         nanny: bool = False,
-        stall: Stall | None = None,
         path: str = "",
-        python: str = sys.executable,
     ) -> psutil.Process:
         """A worker with one thread of Dask.
 
         It is started by the words ``within``, below a process that starts it again if ``nanny``.
-        All that it says and hears goes through ``stall``. ``path`` are folders that its imports
-        look at first. It runs on ``python``.
+        ``path`` are folders that its imports look at first.
         """
         words = ["--nthreads", "1", "--nanny" if nanny else "--no-nanny", "--no-dashboard",
                  "--memory-limit", "0"]  # fmt: skip
-        to = ""
-        if stall is not None:
-            stall.sockets.append(held_port())
-            mine = stall.sockets[-1].getsockname()[1]
-            there, back = stall.door(int(self.address.rpartition(":")[2])), stall.door(mine)
-            words += ["--listen-address", f"tcp://127.0.0.1:{mine}",
-                      "--contact-address", f"tcp://127.0.0.1:{back}"]  # fmt: skip
-            to = f"tcp://127.0.0.1:{there}"
         variables = {}
         if threads:
             variables["OMP_NUM_THREADS"] = str(threads)
         if path:
             paths = [path, os.environ.get("PYTHONPATH", "")]
             variables["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-        return self._start("dask_worker", *words, to=to, within=within, python=python, **variables)
+        return self._start("dask_worker", *words, within=within, **variables)
 
     def _start(
-        self,
-        command: str,
-        *words: str,
-        to: str = "",
-        within: Sequence[str] = (),
-        python: str = sys.executable,
-        **variables: str,
+        self, command: str, *words: str, within: Sequence[str] = (), **variables: str
     ) -> psutil.Process:
-        where = [to] if to else ["--scheduler-file", str(self.file)]
-        host = [] if "--listen-address" in words else ["--host", "127.0.0.1"]
-        given = [*host, *where, *words]
-        if not variables and not within and python == sys.executable:
+        given = ["--host", "127.0.0.1", "--scheduler-file", str(self.file), *words]
+        if not variables and not within:
             folder = Path(f"{command} {len(self.processes)}")
             folder.mkdir()
             code = FORKED.format(command)
             process = psutil.Process(started(folder, given, code).pid)
         else:
             process = psutil.Popen(
-                [*within, python, "-m", f"distributed.cli.{command}", *given],
+                [*within, sys.executable, "-m", f"distributed.cli.{command}", *given],
                 env={**os.environ, **variables}, stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )  # fmt: skip

@@ -31,8 +31,6 @@ class Door:
         self.every = 1
         """Which of the requests that have an answer get it: each so-manieth."""
         self.refused = self.chunks = 0
-        self.gone_after: int | None = None
-        """The door closes for good once so many chunks have been written."""
         self.silent: threading.Event | None = None
         """Requests for chunks wait for this before they get anything."""
         self.asked = threading.Event()

@@ -36,6 +36,12 @@ def run(source: Array, net: Any = "identity", out: Array | None = None, **knobs:
     return result
 
 
+def values(spec: Any) -> Array:
+    """All of a stored array, with its five axes."""
+    source = penstock.open_source(spec)
+    return source.read(source.domain)
+
+
 def arange(shape: tuple[int, ...], dtype: str = "uint16") -> Array:
     """Distinct values, so that a misplaced voxel shows."""
     return np.arange(np.prod(shape)).reshape(shape).astype(dtype)
@@ -50,7 +56,7 @@ def conv(channels: int = 1, seed: int = 0) -> nn.Module:
 
 
 def job(tmp_path: Path, **knobs: Any) -> Job:
-    """27 units, of 64 patches."""
+    """27 blocks, of 64 patches."""
     config = {"in_spec": arange((24, 24, 24)), "out_spec": np.zeros((24, 24, 24), "uint16"),
               "model_type": "identity", "patch": 8, "overlap": 2, "devices": "cpu", "batch": 4,
               "block": 10, "normalize": "none"}  # fmt: skip
@@ -77,4 +83,18 @@ def config(**knobs: Any) -> InferConfig:
     return build(InferConfig, given_ | knobs)
 
 
+KILLED = """
+import os, signal, sys
+from penstock.cli import main
+from penstock.inference.run_folder.journal import Journal
+note, last = Journal.note, int(sys.argv.pop())
+def killed(self, *args):
+    note(self, *args)
+    self.flush()
+    if self.written == last:
+        os.kill(os.getpid(), signal.SIGKILL)
+Journal.note = killed
+main(["infer", *sys.argv[1:], "--writer-workers", "1"])
+"""
+"""An infer that is killed once it has noted as many blocks as its last word says."""
 SEED = PatchShape((64, 64, 64), (10, 10, 10), 3)

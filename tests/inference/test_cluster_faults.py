@@ -2,59 +2,51 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
-import platform
 import re
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-import penstock
 from penstock.cli import main
 
 from ..preloaded import forked_workers
 from .cluster_kit import (
-    HANGS,
-    NET,
+    SMALL,
     WORDS,
     Scheduler,
-    Stall,
-    alone,
     eventually,
     hidden_from,
     infer,
     place,
     scheduler,
-    values,
     write_input,
     written,
     written_alone,
 )
 from .faulty_s3 import door_to, get, new
-from .kit import Array
+from .kit import values
 
-__all__ = ["alone", "place", "scheduler"]  # fixtures
+__all__ = ["place", "scheduler"]  # fixtures
 
 distributed = pytest.importorskip("distributed")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 
 FOLDER = Path("out.zarr.penstock")
 FEWER = (32, 48, 48)
-"""A volume of 18 units."""
+"""A volume of 18 blocks."""
 
 
 @pytest.fixture
 def client() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts a job on the workers of a scheduler, in a process of its own."""
     started: list[subprocess.Popen[str]] = []
 
     def start(
@@ -84,42 +76,40 @@ def ended(job: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 def notes() -> str:
-    """What the summary says of the workers."""
     return " ".join(json.loads((FOLDER / "summary.json").read_text())["notes"])
 
 
-def units_in(logs: Sequence[Path]) -> int:
+def blocks_in(logs: Sequence[Path]) -> int:
     lines = [line for log in logs for line in log.read_text().splitlines()]
     return sum(line[0].isdigit() for line in lines)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("nanny", [False, True], ids=["alone", "nanny"])
 def test_a_worker_that_is_asked_to_leave_writes_what_is_whole_and_is_not_blamed(
-    nanny: bool, scheduler: Scheduler, client: Start
+    scheduler: Scheduler, client: Start
 ) -> None:
     """Of the only part, so that all of it is given out again."""
     write_input(FEWER)
     each = ("--normalize", "percentile")  # one block to compute for each to write
-    assert infer(*each, out="alone.zarr") == 0
-    leaver = scheduler.worker(nanny=nanny)
+    alone = written_alone(*each)
+    leaver = scheduler.worker(nanny=True)
     few = (*each, "--parts", "1", "--max-inflight-batches", "4")
     job = client(scheduler.address, *few, model="net.py:slower")
     for _ in eventually():
         if len([*written(FOLDER)]) >= 2:
             break
     log = [*FOLDER.glob("done-*.log")]
-    before = units_in(log)
     leaver.send_signal(signal.SIGTERM)
     leaver.wait(300)
-    assert before < units_in(log) < 18
+    assert 2 <= blocks_in(log) < 18  # a block that is complete may or may not wait just then
     assert job.poll() is None
+    Path("hurry").touch()
     scheduler.worker()
     code, said = ended(job)
     assert code == 0, said
     assert "died" not in notes() and "failed" not in notes()
-    assert np.array_equal(values("out.zarr"), values("alone.zarr"))
-    assert units_in([*FOLDER.glob("done-*.log")]) == 18  # none of them twice
+    assert np.array_equal(values("out.zarr"), alone)
+    assert blocks_in([*FOLDER.glob("done-*.log")]) == 18  # none of them twice
 
 
 @pytest.mark.slow
@@ -143,83 +133,53 @@ def test_a_client_that_is_asked_to_end_has_its_workers_write_what_is_whole(
     for number in second:
         job.send_signal(number)
     code, said = ended(job)
+    Path("hurry").touch()
     assert code == 3, said
     assert "Traceback" not in said
-    units = units_in([*FOLDER.glob("done-*.log")])
-    assert 3 <= units < 18
+    blocks = blocks_in([*FOLDER.glob("done-*.log")])
+    assert 3 <= blocks < 18
     why = "interrupted" if second else f"are not written when {first.name} ended the job"
     assert why in said
     assert main(["status", "out.zarr"]) == 3
     line = capsys.readouterr().out
-    assert line.startswith(f"ended: {units} of 18 blocks") and why in line
+    assert line.startswith(f"ended: {blocks} of 18 blocks") and why in line
     assert "died" not in line
     if not second:
         each = (*each, "--model-type", "net.py:slower")
         with forked_workers():
             assert infer(*each, "--cluster", workers, "--resume") == 0
-        assert json.loads((FOLDER / "summary.json").read_text())["units_skipped"] == units
-        assert infer(*each, out="alone.zarr") == 0
-        assert np.array_equal(values("out.zarr"), values("alone.zarr"))
+        assert json.loads((FOLDER / "summary.json").read_text())["blocks_skipped"] == blocks
+        assert np.array_equal(values("out.zarr"), written_alone(*each))
 
 
 @pytest.mark.slow
-# Pairs: each kind of silence once, and each length of it.
-@pytest.mark.parametrize(
-    ("what", "for_ever"), [("network", True), ("process", False)], ids=["network", "process"]
-)
 def test_a_worker_that_falls_silent_is_done_without(
-    what: str, for_ever: bool, client: Start, alone: Array, capsys: pytest.CaptureFixture[str]
+    client: Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A worker without a network goes on to write, while another one does the same part."""
+    write_input(FEWER)
+    alone = written_alone()
+    capsys.readouterr()
     # Of the living one it must be heard in time, however busy the machine is.
-    patience = "20s" if for_ever else "300s"
-    scheduler = Scheduler(DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL=patience)
-    stall = Stall()
-    try:
-        silent = scheduler.worker(stall=stall)
+    with closing(Scheduler(DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL="20s")) as scheduler:
+        silent = scheduler.worker()
         scheduler.worker()
-        job = client(scheduler.address, "--parts", "40", model="net.py:slower")
+        Path("hold").write_text("12")  # neither ends its part before, however busy the machine
+        job = client(scheduler.address, "--parts", "18", model="net.py:held")
         for _ in eventually():
             logs = [*FOLDER.glob("done-*.log")]
-            if len(logs) == 2 and all(units_in([log]) for log in logs):
+            if len(logs) == 2 and all(blocks_in([log]) for log in logs):
                 break
-        if what == "network":
-            stall.open.clear()
-        else:
-            silent.send_signal(signal.SIGSTOP)
-        time.sleep(4)
+        silent.send_signal(signal.SIGSTOP)
         assert main(["status", "out.zarr"]) == 0
-        assert re.match(r"running: \d+ of 60 .*, 2 workers, ", capsys.readouterr().out)
-        if not for_ever:
-            stall.open.set()
-            silent.send_signal(signal.SIGCONT)
+        assert re.match(r"running: \d+ of 18 .*, 2 workers\b", capsys.readouterr().out)
+        Path("hold").unlink()
         code, said = ended(job)
-        assert code == 0, said
-        assert ("1 worker died on the way" in notes()) == for_ever
-        assert "failed" not in notes() and "Left out" not in notes()
-        assert np.array_equal(values("out.zarr"), alone)
-        assert main(["status", "out.zarr"]) == 0
-        assert (", 1 worker died" in capsys.readouterr().out) == for_ever
-    finally:
-        stall.close()
-        scheduler.close()
-
-
-@pytest.mark.slow
-def test_a_worker_whose_stage_hangs_makes_room_for_another(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """The part is tried again, and no other part fails for it."""
-    write_input(FEWER)
-    Path("hangs.py").write_text(HANGS)
-    Path("hangs").touch()
-    few = ("--model-type", "hangs.py:net", "--normalize", "none", "--parts", "6")
-    cluster = ("--cluster", "local:1", "--stall-timeout", "10s")
-    with forked_workers():
-        assert infer(*few, *cluster) == 0, capsys.readouterr().err
-    assert notes() == "Parts: 1 part failed and were tried again"
-    assert len([*FOLDER.glob("done-*.log")]) == 2
-    assert np.array_equal(values("out.zarr"), written_alone(*few))
+    assert code == 0, said
+    assert "1 worker died on the way" in notes()
+    assert "failed" not in notes() and "Left out" not in notes()
+    assert np.array_equal(values("out.zarr"), alone)
+    assert main(["status", "out.zarr"]) == 0
+    assert ", 1 worker died" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -227,6 +187,7 @@ def test_what_a_worker_lacks_is_named_with_its_host(
     scheduler: Scheduler, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is on a host of its own, where the folder ``own`` is empty, and there is no GPU."""
+    write_input(SMALL)
     Path("own").mkdir()
     hidden = hidden_from("own")
     for name in ("net.py", "in.npy"):
@@ -243,34 +204,10 @@ def test_what_a_worker_lacks_is_named_with_its_host(
         *_, line = capsys.readouterr().err.splitlines()  # of one that comes late more is said
         assert line.startswith("penstock infer: on the worker n9: --") and said in line
     assert not Path("out.zarr").exists() and not FOLDER.exists()
-
-
-def other_python() -> str | None:
-    """Another Python of this machine: those that ``make pythons`` tests."""
-    places = ["/usr/bin", "/usr/local/bin", *Path.home().glob(".pyenv/versions/3.*/bin")]
-    for folder, minor in itertools.product(places, (12, 13, 14)):
-        python = Path(folder, f"python3.{minor}")
-        if minor != sys.version_info.minor and python.exists():
-            return str(python)
-    return None
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(other_python() is None, reason="there is no other Python, from 3.12, here")
-def test_a_worker_of_another_python_is_named_and_does_nothing(
-    scheduler: Scheduler, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It has our Dask and our Penstock: what these import there is no code of one Python alone."""
-    ours = [str(Path(module.__file__ or "").parents[1]) for module in (distributed, penstock)]
-    scheduler.worker(path=os.pathsep.join(ours), python=other_python() or "")
-    before = written_alone()
-    for out in ("out.zarr", "alone.zarr"):
-        assert infer("--cluster", scheduler.address, "--overwrite", out=out) == 2
-        (line,) = capsys.readouterr().err.strip().splitlines()[-1:]
-        here = re.escape(platform.python_version())
-        assert re.search(rf": it has Python 3\.1[2-4]\.\w+, here it is {here}; workers need", line)
-    assert not Path("out.zarr").exists() and not FOLDER.exists()
-    assert np.array_equal(values("alone.zarr"), before), "what is refused empties no output"
+    assert infer("--cluster", scheduler.address, "--run-dir", "own/run") == 2
+    said = capsys.readouterr().err
+    assert "does not see the run there; give --run-dir s3://BUCKET/PREFIX" in said
+    assert infer("--cluster", scheduler.address, "--run-dir", "run", "--overwrite") == 0
 
 
 @pytest.mark.slow
@@ -291,32 +228,24 @@ def test_workers_of_another_penstock_are_named_and_do_nothing(
     assert code == 2, said
     sentence = said.strip().splitlines()[-1]
     assert sentence.startswith("penstock infer: ")
-    why = {
-        "older": "it has Penstock 0.0.1, here it is",
-        "shadowed": "it has Penstock not at all, here",
-    }
+    why = {"older": "it has Penstock 0.0.1, here it is", "shadowed": "it lacks this Penstock ("}
     assert why[kind] in sentence
     assert not Path("out.zarr").exists() and not FOLDER.exists()
 
 
-LEASES = """
-from penstock.data.stores import claim, joined, marker
-claim.RENEW_S, joined.LEASE_S, marker.LEASE_S = 1.0, 6.0, 6.0
-"""
-"""Code of a net that shortens leases where it is loaded: for a job and its workers."""
-
-
 @pytest.mark.slow
 def test_a_store_that_is_restarted_is_waited_for_by_client_and_workers(
-    s3_endpoint: str, client: Start, alone: Array
+    s3_endpoint: str, client: Start
 ) -> None:
-    """It is away for longer than a lease."""
-    Path("net.py").write_text(NET + LEASES)
+    write_input(FEWER)
+    alone = written_alone()
     with door_to(s3_endpoint) as door:
         once = {"context": {"s3_request_retries": {"max_retries": 1, "initial_delay": "10ms"}}}
         out = {**new(door, "out", alone[0, 0], 16), **once}
-        words = ("--parts", "12", "--run-dir", str(FOLDER))
-        Path("hold").touch()  # it cannot end before the store is away, however busy the machine
+        words = ("--parts", "9", "--run-dir", str(FOLDER))
+        Path("hold").write_text(
+            "12"
+        )  # it cannot end before the store is away, however busy the machine
         job = client("local:2", *words, model="net.py:held", out=json.dumps(out))
         for _ in eventually():
             if [*written(FOLDER)]:
@@ -326,7 +255,6 @@ def test_a_store_that_is_restarted_is_waited_for_by_client_and_workers(
         for _ in eventually():
             if any(log.read_text() for log in FOLDER.glob("retries-*.jsonl")):
                 break
-        time.sleep(10)
         assert job.poll() is None
         door.open()
         code, said = ended(job)
@@ -336,5 +264,5 @@ def test_a_store_that_is_restarted_is_waited_for_by_client_and_workers(
     rows = [*FOLDER.glob("retries-*.jsonl")]
     assert rows and "Could not connect" in rows[0].read_text()
     assert json.loads((FOLDER / "summary.json").read_text())["retries"] > 0
-    units = units_in([*FOLDER.glob("done-*.log")])
-    assert units == 60
+    blocks = blocks_in([*FOLDER.glob("done-*.log")])
+    assert blocks == 18

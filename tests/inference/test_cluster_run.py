@@ -1,49 +1,56 @@
-"""A volume on the workers of a cluster: real processes, which are killed, join late or differ."""
+"""A volume on the workers of a cluster: real processes; who is killed, who differs, who fits."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
+import pickle
 import random
 import re
+import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 
+from penstock.base.config.infer import InferConfig
+from penstock.base.config.knobs import build
 from penstock.cli import main
-from penstock.cluster import tasks
-from penstock.inference.run_folder.local import folder_at
+from penstock.inference.run_folder.folder import folder_at
+from penstock.inference.run_folder.notes import Notes
+from penstock.inference.run_folder.reader import open_run
+from penstock.inference.sharing import on_worker as worker_side
+from penstock.inference.sharing import remote_job
 
+from ..house import HEAVY
 from ..preloaded import forked_workers, started
 from .cluster_kit import (
     QUICK,
-    SHAPE,
     SMALL,
     WORDS,
     Scheduler,
-    alone,
     eventually,
     infer,
-    make_blocks_small,
     other_torch,
     place,
     scheduler,
-    values,
     write_input,
     written,
     written_alone,
 )
-from .kit import Array
+from .kit import config, values
 
-__all__ = ["alone", "place", "scheduler"]  # fixtures
+__all__ = ["place", "scheduler"]  # fixtures
 
 distributed = pytest.importorskip("distributed")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
@@ -66,11 +73,10 @@ def _files(process: psutil.Process) -> list[Any]:
 
 
 class Killer:
-    """Kills a worker at random moments, so many times. Before each death there is progress: on a
-    busy machine three of them would else meet one task, or the first meet none."""
+    """Kills a worker at a random moment, after some progress."""
 
-    def __init__(self, times: int, pause: float) -> None:
-        self.left, self.pause, self.random = times, pause, random.Random(0)
+    def __init__(self) -> None:
+        self.killed, self.random = False, random.Random(0)
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self._kill)
 
@@ -83,218 +89,107 @@ class Killer:
         self.thread.join()
 
     def _kill(self) -> None:
-        before = 0
-        while self.left and not self.ended.wait(self.pause * (0.5 + self.random.random())):
-            workers, now = workers_of(os.getpid()), before
-            with contextlib.suppress(OSError):  # another run removes the logs
-                now = len([*written(Path("out.zarr.penstock"))])
-            if workers and now != before:
+        while not self.killed and not self.ended.wait(0.1 * (0.5 + self.random.random())):
+            workers = workers_of(os.getpid())
+            if workers and [*written(Path("out.zarr.penstock"))]:
                 self.random.choice(workers).kill()
-                self.left, before = self.left - 1, now
-        Path("hold").unlink(missing_ok=True)
+                self.killed = True
+        Path("hold").unlink()
 
 
-@pytest.mark.parametrize(
-    ("kills", "spill"),
-    [
-        (1, "never"),
-        pytest.param(20, "never", marks=pytest.mark.slow),
-        pytest.param(3, "always", marks=pytest.mark.slow),
-    ],
-)
-def test_workers_that_are_killed_at_random_change_no_byte(
-    kills: int, spill: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("times", [1, pytest.param(10, marks=pytest.mark.slow)])
+def test_a_worker_that_is_killed_at_random_changes_no_byte(
+    times: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words: tuple[str, ...] = ("--parts", "30")
-    if spill == "always":
-        make_blocks_small(monkeypatch)
-    if kills == 1:
-        write_input(SMALL)
-        words = QUICK
-    alone = written_alone(*words)
+    write_input(SMALL)
+    alone = written_alone(*QUICK)
     before = dict(os.environ)  # torch may have added to it by now
-    # Those of a small volume would else be done before one is killed. So two make 4 of 6 blocks.
-    Path("hold").write_text("16")
-    with forked_workers(), Killer(kills, pause={1: 0.1, 3: 0.5, 20: 0.7}[kills]) as killer:
-        words = ("--cluster", "local:2", "--spill", spill, *words)
-        code = infer(*words)
-        for _ in range(3 * kills):
-            if code in (1, 2) or (code == 0 and not killer.left):
-                break  # a part may be the one of three deaths, and is left for another run
-            code = infer(*words, "--resume" if code == 3 else "--overwrite")
-    said = capsys.readouterr()
-    assert code == 0, said.err
-    assert killer.left == 0
+    for _ in range(times):
+        for folder in ("out.zarr", "out.zarr.penstock"):
+            shutil.rmtree(folder, ignore_errors=True)
+        # All would else be done before one is killed. So two make 4 of 6 blocks.
+        Path("hold").write_text("8")
+        with forked_workers(), Killer() as killer:
+            code = infer("--cluster", "local:2", *QUICK)
+        said = capsys.readouterr()
+        assert code == 0, said.err
+        assert killer.killed
+        assert np.array_equal(values("out.zarr"), alone)
+        assert " died " in said.out + said.err
+        assert len(list(Path("out.zarr.penstock").glob("done-*.log"))) >= 2
+        summary = json.loads(Path("out.zarr.penstock/summary.json").read_text())
+        assert summary["voxels"] == alone.size, "those of the worker that died among them"
     assert dict(os.environ) == before
-    assert np.array_equal(values("out.zarr"), alone)
-    assert " died " in said.out + said.err
-    assert len(list(Path("out.zarr.penstock").glob("done-*.log"))) >= 2
-    summary = json.loads(Path("out.zarr.penstock/summary.json").read_text())
-    whole = summary["voxels"] == alone.size  # those of workers that died among them
-    assert whole or summary["units_skipped"], "a part that was given up is done by another run"
-    assert ("join" in summary["stages"]) == (spill == "always")
-    assert not Path("out.zarr.penstock/spill").exists()
 
 
 @pytest.mark.parametrize(
-    ("workers", "run_dir", "spill"),
+    ("workers", "run_dir"),
     [
-        ("one of a scheduler", "out.zarr.penstock", "never"),
-        pytest.param("two of a scheduler", "out.zarr.penstock", "never", marks=pytest.mark.slow),
-        # Pairs: each place of the run folder and each way to spill, on workers of this machine.
-        pytest.param("local:2", "out.zarr.penstock", "always", marks=pytest.mark.slow),
-        pytest.param("local:2", "s3://test-bucket/runs/shared", "never", marks=pytest.mark.slow),
+        ("one of a scheduler", "out.zarr.penstock"),
+        pytest.param("local:2", "s3://test-bucket/runs/shared", marks=pytest.mark.slow),
     ],
 )
 def test_a_client_that_is_killed_is_taken_over_by_another(
-    workers: str, run_dir: str, spill: str, capsys: pytest.CaptureFixture[str],
+    workers: str, run_dir: str, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest,
 ) -> None:  # fmt: skip
     if "://" in run_dir:
         monkeypatch.setenv("AWS_ENDPOINT_URL", request.getfixturevalue("s3_endpoint"))
     folder = folder_at(run_dir if "://" in run_dir else Path(run_dir))
-    if spill == "always":
-        make_blocks_small(monkeypatch)
+    write_input(SMALL)
+    alone = written_alone(*QUICK)
     with contextlib.ExitStack() as stack:
-        more, units = ("--model-type", "net.py:held", "--parts", "30"), 5
-        if few := workers == "one of a scheduler":
-            write_input(SMALL)
-            more, units = QUICK, 2
-        if "scheduler" in workers:
+        if workers == "one of a scheduler":
             scheduler = stack.enter_context(contextlib.closing(Scheduler()))
             scheduler.worker()
-            if not few:
-                scheduler.worker()
             workers = scheduler.address
-        alone = written_alone(*more)
-        more = (*more, "--cluster", workers, "--run-dir", run_dir)
-        if few:
-            assert infer(*more, *OVERLAP) == 2  # it is a worker that says so
-            assert TOO_MUCH in capsys.readouterr().err
+        more = (*QUICK, "--cluster", workers, "--run-dir", run_dir)
+        if "://" not in run_dir:
+            assert infer(*more, "--overlap", "99") == 2  # it is a worker that says so
+            assert "--overlap 99 must be less than" in capsys.readouterr().err
             assert not Path("out.zarr").exists()
-        words = ["infer", *WORDS, "--out-spec", "out.zarr", *more, "--spill", spill]
-        Path("hold").touch()  # it cannot end before it is killed, however busy the machine
+        words = ["infer", *WORDS, "--out-spec", "out.zarr", *more]
+        # It cannot end before it is killed, however busy the machine.
+        Path("hold").write_text("8" if workers == "local:2" else "12")
         client = started(Path.cwd(), words)
         for _ in eventually():
             run = json.loads(folder.read("run.json") or b"{}").get("run")
-            if run and len(folder.notes(run).fresh()) >= units:
+            if run and len(Notes(folder, run).fresh()) >= 2:
                 break
         client.kill()
         client.join()
         Path("hold").unlink()
-        more = (*more, "--spill", "auto" if spill == "always" else spill)  # as the run began
         stack.enter_context(forked_workers())
         assert infer(*more, "--resume") == 0, capsys.readouterr().err
         summary = json.loads(folder.read("summary.json") or b"")
         assert infer(*more, "--resume") == 0, "nothing is left to do"
     assert np.array_equal(values("out.zarr"), alone)
-    assert summary["units_skipped"] >= units
-    assert ("join" in summary["stages"]) == (spill == "always")
+    assert summary["blocks_skipped"] >= 2
     assert main(["verify", "out.zarr", "--run-dir", run_dir]) == 0
     assert main(["status", run_dir]) == 0
     assert Path("out.zarr.penstock").exists() == (run_dir == "out.zarr.penstock")
 
 
-POISON = """
-import os, signal, torch
-from torch import nn
-
-class Poison(nn.Module):
-    def forward(self, x):
-        if (x > 5).any():
-            os.kill(os.getpid(), signal.SIGKILL)
-        return x
-
-def poison():
-    return Poison()
-"""
-
-
-@pytest.mark.parametrize("deaths", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_a_part_that_kills_its_workers_is_given_up_and_the_others_are_written(
-    deaths: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    few = deaths < tasks.DEATHS
-    monkeypatch.setattr(tasks, "DEATHS", deaths)
-    array = np.zeros(SMALL if few else SHAPE, "float32")
-    array[-1, -1, -1] = 9
-    np.save("in.npy", array)
-    Path("poison.py").write_text(POISON)
-    workers, parts = ("local:1", "3") if few else ("local:2", "8")
-    with forked_workers():
-        assert infer("--model-type", "poison.py:poison", "--normalize", "none", "--parts", parts,
-                     "--cluster", workers, "--max-failed-parts", "1") == 3  # fmt: skip
-    said = capsys.readouterr().err
-    assert "in 1 part, are not written" in said
-    assert f"{deaths} workers died on it" in said
-
-
-OVERLAP = ("--overlap", "99")
-TOO_MUCH = "--overlap 99 must be less than"
-
-
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "said"),
     [
-        (("--cluster", "nowhere"), 2, "is none of local, local:N, slurm, slurm:PRESET and an"),
-        (("--cluster", "local:1", "--part", "1/2"), 2, "--part is a step of an array"),
-        pytest.param(("--cluster", "local:1", *OVERLAP), 2, TOO_MUCH, marks=pytest.mark.slow),
+        (("--cluster", "nowhere"), "is none of local, local:N, slurm, slurm:PRESET and an"),
+        (("--cluster", "local:1", "--part", "1/2"), "--part is a step of an array"),
     ],
 )
 def test_bad_input_is_one_sentence(
-    words: tuple[str, ...], code: int, said: str, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with forked_workers():
-        assert infer(*words) == code
+    assert infer(*words) == 2
     assert said in capsys.readouterr().err
     assert not Path("out.zarr").exists()
 
 
-# --- a scheduler of the user's own ---------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_worker_that_joins_late_takes_part(scheduler: Scheduler, alone: Array) -> None:
-    scheduler.worker()
-    words = [*WORDS, "--out-spec", "out.zarr", "--cluster", scheduler.address, "--parts", "40"]
-    words[words.index("net.py:slow")] = "net.py:held"
-    Path("hold").touch()  # it cannot end before the other one is there, however busy the machine
-    client = started(Path.cwd(), ["infer", *words])
-    for _ in eventually():
-        if [*written(Path("out.zarr.penstock"))]:
-            break
-    scheduler.worker()
-    for _ in eventually():
-        if len([*Path("out.zarr.penstock").glob("done-*.log")]) == 2:
-            break
-    Path("hold").unlink()
-    client.join()
-    assert client.exitcode == 0, Path("said").read_text()
-    assert np.array_equal(values("out.zarr"), alone)
-    assert len([*Path("out.zarr.penstock").glob("done-*.log")]) == 2
-
-
-@pytest.mark.slow
-def test_a_run_folder_that_a_worker_does_not_see_is_refused(
-    scheduler: Scheduler, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "own").mkdir()
-    hidden = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs own && exec "$@"', "sh")
-    if subprocess.run([*hidden, "true"], check=False, capture_output=True).returncode:
-        pytest.skip("it takes the rights of root to mount a disk")
-    scheduler.worker(within=hidden)
-    assert infer("--cluster", scheduler.address, "--run-dir", "own/run") == 2
-    assert "workers on 127.0.0.1 do not see this folder; give --run-dir s3://BUCKET/PREFIX" in (
-        capsys.readouterr().err
-    )
-    assert not Path("out.zarr").exists() and not [*Path("own").iterdir()]
-    assert infer("--cluster", scheduler.address, "--run-dir", "run") == 0
-
-
 @pytest.mark.slow
 def test_a_stopped_worker_of_a_dead_client_writes_nothing_into_a_new_output(
-    scheduler: Scheduler, alone: Array
+    scheduler: Scheduler,
 ) -> None:
+    alone = written_alone()
     worker = scheduler.worker()
     words = [*WORDS, "--out-spec", "out.zarr", "--cluster", scheduler.address, "--parts", "4"]
     client = started(Path.cwd(), ["infer", *words])
@@ -329,9 +224,10 @@ def test_a_stopped_worker_of_a_dead_client_writes_nothing_into_a_new_output(
 def test_a_worker_of_another_arithmetic_is_left_out_unless_it_is_allowed(
     scheduler: Scheduler, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    write_input(SMALL)
     scheduler.worker()
     scheduler.worker(path=other_torch())
-    words = ["infer", *WORDS, "--cluster", scheduler.address, "--parts", "9"]
+    words = ["infer", *WORDS, *QUICK, "--cluster", scheduler.address]
     mixed = [*words, "--out-spec", "mixed.zarr", "--mixed-arithmetic", "--overwrite"]
     for _ in eventually():
         assert main([*mixed, "--workers", "2"]) == 0
@@ -339,7 +235,7 @@ def test_a_worker_of_another_arithmetic_is_left_out_unless_it_is_allowed(
             break
     said = capsys.readouterr().out
     assert "Left out" not in said
-    assert re.search(r"Mixed arithmetic: \d+ blocks with torch \S+; \d+ blocks with torch", said)
+    assert re.search(r"Mixed arithmetic: \d blocks? with torch \S+; \d blocks? with torch", said)
     assert main([*words, "--out-spec", "out.zarr"]) == 0  # whatever the processes did before
     assert len(logs_in("out.zarr")) == 1
     said = capsys.readouterr().out
@@ -349,5 +245,81 @@ def test_a_worker_of_another_arithmetic_is_left_out_unless_it_is_allowed(
 
 
 def logs_in(output: str) -> list[Path]:
-    """The logs of the workers that wrote an output."""
     return [*Path(f"{output}.penstock").glob("done-*.log")]
+
+
+class Loads(pickle.Unpickler):
+    """Reads a pickle, and lists the packages that it needs."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(io.BytesIO(content))
+        self.packages: set[str] = set()
+
+    def find_class(self, module: str, name: str) -> Any:
+        self.packages.add(module.partition(".")[0])
+        return super().find_class(module, name)
+
+
+def test_what_a_worker_tells_of_a_job_that_it_has_opened_needs_no_torch() -> None:
+    knobs = {"in_spec": "in.npy", "out_spec": "out.zarr", "model_type": "identity", "workers": 2}
+    opened = worker_side.open_job((build(InferConfig, knobs), 1, ""))
+    loads = Loads(pickle.dumps(opened))
+    assert loads.load().maker == opened.maker
+    assert "penstock" in loads.packages and not loads.packages & {*HEAVY}
+
+
+@pytest.mark.slow
+def test_the_client_of_a_cluster_does_not_import_torch() -> None:
+    write_input(SMALL)
+    words = ["infer", *WORDS, *QUICK, "--out-spec", "out.zarr", "--cluster", "local:1"]
+    code = (
+        "import sys; from penstock.cli import main; code = main(sys.argv[1:]); "
+        "sys.exit(code or 'torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, *words], check=True)
+    assert [*Path("out.zarr.penstock").glob("done-*.log")]
+
+
+def test_workers_unlike_most_or_unlike_those_that_began_are_left_out(tmp_path: Path) -> None:
+    def left_out(*made: str, **knobs: Any) -> set[str]:
+        """Of workers with these versions of torch, of which one does not answer."""
+        out: set[str] = set()
+        answers: dict[str, Any] = {str(n): {"torch": each} for n, each in enumerate(made)}
+        workers = SimpleNamespace(
+            fit=[*answers, "silent"],
+            ask_each=lambda *_, **__: answers | {"silent": TimeoutError()},
+            leave_out=lambda address, why: out.add(address),
+        )
+        knobs = {"cluster": "tcp://a:1", "run_dir": tmp_path} | knobs
+        remote_job.leave_out_odd(workers, config(**knobs))  # type: ignore[arg-type]
+        return out
+
+    assert left_out("one", "two", "two") == {"0"}
+    assert left_out("one", "two", "three", "two") == {"0", "2"}
+    assert left_out("one", "two") == left_out("one", "one") == left_out() == set()
+    assert left_out("one", "two", "two", mixed_arithmetic=True) == set()
+    (tmp_path / "run.json").write_text(json.dumps({"makers": [{"torch": "2"}, {"torch": "3"}]}))
+    assert left_out("1", "2", "4", resume=True) == {"0", "2"}
+    assert left_out("1", "2", "4", resume_anyway=True) == set()
+    assert left_out("1", "1", "4", resume=True) == set(), "who opens the job says it"
+
+
+@pytest.mark.slow
+def test_workers_with_other_numbers_of_threads_compute_with_equal_ones(
+    scheduler: Scheduler, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_input(SMALL)
+    at = WORDS.index("--threads")  # a flag and its value
+    words = ["infer", *WORDS[:at], *WORDS[at + 2 :], "--parts", "6", "--out-spec", "out.zarr"]
+    with distributed.Client(scheduler.address, set_as_default=False) as dask:
+        scheduler.worker(threads=2)  # it opens the job
+        dask.wait_for_workers(1)
+        scheduler.worker(threads=1)
+        dask.wait_for_workers(2)
+    for _ in eventually():  # until each of them was given a part
+        assert main([*words, "--cluster", scheduler.address, "--overwrite"]) == 0
+        if len([*Path("out.zarr.penstock").glob("done-*.log")]) == 2:
+            break
+    assert "Left out" not in capsys.readouterr().out
+    (threads,) = {maker["threads"] for maker in open_run(["out.zarr"], None).makers}
+    assert np.array_equal(values("out.zarr"), written_alone("--threads", str(threads)))

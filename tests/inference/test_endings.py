@@ -1,9 +1,12 @@
-"""Jobs that hang, and jobs that are asked to end: what is whole is kept, and the run resumes."""
+"""Jobs that hang, or are asked to end: what is whole is kept, a resume goes on; what is told."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
+import shutil
 import signal
 import threading
 import time
@@ -21,25 +24,28 @@ import penstock
 from penstock.base.config.infer import InferConfig
 from penstock.base.config.knobs import build
 from penstock.base.errors import Incomplete, StageError
+from penstock.base.files import lock_file
 from penstock.cli import main
-from penstock.data.stores import claim
+from penstock.data.stores import lock as output_lock
+from penstock.data.stores.in_memory import MemorySink, MemorySource
 from penstock.inference import run as infer
 from penstock.inference.opening.job import Job
 from penstock.inference.planning import cuts
 from penstock.inference.run_folder import ending
-from penstock.inference.stages import watch
+from penstock.inference.stages import retries, watch
 from penstock.inference.stages.watchdog import Watchdog
+from penstock.inference.status import read_status
 from penstock.instruments import Clock
 
-from ..parameters import crossed
+from ..parameters import paired
 from ..preloaded import started
 from .faulty_s3 import distinct, door_to, get, new, put, write_model
-from .kit import job
+from .kit import SMALL, arange, job, values
 
 SLOW = "if x.device.type != 'meta':\n    time.sleep(float(os.environ.get('NAP', 0)))\nreturn x"
 """A model that is slow where the environment says so."""
 ALONE = ("--patch", 16, "--batch", 1)
-"""Each block is one forward."""
+"""Each brick is one forward."""
 STUCK = (
     "import pathlib\n"
     "if x.device.type != 'meta' and len(x) == 2 and (x == 0).any():\n"
@@ -50,7 +56,7 @@ STUCK = (
 
 
 def words(folder: Path, model: str, *more: Any, side: int = 32) -> list[str]:
-    """A job of so many units as blocks of 16 are in the volume; each is one block to compute."""
+    """A job of so many blocks as blocks of 16 are in the volume; each is one block to compute."""
     if not (folder / "in.npy").exists():
         np.save(folder / "in.npy", distinct(side))
     given = ["--in-spec", folder / "in.npy", "--out-spec", folder / "out.zarr", "--model-type",
@@ -60,8 +66,7 @@ def words(folder: Path, model: str, *more: Any, side: int = 32) -> list[str]:
     return ["infer", *map(str, given)]
 
 
-def units(folder: Path) -> int:
-    """How many units are noted."""
+def blocks(folder: Path) -> int:
     log = folder / "out.zarr.penstock/done.log"
     return len(log.read_text().splitlines()) if log.exists() else 0
 
@@ -80,48 +85,37 @@ def ended(process: BaseProcess, folder: Path) -> str:
     return said.strip().splitlines()[-1]
 
 
-def result(folder: Path) -> Any:
-    written = penstock.open_source(folder / "out.zarr")
-    return written.read(written.domain)[0, 0]
-
-
-# --- asked to end ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)]
-)
 def test_what_is_whole_is_written_after_a_signal_and_the_run_resumes(
-    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = words(tmp_path, write_model(tmp_path, "slow", SLOW), *ALONE, side=48)
     with monkeypatch.context() as patch:
         patch.setenv("NAP", "0.05")
         process = started(tmp_path, command)
-    until(lambda: units(tmp_path) >= 2, process, tmp_path)
-    os.kill(process.pid or 0, number)
-    before = units(tmp_path)
+    until(lambda: blocks(tmp_path) >= 2, process, tmp_path)
+    os.kill(process.pid or 0, signal.SIGUSR1)
+    before = blocks(tmp_path)
     error = ended(process, tmp_path)
-    assert before < units(tmp_path) < 27  # those whose blocks had been read, and no more
+    assert before < blocks(tmp_path) < 27  # those whose bricks had been read, and no more
     assert error == (
-        f"penstock infer: {units(tmp_path)} of 27 blocks were written when {number.name} ended the "
-        "job; run again with --resume"
+        f"penstock infer: {blocks(tmp_path)} of 27 blocks were written when SIGUSR1 ended "
+        "the job; run again with --resume"
     )
     noted = json.loads((tmp_path / "out.zarr.penstock/ended.json").read_text())
-    assert noted["error"].startswith(f"{units(tmp_path)} of 27 blocks were written")
+    assert noted["error"].startswith(f"{blocks(tmp_path)} of 27 blocks were written")
     assert main([*command, "--resume"]) == 0
-    assert (result(tmp_path) == distinct(48)).all()
+    assert (values(tmp_path / "out.zarr") == distinct(48)).all()
     assert not (tmp_path / "out.zarr.penstock/ended.json").exists()
 
 
 def test_what_takes_longer_than_the_grace_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = words(tmp_path, write_model(tmp_path, "slow", SLOW), *ALONE, "--grace", "500ms")
+    command = words(tmp_path, write_model(tmp_path, "slow", SLOW), *ALONE, "--grace", "soon")
     assert main(command) == 2  # no such time
     monkeypatch.setenv("NAP", "0.3")
     process = started(tmp_path, [*command[:-1], "0.2s"])
-    until(lambda: units(tmp_path) >= 1, process, tmp_path)
+    until(lambda: blocks(tmp_path) >= 1, process, tmp_path)
     os.kill(process.pid or 0, signal.SIGTERM)
     assert ended(process, tmp_path) == (
         "penstock infer: SIGTERM ended the job; run again with --resume"
@@ -133,16 +127,14 @@ def test_a_request_before_the_first_block_reads_none(tmp_path: Path) -> None:
     request.ask("SIGTERM")
     with pytest.raises(Incomplete, match=r"SIGTERM ended the job; run again with --resume$"):
         infer.run_job(started_job, request=request)
-    assert infer.run_job(job(tmp_path, normalize="global")).units_written == 27
+    assert infer.run_job(job(tmp_path, normalize="global")).blocks_written == 27
 
 
-@pytest.mark.parametrize(
-    ("seam", "normalize"), crossed(("trim", "blend"), ("percentile", "global"))
-)
-def test_units_that_are_half_done_are_made_again(
+@pytest.mark.parametrize(("seam", "normalize"), paired(("trim", "blend"), ("percentile", "global")))
+def test_blocks_that_are_half_done_are_made_again(
     seam: str, normalize: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuts, "BLOCK_VOXELS", 2000)
+    monkeypatch.setattr(cuts, "BRICK_VOXELS", 2000)
     source = np.random.default_rng(0).normal(size=(40, 40, 6)).astype("float32")
     slow = write_model(tmp_path, "slow", SLOW)
 
@@ -153,36 +145,29 @@ def test_units_that_are_half_done_are_made_again(
                  "max_inflight_batches": 1}  # fmt: skip
         return Job(build(InferConfig, knobs | more))
 
-    def read(out: str) -> Any:
-        written = penstock.open_source(tmp_path / out)
-        return written.read(written.domain)
-
     infer.run_job(begun("whole.zarr"))
     request = ending.EndRequest()
 
     def ask(progress: penstock.Progress) -> None:
-        if progress.units_done >= 2:
+        if progress.blocks_done >= 2:
             request.ask("SIGTERM")
 
     monkeypatch.setenv("NAP", "0.01")
     with pytest.raises(Incomplete, match=r"^\d+ of 9 blocks were written when SIGTERM ended"):
         infer.run_job(begun("out.zarr"), ask, request)
     monkeypatch.delenv("NAP")
-    assert 2 <= infer.run_job(begun("out.zarr", resume=True)).units_skipped < 9
-    assert (read("out.zarr") == read("whole.zarr")).all()
+    assert 2 <= infer.run_job(begun("out.zarr", resume=True)).blocks_skipped < 9
+    assert (values(tmp_path / "out.zarr") == values(tmp_path / "whole.zarr")).all()
 
 
 def test_a_request_after_the_last_block_ends_nothing(tmp_path: Path) -> None:
     request = ending.EndRequest()
 
     def ask(progress: penstock.Progress) -> None:
-        if progress.units_done == progress.units_planned:
+        if progress.blocks_done == progress.blocks_planned:
             request.ask("SIGTERM")
 
-    assert infer.run_job(job(tmp_path), ask, request).units_written == 27
-
-
-# --- hanging --------------------------------------------------------------------------------------
+    assert infer.run_job(job(tmp_path), ask, request).blocks_written == 27
 
 
 def test_a_model_that_never_returns_ends_the_job_and_the_run_resumes(tmp_path: Path) -> None:
@@ -196,7 +181,7 @@ def test_a_model_that_never_returns_ends_the_job_and_the_run_resumes(tmp_path: P
         tmp_path, model, "--patch", 16, "--normalize", "none", "--stall-timeout", "0.5s"
     )
     last = ended(started(tmp_path, command), tmp_path)
-    assert last.startswith("penstock infer: forward failed at block ")
+    assert last.startswith("penstock infer: forward failed at brick ")
     assert "no progress for 500 ms (--stall-timeout)" in last
     assert last.endswith(
         f"{folder}/stacks.txt has the stack of each thread; run again with --resume"
@@ -205,7 +190,7 @@ def test_a_model_that_never_returns_ends_the_job_and_the_run_resumes(tmp_path: P
     assert "stuck_model.py" in stacks and stacks.count("hread 0x") > 3
     stuck.unlink()
     assert main([*command, "--resume", "--stall-timeout", "0"]) == 0
-    assert (result(tmp_path) == volume).all()
+    assert (values(tmp_path / "out.zarr") == volume).all()
     assert not (folder / "stacks.txt").exists()
 
 
@@ -214,7 +199,7 @@ def test_a_store_that_does_not_answer_ends_the_job_and_the_run_resumes(
     method: str, s3_endpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(claim, "RELEASE_WITHIN_S", 0.1)
+    monkeypatch.setattr(output_lock, "RELEASE_WITHIN_S", 0.1)
     array, reads = distinct(16), method == "GET"
     np.save(tmp_path / "in.npy", array)
     with door_to(s3_endpoint) as door:
@@ -230,12 +215,12 @@ def test_a_store_that_does_not_answer_ends_the_job_and_the_run_resumes(
         finally:
             door.silent.set()
         error = capsys.readouterr().err
-        stage = "read" if reads else "write"
-        assert error.startswith(f"penstock infer: {stage} failed at block ")
+        place = "read failed at brick " if reads else "write failed at block "
+        assert error.startswith(f"penstock infer: {place}")
         assert "--stall-timeout" in error and len(error.strip().splitlines()) == 1
         door.silent, door.answers = None, {}
         assert main([*command, "--resume"]) == 0
-        assert ((result(tmp_path) if reads else get(door, "out")) == array).all()
+        assert ((values(tmp_path / "out.zarr") if reads else get(door, "out")) == array).all()
 
 
 def test_progress_within_a_block_is_no_stall(
@@ -262,7 +247,7 @@ def test_progress_within_a_block_is_no_stall(
 
     monkeypatch.setattr(watch, "Watchdog", Timed)
     monkeypatch.setattr(nn.Identity, "forward", takes_long)
-    assert infer.run_job(job(tmp_path, stall_timeout=1, batch=1)).units_written == 27
+    assert infer.run_job(job(tmp_path, stall_timeout=1, batch=1)).blocks_written == 27
     monkeypatch.setattr(Timed, "progressed", lambda dog: None)
     with pytest.raises(StageError, match=r"no progress for 1\.00 s"):
         infer.run_job(job(tmp_path, stall_timeout=1, batch=1, overwrite=True))
@@ -271,7 +256,7 @@ def test_progress_within_a_block_is_no_stall(
 def test_a_stall_names_the_oldest_work(tmp_path: Path) -> None:
     now = [0.0]
     dog = Watchdog(10, None, lambda: now[0])
-    with dog.working("forward", "block 3"):
+    with dog.working("forward", "brick 3"):
         now[0] = 8
         dog.progressed()
         now[0] = 15
@@ -282,10 +267,205 @@ def test_a_stall_names_the_oldest_work(tmp_path: Path) -> None:
         now[0] = 33
         dog.check()
         now[0] = 35
-        with pytest.raises(StageError, match=r"^forward failed at block 3: no progress for 10.0 s"):
+        with pytest.raises(StageError, match=r"^forward failed at brick 3: no progress for 10.0 s"):
             dog.check()
     dog.check()
     patient = Watchdog(0, None, lambda: now[0])
     with patient.working("read", "x"):
         now[0] = 1e9
         patient.check()
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
+    code = main(["status", *map(str, words)])
+    printed = capsys.readouterr()
+    return code, printed.out or printed.err
+
+
+def test_a_run_is_at_work_then_killed_then_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = words(tmp_path, write_model(tmp_path, "slow", SLOW))
+    with monkeypatch.context() as patch:
+        patch.setenv("NAP", "0.1")
+        process = started(tmp_path, command)
+    line = ""
+    while not re.search(r"[1-9] of 8 blocks .*blocks/s, .* left", line):
+        assert process.is_alive(), line
+        if Path("out.zarr.penstock/run.json").exists():
+            code, line = said(capsys, "out.zarr")
+            assert code == 0 and line.startswith("running: ")
+        time.sleep(0.05)
+    assert len(line.splitlines()) == 1
+    process.kill()
+    process.join()
+    code, line = said(capsys, "out.zarr.penstock/")
+    assert code == 3
+    assert re.fullmatch(
+        r"killed: [1-7] of 8 blocks are written \([\d.]+%\); no process writes it; penstock infer "
+        r"--resume goes on\n",
+        line,
+    )
+    assert main([*command, "--resume"]) == 0
+    capsys.readouterr()
+    assert said(capsys, tmp_path / "out.zarr", "--watch") == (
+        0, "done: 8 of 8 blocks are written (100.0%)\n"
+    )  # fmt: skip
+
+
+def test_a_run_that_ended_says_why_and_which_faults_it_met(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retries, "FIRST_S", 0.001)
+    request, failed, reads = ending.EndRequest(), threading.Event(), itertools.count()
+    read, write = MemorySource.read, MemorySink.write
+
+    def fails_once(self: MemorySink, *args: Any) -> None:
+        if not failed.is_set():
+            request.ask("SIGTERM")
+            failed.set()
+            raise ConnectionResetError("reset by peer")
+        write(self, *args)
+
+    def waits(self: MemorySource, *args: Any) -> Any:
+        assert next(reads) < 20 or failed.wait(60)  # some are not read yet when the job is to end
+        return read(self, *args)
+
+    monkeypatch.setattr(MemorySink, "write", fails_once)
+    monkeypatch.setattr(MemorySource, "read", waits)
+    with pytest.raises(penstock.Incomplete):
+        infer.run_job(job(tmp_path, normalize="percentile"), request=request)
+    code, line = said(capsys, tmp_path / "run")
+    assert code == 3
+    assert re.fullmatch(
+        r"ended: \d+ of 27 blocks are written \([\d.]+%\), 1 fault tried again in .*s; last fault "
+        r"20\S+ \S+: write block .*: reset by peer; \d+ of 27 blocks were written when SIGTERM "
+        r"ended the job; run again with --resume\n",
+        line,
+    )
+
+
+def rows_of(path: Path, began: float, *counts: int) -> None:
+    lines = [json.dumps({"schema": 1})]
+    for number, count in enumerate(counts):
+        gauges = {"blocks_written": count, "retries": number, "retry_seconds": 0.5 * number}
+        lines.append(json.dumps({"t": number, "time": began + number, "gauges": gauges}))
+    path.write_text("\n".join([*lines, '{"time": 12']))  # the last line is torn
+
+
+@pytest.fixture(scope="module")
+def _done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of 27 blocks that is done."""
+    place = tmp_path_factory.mktemp("done")
+    infer.run_job(job(place))
+    return place / "run"
+
+
+@pytest.fixture
+def folder(_done: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(_done, tmp_path / "run")
+
+
+def test_rates_of_several_processes_add_up(folder: Path) -> None:
+    now = time.time()
+    (folder / "summary.json").unlink()
+    os.utime(folder / "run.json", (now - 20, now - 20))
+    rows_of(folder / "metrics.jsonl", now - 5, 0, 2, 4)
+    rows_of(folder / "metrics-b.jsonl", now - 5, 0, 3, 6)
+    rows_of(folder / "metrics-1.jsonl", now - 500, 0, 30, 60)  # of an earlier start
+    with (folder / "done.log").open("a") as log:
+        assert lock_file(log)
+        assert read_status(folder).state == "running"  # in another open file of this process
+        assert read_status(folder).per_second == pytest.approx(5)
+        assert read_status(folder).retries == 4
+        assert read_status(folder).complete
+    assert read_status(folder).state == "killed"
+    assert read_status(folder).per_second is None
+
+
+def test_a_job_on_a_cluster_says_how_its_workers_stand(folder: Path) -> None:
+    """The rows of the worker that died tell of a store that was away, and are no news."""
+    now = time.time()
+    os.utime(folder / "run.json", (now - 2000, now - 2000))
+    workers = {"present": 3, "died": 1, "unfit": 1, "retried": 2}
+    (folder / "workers.json").write_text(json.dumps(workers))
+    of = "3 workers, 1 worker died, 1 worker left out, 2 parts failed and tried again"
+    rows_of(folder / "metrics-b.jsonl", now - 5, 0, 3, 6)
+    gauges = {"blocks_written": 2, "failing_seconds": 90.0, "retry_for": 900.0, "retries": 7}
+    row = json.dumps({"t": 1, "time": now - 1000, "gauges": gauges})
+    (folder / "metrics-a.jsonl").write_text(f"{row}\n")
+    with (folder / "done-b.log").open("a") as log:
+        assert lock_file(log)
+        line = read_status(folder).line()
+    assert line.startswith("running: 27 of 27 blocks are written (100.0%), " + of)
+    assert "failing" not in line and "9 faults tried again" in line
+    assert "3 workers" not in read_status(folder).line()
+    assert "1 worker died" in read_status(folder).line()
+
+
+def test_a_run_that_waits_for_its_parts_is_told_from_a_killed_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = words(tmp_path, "identity")
+    for step, begins in (
+        (["--prepare", "--workers", "2"], "prepared: 0 of 8 blocks are written (0.0%); next is"),
+        (["--part", "1/2"], "prepared: 4 of 8 blocks are written (50.0%); next is infer --part"),
+    ):
+        assert main([*command, *step]) == 0
+        capsys.readouterr()
+        code, line = said(capsys, "out.zarr")
+        assert code == 3 and line.startswith(begins)
+    Path("out.zarr.penstock/done-part-2-of-2.log").touch()  # this part was killed
+    assert said(capsys, "out.zarr")[1].startswith("killed: 4 of 8")
+    assert main([*command, "--part", "2/2"]) == main([*command, "--finish"]) == 0
+    capsys.readouterr()
+    assert said(capsys, "out.zarr") == (0, "done: 8 of 8 blocks are written (100.0%)\n")
+
+
+def test_the_folder_of_a_remote_output_is_where_the_job_began(
+    s3_endpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
+    monkeypatch.chdir(tmp_path)
+    out = "s3://test-bucket/some/out.zarr"
+    penstock.run_inference(arange((8, 8, 8)), out, **SMALL)
+    assert said(capsys, out)[1].startswith("done: 1 of 1 blocks")
+
+
+def test_a_run_whose_store_is_away_says_for_how_long(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retries, "LONGEST_S", 0.05)
+    write, lines = MemorySink.write, list[str]()
+
+    def away(self: MemorySink, *args: Any) -> None:
+        if not lines:
+            raise ConnectionResetError("reset by peer")
+        write(self, *args)
+
+    def look(progress: penstock.Progress) -> None:
+        status = read_status(tmp_path / "run")
+        if status.failing is not None and status.failing[0] > 0:
+            lines.append(status.line())
+
+    monkeypatch.setattr(MemorySink, "write", away)
+    infer.run_job(job(tmp_path, metrics_interval=0.1, retry_for="1min"), look)
+    assert lines[0].startswith("running: 0 of 27 blocks")
+    assert re.search(r"a store has been failing for .*s of 1 min 0 s at most", lines[0])
+    assert read_status(tmp_path / "run").failing is None
+
+
+@pytest.mark.parametrize("words", [["nowhere"], ["."], ["damaged"], ["damaged", "--every", "0"]])
+def test_what_is_no_run_is_refused(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    Path("damaged").mkdir()
+    Path("damaged/run.json").write_text("{")
+    code, line = said(capsys, *words)
+    assert code == 2 and len(line.strip().splitlines()) == 1
+    assert line.startswith("penstock status: ")

@@ -6,8 +6,7 @@ what is done, the trace.
 
 from __future__ import annotations
 
-import io
-import itertools
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -19,19 +18,20 @@ import tensorstore as ts
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 import penstock
 from penstock.base.errors import UsageError
 from penstock.data.stores.open import open_source
-from penstock.inference.lanes import scatter
 from penstock.inference.opening import facts, net, outputs
+from penstock.inference.opening.net import forward_peak, with_peak
 from penstock.inference.run_folder.journal import Journal
 from penstock.instruments import environment
 from penstock.instruments.spans import Probe
 from penstock.models import devices as models_devices
 from penstock.models import footprint
 from penstock.models import load as model
+from penstock.models.footprint import _Peak
 
 from .kit import SMALL, arange, opened
 
@@ -44,18 +44,6 @@ def array_spec(kvstore: Any, path: str, shape: tuple[int, ...] = (20, 20, 20)) -
     metadata = {"shape": shape, "chunks": (8, 8, 8), "dtype": "|u1"}
     return {"driver": "zarr", "kvstore": kvstore, "path": path, "metadata": metadata,
             "create": True}  # fmt: skip
-
-
-# --- chunks --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("block", "side"),
-    [(1, 1), (20, 20), (128, 128), (131, 131), (192, 96), (256, 128), (257, 257), (384, 128),
-     (500, 125), (1000, 125), (521, 0), (1042, 0), (9973, 0)],
-)  # fmt: skip
-def test_a_block_is_cut_into_chunks_of_a_sensible_size(block: int, side: int) -> None:
-    assert outputs.chunk_side(block) == side
 
 
 @given(st.integers(1, 10_000))
@@ -71,10 +59,7 @@ def test_a_prime_block_is_a_chunk_or_refused_by_a_number_that_works(tmp_path: Pa
     with pytest.raises(UsageError, match=r"--block 521 is not a multiple .* give --block 1024"):
         opened(out, shape, patch=(16, 16), block=(521, 521))
     array = np.zeros(shape, "uint8")  # an output that has chunks of its own takes any block
-    assert opened(array, shape, patch=(16, 16), block=(521, 521)).geometry.unit == (1, 521, 521)
-
-
-# --- memory --------------------------------------------------------------------------------------
+    assert opened(array, shape, patch=(16, 16), block=(521, 521)).geometry.block == (1, 521, 521)
 
 
 def group(folder: Path, **files: str) -> Path:
@@ -124,9 +109,6 @@ def test_what_a_gpus_context_takes_is_in_the_base(monkeypatch: pytest.MonkeyPatc
     assert order == ["device", "base"]
 
 
-# --- devices -------------------------------------------------------------------------------------
-
-
 def test_a_device_without_an_index_is_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -159,9 +141,6 @@ def test_half_precision_is_for_values_that_are_brought_to_a_range(
     assert net.choose_amp(config, [torch.device("cuda:0")], dtype) == chosen
     if config.amp == "auto":
         assert net.choose_amp(config, [torch.device("cpu")], dtype) is None
-
-
-# --- the run folder ------------------------------------------------------------------------------
 
 
 def test_outputs_of_one_name_have_run_folders_of_their_own(tmp_path: Path) -> None:
@@ -209,7 +188,7 @@ def test_a_run_into_a_group_leaves_nothing_else_there_and_resumes(tmp_path: Path
         penstock.run_inference(source, out, **SMALL)
     assert {path.name for path in group.iterdir()} == {"0", "1"}
     summary = penstock.run_inference(source, spec, resume=True, **SMALL)
-    assert summary.units_written == 0 and summary.units_skipped == summary.units_planned
+    assert summary.blocks_written == 0 and summary.blocks_skipped == summary.blocks_planned
 
 
 @pytest.mark.parametrize("inside", ["out.zarr", "out.zarr/run", "out.zarr/0/run", "link/run"])
@@ -220,22 +199,16 @@ def test_a_run_folder_inside_the_output_is_refused(inside: str, tmp_path: Path) 
     opened(tmp_path / "out.zarr", run_dir=tmp_path / "out.zarr2/run")
 
 
-# --- the size of a net ---------------------------------------------------------------------------
-
-
 class Choosy(nn.Module):
     """Chooses by value, so that it cannot be played on shapes; keeps the batches that it saw."""
 
-    def __init__(self, only: int | None = None, returned: int | None = None) -> None:
+    def __init__(self, returned: int | None = None) -> None:
         super().__init__()
-        self.only, self.returned = only, returned
-        self.seen: list[int] = []
+        self.returned, self.seen = returned, list[int]()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = x + 1 if x.sum() > 0 else x
         self.seen.append(len(x))
-        if self.only is not None and len(x) != self.only:
-            raise ValueError(f"made for {self.only}")
         return y[: self.returned]
 
 
@@ -254,28 +227,6 @@ def test_weights_are_no_part_of_a_forward() -> None:
     net = nn.Sequential(*(nn.Linear(64, 64) for _ in range(9)))
     measured = footprint.measure_footprint(model.load_model(net), (1, 1, 4, 4, 64))
     assert measured.peak_bytes == 3 * 4 * (4 * 4 * 64)  # the input of all, that of one, its output
-
-
-def test_a_net_of_one_size_of_batch_is_given_that() -> None:
-    net = Choosy(only=5)
-    assert footprint.measure_footprint(model.load_model(net), (5, 1, 4, 4, 4)).heads == (
-        model.Head("out", 1),
-    )
-    assert net.seen == [2, 5]
-    with pytest.raises(UsageError, match=r"a batch of shape \(6, 1, 4, 4, 4\) .*made for 5"):
-        footprint.measure_footprint(model.load_model(net), (6, 1, 4, 4, 4))
-
-
-# --- what a lane keeps ---------------------------------------------------------------------------
-
-
-def test_numpys_dtypes_are_torchs() -> None:
-    names = "uint8 uint16 uint32 int8 int16 int32 float16 float32 float64 bool".split()
-    for name in names:
-        assert scatter.torch_dtype(np.dtype(name)) == getattr(torch, name)
-
-
-# --- the position of an output -------------------------------------------------------------------
 
 
 def test_a_source_that_starts_off_zero_gives_its_output_its_position(tmp_path: Path) -> None:
@@ -301,9 +252,6 @@ def test_a_source_that_starts_off_zero_gives_its_output_its_position(tmp_path: P
     assert (written.read(written.domain)[0, 0] == data).all()
 
 
-# --- the log of what is done ---------------------------------------------------------------------
-
-
 def begun(folder: Path, *, resume: bool) -> Journal:
     journal = Journal.open(folder, {"a": 1}, resume=resume)
     journal.begin({})
@@ -313,12 +261,12 @@ def begun(folder: Path, *, resume: bool) -> Journal:
 @pytest.mark.parametrize("torn", ["", "0 1", "0 1 1 1", "0 1 1 1?", "\n"])
 def test_a_resume_that_is_killed_as_it_begins_loses_nothing(torn: str, tmp_path: Path) -> None:
     log, done = tmp_path / "done.log", {(0, 0, 0, 0), (0, 0, 0, 12)}
-    with_units = begun(tmp_path, resume=False)
+    with_blocks = begun(tmp_path, resume=False)
     for key in sorted(done):
-        with_units.note(key, 1)
-    with_units.close()
+        with_blocks.note(key, 1)
+    with_blocks.close()
     with log.open("a") as file:
-        file.write(torn)  # of a unit 0 1 1 12, which is not there
+        file.write(torn)  # of a block 0 1 1 12, which is not there
     for _ in range(3):
         before = log.read_bytes()
         again = begun(tmp_path, resume=True)
@@ -341,59 +289,81 @@ def test_a_resume_is_refused_on_another_kind_of_device(tmp_path: Path) -> None:
     noted.write_text(json.dumps(content))
     with pytest.raises(UsageError, match=r"had devices \['cuda'\], and here it is \['cpu'\]"):
         penstock.run_inference(source, out, resume=True, **SMALL)
-    del content["fingerprint"]["devices"]  # as an older version left it
-    noted.write_text(json.dumps(content))
-    assert penstock.run_inference(source, out, resume=True, **SMALL).units_written == 0
 
 
-def test_a_new_run_begins_an_empty_log(tmp_path: Path) -> None:
-    first = begun(tmp_path, resume=False)
-    first.note((0, 0, 0, 0), 1)
-    first.close()
-    begun(tmp_path, resume=False).close()
-    assert (tmp_path / "done.log").read_bytes() == b""
-
-
-# --- the trace -----------------------------------------------------------------------------------
-
-
-class FullDisk(io.StringIO):
-    """Room for so many writes."""
-
-    def __init__(self, writes: int) -> None:
-        super().__init__()
-        self.left = itertools.chain([True] * writes, itertools.repeat(False))
-
-    def write(self, text: str) -> int:
-        if not next(self.left):
-            raise OSError(28, "No space left on device")
-        return super().write(text)
-
-
-@pytest.mark.parametrize("writes", [0, 1])
-def test_a_full_disk_costs_the_trace_and_not_the_job(writes: int) -> None:
-    probe = Probe()
-    disk = FullDisk(writes)
-    probe._trace = disk
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize("spans", [1, 1000])
+def test_a_full_disk_costs_the_trace_and_not_the_job(spans: int) -> None:
+    """It is met as the trace is closed, or before where more is written than a buffer holds."""
+    probe = Probe(Path("/dev/full"))
     with pytest.warns(
         RuntimeWarning, match="--trace ends early: No space left on device"
     ) as warned:
-        for _ in range(3):
+        for _ in range(spans):
             with probe.span("read"):
                 pass
         probe.close()
-    assert len(warned) == 1
-    assert disk.closed
-    assert probe.totals()["read"].count == 3
-
-
-def test_a_disk_that_is_full_at_the_end_is_told_of(tmp_path: Path) -> None:
-    full = Path("/dev/full")
-    if not full.exists():
-        pytest.skip("there is no /dev/full")
-    probe = Probe(full)
-    with probe.span("read"):
-        pass
-    with pytest.warns(RuntimeWarning, match="--trace ends early: No space left on device"):
         probe.close()
-    probe.close()
+    assert len(warned) == 1
+    assert probe.totals()["read"].count == spans
+
+
+CPU = torch.device("cpu")
+WORKSPACE = 5 << 20
+
+
+class Allocator:
+    """The CPU's twin of `torch.cuda`: it counts the tensors that are alive."""
+
+    def __init__(self) -> None:
+        self.before, self.emptied, self.counting = 1000, False, contextlib.ExitStack()
+
+    def reset_peak_memory_stats(self, device: torch.device) -> None:
+        self.counter = self.counting.enter_context(_Peak())
+
+    def memory_allocated(self, device: torch.device) -> int:
+        return self.before
+
+    def synchronize(self, device: torch.device) -> None:
+        self.counting.close()
+
+    def max_memory_allocated(self, device: torch.device) -> int:
+        return self.before + self.counter.peak
+
+    def empty_cache(self) -> None:
+        self.counting.close()
+        self.emptied = True
+
+
+class Works(nn.Module):
+    """Takes a workspace on a real device alone, as a library does, and may have no room for it."""
+
+    def __init__(self, room: bool = True) -> None:
+        super().__init__()
+        self.net, self.room = nn.Conv3d(1, 1, 3, padding=1), room
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not x.is_meta and not self.room:
+            raise torch.OutOfMemoryError("there is none")
+        workspace = torch.empty(0 if x.is_meta else WORKSPACE, dtype=torch.uint8)
+        out: Tensor = self.net(x)
+        del workspace
+        return out
+
+
+def test_what_a_library_takes_is_counted_with_the_tensors() -> None:
+    net, allocator = opened(None, model_type=Works()).net, Allocator()
+    by_shapes = net.footprint.peak_bytes
+    measured = forward_peak(net, CPU, allocator)
+    assert by_shapes is not None and measured is not None and allocator.emptied
+    assert WORKSPACE < measured < WORKSPACE + by_shapes + 1000
+    assert with_peak(net, measured).footprint.peak_bytes == measured > by_shapes
+
+
+def test_a_device_without_room_leaves_the_plan_as_it_is() -> None:
+    net, allocator = (
+        opened(None, model_type=Works(room=False), head_kind="intensity").net,
+        Allocator(),
+    )
+    assert forward_peak(net, CPU, allocator) is None and allocator.emptied
+    assert with_peak(net, None).footprint == net.footprint

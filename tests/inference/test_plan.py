@@ -1,11 +1,10 @@
-"""The plan against what really happens: units held, bytes decoded, memory taken, regions cut."""
+"""The plan against what really happens: blocks held, bytes decoded, memory taken and given back."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-import time
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -15,26 +14,28 @@ import pytest
 import tensorstore as ts
 import tifffile
 from hypothesis import given
-from hypothesis import strategies as st
 
 import penstock
 from penstock.base.config.infer import InferConfig
 from penstock.base.config.knobs import build
 from penstock.base.errors import UsageError
-from penstock.base.threads import Flow, Pool
 from penstock.data.box import Box
-from penstock.data.grid import Grid, indices
+from penstock.data.stores.lock import OutputLock
 from penstock.data.stores.open import open_source
 from penstock.inference.opening.job import Job
 from penstock.inference.opening.selection import select
 from penstock.inference.planning.plan import make_plan
-from penstock.inference.stages.reading import BlockReader, wanted_blocks
-from penstock.inference.stages.retries import Retries
+from penstock.inference.run_folder.journal import Journal
+from penstock.inference.stages import ceiling
+from penstock.inference.stages.ceiling import MemoryCeiling
+from penstock.inference.stages.reading import BrickReader, wanted_bricks
+from penstock.inference.stages.run import Run
 from penstock.inference.tiling.geometry import Geometry, patch_shape
 from penstock.inference.tiling.stitch import Assembly
-from penstock.inference.tiling.traffic import largest_block, open_peak, read_range, reads
+from penstock.inference.tiling.traffic import largest_brick, open_peak
 
 from ..geometries import geometries
+from ..preloaded import started
 from .kit import SEED, config, facts
 
 
@@ -43,7 +44,7 @@ def test_the_seeds_volume_computes_each_patch_once() -> None:
     plan = make_plan(config(), facts((20480, 10640, 14192)), SEED)
     assert plan.patch_amplification == pytest.approx((64 / 54) ** 3, rel=0.04)
     assert plan.read_amplification < 1.1
-    assert plan.num_units == 80 * 42 * 56
+    assert plan.num_blocks == 80 * 42 * 56
     assert plan.memory.total < plan.memory_limit
 
 
@@ -56,22 +57,23 @@ def test_a_patch_far_longer_than_the_volume_is_told() -> None:
     assert len(notes(32)) == 1 and notes(32)[0].startswith("along z the patch")
 
 
-def test_a_petabyte_plans_in_constant_memory() -> None:
+@pytest.mark.parametrize("knobs", [{}, {"seam_mode": "blend", "normalize": "percentile"}])
+def test_a_petabyte_plans_in_constant_memory(knobs: dict[str, str]) -> None:
     tracemalloc.start()
-    plan = make_plan(config(), facts((80_000, 80_000, 80_000)), SEED)
+    plan = make_plan(config(**knobs), facts((80_000, 80_000, 80_000)), SEED)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert plan.input_bytes == 1.024e15
     assert peak < 50e6
 
 
-def test_less_memory_means_smaller_regions_and_then_a_refusal() -> None:
+def test_less_memory_means_smaller_parts_and_then_a_refusal() -> None:
     seen = []
     for limit in ("40GB", "10GB", "3GB"):
         plan = make_plan(config(max_memory=limit), facts((20480, 10640, 14192)), SEED)
         plan.refuse()
         assert plan.memory.total <= plan.memory_limit
-        seen.append((len(plan.geometry.regions), plan.patch_amplification))
+        seen.append((len(plan.geometry.parts), plan.patch_amplification))
     assert seen == sorted(seen)
     assert seen[0][0] < seen[-1][0]
     with pytest.raises(penstock.Refused, match=r"MiB of host memory but may take 200 MiB; give"):
@@ -97,24 +99,24 @@ def test_what_autocast_keeps_and_what_is_pinned_is_counted() -> None:
     assert half.device_peak is not None and plain.device_peak is not None
     assert half.device_peak - plain.device_peak == 10**9 // 2
     assert half.memory.total == plain.memory.total
-    # As many of the largest blocks as there is room for are read, and come down, in memory that
+    # As many of the largest bricks as there is room for are read, and come down, in memory that
     # torch pins in powers of two.
-    block, count = largest_block(plain.geometry), plain.pinned_blocks
-    assert count == plain.block_budget // plain.block_bytes(block) > 2
-    each, rest = divmod(plain.memory.blocks - plain.block_budget, count)
-    read, down = plain.read_buffer_bytes, plain.block_buffer_bytes
+    brick, count = largest_brick(plain.geometry), plain.pinned_bricks
+    assert count == plain.brick_budget // plain.brick_bytes(brick) > 2
+    each, rest = divmod(plain.memory.bricks - plain.brick_budget, count)
+    read, down = plain.read_buffer_bytes, plain.brick_buffer_bytes
     assert rest == 0 and read + down <= each < 2 * (read + down) and each.bit_count() <= 2
-    assert plain.device_peak > 10**9 + plain.block_budget + 2**26, "what cuBLAS works in"
+    assert plain.device_peak > 10**9 + plain.brick_budget + 2**26, "what cuBLAS works in"
     plain, half = (
         make_plan(config(), facts((512,) * 3, cast_bytes=cast), SEED) for cast in (0, 10**6)
     )
     assert half.memory.forward - plain.memory.forward == 10**6
-    assert plain.memory.blocks == plain.block_budget
-    assert plain.pinned_blocks == 0
+    assert plain.memory.bricks == plain.brick_budget
+    assert plain.pinned_bricks == 0
 
 
 @pytest.mark.parametrize("spoilt", [False, True])
-def test_a_block_of_floats_is_prepared_with_no_more_than_the_plan_holds(spoilt: bool) -> None:
+def test_a_brick_of_floats_is_prepared_with_no_more_than_the_plan_holds(spoilt: bool) -> None:
     data = np.arange(100 * 200 * 200, dtype="float32").reshape(100, 200, 200)
     if spoilt:
         data[50, :, 7] = np.nan
@@ -125,19 +127,18 @@ def test_a_block_of_floats_is_prepared_with_no_more_than_the_plan_holds(spoilt: 
              "overlap": 4, "block": 256, "devices": "cpu"},
         )
     )  # fmt: skip
-    (block,) = wanted_blocks(job, set())
-    retries = Retries(0, None, time.perf_counter, lambda: None)
-    reader = BlockReader(job, {}, Pool(job.plan.read_buffer_bytes), Flow(), retries)
-    array = reader.fetch(block)
+    (brick,) = wanted_bricks(job, set())
+    reader = BrickReader(Run(job, Journal(None, {}), OutputLock()), {})
+    array = reader.fetch(brick)
     tracemalloc.start()
-    loaded = reader.prepare(block, array)
+    loaded = reader.prepare(brick, array)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    mask = block.support.size
-    held = job.plan.block_bytes(block) - 4 * (block.read.size + block.support.size)
+    mask = brick.support.size
+    held = job.plan.brick_bytes(brick) - 4 * (brick.read.size + brick.support.size)
     assert held == mask
     bins = 8 << 16  # of the percentiles: a constant, in what the plan has for all else
-    assert peak < block.read.size * 2 + bins
+    assert peak < brick.read.size * 2 + bins
     if spoilt:
         assert loaded.invalid is not None
         assert (loaded.invalid == ~np.isfinite(data)).all()
@@ -163,50 +164,21 @@ def test_a_tiff_is_read_into_the_array_that_is_given(tmp_path: Path) -> None:
 
 
 @given(geometries())
-def test_units_held_are_those_that_the_plan_counts(geometry: Geometry) -> None:
+def test_blocks_held_are_those_that_the_plan_counts(geometry: Geometry) -> None:
     held, most = 0, 0
     assembly = Assembly(
         geometry, lambda head, shape: np.zeros((1, *shape), np.int8), [geometry.seam == "blend"]
     )
-    for block in geometry.blocks():
+    for brick in geometry.bricks():
         before = set(assembly.open)
-        units = list(assembly.add(block, [np.zeros((1, *block.support.shape), np.int8)]))
-        opened = {(u.volume, u.index): u for u in units} | assembly.open
+        blocks = list(assembly.add(brick, [np.zeros((1, *brick.support.shape), np.int8)]))
+        opened = {(u.volume, u.index): u for u in blocks} | assembly.open
         held += sum(u.box.size for key, u in opened.items() if key not in before)
         most = max(most, held)
-        held -= sum(u.box.size for u in units)
+        held -= sum(u.box.size for u in blocks)
     assert held == 0
-    if len(geometry.regions) == 1:
+    if len(geometry.parts) == 1:
         assert open_peak(geometry) == most
-
-
-@given(geometries())
-def test_no_block_is_larger_than_the_largest(geometry: Geometry) -> None:
-    largest = largest_block(geometry)
-    for block in geometry.blocks():
-        hull = block.read.hull(read_range(block.read, geometry.domain))
-        for name, box in (("read", block.read), ("support", block.support), ("hull", hull)):
-            bound = getattr(largest, name).shape
-            assert all(n <= m for n, m in zip(box.shape, bound, strict=True)), name
-
-
-@given(geometries(), st.tuples(*[st.integers(1, 5)] * 3))
-def test_voxels_decoded_are_counted_chunk_by_chunk(
-    geometry: Geometry, chunk: tuple[int, ...]
-) -> None:
-    """Without a cache every block decodes every chunk that it touches; with one that holds a
-    layer, each region decodes each of its chunks once."""
-    chunks = Grid(geometry.domain, chunk)
-    by_block, by_region = 0, 0
-    for region in geometry.regions:
-        touched = set()
-        for patches in geometry.blocks_of(region):
-            seen = chunks.touching(read_range(geometry.read_of(patches), geometry.domain))
-            by_block += sum(chunks.cell(i).size for i in indices(seen))
-            touched |= set(indices(seen))
-        by_region += sum(chunks.cell(i).size for i in touched)
-    assert reads(geometry, chunk, "none")[1] == by_block
-    assert reads(geometry, chunk, "layer")[1] == by_region
 
 
 @pytest.mark.parametrize(
@@ -242,32 +214,12 @@ def test_selections_that_name_nothing_or_too_much(text: list[str]) -> None:
         select(text, 2, 6, "--t")
 
 
-@pytest.mark.parametrize("seam", ["trim", "blend"])
-def test_regions_do_not_change_the_result(seam: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plan of a machine with little memory, forced on a small volume."""
-    from penstock.inference.planning import cuts
-
-    volume = np.random.default_rng(0).normal(size=(12, 24, 40)).astype("float32")
-
-    def run() -> np.ndarray:
-        out = np.zeros_like(volume)
-        penstock.run_inference(
-            volume, out, model="identity", patch=12, overlap=5, block=16, devices="cpu",
-            normalize="global", seam_mode=seam,
-        )  # fmt: skip
-        return out
-
-    whole = run()
-    monkeypatch.setattr(cuts, "_regions", lambda config, facts, unit: iter([(48, 16, 32)]))
-    assert (run() == whole).all()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "layers", "knobs"),
     [
         # Pairs: of the dtypes, the seams and the ways to normalize each once. Fewer layers would be
-        # fewer blocks than are there at once.
+        # fewer bricks than are there at once.
         ("uint16", 256, {"seam_mode": "blend"}),
         ("float32", 512, {"normalize": "percentile"}),
     ],
@@ -293,5 +245,53 @@ def test_the_memory_ceiling_holds(
     subprocess.run([sys.executable, *words], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     peak, planned = summary["peak_rss"], summary["planned_peak"]
-    # How many blocks are there at once depends on what else the machine does; the most does not.
+    # How many bricks are there at once depends on what else the machine does; the most does not.
     assert 0.4 * planned < peak < 1.1 * planned
+
+
+MIB = 2**20
+GAPS = """
+from penstock.base import one_heap
+one_heap()
+import numpy as np
+from penstock.inference.planning.memory import resident_bytes
+from penstock.inference.stages.ceiling import MemoryCeiling
+
+pairs = [(np.ones(2**20, np.uint8), np.ones(2**12, np.uint8)) for _ in range(60)]
+between = [small for _, small in pairs]  # the heap cannot shrink past them
+most = resident_bytes()
+del pairs
+held = resident_bytes()
+ceiling = MemoryCeiling(held, iter(range(100)).__next__)
+ceiling.keep()
+print(most >> 20, held >> 20, resident_bytes() >> 20, sum(map(len, between)))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's heap")
+def test_gaps_between_what_is_held_are_given_back(tmp_path: Path) -> None:
+    process = started(tmp_path, code=GAPS)
+    process.join()
+    most, held, after, _ = map(int, (tmp_path / "said").read_text().split())
+    assert held > most - 6, "without it the heap keeps what is freed"
+    assert after < held - 45
+
+
+def test_memory_that_is_in_use_is_not_trimmed_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    holds, seconds, trims = [100], [0.0], []
+    monkeypatch.setattr(ceiling, "resident_bytes", lambda: holds[0] * MIB)
+    monkeypatch.setattr(ceiling, "trim_heap", lambda: trims.append(holds[0]))
+    kept = MemoryCeiling(200 * MIB, lambda: seconds[0])
+    for now, held, expected in [
+        (0.0, 180, []),
+        (1.0, 190, [190]),  # nothing came of it
+        (2.0, 300, [190]),  # too soon
+        (11.0, 200, [190]),  # little more than after the last trim
+        (12.0, 207, [190, 207]),
+        (30.0, 220, [190, 207]),
+    ]:
+        seconds[0], holds[0] = now, held
+        kept.keep()
+        assert trims == expected, (now, held)

@@ -19,18 +19,17 @@ from penstock.base.threads import Flow
 from penstock.base.units import parse_seconds
 from penstock.cli import main
 from penstock.data.stores import transient
-from penstock.data.stores.claim import Claims
-from penstock.data.stores.marker import Marker
-from penstock.data.stores.memory import MemorySink, MemorySource
+from penstock.data.stores.in_memory import MemorySink, MemorySource
+from penstock.data.stores.lock import OutputLock, _LockFile
 from penstock.inference import run as infer
 from penstock.inference.run_folder.journal import Journal
 from penstock.inference.stages import retries
 from penstock.inference.status import read_status
 
-from ..parameters import crossed
+from ..parameters import paired
 from ..preloaded import started
 from .faulty_s3 import BODY, Door, distinct, door_to, get, new, put
-from .kit import SMALL, arange, config, job
+from .kit import SMALL, arange, config, job, values
 
 KNOBS: dict[str, Any] = {"model": "identity", "patch": 8, "overlap": 2, "devices": "cpu",
                          "block": 10, "head_kind": "intensity"}  # fmt: skip
@@ -56,9 +55,6 @@ def failing(real: Any, error: Exception, calls: range) -> Any:
         return real(*args, **kwargs)
 
     return call
-
-
-# --- which errors pass ----------------------------------------------------------------------------
 
 
 ANSWERS = {
@@ -115,12 +111,9 @@ def test_errors_of_the_system_are_told_apart(error: Exception, passes: bool) -> 
         assert transient.is_full(each) is full
 
 
-# --- in a job -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("error", "normalize"),
-    crossed(
+    paired(
         [OSError(errno.ESTALE, "Stale file handle"), ConnectionResetError("reset")],
         ["none", "global"],
     ),
@@ -150,21 +143,21 @@ def test_tries_of_the_lock_are_counted_with_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     error = ConnectionResetError("reset")
-    monkeypatch.setattr(Marker, "take", failing(Marker.take, error, range(2)))
-    monkeypatch.setattr(Claims, "name", failing(Claims.name, error, range(1)))
-    monkeypatch.setattr(Claims, "confirm", failing(Claims.confirm, error, range(1)))
+    monkeypatch.setattr(_LockFile, "take", failing(_LockFile.take, error, range(2)))
+    monkeypatch.setattr(OutputLock, "name", failing(OutputLock.name, error, range(1)))
+    monkeypatch.setattr(OutputLock, "check", failing(OutputLock.check, error, range(1)))
     out, run = tmp_path / "out.zarr", tmp_path / "run"
     summary = penstock.run_inference(arange((8, 8, 8)), out, run_dir=run, **SMALL)
     assert summary.retries == 4 and summary.retry_seconds > 0
     assert json.loads((run / "summary.json").read_text())["retries"] == 4
     metrics = (run / "metrics.jsonl").read_text().splitlines()
-    assert json.loads(metrics[-1])["gauges"]["retries"] == 3  # the last row is older than the end
-    assert read_status(run).retries == 3
+    assert json.loads(metrics[-1])["gauges"]["retries"] == 4
+    assert read_status(run).retries == 4
 
 
 @pytest.mark.parametrize(
     ("owner", "fault"),
-    crossed([MemorySource, MemorySink], [(errno.ENOSPC, 3), (errno.EDQUOT, 3), (errno.EACCES, 1)]),
+    paired([MemorySource, MemorySink], [(errno.ENOSPC, 3), (errno.EDQUOT, 3), (errno.EACCES, 1)]),
 )
 def test_faults_that_stay_are_told_at_once(
     owner: Any, fault: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -174,7 +167,8 @@ def test_faults_that_stay_are_told_at_once(
     started = job(tmp_path, normalize="percentile")
     error = OSError(number, "as it is")
     monkeypatch.setattr(owner, stage, failing(getattr(owner, stage), error, range(3, 10**9)))
-    with pytest.raises(StageError, match=rf"^{stage} failed at block .*as it is") as caught:
+    item = "brick" if stage == "read" else "block"
+    with pytest.raises(StageError, match=rf"^{stage} failed at {item} .*as it is") as caught:
         infer.run_job(started)
     assert caught.value.exit_code == code
     assert ("make room there, then run again" in str(caught.value)) == (code == 3)
@@ -192,7 +186,7 @@ def test_a_fault_that_outlasts_the_patience_ends_with_3_and_resumes(
     def vanish(*words: Any) -> Any:
         if next(count) < 4:
             return read(*words)
-        assert noted.wait(60), "four blocks are enough for a unit"
+        assert noted.wait(60), "four blocks are enough for a block"
         raise OSError(errno.ESTALE, "Stale file handle")
 
     def noting(*words: Any) -> None:
@@ -203,17 +197,16 @@ def test_a_fault_that_outlasts_the_patience_ends_with_3_and_resumes(
         patch.setattr(MemorySource, "read", vanish)
         patch.setattr(Journal, "note", noting)
         said = (
-            r"^read failed at block .*Stale file handle; this went on for 300 ms and \d+ "
-            r"attempts? \(retry_for=\); run again with resume=True"
+            r"^read failed at brick .*Stale file handle; this went on for 300 ms and \d+ "
+            r"attempts? \(`retry_for`\); run again with `resume=True`"
         )
         with pytest.raises(StageError, match=said) as caught:
             penstock.run_inference(source, out, retry_for=0.3, **KNOBS)
     assert caught.value.exit_code == 3
     assert caught.value.stage == "read"
     summary = penstock.run_inference(source, out, resume=True, **KNOBS)
-    assert summary.units_skipped > 0
-    written = penstock.open_source(out)
-    assert (written.read(written.domain)[0, 0] == source).all()
+    assert summary.blocks_skipped > 0
+    assert (values(out) == source).all()
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("15min", 900), ("2h", 7200), ("3", 3)])
@@ -225,9 +218,6 @@ def test_a_patience_is_a_time(text: str, seconds: float) -> None:
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"^--retry-for: .* is not a time such as 30s"):
         config(retry_for=text)
-
-
-# --- over a real S3 server ------------------------------------------------------------------------
 
 
 VOLUME = distinct(20)[:10]

@@ -1,4 +1,4 @@
-"""The laws of the pipeline, end to end on real arrays and real small nets."""
+"""The laws of the pipeline on real arrays and nets; dtypes, axes, channels, heads, values."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from hypothesis import strategies as st
 from torch import nn
 
 import penstock
+from penstock.base import threads
 from penstock.base.config.infer import InferConfig
 from penstock.base.errors import UsageError
-from penstock.data.stores.memory import MemorySink, MemorySource
+from penstock.data.stores.in_memory import MemorySink, MemorySource
 from penstock.inference import run as infer
 from penstock.models import devices
 
 from ..laws import COSTLY
-from ..parameters import crossed
+from ..parameters import paired
 from .kit import arange, conv, job, run
 
 
@@ -42,9 +43,6 @@ def jobs(draw: st.DrawFn) -> tuple[tuple[int, ...], dict[str, Any]]:
         "max_memory": draw(st.sampled_from([None, "4GiB"])),
     }
     return shape, knobs
-
-
-# --- laws --------------------------------------------------------------------------------------
 
 
 @given(jobs(), st.sampled_from(["percentile", "global", "none"]))
@@ -84,7 +82,7 @@ def test_seams_lie_in_the_middle_of_the_overlap_whatever_is_to_be_cut_at_least()
     expected = run(volume, conv(), **knobs)
     for trim in (0, 3):
         assert (run(volume, conv(), trim_voxels=trim, **knobs) == expected).all()
-    with pytest.raises(UsageError, match="trim_voxels=4 needs an overlap= of at least 8"):
+    with pytest.raises(UsageError, match="`trim_voxels` 4 needs an `overlap` of at least 8"):
         run(volume, conv(), trim_voxels=4, **knobs)
     said = InferConfig.model_fields["trim_voxels"].description
     assert said is not None and "middle of the overlap" in said
@@ -109,7 +107,7 @@ def test_delays_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(
-    ("seam", "shape"), crossed(["trim", "blend"], [(18, 20, 25), (3, 20, 34), (1, 1, 1)])
+    ("seam", "shape"), paired(["trim", "blend"], [(18, 20, 25), (3, 20, 34), (1, 1, 1)])
 )
 def test_tiled_equals_untiled_where_the_context_covers_the_net(
     shape: tuple[int, ...], seam: str
@@ -131,9 +129,9 @@ def test_tiled_equals_untiled_where_the_context_covers_the_net(
 def test_a_run_can_be_driven_once_and_says_how_far_it_is(tmp_path: Path) -> None:
     seen: list[penstock.Progress] = []
     summary = infer.run_job(job(tmp_path), seen.append)
-    assert seen[-1].units_done == seen[-1].units_planned == 27
+    assert seen[-1].blocks_done == seen[-1].blocks_planned == 27
     assert seen[-1].patches_done == seen[-1].patches_planned
-    assert summary.units_written == 27
+    assert summary.blocks_written == 27
     assert summary.voxels == 24**3
     assert summary.input_bytes == 2 * 24**3
     stages = {"read", "normalise", "forward", "stitch", "checksum", "write", "note"}
@@ -154,12 +152,228 @@ def test_several_devices_share_the_work_and_agree(monkeypatch: pytest.MonkeyPatc
     ).all()
 
 
-def test_an_exported_program_is_a_model(tmp_path: Path) -> None:
-    path = tmp_path / "net.pt2"  # given as it is, and as text
-    single = nn.Sequential(nn.Conv3d(1, 1, 3, padding=1))
-    torch.export.save(torch.export.export(single.eval(), (torch.zeros(1, 1, 12, 12, 12),)), path)
-    data = np.random.default_rng(0).normal(size=(12, 20, 25)).astype("float32")
-    knobs: dict[str, Any] = {"patch": 12, "overlap": 4, "normalize": "none"}
-    expected = run(data, single, **knobs)
-    for net, batch in ((path, 1), (str(path), 3)):
-        np.testing.assert_allclose(run(data, net, batch=batch, **knobs), expected, atol=1e-6)
+@pytest.mark.parametrize(
+    ("dtype", "normalize"),
+    [
+        ("uint8", "none"),
+        ("int8", "global"),
+        ("uint16", "percentile"),
+        ("int16", "none"),
+        ("float16", "global"),
+        ("float32", "percentile"),
+        ("float64", "none"),
+    ],
+)
+def test_dtypes_survive_the_way_through(dtype: str, normalize: str) -> None:
+    data = (arange((5, 9, 7), "int64") % 200 - (0 if dtype[0] == "u" else 100)).astype(dtype)
+    out = run(data, normalize=normalize, patch=4, overlap=2)
+    if np.dtype(dtype).kind == "f" and normalize != "none":
+        np.testing.assert_allclose(out, data, rtol=2e-3 if dtype == "float16" else 1e-5, atol=1e-4)
+    else:
+        assert (out == data).all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "patch"),
+    [((20, 25), 8), ((20, 25), (8, 4)), ((3, 20, 25), (8, 4)), ((2, 3, 4, 12, 13), 8),
+     ((9, 34, 34), 32), ((1, 1), 8), ((2, 1, 9, 9), (1, 4, 4))],
+)  # fmt: skip
+def test_two_to_five_axes_thin_and_flat(shape: tuple[int, ...], patch: Any) -> None:
+    data = arange(shape)
+    assert (run(data, patch=patch, overlap=2, normalize="global") == data).all()
+
+
+def test_a_2d_net_runs_plane_by_plane() -> None:
+    net = nn.Conv2d(1, 1, 3, padding=1, bias=False)
+    nn.init.constant_(net.weight, 1 / 9)
+    volume = np.random.default_rng(5).normal(size=(3, 20, 30)).astype("float32")
+    out = run(volume, net, patch=12, overlap=4, normalize="none")
+    padded = np.pad(volume, ((0, 0), (2, 2), (2, 2)), mode="reflect")
+    with torch.inference_mode():
+        whole = net(torch.from_numpy(padded)[:, None])[:, 0, 2:-2, 2:-2].numpy()
+    np.testing.assert_allclose(out, whole, atol=1e-5)
+
+
+def test_times_and_channels_are_selected() -> None:
+    data = arange((3, 4, 2, 6, 7))
+    out = np.zeros((2, 1, 2, 6, 7), "uint16")
+    run(data, out=out, t="1:3", c=2, patch=4, overlap=0)
+    assert (out == data[1:3, 2:3]).all()
+    same = np.zeros_like(data)  # an output as large as the input: the same indices
+    run(data, out=same, t=[0, 2], c="1,3", patch=4, overlap=0)
+    assert (same[[0, 2]][:, [1, 3]] == data[[0, 2]][:, [1, 3]]).all()
+    assert (same[1] == 0).all()
+
+
+def test_several_channels_enter_one_model() -> None:
+    class Sum(nn.Module):
+        in_channels = 2
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.sum(1, keepdim=True)
+
+    data = arange((4, 3, 8, 9), "float32")
+    out = np.zeros((2, 3, 8, 9), "float32")
+    run(data, Sum(), out=out, patch=4, overlap=0, normalize="none")
+    assert (out == data.reshape(2, 2, 3, 8, 9).sum(1)).all()
+
+
+@pytest.mark.parametrize(("form", "seam"), paired(["tuple", "dict", "channels"], ["trim", "blend"]))
+def test_several_heads_go_to_several_sinks_of_their_own_dtype(form: str, seam: str) -> None:
+    class Heads(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            heads = (x, x > 50)
+            if form == "channels":
+                return torch.cat([head.float() for head in heads], 1)
+            return heads if form == "tuple" else {"a": heads[0], "b": heads[1]}
+
+    data = arange((4, 5, 6))
+    same, mask = np.zeros_like(data), np.zeros(data.shape, "uint8")
+    penstock.run_inference(
+        data, (same, mask), model=Heads(), patch=4, overlap=2, normalize="none", devices="cpu",
+        seam_mode=seam, head_kind=["intensity", "labels"],
+    )  # fmt: skip
+    assert (same == data).all()
+    assert (mask == (data > 50)).all()
+
+
+@pytest.mark.parametrize(("seam", "overlap"), paired(["trim", "blend"], [1, 2]))
+def test_percentiles_of_a_block_are_those_of_all_of_it(seam: str, overlap: int) -> None:
+    """However its patches lie in the global grid."""
+    data = np.concatenate([np.arange(128), 7 * np.arange(256)]).reshape(24, 4, 4).astype("float32")
+    out = run(
+        data,
+        patch=4,
+        overlap=overlap,
+        block=8,
+        seam_mode=seam,
+        denormalize=False,
+        norm_lower=0,
+        norm_upper=100,
+        halo=0,
+    )
+    for start in (0, 8, 16):
+        block = data[start : start + 8]
+        expected = (block - block.min()) / (block.max() - block.min())
+        np.testing.assert_allclose(out[start : start + 8], expected, atol=1e-5)
+
+
+def test_a_halo_is_as_wide_around_every_block() -> None:
+    """And no wider than what patches see: 1 voxel of an overlap of 2."""
+    data = np.zeros((24, 4, 4), "float32")
+    data[6], data[7], data[16], data[17] = 8, 4, 2, 1
+    out = run(
+        data,
+        patch=4,
+        overlap=2,
+        block=(8, 4, 4),
+        denormalize=False,
+        norm_lower=0,
+        norm_upper=100,
+        halo=2,
+    )
+    np.testing.assert_allclose(out[6:8, 0, 0], [1, 0.5])
+    assert (out[8:16] == 0).all()
+    np.testing.assert_allclose(out[16:18, 0, 0], [1, 0.5])
+
+
+@pytest.mark.parametrize("dtype", ["float64", "uint32", "bool", "uint8"])
+def test_blended_sums_of_every_dtype_fit_their_buffers(dtype: str) -> None:
+    data = np.ones((6, 6, 6), dtype)
+    out = run(data, patch=4, overlap=2, seam_mode="blend", normalize="none")
+    assert out.dtype == dtype
+    np.testing.assert_allclose(out.astype("float64"), data, atol=1e-6)
+
+
+def test_a_least_range_is_what_narrower_ones_are_divided_by() -> None:
+    """``--eps`` of aind_torch_utils, in every mode that scales."""
+    data = np.zeros((8, 8, 8), "float32")
+    data[0, 0, 0] = 6
+    knobs: dict[str, Any] = {"patch": 8, "overlap": 0, "denormalize": False}
+    for normalize in ("percentile", "global"):
+        plain = run(data, normalize=normalize, norm_lower=1, norm_upper=99, **knobs)
+        widened = run(data, normalize=normalize, norm_lower=1, norm_upper=99, eps=0.5, **knobs)
+        assert (plain.max(), widened.max()) == (1, 12)
+    fixed = {"normalize": "fixed", "norm_lower": 0, "norm_upper": 2}
+    assert run(data, eps=0.5, **fixed, **knobs).max() == 3  # the range is wider than that
+    assert run(data, eps=4, **fixed, **knobs).max() == 1.5
+
+
+def test_global_of_aind_torch_utils_is_a_fixed_range_that_is_clipped() -> None:
+    """The words that the refusal of two intensities gives."""
+    data = arange((1, 40, 100), "float32")
+    words = {"normalize": "global", "norm_lower": 30, "norm_upper": 3000}
+    with pytest.raises(UsageError, match=r"`normalize` fixed .* `clip_norm` 0 1$") as refusal:
+        run(data, **words)
+    assert "percentiles of the whole volume" in str(refusal.value)
+    assert "aind_torch_utils means two intensities" in str(refusal.value)
+    fixed = words | {"normalize": "fixed", "clip_norm": (0, 1), "denormalize": False}
+    theirs = (np.clip(data, 30, 3000) - 30) / 2970
+    np.testing.assert_allclose(run(data, patch=(4, 10), overlap=0, **fixed), theirs, atol=1e-6)
+
+
+def test_the_pass_for_percentiles_reads_with_no_more_than_the_plan_holds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    volume = arange((160, 160, 160))
+    readers: list[str] = []
+    spawn = threads.Flow.spawn
+
+    def count(flow: Any, name: str, work: Callable[[], None]) -> None:
+        readers.append(name) if name.startswith("statistics") else None
+        spawn(flow, name, work)
+
+    monkeypatch.setattr(threads.Flow, "spawn", count)
+    knobs: dict[str, Any] = {
+        "patch": 40, "overlap": 0, "block": 40, "prep_workers": 16, "normalize": "global"
+    }  # fmt: skip
+    plan = penstock.plan_inference(volume, volume * 0, model="identity", devices="cpu", **knobs)
+    room = plan.memory.total - plan.memory.base - plan.memory.runtime
+    assert (run(volume, **knobs) == volume).all()
+    assert 1 <= len(readers) <= max(1, room // (2 * volume.nbytes)) < 16
+
+
+@pytest.mark.parametrize(
+    ("normalize", "seam"), paired(["none", "global", "percentile", "fixed"], ["trim", "blend"])
+)
+def test_nan_stays_where_it_was(normalize: str, seam: str) -> None:
+    data = arange((4, 5, 6), "float32")
+    data[1, 2, 3] = np.nan
+    data[3, 4, 5] = np.inf
+    spoilt = ~np.isfinite(data)
+    out = run(data, patch=4, overlap=2, normalize=normalize, seam_mode=seam, norm_lower=1)
+    assert (np.isnan(out) == spoilt).all()
+    np.testing.assert_allclose(out[~spoilt], data[~spoilt], rtol=1e-5, atol=1e-3)
+    whole = np.zeros(data.shape, "uint16")
+    summary = penstock.run_inference(
+        data, whole, model="identity", devices="cpu", patch=4, overlap=2, block=4,
+        normalize=normalize, seam_mode=seam, norm_lower=1,
+    )  # fmt: skip
+    assert (whole[spoilt] == 0).all()
+    assert summary.not_finite == 2
+    assert any(line.startswith("Not finite: 2 voxels of the input") for line in summary.lines())
+
+
+@pytest.mark.parametrize(("value", "normalize"), paired([0, 7, 65535], ["global", "percentile"]))
+def test_a_constant_volume_stays_constant(value: int, normalize: str) -> None:
+    data = np.full((5, 6, 7), value, "uint16")
+    assert (run(data, patch=4, overlap=2, normalize=normalize) == value).all()
+
+
+def test_each_sink_has_places_of_its_own() -> None:
+    """Two heads, one into a sink of what is selected, one into a sink of all there is."""
+
+    class Heads(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return x, x + 1
+
+    data = arange((3, 4, 2, 5, 6))
+    selected, whole = np.zeros((1, 1, 2, 5, 6), "uint16"), np.zeros_like(data)
+    penstock.run_inference(
+        data, (selected, whole), model=Heads(), t=1, c=2, patch=4, overlap=0, normalize="none",
+        devices="cpu",
+    )  # fmt: skip
+    assert (selected[0, 0] == data[1, 2]).all()
+    assert (whole[1, 2] == data[1, 2] + 1).all()
+    whole[1, 2] = 0
+    assert (whole == 0).all()

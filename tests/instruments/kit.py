@@ -16,13 +16,11 @@ ENVIRONMENT: dict[str, Any] = {
     "variables": {},
 }  # fmt: skip
 GPU = {
-    "index": 0, "processes": [], "throttle_reasons": 0, "celsius": 40, "power_limit_w": 300.0,
-    "power_default_w": 300.0,
+    "index": 0, "processes": [], "throttle_reasons": 0,
 }  # fmt: skip
 NOW: dict[str, Any] = {
-    "governor": "performance", "turbo": False, "huge_pages": "madvise", "throttled": 0,
-    "steal_percent": 0.0, "swap": {"total": 0, "used": 0}, "ulimits": {"open files": "1024"},
-    "busy": [], "gpus": [],
+    "governor": "performance", "throttled": 0, "steal_percent": 0.0, "swapped": 0, "busy": [],
+    "gpus": [],
 }  # fmt: skip
 
 

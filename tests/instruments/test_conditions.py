@@ -20,17 +20,15 @@ from .kit import ENVIRONMENT, GPU, NOW, limits_of
         (limits_of(cgroup_cpus=1.5), {}, ["1.50 cores"]),
         (limits_of(affinity=1, cgroup_cpus=1.5), {}, ["1 of the 8"]),
         ({}, {"governor": "powersave"}, ["powersave"]),
-        ({}, {"turbo": True}, ["Turbo"]),
         ({}, {"throttled": 3}, ["3 times"]),
         ({}, {"steal_percent": 4.0}, ["4.0 %"]),
-        ({}, {"swap": {"total": 2**30, "used": 2**29}}, ["512 MiB of 1.00 GiB"]),
+        ({}, {"swapped": 2**29}, ["512 MiB lie in swap"]),
         ({}, {"busy": [{"name": "x", "pid": 1, "cores": 1.5}]}, ["1.5 of 8"]),
         ({}, {"gpus": [GPU | {"processes": [7, 8]}]}, ["2 processes"]),
         ({}, {"gpus": [GPU | {"throttle_reasons": 0x44}]}, ["power cap", "temperature"]),
         ({}, {"gpus": [GPU | {"throttle_reasons": 0x01}]}, []),  # idle
-        ({}, {"gpus": [GPU | {"power_limit_w": 200.0}]}, ["200 W of its usual 300 W"]),
         ({}, {"gpus": [GPU | dict.fromkeys(set(GPU) - {"index"})]}, []),  # all missing
-        ({}, dict.fromkeys(("governor", "turbo", "throttled", "steal_percent", "gpus")), []),
+        ({}, dict.fromkeys(("governor", "throttled", "steal_percent", "gpus")), []),
     ],
 )
 def test_warnings(environment: dict[str, Any], now: dict[str, Any], words: list[str]) -> None:
@@ -42,24 +40,17 @@ def test_warnings(environment: dict[str, Any], now: dict[str, Any], words: list[
 
 def test_settings_of_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conditions, "SYS", tmp_path)
-    assert conditions._turbo() is None and conditions._read("cpu*/cpufreq/scaling_governor") == []
+    assert conditions._read("cpu*/cpufreq/scaling_governor") == []
     cpu = tmp_path / "devices/system/cpu"
     for path, text in {
         "cpu0/cpufreq/scaling_governor": "powersave\n",
         "cpu1/cpufreq/scaling_governor": "powersave\n",
         "cpu0/thermal_throttle/package_throttle_count": "2\n",
         "cpu1/thermal_throttle/package_throttle_count": "2\n",
-        "cpufreq/boost": "1\n",
     }.items():
         (cpu / path).parent.mkdir(parents=True, exist_ok=True)
         (cpu / path).write_text(text)
-    pages = tmp_path / "kernel/mm/transparent_hugepage/enabled"
-    pages.parent.mkdir(parents=True)
-    pages.write_text("always [madvise] never\n")
     monkeypatch.setattr(conditions, "_busy", list)
     now = conditions.read_conditions()
-    assert (now["governor"], now["turbo"], now["huge_pages"]) == ("powersave", True, "madvise")
+    assert now["governor"] == "powersave"
     assert now["throttled"] == 2  # each core of a package says the package's count
-    (cpu / "intel_pstate").mkdir()
-    (cpu / "intel_pstate/no_turbo").write_text("1\n")
-    assert conditions._turbo() is False

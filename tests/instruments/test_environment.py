@@ -145,19 +145,3 @@ def test_what_a_gpu_does_not_say_is_null(monkeypatch: pytest.MonkeyPatch) -> Non
     assert environment.collect_environment()["gpus"] is None  # a driver, and no answer
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert environment.collect_environment()["gpus"] == []
-
-
-def test_git_is_started_only_where_a_repository_can_be(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inside, gone = tmp_path / "repository" / "in", tmp_path / "gone"
-    inside.mkdir(parents=True)
-    gone.mkdir()
-    subprocess.run(["git", "init", "--quiet", inside.parent], check=True)
-    top = environment.ask_git(["rev-parse", "--show-toplevel"], inside)
-    assert top == str(inside.parent.resolve())
-    monkeypatch.setattr(environment, "_said", lambda *words: pytest.fail("git was started"))
-    assert environment.ask_git(["status"], tmp_path) is None
-    monkeypatch.chdir(gone)
-    gone.rmdir()
-    assert not environment._may_be_repository(None)

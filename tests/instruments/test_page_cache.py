@@ -57,11 +57,6 @@ def test_residency_is_of_all_files_by_their_sizes(path: Path, tmp_path: Path) ->
     assert pagecache.residency([empty]) is None
 
 
-def test_looking_reads_nothing(path: Path) -> None:
-    for _ in range(2):
-        assert pagecache.residency([path]) == 0
-
-
 def test_elsewhere_the_residency_is_not_known(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     assert pagecache.residency([path]) is None

@@ -84,9 +84,6 @@ def sampled(tmp_path: Path) -> Iterator[Callable[..., list[dict[str, Any]]]]:
     yield sampled
 
 
-# --- rates --------------------------------------------------------------------------------------
-
-
 def test_the_processes_are_those_of_the_whole_tree() -> None:
     words = ["bash", "-c", "sleep 60 & echo; wait"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True) as child:
@@ -209,20 +206,6 @@ def test_rows_of_earlier_parts_of_a_run_are_kept_in_turn(tmp_path: Path) -> None
     assert [(tmp_path / name).read_text() for name in names] == ["first", "second", "third"]
 
 
-def test_peak_rss_is_the_most_seen(tmp_path: Path) -> None:
-    trees = [{JOB: Usage(0, rss, 1, None)} for rss in (5, 80, 7)]
-    sampler = Sampler(tmp_path / "m.jsonl", 1, dict, {}, machine=Script(processes=trees), gpus=list)
-    assert sampler.peak_rss is None
-    sampler.open()
-    for _ in trees:
-        sampler.sample()
-    sampler.stop()
-    assert sampler.peak_rss == 80
-
-
-# --- a failure of the monitor -------------------------------------------------------------------
-
-
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux counts it")
 def test_the_peak_of_a_process_is_not_its_parents() -> None:
     code = "from penstock.instruments.machine import peak_rss; print(peak_rss())"
@@ -312,9 +295,6 @@ def test_a_path_that_cannot_be_written_is_refused_before_the_job(tmp_path: Path)
         Sampler(tmp_path / "file" / "m.jsonl", 1, dict, {}).start()
 
 
-# --- the thread ---------------------------------------------------------------------------------
-
-
 def test_the_thread_samples_until_stop_and_once_more(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "m.jsonl"
     enough = threading.Event()
@@ -370,19 +350,6 @@ def test_rows_survive_a_kill(tmp_path: Path) -> None:
     assert [row["gauges"]["prep"] for row in rows] == [1, 2, 3]
 
 
-def test_this_machine_sees_a_child() -> None:
-    machine = ThisMachine()
-    alone = set(machine.processes())
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        usages = machine.processes()
-        (key,) = usages.keys() - alone
-        assert key[0] == child.pid
-        child.communicate(b"\n")
-    assert key not in machine.processes()
-    usage = next(iter(usages.values()))
-    assert usage.rss > MIB and usage.threads >= 1 and usage.cpu_seconds > 0
-
-
 class NoDriver(Exception):
     pass
 
@@ -423,9 +390,6 @@ def test_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_nvml_is_no_gpu(monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", module)  # None: it cannot be imported
     assert Nvml()() == []
-
-
-# --- reading and exporting ----------------------------------------------------------------------
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]], tail: str = "") -> None:
@@ -502,13 +466,11 @@ def test_the_reference_shape(tmp_path: Path) -> None:
 
 
 def test_the_reference_shape_leaves_out_what_was_never_read(tmp_path: Path) -> None:
+    """Of a run without rows, all but the queues."""
     write_rows(tmp_path / "m.jsonl", [row(1, rss_bytes=2 * MIB), row(2, rss_bytes=4 * MIB)])
     export_reference(tmp_path / "m.jsonl", tmp_path / "metrics.json")
     system = json.loads((tmp_path / "metrics.json").read_text())["system_monitor"]
     assert system == {"t_rel_s": [1, 2], "ram_rss_mb": [2.0, 4.0]}
-
-
-def test_the_reference_shape_of_no_rows(tmp_path: Path) -> None:
     write_rows(tmp_path / "m.jsonl", [])
     export_reference(tmp_path / "m.jsonl", tmp_path / "metrics.json")
     metrics = json.loads((tmp_path / "metrics.json").read_text())

@@ -38,9 +38,6 @@ SHAPES: dict[str, tuple[Draw, float]] = {  # and the true median
 }
 
 
-# --- intervals ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("n", "confidence", "ranks"),
     [
@@ -83,7 +80,7 @@ def test_ranks_are_the_tightest_that_the_binomial_allows(
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(
     ("n", "draws"),
-    [(6, 400), *(pytest.param(n, 1000, marks=pytest.mark.slow) for n in (6, 11, 50))],
+    [(6, 400), pytest.param(50, 1000, marks=pytest.mark.slow)],
 )
 def test_the_interval_of_the_median_covers_it_as_often_as_it_says(
     shape: str, n: int, draws: int
@@ -98,9 +95,6 @@ def test_quantile_and_mad() -> None:
     values = [4.0, 1.0, 2.0, 10.0, 3.0]
     assert intervals.quantile(values, 0.25) == 2
     assert intervals.mad(values) == scipy.stats.median_abs_deviation(values) == 1
-
-
-# --- drift --------------------------------------------------------------------------------------
 
 
 @given(
@@ -144,9 +138,6 @@ def test_steady_series_seldom_drift() -> None:
     rng = np.random.default_rng(2)
     alarms = sum(intervals.drift(rng.normal(1, 0.01, 30)).excludes(0) for _ in range(500))
     assert alarms <= 35  # 25 expected, two standard errors more
-
-
-# --- warm-up ------------------------------------------------------------------------------------
 
 
 def settle(values: Iterable[float], seconds: float, count: int = 300) -> tuple[int, bool | None]:
@@ -197,9 +188,7 @@ def test_an_unfinished_warm_up_has_no_verdict() -> None:
     assert settle([0.01] * 20, 5.0) == (20, None)
 
 
-@pytest.mark.parametrize(
-    "noise", [0.01, 0.3, *(pytest.param(n, marks=pytest.mark.slow) for n in (0.001, 0.1))]
-)
+@pytest.mark.parametrize("noise", [0.01, 0.3])
 def test_steady_noise_of_any_size_settles(noise: float) -> None:
     rng = np.random.default_rng(0)
     for _ in range(20):
@@ -213,9 +202,6 @@ def test_warm_up_of_steady_steps_takes_half_its_time_at_most(step: float, second
     n, settled = settle([step] * 300, seconds)
     assert settled
     assert n == 2 or n * step <= seconds / 2 * (1 + 1e-9)
-
-
-# --- stopping -----------------------------------------------------------------------------------
 
 
 def stop(
@@ -281,9 +267,6 @@ def test_block_size(step: float, overhead: float, steps: int) -> None:
     assert stopping.block_size(step, overhead) == steps
 
 
-# --- launches -----------------------------------------------------------------------------------
-
-
 def launches(
     rng: np.random.Generator, n: int, samples: int = 50, level: float = 1.0, noise: float = 0.01
 ) -> list[NDArray[np.float64]]:
@@ -296,7 +279,7 @@ def test_launch_medians() -> None:
     assert stats.launch_medians([[3, 1, 2], [5, 9]]).tolist() == [2, 7]
 
 
-@pytest.mark.parametrize("samples", [1, 2, 7, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("samples", [1, 2, 7])
 def test_resampled_medians_are_those_of_resampled_values(samples: int) -> None:
     """The short cut by ranks against resampling as one would write it down."""
     rng = np.random.default_rng(1)
@@ -308,9 +291,7 @@ def test_resampled_medians_are_those_of_resampled_values(samples: int) -> None:
     assert scipy.stats.ks_2samp(fast, slow).pvalue > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("n", "times"), [(5, 60), *(pytest.param(n, 400, marks=pytest.mark.slow) for n in (5, 10))]
-)
+@pytest.mark.parametrize(("n", "times"), [(5, 60), pytest.param(10, 400, marks=pytest.mark.slow)])
 def test_the_interval_of_a_ratio_covers_it(n: int, times: int) -> None:
     rng = np.random.default_rng(4)
     hits = 0
@@ -349,9 +330,6 @@ def test_the_least_p_of_so_many_launches(n: int, floor: float) -> None:
     assert stats.permutation_test([(a, b)], rng)[0] == pytest.approx(floor, rel=0.01)
 
 
-# --- a matrix -----------------------------------------------------------------------------------
-
-
 @given(st.lists(st.floats(0, 1), min_size=0, max_size=20))
 def test_benjamini_hochberg_is_scipys(p: list[float]) -> None:
     oracle = scipy.stats.false_discovery_control(p) if p else []
@@ -373,14 +351,7 @@ def test_one_pair_is_the_permutation_test() -> None:
         assert stats.permutation_test([(a, b)], rng)[0] == pytest.approx(oracle.pvalue)
 
 
-@pytest.mark.parametrize(
-    ("cases", "n"),
-    [
-        (1, 5),
-        pytest.param(20, 5, marks=pytest.mark.slow),
-        pytest.param(5, 10, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("cases", "n"), [(1, 5), pytest.param(20, 5, marks=pytest.mark.slow)])
 def test_a_matrix_without_change_seldom_alarms(cases: int, n: int) -> None:
     rng = np.random.default_rng(3)
     alarms = 0

@@ -11,8 +11,7 @@ import random
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from importlib.util import find_spec
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +31,6 @@ LAST = (12, 6, 5, 10)  # (sample, lat, lon, channels), the last chunk padded
 FIRST = (12, 10, 6, 5)
 
 
-def thinned(cases: Iterable[Any], quick: Callable[..., bool]) -> list[Any]:
-    """Parameters of a test: those are slow that are not quick."""
-
-    def marked(case: Any) -> Any:
-        values = case if isinstance(case, tuple) else (case,)
-        return case if quick(*values) else pytest.param(*values, marks=pytest.mark.slow)
-
-    return [marked(case) for case in cases]
-
-
-# --- arrays on disk -------------------------------------------------------------------------------
-
-
 def distinct(shape: tuple[int, ...], dtype: Any = np.float32, start: int = 1) -> NDArray[Any]:
     """No two values alike, none of them a fill value."""
     return np.arange(start, start + np.prod(shape), dtype=dtype).reshape(shape)
@@ -55,7 +41,9 @@ def quick_codecs() -> Iterator[None]:
     """Within it zarr-python takes the codecs of zarrs: with its own a chunk takes 0.3 ms, however
     small it is. What zarrs does not know is left to its own."""
     zarr = pytest.importorskip("zarr")
-    if find_spec("zarrs") is None:
+    try:
+        import zarrs  # noqa: F401 - the import is what registers its codecs with zarr-python
+    except ImportError:
         yield
         return
     with (
@@ -140,14 +128,11 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 """What may happen to the file of a chunk."""
 
 
-# --- a server ------------------------------------------------------------------------------------
-
-
-class _Quiet(http.server.SimpleHTTPRequestHandler):
+class Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_: Any) -> None: ...
 
 
-class _Forbidding(_Quiet):
+class _Forbidding(Quiet):
     """As a bucket that may be read and not listed: what it lacks is forbidden."""
 
     def send_error(self, code: int, *args: Any, **_: Any) -> None:
@@ -159,7 +144,7 @@ def forbidding(folder: Path) -> contextlib.AbstractContextManager[str]:
 
 
 @contextlib.contextmanager
-def served(folder: Path, handler: type[_Quiet] = _Quiet) -> Iterator[str]:
+def served(folder: Path, handler: type[Quiet] = Quiet) -> Iterator[str]:
     """The URL of a folder, by a thread of this process: a server of its own takes a tenth of a
     second to start."""
     with http.server.ThreadingHTTPServer(
@@ -167,12 +152,11 @@ def served(folder: Path, handler: type[_Quiet] = _Quiet) -> Iterator[str]:
     ) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
-
-
-# --- what a loader gives --------------------------------------------------------------------------
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def seen(loader: Loader) -> list[tuple[int, list[int], dict[str, bytes]]]:
@@ -196,9 +180,6 @@ def expected(values: NDArray[Any], batch: Batch, loader: Loader) -> NDArray[Any]
             steps = [np.take(step, field.channels, field.channel_axis - 1) for step in steps]
         rows.append(np.stack(steps) if len(steps) > 1 else steps[0])
     return np.stack(rows)
-
-
-# --- a look inside --------------------------------------------------------------------------------
 
 
 def threads_of_loaders() -> list[str]:
@@ -257,9 +238,6 @@ def uses_of(loader: Loader, epoch: int = 0, first: int = 0) -> list[Any]:
             reads = chunk_reads(field, samples + loader.first_sample, patches)
             uses += [(name, read.index) for read in reads]
     return uses
-
-
-# --- other caches ---------------------------------------------------------------------------------
 
 
 def hits_of_lru(uses: Sequence[int], capacity: int) -> int:

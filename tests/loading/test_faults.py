@@ -22,7 +22,6 @@ from .kit import (
     forbidding,
     read_by,
     served,
-    thinned,
     threads_of_loaders,
     write,
 )
@@ -37,9 +36,7 @@ def chunk(data: dict[str, Path]) -> Path:
 
 @pytest.mark.parametrize(
     ("damage", "fetch", "engine"),
-    thinned(
-        product(DAMAGES, (0, 2), ENGINES), lambda damage, fetch, _: fetch == 0 or damage == "cut"
-    ),
+    [*product(DAMAGES, [0], ENGINES), ("cut", 2, "native")],
 )
 def test_a_damaged_chunk_is_named(
     copy: dict[str, Path], damage: str, fetch: int, engine: str
@@ -106,10 +103,7 @@ CODECS: dict[str, tuple[dict[str, Any], Callable[[bytes], bytes]]] = {
 
 @pytest.mark.parametrize(
     ("codec", "lengths"),
-    thinned(
-        product(CODECS, ((4 * 90 - 4, 4 * 90 + 4), (4, 64, 1 << 20))),
-        lambda codec, lengths: len(lengths) == 2 or codec in ("v2-lz4", "v3-gzip"),
-    ),
+    [*product(CODECS, [(356, 364)]), *product(["v2-lz4", "v3-gzip"], [(4, 64, 1 << 20)])],
 )
 def test_a_chunk_of_another_length_is_named(
     codec: str, lengths: tuple[int, ...], tmp_path: Path
@@ -217,7 +211,7 @@ def test_a_server_that_is_gone_ends_the_iteration_after_so_many_tries(
 ) -> None:
     """TensorStore by itself would go on for a quarter of an hour."""
     never = {"http_request_retries": {"max_retries": 1, "initial_delay": "1ms"}}
-    monkeypatch.setattr("penstock.loading.engines.tensorstore._PATIENCE", never)
+    monkeypatch.setattr("penstock.loading.engines.tensorstore_engine._PATIENCE", never)
     with served(data["inputs"].parent) as url:
         loader = Loader(f"{url}/inputs.zarr", batch_size=2)
     with pytest.raises(StageError, match=r"read failed at http.*inputs\.zarr"):

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 import penstock.loading.fields
 from penstock.base.errors import UsageError
-from penstock.loading.chunk_reads import chunk_indices, chunk_reads, need_of
+from penstock.loading.chunk_reads import chunk_indices, chunk_reads
 from penstock.loading.fields import ChunkRead, Field, PatchGrid, valid_samples
 from penstock.loading.order import Order
-from penstock.loading.price import price_order
 
 Array = NDArray[Any]
 F4 = np.dtype("f4")
@@ -27,9 +26,6 @@ TARGETS = Field("targets", (75_968, 192, 384, 83), (1, 192, 384, 13), F4)
 
 def test_the_examples_in_the_docstrings_hold() -> None:
     assert doctest.testmod(penstock.loading.fields).failed == 0
-
-
-# --- a store and an oracle ----------------------------------------------------------------------
 
 
 def array_of(field: Field) -> Array:
@@ -90,8 +86,6 @@ def check(field: Field, samples: Array, patches: Array | None = None) -> list[Ch
     return reads
 
 
-# --- tables -------------------------------------------------------------------------------------
-
 CHANNEL_FIRST = ((9, 7, 5, 6), (1, 3, 5, 6))
 CHANNEL_LAST = ((9, 5, 6, 7), (1, 5, 6, 3))
 DEEP = ((23, 4, 5), (4, 2, 3))
@@ -138,28 +132,6 @@ def test_a_batch_holds_what_numpy_would_take(
         check(field, np.array([5, 2, 6]))
 
 
-def test_rows_of_one_chunk_share_its_read_and_neighbours_one_copy() -> None:
-    field = Field("x", (40, 6), (10, 6), F4)
-    reads = check(field, np.array([12, 13, 14, 31, 19, 18]))
-    assert [(chunk.index, len(chunk.copies)) for chunk in reads] == [((1, 0), 3), ((3, 0), 1)]
-    rows = slice(0, 3), slice(2, 5)
-    assert (reads[0].copies[0][0][0], reads[0].copies[0][1][0]) == rows
-
-
-def test_windows_over_time_read_the_samples_they_share_once() -> None:
-    field = Field("x", (40, 6), (1, 6), F4, offsets=(-1, 0))
-    reads = check(field, np.array([7, 8, 9]))
-    assert [chunk.index[0] for chunk in reads] == [6, 7, 8, 9]
-
-
-def test_neighbouring_patches_read_the_chunk_they_share_once() -> None:
-    field = Field("x", (2, 8, 8), (1, 4, 4), F4, patch=PatchGrid((4, 4), (2, 2)))
-    assert field.patches_per_sample == 9
-    patches = np.arange(9)
-    reads = check(field, np.zeros(9, np.int64), patches)
-    assert [chunk.index for chunk in reads] == [(0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1)]
-
-
 def test_the_padding_of_last_chunks_is_counted() -> None:
     samples = Order(75_968, 16, shuffle="global").items(0, 0)
     reads = chunk_reads(INPUTS, samples), chunk_reads(TARGETS, samples)
@@ -169,29 +141,6 @@ def test_the_padding_of_last_chunks_is_counted() -> None:
     assert len(reads[1]) * TARGETS.chunk_nbytes == 16 * TARGETS.item_nbytes * 91 / 83
     assert INPUTS.item_nbytes + TARGETS.item_nbytes == 79_626_240  # the seed's 79.63 MB a sample
     assert INPUTS.chunk_nbytes == 3_833_856
-
-
-def test_a_template_is_made_once_for_all_samples() -> None:
-    field = Field("once", (99, 4, 26), (1, 4, 13), F4)
-    penstock.loading.fields.patch_template.cache_clear()
-    for batch in range(5):
-        chunk_reads(field, np.arange(16) + batch)
-    assert penstock.loading.fields.patch_template.cache_info().misses == 1
-
-
-@pytest.mark.parametrize(
-    ("field", "nbytes"),
-    [
-        (INPUTS, 13 * 4),  # 13 channels last: 52 bytes
-        (Field("x", (9, 187, 192, 384), (1, 13, 192, 384), F4), 13 * 192 * 384 * 4),
-        (Field("x", (9, 192, 384, 17), (1, 192, 384, 17), F4), 192 * 384 * 17 * 4),
-        (Field("x", (9, 8, 8), (1, 4, 8), F4, patch=PatchGrid((4, 4))), 4 * 4),
-        (Field("x", (9, 8, 8), (1, 8, 8), F4, channels=(0, 2, 4)), 4),
-        (Field("x", (9, 8, 5), (1, 8, 8), F4), 5 * 4),  # a chunk wider than the array
-    ],
-)
-def test_run_nbytes_is_what_lies_together_in_chunk_and_batch(field: Field, nbytes: int) -> None:
-    assert field.run_nbytes == nbytes
 
 
 def test_valid_samples_have_every_offset_in_every_field() -> None:
@@ -245,41 +194,6 @@ def test_what_cannot_be_read_is_refused(changes: dict[str, Any], said: str) -> N
 def test_a_crooked_patch_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="patch"):
         PatchGrid((2, 2), **wrong)
-
-
-def test_need_counts_decoded_and_used_bytes_of_all_fields() -> None:
-    fields = (
-        Field("inputs", (12, 7), (4, 3), F4, offsets=(-1, 0)),
-        Field("targets", (12, 2), (4, 2), F4, offsets=(1,)),
-    )
-    order = Order(len(valid_samples(fields)), 2)
-    need = need_of(fields, order, valid_samples(fields).start)
-    chunks, used = need(order.items(0, 1))  # samples 3 and 4: inputs of 2, 3, 4, targets of 4, 5
-    assert chunks == {
-        **{("inputs", (i, j)): 48 for i in (0, 1) for j in (0, 1, 2)},
-        ("targets", (1, 0)): 32,
-    }
-    assert used == 2 * (2 * 7 + 2) * 4
-
-
-def test_price_of_patches_with_and_without_a_cache() -> None:
-    field = Field("x", (16, 64, 64), (1, 32, 32), F4, patch=PatchGrid((16, 16)))
-
-    def paid(shuffle: Any, cache_bytes: int) -> float:
-        order = Order(16, 4, shuffle=shuffle, patches_per_sample=field.patches_per_sample)
-        need = need_of([field], order, 0)
-        paid = price_order(order, need, num_batches=128, cache_bytes=cache_bytes, foreseen=1000)
-        assert paid.exact
-        return paid.read_amplification_cached
-
-    four_chunks = 4 * field.chunk_nbytes
-    assert paid("none", four_chunks) == 1
-    assert paid("block", four_chunks) == 1  # a window of one sample
-    assert paid("global", 0) > 3.5
-    assert paid("global", 64 * field.chunk_nbytes) == 1  # all of it fits
-
-
-# --- laws ---------------------------------------------------------------------------------------
 
 
 @st.composite

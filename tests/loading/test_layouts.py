@@ -10,11 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from penstock.base.errors import UsageError
-from penstock.loading.engines import decode, zarr_metadata
+from penstock.loading.engines import zarr_metadata
 from penstock.loading.fields import PatchGrid
 from penstock.loading.loader import Loader
 
@@ -26,7 +24,6 @@ from .kit import (
     distinct,
     expected,
     seen,
-    thinned,
     write,
     write_plainly,
 )
@@ -92,10 +89,7 @@ def test_every_layout_is_read_as_numpy_reads_it(layout: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("channel_axis", "selection"),
-    thinned(
-        product((-1, 1), SELECTIONS),
-        lambda axis, selection: axis == -1 or selection in ("channels", "all-of-it"),
-    ),
+    [*product([-1], SELECTIONS), (1, "channels"), (1, "all-of-it")],
 )
 def test_every_selection_is_what_numpy_selects(
     channel_axis: int, selection: str, tmp_path: Path
@@ -126,18 +120,13 @@ VOLUMES: list[tuple[Any, int | None]] = [
 """Patches, and the axis of which they take some channels."""
 
 
-@pytest.mark.parametrize(
-    ("case", "zarr_format", "engine"),
-    thinned(
-        product(range(4), (2, 3), ENGINES), lambda case, zarr_format, _: zarr_format == 2 + case % 2
-    ),
-)
+@pytest.mark.parametrize(("case", "engine"), [*product(range(4), ENGINES)])
 def test_patches_on_all_axes_make_a_volume_one_sample(
-    case: int, zarr_format: int, engine: str, tmp_path: Path
+    case: int, engine: str, tmp_path: Path
 ) -> None:
     grid, channel_axis = VOLUMES[case]
     values = distinct(shape := (7, 6, 9, 4))
-    path = write(tmp_path / "a.zarr", values, (2, 6, 4, 3), zarr_format)
+    path = write(tmp_path / "a.zarr", values, (2, 6, 4, 3), zarr_format=2 + case % 2)
     knobs = {} if channel_axis is None else {"channels": (4, 0, 3), "channel_axis": channel_axis}
     whole = values if channel_axis is None else values.take((4, 0, 3), channel_axis)
     boxes = grid if isinstance(grid, PatchGrid) else PatchGrid(grid, axes=(0, 1, 2, 3))
@@ -162,7 +151,6 @@ def test_patches_on_all_axes_make_a_volume_one_sample(
             items += batch.indices.tolist()
         assert sorted(items) == list(range(loader.order.num_items))
         assert covered.all()
-        assert loader.price().exact
 
 
 def test_patches_may_be_given_by_name(data: dict[str, Path]) -> None:
@@ -192,23 +180,6 @@ def test_a_packed_data_set_names_its_arrays_and_axes(data: dict[str, Path], tmp_
         (batch,) = loader
     assert np.array_equal(batch["targets"], arrays(data)["targets"][:, [2, 0]])
     assert np.array_equal(batch["inputs"], arrays(data)["inputs"])
-
-
-@given(
-    st.sampled_from(["u1", "f4", "f8", ">f4"]),
-    st.lists(
-        st.tuples(st.integers(0, 3), st.integers(1, 4), st.integers(1, 2)), min_size=1, max_size=4
-    ),
-)
-def test_copying_runs_is_assigning(dtype: str, cuts: list[tuple[int, int, int]]) -> None:
-    shape = [start + size * step for start, size, step in cuts]
-    of = distinct(tuple(shape), dtype)[tuple(slice(a, None, s) for a, _, s in cuts)]
-    to = np.zeros([n + 2 for n in of.shape], np.dtype(dtype).newbyteorder("="))
-    wanted = to.copy()
-    place = tuple(slice(1, 1 + n) for n in of.shape)
-    wanted[place] = of
-    decode.copy_runs(to[place], of)
-    assert np.array_equal(to, wanted)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tracemalloc
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ from .kit import (
     hits_of_lru,
     reads_of_belady,
     slow,
-    thinned,
     threads_of_loaders,
     uses_of,
     write,
@@ -63,16 +61,6 @@ def test_an_epoch_that_is_left_leaves_chunks_and_no_plans(
         assert ends == ["cancel", "forget"]
 
 
-def test_a_cache_of_decoded_chunks_reads_each_once(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.zarr", values := distinct((12, 8)), (6, 4))
-    with Loader(path, batch_size=2, shuffle="global", cache="1MiB", queue=1, workers=1) as loader:
-        for _ in range(3):
-            for batch in loader:
-                assert np.array_equal(batch["data"], values[batch.samples])
-            assert loader.traffic.decoded_bytes in (0, values.nbytes)
-        assert loader.traffic.decoded_bytes == 0, "all was there after the first epoch"
-
-
 CACHED: dict[str, dict[str, Any]] = {
     "plain": {},
     "windows-over-time": {"offsets": (-1, 0, 3)},
@@ -80,17 +68,14 @@ CACHED: dict[str, dict[str, Any]] = {
 }
 
 
-QUICK = {
-    ("none", "plain"),
-    ("block", "plain"),
-    ("global", "windows-over-time"),
-    ("sample", "patches"),
-}
-
-
 @pytest.mark.parametrize(
     ("shuffle", "selection"),
-    thinned(product(("none", "sample", "block", "global"), CACHED), lambda *case: case in QUICK),
+    [
+        ("none", "plain"),
+        ("block", "plain"),
+        ("global", "windows-over-time"),
+        ("sample", "patches"),
+    ],
 )
 def test_the_cache_reads_what_belady_reads_that_sees_the_whole_epoch(
     shuffle: str, selection: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -155,10 +140,9 @@ def test_a_chunk_that_many_threads_want_at_once_is_read_once(
     assert sorted(read) == [f"{path}/{n}.0" for n in range(3)]
 
 
-@pytest.mark.parametrize("damage", ["missing", "cut"])
-def test_a_damaged_chunk_that_many_threads_want_is_named(damage: str, tmp_path: Path) -> None:
+def test_a_damaged_chunk_that_many_threads_want_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "a.zarr", distinct((36, 8)), (12, 8), compressors=numcodecs.Zstd())
-    DAMAGES[damage](path / "1.0")
+    DAMAGES["cut"](path / "1.0")
     loader = Loader(path, batch_size=1, workers=8, queue=8, cache="1MiB", engine="native")
     for _ in range(2):
         with pytest.raises(StageError, match=f"{path}/1.0"):
@@ -225,7 +209,7 @@ def test_a_hundred_million_samples_are_foreseen_in_the_memory_that_is_said(
 def test_a_small_chunk_takes_no_more_of_the_cache_than_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Images and their labels, all of which fit to the byte, as is priced."""
+    """Images and their labels, all of which fit to the byte."""
     paths = {
         "images": write(tmp_path / "a.zarr", distinct((16, 512)), (1, 512), compressors=None),
         "labels": write(tmp_path / "b.zarr", distinct((16, 1)), (1, 1), compressors=None),
@@ -233,7 +217,6 @@ def test_a_small_chunk_takes_no_more_of_the_cache_than_it_has(
     read = counted(monkeypatch)
     room = 16 * 2048 + 16 * 4
     with Loader(paths, batch_size=2, cache=room, engine="native", workers=1) as loader:
-        assert loader.price().read_amplification_cached == 1
         for _ in range(2):
             assert sum(1 for _ in loader) == 8
         assert len(read) == 32 and cache_of(loader).used == room

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.base.errors import UsageError
-from penstock.loading.engines.selection import Normaliser
+from penstock.loading.engines.chunk_selection import Normaliser
 from penstock.loading.fields import PatchGrid
 from penstock.loading.loader import Loader
 

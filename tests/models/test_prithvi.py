@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 from pathlib import Path
 from typing import cast
 
@@ -23,8 +22,6 @@ from penstock.models import prithvi
 from penstock.models.prithvi import BANDS, Refiner, SizeName, prithvi_refiner
 from penstock.models.prithvi_encoder import Size, positions
 
-from ..parameters import crossed
-from ..preloaded import started
 from .prithvi_oracle import encode, sines_and_cosines
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -144,10 +141,7 @@ def tiny() -> Refiner:
     return _tiny(PUBLIC["tiny"])
 
 
-# --- shapes and refusals -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("bands", "sides"), crossed([4, 5, 6], [(64, 64), (96, 64)]))
+@pytest.mark.parametrize(("bands", "sides"), [(4, (64, 64)), (5, (96, 64)), (6, (64, 64))])
 def test_the_output_has_the_shape_of_the_input(bands: int, sides: tuple[int, int]) -> None:
     net = prithvi_refiner("tiny", bands)
     assert (net.in_channels, net.out_channels, net.spatial_axes) == (bands, bands, 2)
@@ -203,11 +197,8 @@ def test_tiles_of_broken_patches_are_refused(
         on_meta(size)(torch.empty(1, 6, *sides, device="meta"))
 
 
-@pytest.mark.parametrize(
-    "side", [224, *(pytest.param(side, marks=pytest.mark.slow) for side in (252, 378, 392))]
-)
-def test_tiles_that_fit_a_patch_of_14(side: int) -> None:
-    x = torch.empty(1, 6, side, side, device="meta")
+def test_tiles_that_fit_a_patch_of_14() -> None:
+    x = torch.empty(1, 6, 224, 252, device="meta")
     assert on_meta("600m")(x).shape == x.shape
 
 
@@ -230,9 +221,6 @@ def test_an_input_of_other_bands_is_refused(tiny: Refiner) -> None:
 def test_what_cannot_be_made_is_refused(options: dict[str, object], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         prithvi_refiner(**({"size": "tiny"} | options))  # type: ignore[arg-type]
-
-
-# --- the public encoder --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", PUBLIC)
@@ -276,7 +264,6 @@ def test_positions_are_the_sines_and_cosines_of_the_public_code(width: int, grid
     [
         pytest.param(1, "encoder.", id="v2"),
         pytest.param(3, "", id="v1"),
-        pytest.param(4, "encoder.", id="4 frames", marks=pytest.mark.slow),
     ],
 )
 def test_a_public_checkpoint_loads_and_encodes_as_public_code_does(
@@ -309,17 +296,7 @@ def test_another_grid_takes_positions_between_those_of_the_checkpoint(tiny: Refi
     assert torch.equal(native.reshape(1, 196, -1), tiny.encoder.pos_embed[:, 1:])
 
 
-@pytest.mark.parametrize(
-    "bands",
-    [
-        4,
-        ["B07", 0, "B05", 2],
-        *(
-            pytest.param(bands, marks=pytest.mark.slow)
-            for bands in ([5, 0, 3, 2], ["B07", "B02", "B05", "B04"], ["B02", "B03", "B04", 4, 5])
-        ),
-    ],
-)
+@pytest.mark.parametrize("bands", [4, ["B07", 0, "B05", 2]])
 def test_a_checkpoint_of_six_bands_loads_into_fewer(bands: int | list[int | str]) -> None:
     state = public_state()
     net = prithvi_refiner("tiny", bands)
@@ -369,9 +346,6 @@ def test_a_checkpoint_that_does_not_fit_says_where(
     torch.save(changed(public_state(), name, value), tmp_path / "Prithvi.pt")
     with pytest.raises(UsageError, match=f"prithvi-refiner-tiny.*{sentence}"):
         models.load_model("prithvi-refiner-tiny", tmp_path / "Prithvi.pt")
-
-
-# --- what learns ---------------------------------------------------------------------------------
 
 
 def test_only_adapters_head_and_decoder_learn() -> None:
@@ -425,9 +399,6 @@ def test_checkpointing_keeps_less_and_gives_the_same_gradients(
     for plain, again in zip(*gradients, strict=True):
         torch.testing.assert_close(plain, again)
     assert kept[1] < kept[0] / 2
-
-
-# --- eight bits ----------------------------------------------------------------------------------
 
 
 def test_eight_bits_are_close_and_a_quarter_of_the_memory() -> None:
@@ -498,37 +469,14 @@ def test_floats_load_into_eight_bits(kind: str) -> None:
     assert (forward(small.encoder, x) - features).std() < 0.05 * features.std()
 
 
-# --- as any other model --------------------------------------------------------------------------
-
-
-def fingerprint(net: nn.Module) -> str:
-    digest = hashlib.sha256()
-    for name, value in net.state_dict().items():
-        digest.update(name.encode() + value.numpy().tobytes())
-    return digest.hexdigest()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", ["tiny"])
-def test_two_processes_make_the_same_weights(size: SizeName, tmp_path: Path) -> None:
-    tiny = prithvi_refiner(size)
-    code = (
-        "import torch; torch.manual_seed(99)\n"
-        "from tests.models.test_prithvi import fingerprint\n"
-        "from penstock.models.prithvi import prithvi_refiner\n"
-        "print(fingerprint(prithvi_refiner('tiny')))"
-    )
-    other = started(tmp_path, code=code)
-    other.join(300)
-    said = (tmp_path / "said").read_text()
-    assert other.exitcode == 0 and said.split()[-1] == fingerprint(tiny), said
-    assert fingerprint(prithvi_refiner("tiny", seed=1)) != fingerprint(tiny)
-
-
-def test_making_one_leaves_the_random_state_alone() -> None:
+def test_weights_are_those_of_a_seed_and_leave_the_random_state_alone() -> None:
+    made = [prithvi_refiner("tiny").state_dict()]
+    torch.manual_seed(99)
     before = torch.get_rng_state()
-    prithvi_refiner("tiny")
+    made += [prithvi_refiner("tiny", seed=seed).state_dict() for seed in (0, 1)]
     assert torch.equal(torch.get_rng_state(), before)
+    first, again, other = (torch.cat([t.flatten() for t in each.values()]) for each in made)
+    assert torch.equal(first, again) and not torch.equal(first, other)
 
 
 def test_the_registry_makes_a_model_of_two_axes() -> None:
@@ -555,9 +503,3 @@ def test_inference_of_an_image_of_six_bands(tmp_path: Path) -> None:
     expected = forward(net, torch.from_numpy(pixels)[None])[0].numpy()
     assert not np.allclose(expected, pixels, atol=1e-3)
     np.testing.assert_allclose(written[:, 0], expected, atol=1e-5)
-
-
-def test_a_registry_model_is_made_for_the_channels_asked_for() -> None:
-    loaded = models.load_model("prithvi-refiner-tiny", in_channels=4)
-    assert loaded.in_channels == 4
-    assert loaded.module(torch.zeros(1, 4, 64, 64)).shape == (1, 4, 64, 64)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import penstock
 from penstock.base.errors import MissingDependency
 
-from ..parameters import crossed
 from ..preloaded import started
 
 vision: Any = None
@@ -26,7 +24,8 @@ vision: Any = None
 @pytest.fixture(autouse=True, scope="module")
 def _library() -> None:
     """Imported by the first test: torchvision and torch's compiler take a second of each worker."""
-    globals()["vision"] = import_module("penstock.models.torchvision_ops")
+    globals()["vision"] = importlib.import_module("penstock.models.torchvision_ops")
+    vision.import_torchvision()
 
 
 def greedy(boxes: torch.Tensor, scores: torch.Tensor, threshold: float) -> list[int]:
@@ -98,22 +97,6 @@ def some_boxes(seed: int, count: int, span: float, side: float) -> torch.Tensor:
     return torch.cat((corner, corner + torch.rand(count, 2, generator=generator) * side), 1)
 
 
-@pytest.mark.parametrize(
-    ("span", "block", "threshold"),
-    [
-        *crossed([5.0, 40.0], [4], [0.0, 0.3, 0.7, 1.0]),  # all on top of each other; few
-        *crossed([40.0, 5.0], [1024], [0.0, 0.3, 0.7, 1.0]),
-    ],
-)
-def test_nms_is_the_greedy_rule(
-    span: float, block: int, threshold: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(vision, "NMS_BLOCK", block)
-    boxes = some_boxes(1, 60, span, 20)
-    scores = torch.rand(60, generator=torch.Generator().manual_seed(2)).mul(20).round()  # ties
-    assert vision.nms(boxes, scores, threshold).tolist() == greedy(boxes, scores, threshold)
-
-
 def test_nms_follows_a_long_chain_of_suppressions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each box suppresses the next, so that every second one stays."""
     monkeypatch.setattr(vision, "NMS_BLOCK", 16)
@@ -123,12 +106,23 @@ def test_nms_follows_a_long_chain_of_suppressions(monkeypatch: pytest.MonkeyPatc
     assert kept.tolist() == list(range(0, 50, 2))
 
 
-@given(st.integers(0, 10_000), st.integers(0, 30), st.floats(0, 1))
-def test_nms_keeps_what_is_apart_and_nothing_else(seed: int, count: int, threshold: float) -> None:
-    boxes, scores = some_boxes(seed, count, 10, 8), torch.arange(float(count))
-    kept = vision.nms(boxes, scores, threshold)
-    assert kept.tolist() == greedy(boxes, scores, threshold)
-    assert vision.nms(boxes[kept], scores[kept], threshold).tolist() == list(range(len(kept)))
+@given(
+    seed=st.integers(0, 10_000),
+    count=st.integers(0, 60),
+    span=st.sampled_from([5.0, 40.0]),  # all on top of each other, or few
+    block=st.sampled_from([4, 1024]),
+    threshold=st.sampled_from([0.0, 0.3, 0.7, 1.0]) | st.floats(0, 1),
+)
+def test_nms_is_the_greedy_rule(
+    seed: int, count: int, span: float, block: int, threshold: float
+) -> None:
+    boxes = some_boxes(seed, count, span, 20)
+    scores = torch.rand(count, generator=torch.Generator().manual_seed(seed)).mul(20).round()
+    with pytest.MonkeyPatch.context() as patch:  # many scores are equal
+        patch.setattr(vision, "NMS_BLOCK", block)
+        kept = vision.nms(boxes, scores, threshold)
+        assert kept.tolist() == greedy(boxes, scores, threshold)
+        assert vision.nms(boxes[kept], scores[kept], threshold).tolist() == list(range(len(kept)))
 
 
 def test_nms_of_boxes_without_area_and_of_none() -> None:
@@ -137,7 +131,7 @@ def test_nms_of_boxes_without_area_and_of_none() -> None:
     assert vision.nms(torch.zeros(0, 4), torch.zeros(0), 0.5).tolist() == []
 
 
-@pytest.mark.parametrize(("ratio", "aligned"), crossed([1, 2, 3, -1], [False, True]))
+@pytest.mark.parametrize(("ratio", "aligned"), [(1, False), (2, True), (3, False), (-1, True)])
 def test_roi_align_is_the_mean_of_its_points(ratio: int, aligned: bool) -> None:
     generator = torch.Generator().manual_seed(3)
     features = torch.rand(2, 3, 9, 7, generator=generator, dtype=torch.float64)
@@ -179,7 +173,7 @@ def test_roi_align_keeps_the_dtype_and_takes_no_regions(dtype: torch.dtype) -> N
 
 
 def test_torchvision_itself_calls_them_or_agrees_with_them() -> None:
-    ops = vision.torchvision.ops
+    ops = vision.import_torchvision().ops
     boxes, scores = some_boxes(7, 200, 40, 30), torch.rand(200)
     assert torch.equal(ops.nms(boxes, scores, 0.4), vision.nms(boxes, scores, 0.4))
     groups = torch.arange(200) % 3
@@ -205,36 +199,21 @@ def test_torchvision_itself_calls_them_or_agrees_with_them() -> None:
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
 
 
-def test_what_is_not_compiled_is_said() -> None:
-    assert bool(vision.NOTE) != vision.COMPILED
-    if vision.NOTE:
-        assert "nms and roi_align are Penstock's" in vision.NOTE
-        assert vision.NOTE.endswith("install torch and torchvision together, from one index")
-
-
-def test_a_bare_import_of_torchvision_finds_ours_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    finder = penstock._Torchvision()
-    assert finder.find_spec("torchvision") is None, "it is loaded already"
-    monkeypatch.delitem(sys.modules, "penstock.models.torchvision_ops")
-    spec = finder.find_spec("torchvision")
-    assert spec is not None and spec.origin == vision.torchvision.__file__
-    assert finder.find_spec("torch") is None
-    monkeypatch.setattr(penstock.PathFinder, "find_spec", lambda name: None)
-    assert finder.find_spec("torchvision") is None, "as where it is not installed"
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("library", ["torchvision", "pytorch_lightning"])
-def test_a_library_that_imports_torchvision_loads_after_penstock(
-    library: str, tmp_path: Path
-) -> None:
-    """In a process that has loaded torch and neither of them."""
-    code = "import sys, penstock; assert sys.modules.keys().isdisjoint(['torchvision', 'lightning'"
-    code += f", 'pytorch_lightning']); import {library}, torchvision"
-    process = started(tmp_path, code=f"{code}; print(torchvision.ops.nms.__name__)")
+def test_what_does_not_load_is_replaced_and_said_once(tmp_path: Path) -> None:
+    """In a process that has loaded torch alone. Lightning imports torchvision itself."""
+    code = "import sys; assert sys.modules.keys().isdisjoint(['torchvision', 'pytorch_lightning'])"
+    code += "; import penstock.training.lightning; from penstock.models import compiled_operators"
+    code += "; from penstock.models import import_torchvision; import_torchvision()"
+    code += "; import torch, torchvision, pytorch_lightning; print(compiled_operators())"
+    code += "; print(torchvision.ops.nms(*map(torch.ones, ((1, 4), 1)), 0.5).tolist())"
+    process = started(tmp_path, code=code)
     process.join(300)
-    said = (tmp_path / "said").read_text()
-    assert process.exitcode == 0 and said.splitlines()[-1] == "nms", said
+    *said, compiled, kept = (tmp_path / "said").read_text().splitlines()
+    assert process.exitcode == 0 and kept == "[0]", said
+    notes = [line for line in said if "nms and roi_align are Penstock's" in line]
+    assert len(notes) == (compiled == "False")
+    assert all(line.endswith("torchvision together, from one index") for line in notes)
 
 
 def test_without_torchvision_the_line_that_mends_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,12 +98,8 @@ def test_the_output_is_the_input_plus_a_correction() -> None:
     torch.testing.assert_close(forward(net, x), x + 0.25)
 
 
-@pytest.mark.parametrize(
-    "sides",
-    [(17, 16, 31), *(pytest.param(s, marks=pytest.mark.slow) for s in ((16,) * 3, (33, 20, 16)))],
-)
-def test_sides_need_not_be_multiples_of_the_halvings(sides: tuple[int, ...]) -> None:
-    x = torch.randn(1, 1, *sides, generator=torch.Generator().manual_seed(0))
+def test_sides_need_not_be_multiples_of_the_halvings() -> None:
+    x = torch.randn(1, 1, 17, 16, 31, generator=torch.Generator().manual_seed(0))
     for net in (denoise_net(1 / 8).eval(), denoise_tiny().eval()):
         y = forward(net, x)
         assert y.shape == x.shape
@@ -176,24 +172,14 @@ def test_tiny_in_tiles_equals_tiny_at_once(tiny: nn.Module) -> None:
     torch.testing.assert_close(torch.cat(rows, dim=3), whole, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("shape", "seed", "least"),
-    [  # seen: 7.0, 15.4 and 5.2
-        pytest.param((32, 64, 64), 424_242, 6, id="beside a bright cell"),
-        pytest.param((32, 96, 96), 500_008, 11, id="dim neurites", marks=pytest.mark.slow),
-        pytest.param((32, 96, 96), 424_242, 4, id="bright cell", marks=pytest.mark.slow),
-    ],
-)
-def test_tiny_takes_noise_off_a_volume_that_it_has_not_seen(
-    tiny: nn.Module, shape: tuple[int, int, int], seed: int, least: float
-) -> None:
-    clean = clean_volume(shape, seed)
+def test_tiny_takes_noise_off_a_volume_that_it_has_not_seen(tiny: nn.Module) -> None:
+    clean = clean_volume((32, 64, 64), seed=424_242)
     image = noisy(clean, seed=31)
     lower, upper = np.percentile(image, (0.5, 99.9))
     padded = (np.pad(image, 8, mode="reflect") - lower) / (upper - lower)
     y = forward(tiny, torch.from_numpy(padded.astype(np.float32))[None, None])
     result = y[0, 0, 8:-8, 8:-8, 8:-8].numpy() * (upper - lower) + lower
-    assert psnr(clean, result) - psnr(clean, image) > least
+    assert psnr(clean, result) - psnr(clean, image) > 6  # seen: 7.0
     assert abs(float(np.mean(result - clean))) < 1
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from penstock.models import load as model
 from penstock.models.weights import load_weights, named_as, read_state
 from penstock.training.checkpoint import read
 
-from ..parameters import crossed
 from .kit import Scripted
 
 
@@ -47,26 +45,18 @@ def fill(net: nn.Module) -> nn.Module:
     return net
 
 
-@pytest.mark.parametrize(
-    ("make", "prefix", "suffix"),
-    [
-        *crossed([Inner], PREFIXES, [".pth", ".safetensors"]),
-        *crossed([lambda: nn.Sequential(nn.Conv3d(1, 1, 1))], PREFIXES, [".safetensors", ".pth"]),
-    ],
-)
-def test_names_of_wrappers_are_left_out(
-    make: Callable[[], nn.Module], prefix: str, suffix: str, tmp_path: Path
-) -> None:
-    net, path = fill(make()), tmp_path / f"weights{suffix}"
-    state = {prefix + name: tensor for name, tensor in net.state_dict().items()}
-    if suffix == ".pth":
-        torch.save({"epoch": 3, "state_dict": state}, path)
-    else:
-        save_file(state, path)
-    other = make()
-    load_weights(other, "net", path)
-    for name, tensor in net.state_dict().items():
-        assert torch.equal(tensor, other.state_dict()[name])
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_names_of_wrappers_are_left_out(prefix: str, tmp_path: Path) -> None:
+    for make in (Inner, lambda: nn.Sequential(nn.Conv3d(1, 1, 1))):
+        net = fill(make())
+        state = {prefix + name: tensor for name, tensor in net.state_dict().items()}
+        torch.save({"epoch": 3, "state_dict": state}, tmp_path / "weights.pth")
+        save_file(state, tmp_path / "weights.safetensors")
+        for suffix in (".pth", ".safetensors"):
+            other = make()
+            load_weights(other, "net", tmp_path / f"weights{suffix}")
+            for name, tensor in net.state_dict().items():
+                assert torch.equal(tensor, other.state_dict()[name])
 
 
 def test_a_wrapper_within_a_net_and_around_the_net_itself(tmp_path: Path) -> None:
@@ -121,9 +111,6 @@ def test_what_a_module_keeps_beside_tensors_is_loaded(tmp_path: Path) -> None:
     penstock.run_inference(volume, volume.copy(), model=other, weights=path, **knobs)
 
 
-# --- what planning leaves ------------------------------------------------------------------------
-
-
 class Twice(nn.Module):
     """One layer under two names, in two places."""
 
@@ -157,9 +144,6 @@ def test_planning_leaves_the_weights_alone() -> None:
         x = torch.rand(2, 1, 8, 8, 8)
         there = devices.placed(net, torch.device("cpu"), True)
         torch.testing.assert_close(there(x), net(x))
-
-
-# --- damage --------------------------------------------------------------------------------------
 
 
 def damaged(content: bytes, luck: random.Random) -> bytes:
@@ -199,7 +183,7 @@ def load_damaged(path: Path) -> None:
         elif path.suffix in (".pth", ".safetensors"):
             read_state(path)
         else:
-            model.load_model(str(path))
+            model.load_model(str(path), trust=True)
     except UsageError as error:
         assert len(str(error).splitlines()) == 1
 
@@ -208,14 +192,11 @@ def load_damaged(path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["net.pth", "old.pth", "net.safetensors", "last.pt", "net.ts", "net.pt2"]
 )
-@pytest.mark.parametrize(
-    "seeds", [range(10), pytest.param(range(10, 25), marks=pytest.mark.slow)], ids=["few", "more"]
-)
 def test_damaged_files_are_refused_in_a_sentence(
-    name: str, seeds: range, whole: dict[str, bytes], tmp_path: Path
+    name: str, whole: dict[str, bytes], tmp_path: Path
 ) -> None:
     path = tmp_path / name
-    for seed in seeds:
+    for seed in range(10):
         path.write_bytes(damaged(whole[name], random.Random(f"{name} {seed}")))
         load_damaged(path)
 

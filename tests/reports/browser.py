@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 CHROMIUM = next(
@@ -52,12 +51,7 @@ class Browser:
     def __enter__(self) -> Browser:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.killpg(self._process.pid, 9)
         self._process.wait()
         for end in (self._in, self._out):

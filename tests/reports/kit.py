@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.instruments.record import Record, case_key
+from penstock.instruments.record import Record
+
+from ..bench.records import made_record
 
 MIB, GIB = 2**20, 2**30
 
@@ -57,12 +59,8 @@ def launch(
     }
     if status != "ok":
         usual |= {"work": {}, "samples_s": {}, "error": {"stage": "measure", "message": status}}
-    return Record(
-        **{"schema": 1, "scenario": "model", "case": knobs, "launch": number, "status": status}
-        | {"key": case_key("model", knobs)}
-        | usual
-        | fields
-    )
+    usual |= fields
+    return made_record(usual.pop("scenario", "model"), knobs, number, status, **usual)
 
 
 def sweep(

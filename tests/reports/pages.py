@@ -13,7 +13,8 @@ from penstock.reports.html import html_page
 
 HOSTILE = (
     "<script>alert(1)</script><img src=http://e.vil/x onerror=y>\" ' a|b\x1b[2J\x00\u202e"
-    "![p](http://e.vil) =HYPERLINK(1) $\\frac{ {{7*7}} url(http://e.vil) </style></svg>"
+    "![p](http://e.vil) =HYPERLINK(1) $\\frac{ $$x$$ \\(x\\) @x{y} {{7*7}}"
+    " url(http://e.vil) </style></svg>"
 )
 
 
@@ -42,7 +43,8 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         inside = self._inside[-1:] or [""]
-        (self.styles if inside[0] in ("style", "script") else self.texts).append(data)
+        if inside[0] != "script":  # the texts of figures are data, and no script asks for them
+            (self.styles if inside[0] == "style" else self.texts).append(data)
 
     @property
     def text(self) -> str:
@@ -83,7 +85,7 @@ def run_folder(
     """
     folder.mkdir(parents=True)
     run = {
-        "run": "1", "units": 4, "settings": {"model_type": "identity", "patch": [64]},
+        "run": "1", "blocks": 4, "settings": {"model_type": "identity", "patch": [64]},
         "fingerprint": {
             "domain": [[0, 0, 0, 0, 0], [1, 1, 96, 240, 240]], "patch": [64, 64, 64],
             "overlap": [16, 16, 16], "seam": ["trim", 0.05], "devices": ["cpu"],
@@ -116,8 +118,8 @@ def run_folder(
             for name, (busy, waits, threads) in stages.items()
         }
         summary = {
-            "seconds": seconds, "voxels": 5_529_600, "input_bytes": 11_059_200, "units_written": 4,
-            "units_skipped": 0, "units_planned": 4, "stages": totals, "cpu_seconds": 8.0,
+            "seconds": seconds, "voxels": 5_529_600, "input_bytes": 11_059_200, "blocks_written": 4,
+            "blocks_skipped": 0, "blocks_planned": 4, "stages": totals, "cpu_seconds": 8.0,
             "peak_rss": 219 << 20, "planned_peak": 400 << 20, "clipped": [], "workers": [],
             **changes,
         }  # fmt: skip

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import base64
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,18 +14,24 @@ import pytest
 from penstock.base.errors import UsageError
 from penstock.cli import plot as verb
 from penstock.instruments.seed_metrics import export_reference
-from penstock.reports.figures.before_after import before_after_figure, plot_before_after
-from penstock.reports.figures.canvas import rolling_mean
-from penstock.reports.figures.run import (
-    gpu_figures,
-    metrics_figures,
-    plot_gpu_metrics,
-    plot_metrics,
+from penstock.reports.charts.before_after import before_after_figure, plot_before_after
+from penstock.reports.charts.chart import (
+    Axis,
+    Boxes,
+    Figure,
+    Image,
+    Panel,
+    Series,
+    document_of,
+    greys,
+    link_of,
+    rolling_mean,
+    scale_of,
 )
+from penstock.reports.charts.metrics import gpu_figures, metrics_figures, plot_gpu_metrics
+from penstock.reports.charts.paper import draw
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
+from .drawn import known, series_of, y_of
 
 MIB = 2**20
 GPU_CSV = """\
@@ -38,24 +45,15 @@ timestamp, index, name, memory.used [MiB], utilization.gpu [%]
 """
 
 
-def write_rows(path: Path, kept: str = "", count: int = 6) -> Path:
-    """Rows whose every series differs; the first has no rates, the fourth no CPU.
-
-    If words are ``kept``, only the series whose names begin so have values.
-    """
+def write_rows(path: Path) -> Path:
+    """Rows whose every series differs; the first has no rates, the fourth no CPU."""
     lines: list[dict[str, Any]] = [
         {"schema": 1, "queues": {"prep": 64, "write-0": 0}, "interval": 1, "cpu_count": 8}
     ]
-    for t in range(count):
+    names = ("read", "write", "machine_read", "machine_write", "net_sent", "net_recv")
+    for t in range(6):
         gpu = {"index": 0, "name": "A10G", "util_percent": 10 * t, "memory_bytes": t * MIB}
-        rates = {
-            "read_bytes_per_s": 1.0 * t * MIB,
-            "write_bytes_per_s": 2.0 * t * MIB,
-            "machine_read_bytes_per_s": 3.0 * t * MIB,
-            "machine_write_bytes_per_s": 4.0 * t * MIB,
-            "net_sent_bytes_per_s": 5.0 * t * MIB,
-            "net_recv_bytes_per_s": 6.0 * t * MIB,
-        }
+        rates = {f"{name}_bytes_per_s": n * t * MIB for n, name in enumerate(names, 1)}
         lines.append(
             {
                 "t": float(t),
@@ -67,31 +65,8 @@ def write_rows(path: Path, kept: str = "", count: int = 6) -> Path:
                 "gauges": {"prep": t * t, "write-0": 7 - t, "blocks/done": t},
             }
         )
-    empty: dict[str, Any] = {"gpus": [], "gauges": {}}
-    for line in lines[1:] if kept else ():
-        gone = [name for name in line if name != "t" and not name.startswith(tuple(kept.split()))]
-        line.update({name: empty.get(name) for name in gone})
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
-
-
-def line(figure: Figure, label: str, axes: int = 0) -> Line2D:
-    """The line with this label, up to a mean that follows it."""
-    (drawn,) = (
-        line
-        for line in figure.axes[axes].get_lines()
-        if str(line.get_label()).partition(", mean")[0] == label
-    )
-    return drawn
-
-
-def y_of(figure: Figure, label: str, axes: int = 0) -> list[float | None]:
-    values = np.asarray(line(figure, label, axes).get_ydata(), float)
-    return [None if np.isnan(value) else float(value) for value in values]
-
-
-def texts(figure: Figure) -> str:
-    return " | ".join(text.get_text() for text in figure.texts)
 
 
 # --- rows and metrics.json ----------------------------------------------------------------------
@@ -99,51 +74,42 @@ def texts(figure: Figure) -> str:
 
 def test_rows_are_drawn_as_they_are(tmp_path: Path) -> None:
     figures = metrics_figures(write_rows(tmp_path / "m.jsonl"))
-
     assert [*figures] == [
         *("cpu", "ram", "prep", "write-0", "blocks_done"),
         *("net_io", "disk_io", "gpu_util", "vram"),
     ]
     assert y_of(figures["cpu"], "CPU") == [None, 100, 200, None, 400, 500]
-    assert "4 samples, one every 1.00 s" in texts(figures["cpu"])
-    assert figures["cpu"].axes[0].get_ylabel() == "CPU, 100 is one core (%)"
-    assert figures["cpu"].axes[0].get_xlabel() == "Time (s)"
-    assert y_of(figures["ram"], "RSS") == [1, 2, 3, 4, 5, 6]
-    assert figures["ram"].axes[0].get_ylabel() == "Memory (MiB)"
-    assert y_of(figures["ram"], "PSS (shared pages once)") == [0.5, 0.5]
-    assert y_of(figures["prep"], "prep") == [0, 1, 4, 9, 16, 25]
-    assert y_of(figures["prep"], "capacity 64") == [64, 64]
-    assert [str(a.get_label()) for a in figures["write-0"].axes[0].get_lines()] == ["write-0"]
+    assert "4 samples, one every 1.00 s" in figures["cpu"].note
+    (cpu,), (ram,), (prep,) = (figures[name].panels for name in ("cpu", "ram", "prep"))
+    assert cpu.y == Axis("CPU, 100 is one core", "%") and cpu.x == Axis("Time", "s")
+    assert ram.y == Axis("Memory", "B") and y_of(ram, "RSS") == [n * MIB for n in range(1, 7)]
+    assert y_of(ram, "PSS (shared pages once)") == [MIB / 2, MIB / 2]
+    assert y_of(prep, "prep") == [0, 1, 4, 9, 16, 25] and prep.limits == [(64, "capacity")]
+    assert not figures["write-0"].panels[0].limits
     assert y_of(figures["blocks_done"], "blocks/done") == [0, 1, 2, 3, 4, 5]
-    assert y_of(figures["net_io"], "sent") == [None, 5, 10, 15, 20, 25]
-    assert y_of(figures["net_io"], "received") == [None, 6, 12, 18, 24, 30]
-    assert y_of(figures["disk_io"], "job read") == [None, 1, 2, 3, 4, 5]
-    assert y_of(figures["disk_io"], "job write") == [None, 2, 4, 6, 8, 10]
-    assert y_of(figures["disk_io"], "machine read") == [None, 3, 6, 9, 12, 15]
-    assert y_of(figures["disk_io"], "machine write") == [None, 4, 8, 12, 16, 20]
+    rates = {"job read": 1, "job write": 2, "machine read": 3, "machine write": 4}
+    for name, factor in rates.items():
+        expected = [None, *(factor * t * MIB for t in range(1, 6))]
+        assert y_of(figures["disk_io"], name) == expected
+    assert y_of(figures["net_io"], "received") == [None, *(6 * t * MIB for t in range(1, 6))]
     assert y_of(figures["gpu_util"], "GPU 0 A10G") == [0, 10, 20, 30, 40, 50]
-    assert y_of(figures["vram"], "GPU 0 A10G") == [0, 1, 2, 3, 4, 5]
+    assert y_of(figures["vram"], "GPU 0 A10G") == [n * MIB for n in range(6)]
 
 
-def test_the_mean_is_of_what_is_there(tmp_path: Path) -> None:
-    rows = write_rows(tmp_path / "m.jsonl", "cpu_percent net_sent net_recv")
-    figures = metrics_figures(rows, mean=True)
-    assert y_of(figures["cpu"], "_CPU mean") == [300, 300]
-    assert str(line(figures["cpu"], "CPU").get_label()) == "CPU, mean 300 %"
-    labels = {str(a.get_label()) for a in figures["net_io"].axes[0].get_lines()}
+def test_the_mean_is_of_what_is_there_and_smoothing_keeps_the_raw_line(tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "m.jsonl")
+    figures = metrics_figures(rows, mean=True, smooth=3)
+    assert series_of(figures["cpu"], "CPU").label == "CPU, mean 300 %"
+    labels = {each.label for each in figures["net_io"].panels[0].series}
     assert {"sent, mean 15.0 MiB/s", "received, mean 18.0 MiB/s"} <= labels
-    assert "dotted: mean" in texts(figures["cpu"])
+    assert "dashed: mean" in figures["cpu"].note and "rolling mean of 3" in figures["cpu"].note
+    raw, smooth, level = figures["prep"].panels[0].series
+    assert raw.faint and known(raw.y) == [0, 1, 4, 9, 16, 25]
+    assert known(smooth.y) == pytest.approx([1 / 2, 5 / 3, 14 / 3, 29 / 3, 50 / 3, 41 / 2])
+    assert level.dashes == 1 and known(level.y) == pytest.approx([55 / 6] * 6)
 
 
-def test_smoothing_keeps_the_raw_line_behind(tmp_path: Path) -> None:
-    figures = metrics_figures(write_rows(tmp_path / "m.jsonl", "gauges"), smooth=3)
-    assert y_of(figures["prep"], "_prep raw") == [0, 1, 4, 9, 16, 25]
-    expected = [1 / 2, 5 / 3, 14 / 3, 29 / 3, 50 / 3, 41 / 2]
-    assert y_of(figures["prep"], "prep") == pytest.approx(expected)
-    assert "rolling mean of 3" in texts(figures["prep"])
-
-
-@pytest.mark.parametrize("samples", [1, 2, 3, 5, 50])
+@pytest.mark.parametrize("samples", [1, 2, 5, 50])
 def test_rolling_mean_is_the_mean_of_the_window(samples: int) -> None:
     y = np.arange(20.0) ** 2
     y[[4, 5, 11]] = np.nan
@@ -159,13 +125,12 @@ def test_the_reference_shape_draws_the_same_lines(tmp_path: Path) -> None:
 
     assert [*figures] == ["cpu", "ram", "prep", "write-0", "net_io", "disk_io"]
     assert y_of(figures["cpu"], "CPU") == [100, 200, 400, 500]
-    assert list(line(figures["cpu"], "CPU").get_xdata()) == [1, 2, 4, 5]
-    assert y_of(figures["ram"], "RSS") == [2, 3, 5, 6]
+    assert known(series_of(figures["cpu"], "CPU").x) == [1, 2, 4, 5]
+    assert y_of(figures["ram"], "RSS") == [n * MIB for n in (2, 3, 5, 6)]
     assert y_of(figures["prep"], "prep") == [0, 1, 4, 9, 16, 25]
-    assert y_of(figures["prep"], "capacity 64") == [64, 64]
-    assert y_of(figures["net_io"], "received") == [6, 12, 24, 30]
-    assert y_of(figures["disk_io"], "read") == [3, 6, 12, 15]
-    assert y_of(figures["disk_io"], "write") == [4, 8, 16, 20]
+    assert figures["prep"].panels[0].limits == [(64, "capacity")]
+    assert y_of(figures["net_io"], "received") == [n * MIB for n in (6, 12, 24, 30)]
+    assert y_of(figures["disk_io"], "write") == [n * MIB for n in (4, 8, 16, 20)]
 
 
 def test_a_reference_file_with_nulls_and_nothing_else(tmp_path: Path) -> None:
@@ -176,19 +141,7 @@ def test_a_reference_file_with_nulls_and_nothing_else(tmp_path: Path) -> None:
     figures = metrics_figures(path)
     assert [*figures] == ["prep"]
     assert y_of(figures["prep"], "prep") == [None, 2]
-    assert figures["prep"].axes[0].get_xlabel() == "Time (min)"
-    assert list(line(figures["prep"], "prep").get_xdata()) == [0, 10]
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_metrics_are_saved_under_the_names_of_the_seed(tmp_path: Path) -> None:
-    queues = {"prep": {"max_size": 4, "samples": [{"t_rel_s": 0.0, "size": 2}]}}
-    system = {"t_rel_s": [0.0, 1.0, 2.0], "cpu_percent": [1.0, None, 3.0]}
-    path = tmp_path / "metrics.json"
-    path.write_text(json.dumps({"queue_monitor": {"queues": queues}, "system_monitor": system}))
-    paths = plot_metrics(path, tmp_path / "new" / "sys_plot", True, 2)
-    assert [path.name for path in paths] == ["sys_plot_cpu.png", "sys_plot_prep.png"]
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+    assert known(series_of(figures["prep"], "prep").x) == [0, 600]
 
 
 @pytest.mark.parametrize(
@@ -221,38 +174,28 @@ def test_gpu_csv(tmp_path: Path) -> None:
     zero, one = "GPU 0 NVIDIA A10G", "GPU 1 NVIDIA A10G"
     assert y_of(figures["gpu_util"], zero, 0) == [87, None, 100]
     assert y_of(figures["gpu_util"], one, 1) == [0, 10, 20]
-    assert y_of(figures["vram"], zero, 0) == [1, 2, 3]  # GiB
-    assert y_of(figures["vram"], one, 1) == [0, 0.5, None]
-    times = np.asarray(line(figures["vram"], one, 1).get_xdata(), float)  # over midnight
+    assert y_of(figures["vram"], zero, 0) == [1024 * MIB, 2048 * MIB, 3072 * MIB]
+    assert y_of(figures["vram"], one, 1) == [0, 512 * MIB, None]
+    times = known(series_of(figures["vram"], one, 1).x)  # over midnight
     assert times == pytest.approx([0.003, 1.003, 2.003])
 
 
 @pytest.mark.parametrize(
-    ("tail", "last"),
+    ("tail", "last", "note"),
     [
-        pytest.param(
-            "2025/09/13 00:00:01.000, 0, NVIDIA A10G, 4096 MiB, 50 %\n", 50, marks=pytest.mark.slow
-        ),
-        ("2025/09/13 00:00:01.000, 0, NVIDIA A10G, 4096 MiB, 50 %", 50),  # only the end is torn
-        ("2025/09/13 00:00:01.000, 0, NVIDIA A10G, 4096 MiB, 5", 100),
-        pytest.param(
-            "2025/09/13 00:00:01.000, 0, NVIDIA A10G, 4096 MiB", 100, marks=pytest.mark.slow
-        ),
-        pytest.param("2025/09/13 00:00:01.0", 100, marks=pytest.mark.slow),
-        pytest.param("Unable to determine the device handle\n", 100, marks=pytest.mark.slow),
+        # Only the end of the first is torn.
+        ("2025/09/13 00:00:01.000, 0, NVIDIA A10G, 4096 MiB, 50 %", 50, ""),
+        ("2025/09/13 00:00:01.000, 0, NVIDIA A10G, 4096 MiB, 5", 100, ""),
+        ("Unable to determine the device handle\n", 100, "1 line unreadable"),
     ],
 )
-def test_a_torn_line_is_left_out(tmp_path: Path, tail: str, last: float) -> None:
+def test_a_line_that_is_torn_or_none_is_left_out(
+    tmp_path: Path, tail: str, last: float, note: str
+) -> None:
     (tmp_path / "gpu.csv").write_text(GPU_CSV + tail)
     figures = gpu_figures(tmp_path / "gpu.csv")
     assert y_of(figures["gpu_util"], "GPU 0 NVIDIA A10G")[-1] == last
-
-
-def test_an_unreadable_line_is_told(tmp_path: Path) -> None:
-    (tmp_path / "gpu.csv").write_text(GPU_CSV + "Unable to determine the device handle\n")
-    figures = gpu_figures(tmp_path / "gpu.csv")
-    assert "1 line unreadable" in texts(figures["vram"])
-    assert y_of(figures["gpu_util"], "GPU 0 NVIDIA A10G")[-1] == 100
+    assert note in figures["vram"].note
 
 
 def test_gpus_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
@@ -264,6 +207,7 @@ def test_gpus_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     assert strips == [[i] for i in gpus]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_one_column_is_enough(tmp_path: Path) -> None:
     (tmp_path / "gpu.csv").write_text(
         "timestamp, utilization.gpu [%]\n2025/09/12 00:00:00.000, 40 %\n"
@@ -285,18 +229,16 @@ def test_a_csv_without_the_columns_is_refused(tmp_path: Path, text: str) -> None
 # --- before and after ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [(30, 30), (4, 300), (300, 4)])
-def test_before_after(shape: tuple[int, int]) -> None:
-    before = np.arange(np.prod(shape), dtype=np.uint16).reshape(shape)
+def test_before_after() -> None:
+    before = np.arange(900, dtype=np.uint16).reshape(30, 30)
     after = before // 2  # unsigned: the difference must not wrap
     figure = before_after_figure({"noisy": before, "clean": after}, "halved")
-    shown = [axes.images[0] for axes in figure.axes[:3]]
-    assert [axes.get_title() for axes in figure.axes[:3]] == ["noisy", "clean", "difference"]
-    assert np.array_equal(shown[2].get_array(), after.astype(float) - before)
-    assert shown[0].get_clim() == shown[1].get_clim()
-    low, high = shown[2].get_clim()
-    assert low == -high < 0
-    assert "halved" in texts(figure)
+    assert [panel.title for panel in figure.panels] == ["noisy", "clean", "difference"]
+    noisy, clean, difference = (panel.image.pixels for panel in figure.panels if panel.image)
+    assert noisy[0, 0] == 0 and noisy[-1, -1] == 255 and clean.max() in (127, 128)
+    red, green, blue = np.moveaxis(difference, -1, 0).astype(int)
+    assert (blue == 255).all() and red[0, 0] == 255 and red[-1, -1] == 0, "it is darker: blue"
+    assert (red == green).all() and figure.title == "halved"
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -319,6 +261,74 @@ def test_before_after_wants_two_images_of_one_shape(images: dict[str, Any]) -> N
         before_after_figure(images, "")
 
 
+# --- on a page and on paper ---------------------------------------------------------------------
+
+
+def everything() -> Figure:
+    """A figure of all that figures hold."""
+    x = np.arange(4.0)
+    kinds = ("line", "dots", "points", "bars", "steps", "area")
+    series = [Series(kind, x, x + 1, kind, place) for place, kind in enumerate(kinds)]
+    ends = Series("$e$", x, [1.0, None, np.nan, 4.0], "dots", low=x, high=x + 2, texts=["$t$"] * 4)
+    named = Axis("Case", ticks=["a", "b", "c", "d" * 999])
+    boxes = [Boxes("true", [[0, 0, 2, 1]], 2)]
+    panels = [
+        Panel("kinds", Axis("Time", "s"), Axis("Bytes", "B"), series, [(3.0, "limit")]),
+        Panel("names", named, Axis("Rate", "samples/s", log=True), [ends]),
+        Panel("empty", note="not recorded"),
+        Panel("image", image=Image(greys(np.eye(3), 0, 1), boxes)),
+    ]
+    return Figure("title $x$", "note", panels, 2)
+
+
+def test_a_figure_as_a_document_keeps_what_can_be_seen() -> None:
+    document = document_of(everything())
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+    kinds, names, _, image = document["panels"]
+    assert [each["kind"] for each in kinds["series"]][-1] == "area"
+    assert names["series"][0]["y"] == [1.0, None, None, 4.0]
+    assert len(names["x"]["ticks"][3]) < 200, "a name of any length is cut"
+    assert image["image"]["width"] == 3
+    assert document_of(Series("", [1.23456789], [np.float32(0.1)]))["x"] == [1.2346]
+
+
+def test_a_figure_on_paper_draws_no_formula() -> None:
+    from matplotlib.text import Text
+
+    drawn = draw(everything())
+    drawn.draw_without_rendering()
+    texts = [text for text in drawn.findobj(Text) if "$" in text.get_text()]
+    ours = [text for text in texts if text.get_text() in ("title $x$", "$e$", "$t$")]
+    assert len(ours) == 3 and not any(text.get_parse_math() for text in ours)
+    lines = drawn.axes[0].get_lines()
+    assert drawn.axes[0].get_ylabel() == "Bytes (B)" and len(lines) >= 4
+    assert drawn.axes[1].get_yscale() == "log"
+
+
+@pytest.mark.parametrize(
+    ("unit", "value", "expected"),
+    [("B", 2**31, ("GiB", 2.0**30)), ("B/s", 2**11, ("KiB/s", 2.0**10)), ("s", 2e-5, ("µs", 1e-6)),
+     ("s", 500, ("min", 60.0)), ("s", 11_000, ("h", 3600.0)), ("s", 0, ("s", 1.0)),
+     ("pixels/s", 3e6, ("M pixels/s", 1e6)), ("%", 99, ("%", 1.0))],
+)  # fmt: skip
+def test_values_have_a_unit_of_their_size(
+    unit: str, value: float, expected: tuple[str, float]
+) -> None:
+    assert scale_of(unit, [value, np.nan]) == expected
+
+
+def test_images_of_a_page_are_png() -> None:
+    from io import BytesIO
+
+    from PIL import Image as Png
+
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 7, 3), np.uint8)
+    for image in (pixels, pixels[..., 0]):
+        head, _, data = link_of(image).partition(",")
+        assert head == "data:image/png;base64"
+        assert (np.asarray(Png.open(BytesIO(base64.b64decode(data)))) == image).all()
+
+
 # --- the verb -----------------------------------------------------------------------------------
 
 
@@ -328,7 +338,7 @@ def run(*arguments: str) -> int:
     return verb.run(parser.parse_args(arguments))
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 def test_the_verb_chooses_by_content(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = write_rows(tmp_path / "anything.txt")
     (tmp_path / "gpu_metrics.csv").write_text(GPU_CSV)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.instruments.record import Record, case_key
+from penstock.instruments.record import Record
 from penstock.reports.headlines import loader_headlines, model_headlines, queue_headlines
-from penstock.reports.queue.model import QueueModel, simulate
+from penstock.reports.queue.simulation import QueueModel, simulate
 
 from ..bench import kit_queue
 from ..bench.kit_loader import record
@@ -111,10 +111,3 @@ def test_a_kind_of_which_nothing_was_measured_says_so_beside_others() -> None:
     assert model_headlines([*failed(list(sized({(16, 1): 0.1}))), *queued(2.66)])[0].startswith(
         "Nothing was measured: of "
     )
-
-
-def test_keys_are_those_of_cases() -> None:
-    """Or what is averaged above would be one case."""
-    assert len({one.key for one in ladder(0.1, 0.2)}) == 2
-    (first, *_) = ladder(0.1, 0.2)
-    assert first.key == case_key(first.scenario, first.case)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import functools
 import gzip
 import json
 from pathlib import Path
@@ -15,7 +14,7 @@ from penstock.base.errors import Refused, UsageError
 from penstock.cli import main
 from penstock.reports import html
 from penstock.reports.content import Chapter, Raw, Report, json_page, markdown_page
-from penstock.reports.html import html_page, order_of
+from penstock.reports.html import html_page
 from penstock.reports.ledger_report import report_of_records
 from penstock.reports.page import write_report
 from penstock.reports.table import Section
@@ -24,7 +23,6 @@ from .kit import launch, sized, sweep
 from .pages import HOSTILE, Page, page_of
 
 TIMES = {(32, 1): 4.0, (32, 2): 7.0, (64, 1): 12.0}
-MANY = {(32 * tile, batch): tile * batch / 100 for tile in range(1, 21) for batch in range(1, 11)}
 
 
 def ledger(path: Path, records: Any) -> Path:
@@ -43,20 +41,12 @@ def plain(**changes: Any) -> Report:
 
 @pytest.fixture(scope="module")
 def swept() -> Report:
-    """The report of a sweep."""
     return report_of_records(sized(TIMES), "sweep.ledger")
 
 
-@functools.cache
-def text_of_sweep(times: tuple[tuple[tuple[int, int], float], ...]) -> str:
-    """The page of a sweep, drawn."""
-    return html_page(report_of_records(sized(dict(times)), "sweep.ledger"))
-
-
 @pytest.fixture(scope="module")
-def swept_page() -> Page:
-    """The page of the same sweep as `swept`."""
-    return Page(text_of_sweep(tuple(TIMES.items())))
+def swept_page(swept: Report) -> Page:
+    return page_of(swept)
 
 
 # --- what it says -------------------------------------------------------------------------------
@@ -69,22 +59,22 @@ def test_a_sweep_is_a_page_with_its_verdict_first(swept_page: Page) -> None:
         "second, 12.0 ms a step [11.9 ms - 12.1 ms, 5 launches], 1.33x tile 32, batch 1 "
         "[1.32-1.35, 5 launches each]."
     ) in text
-    places = ["is fastest", "For throughput", "For latency", "Pixels a second by tile"]
+    places = ["is fastest", "For throughput", "For latency", "Memory, throughput and time"]
     assert [text.index(each) for each in places] == sorted(text.index(each) for each in places)
-    figures = [attrs for tag, attrs in page.elements if tag == "svg"]
-    assert len(figures) == 4 and all(figure["role"] == "img" for figure in figures)
-    assert "Pixels a second of 3 cases: from 256 k at tile 32, batch 1 to 341 k" in text
+    figures = [attrs for _, attrs in page.elements if attrs.get("class") == "drawing"]
+    assert len(figures) == 1 and all(figure["role"] == "group" for figure in figures)
+    assert "Pixels a second: batch 1 32 256 k pixels/s, 64 341 k pixels/s" in text
     heads = [attrs for tag, attrs in page.elements if tag == "th"]
     assert heads and all(attrs["scope"] == "col" for attrs in heads)
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_case_without_memory_stands_in_the_heat_map() -> None:
+def test_a_case_without_memory_stands_in_the_figure() -> None:
     """Its model was never built, so that nothing is known of its structure."""
     ok = sweep(TIMES, facts={"structure": "abc"})
     failed = launch(64, 2, status="oom_host", memory={"host_peak": 2**30})
     page = page_of(report_of_records([*ok, failed], "l"))
-    assert "Failed: 64 x 2 OOM host." in page.text
+    assert "2: OOM host" in page.text
     assert page.text.count("tile ↕") + page.text.count("tile batch step") <= 1  # one table
     alone = page_of(report_of_records([failed], "l"))
     assert "Nothing was measured: of 1 launch none was ok (1 oom_host)" in alone.text
@@ -132,9 +122,9 @@ def test_too_many_figures_are_counted_and_left_out(
     swept: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(html, "MOST_FIGURES", 1)
-    page = page_of(swept)
-    assert sum(tag == "svg" for tag, _ in page.elements) == 1
-    assert "3 of 4 figures are left out" in page.text
+    page = page_of(Report("t", ["v."], [], [*swept.chapters, *swept.chapters]))
+    assert sum("data-figure" in attrs for _, attrs in page.elements) == 1
+    assert "1 of 1 figures are left out" in page.text
 
 
 # --- what it asks for, and what runs in it ------------------------------------------------------
@@ -147,7 +137,8 @@ def test_it_asks_for_nothing_and_runs_one_script(swept_page: Page) -> None:
     assert policy.startswith(
         "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-"
     )
-    assert [tag for tag, _ in page.elements].count("script") == 1
+    scripts = [attrs for tag, attrs in page.elements if tag == "script"]
+    assert [each.get("type", "") for each in scripts] == ["application/json", ""]
     names = [attrs["id"] for _, attrs in page.elements if "id" in attrs]
     assert len(names) == len(set(names))
 
@@ -176,7 +167,9 @@ def test_what_others_named_is_text_everywhere() -> None:
     page = Page(text)
     assert page.asked() == []
     tags = [tag for tag, _ in page.elements]
-    assert tags.count("script") == 1 and "img" not in tags and tags.count("style") == 1
+    scripts = [attrs for tag, attrs in page.elements if tag == "script"]
+    assert [each for each in scripts if each.get("type") != "application/json"] == [{}]
+    assert "img" not in tags and tags.count("style") == 1
     assert not [attrs for _, attrs in page.elements if any(a.startswith("on") for a in attrs)]
     assert not {char for char in text if not char.isprintable()} - {"\n"}
     assert "{{7*7}}" in page.text and "\\x1b[2J\\x00\\u202e" in page.text
@@ -185,9 +178,8 @@ def test_what_others_named_is_text_everywhere() -> None:
     assert "<script" not in markdown and "](http" not in markdown and "\x1b" not in markdown
 
 
-@pytest.mark.parametrize("length", [100_000, pytest.param(10_000_000, marks=pytest.mark.slow)])
-def test_texts_of_any_length_are_cut(length: int) -> None:
-    long = "x<" * (length // 2)
+def test_texts_of_any_length_are_cut() -> None:
+    long = "x<" * 100_000
     records = [
         launch(32, 1, case={"model": long}),
         launch(32, 2, status="crash", case={"model": long},
@@ -195,7 +187,7 @@ def test_texts_of_any_length_are_cut(length: int) -> None:
     ]  # fmt: skip
     report = report_of_records(records, long)
     text = html_page(report)
-    assert len(text) < 200_000 and f"({length:,} characters)" in text
+    assert len(text) < 200_000 and "(200,000 characters)" in text
     assert len(json.dumps(json_page(report))) < 50_000
 
 
@@ -203,19 +195,6 @@ def test_no_key_gets_into_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_SERVICE_TOKEN", "env-secret-value")
     text = html_page(plain(verdict=["of env-secret-value and https://me:hunter2word@host/"]))
     assert "env-secret-value" not in text and "hunter2word" not in text
-
-
-# --- tables -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "order"),
-    [("1 min 34 s", 94.0), ("8 h 1 min", 28860.0), ("646 MiB", 646 * 2.0**20), ("12.3 ms", 0.0123),
-     ("1,234", 1234.0), ("316 k", 316e3), ("1.2 - 1.4", 1.2), ("98 %", 98.0), ("-", None),
-     ("ok", None), ("1.5 MB/s", 1.5e6), ("2026-11-23", 2026.0), ("", None), ("512 B", 512.0)],
-)  # fmt: skip
-def test_a_cell_is_sorted_by_its_quantity(text: str, order: float | None) -> None:
-    assert order_of(text) == (order if order is None else pytest.approx(order))
 
 
 # --- files --------------------------------------------------------------------------------------
@@ -229,28 +208,27 @@ def test_one_file_of_each_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert Page((tmp_path / "a.html").read_text()).text.count("For throughput") == 1
     assert json.loads((tmp_path / "a.json").read_text())["format"] == "penstock-report"
     markdown = (tmp_path / "a.md").read_text()
-    assert "![a_model_rates_1](a_model_rates_1.png)" in markdown
-    assert (tmp_path / "a_model_rates_1.png").read_bytes()[:4] == b"\x89PNG"
+    assert "![a_model](a_model.png)" in markdown
+    assert (tmp_path / "a_model.png").read_bytes()[:4] == b"\x89PNG"
     capsys.readouterr()
     assert main(["report", records, "--output", str(tmp_path / "a.html")]) == 2
     assert "a.html exists; --overwrite replaces it" in capsys.readouterr().err
     assert main(["report", records, "--output", str(tmp_path / "a.json"), "--overwrite"]) == 0
     (tmp_path / "mine.html").write_text("mine")
-    words = ["report", records, "--output", str(tmp_path / "mine.html"), "--overwrite"]
-    assert main(words) == 2
-    assert "--replace replaces it anyway" in capsys.readouterr().err
+    assert main(["report", records, "--output", str(tmp_path / "mine.html")]) == 2
+    assert "--overwrite replaces it" in capsys.readouterr().err
     with pytest.raises(Refused):
         write_report(plain(), tmp_path / "a.html")
     with pytest.raises(UsageError, match="is an input"):
         from penstock.reports.page import check_report
 
-        check_report(Path(records), True, True, [Path(records)])
+        check_report(Path(records), True, [Path(records)])
 
 
-@pytest.mark.parametrize(
-    "times", [TIMES, pytest.param(MANY, marks=pytest.mark.slow)], ids=["few", "a thousand records"]
-)
-def test_a_large_sweep_is_a_small_page(times: dict[tuple[int, int], float]) -> None:
-    text = text_of_sweep(tuple(times.items()))
-    assert len(sized(times)) == 5 * len(times) and len(text) < 3_000_000
-    assert Page(text).text.count("%") > len(times) // 10
+def test_a_large_sweep_is_a_small_page() -> None:
+    many = {
+        (32 * tile, batch): tile * batch / 100 for tile in range(1, 11) for batch in range(1, 11)
+    }
+    text = html_page(report_of_records(sized(many), "sweep.ledger"))
+    assert len(text) < 1_500_000
+    assert Page(text).text.count("%") > 10

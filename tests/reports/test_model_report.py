@@ -13,7 +13,7 @@ from penstock.reports.cell import cell_ratio
 from penstock.reports.model.cell import ModelCell, model_cells
 from penstock.reports.model.report import labelled, model_sections, roof_line
 from penstock.reports.page import append_csv
-from penstock.reports.table import MB, in_markdown, in_text
+from penstock.reports.table import MB, in_text
 
 from .kit import MEASURED, launch, sweep
 
@@ -21,7 +21,6 @@ from .kit import MEASURED, launch, sweep
 
 
 def told(records: Sequence[Record]) -> list[str]:
-    """The sentences of all groups."""
     return [line for section in model_sections(records) for line in section.sentences]
 
 
@@ -165,16 +164,6 @@ def test_the_table_says_what_is_known() -> None:
     assert re.split(r"  +", lines[7].strip()) == ["512", "4", *"-----", "0", "oom_host"]
     assert lines[9] == "- Batch 4: 512 ran out of host memory in 1 of 1 launch."
     assert "useful px/s" in in_text(model_sections(sweep(MEASURED, case={"halo": 8})))[2]
-
-
-def test_markdown_holds_the_same() -> None:
-    text = in_markdown(model_sections(sweep(MEASURED)))
-    table = [line for line in text.splitlines() if line.startswith("|")]
-    assert table[0].startswith("| tile | batch | step |") and len(table) == 6
-    assert len({line.count("|") for line in table}) == 1
-    bullets = [line[2:] for line in text.splitlines() if line.startswith("- ")]
-    assert bullets == told(sweep(MEASURED))
-    assert text.endswith(".\n") and text == in_markdown(model_sections(sweep(MEASURED)))
 
 
 def test_a_launch_that_grew_slower_and_a_hot_card_are_told() -> None:

@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.reports.queue import model as queueing
-from penstock.reports.queue.model import (
+from penstock.reports.queue import simulation as queueing
+from penstock.reports.queue.simulation import (
     SEED,
     SEED_ITERATIONS,
     QueueModel,
-    first_empty,
     queue_verdict,
     seed_feed,
     simulate,
@@ -30,21 +29,14 @@ def test_examples_of_the_page() -> None:
 # --- the seed's table ---------------------------------------------------------------------------
 
 
+MEANS = (3.66, 2.57, 2.48, 2.39, 2.31, 1.95, 2.48, 2.31, 2.31, 1.95)
+DRAINS = (None, 1.6, 3.2, 4.8, 6.4, 12.8, 3.2, 6.4, 6.4, 12.8)
+
+
 @pytest.mark.parametrize(
     ("row", "mean", "drain"),
-    [
-        (SEED[0], 3.66, None),
-        (SEED[1], 2.57, 1.6),
-        (SEED[2], 2.48, 3.2),
-        (SEED[3], 2.39, 4.8),
-        (SEED[4], 2.31, 6.4),
-        (SEED[5], 1.95, 12.8),
-        (SEED[6], 2.48, 3.2),
-        (SEED[7], 2.31, 6.4),
-        (SEED[8], 2.31, 6.4),
-        (SEED[9], 1.95, 12.8),
-    ],
-    ids=lambda value: f"{value.workers},{value.queue}" if hasattr(value, "queue") else "",
+    list(zip(SEED, MEANS, DRAINS, strict=True)),
+    ids=[f"{row.workers},{row.queue}" for row in SEED],
 )
 def test_the_model_gives_the_numbers_that_explain_the_seed(
     row: queueing.SeedRow, mean: float, drain: float | None
@@ -81,12 +73,17 @@ def test_a_queue_of_two_by_hand() -> None:
     assert timeline.taken == [2, 1, 0, 0, 0, 0]
     assert timeline.left == [2, 1, 1, 0, 0, 0]
     assert timeline.cleared == 3
+    feed = QueueModel(1, 8, read_s=2.0, compute_s=1.0)
+    assert simulate(feed, 1).taken == [8], "what is in hand takes the place of what is taken"
+    assert simulate(feed, 1, in_hand=0).taken == [7]
 
 
-def test_without_readers_the_consumer_reads() -> None:
+def test_no_reader_and_reads_of_unequal_length_by_hand() -> None:
     timeline = simulate(QueueModel(0, 0, read_s=2.0, compute_s=1.0), 3)
     assert (timeline.seconds, timeline.waits, timeline.left) == ([3, 3, 3], [2, 2, 2], [])
     assert timeline.cleared is None
+    feed = QueueModel(1, 1, read_s=1.0, compute_s=0.0)
+    assert simulate(feed, 7, reads=(1.0, 5.0)).waits == [0, 0, 1, 5, 1, 5, 1]
 
 
 def test_two_readers_read_at_once_where_there_is_room() -> None:
@@ -96,26 +93,12 @@ def test_two_readers_read_at_once_where_there_is_room() -> None:
     assert simulate(replace(feed, queue=1), 4, in_hand=0).waits == [0, 3, 3, 3]
 
 
-def test_reads_of_unequal_length_come_round() -> None:
-    feed = QueueModel(1, 1, read_s=1.0, compute_s=0.0)
-    assert simulate(feed, 7, reads=(1.0, 5.0)).waits == [0, 0, 1, 5, 1, 5, 1]
-
-
-def test_what_a_reader_has_in_hand_takes_the_place_of_what_is_taken() -> None:
-    feed = QueueModel(1, 8, read_s=2.0, compute_s=1.0)
-    assert simulate(feed, 1).taken == [8]
-    assert simulate(feed, 1, in_hand=0).taken == [7]
-
-
 @pytest.mark.parametrize(
     ("share", "said"),
     [
         (0.9, "90.0 % passes the 90 % of 3D U-Net and ResNet-50"),
         (0.7, "70.0 % passes the 70 % of CosmoFlow and fails the 90 % of 3D U-Net and ResNet-50"),
-        (
-            0.5,
-            "50.0 % fails the 70 % of CosmoFlow and the 90 % of 3D U-Net and ResNet-50",
-        ),
+        (0.5, "50.0 % fails the 70 % of CosmoFlow and the 90 % of 3D U-Net and ResNet-50"),
     ],
 )
 def test_the_verdict_has_two_bars(share: float, said: str) -> None:
@@ -186,7 +169,3 @@ def test_a_deeper_queue_is_never_slower(
         for q in (queue, queue + 1)
     ]
     assert means[1] <= means[0] + 1e-9
-
-
-def test_no_end_is_no_end() -> None:
-    assert first_empty([]) is None

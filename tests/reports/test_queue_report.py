@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,19 +12,18 @@ import numpy as np
 import pytest
 
 from penstock.base.errors import UsageError
-from penstock.base.outputs import REGISTER
 from penstock.cli import main
 from penstock.instruments.record import Failure, Record, case_key
 from penstock.instruments.stats.intervals import Interval
-from penstock.reports.figures.loader import draw_loader, plot_loader
-from penstock.reports.figures.queue import draw_queue, plot_queue
+from penstock.reports.charts.loader_chart import draw_loader, plot_loader
+from penstock.reports.charts.queue_chart import draw_queue, plot_queue
 from penstock.reports.loader.cell import LoaderCell
 from penstock.reports.page import append_csv
 from penstock.reports.queue import cell as queue_cell
 from penstock.reports.queue import report as queue_report
 from penstock.reports.queue import sentences
-from penstock.reports.queue.model import QueueModel, simulate
-from penstock.reports.table import in_markdown, in_text, read_csv
+from penstock.reports.queue.simulation import QueueModel, simulate
+from penstock.reports.table import in_markdown, in_text
 
 from ..bench.kit_queue import record
 
@@ -37,16 +35,9 @@ def run(
     step so many times slower than alone."""
     for number in range(launches):
         alone = {"compute": "none", "compute_time": 0.0}
-        for workers in (0, 1):
-            queue = 8 if workers else 0
-            yield record(
-                simulate(QueueModel(workers, queue, read, 0.0), 30, in_hand=0),
-                number,
-                0.0,
-                workers=workers,
-                queue=queue,
-                **alone,
-            )
+        for workers, queue in ((0, 0), (1, 8)):
+            course = simulate(QueueModel(workers, queue, read, 0.0), 30, in_hand=0)
+            yield record(course, number, 0.0, workers=workers, queue=queue, **alone)
         feed = QueueModel(0, 0, read * slow, 1.0)
         yield record(simulate(feed, 30), number, workers=0, queue=0)
         for queue in queues:
@@ -54,22 +45,10 @@ def run(
             yield record(simulate(feed, 30, in_hand=0), number, queue=queue)
 
 
-def test_sections_of_other_machines_name_them() -> None:
-    records = list(run(2.66))
-    there = [r.model_copy(update={"environment": {"machine_key": "b"}}) for r in run(1.33)]
-    here = [r.model_copy(update={"environment": {"machine_key": "a"}}) for r in records]
-    titles = [section.title for section in queue_report.queue_sections([*here, *there])]
-    assert [title.rpartition(", ")[2] for title in titles[:2]] == ["machine a", "machine b"]
-    assert "machine" not in queue_report.queue_sections(here)[0].title
-
-
 def test_a_world_like_the_model_is_predicted_without_an_error() -> None:
     (group,) = queue_cell.queue_cells(run(2.66))
-    assert [course.name for course in group] == [
-        "0 workers",
-        "1 worker, queue 1",
-        "1 worker, queue 8",
-    ]
+    names = ["0 workers", "1 worker, queue 1", "1 worker, queue 8"]
+    assert [course.name for course in group] == names
     for course in group:
         assert course.alone is not None and course.alone.value == pytest.approx(2.66)
         assert course.predicted is not None
@@ -180,10 +159,8 @@ def test_what_a_full_queue_held_passes_no_verdict() -> None:
     assert said[-2] == (
         "Utilisation in the steady state is within 2 points of the model's in 3 of 3 cases."
     )
-    assert (
-        "used best with 1 worker, queue 1: 63.7 % fails the 70 % of CosmoFlow and the 90 % of 3D"
-        in said[-1]
-    )
+    best = "used best with 1 worker, queue 1: 63.7 % fails the 70 % of CosmoFlow and the 90 % of 3D"
+    assert best in said[-1]
     assert said[-1].endswith(
         "; over all but the first of 30 iterations, which a full queue fed to begin with, 63.7 %."
     )
@@ -193,14 +170,6 @@ def test_what_a_full_queue_held_passes_no_verdict() -> None:
     row = deep.row
     assert float(row["steady_utilisation"]) == pytest.approx(float(row["model_utilisation"]))
     assert float(row["utilisation"]) > 0.7  # by the formula alone, as ever
-
-
-def test_a_utilisation_far_from_the_model_is_told() -> None:
-    (group,) = queue_cell.queue_cells(run(1.5, slow=2.0))
-    assert (
-        "Utilisation in the steady state is within 2 points of the model's in 0 of 3 cases; the "
-        "furthest is 1 worker, queue 1, 33.3 % and 66.7 % by the model."
-    ) in sentences.sentences(group)
 
 
 def test_whose_the_formula_is_stands_beside_it() -> None:
@@ -214,11 +183,12 @@ def test_whose_the_formula_is_stands_beside_it() -> None:
 def test_reading_that_a_step_slows_down_is_a_wrong_prediction() -> None:
     (group,) = queue_cell.queue_cells(run(1.5, slow=2.0))
     said = sentences.sentences(group)
-    assert "clears the queue within one in 1 of 2 cases" in said[3]
     assert (
-        "the furthest is 1 worker, queue 8, cleared at 10 and predicted to be cleared at 21"
-        in said[3]
-    )
+        "Utilisation in the steady state is within 2 points of the model's in 0 of 3 cases; the "
+        "furthest is 1 worker, queue 1, 33.3 % and 66.7 % by the model."
+    ) in said
+    assert "clears the queue within one in 1 of 2 cases" in said[3]
+    assert "1 worker, queue 8, cleared at 10 and predicted to be cleared at 21" in said[3]
 
 
 def test_one_launch_is_not_compared() -> None:
@@ -238,14 +208,9 @@ def test_the_seed_s_table_stands_beside_ours() -> None:
 
 def test_a_failed_case_is_a_row_and_a_sentence() -> None:
     records = list(run(2.66))
-    fell = records[3].model_copy(
-        update={
-            "status": "crash",
-            "samples_s": {},
-            "facts": {},
-            "error": Failure(stage="measure", message="it fell"),
-        }
-    )
+    error = Failure(stage="measure", message="it fell")
+    failed = {"status": "crash", "samples_s": {}, "facts": {}, "error": error}
+    fell = records[3].model_copy(update=failed)
     others = [r for r in records if r.key != fell.key]
     (group,) = queue_cell.queue_cells([*others, fell])
     assert "1 worker, queue 1: crash: it fell." in sentences.sentences(group)
@@ -305,7 +270,7 @@ def test_readings_alone_are_a_page_of_their_own(
     ledger.write_text("".join(f"{one.model_dump_json(by_alias=True)}\n" for one in readings))
     assert main(["report", str(ledger)]) == 0
     folder = tmp_path / "tuned.report"
-    names = {path.name for path in folder.iterdir()} - {REGISTER}
+    names = {path.name for path in folder.iterdir()}
     assert names == {"report.md", "queue.csv", "queue.png"}
     page = (folder / "report.md").read_text()
     assert "read while nobody computes" in page and "seed" not in page
@@ -345,16 +310,6 @@ def of_two_lengths() -> list[Record]:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_steps_of_two_lengths_are_two_figures(tmp_path: Path) -> None:
-    path = tmp_path / "queue.csv"
-    append_csv("queue", of_two_lengths(), path)
-    rows = read_csv(path, queue_cell.QUEUE_NEEDS).rows
-    assert sorted(row["compute_time"] for row in rows) == ["1"] * 3 + ["2"] * 3
-    figures = plot_queue(path, tmp_path / "figure")
-    assert [figure.name for figure in figures] == ["figure_1.png", "figure_2.png"]
-
-
-@pytest.mark.usefixtures("undrawn")
 def test_a_page_made_anew_keeps_no_figure_of_the_old_one(tmp_path: Path) -> None:
     ledger, folder = tmp_path / "q.jsonl", tmp_path / "q.report"
     for records, names in (
@@ -367,55 +322,27 @@ def test_a_page_made_anew_keeps_no_figure_of_the_old_one(tmp_path: Path) -> None
         (folder / "mine.png").write_bytes(b"mine")
 
 
-def test_nothing_lies_over_the_bars_and_no_iteration_is_half(tmp_path: Path) -> None:
-    from matplotlib.text import Text
-
+def test_depths_and_seconds_are_measured_and_simulated(tmp_path: Path) -> None:
     path = tmp_path / "queue.csv"
     append_csv("queue", run(5.0, queues=(1,)), path)
-    figure = draw_queue(queue_cell.QueueCell.of_csv(path), "queue.csv")
-    depth, seconds = figure.axes
-    figure.draw_without_rendering()
-    for ticks in (depth.get_xticks(), depth.get_yticks()):
-        assert np.array_equal(ticks, np.round(ticks))
-    legend = seconds.get_legend()
-    assert legend is not None
-    box = legend.get_window_extent()
-    (title,) = (t for t in seconds.findobj(Text) if "per it" in t.get_text())
-    assert box.y0 >= seconds.get_window_extent().y1 - 4
-    assert title.get_window_extent().x1 < box.x0
+    depth, seconds = draw_queue(queue_cell.QueueCell.of_csv(path), "queue.csv").panels
+    assert depth.x.whole and depth.y.whole
+    assert [each.label for each in depth.series] == ["queue 1", "queue 1, simulated"]
+    assert [each.label for each in seconds.series] == ["measured", "seed's formula", "simulated"]
+    assert seconds.y.unit == "s"
 
 
-def test_names_of_lines_stand_beside_them(tmp_path: Path) -> None:
+def test_loaders_of_several_threads_are_lines_on_a_logarithmic_axis() -> None:
     cells = [
         LoaderCell(line={
             "loader": loader, "threads": threads, "batch_size": "4", "seconds_per_batch": "0.74",
-            "data": "d", "latency_ms": "20.0",
+            "data": "d",
         })
         for loader in ("ours", "dask") for threads in ("1", "2")
     ]  # fmt: skip
     figure = draw_loader(cells, "l.csv")
-    (axis,) = figure.axes
-    figure.draw_without_rendering()
-    legend = axis.get_legend()
-    assert legend is not None and axis.get_yscale() == "log"
-    low, high = axis.get_ylim()
-    assert any(low < tick < high for tick in axis.get_yticks()), "all at 0.74 s"
-    assert legend.get_window_extent().x0 > axis.get_window_extent().x1
-    assert legend.get_window_extent().x1 <= figure.bbox.x1
-    assert [text.get_text() for text in figure.texts][1] == (
-        "d, every request 20 ms late; 4 cases of l.csv"
-    )
-    (one,) = draw_loader(cells[:1], "l.csv").texts[1:]
-    assert one.get_text() == "d, every request 20 ms late, 1 thread; 1 case of l.csv"
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_loaders_are_drawn_a_line_each(tmp_path: Path) -> None:
-    path = tmp_path / "loader.csv"
-    lines = ["loader,threads,batch_size,seconds_per_batch,low_seconds,high_seconds,data,status"]
-    for number, (loader, threads) in enumerate(itertools.product(("ours", "dask"), (1, 2, 4))):
-        lines.append(f"{loader},{threads},4,{1 + number},{0.9 + number},,d,ok")
-    lines.append("zarrs,1,4,,,,d,unsupported")
-    path.write_text("\n".join(lines) + "\n")
-    (figure,) = plot_loader(path, tmp_path / "loader")
-    assert figure.read_bytes()[:4] == b"\x89PNG"
+    (panel,) = figure.panels
+    assert panel.y.log and [each.label for each in panel.series] == ["ours", "dask"]
+    assert figure.note == "d; 4 cases of l.csv"
+    one = draw_loader(cells[:1], "l.csv")
+    assert one.note == "d, 1 thread; 1 case of l.csv"

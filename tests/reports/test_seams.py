@@ -13,9 +13,10 @@ from torch import nn
 
 from penstock.data import open_source
 from penstock.inference import run_inference
+from penstock.reports.charts.chart import greys
 from penstock.reports.infer import seams
+from penstock.reports.infer.job_files import InferenceRun
 from penstock.reports.infer.output import look_at_output
-from penstock.reports.infer.record import InferenceRun
 from penstock.reports.infer.seams import measure_seams, seam_sentences
 
 from .pages import run_folder
@@ -96,10 +97,12 @@ def test_a_report_looks_at_the_output_of_its_run(tmp_path: Path) -> None:
     look = look_at_output(InferenceRun.read(Path(f"{out}.penstock")))
     assert len(look.sentences) == 3 and "along z" in look.sentences[0]
     (picture,) = look.pictures
-    assert "48 x 48 voxels in the plane z = 23" in picture.alt
-    before, after, difference = (axis for axis in picture.draw().axes if axis.images)
-    assert before.get_title() == "input" and difference.get_title() == "difference"
-    assert (np.asarray(after.images[0].get_array()) == volume[23]).all()
+    assert "Plane z = 23" in picture.caption
+    before, after, difference = picture.draw().panels
+    assert before.title == "input" and difference.title == "difference"
+    low, high = np.percentile(volume[23], (0.5, 99.5))
+    assert after.image is not None
+    assert (after.image.pixels == greys(volume[23], low, high)).all()
     (tmp_path / "out.zarr").rename(tmp_path / "moved.zarr")
     look = look_at_output(InferenceRun.read(Path(f"{out}.penstock")))
     assert "is not on this machine" in look.sentences[0] and not look.pictures

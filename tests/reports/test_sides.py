@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from penstock.base.errors import UsageError
-from penstock.instruments.commits import commit_named, commits_between, in_order
+from penstock.instruments.commits import commit_named
 from penstock.instruments.record import Record
-from penstock.reports.launches import launches_of
+from penstock.reports.launches import launches_at, launches_named, launches_of
 from penstock.reports.places import places_of
-from penstock.reports.sides import launches_at, launches_named
 
 from .pages import HOSTILE, run_folder
 from .test_compare import launches, record, run, store
@@ -100,23 +98,6 @@ def test_a_summary_shows_changes_first_and_takes_names_as_text(tmp_path: Path) -
     assert json.loads((tmp_path / "m.json").read_text())["gate"] == ""
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--fail-if-slower", "fast"], "--fail-if-slower fast is no share such as 5% or 0.05"),
-        (["--fail-if-slower", "-5%"], "--fail-if-slower -5% is no share"),
-        (["--markdown", "/nowhere/x.md"], "--markdown /nowhere/x.md: No such file"),
-    ],
-)
-def test_mistakes_are_one_sentence(
-    tmp_path: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    a = store(tmp_path / "a", [record()])
-    words = [f"{words[0]}={words[1]}"]
-    assert run(a, a, *words) == 2
-    assert message in capsys.readouterr().out
-
-
 def test_a_run_that_is_not_done_has_no_times(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is not done, and has no times yet"):
         launches_of(places_of(run_folder(tmp_path / "a")))
@@ -148,41 +129,33 @@ def test_a_commit_stands_for_the_launches_made_at_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("ab1", "was made at it: it has launches of ab12000000 and ab13000000"),
+        ("ef11", "ef11 is not one but ef11111111 and ef11222222 in l"),
+        ("ab1", "was made at it: it has launches of ab12000000, ab13000000"),
         ("beef", "beef is no path, and no launch of l was made at it"),
         ("--all", "--all is no path, and no launch of l was made at it"),
         ("ab13", r"ab13\+dirty names its launches with changes"),
     ],
 )
 def test_a_commit_that_is_not_there_is_one_sentence(name: str, message: str) -> None:
-    records = [made_at(ONE), made_at(TWO, dirty=True)]
+    alike = [made_at("ef11" + "1" * 36), made_at("ef11" + "2" * 36)]
+    records = [made_at(ONE), made_at(TWO, dirty=True), *alike]
     with pytest.raises(UsageError, match=message):
         launches_at(name, records, "l")
-
-
-def test_a_short_hash_of_several_commits_is_refused() -> None:
-    records = [made_at("ab12" + "1" * 36), made_at("ab12" + "2" * 36)]
-    with pytest.raises(UsageError, match="ab12 is not one but ab12111111 and ab12222222 in l"):
-        launches_at("ab12", records, "l")
     with pytest.raises(UsageError, match="no launch of it names a commit"):
-        launches_at("ab12", [record()], "l")
-
-
-def test_a_name_without_a_ledger_is_no_path() -> None:
+        launches_at(name, [record()], "l")
     with pytest.raises(UsageError, match="name its ledger with --ledger"):
-        launches_named("ab12", [])
+        launches_named(name, [])
 
 
-@pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """A repository of three commits, the newest first by its clock."""
-    folder = tmp_path_factory.mktemp("repository")
+def test_a_name_of_git_stands_for_its_commit_and_a_flag_for_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a repository of three commits, the newest first by its clock."""
+    monkeypatch.chdir(tmp_path)
 
-    def git(*words: str, **variables: Any) -> str:
+    def git(*words: str) -> str:
         who = ("-c", "user.name=a", "-c", "user.email=a@b")
-        done = subprocess.run(
-            ["git", *who, *words], cwd=folder, check=True, capture_output=True, text=True
-        )
+        done = subprocess.run(["git", *who, *words], check=True, capture_output=True, text=True)
         return done.stdout.strip()
 
     git("init", "-q", "-b", "main")
@@ -191,25 +164,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str
         date = f"200{9 - number}-01-01T00:00:00Z"
         git("commit", "-q", "--allow-empty", "-m", str(number), "--date", date)
         commits.append(git("rev-parse", "HEAD"))
-    return folder, commits
-
-
-def test_git_orders_commits_by_ancestry(repository: tuple[Path, list[str]]) -> None:
-    folder, commits = repository
-    assert in_order([commits[2], commits[0], commits[1]], folder) == commits
-    assert in_order([*commits, ONE], folder) is None
-    assert in_order([], folder) is None and in_order(["--all"], folder) is None
-    assert commit_named("main~1", folder) == commits[1]
-    assert commit_named("--all", folder) is None
-    assert commits_between(commits[0], commits[2], folder) == 2
-    assert commits_between(commits[0], ONE, folder) is None
-    assert commits_between("HEAD", "main", folder) is None
-
-
-def test_a_name_of_git_stands_for_its_commit(
-    repository: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, commits = repository
-    monkeypatch.chdir(folder)
+    assert commit_named("main~1", tmp_path) == commits[1]
+    assert commit_named("--all", tmp_path) is None
     records = [made_at(commit, number) for number, commit in enumerate(commits)]
     assert [r.launch for r in launches_at("HEAD~2", records, "l")] == [0]

@@ -16,12 +16,13 @@ from PIL import Image
 from penstock.base import UsageError
 from penstock.cli import main
 from penstock.instruments import Ledger
+from penstock.reports.charts.figure_words import words_of
 from penstock.reports.content import Chapter, Report
 from penstock.reports.html import html_page
 from penstock.reports.training.detections import detection_pictures
 from penstock.reports.training.pictures import draw_curves
 from penstock.reports.training.report import report_of_training
-from penstock.scaling.page import report_of_scaling
+from penstock.scaling.study_page import report_of_scaling
 
 from ..bench.kit_suite import cases, made_up
 from ..scaling.kit import log, seed_logs
@@ -131,8 +132,9 @@ def test_a_slow_rank_is_named(tmp_path: Path) -> None:
 
 def test_the_page_of_a_training_has_its_curves(tmp_path: Path) -> None:
     page = page_of(report_of_training(training(tmp_path / "a", WAITING, world=2)))
-    assert page.asked() == [] and sum(tag == "svg" for tag, _ in page.elements) == 3
-    assert "val_loss from 0.9 to 0.5" in page.text and "data wait 65%" in page.text
+    assert page.asked() == [] and sum("data-figure" in a for _, a in page.elements) == 3
+    assert "val loss from 0.500 to 0.900, 0.700 in the median of 2 values" in page.text
+    assert "data wait from 60.0 % to 70.0 %" in page.text
     assert "<script>alert(1)</script>" in page.text  # the name of the experiment, as text
 
 
@@ -221,9 +223,9 @@ def test_a_suite_comes_before_its_trainings_which_are_no_study(
 
 def test_curves_of_one_colour_differ_in_their_style() -> None:
     figure = draw_curves("Scores", {f"score {n}": [(0, n / 9), (1, 0.5)] for n in range(9)})
-    lines = figure.axes[0].get_lines()
-    assert len({(line.get_color(), line.get_linestyle(), line.get_marker()) for line in lines}) == 9
-    assert set(draw_curves("Loss", {"loss": [(0, 0.5)]}).axes[0].get_xticks()) <= {0, 1, 2}
+    lines = figure.panels[0].series
+    assert len({(int(line.colour) % 6, line.dashes, line.marker) for line in lines}) == 9
+    assert figure.panels[0].x.whole
 
 
 def test_logs_of_jobs_are_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -250,13 +252,13 @@ def test_detections_are_drawn_on_their_chips(tmp_path: Path) -> None:
     arrays = {"image_0": image, "true_0": boxes[:1], "predicted_0": boxes, "scores_0": boxes[:, 0]}
     np.savez(folder / "pictures.npz", names=np.array([HOSTILE]), **arrays)
     (picture,) = detection_pictures(folder)
-    assert picture.alt.startswith("1 chip with 1 true box and 2 predicted boxes")
-    (axis,) = picture.draw().axes
-    assert (np.asarray(axis.images[0].get_array()) == image).all()
-    true, *predicted = [patch.get_bbox().extents.tolist() for patch in axis.patches]
-    assert true == [7, 17, 33, 53] and predicted == boxes.tolist()
+    assert "image of 100 x 80 pixels, 1 true box, 2 predicted boxes" in words_of(picture.draw())
+    (panel,) = picture.draw().panels
+    assert panel.image is not None and (panel.image.pixels == image).all()
+    true, predicted = panel.image.boxes
+    assert true.places == [[7, 17, 33, 53]] and predicted.places == boxes.tolist()
     chapters = report_of_training(folder).chapters
-    assert [each.alt for chapter in chapters for each in chapter.pictures][-1] == picture.alt
+    assert chapters[0].pictures[-1].caption == picture.caption
     text = html_page(Report("t", ["v."], [], [Chapter("c", [], [picture])]))
     assert Page(text).asked() == []
     links = re.findall(r'"data:image/png;base64,([^"]+)"', text)

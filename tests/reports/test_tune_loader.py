@@ -14,18 +14,25 @@ import yaml
 
 from penstock.base.config.bench import BenchQueueConfig, TuneLoaderConfig
 from penstock.base.config.data import LoaderConfig
-from penstock.base.config.knobs import add_flags, build, from_flags
+from penstock.base.config.flags import add_flags, from_flags
+from penstock.base.config.knobs import build
 from penstock.base.config.train import TrainConfig
 from penstock.base.errors import UsageError
 from penstock.bench.scenarios import WrongResult
 from penstock.bench.scenarios.queue import FromLoader
 from penstock.cli import main
 from penstock.cli.tune import fitting, threads_of
-from penstock.instruments.record import Record, case_key
+from penstock.instruments.record import Record
 from penstock.loading.loader import Loader
 from penstock.reports.loader.cell import LoaderCell
-from penstock.reports.tune.batch import BatchTrial, flags_of, nearest_of, recommend_batch, step_of
-from penstock.reports.tune.loader import (
+from penstock.reports.tune.batch_advice import (
+    BatchTrial,
+    flags_of,
+    nearest_of,
+    recommend_batch,
+    step_of,
+)
+from penstock.reports.tune.loader_advice import (
     Goal,
     ReadAlone,
     fastest_rungs,
@@ -36,6 +43,7 @@ from penstock.reports.tune.loader import (
 )
 
 from ..bench.conftest import launches_here
+from ..bench.records import made_record
 
 __all__ = ["launches_here"]  # a fixture
 
@@ -58,22 +66,10 @@ def rung(
     name: str, seconds: float, launches: int = 3, threads: int = 4, resident: float | None = None
 ) -> LoaderCell:
     case = {"rung": name, "batch": 16, "threads": threads, "data": "d"}
+    times = [{"step": (seconds, seconds * (1 + number / 100))} for number in range(launches)]
+    facts = {"resident": resident}
     return LoaderCell(
-        tuple(
-            Record(
-                schema=1,
-                id=str(number),
-                time="2026-01-01T00:00:00+00:00",
-                scenario="ladder",
-                case=case,
-                key=case_key("ladder", case),
-                launch=number,
-                status="ok",
-                samples_s={"step": (seconds, seconds * (1 + number / 100))},
-                facts={"resident": resident},
-            )
-            for number in range(launches)
-        )
+        tuple(made_record("ladder", case, n, samples_s=t, facts=facts) for n, t in enumerate(times))
     )
 
 
@@ -85,20 +81,15 @@ def rung(
         ([steady(1, 0.221)], 1, 1),  # 90 % is enough
         ([uneven(1, 0.1, 0.7, 5)], 1, 4),  # a queue of 2 lasts 0.4 s: 0.3 of 1.3 s are waiting
         ([uneven(1, 0.1, 1.2, 10)], 1, 8),  # and of 4, 0.8 s: 0.4 of 2.4
+        ([ReadAlone(1, (*steady(1, 0.1, 2).launches, np.full(20, 0.24))), steady(2, 0.1)], 2, 1),
     ],
-    ids=["one", "the fewest that do", "just", "uneven", "more uneven"],
+    ids=["one", "the fewest that do", "just", "uneven", "more uneven", "each launch must be fed"],
 )
 def test_the_fewest_workers_and_the_shallowest_queue_win(
     reads: list[ReadAlone], workers: int, queue: int
 ) -> None:
     advice = recommend_loader(reads, GOAL, (1, 2, 4, 8), batch_bytes=2**20)
     assert advice.settings == {"batch_size": 16, "workers": workers, "fetch": 0, "queue": queue}
-
-
-def test_every_launch_must_be_fed() -> None:
-    launches = (np.full(20, 0.1), np.full(20, 0.1), np.full(20, 0.24))
-    advice = recommend_loader([ReadAlone(1, launches), steady(2, 0.1)], GOAL, (1, 2), 2**20)
-    assert advice.settings is not None and advice.settings["workers"] == 2
 
 
 def test_the_reasons_have_their_numbers_and_intervals() -> None:
@@ -115,38 +106,38 @@ def test_the_reasons_have_their_numbers_and_intervals() -> None:
     )
 
 
+def ladder(*seconds: float, **how: Any) -> dict[str, LoaderCell]:
+    return {f"L{n}": rung(f"L{n}", each, **how) for n, each in enumerate(seconds, 1)}
+
+
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("rungs", "said"),
     [
-        ((0.4, 0.5, 0.6), "The ceiling is storage: files alone take 40"),
-        ((0.1, 0.5, 0.6), "The ceiling is decode: files and decode alone take 50"),
-        ((0.1, 0.2, 0.6), "The ceiling is scatter: files, decode and scatter alone take 60"),
-        ((0.1, 0.15, 0.2), "No ceiling forbids it: files, decode and scatter take 20"),
+        (ladder(0.4, 0.5, 0.6), "The ceiling is storage: files alone take 40"),
+        (ladder(0.1, 0.5, 0.6), "The ceiling is decode: files and decode alone take 50"),
+        (ladder(0.1, 0.2, 0.6), "The ceiling is scatter: files, decode and scatter alone take 60"),
+        (ladder(0.3, 0.15, 0.5), "The ceiling is scatter"),  # one that a later one beats is none
+        (ladder(0.1, 0.15, 0.2), "No ceiling forbids it: files, decode and scatter take 20"),
+        (ladder(0.5, 0.5, 0.5, launches=1), "and one launch is too few."),
+        (ladder(0.4, resident=1.0), "The ceiling is reading files, though they are in the page ca"),
+        (ladder(0.4, resident=0.4), "The ceiling is storage, with 40 % of it in the page cache: "),
     ],
 )
 def test_the_first_rung_that_is_too_slow_is_the_ceiling(
-    seconds: tuple[float, ...], said: str
+    rungs: dict[str, LoaderCell], said: str
 ) -> None:
-    rungs = {name: rung(name, s) for name, s in zip(("L1", "L2", "L3"), seconds, strict=True)}
     advice = recommend_loader([steady(4, 0.8)], GOAL, (1, 2), 2**20, rungs)
     assert advice.settings is None
     assert advice.sentences[0] == (
         "Nothing keeps steps of 200 ms fed: at best, with 4 workers, a batch of 16 comes every "
         "800 ms [800 ms - 800 ms, 60 batches], and 222 ms is needed: 3.60 times too slow."
     )
-    assert advice.sentences[1].startswith(said)
-    assert "3 launches] for a batch at best, with 4 workers" in advice.sentences[1]
-
-
-def test_a_rung_that_one_above_it_beats_is_no_ceiling() -> None:
-    rungs = {name: rung(name, s) for name, s in (("L1", 0.3), ("L2", 0.15), ("L3", 0.5))}
-    advice = recommend_loader([steady(4, 0.8)], GOAL, (1, 2), 2**20, rungs)
-    assert advice.sentences[1].startswith("The ceiling is scatter")
+    assert said in advice.sentences[1]
 
 
 def test_a_part_that_took_longer_than_the_whole_is_noise_and_no_ceiling() -> None:
     """The loader made a batch in 800 ms, and scatter alone took a second."""
-    rungs = {name: rung(name, s) for name, s in (("L1", 0.1), ("L2", 0.2), ("L3", 1.0))}
+    rungs = ladder(0.1, 0.2, 1.0)
     advice = recommend_loader([steady(4, 0.8)], GOAL, (1, 2), 2**20, rungs)
     sentence = advice.sentences[1]
     assert sentence.startswith("No ceiling is named: files, decode and scatter alone took 1.0")
@@ -156,14 +147,8 @@ def test_a_part_that_took_longer_than_the_whole_is_noise_and_no_ceiling() -> Non
     rungs["L2"] = rung("L2", 0.7)
     sentence = recommend_loader([steady(4, 0.8)], GOAL, (1, 2), 2**20, rungs).sentences[1]
     assert sentence.startswith("The ceiling is decode: files and decode alone take 70")
+    assert "3 launches] for a batch at best, with 4 workers" in sentence
     assert rungs_slower_than_whole(rungs, steady(4, 0.8)) == ["L3"]
-
-
-def test_one_launch_names_no_ceiling() -> None:
-    rungs = {name: rung(name, 0.5, launches=1) for name in ("L1", "L2", "L3")}
-    advice = recommend_loader([steady(4, 0.8)], GOAL, (1, 2), 2**20, rungs)
-    assert advice.sentences[1].startswith("No ceiling is named: files, decode and scatter took 500")
-    assert advice.sentences[1].endswith("and one launch is too few.")
 
 
 @pytest.mark.parametrize("settles", [True, False])
@@ -199,27 +184,8 @@ def made(
     scenario: str, case: dict[str, Any], seconds: tuple[float, ...], config: TuneLoaderConfig,
     facts: dict[str, Any] | None = None,
 ) -> list[Record]:  # fmt: skip
-    return [
-        Record(
-            schema=1, id=f"{number}", time="2026-01-01T00:00:00+00:00", scenario=scenario,
-            case=case, key=case_key(scenario, case), launch=number, status="ok",
-            samples_s={"step": seconds}, facts=facts or {},
-        )
-        for number in range(config.launches)
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("resident", "said"),
-    [
-        (1.0, "The ceiling is reading files, though they are in the page cache: files alone take"),
-        (0.4, "The ceiling is storage, with 40 % of it in the page cache: files alone take"),
-    ],
-)
-def test_files_in_the_page_cache_are_not_held_up_by_storage(resident: float, said: str) -> None:
-    rungs = {"L1": rung("L1", 0.4, resident=resident)}
-    advice = recommend_loader([steady(4, 0.8)], GOAL, (1, 2), 2**20, rungs)
-    assert advice.sentences[1].startswith(said)
+    fields = {"samples_s": {"step": seconds}, "facts": facts or {}}
+    return [made_record(scenario, case, number, **fields) for number in range(config.launches)]
 
 
 def test_a_ceiling_is_taken_with_the_threads_that_are_best_for_it() -> None:
@@ -247,11 +213,8 @@ def test_what_is_quick_enough_and_too_uneven_says_so() -> None:
 def test_readings_leave_out_what_was_read_beforehand() -> None:
     case = {"compute": "none", "workers": 2, "queue": 2, "batch": 4}
     seconds = (0.0, 0.0, 0.1, 1.0, 1.0, 1.0)
-    record = Record(
-        schema=1, id="a", time="2026-01-01T00:00:00+00:00", scenario="queue", case=case,
-        key=case_key("queue", case), launch=0, status="ok", samples_s={"step": seconds},
-        facts={"compute_s": 0.0, "left": [1, 0, 0, 0, 0, 0]},
-    )  # fmt: skip
+    facts = {"compute_s": 0.0, "left": [1, 0, 0, 0, 0, 0]}
+    record = made_record("queue", case, samples_s={"step": seconds}, facts=facts)
     other = record.model_copy(update={"case": {**case, "compute": "sleep"}})
     (reading,) = readings_of([record, other])
     assert reading.workers == 2
@@ -378,17 +341,10 @@ def test_the_chosen_batch_says_what_it_takes_and_why_no_smaller_one_does() -> No
     assert smaller.endswith("and 22.2 ms is needed, but too unevenly for a queue of 2.")
 
 
-def test_a_step_that_was_told_claims_no_share() -> None:
-    assert not any(
-        "share" in said for said in recommend_batch([tried(16, steady(1, 0.1))]).sentences
-    )
-
-
 def test_where_no_batch_is_fed_the_nearest_one_tells_the_ceiling() -> None:
     tries = [tried(1, steady(1, 0.06)), tried(2, steady(1, 0.06)), tried(4, steady(1, 0.4))]
     assert nearest_of(tries).goal.batch == 2
-    rungs = {name: rung(name, s) for name, s in (("L1", 0.001), ("L2", 0.05), ("L3", 0.06))}
-    advice = recommend_batch(tries, rungs)
+    advice = recommend_batch(tries, ladder(0.001, 0.05, 0.06))
     assert advice.settings is None
     first, nothing, ceiling, share, others = advice.sentences
     assert first == "None of 3 batch sizes is fed; batches of 2 come nearest."
@@ -480,20 +436,6 @@ def test_more_samples_in_a_batch_than_there_are_is_refused(
 
 
 @pytest.mark.slow
-def test_settings_from_end_to_end(
-    data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "loader.yaml"
-    flags = "--step-time 5 --batch-size 2 --threads-up-to 1 --batches 6 --launches 1"
-    assert main(["tune", "loader", data, *flags.split(), "--output", str(out)]) == 0
-    settings = yaml.safe_load(out.read_text())
-    assert settings == {"batch_size": 2, "workers": 1, "fetch": 0, "queue": 1}
-    assert "keep steps of 5.00 s fed" in capsys.readouterr().out
-    with Loader(data, **settings) as loader:
-        assert len(next(iter(loader))["inputs"]) == 2
-
-
-@pytest.mark.slow
 @pytest.mark.usefixtures("launches_here")
 def test_the_batch_from_end_to_end(
     data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -508,21 +450,6 @@ def test_the_batch_from_end_to_end(
     assert "Smaller batches are not fed: one of 1 comes every" in said
     assert "Batches of 4" not in said  # and were not measured
     assert "penstock train emulator --batch-size 2 --num-workers 1 --prefetch-factor 1" in said
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("launches_here")
-def test_the_ceiling_from_end_to_end(
-    data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    flags = "--step-time 1e-6 --batch-size 2 --threads-up-to 1 --batches 6 --launches 1"
-    out = tmp_path / "loader.yaml"
-    assert main(["tune", "loader", data, *flags.split(), "--output", str(out)]) == 1
-    said = capsys.readouterr().out
-    assert "Nothing keeps steps of" in said
-    # Beside other work a part may take longer than the whole, and no ceiling is named.
-    assert "in the page cache: files alone" in said or "use more --launches" in said
-    assert not out.exists()
 
 
 @pytest.mark.slow

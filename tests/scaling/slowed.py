@@ -16,11 +16,3 @@ class Slowed(Spiral):
         if os.environ["RANK"] == "1":
             time.sleep(0.05)
         return super().loss(model, batch)
-
-
-class Patient(Spiral):
-    """Two spirals, each of whose steps takes as many more seconds as ``PATIENCE_S`` says."""
-
-    def loss(self, model: Any, batch: Any) -> Any:
-        time.sleep(float(os.environ.get("PATIENCE_S", "0")))
-        return super().loss(model, batch)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +10,12 @@ import pytest
 
 from penstock.base.errors import UsageError
 from penstock.instruments.ledger import Ledger
-from penstock.instruments.record import Record, case_key
+from penstock.instruments.record import Record
 from penstock.scaling.sources.read import read_runs
 from penstock.scaling.study import studies
 
-from .kit import (
-    log,
-    results,
-    run_folder,
-    write,
-)
+from ..bench.records import made_record
+from .kit import log, results, run_folder, write
 
 
 def test_run_folders_below_a_folder(tmp_path: Path) -> None:
@@ -71,16 +65,19 @@ def test_a_run_and_its_log_are_one(tmp_path: Path) -> None:
 
 def test_a_run_that_was_tracked_tells_how_busy_its_gpus_were(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run", results(2, 5.0123))
+
+    def gpu(index: int, percent: float | None) -> dict[str, Any]:
+        return {"index": index, "util_percent": percent, "memory_bytes": 7}
+
     lines = [
-        {"event": "begin", "time": 0, "step": 0},
-        {"event": "system", "time": 1, "step": 5,
-         "metrics": {"system/gpu0_util_percent": 90, "system/gpu1_util_percent": 80.5,
-                     "system/gpu0_memory_bytes": 7, "system/cpu_percent": 100}},
-        {"event": "step", "time": 2, "step": 6, "metrics": {"train_loss_step": 0.1}},
-        {"event": "system", "time": 3, "step": 9, "metrics": {"system/gpu0_util_percent": 70}},
-    ]  # fmt: skip
-    events = folder / "events.jsonl"
-    events.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"event": "sys')
+        {"schema": 1},
+        {"time": 1, "cpu_percent": 100, "gpus": [gpu(0, 90), gpu(1, 80.5)], "gauges": {"step": 5}},
+        {"time": 3, "gpus": None, "gauges": {"step": 6}},
+        {"time": 4, "gpus": [gpu(0, 70), gpu(1, None)], "gauges": {"step": 9}},
+    ]
+    metrics = folder / "track" / "metrics.jsonl"
+    metrics.parent.mkdir()
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"time": 5, "gp')
     (run,) = read_runs([folder])
     assert run.utilisation == (90.0, 80.5, 70.0)
     # Of GPUs that others may have used, nothing.
@@ -106,17 +103,8 @@ def test_how_busy_gpus_were_is_kept_whoever_knew_it(tmp_path: Path) -> None:
 
 def record(document: dict[str, Any], launch: int, status: str = "ok") -> Record:
     case = {"workload": "spiral", "preset": None, "epochs": 3, "world_size": document["world_size"]}
-    given = {
-        "id": f"r{launch}",
-        "time": "2026-01-01T00:00:00+00:00",
-        "scenario": "train",
-        "case": case,
-        "key": case_key("train", case),
-        "launch": launch,
-        "status": status,
-        "facts": {"training": document} if status == "ok" else {},
-    }
-    return Record.model_validate(given)
+    facts = {"training": document} if status == "ok" else {}
+    return made_record("train", case, launch, status, facts=facts)
 
 
 def test_a_ledger_of_trainings(tmp_path: Path) -> None:
@@ -150,26 +138,6 @@ def test_a_log_that_begins_as_json_does_is_a_log(tmp_path: Path, name: str, firs
     assert read_runs([document])[0].devices == 2
 
 
-def test_what_else_lies_in_a_folder_is_passed_over_with_a_word(tmp_path: Path) -> None:
-    write(tmp_path, {"slurm-7.out": log("7", 4, 95.23)})
-    with sqlite3.connect(tmp_path / "songs.db") as db:
-        db.execute("create table songs (name text)")
-    db.close()
-    (tmp_path / "thumbs.db").write_bytes(b"\x00\x01 nothing of SQLite")
-    (tmp_path / "torn.zip").write_bytes(b"PK\x03\x04" + b"x" * 100)
-    with zipfile.ZipFile(tmp_path / "sources.zip", "w") as other:
-        other.writestr("readme", "nothing of Comet")
-    said: list[str] = []
-    (run,) = read_runs([tmp_path], said.append)
-    assert run.job == "7"
-    assert [sentence.partition(": ")[0] for sentence in said] == [
-        f"{tmp_path / 'songs.db'} is not a database of MLflow",
-        f"{tmp_path / 'thumbs.db'} is not a database of MLflow",
-        f"{tmp_path / 'torn.zip'} is not an archive of Comet",
-    ]
-    assert all(sentence.endswith("; it is passed over") for sentence in said)
-
-
 @pytest.mark.parametrize(
     "name, content",
     [
@@ -194,7 +162,6 @@ def test_what_holds_no_run_is_said_in_a_sentence(tmp_path: Path, name: str, cont
         ("odd.json", b'{"world_size": "many"}', "odd.json is not what a training left"),
         ("odd.json", b'{"world_size": 1, "ranks": [3]}', "odd.json is not what a training left"),
         ("records.jsonl", b"{}\n", "records.jsonl, line 1"),
-        ("bad.zip", b"PK\x03\x04" + b"x" * 100, "bad.zip is not an archive of Comet"),
         ("bad.db", b"SQLite format 3\0" + b"x" * 100, "bad.db is not a database of MLflow"),
     ],
 )
@@ -205,10 +172,3 @@ def test_what_is_broken_is_said_in_a_sentence(
     path.write_bytes(content)
     with pytest.raises(UsageError, match=words):
         read_runs([path])
-
-
-def test_a_path_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"nothing cannot be read: No such file"):
-        read_runs([tmp_path / "nothing"])
-    with pytest.raises(UsageError, match="holds no run"):
-        read_runs([tmp_path])

@@ -2,67 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.scaling.laws import Amdahl, Usl, amdahl, karp_flatt, peak, usl
-from penstock.scaling.sources.read import read_runs
-from penstock.scaling.study import Study, studies
 
-from .kit import (
-    log,
-    only,
-    repeated,
-    run,
-    weak,
-    write,
-)
-
-
-def study_of_logs(folder: Path, speedup: Callable[[float], float], sizes: tuple[int, ...]) -> Study:
-    """Five logs of each size, their times as noisy as runs are and rounded as logs are."""
-    rng = np.random.default_rng(3)
-    jobs = [(n, 1000 / speedup(n) * rng.lognormal(0, 0.005)) for n in sizes for _ in range(5)]
-    texts = {
-        f"slurm-{i}.out": log(str(i), n, seconds, nodes=-(-n // 4), epochs=2, ranks=min(n, 2))
-        for i, (n, seconds) in enumerate(jobs)
-    }
-    write(folder, texts)
-    (study,) = studies(read_runs([folder]), None, False)
-    assert [len(point.at.runs) for point in study.points] == [5] * len(sizes)
-    return study
-
-
-def test_amdahls_law_is_recovered_from_logs(tmp_path: Path) -> None:
-    study = study_of_logs(tmp_path, lambda p: 1 / (0.04 + 0.96 / p), (1, 2, 4, 8))
-    assert isinstance(study.amdahl, Amdahl)
-    serial = study.amdahl.serial
-    assert serial.low is not None and serial.high is not None
-    assert 0.03 < serial.low <= 0.04 <= serial.high < 0.05
-
-
-def test_the_usl_is_recovered_from_logs(tmp_path: Path) -> None:
-    sigma, kappa = 0.03, 0.002
-
-    def speedup(p: float) -> float:
-        return p / (1 + sigma * (p - 1) + kappa * p * (p - 1))
-
-    study = study_of_logs(tmp_path, speedup, (1, 2, 4, 8, 16))
-    assert isinstance(study.usl, Usl) and study.usl.peak is not None
-    turn = float(peak(sigma, kappa))
-    for interval, truth in (
-        (study.usl.sigma, sigma),
-        (study.usl.kappa, kappa),
-        (study.usl.peak, turn),
-    ):
-        assert interval.low is not None and interval.high is not None
-        assert interval.low <= truth <= interval.high
-        assert 0.5 * truth < interval.low and interval.high < 1.5 * truth
+from .kit import only, repeated, run, weak
 
 
 @pytest.mark.parametrize("sizes", [(1,), (1, 2), (1, 2, 4)])
@@ -125,7 +72,7 @@ def test_known_usl_is_recovered_within_its_interval() -> None:
     assert hits >= 37  # of 40
 
 
-@pytest.mark.parametrize("runs", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("runs", [2, 4])
 def test_efficiency_and_the_share_of_karp_and_flatt_are_covered(runs: int) -> None:
     hits = shares = 0
     for seed in range(60):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.base import UsageError
 from penstock.scaling.advice import exposed
 from penstock.scaling.sources.read import read_runs
 from penstock.scaling.sources.settings import plain, settings_of
@@ -14,16 +15,7 @@ from penstock.scaling.sources.slurm_log import raw_lines, read_log, text_of
 from penstock.scaling.study import Configuration, studies
 
 from ..places import SHARED
-from .kit import (
-    MEASURED,
-    log,
-    one,
-    our_log,
-    read_text,
-    results,
-    run_folder,
-    write,
-)
+from .kit import MEASURED, log, one, our_log, read_text, results, run_folder, write
 
 REAL = SHARED / "slurm-logs"
 
@@ -51,33 +43,71 @@ def test_a_real_log_of_two_ranks_that_both_print() -> None:
     assert (run.devices, run.nodes, run.global_batch, run.steps) == (2, 2, 64, 110)
     assert run.rank_seconds == (7.40, 7.77)
     assert (run.seconds, run.per_epoch, run.val_loss) == (7.77, 2.59, 0.6781)
-
-
-@real_logs
-def test_real_logs_are_one_hybrid_study() -> None:
     (study,) = studies(read_runs([REAL]), None, False)
     assert study.kind == "hybrid"
     assert study.points[1].speedup.value == pytest.approx(4.33 / 7.77)
 
 
-def test_fields_that_share_a_line(tmp_path: Path) -> None:
-    text = (
-        "Job ID: 5              Job Name: a b    Node(s): raven[0123,0124]\n"
+BAR = "100%|███| 219/219 [00:07<00:00, 29.13it/s, loss=0.1, val_acc=0.953]"
+CUT = "Job ID: 9\nNumber of tasks: 2\nMax epochs: 3\nBatch size (per GPU): 32\n"
+TOLD: dict[str, tuple[str, dict[str, object]]] = {
+    "fields that share a line": (
+        ("Job ID: 5              Job Name: a b    Node(s): raven[0123,0124]\n"
         "Number of nodes: 2          Number of tasks: 8            Total GPUs: 8\n"
         "Max epochs: 50 | Batch size (per GPU): 32 | Learning rate: 0.0001 | "
         "Hidden dimensions: [64, 32, 16] | Number of samples: 10000\n"
         "Number of GPUs: 4 /   GPU 0: NVIDIA A100-SXM4-40GB\n"
         "WORLD_SIZE: 4 GPUs on 1 node | Batch size per GPU: 32 | "
         "Effective batch size: 32 × 8 = 256\n"
-        "Total training time: 57.14 seconds (0.95 minutes)\n"
-    )
+        "Total training time: 57.14 seconds (0.95 minutes)\n"),
+        {"job": "5", "name": "a b", "devices": 8, "nodes": 2, "batch": 32, "global_batch": 256,
+         "samples": 10000, "device": "NVIDIA A100-SXM4-40GB", "complete": True},
+    ),
+    "epochs from one": (
+        (f"Job ID: 1\nMax epochs: 2\nEpoch 1/2: {BAR}\rEpoch 2/2: {BAR}\n"
+        "Total training time: 14.0 seconds\n"),
+        {"epochs": 2, "val_acc": 0.953, "complete": True},
+    ),
+    "the slowest rank": (
+        log("7", 4, 95.23, ranks=4),
+        {"seconds": 95.23, "rank_seconds": (95.23, 95.13, 95.03, 94.93), "val_loss": 0.1187,
+         "val_acc": 0.949},
+    ),
+    "GPUs by a table and a CSV": (
+        ("Job ID: 1\n| Fan Temp Perf Pwr:Usage/Cap | Memory-Usage | GPU-Util Compute M. |\n"
+        "| N/A 30C P0 55W / 400W | 0MiB / 40960MiB | 7% Default |\n0, 97 %, 41 %, 55\n"),
+        {"utilisation": (7.0, 97.0)},
+    ),
+    "our own, below the header of its script": (
+        ("Job ID: 31\nJob ID: 31\nJob Name: study\nNode(s): n1\nRestarts: 1\nNumber of nodes: 1\n"
+        "Number of tasks: 2\nWorkload: spiral\nMax epochs: 3\nBatch size (per GPU): 32\n"
+        "Effective batch size (batch_size x num_gpus): 64\nLearning rate: 0.001\n"
+        "Total training time: 7.40 seconds (0.12 minutes)\nBest validation loss: 0.5\n"
+        "Best validation accuracy: 0.8125\n"),
+        {"job": "31", "devices": 2, "restarts": 1, "val_acc": 0.8125, "complete": True},
+    ),
+    "numbers with commas": (
+        ("Job ID: 1\nBatch size (per GPU): 1,024\n"
+        "Effective batch size (b × n): 1,024 × 8 = 8,192\nNumber of samples: 1,281,167\n"
+        "Total training time: 1,295.23 seconds (21.59 minutes)\n"),
+        {"seconds": 1295.23, "samples": 1_281_167, "batch": 1024, "global_batch": 8192,
+         "devices": 8},
+    ),
+    "no header": ("Max epochs: 2\nTotal training time: 3.0 seconds\n", {"job": "77"}),
+    "no device": (CUT, {"device": None, "unit": "device"}),
+    "some GPU": (f"{CUT}CUDA available: True\n", {"unit": "GPU"}),
+    "orders to a terminal": (
+        "Job ID: 5\x1b]0;owned\x07\x1b[2J\x00\nJob Name: a\x9bb\n",
+        {"job": "5]0;owned", "name": "ab"},
+    ),
+    "a name without an end": (f"Job ID: {'9' * 5000}\n", {"job": "9" * 40}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "values"), TOLD.values(), ids=TOLD)
+def test_what_a_log_tells(tmp_path: Path, text: str, values: dict[str, object]) -> None:
     (run,) = read_text(tmp_path, text)
-    assert (run.job, run.name, run.devices, run.nodes) == ("5", "a b", 8, 2)
-    assert (run.batch, run.global_batch, run.samples) == (32, 256, 10000)
-    assert run.device == "NVIDIA A100-SXM4-40GB"
-    assert run.settings["learning rate"] == "0.0001"
-    assert run.settings["hidden layers"] == "[64, 32, 16]"
-    assert run.complete
+    assert {name: getattr(run, name) for name in values} == values
 
 
 @pytest.mark.parametrize(
@@ -96,42 +126,6 @@ def test_devices_by_what_tells_best(tmp_path: Path, lines: str, devices: int) ->
     assert run.devices == devices
 
 
-def test_epochs_counted_from_one_and_from_zero(tmp_path: Path) -> None:
-    bar = "100%|███| 219/219 [00:07<00:00, 29.13it/s, loss=0.1, val_acc=0.953]"
-    text = f"Job ID: 1\nMax epochs: 2\nEpoch 1/2: {bar}\rEpoch 2/2: {bar}\n"
-    (run,) = read_text(tmp_path, text + "Total training time: 14.0 seconds\n")
-    assert (run.epochs, run.val_acc, run.complete) == (2, 0.953, True)
-
-
-def test_the_slowest_rank_counts_and_all_are_kept(tmp_path: Path) -> None:
-    (run,) = read_text(tmp_path, log("7", 4, 95.23, ranks=4))
-    assert run.seconds == 95.23
-    assert run.rank_seconds == (95.23, 95.13, 95.03, 94.93)
-    assert (run.val_loss, run.val_acc) == (0.1187, 0.949)
-
-
-def test_gpu_utilisation_of_a_table_and_of_a_csv(tmp_path: Path) -> None:
-    text = (
-        "Job ID: 1\n| Fan Temp Perf Pwr:Usage/Cap | Memory-Usage | GPU-Util Compute M. |\n"
-        "| N/A 30C P0 55W / 400W | 0MiB / 40960MiB | 7% Default |\n0, 97 %, 41 %, 55\n"
-    )
-    (run,) = read_text(tmp_path, text)
-    assert run.utilisation == (7.0, 97.0)
-
-
-def test_the_lines_of_our_own_training(tmp_path: Path) -> None:
-    text = (
-        "Job ID: 31\nJob ID: 31\nJob Name: study\nNode(s): n1\nRestarts: 1\nNumber of nodes: 1\n"
-        "Number of tasks: 2\nWorkload: spiral\nMax epochs: 3\nBatch size (per GPU): 32\n"
-        "Effective batch size (batch_size x num_gpus): 64\nLearning rate: 0.001\n"
-        "Total training time: 7.40 seconds (0.12 minutes)\nBest validation loss: 0.5\n"
-        "Best validation accuracy: 0.8125\n"
-    )
-    (run,) = read_text(tmp_path, text)  # the script's header and the program's are one
-    assert (run.job, run.devices, run.restarts, run.val_acc) == ("31", 2, 1, 0.8125)
-    assert run.complete
-
-
 def test_our_own_log_tells_its_device_and_its_phases(tmp_path: Path) -> None:
     (run,) = read_text(tmp_path, MEASURED + our_log(results(2, 5.0), {"SLURM_JOB_ID": "31"}))
     assert run.on_cpu and run.settings["device"] == "cpu"
@@ -145,31 +139,11 @@ def test_our_own_log_tells_its_device_and_its_phases(tmp_path: Path) -> None:
     assert not any(rank.local or rank.waits for rank in run.ranks)
 
 
-def test_a_log_without_a_header_is_named_by_its_file(tmp_path: Path) -> None:
-    (run,) = read_text(tmp_path, "Max epochs: 2\nTotal training time: 3.0 seconds\n")
-    assert run.job == "77"
-    (run,) = read_text(tmp_path, "Max epochs: 2\n", "mine.log")
-    assert run.job == "mine"
-
-
 def test_a_file_without_an_end_of_line_costs_no_square(tmp_path: Path) -> None:
     path = tmp_path / "long.out"
     path.write_bytes(b"x" * 5_000_000 + b"\rJob ID: 3\r" + b"\xff\x1b[A" * 500_000)
     assert max(len(text_of(line)) for line in raw_lines(path)) <= 1 << 14
     assert [run.job for run in read_log(path)] == ["3"]
-
-
-def test_a_log_gives_no_orders_to_a_terminal(tmp_path: Path) -> None:
-    (run,) = read_text(tmp_path, "Job ID: 5\x1b]0;owned\x07\x1b[2J\x00\nJob Name: a\x9bb\n")
-    assert (run.job, run.name) == ("5]0;owned", "ab")
-    (run,) = read_text(tmp_path, f"Job ID: {'9' * 5000}\n")
-    assert run.job == "9" * 40
-
-
-def test_settings_have_one_spelling() -> None:
-    assert plain("1e-3") == plain(0.001) == "0.001"
-    assert plain("adam") == "adam"
-    assert plain("nan") == "nan"
 
 
 def test_settings_are_exact() -> None:
@@ -229,14 +203,47 @@ def test_a_log_in_which_srun_names_the_tasks(tmp_path: Path) -> None:
         assert run == plainly
 
 
-def test_numbers_with_commas(tmp_path: Path) -> None:
-    text = (
-        "Job ID: 1\nBatch size (per GPU): 1,024\nEffective batch size (b × n): 1,024 × 8 = 8,192\n"
-        "Number of samples: 1,281,167\nTotal training time: 1,295.23 seconds (21.59 minutes)\n"
-    )
-    (run,) = read_text(tmp_path, text)
-    assert (run.seconds, run.samples) == (1295.23, 1_281_167)
-    assert (run.batch, run.global_batch, run.devices) == (1024, 8192, 8)
+@pytest.mark.parametrize(
+    ("total", "seconds"),
+    [("1.5 hours", 5400), ("1 day, 2:03:04", 93784), ("12 minutes and 30 seconds", 750)],
+)
+def test_a_total_is_read_with_its_unit(tmp_path: Path, total: str, seconds: float) -> None:
+    (run,) = read_text(tmp_path, f"Job ID: 1\nMax epochs: 5\nTotal training time: {total}\n")
+    assert run.seconds == seconds
+
+
+@pytest.mark.parametrize("total", ["09:15", "3 fortnights"])
+def test_a_total_of_several_meanings_is_refused_with_its_line(tmp_path: Path, total: str) -> None:
+    with pytest.raises(UsageError, match=f"slurm-77.out: Total training time: {total}: '{total}'"):
+        read_text(tmp_path, f"Job ID: 1\nMax epochs: 5\nTotal training time: {total}\n")
+
+
+def body(devices: int, seconds: float, ranks: int = 1) -> str:
+    """What a training prints below the header of its job."""
+    return log("5", devices, seconds, ranks=ranks).partition("=" * 70)[2]
+
+
+def test_two_trainings_of_one_job_are_two_runs(tmp_path: Path) -> None:
+    """Also if both ran on as many devices, and if each rank printed its total."""
+    text = f"Job ID: 5\n{body(1, 400)}{body(4, 110, ranks=4)}{body(4, 108, ranks=4)}"
+    one, four, again = read_text(tmp_path, text)
+    assert [run.devices for run in (one, four, again)] == [1, 4, 4]
+    assert [run.seconds for run in (one, four, again)] == [400, 110, 108]
+    assert len(four.rank_seconds) == len(again.rank_seconds) == 4
+
+
+def test_ranks_that_print_one_after_the_other_are_one_run(tmp_path: Path) -> None:
+    """As where each keeps its lines until its end."""
+    (run,) = read_text(tmp_path, "Job ID: 5\n" + "".join(body(3, s) for s in (95, 97, 96)))
+    assert (run.devices, run.seconds, run.rank_seconds) == (3, 97, (95, 97, 96))
+    assert (run.epochs, run.status) == (50, "complete")
+
+
+def test_an_epoch_0_after_a_total_begins_a_training(tmp_path: Path) -> None:
+    bars = "".join(f"Epoch {e}: 100%|██| 10/10 [00:01<00:00, 9it/s]\n" for e in range(2))
+    total = "Total training time: {} seconds\n"
+    text = f"Job ID: 5\nBatch size: 8\n{bars}{total.format(40)}{bars}{total.format(20)}"
+    assert [(run.seconds, run.epochs) for run in read_text(tmp_path, text)] == [(40, 2), (20, 2)]
 
 
 def test_a_job_of_an_array_and_its_folder_are_one_run(tmp_path: Path) -> None:
@@ -253,16 +260,8 @@ def test_our_log_and_our_folder_tell_the_same(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run", document, hidden_dims=[64, 32, 16], num_samples=10000)
     (path,) = write(tmp_path, {"slurm-31.out": our_log(document, {"SLURM_JOB_ID": "31"})})
     logged, (kept,) = one(path), read_runs([folder])
-    for name in (
-        "job",
-        "devices",
-        "samples",
-        "batch",
-        "global_batch",
-        "steps",
-        "epochs",
-        "complete",
-    ):
+    names = "job devices samples batch global_batch steps epochs complete"
+    for name in names.split():
         assert getattr(logged, name) == getattr(kept, name), name
     assert logged.samples == 7008  # of 10,000, which the seed counts
     both = logged.settings.keys() & kept.settings.keys()
@@ -285,12 +284,12 @@ def test_steps_that_were_limited_do_not_claim_all_epochs(tmp_path: Path) -> None
     assert logged.settings["number of steps"] == kept.settings["number of steps"] == "400"
 
 
-@pytest.mark.parametrize("where", ["bar", "best", "both", "training"])
+@pytest.mark.parametrize("where", ["bar", "best", "training"])
 def test_a_loss_that_is_nan_is_told(tmp_path: Path, where: str) -> None:
     text = log("7", 2, 50.0)
-    if where in ("bar", "both"):
+    if where == "bar":
         text = text.replace("val_loss=0.151,", "val_loss=nan,")
-    if where in ("best", "both"):
+    if where == "best":
         text = text.replace("Best validation loss: 0.1187", "Best validation loss: nan")
     if where == "training":
         text = text.replace(
@@ -310,12 +309,3 @@ def test_a_loss_of_ours_that_is_null_was_nan(tmp_path: Path) -> None:
     document["history"][1]["val_loss"] = None
     (run,) = read_runs([run_folder(tmp_path / "run", document)])
     assert run.diverged
-
-
-def test_a_log_that_was_cut_before_its_device_names_none(tmp_path: Path) -> None:
-    head = "Job ID: 9\nNumber of tasks: 2\nMax epochs: 3\nBatch size (per GPU): 32\n"
-    (path,) = write(tmp_path, {"slurm-9.out": head})
-    assert (one(path).device, one(path).unit) == (None, "device")
-    (path,) = write(tmp_path, {"slurm-9.out": head + "CUDA available: True\n"})
-    assert one(path).unit == "GPU"
-    assert "device" not in one(path).settings

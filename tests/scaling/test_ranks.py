@@ -45,16 +45,10 @@ def test_a_rank_slowed_by_50_ms_is_named(slow: int) -> None:
     assert slowest.spread is not None and slowest.spread < 0.01
 
 
-def test_equal_ranks_have_no_straggler() -> None:
+def test_nobody_is_named_without_the_most_work_and_the_least_wait_of_all_ranks() -> None:
     assert [straggler(run(4, ranks=ranks(None, seed=seed))) for seed in range(10)] == [None] * 10
-
-
-def test_most_work_without_the_least_wait_names_nobody() -> None:
     work = Rank(0, {}, (0.2,) * 9, (0.1,) * 9), Rank(1, {}, (0.1,) * 9, (0.05,) * 9)
     assert straggler(run(2, ranks=work)) is None
-
-
-def test_a_straggler_takes_all_ranks() -> None:
     assert straggler(run(4, ranks=ranks(1)[:3])) is None
     assert straggler(run(4)) is None
 
@@ -67,11 +61,8 @@ def test_rows_that_are_cut_short_are_passed_over() -> None:
     ]
     rank = rank_of(0, {}, rows)
     assert (rank.local, rank.waits) == ((0.1,), (0.01,))
-
-
-def test_a_rank_that_is_alone_has_work_and_no_waits() -> None:
     alone = rank_of(0, {}, [{"forward_s": "0.1", "communication_s": ""}] * 3)
-    assert (alone.local, alone.waits) == ((0.1,) * 3, ())
+    assert (alone.local, alone.waits) == ((0.1,) * 3, ()), "one that is alone waits for nobody"
 
 
 def test_shares_of_phases() -> None:

@@ -6,20 +6,15 @@ import os
 import re
 import subprocess
 import sys
-import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from penstock.cli import main
 from penstock.scaling.sources.read import read_runs
 
-from .kit import (
-    one,
-    write,
-)
+from .kit import one, write
 
 
 @pytest.mark.slow
@@ -54,32 +49,6 @@ def test_a_real_training_is_the_same_run_wherever_it_is_read(tmp_path: Path) -> 
     assert (log_run.samples, log_run.steps) == (folder.samples, folder.steps)
     assert len(read_runs([tmp_path / "run", path])) == 1
     assert log_run.val_acc == pytest.approx(folder.val_acc, abs=1e-4)
-
-
-@pytest.mark.slow
-def test_a_real_experiment_of_comet_that_went_on_is_one(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    pytest.importorskip("comet_ml")
-    out = tmp_path / "run"
-    words = "train tests.scaling.slowed:Patient --epochs 8 --num-samples 203 --device cpu".split()
-    command = [sys.executable, "-m", "penstock", *words, "--track", "comet", "--output-dir", out]
-    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    slow = {**os.environ, "PATIENCE_S": "0.5"}  # so that the signal comes before the last epoch
-    with subprocess.Popen(command, env=slow, **quiet) as first:
-        while not (out / "training_results.json").exists() and first.poll() is None:
-            time.sleep(0.05)
-        first.terminate()
-    assert first.returncode == 3
-    # A run that a signal stops waits for its trackers but briefly; this sends what they lack.
-    assert main(["track", "sync", str(out)]) == 0
-    (stopped,) = read_runs([*out.glob("track/comet/*.zip")])
-    assert stopped.status == "unfinished" and 0 < (stopped.epochs or 0) < 8
-    subprocess.run([*command, "--resume"], check=True, **quiet)
-    parts = [*out.glob("track/comet/*.zip")]
-    assert len(parts) == 2
-    (whole,), (folder,) = read_runs(parts), read_runs([out])
-    assert (whole.epochs, whole.complete, whole.devices) == (8, True, 1)
-    assert whole.seconds == pytest.approx(folder.seconds)
 
 
 @pytest.mark.slow

@@ -62,14 +62,6 @@ PUBLISHED = [
 ]
 
 
-@pytest.mark.parametrize("name, network, one, n, published", PUBLISHED)
-def test_published_efficiencies_within_five_points(
-    name: str, network: Network, one: DeviceStep, n: int, published: float
-) -> None:
-    (made,) = predict_steps(one, network, [n])
-    assert made.efficiency == pytest.approx(published, abs=0.05), name
-
-
 def test_what_the_model_does_not_know_is_not_hidden() -> None:
     """The same README has 90.7 % for SSD on 8 V100 with AMP and batches of 32, and 97.6 % with 64.
 
@@ -160,55 +152,28 @@ def test_a_batch_that_was_not_measured_is_said_to_be() -> None:
     assert any(phrase in line for line in assumptions_of(one, DGX_H100))
 
 
-@pytest.mark.parametrize("n, epochs, minutes", [(64, 36, 2.664), (512, 50, 0.509)])
-def test_with_a_step_of_64_the_time_to_train_on_512_is_within_five_points(
-    n: int, epochs: int, minutes: float
-) -> None:
-    """How many epochs a larger batch needs is theirs; how long these last on 512 is predicted."""
-    one = with_batch(device(408, 56_080 / 8, 25.6e6), 50)
-    one = replace(one, seen=(64, 50 * 64 / 294_700))
-    (made,) = predict_steps(one, DGX_H100, [n])
-    predicted = epochs * 1_281_167 / made.samples_per_s / 60
-    assert 13.466 * 8 / n / predicted == pytest.approx(13.466 * 8 / n / minutes, abs=0.05)
-
-
 def published_table() -> str:
     """Every published point, what is predicted of it, and which steps were told."""
-    ssd, two_steps = (
-        "SSD V100 AMP batch 32",
-        replace(device(32, 296.80, 22.9e6), seen=(4, 32 / (1115.59 / 4))),
-    )
+    ssd = replace(device(32, 296.80, 22.9e6), seen=(4, 32 / (1115.59 / 4)))
     resnet = with_batch(device(408, 56_080 / 8, 25.6e6), 50)
     of_64 = replace(resnet, seen=(64, 50 * 64 / 294_700))
-    minutes = 50 * 1_281_167 / 60
+    to_train = 50 * 1_281_167 / 60 / 0.509 / 64 / 56_080
+    name = "ResNet-50 H100 batch 50"
+    steps = "**of 1 and of 64 devices{}**"
     points = [(*point, "of 1 device") for point in PUBLISHED]
     points += [
-        (ssd, v100(), two_steps, 8, 2153.96 / 8 / 296.80, "**of 1 and of 4 devices**"),
-        (
-            "ResNet-50 H100 batch 50",
-            DGX_H100,
-            of_64,
-            64,
-            294_700 / 8 / 56_080,
-            "**of 1 and of 64 devices: told, not predicted**",
-        ),
-        (
-            "ResNet-50 H100 batch 50",
-            DGX_H100,
-            of_64,
-            512,
-            minutes / 0.509 / 64 / 56_080,
-            "**of 1 and of 64 devices**",
-        ),
+        (SEEN[4][0], v100(), ssd, 8, 2153.96 / 8 / 296.80, "**of 1 and of 4 devices**"),
+        (name, DGX_H100, of_64, 64, 294_700 / 8 / 56_080, steps.format(": told, not predicted")),
+        (name, DGX_H100, of_64, 512, to_train, steps.format("")),
     ]
     lines = [
         "| point | devices | published | simulated | measured steps that were told |",
         "|---|---:|---:|---:|---|",
     ]
-    for name, network, one, n, published, steps in points:
+    for name, network, one, n, published, steps_of in points:
         (made,) = predict_steps(one, network, [n])
         assert made.efficiency == pytest.approx(published, abs=0.05), (name, n)
-        lines.append(f"| {name} | {n} | {published:.1%} | {made.efficiency:.1%} | {steps} |")
+        lines.append(f"| {name} | {n} | {published:.1%} | {made.efficiency:.1%} | {steps_of} |")
     return "\n".join(lines)
 
 
@@ -241,7 +206,7 @@ def test_a_ring_moves_its_bytes_and_a_tree_takes_fewer_turns() -> None:
 def simple(**fields: Any) -> list[Prediction]:
     given = {"overlap": 0.0} | fields
     one = DeviceStep(0.1, 0.06, 32, given.pop("gradient_bytes", 100e6))
-    one = replace(one, **{k: given.pop(k) for k in ("sample_bytes", "jitter") if k in given})
+    one = replace(one, jitter=given.pop("jitter", 0.0))
     return predict_steps(one, replace(a100(4), **given), [1, 4, 8, 64, 512, 4096])
 
 
@@ -260,22 +225,12 @@ def test_the_backward_pass_hides_no_more_than_it_lasts() -> None:
     assert simple(overlap=1.0)[1].exposed_s == 0
 
 
-def test_a_store_that_is_too_slow_bounds_all() -> None:
-    made = simple(sample_bytes=1e6, data_rate=2e9)
-    assert [one.bound_by for one in made[:2]] == ["computing", "computing"]
-    assert made[-1].bound_by == "data"
-    assert made[-1].samples_per_s == pytest.approx(2000)
-
-
 def test_a_loader_that_was_too_slow_stays_so_on_every_device() -> None:
     one = DeviceStep(0.1, 0.06, 32, 100e6, data_s=0.16)
     alone, *_, many = predict_steps(one, replace(a100(4), overlap=0.0), [1, 4096])
     assert alone.samples_per_s == pytest.approx(32 / 0.16)
     assert many.efficiency == pytest.approx(1)  # the sum lasts no longer than the wait
     assert many.bound_by == "data"
-    shared = replace(a100(4), data_rate=1e9)
-    (bound,) = predict_steps(replace(one, sample_bytes=1e6), shared, [8])
-    assert bound.samples_per_s == pytest.approx(1000)
 
 
 def test_a_run_without_workers_reads_before_each_step() -> None:
@@ -291,16 +246,6 @@ def test_a_run_without_workers_reads_before_each_step() -> None:
     text = " ".join(assumptions_of(with_batch(one, 64), slow))
     assert "no workers and makes a batch in 100 ms before it computes" in text
     assert "prefetches" not in text
-
-
-def test_another_batch_takes_as_long_a_sample() -> None:
-    scaled = with_batch(DeviceStep(0.1, 0.06, 32, 100e6, jitter=0.1, data_s=0.2), 64)
-    assert (scaled.compute_s, scaled.backward_s, scaled.data_s) == (0.2, 0.12, 0.4)
-    assert (scaled.batch, scaled.gradient_bytes, scaled.jitter) == (64, 100e6, 0.1)
-    text = " ".join(assumptions_of(scaled, a100()))
-    assert "A batch of 32 was measured, and one of 64 is assumed to take the same time" in text
-    assert "its own loader, which makes 160 samples/s" in text
-    assert with_batch(scaled, 64).scaled_from is None
 
 
 def test_jitter_costs_what_the_slowest_of_many_takes() -> None:
@@ -336,14 +281,6 @@ def test_a_run_of_one_device_gives_its_device() -> None:
         device_of_run(run(1))
 
 
-@pytest.mark.parametrize(
-    "fields, words",
-    [
-        ({"between": 0.0}, "--between 0 must be above 0"),
-        ({"data_rate": 1e9}, "--data-rate has no effect without --sample-bytes"),
-        ({"inside_latency": -1.0}, "--inside-latency -1 must be above 0"),
-    ],
-)
-def test_what_is_no_network_is_refused(fields: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        simple(**fields)
+def test_what_is_no_network_is_refused() -> None:
+    with pytest.raises(UsageError, match="--between 0 must be above 0"):
+        simple(between=0.0)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sqlite3
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -121,11 +123,20 @@ def test_in_a_folder_nothing_bad_stops_the_rest(tmp_path: Path) -> None:
     (tmp_path / "dead.out").symlink_to(tmp_path / "gone")
     for name in ("folder.out", "folder.zip", "folder.db"):
         (tmp_path / name).mkdir()
+    with sqlite3.connect(tmp_path / "songs.db") as db:
+        db.execute("create table songs (name text)")
+    db.close()
+    (tmp_path / "thumbs.db").write_bytes(b"\x00\x01 nothing of SQLite")
+    (tmp_path / "torn.zip").write_bytes(b"PK\x03\x04" + b"x" * 100)
+    with zipfile.ZipFile(tmp_path / "sources.zip", "w") as other:
+        other.writestr("readme", "nothing of Comet")
     runs, said = heard(tmp_path)
     assert runs == [("run", 1), ("7", 4)]
-    assert len(said) == 4
-    for name, sentence in zip(("negative", "torn", "dead.out", "zero.out"), said, strict=True):
-        assert name in sentence and sentence.endswith("; it is passed over")
+    for words in ("negative", "torn/", "dead.out", "zero.out", "songs.db is not a database",
+                  "thumbs.db is not a database", "torn.zip is not an archive"):  # fmt: skip
+        (sentence,) = (each for each in said if words in each)
+        assert sentence.endswith("; it is passed over")
+    assert len(said) == 7
 
 
 def test_a_folder_stands_for_its_logs_by_any_usual_name(tmp_path: Path) -> None:

@@ -8,16 +8,10 @@ from hypothesis import strategies as st
 
 from penstock.base.errors import NotComparable, UsageError
 from penstock.scaling.laws import Amdahl, Usl, karp_flatt, peak, usl
+from penstock.scaling.runs import TrainingRun
 from penstock.scaling.study import studies
 
-from .kit import (
-    SEED,
-    only,
-    run,
-    seed_runs,
-    strong,
-    weak,
-)
+from .kit import SEED, only, run, seed_runs, strong, weak
 
 
 def test_the_vector_of_the_issue() -> None:
@@ -39,15 +33,11 @@ def test_the_vector_of_the_issue() -> None:
     assert round(float(peak(sigma, kappa)), 1) == 14.7
 
 
-def test_one_run_of_a_size_has_no_interval() -> None:
+def test_throughput_and_cost_of_the_seed_and_no_interval_of_one_run() -> None:
     study = only(seed_runs())
+    one, four, _ = study.points
     assert all(p.efficiency.low is None and p.speedup.high is None for p in study.points)
-    assert isinstance(study.amdahl, Amdahl)
-    assert study.amdahl.serial.low is None
-
-
-def test_throughput_and_cost_of_the_seed() -> None:
-    one, four, _ = only(seed_runs()).points
+    assert isinstance(study.amdahl, Amdahl) and study.amdahl.serial.low is None
     assert one.throughput == pytest.approx(10000 * 50 / 362.45)
     assert four.device_hours == pytest.approx(4 * 1.90 / 3600)
 
@@ -71,10 +61,6 @@ def test_a_baseline_that_is_asked_for() -> None:
         studies([run(1), run(4)], 2, False)
 
 
-def test_strong_scaling_is_named() -> None:
-    assert only([strong(1, 100), strong(2, 55), strong(4, 30)]).kind == "strong"
-
-
 def test_weak_scaling_is_named_and_its_speedup_is_of_samples() -> None:
     study = only([weak(1, 100), weak(2, 104), weak(4, 110), weak(8, 120)])
     assert study.kind == "weak"
@@ -85,9 +71,21 @@ def test_weak_scaling_is_named_and_its_speedup_is_of_samples() -> None:
     assert isinstance(study.usl, Usl)
 
 
-def test_hybrid_scaling_is_named_where_the_last_batch_is_filled_up() -> None:
-    runs = [run(n, 100 / n, samples=None, steps=-(-7000 // (32 * n))) for n in (1, 2, 4, 8)]
-    assert only(runs).kind == "hybrid"
+@pytest.mark.parametrize(
+    ("runs", "kind"),
+    [
+        # the last batch is filled up
+        ([run(n, 9 / n, samples=None, steps=-(-7000 // (32 * n))) for n in (1, 2, 4, 8)], "hybrid"),
+        # gradients are accumulated
+        ([run(1, 100, batch=8, global_batch=32), run(4, 30, batch=8, global_batch=32)], "strong"),
+        ([run(1, 10), run(2, 6, batch=None, global_batch=None)], "undetermined"),
+        ([run(2, 10), run(2, 11, job="b")], "undetermined"),
+    ],
+)
+def test_the_kind_of_a_study(runs: list[TrainingRun], kind: str) -> None:
+    study = only(runs)
+    assert study.kind == kind
+    assert len(study.points) == len({run.devices for run in runs})
 
 
 def test_kinds_are_never_in_one_study() -> None:
@@ -122,26 +120,6 @@ def test_each_kind_is_named_whatever_its_size(
     assert only([one, many]).kind == kind
 
 
-def test_accumulated_gradients_are_strong_scaling() -> None:
-    runs = [run(1, 100, batch=8, global_batch=32), run(4, 30, batch=8, global_batch=32)]
-    assert only(runs).kind == "strong"
-
-
-def test_work_that_is_not_told_is_undetermined() -> None:
-    assert only([run(1, 10), run(2, 6, batch=None, global_batch=None)]).kind == "undetermined"
-
-
-def test_repeated_runs_of_one_size_are_a_study_of_one_point() -> None:
-    study = only([run(2, 10), run(2, 11, job="b")])
-    assert study.kind == "undetermined"
-    assert [len(p.at.runs) for p in study.points] == [2]
-
-
-def test_nodes_are_told_apart() -> None:
-    study = only([run(1, 100), run(4, 30, nodes=1), run(4, 33, nodes=2)])
-    assert [(p.at.devices, p.at.nodes) for p in study.points] == [(1, 1), (4, 1), (4, 2)]
-
-
 def test_mixed_experiments_are_refused_with_the_difference() -> None:
     runs = [run(1, 100, settings={"learning rate": "0.001"}), run(4, 30)]
     runs += [run(8, 20, settings={"learning rate": "0.01"})]
@@ -158,14 +136,6 @@ def test_work_of_no_kind_is_refused_with_the_difference() -> None:
         studies(runs, None, False)
     with pytest.raises(NotComparable, match="neither weak, strong nor hybrid"):
         studies([run(1, 100), run(1, 60, batch=64, global_batch=64)], None, False)
-
-
-@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_time_that_is_none_is_refused(seconds: float) -> None:
-    with pytest.raises(
-        UsageError, match=r"slurm-1.out: the training time is .* s; a time is above"
-    ):
-        run(1, seconds)
 
 
 def test_runs_that_broke_off_are_not_compared() -> None:

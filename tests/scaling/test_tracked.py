@@ -2,77 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import sqlite3
-import zipfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from penstock.scaling.runs import TrainingRun
-from penstock.scaling.sources.comet import comet_archive, comet_experiment, comet_runs
-from penstock.scaling.sources.mlflow import mlflow_database, mlflow_files
+from penstock.scaling.sources.comet import comet_runs
 from penstock.scaling.sources.tracked import TrackedRun, training_runs
 from penstock.scaling.tables import run_mark
-
-ASKED = {"world_size": "2", "batch_size": "8", "epochs": "3", "device": "auto"}
 
 
 def read(runs: Iterable[TrackedRun]) -> list[TrainingRun]:
     return list(training_runs(runs, Path("tracker"), lambda sentence: None))
-
-
-def database(path: Path, tags: dict[str, str]) -> Path:
-    with sqlite3.connect(path) as db:
-        db.executescript(
-            "pragma synchronous = off;"
-            "create table runs (run_uuid, name, status, start_time, end_time, lifecycle_stage);"
-            "create table params (key, value, run_uuid); create table tags (key, value, run_uuid);"
-            "create table metrics (key, value, timestamp, run_uuid, step, is_nan);"
-            "insert into runs values ('r', 'a', 'FINISHED', 0, 9500, 'active');"
-        )
-        for table, values in (("params", ASKED), ("tags", tags)):
-            db.executemany(
-                f"insert into {table} values (?, ?, 'r')", [(k, v) for k, v in values.items()]
-            )
-    db.close()
-    return path
-
-
-def folder(path: Path, tags: dict[str, str]) -> Path:
-    for kind, values in (("params", ASKED), ("tags", tags)):
-        (path / "run" / kind).mkdir(parents=True)
-        for name, value in values.items():
-            (path / "run" / kind / name).write_text(value)
-    (path / "run" / "meta.yaml").write_text("status: 3\nstart_time: 0\nend_time: 9500\n")
-    return path
-
-
-def archive(path: Path, tags: dict[str, str]) -> Path:
-    messages: list[dict[str, Any]] = [
-        {"type": "parameter_msg", "payload": {"param": {"paramName": k, "paramValue": v}}}
-        for k, v in ASKED.items()
-    ]
-    messages += [{"type": "log_other", "payload": {"key": k, "value": v}} for k, v in tags.items()]
-    with zipfile.ZipFile(path, "w") as file:
-        file.writestr("experiment.json", "{}")
-        file.writestr("messages.json", "\n".join(map(json.dumps, messages)))
-    return path
-
-
-@pytest.mark.parametrize(("tags", "device"), [({"device": "cpu"}, "cpu"), ({}, None)])
-def test_the_device_that_was_found_counts_and_not_the_one_asked_for(
-    tmp_path: Path, tags: dict[str, str], device: str | None
-) -> None:
-    runs = read([
-        *mlflow_database(database(tmp_path / "a.db", tags)),
-        *mlflow_files(folder(tmp_path / "mlruns", tags)),
-        comet_experiment(comet_archive(archive(tmp_path / "a.zip", tags))),
-    ])  # fmt: skip
-    assert [run.device for run in runs] == [device] * 3
-    assert [run.devices for run in runs] == [2] * 3
 
 
 # --- Comet tells when each metric came ------------------------------------------------------------

@@ -7,7 +7,9 @@ import json
 import sqlite3
 import subprocess
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -19,47 +21,35 @@ from penstock.scaling.sources.read import read_runs
 from penstock.scaling.study import studies
 from penstock.scaling.tables import run_mark
 
-from .kit import (
-    results,
-    write,
-)
+from .kit import results, write
 
 SCHEMA = """
 pragma synchronous = off;
-create table runs (run_uuid text, name text, status text, start_time int, end_time int,
-                   lifecycle_stage text);
-create table metrics (key text, value real, timestamp int, run_uuid text, step int, is_nan int);
-create table params (key text, value text, run_uuid text);
-create table tags (key text, value text, run_uuid text);
+create table runs (run_uuid, name, status, start_time, end_time, lifecycle_stage);
+create table metrics (key, value, timestamp, run_uuid, step, is_nan);
+create table params (key, value, run_uuid);
+create table tags (key, value, run_uuid);
+insert into runs values ('gone', 'gone', 'FINISHED', 0, 1, 'deleted');
 """
 
 
-def mlflow_database(path: Path) -> None:
+def mlflow_database(path: Path, tags: Mapping[str, str] = MappingProxyType({})) -> None:
     with sqlite3.connect(path) as db:
         db.executescript(SCHEMA)
         for n, seconds in ((1, 100.5), (4, 30.25)):
             run = f"run{n}" * 8
-            db.execute(
-                "insert into runs values (?,?,?,?,?,?)",
-                (run, f"spiral_{n}gpu", "FINISHED", 0, 1, "active"),
-            )
-            params = {
-                "world_size": n,
-                "batch_size": 32,
-                "epochs": 2,
-                "num_samples": 10000,
-                "learning_rate": 0.001,
-            }
-            db.executemany(
-                "insert into params values (?,?,?)", [(k, str(v), run) for k, v in params.items()]
-            )
-            db.execute("insert into tags values ('launch.job_id', ?, ?)", (str(40 + n), run))
-            rows = [("train_s", seconds / 2, 0, run, e, 0) for e in range(2)]
-            rows += [("val_loss", 0.5 - e / 10, 0, run, e, 0) for e in range(2)]
-            rows += [("val_acc", 0.5 + e / 10, 0, run, e, 0) for e in range(2)]
-            rows += [("system/gpu0_util_percent", 90.0, 0, run, 0, 0), ("x", 0.0, 0, run, 0, 1)]
-            db.executemany("insert into metrics values (?,?,?,?,?,?)", rows)
-        db.execute("insert into runs values ('gone', 'gone', 'FINISHED', 0, 1, 'deleted')")
+            about = (run, f"spiral_{n}gpu", "FINISHED", 0, 1, "active")
+            db.execute("insert into runs values (?,?,?,?,?,?)", about)
+            params = {"world_size": n, "batch_size": 32, "epochs": 2, "num_samples": 10000,
+                      "learning_rate": 0.001, "device": "auto"}  # fmt: skip
+            for table, values in (("params", params), ("tags", tags | {"launch.job_id": 40 + n})):
+                rows = [(name, str(value), run) for name, value in values.items()]
+                db.executemany(f"insert into {table} values (?,?,?)", rows)
+            rows = [("x", 0.0, 0, 1), ("system/gpu0_util_percent", 90.0, 0, 0)]
+            for e in range(2):
+                rows += [("train_s", seconds / 2, e, 0), ("val_loss", 0.5 - e / 10, e, 0),
+                         ("val_acc", 0.5 + e / 10, e, 0)]  # fmt: skip
+            db.executemany(f"insert into metrics values (?,?,0,'{run}',?,?)", rows)
     db.close()
 
 
@@ -87,20 +77,12 @@ def test_a_loss_that_mlflow_keeps_as_nan_is_told(tmp_path: Path) -> None:
     mlflow_database(path)
     with sqlite3.connect(path) as db:
         db.execute("update metrics set value = 0, is_nan = 1 where key = 'val_loss' and step = 1")
+        db.execute("update params set value = '5' where key = 'epochs'")
     db.close()
     runs = read_runs([path])
     assert [(r.diverged, r.epochs, r.val_loss, r.complete) for r in runs] == [
-        (True, 2, 0.5, True)
-    ] * 2
-
-
-def test_a_database_of_something_else(tmp_path: Path) -> None:
-    path = tmp_path / "other.db"
-    with sqlite3.connect(path) as db:
-        db.execute("create table songs (name text)")
-    db.close()
-    with pytest.raises(UsageError, match=r"other.db is not a database of MLflow: no such table"):
-        read_runs([path])
+        (True, 2, 0.5, False)
+    ] * 2, "they stopped early, too"
 
 
 def test_files_of_mlflow(tmp_path: Path) -> None:
@@ -189,32 +171,15 @@ def test_experiments_of_comet_as_rows(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_an_offline_archive_of_comet(tmp_path: Path) -> None:
-    for n, seconds in ((1, 100.5), (4, 30.25)):
-        messages: list[dict[str, Any]] = [
-            {"type": "log_other", "payload": {"key": "launch.nodes", "value": 1}},
-            *(
-                {"type": "parameter_msg", "payload": {"param": {"paramName": k, "paramValue": v}}}
-                for k, v in {**PARAMETERS, "world_size": str(n)}.items()
-            ),
-        ]
-        for row in comet_rows("x", seconds):
-            metric = {k: row[k] for k in ("metricName", "metricValue", "step")}
-            payload = {"metric": metric, "local_timestamp": row["timestamp"]}
-            messages.append({"type": "metric_msg", "payload": payload})
-        with zipfile.ZipFile(tmp_path / f"{n}.zip", "w") as archive:
-            archive.writestr("experiment.json", json.dumps({"offline_id": f"key{n}"}))
-            archive.writestr("messages.json", "\n".join(map(json.dumps, messages)))
-    runs = read_runs([tmp_path])
-    check_tracked(runs)
-    assert [r.nodes for r in runs] == [1, 1]
-    (tmp_path / "training_results.json").write_text(json.dumps(results(1, 9.123)))
-    assert [r.seconds for r in read_runs([tmp_path])] == [9.623]
-
-
-def archive(path: Path, key: str, params: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+def archive(
+    path: Path, key: str, params: Mapping[str, Any], rows: list[dict[str, Any]],
+    others: Mapping[str, Any] = MappingProxyType({}),
+) -> None:  # fmt: skip
     """As Comet writes it offline: messages, a line each."""
     messages: list[dict[str, Any]] = [
+        {"type": "log_other", "payload": {"key": k, "value": v}} for k, v in others.items()
+    ]
+    messages += [
         {"type": "parameter_msg", "payload": {"param": {"paramName": k, "paramValue": str(v)}}}
         for k, v in params.items()
     ]
@@ -235,6 +200,32 @@ def epochs_told(first: int, last: int) -> list[dict[str, Any]]:
         for epoch in range(first, last)
         for name, value in {**times, "val_loss": 0.5}.items()
     ]
+
+
+def test_an_offline_archive_of_comet(tmp_path: Path) -> None:
+    for n, seconds in ((1, 100.5), (4, 30.25)):
+        rows = [
+            {"name": row["metricName"], "value": row["metricValue"], "step": row["step"],
+             "time": row["timestamp"]}
+            for row in comet_rows("x", seconds)
+        ]  # fmt: skip
+        asked = {**PARAMETERS, "world_size": n}
+        archive(tmp_path / f"{n}.zip", f"key{n}", asked, rows, {"launch.nodes": 1})
+    runs = read_runs([tmp_path])
+    check_tracked(runs)
+    assert [r.nodes for r in runs] == [1, 1]
+    (tmp_path / "training_results.json").write_text(json.dumps(results(1, 9.123)))
+    assert [r.seconds for r in read_runs([tmp_path])] == [9.623]
+
+
+@pytest.mark.parametrize(("tags", "device"), [({"device": "cpu"}, "cpu"), ({}, None)])
+def test_the_device_that_was_found_counts_and_not_the_one_asked_for(
+    tmp_path: Path, tags: dict[str, str], device: str | None
+) -> None:
+    mlflow_database(tmp_path / "mlflow.db", tags)
+    asked = {"world_size": 2, "epochs": 3, "device": "auto"}
+    archive(tmp_path / "a.zip", "k1", asked, epochs_told(0, 3), tags)
+    assert [run.device for run in read_runs([tmp_path])] == [device] * 3
 
 
 def test_an_experiment_of_comet_that_was_stopped_is_partial(tmp_path: Path) -> None:
@@ -292,15 +283,6 @@ def test_runs_of_an_unknown_number_of_devices_are_left_out_with_a_word(tmp_path:
     ]
 
 
-def test_a_run_of_mlflow_that_stopped_early_is_not_whole(tmp_path: Path) -> None:
-    mlflow_database(tmp_path / "mlflow.db")
-    with sqlite3.connect(tmp_path / "mlflow.db") as db:
-        db.execute("update params set value = '5' where key = 'epochs'")
-    db.close()
-    runs = read_runs([tmp_path / "mlflow.db"])
-    assert [(run.epochs, run.complete) for run in runs] == [(2, False)] * 2
-
-
 def test_without_wandb_its_files_are_passed_over_with_the_line_that_installs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,18 +302,18 @@ def test_the_parts_of_a_run_of_wandb_are_one_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As W&B's reader prints them; tests/training/test_wandb.py has it read real files."""
-    config = {"world_size": 4, "batch_size": 8, "epochs": 2, "device": "auto",
-              "environment": {"device": "cpu", "launch": {"job_id": 7}}}  # fmt: skip
-    run = {"type": "run", "run": {"run_id": "a", "display_name": "mine",
-                                  "config": {"update": config}}}  # fmt: skip
+    began = {"run_id": "a", "display_name": "mine", "config": {"update": {"world_size": 4}}}
+    run = {"type": "run", "run": began}
+    more = {"batch_size": 8, "epochs": 2, "device": "cpu", "launch": {"job_id": 7}}
+    config = {"type": "config", "config": {"update": more}}
 
     def epoch(number: int) -> dict[str, Any]:
-        row = {"_step": number, "_timestamp": 50.0 + number, "train_s": 3.5, "val_s": 0.5,
-               "val_loss": 0.5, "note": "text"}  # fmt: skip
+        row = {"_step": 0, "trainer/global_step": number, "_timestamp": 50.0 + number,
+               "train_s": 3.5, "val_s": 0.5, "val_loss": 0.5, "note": "text"}  # fmt: skip
         return {"type": "history", "history": {"item": row}}
 
     printed = {
-        "1.wandb": [run, epoch(1), {"type": "exit", "exit": {"exit_code": 1}}],
+        "1.wandb": [run, config, epoch(1), {"type": "exit", "exit": {"exit_code": 1}}],
         "2.wandb": [run, epoch(2), {"type": "exit", "exit": {}}],
         "3.wandb": [{"type": "header"}],
     }

@@ -95,8 +95,13 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(b"")
 
     def do_GET(self) -> None:
-        version = "isAlive/ver" in self.path
-        self._answer(json.dumps({"msg": "5.0.0", "version": "5.0.0"} if version else {}).encode())
+        answer: dict[str, Any] = {}
+        if "isAlive/ver" in self.path:
+            answer = {"msg": "5.0.0", "version": "5.0.0"}
+        elif "experiment/metadata" in self.path and (made := self.server.posted("add/run")):
+            key = made[0]["experimentKey"]
+            answer = {"experimentKey": key, "projectName": "p", "workspaceName": "w"}
+        self._answer(json.dumps(answer).encode())
 
     def do_POST(self) -> None:
         data = self.rfile.read(int(self.headers.get("Content-Length") or 0))

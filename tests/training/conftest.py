@@ -8,12 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.base.config.knobs import build
-from penstock.base.config.train import TrainConfig
-from penstock.training.tracking import tell
-
 from .comet_cloud import Cloud
-from .track_kit import facts_of, served
+from .track_kit import served
 
 
 @pytest.fixture
@@ -23,16 +19,6 @@ def no_tracker_set_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     for name in ("COMET_API_KEY", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture
-def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tell.Tracking]:
-    """A run that is tracked, by nobody who is really there."""
-    monkeypatch.setattr(tell, "SYSTEM_EVERY_S", 1e6)
-    config = build(TrainConfig, {"output_dir": tmp_path})
-    made = tell.Tracking(config, 0, facts_of(config))
-    yield made
-    made.finish("complete", {})
 
 
 @pytest.fixture(scope="session")

@@ -37,6 +37,13 @@ def config_of(out: Path, **changes: Any) -> TrainConfig:
     return build(TrainConfig, TRAIN_DEFAULTS["spiral"], SMALL, {"output_dir": out}, changes)
 
 
+def train_workload(workload: str, config: TrainConfig, **how: Any) -> dict[str, Any]:
+    """Penstock's own, with which torch is imported by the first test that trains."""
+    from penstock.training import loop
+
+    return loop.train_workload(workload, config, **how)
+
+
 def weights(out: Path) -> dict[str, torch.Tensor]:
     import torch
 

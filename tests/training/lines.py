@@ -7,13 +7,11 @@ from typing import Any
 
 import torch
 
-import penstock  # noqa: F401  # before Lightning imports a torchvision that may not load
-
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
+    # First, as Lightning imports a torchvision that may not load.
+    from penstock.training.lightning import Records as Records  # isort: skip
     import pytorch_lightning as lightning
-
-    from penstock.training.lightning import Records as Records
 
 
 class Line(lightning.LightningModule):

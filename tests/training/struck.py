@@ -8,7 +8,7 @@ import signal
 from typing import Any, ClassVar
 
 from penstock.base.config.train import TrainConfig
-from penstock.training.workloads.emulator import EmulatorWorkload
+from penstock.training.workloads.emulator_workload import EmulatorWorkload
 from penstock.training.workloads.pairs import Pairs
 from penstock.training.workloads.spiral import Spiral
 

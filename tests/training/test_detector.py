@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import shutil
-import signal
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -23,7 +21,10 @@ from penstock.base.threads import usable_cores
 from penstock.cli import main
 from penstock.reports.training.detections import read_detections
 
-from .kit import forked_ranks, lighten
+from .kit import assert_same, forked_ranks, kill_at, lighten, train_workload, weights
+
+if TYPE_CHECKING:
+    from penstock.training.workloads.detector_workload import DetectorWorkload
 
 if not all(map(find_spec, ("lightning_fabric", "torchvision", "rasterio"))):
     pytest.skip("torchvision or rasterio is not installed", allow_module_level=True)
@@ -35,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def test_a_turned_box_holds_what_it_held(seed: int, side: int) -> None:
     import torch
 
-    from penstock.training.workloads.detector import turn
+    from penstock.training.workloads.detector_workload import turn
 
     image = torch.arange(side * side, dtype=torch.float32).reshape(1, side, side)
     boxes = torch.tensor([[1.0, 0.0, 3.0, 4.0], [0.0, 2.0, 4.0, 3.0]])
@@ -55,7 +56,7 @@ def test_a_turned_box_holds_what_it_held(seed: int, side: int) -> None:
     [(0.0, 3), (1.0, 6), (1.4, 7), (9.0, 8)],
 )
 def test_chips_with_objects_are_all_chosen(background: float, expected: int) -> None:
-    from penstock.training.workloads.detector import chosen
+    from penstock.training.workloads.detector_workload import chosen
 
     counts = np.array([0, 2, 0, 1, 0, 0, 5, 0])
     chips = chosen(counts, background, seed=3)
@@ -72,16 +73,8 @@ def chips(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     size = ["--size", "112", "112"]
     assert main(["generate", "xview3", str(data), "--scenes", "2", *size]) == 0
     files = {name: data / "labels" / f"{name}.csv" for name in ("train", "validation")}
-    words = [
-        "--data_root",
-        str(data),
-        "--output_dir",
-        str(cut),
-        "--chip_size",
-        "64",
-        "--overlap",
-        "16",
-    ]
+    words = ["--data_root", str(data), "--output_dir", str(cut)]
+    words += ["--chip_size", "64", "--overlap", "16"]
     words += ["--train_label_file", str(files["train"]), "--channels", "vh,vv"]
     assert main(["preprocess", *words, "--val_label_file", str(files["validation"])]) == 0
     return {
@@ -97,24 +90,24 @@ def detector_config(chips: dict[str, Path], out: Path, **changes: Any) -> TrainC
     return build(TrainConfig, TRAIN_DEFAULTS["detector"], small, chips, changes)
 
 
-def test_validating_on_what_is_trained_on_is_told(chips: dict[str, Path], tmp_path: Path) -> None:
-    from penstock.training.workloads.detector import DetectorWorkload
+def workload_of(chips: dict[str, Path], out: Path, **changes: Any) -> DetectorWorkload:
+    from penstock.training.workloads.detector_workload import DetectorWorkload
 
+    return DetectorWorkload(detector_config(chips, out, **changes))
+
+
+def test_validating_on_what_is_trained_on_is_told(chips: dict[str, Path], tmp_path: Path) -> None:
     shutil.copytree(chips["train_chips_path"], tmp_path / "copy")
     files = dict.fromkeys(("train_label_file", "val_label_file", "val_data_root"))
-    same = detector_config(chips | files, tmp_path, val_chips_path=tmp_path / "copy")
-    (note_on_scenes,) = (note for note in DetectorWorkload(same).notes if "trained on too" in note)
+    same = workload_of(chips | files, tmp_path, val_chips_path=tmp_path / "copy")
+    (note_on_scenes,) = (note for note in same.notes if "trained on too" in note)
     assert "1 of 1 scenes of" in note_on_scenes
-    assert "trained on too" not in " ".join(
-        DetectorWorkload(detector_config(chips, tmp_path)).notes
-    )
+    assert "trained on too" not in " ".join(workload_of(chips, tmp_path).notes)
 
 
 def test_the_detector_takes_steps_and_is_scored(
     chips: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from penstock.training.loop import train_workload
-
     lighten(monkeypatch)
     results = train_workload("detector", detector_config(chips, tmp_path))
     assert results["steps"] == 2
@@ -132,29 +125,19 @@ def test_the_detector_takes_steps_and_is_scored(
 
 @pytest.mark.slow
 def test_a_detector_that_was_stopped_ends_in_the_weights_of_a_whole_run(
-    chips: dict[str, Path], tmp_path: Path
+    chips: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import torch
-
-    from penstock.training.loop import train_workload
-
-    def stop(now: Any) -> None:
-        if now.step == 2 and not now.validated:
-            os.kill(os.getpid(), signal.SIGTERM)
+    lighten(monkeypatch)
 
     def config(name: str, **changes: Any) -> TrainConfig:
         return detector_config(chips, tmp_path / name, epochs=2, max_steps=4, **changes)
 
     train_workload("detector", config("whole"))
     with pytest.raises(Incomplete):
-        train_workload("detector", config("parts"), progress=stop)
+        train_workload("detector", config("parts"), progress=kill_at(2))
     resumed = train_workload("detector", config("parts", resume=True))
     assert resumed["resumed_at_steps"]
-    whole, parts = (
-        torch.load(tmp_path / name / "checkpoints" / "last.pt", weights_only=True)["model"]
-        for name in ("whole", "parts")
-    )
-    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    assert_same(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
 
 
 @pytest.mark.slow
@@ -184,9 +167,7 @@ def test_perfect_answers_score_perfectly(chips: dict[str, Path], tmp_path: Path)
 
     import torch
 
-    from penstock.training.workloads.detector import DetectorWorkload
-
-    workload = DetectorWorkload(detector_config(chips, tmp_path))
+    workload = workload_of(chips, tmp_path)
 
     class Oracle:
         def __init__(self) -> None:
@@ -230,28 +211,24 @@ def test_perfect_answers_score_perfectly(chips: dict[str, Path], tmp_path: Path)
 def test_bad_input_of_the_detector(
     changes: dict[str, Any], message: str, chips: dict[str, Path], tmp_path: Path
 ) -> None:
-    from penstock.training.workloads.detector import DetectorWorkload
-
     with pytest.raises(UsageError, match=message):
-        DetectorWorkload(detector_config(chips, tmp_path, **changes))
+        workload_of(chips, tmp_path, **changes)
 
 
 def test_labels_of_other_chips_are_refused(chips: dict[str, Path], tmp_path: Path) -> None:
-    from penstock.training.workloads.detector import DetectorWorkload
-
     lines = chips["train_label_file"].read_text().splitlines(keepends=True)
     other = tmp_path / "other.csv"
-    config = detector_config(chips, tmp_path, train_label_file=other)
+    changed = {"train_label_file": other}
     other.write_text("".join(lines[:-1]))
     with pytest.raises(UsageError, match=r"its chips were cut with \d+; run penstock preprocess"):
-        DetectorWorkload(config)
+        workload_of(chips, tmp_path, **changed)
     cells = lines[2].split(",")
     cells[lines[0].split(",").index("detect_scene_row")] = "1"
     other.write_text("".join([*lines[:2], ",".join(cells), *lines[3:]]))
     with pytest.raises(UsageError, match=r"line 3: the chips of scene .* with another label there"):
-        DetectorWorkload(config)
+        workload_of(chips, tmp_path, **changed)
     with pytest.raises(UsageError, match="has no labels of scene"):
-        DetectorWorkload(detector_config(chips, tmp_path, train_label_file=chips["val_label_file"]))
+        workload_of(chips, tmp_path, train_label_file=chips["val_label_file"])
 
 
 def test_scenes_that_chips_were_not_cut_from_are_refused(
@@ -259,55 +236,36 @@ def test_scenes_that_chips_were_not_cut_from_are_refused(
 ) -> None:
     """A root is the folder of the split, or the one above it."""
 
-    from penstock.training.workloads.detector import DetectorWorkload
-
     data = chips["val_data_root"].parent
-    DetectorWorkload(detector_config(chips, tmp_path, train_data_root=data, val_data_root=data))
+    workload_of(chips, tmp_path, train_data_root=data, val_data_root=data)
     with pytest.raises(
         UsageError, match=r"--train-data-root .*validation has no scene \w+, of whi"
     ):
-        DetectorWorkload(detector_config(chips, tmp_path, train_data_root=data / "validation"))
+        workload_of(chips, tmp_path, train_data_root=data / "validation")
     shutil.copytree(data / "train", tmp_path / "train")
-    config = detector_config(chips, tmp_path, train_data_root=tmp_path)
+    changed = {"train_data_root": tmp_path}
     raster = next(tmp_path.glob("train/*/VH_dB.tif"))
     raster.write_bytes(raster.read_bytes() + b"more")
     with pytest.raises(UsageError, match=r"VH_dB.tif has \d+ bytes and had \d+ when its chips"):
-        DetectorWorkload(config)
+        workload_of(chips, tmp_path, **changed)
     raster.unlink()
     with pytest.raises(UsageError, match=r"VH_dB\.tif is missing, and the chips of its scene hold"):
-        DetectorWorkload(config)
-
-
-def test_weights_of_another_detector_are_refused(
-    chips: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import torch
-
-    from penstock.models.detector import make_detector
-    from penstock.training.loop import train_workload
-
-    lighten(monkeypatch)
-    weights = tmp_path / "w.pth"
-    torch.save(make_detector(5).state_dict(), weights)
-    with pytest.raises(UsageError, match=r"w\.pth belongs to another model than detector"):
-        train_workload("detector", detector_config(chips, tmp_path, weights=weights))
+        workload_of(chips, tmp_path, **changed)
 
 
 @pytest.mark.slow
-def test_what_it_was_measured_with_is_recorded_and_said_once(
-    chips: dict[str, Path], tmp_path: Path
+def test_what_it_was_measured_with_is_recorded(
+    chips: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from penstock.models import torchvision_ops as vision
-    from penstock.training.loop import train_workload
+    from penstock.models import compiled_operators
+
+    lighten(monkeypatch)
 
     said: list[str] = []
     config = detector_config(chips, tmp_path, max_steps=1, num_workers=usable_cores() + 1)
     results = train_workload("detector", config, say=said.append)
-    assert results["facts"]["compiled_operators"] == vision.COMPILED
+    assert results["facts"]["compiled_operators"] == compiled_operators()
     assert results["facts"]["channels"] == ["vh", "vv"]
     # A torch that counts on shapes alone has none, because a detector looks at values.
     assert results["flops_per_sample"] or "on shapes alone" in results["flops_note"]
-    assert [sentence for sentence in said if "torchvision" in sentence] == [vision.NOTE] * (
-        not vision.COMPILED
-    )
     assert "they take turns" in said[-1], "in our words, and torch's own warning is no error here"

@@ -43,41 +43,47 @@ class Damaged:
         return index
 
 
+def feed_of(threads: bool, data: Any, order: Order, workers: int) -> Any:
+    """One that reads by threads, or by processes of torch's; by neither without workers."""
+    from penstock.training.feed import ThreadFeed, TorchFeed
+
+    config = build(TrainConfig, {"num_workers": workers})
+    kind: Any = ThreadFeed if threads else TorchFeed
+    return contextlib.closing(kind(data, order, Listed(), config, pin=False))
+
+
+@pytest.mark.parametrize("threads", [False, True])
 @given(
     samples=st.integers(1, 60),
     batch=st.integers(1, 7),
     ranks=st.integers(1, 4),
     first=st.integers(0, 5),
+    workers=st.sampled_from([0, 1, 4]),
 )
 def test_a_feed_gives_the_order_from_any_batch_on(
-    samples: int, batch: int, ranks: int, first: int
+    threads: bool, samples: int, batch: int, ranks: int, first: int, workers: int
 ) -> None:
-    from penstock.training.feed import TorchFeed
-
-    data: Any = [100 + index for index in range(samples)]
+    data = [100 + index for index in range(samples)]
     seen: list[int] = []
     for rank in range(ranks):
         order = Order(samples, batch, 5, "global", rank=rank, world_size=ranks)
         first = min(first, order.num_batches)
-        config = build(TrainConfig, {"num_workers": 0})
-        feed = TorchFeed(data, order, Listed(), config, pin=False)  # type: ignore[arg-type]
-        got = list(feed.epoch(3, first))
+        with feed_of(threads, data, order, workers if threads else 0) as feed:
+            got = list(feed.epoch(3, first))
+            next(iter(feed.epoch(3, 0)))  # left early
         expected = [order.items(3, number) for number in range(first, order.num_batches)]
         assert [items.tolist() for items, _ in got] == [items.tolist() for items in expected]
         assert [values for _, values in got] == [(100 + items).tolist() for items in expected]
         seen += [index for items, _ in got for index in items.tolist()]
-        feed.close()
     if first == 0:
         assert set(seen) == set(range(samples))
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_what_is_wrong_with_a_sample_is_one_sentence_from_a_worker_too(workers: int) -> None:
-    from penstock.training.feed import TorchFeed
-
-    config = build(TrainConfig, {"num_workers": workers})
-    feed = TorchFeed(Damaged(), Order(4, 2), Listed(), config, pin=False)  # type: ignore[arg-type]
-    with contextlib.closing(feed):  # or what pytest keeps of the error keeps its worker
+@pytest.mark.parametrize(("threads", "workers"), [(False, 0), (False, 1), (True, 2)])
+def test_what_is_wrong_with_a_sample_is_one_sentence_from_a_worker_too(
+    threads: bool, workers: int
+) -> None:
+    with feed_of(threads, Damaged(), Order(4, 2), workers) as feed:
         batches = iter(feed.epoch(0, 0))
         assert next(batches)[1] == [0, 1]
         with pytest.raises(UsageError) as caught:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from .kit import assert_same, config_of, kill_at, weights
+from .kit import assert_same, config_of, kill_at, train_workload, weights
 
 if find_spec("lightning_fabric") is None:
     pytest.skip("lightning_fabric is not installed", allow_module_level=True)
@@ -37,8 +37,6 @@ def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def train(out: Path, workload: str = "spiral", **changes: Any) -> dict[str, Any]:
-    from penstock.training.loop import train_workload
-
     return train_workload(workload, config_of(out, **FEW | changes))
 
 
@@ -91,7 +89,6 @@ def test_counting_changes_nothing_in_a_training(
 
 def test_a_run_that_goes_on_counts_anew(tmp_path: Path) -> None:
     from penstock.base.errors import Incomplete
-    from penstock.training.loop import train_workload
 
     with pytest.raises(Incomplete):
         train_workload("spiral", config_of(tmp_path, **FEW), progress=kill_at(3))

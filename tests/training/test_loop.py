@@ -19,7 +19,7 @@ from penstock.base.files import held_alone
 from penstock.bench.launch.worker import status_of
 from penstock.cli import main
 
-from .kit import config_of, rows, weights
+from .kit import config_of, rows, train_workload, weights
 
 if find_spec("lightning_fabric") is None:
     pytest.skip("lightning_fabric is not installed", allow_module_level=True)
@@ -31,7 +31,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def test_spiral_is_learnt(tmp_path: Path) -> None:
     import torch
 
-    from penstock.training.loop import train_workload
     from penstock.training.workloads.spiral import Spiral
 
     config = build(
@@ -57,7 +56,6 @@ def test_spiral_is_learnt(tmp_path: Path) -> None:
 def test_the_spiral_is_learnt_by_its_defaults(tmp_path: Path) -> None:
     """As `penstock train spiral` has it: dropout and all, noise of 0.05. Its score is the best of
     its epochs, so those after the first that is good enough change nothing."""
-    from penstock.training.loop import train_workload
 
     class Enough(Exception):
         pass
@@ -73,8 +71,6 @@ def test_the_spiral_is_learnt_by_its_defaults(tmp_path: Path) -> None:
 
 def test_the_callers_default_dtype_changes_no_weight(tmp_path: Path) -> None:
     import torch
-
-    from penstock.training.loop import train_workload
 
     state_dicts = []
     for default in (torch.float32, torch.bfloat16):
@@ -111,8 +107,6 @@ def test_the_arguments_of_another_tool_are_kept(
 
 
 def test_the_output_tree(tmp_path: Path) -> None:
-    from penstock.training.loop import train_workload
-
     results = train_workload("spiral", config_of(tmp_path, keep_top=2, num_samples=83))
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "args.json", "best_model.pth", "checkpoints", "steps", "training_results.json",
@@ -134,8 +128,6 @@ def test_a_folder_in_which_somebody_trains_is_refused_and_named(
 ) -> None:
     """Whatever is asked of it; what died holds nothing."""
 
-    from penstock.training.loop import train_workload
-
     reason = f"{tmp_path}: process {os.getpid()} on {socket.gethostname()} trains there now; end it"
     for how in ([], ["--resume"], ["--overwrite"]):
         with held_alone(tmp_path / "train.lock", "trains"):
@@ -151,7 +143,6 @@ def test_gradients_are_of_what_is_trained_in_its_dtype(tmp_path: Path) -> None:
     """Layers of 2 x 8, 8 x 4 and 4 x 2 weights, and as many biases as outputs."""
 
     from penstock.training import ranks
-    from penstock.training.loop import train_workload
     from penstock.training.step import Stepper
 
     from .spirals import Frozen
@@ -169,8 +160,6 @@ def test_gradients_are_of_what_is_trained_in_its_dtype(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
-    from penstock.training.loop import train_workload
-
     with pytest.raises(PenstockError, match=r"the loss is nan at step \d+; lower --learning-rate"):
         train_workload("spiral", config_of(tmp_path, learning_rate=1e30))
 
@@ -192,8 +181,6 @@ def test_no_room_is_no_defect(
     """It is one sentence with what would help, and a benchmark knows it for what it is: from the
     error, and where the ranks are torchrun's, from that sentence."""
 
-    from penstock.training.loop import train_workload
-
     monkeypatch.setenv("FULL", full)
     with pytest.raises(PenstockError) as caught:
         train_workload("tests.training.spirals:Full", config_of(tmp_path / "a", num_workers=0))
@@ -208,8 +195,6 @@ def test_no_room_is_no_defect(
 
 
 def test_runs_are_not_mixed(tmp_path: Path) -> None:
-    from penstock.training.loop import train_workload
-
     few: dict[str, Any] = {"epochs": 1, "num_samples": 40}
     train_workload("spiral", config_of(tmp_path, **few))
     (tmp_path / "file").touch()
@@ -234,28 +219,11 @@ def test_runs_are_not_mixed(tmp_path: Path) -> None:
 
 
 def test_what_nobody_says_is_a_run_is_not_removed(tmp_path: Path) -> None:
-    from penstock.training.loop import train_workload
-
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "theirs.txt").write_text("years of work")
     with pytest.raises(UsageError, match=r"holds checkpoints and no args\.json"):
         train_workload("spiral", config_of(tmp_path, overwrite=True))
     assert (tmp_path / "checkpoints" / "theirs.txt").exists()
-
-
-def test_a_file_of_code_is_not_executed(tmp_path: Path) -> None:
-    import torch
-
-    from penstock.models.weights import read_tensors
-
-    class Evil:
-        def __reduce__(self) -> Any:
-            return os.mkdir, (str(tmp_path / "executed"),)
-
-    torch.save({"model": Evil()}, tmp_path / "evil.pt")
-    with pytest.raises(UsageError, match=r"--weights .* is not a file of tensors"):
-        read_tensors(tmp_path / "evil.pt", "--weights")
-    assert not (tmp_path / "executed").exists()
 
 
 @pytest.mark.parametrize(
@@ -286,12 +254,3 @@ def test_the_command_trains_and_tells(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "epoch 1, step 10 of 10: loss" in output.err
     assert "spiral: 70 parameters, 1 x cpu, 10 steps of 32 samples" in output.out
     assert "284 samples in" in output.out
-
-
-def test_a_users_own_workload_is_found_by_name() -> None:
-    from penstock.training.workloads import make_workload
-    from penstock.training.workloads.spiral import Spiral
-
-    assert isinstance(
-        make_workload("penstock.training.workloads.spiral:Spiral", config_of(Path("out"))), Spiral
-    )

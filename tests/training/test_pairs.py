@@ -24,11 +24,10 @@ from penstock.data.normalize import Scaling
 from penstock.data.stores.open import open_source
 from penstock.data.stores.protocols import AXES
 from penstock.loading.fields import PatchGrid
-from penstock.loading.order import Order
-from penstock.reports.tune.model import recommend, write_model_yaml
+from penstock.reports.tune.model_advice import recommend, write_model_yaml
 
 from ..reports.kit import TIMES, sized
-from .kit import NET
+from .kit import NET, train_workload
 
 
 def config_of(tmp_path: Path, **changes: Any) -> TrainConfig:
@@ -47,9 +46,6 @@ def volumes(tmp_path: Path) -> dict[str, Any]:
     np.save(tmp_path / "clean.npy", clean)
     np.save(tmp_path / "noisy.npy", noisy)
     return {"in_spec": str(tmp_path / "noisy.npy"), "target_spec": str(tmp_path / "clean.npy")}
-
-
-# --- what is read ------------------------------------------------------------------------------
 
 
 @given(
@@ -119,67 +115,16 @@ def test_what_is_not_finite_is_shown_as_the_lower_bound() -> None:
     assert given_[0, 0, 0, :4].tolist() == [0, 0, 0, 1]
 
 
-class Numbers:
-    def collate(self, samples: Any) -> list[Any]:
-        return list(samples)
-
-
 def test_a_target_that_is_the_input_is_told(volumes: dict[str, Any], tmp_path: Path) -> None:
-    from penstock.training.loop import train_workload
-
     said: list[str] = []
     same = volumes | {"target_spec": volumes["in_spec"], "epochs": 1, "num_workers": 0}
     train_workload("pairs", config_of(tmp_path, **same), say=said.append)
     assert "noisy.npy is --in-spec itself" in " ".join(said)
 
 
-@pytest.mark.parametrize("workers", [0, 1, 4])
-def test_threads_feed_the_order_from_any_batch_on(workers: int) -> None:
-    from penstock.training.feed import ThreadFeed
-
-    order = Order(37, 5, 3, "global")
-    config = build(TrainConfig, {"num_workers": workers})
-    data: Any = [100 + index for index in range(37)]
-    feed = ThreadFeed(data, order, Numbers(), config, pin=False)  # type: ignore[arg-type]
-    for first in (0, 3, order.num_batches):
-        got = [(items.tolist(), values) for items, values in feed.epoch(2, first)]
-        items = [order.items(2, number).tolist() for number in range(first, order.num_batches)]
-        assert got == [(each, [100 + index for index in each]) for each in items]
-    next(iter(feed.epoch(2, 0)))  # left early
-    feed.close()
-
-
-def test_a_read_that_fails_ends_the_epoch() -> None:
-    from penstock.training.feed import ThreadFeed
-
-    class Broken:
-        def __len__(self) -> int:
-            return 12
-
-        def __getitem__(self, index: int) -> int:
-            if index == 7:
-                raise OSError("chunk 0.7 is gone")
-            return index
-
-    feed = ThreadFeed(
-        Broken(),
-        Order(12, 2),
-        Numbers(),
-        build(TrainConfig, {}),
-        pin=False,  # type: ignore[arg-type]
-    )
-    with pytest.raises(OSError, match=r"chunk 0\.7 is gone"):
-        list(feed.epoch(0, 0))
-    feed.close()
-
-
-# --- what is learnt ----------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_a_model_learns_and_infer_runs_it(tmp_path: Path) -> None:
     from penstock.data.volumes import clean_volume
-    from penstock.training.loop import train_workload
 
     clean = clean_volume((24, 32, 64), seed=1).astype(np.float32)
     noisy = clean + np.random.default_rng(2).normal(0, clean.std(), clean.shape).astype(np.float32)
@@ -201,24 +146,15 @@ def test_a_model_learns_and_infer_runs_it(tmp_path: Path) -> None:
 
 
 def test_checkpointing_changes_nothing_but_memory(volumes: dict[str, Any], tmp_path: Path) -> None:
-    from penstock.training.loop import train_workload
-
-    results = [
-        train_workload(
-            "pairs",
-            config_of(
-                tmp_path, **volumes, epochs=1, checkpointing=on, output_dir=tmp_path / str(on)
-            ),
-        )
-        for on in (False, True)
-    ]
+    results = []
+    for on in (False, True):
+        changes = {"epochs": 1, "checkpointing": on, "output_dir": tmp_path / str(on)}
+        results.append(train_workload("pairs", config_of(tmp_path, **volumes, **changes)))
     assert results[0]["final"] == results[1]["final"]
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"dtype": "bfloat16"}, {"dtype": "float16"}, {"channels_last": True}, {"amp": True}],
-    ids=str,
+    "changes", [{"dtype": "bfloat16"}, {"dtype": "float16", "channels_last": True}, {"amp": True}]
 )
 def test_other_ways_to_compute(
     changes: dict[str, Any], volumes: dict[str, Any], tmp_path: Path
@@ -229,7 +165,6 @@ def test_other_ways_to_compute(
 
 
 def test_two_dimensions_and_channels(tmp_path: Path) -> None:
-    from penstock.training.loop import train_workload
     from penstock.training.workloads.pairs import Pairs
 
     values = np.random.default_rng(3).random((2, 5, 20, 24), dtype=np.float32)  # c z y x
@@ -251,9 +186,6 @@ def test_train_accepts_the_yaml_of_a_benchmark(volumes: dict[str, Any], tmp_path
     config = build(TrainConfig, TRAIN_DEFAULTS["pairs"], read_yaml(path), volumes)
     assert (config.model, config.tile_size, config.batch_size) == ("prithvi-refiner-tiny", "384", 4)
     assert (config.checkpointing, config.device) == (True, "cuda")
-
-
-# --- what is refused ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import csv
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ from penstock.data.scenes.objects import Objects
 from penstock.data.scenes.rasters import NODATA
 from penstock.data.scenes.windows import Cut
 
-from .kit import lighten
+from .kit import lighten, train_workload
 
 if TYPE_CHECKING:
     from penstock.training.predict import PredictionSummary
@@ -41,15 +41,11 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def light() -> Iterator[dict[str, Any]]:
-    """Nets that are soon made: what is asked here is of scenes, windows and words. What the
-    backbones are without it."""
-    from penstock.models import detector
-
-    usual = dict(detector._BACKBONES)
+def _light() -> Iterator[None]:
+    """Nets that are soon made: what is asked here is of scenes, windows and words."""
     with pytest.MonkeyPatch.context() as patch:
         lighten(patch)
-        yield usual
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +72,6 @@ def config_of(data: Path, out: Path) -> TrainConfig:
 def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One step of training: it has learnt nothing, and finds much."""
 
-    from penstock.training.loop import train_workload
-
     out = tmp_path_factory.mktemp("run")
     train_workload("detector", config_of(data, out))
     return out
@@ -90,22 +84,13 @@ def predicted(run: Path, root: Path, out: Path, **changes: Any) -> PredictionSum
     return predict_scenes(run / "best_model.pth", build(PredictConfig, settings, changes))
 
 
-@pytest.mark.slow
-def test_a_scene_gives_what_its_chips_give(
-    data: Path, light: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The other way to the same: cut into chips, stored, read by number, joined by the workload.
-    Of mobilenet itself."""
-
+def test_a_scene_gives_what_its_chips_give(data: Path, run: Path, tmp_path: Path) -> None:
+    """The other way to the same: cut into chips, stored, read by number, joined by the workload."""
     import torch
 
-    from penstock.models import detector
-    from penstock.training.loop import train_workload
-    from penstock.training.workloads.detector import DetectorWorkload
+    from penstock.training.workloads.detector_workload import DetectorWorkload
 
-    monkeypatch.setitem(detector._BACKBONES, "mobilenet", light["mobilenet"])
-    out, run = tmp_path / "p.csv", tmp_path / "run"
-    train_workload("detector", config_of(data, run))
+    out = tmp_path / "p.csv"
     done = predicted(run, data / "data" / "validation", out, score_threshold=0.05)
     workload = DetectorWorkload(config_of(data, tmp_path))
     net = workload.model()
@@ -197,7 +182,7 @@ def test_a_stopped_run_goes_on_at_the_scene_it_did_not_finish(
 def test_windows_without_data_are_passed_over(data: Path, run: Path, tmp_path: Path) -> None:
     import rasterio
 
-    from penstock.training.workloads.detector import _SAME_OBJECT
+    from penstock.training.workloads.detector_workload import _SAME_OBJECT
 
     shutil.copytree(data / "data" / "validation", tmp_path / "v")
     for path in tmp_path.glob("v/*/V*_dB.tif"):
@@ -224,9 +209,6 @@ def test_what_the_user_says_comes_before_what_the_run_says(
     said = {"channels": "vh,vv,bathymetry", "backbone": "mobilenet", "chip_size": 80}
     again = predicted(tmp_path, root, tmp_path / "r.csv", **said, overlap=0, score_threshold=0.9)
     np.testing.assert_array_equal(again.objects.points, done.objects.points)
-
-
-# --- bad input ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -266,111 +248,77 @@ def test_a_device_that_is_not_there_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-Words = list[str]
-
-
-def another_model(folder: Path) -> Words:
-    import torch
-
-    from penstock.models.detector import make_detector
-
-    torch.save(make_detector(3, width=16).state_dict(), folder / "run" / "best_model.pth")
-    return []
-
-
-def no_tensors(folder: Path) -> Words:
-    (folder / "run" / "best_model.pth").write_text("weights")
-    return []
-
-
-def no_weights(folder: Path) -> Words:
-    (folder / "run" / "best_model.pth").unlink()
-    return []
-
-
-def other_workload(folder: Path) -> Words:
-    (folder / "run" / "args.json").write_text('{"workload": "spiral"}')
-    return []
-
-
-def no_run(folder: Path) -> Words:
-    (folder / "run" / "training_results.json").unlink()
-    return ["--score-threshold", "0.5"]
-
-
-def no_raster(folder: Path) -> Words:
-    next(folder.glob("scenes/*/bathymetry.tif")).unlink()
-    return []
-
-
-def cut_short(folder: Path) -> Words:
-    path = next(folder.glob("scenes/*/VV_dB.tif"))
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    return []
-
-
-def no_scenes(folder: Path) -> Words:
-    shutil.rmtree(folder / "scenes")
-    (folder / "scenes" / "labels").mkdir(parents=True)
-    return []
-
-
-def an_output(folder: Path) -> Words:
-    (folder / "p.csv").write_text("mine")
-    return []
-
-
-def strange_parts(folder: Path) -> Words:
-    (folder / "p.csv.parts").mkdir()
-    (folder / "p.csv.parts" / "mine.txt").write_text("mine")
-    return ["--overwrite"]
-
-
-def words(*said: str) -> Callable[[Path], Words]:
-    return lambda folder: list(said)
-
-
 @pytest.mark.parametrize(
-    ("damage", "sentence"),
+    ("words", "sentence", "gone", "written"),
     [
-        (another_model, "best_model.pth belongs to another model than the detector on mobilenet"),
-        (words("--channels", "vh,vv"), "belongs to another model than .* that sees vh, vv: "),
-        (no_tensors, "best_model.pth is not a file of tensors only"),
-        (no_weights, "there are no weights .*best_model.pth"),
-        (other_workload, "args.json is of workload spiral, and this takes detectors"),
-        (no_run, "give --channels: the run of .*best_model.pth is not beside it"),
-        (no_raster, "bathymetry.tif is missing, and the detector sees bathymetry"),
-        (cut_short, "VV_dB.tif cannot be read at rows"),
-        (no_scenes, "--data-root .*scenes holds no scenes: no folder in it has a VH_dB.tif"),
-        (words("--data-root", "/no/such"), "--data-root /no/such is not a folder"),
-        (words("--scenes", "abc"), "--scenes abc: there is no such scene in --data-root"),
-        (words("--channels", "vh,hh"), "there is no channel 'hh'; there are vh, vv"),
-        (words("--overlap", CHIP), f"--overlap {CHIP} must be less than --chip-size {CHIP}"),
-        (words("--score-threshold", "0.01"), "--score-threshold '0.01': input should be greater"),
+        ("--channels vh,vv", "belongs to another model than .* that sees vh, vv: ", "", {}),
+        ("", "there are no weights .*best_model.pth", "run/best_model.pth", {}),
         (
-            strange_parts,
-            "p.csv.parts is where finished scenes are kept, and Penstock did not write it",
+            "",
+            "args.json is of workload spiral, and this takes detectors",
+            "",
+            {"run/args.json": '{"workload": "spiral"}'},
         ),
-        (an_output, "p.csv exists; use --overwrite to replace it"),
+        (
+            "--score-threshold 0.5",
+            "give --channels: the run of .*best_model.pth is not beside it",
+            "run/training_results.json",
+            {},
+        ),
+        (
+            "",
+            "bathymetry.tif is missing, and the detector sees bathymetry",
+            "scenes/*/bathymetry.tif",
+            {},
+        ),
+        (
+            "",
+            "--data-root .*scenes holds no scenes: no folder in it has a VH_dB.tif",
+            "scenes/*",
+            {"scenes/labels/mine.txt": "mine"},
+        ),
+        ("--data-root /no/such", "--data-root /no/such is not a folder", "", {}),
+        ("--scenes abc", "--scenes abc: there is no such scene in --data-root", "", {}),
+        (f"--overlap {CHIP}", f"--overlap {CHIP} must be less than --chip-size {CHIP}", "", {}),
+        (
+            "--score-threshold 0.01",
+            "--score-threshold '0.01': input should be greater",
+            "",
+            {},
+        ),
+        (
+            "--overwrite",
+            "p.csv.parts is where finished scenes are kept, and Penstock did not write it",
+            "",
+            {"p.csv.parts/mine.txt": "mine"},
+        ),
+        ("", "p.csv exists; use --overwrite to replace it", "", {"p.csv": "mine"}),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_2(
-    damage: Callable[[Path], Words],
+    words: str,
     sentence: str,
+    gone: str,
+    written: dict[str, str],
     data: Path,
     run: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """Said by flags, or by what is gone and what is written among a good run and its scenes."""
     shutil.copytree(data / "data" / "validation", tmp_path / "scenes")
     (tmp_path / "run").mkdir()
     for name in ("best_model.pth", "args.json", "training_results.json"):
         shutil.copy(run / name, tmp_path / "run")
     out = tmp_path / "p.csv"
     said = ["--data-root", str(tmp_path / "scenes"), "--output", str(out), "--device", "cpu"]
-    said += damage(tmp_path)
+    for path in tmp_path.glob(gone) if gone else ():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for name, text in written.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
     capsys.readouterr()
-    assert main(["predict", str(tmp_path / "run" / "best_model.pth"), *said]) == 2
+    assert main(["predict", str(tmp_path / "run" / "best_model.pth"), *said, *words.split()]) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("penstock predict: ") and re.search(sentence, last), last
     assert not out.exists() or out.read_text() == "mine"

@@ -117,7 +117,6 @@ class Killer(threading.Thread):
         self.join()
 
 
-@pytest.mark.slow
 def test_a_scene_that_fails_is_listed_and_the_others_are_kept(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -126,23 +125,22 @@ def test_a_scene_that_fails_is_listed_and_the_others_are_kept(
     raster = Path("scenes", name, "VV_dB.tif")
     good = raster.read_bytes()
     raster.write_bytes(good[: len(good) // 2])
-    words = ["--cluster", "local:1", "--part-retries", "0"]
-    with forked_workers():
-        assert predict("out.csv", *words, "--max-failed-parts", "1") == 3
+    words = ["--part-retries", "0", "--max-failed-parts", "1"]
+    with threads_of_this_process() as workers:
+        assert predict("out.csv", *words, "--cluster", workers) == 3
     error = capsys.readouterr().err
     assert f"1 scene failed ({name}: " in error and "--resume does the rest" in error
     assert len(list(Path("out.csv.parts").glob("*.csv"))) == 2
     raster.write_bytes(good)
-    with forked_workers():
-        assert predict("out.csv", *words, "--resume") == 0
+    with threads_of_this_process() as workers:
+        assert predict("out.csv", *words, "--cluster", workers, "--resume") == 0
     assert Path("out.csv").read_bytes() == Path("alone.csv").read_bytes()
 
 
-@pytest.mark.slow
 def test_a_device_that_workers_lack_is_refused_in_one_sentence(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with forked_workers():
-        assert predict("out.csv", "--cluster", "local:1", "--device", "mps") == 2
+    with threads_of_this_process() as workers:
+        assert predict("out.csv", "--cluster", workers, "--device", "mps") == 2
     assert "--device mps: torch finds no such device here" in capsys.readouterr().err
     assert not list(place.glob("out*"))

@@ -21,7 +21,7 @@ from penstock.base.config.knobs import build
 from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
 from penstock.base.errors import Incomplete
 
-from .kit import NET, packed
+from .kit import NET, packed, train_workload
 
 if TYPE_CHECKING:
     import torch
@@ -49,8 +49,6 @@ def trained(
     """Train to the end, struck once in each session: how often it was stopped, and its weights."""
 
     import torch
-
-    from penstock.training.loop import train_workload
 
     from .struck import Struck
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import io
 import json
 from collections import Counter
@@ -22,6 +23,8 @@ from penstock.base.errors import UsageError
 from penstock.cli import main
 from penstock.instruments.phases import PhaseTimer
 
+from .kit import train_workload
+
 SMALL = {"num_samples": 203, "batch_size": 8, "epochs": 1, "hidden_dims": (8, 4), "device": "cpu"}
 PHASES = ["data_wait", "transfer", "forward", "backward", "optimizer"]
 
@@ -30,8 +33,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def profiled(out: Path, **changes: Any) -> dict[str, Any]:
-    from penstock.training.loop import train_workload
-
     settings = {"output_dir": out, "profile": True, **changes}
     return train_workload("spiral", build(TrainConfig, TRAIN_DEFAULTS["spiral"], SMALL, settings))
 
@@ -61,9 +62,8 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Traced:
 
 
 def spans(trace: Path) -> list[dict[str, Any]]:
-    """Our annotations in the order in which they began."""
+    """Our phases in the order in which they began."""
     events = json.loads(trace.read_text())["traceEvents"]
-    assert not [e for e in events if str(e.get("name")).startswith("penstock")]
     phases = [e for e in events if e.get("cat") == "user_annotation" and e["name"] in PHASES]
     return sorted(phases, key=lambda event: event["ts"])
 
@@ -83,25 +83,24 @@ def test_a_trace_holds_the_phases_of_the_steps_asked_for(traced: Traced) -> None
         )
     profile = traced.results["profile"]
     assert (profile["trace"], profile["steps"]) == ("profile/rank0.json", 5)
-    assert list(profile["phases_s"]) == PHASES
-    for name, seconds in profile["phases_s"].items():
-        spent = sum(span["dur"] for span in spans(trace) if span["name"] == name)
-        assert seconds == pytest.approx(spent / 1e6 / 5)
+    with (traced.folder / "steps" / "rank0.csv").open(newline="") as file:
+        recorded = list(csv.DictReader(file))[-5:]
+    for name in PHASES:  # read from the same clock a moment later, which may be a long one
+        took = [span["dur"] / 1e6 for span in spans(trace) if span["name"] == name]
+        late = [abs(a - float(row[f"{name}_s"])) for a, row in zip(took, recorded, strict=True)]
+        assert sorted(late)[2] < 1e-3
     calls = {row["name"]: row["calls"] for row in profile["operators"]}
     assert calls["aten::addmm"] == 15
     assert not set(calls) & {*PHASES, "ProfilerStep*"}
     assert not [name for name in calls if name.startswith("Optimizer.")]
 
 
-def test_the_table_names_operators_and_phases(traced: Traced) -> None:
+def test_the_table_names_operators(traced: Traced) -> None:
     table = (traced.folder / "profile" / "operators.txt").read_text()
     for text in (traced.said, table):
         assert "5 steps profiled" in text
         assert "aten::" in text
-        for name in PHASES:
-            assert f"{name} " in text
     assert "Self CPU" in table
-    assert "penstock phase" not in table
 
 
 def test_a_kernel_of_a_gpu_counts_once() -> None:
@@ -146,8 +145,6 @@ def test_batches_of_a_step_are_each_in_the_trace(tmp_path: Path) -> None:
 
 def test_profiling_changes_no_step(traced: Traced, tmp_path: Path) -> None:
     import torch
-
-    from penstock.training.loop import train_workload
 
     settings = {"output_dir": tmp_path, "max_steps": 10}
     train_workload("spiral", build(TrainConfig, TRAIN_DEFAULTS["spiral"], SMALL, settings))
@@ -209,8 +206,4 @@ def test_a_lap_that_another_thread_ends(tmp_path: Path) -> None:
     )
     assert one["dur"] == pytest.approx(3 * other["dur"])
     assert other["ts"] == pytest.approx(one["ts"] + one["dur"])
-    assert timer.profile is not None
-    assert set(timer.profile["phases_s"]) == named
-    assert not [row for row in timer.profile["operators"] if "backward" in row["name"]]
-    assert "backward + communication" in (tmp_path / "profile" / "operators.txt").read_text()
     assert all("communication" in row for row in timer.drain())

@@ -16,7 +16,7 @@ from penstock.base.config.knobs import build
 from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
 from penstock.base.errors import Incomplete, PenstockError, UsageError
 
-from .kit import assert_same, config_of, forked_ranks, rows, torchrun, weights
+from .kit import assert_same, config_of, forked_ranks, rows, torchrun, train_workload, weights
 
 if find_spec("lightning_fabric") is None:
     pytest.skip("lightning_fabric is not installed", allow_module_level=True)
@@ -59,8 +59,6 @@ def test_fabric_hears_the_version_of_torchmetrics_alone(monkeypatch: pytest.Monk
 @pytest.mark.slow
 def test_two_ranks_equal_one_process_with_the_big_batch(two_ranks: Path, tmp_path: Path) -> None:
     import torch
-
-    from penstock.training.loop import train_workload
 
     alone = build(
         TrainConfig,
@@ -177,8 +175,6 @@ def test_one_rank_that_fails_ends_them_all(tmp_path: Path) -> None:
 def test_ranks_without_distributed_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from penstock.training.loop import train_workload
-
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(UsageError, match="4 ranks were started, and without --distributed"):
         train_workload("spiral", config_of(tmp_path))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import csv
+import json
 import os
 import signal
 import subprocess
@@ -20,7 +22,8 @@ import pytest
 from penstock.base.config.knobs import build
 from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
 from penstock.base.errors import Incomplete
-from penstock.training.tracking import events, tell, trackers
+from penstock.training import tracking
+from penstock.training.run_facts import run_facts
 
 from ..ports import held_port
 from .kit import SMALL
@@ -42,10 +45,11 @@ TRACKED_RUNS = [
     pytest.mark.usefixtures("one_thread", "no_tracker_set_up"),
 ]
 """The marks of tests that train, and whose runs are tracked."""
-PACKAGES = {name: tracker.package for name, tracker in trackers.TRACKERS.items()}
 needs = {
-    name: pytest.mark.skipif(not find_spec(package), reason=f"{package} is not installed")
-    for name, package in PACKAGES.items()
+    name: pytest.mark.skipif(
+        not all(map(find_spec, packages)), reason=f"not all of {packages} are installed"
+    )
+    for name, packages in tracking.PACKAGES.items()
 }
 
 
@@ -58,40 +62,48 @@ def tracked(out: Path, *names: str, **changes: Any) -> dict[str, Any]:
     )
 
 
-def facts_of(config: TrainConfig, ranks: int = 1, device: str = "cpu") -> dict[str, Any]:
+def facts_of(config: TrainConfig) -> dict[str, Any]:
     """The facts of a run of two spirals, as its trackers are told them."""
     labels = {"name": config.name or "mine", "tags": dict(config.tag)}
-    return tell.run_facts("spiral", config, ranks, device, labels)
+    return run_facts("spiral", config, 1, "cpu", labels, {"device": "cpu"})
 
 
-def told(out: Path, kind: str) -> list[dict[str, Any]]:
-    return [
-        event for _, event in events.read_events(out / "events.jsonl") if event["event"] == kind
-    ]
+Series = dict[str, list[tuple[int, Any]]]
 
 
-def series(out: Path) -> dict[str, list[tuple[int, float]]]:
-    """Of each metric its steps and values, as the file of events has them; sorted."""
-    return {name: sorted(points) for name, points in in_order(out).items()}
+def expected(out: Path) -> Series:
+    """Of each metric its steps and values, as the files of the run itself have them."""
+    series: Series = {}
+    with (out / "steps" / "rank0.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            if (step := int(row["step"])) == 1 or step % 10 == 0:
+                series.setdefault("train_loss_step", []).append((step, float(row["loss"])))
+                for name in ("step_s", "data_wait_s", "forward_s", "optimizer_s"):
+                    value = pytest.approx(float(row[name]), abs=1e-9, rel=1e-6)
+                    series.setdefault(name, []).append((step, value))
+    results = json.loads((out / "training_results.json").read_text())
+    for row in results["history"]:
+        for name in ("val_loss", "val_acc", "train_loss", "train_s", "val_s", "samples"):
+            series.setdefault(name, []).append((row["step"], pytest.approx(row[name])))
+    return series
 
 
-def in_order(out: Path) -> dict[str, list[tuple[int, float]]]:
-    """Of each metric its steps and values, in the order of the file of events."""
-    by_name: dict[str, list[tuple[int, float]]] = {}
-    for _, event in events.read_events(out / "events.jsonl"):
-        for name, value in event.get("metrics", {}).items():
-            by_name.setdefault(name, []).append((event["step"], value))
-    return by_name
+def assert_told(series: Series, out: Path) -> None:
+    """Whether a tracker has the metrics of a run, those of the machine among them."""
+    wanted = expected(out)
+    assert {name: sorted(set(series[name])) for name in wanted} == wanted
+    assert all(value > 0 for _, value in series["system/rss_bytes"])
+    assert series["training_s"] and series["best_val_acc"]
 
 
-def stop_after_21(out: Path, *names: str) -> None:
+def stop_after_21(out: Path, *names: str, **changes: Any) -> None:
     from penstock.training.loop import train_workload
 
     def stop(now: Any) -> None:
         if now.step == 21:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    settings = {"output_dir": out, "track": names}
+    settings = {"output_dir": out, "track": names, **changes}
     config = build(TrainConfig, TRAIN_DEFAULTS["spiral"], SMALL, {"epochs": 2}, settings)
     with pytest.raises(Incomplete):
         train_workload("spiral", config, progress=stop)
@@ -130,16 +142,6 @@ def until(true: Any) -> None:
             return
         time.sleep(0.1)
     raise AssertionError("it never was")
-
-
-def begun(out: Path) -> Path:
-    """The file of events of a run that has just begun."""
-    log = events.EventLog(out / "events.jsonl")
-    facts = facts_of(build(TrainConfig, {"output_dir": out}))
-    log.begin(event="begin", step=0, run="a" * 32, trackers=[], environment={}, **facts)
-    log.tell("step", 1, metrics={"train_loss_step": 0.5})
-    log.close()
-    return log.path
 
 
 def no_file_holds(key: str, out: Path) -> bool:

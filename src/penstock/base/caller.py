@@ -11,9 +11,10 @@ import ctypes
 import gc
 import os
 import random
+import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
@@ -188,3 +189,14 @@ def caller_kept() -> Iterator[None]:
         torch.set_rng_state(torchs)
         if cudas is not None:
             torch.cuda.set_rng_state_all(cudas)
+
+
+@contextlib.contextmanager
+def signals_handled(handlers: Mapping[int, object]) -> Iterator[None]:
+    """Set handlers of signals, and restore the ones before at the end."""
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

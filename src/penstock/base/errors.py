@@ -4,26 +4,30 @@
     ├── UsageError               2  the request cannot be done as given      (a ValueError)
     │   ├── Refused              2  the plan does not fit this machine
     │   └── MissingDependency    2  an optional package is absent            (an ImportError)
-    ├── StageError               1  a stage failed on a block; 3 if --resume can go on at once
+    ├── StageError               1  a stage failed on an item; 3 if --resume can go on at once
     ├── Incomplete               3  not every planned block was written
     │   ├── StoreAway            3  a store has failed for longer than the job waits
     │   ├── StoreFull            3  a store has no room left
     │   └── OutOfMemory          3  a device, or the host, has no memory left for a batch
     └── NotComparable            4  two measurements cannot be compared
 
-A message is one sentence that names the numbers and the flag or path at fault.
+A message is one sentence that names the numbers and the flag or path at fault. A function of Python
+tells its errors its parameters, and their text then has these in place of flags.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
+import re
 import sys
-from collections.abc import Iterator
-from types import ModuleType
+from collections.abc import Mapping
+from types import MappingProxyType, ModuleType
 
 DISTRIBUTION = "penstock-dl"
 """The name of this package for pip; the index knows another project as ``penstock``."""
+
+
+_FLAG = re.compile(r"(?<![\w-])--[a-z](?:[a-z0-9-]*[a-z0-9])?")
 
 
 class PenstockError(Exception):
@@ -32,6 +36,19 @@ class PenstockError(Exception):
     exit_code = 1
     ends_job = False
     """True if the rest of the job would fail alike, on other workers too."""
+    parameters: Mapping[str, str] = MappingProxyType({})
+    """The parameters that stand for flags; empty on a command line. See `config.parameters`."""
+
+    def __str__(self) -> str:
+        def spelled(flag: re.Match[str]) -> str:
+            return f"`{self.parameters[flag[0]]}`" if flag[0] in self.parameters else flag[0]
+
+        return _FLAG.sub(spelled, self.with_flags)
+
+    @property
+    def with_flags(self) -> str:
+        """The message as a command line says it."""
+        return super().__str__()
 
 
 class UsageError(PenstockError, ValueError):
@@ -49,7 +66,7 @@ class MissingDependency(UsageError, ImportError):
 
 
 class StageError(PenstockError):
-    """A stage failed on a block. The cause is chained."""
+    """A stage failed on a brick or block. The cause is chained."""
 
     def __init__(self, stage: str, where: str, cause: BaseException) -> None:
         self.stage, self.where = stage, where
@@ -89,28 +106,10 @@ class NotComparable(PenstockError):
     exit_code = 4
 
 
-_command_lines = 0
-
-
-@contextlib.contextmanager
-def speaking_flags() -> Iterator[None]:
-    """Context in which errors name flags (``--batch``) and not parameters (``batch=``)."""
-    global _command_lines
-    _command_lines += 1
-    try:
-        yield
-    finally:
-        _command_lines -= 1
-
-
-def flags_are_spoken() -> bool:
-    """Whether errors name flags now, since the process serves a command line."""
-    return _command_lines > 0
-
-
 def describe(error: BaseException) -> str:
     """The first line of an error's message, or its type where it has none."""
-    lines = str(error).strip().splitlines()
+    message = error.with_flags if isinstance(error, PenstockError) else str(error)
+    lines = message.strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
 

@@ -26,3 +26,18 @@ def group_by(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, lis
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return groups
+
+
+def number_ranges(numbers: Iterable[int]) -> str:
+    """Whole numbers in words, as SLURM writes the elements of an array.
+
+    >>> number_ranges([1, 2, 3, 7, 9, 10])
+    '1-3,7,9-10'
+    """
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], number]
+        else:
+            runs.append([number])
+    return ",".join("-".join(map(str, run)) for run in runs)

@@ -1,7 +1,10 @@
-"""Names of files in the folder of a training, and of a suite of trainings."""
+"""Names of the files by which several wings know a folder: of a run of ``infer``, of a training,
+and of a suite of trainings."""
 
 from __future__ import annotations
 
+RUN_FILE, SUMMARY_FILE = "run.json", "summary.json"
+"""Files in the folder of a run of ``infer``: its settings, and what was done, written last."""
 STEPS = "steps"
 """The folder of a run in which each rank keeps the times of its steps."""
 RESULTS, ARGS = "training_results.json", "args.json"

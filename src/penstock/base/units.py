@@ -26,19 +26,73 @@ def parse_bytes(text: str | int) -> int:
     return int(float(match[1]) * _FACTORS[match[2]])
 
 
-_SECONDS = {"": 1, "s": 1, "min": 60, "h": 3600, "d": 86400}
+_N = r"(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:[.,]\d+)?(?:e[-+]?\d{1,3})?|\.\d+)"
+"""A number: 1,295.23 has thousands, 362,45 a decimal comma."""
+_NEXT = r"(?:,? +and +|, *| *)"
+_END = r"(?![a-z:\d]|[.,]\d)"
+_DAYS = rf"{_N} *d(?:ays?)?(?![a-z])"
+# A killed job may leave half of the word seconds.
+_SECONDS = r"s(?:e(?:cs?|co(?:n(?:ds?)?)?)?)?"
+_LENGTH = re.compile(
+    rf"(?:{_DAYS})?{_NEXT}(?:{_N} *h(?:(?:ou)?rs?)?(?![a-z]))?{_NEXT}"
+    rf"(?:{_N} *m(?:in(?:ute)?s?)?(?![a-z]))?{_NEXT}"
+    rf"(?:{_N} *{_SECONDS}(?![a-z]))?{_NEXT}(?:{_N} *m(?:illi)?s(?:econds?)?(?![a-z]))?"
+)
+"""Numbers with units, the longest unit first, so two times beside each other are not added up."""
+_CLOCK = re.compile(rf"(?:{_DAYS},? *)?(\d+):(\d\d):(\d\d(?:[.,]\d+)?){_END}")
+_OF_SLURM = re.compile(rf"(\d+)-(\d\d?)(?::(\d\d))?(?::(\d\d))?{_END}")
+"""Days, hours, minutes and seconds as SLURM prints them."""
+_BARE = re.compile(_N + _END)
+_UNITS = (86400.0, 3600.0, 60.0, 1.0, 1e-3)
 
 
 def parse_seconds(text: str | float) -> float:
-    """Seconds of ``15min``, ``1.5 h``, ``2d``, ``30s`` or 30.
+    """Seconds of ``15min``, ``1.5 h``, ``2d``, ``12 minutes and 30 seconds``, ``1 day, 2:03:04``,
+    SLURM's ``1-02:03:04``, or 30.
 
-    >>> parse_seconds("15min"), parse_seconds("1.5 h"), parse_seconds(30)
-    (900.0, 5400.0, 30.0)
+    >>> parse_seconds("15min"), parse_seconds("1.5 hours"), parse_seconds("0:09:15")
+    (900.0, 5400.0, 555.0)
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", str(text).lower())
-    if match is None or match[2] not in _SECONDS:
-        raise ValueError(f"{text!r} is not a time such as 30s, 15min, 2h or 1d")
-    return float(match[1]) * _SECONDS[match[2]]
+    try:
+        seconds, rest = leading_seconds(str(text).strip())
+    except ValueError:
+        rest = "?"
+    if rest:
+        raise ValueError(f"{text!r} is not a time such as 30s, 15min, 2h, 1d or 1:30:00")
+    return seconds
+
+
+def leading_seconds(text: str) -> tuple[float, str]:
+    """The time that a text begins with, in seconds, and the rest of the text.
+
+    A number without a unit is in seconds.
+
+    Raises:
+        ValueError: The text begins with no time, with a time of several meanings (``09:15``), or
+            with a unit that is not known.
+
+    >>> leading_seconds("362,45 seconds (rank 0)")
+    (362.45, ' (rank 0)')
+    """
+    lower = text.lower()
+    for pattern in (_CLOCK, _OF_SLURM, _LENGTH, _BARE):
+        said = pattern.match(lower)
+        if said is None or not any(said.groups()):
+            continue
+        units: tuple[float, ...] = _UNITS
+        rest = text[said.end() :]
+        if pattern is _BARE:
+            units = _UNITS[3:]
+            if re.match(" *[a-zµ]", rest):
+                raise ValueError(f"{text!r} has a unit of time that is not known")
+        counts = zip(said.groups(), units, strict=False)  # not all patterns have all units
+        return sum(_decimal(number) * unit for number, unit in counts if number), rest
+    raise ValueError(f"{text!r} begins with no time such as 30s, 15min, 2h or 1:30:00")
+
+
+def _decimal(number: str) -> float:
+    thousands = re.fullmatch(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?", number)
+    return float(number.replace(",", "" if thousands else "."))
 
 
 def significant(value: float, digits: int = 3) -> str:

@@ -1,9 +1,9 @@
 """Measures the limits of a machine: its roofs, its noise, and the largest batches of a model.
 
-A roof is the highest rate of the hardware in one simple task: products of large matrices, copies,
-reads. The noise floor is the difference between two measurements of the same work (A/A): launches
-of one case in the order A B B A, compared as if A and B were two cases. A difference that is not
-larger than the noise says nothing.
+A roof is the highest rate of the hardware in one simple task: products of large matrices, or reads.
+The noise floor is the difference between two measurements of the same work (A/A): launches of one
+case in the order A B B A, compared as if A and B were two cases. A difference that is not larger
+than the noise says nothing.
 
     roof    work of a step / its median seconds
     noise   the 95 % interval of the ratio A/A; its farther end from 1 is the threshold
@@ -88,9 +88,7 @@ def measure_roofs(
     disk = {"folder": str(Path(folder).resolve()), "bytes": 128 * MIB}
     asked: list[tuple[str, str, dict[str, Any]]] = [
         *((f"matmul {dtype}", "matmul", _matmul_case(device, dtype)) for dtype in dtypes),
-        ("memory copy", "copy", _copy_case(device)),
-        ("disk", "disk", disk | {"cached": False}),
-        ("page cache", "disk", disk | {"cached": True}),
+        ("disk", "disk", disk),
     ]
     return {
         name: _roof(_launches(scenario, case, launches_of(effort), effort, ledger, run, progress))
@@ -136,7 +134,7 @@ def known_disk(machine_key: str, ledger: Ledger | None = None) -> float | None:
     roofs = [
         _roof(records)
         for records in _newest(machine_key, ledger or default_ledger())
-        if records[0].scenario == "disk" and not records[0].case["cached"]
+        if records[0].scenario == "disk"
     ]
     rates = [roof["value"] for roof in roofs if roof["value"] is not None and not roof["note"]]
     return rates[-1] if rates else None
@@ -149,11 +147,6 @@ def _matmul_case(device: str, dtype: str) -> dict[str, Any]:
     if dtype == "tf32":
         return {"device": device, "dtype": "float32", "size": size, "tf32": True}
     return {"device": device, "dtype": dtype, "size": size}
-
-
-def _copy_case(device: str) -> dict[str, Any]:
-    """Two arrays of this size, far larger than the caches."""
-    return {"device": device, "bytes": (256 if device == "cpu" else 1024) * MIB}
 
 
 def _roof(records: Sequence[Record]) -> dict[str, Any]:
@@ -185,8 +178,6 @@ def _roof(records: Sequence[Record]) -> dict[str, Any]:
 
 def _note(record: Record) -> str:
     """A note on a read that was to come from the device and may not have; empty if it did."""
-    if record.case.get("cached") is not False:
-        return ""
     return {
         "page cache": "the kernel kept the file in memory: this is not the device",
         "unknown": "the kernel does not say whether this came from the device",

@@ -18,7 +18,7 @@ from importlib import import_module
 from types import FrameType
 
 from .. import __version__
-from ..base import PenstockError, SafeStream, absent, describe, speaking_flags, where_in_users_code
+from ..base import PenstockError, SafeStream, absent, describe, where_in_users_code
 from .verb_parser import VerbParser
 
 VERBS = {
@@ -26,20 +26,19 @@ VERBS = {
     "plan": "say what infer would do: counts, bytes, memory; touch nothing",
     "status": "show the progress of a run of infer: blocks, rate, time left, faults",
     "verify": "prove by checksums that an output is complete and was written by its run",
+    "repair": "compute the lost and damaged blocks of an output again, and nothing else",
     "generate": "make data to measure with: fields, volumes, scenes, packed NetCDF",
     "preprocess": "cut satellite scenes into chips to train on",
     "train": "train a workload, with every step timed; stop and resume exactly",
     "suite": "benchmark a machine by trainings of a detector, from presets",
     "predict": "find ships in whole scenes with a trained detector",
-    "track": "send the events of a run to Comet, MLflow, TensorBoard or W&B",
     "launch": "start the ranks of a training: torchrun, or a step of SLURM",
     "slurm": "jobs of SLURM: render, submit, status, collect, cancel",
     "bench": "measure a model, a loader or a queue",
     "tune": "find the settings that keep the accelerator fed",
     "score": "score detections by the rules of the xView3 challenge",
     "compare": "say whether B is faster or slower than A, and how certain that is",
-    "explain": "say what limited a run, what to change, what that would gain, and whether it did",
-    "trend": "show a case over commits, and the commits at which it became slower or faster",
+    "explain": "say what limited a run, and what would help at most",
     "scaling": "report how runs scale with devices, from logs; predict more devices",
     "report": "make a page of a ledger: tables, sentences, figures",
     "dashboard": "compare runs in a browser, while they go on and after",
@@ -49,7 +48,7 @@ VERBS = {
 }
 EXTRAS = {
     "demo": "demo", "train": "train", "suite": "train", "predict": "train", "launch": "train",
-    "dashboard": "dashboard",
+    "dashboard": "plot",
 }  # fmt: skip
 """The pip extra that a verb needs. A verb that is not listed needs ``infer``."""
 AGAIN = {
@@ -61,7 +60,9 @@ AGAIN = {
 }
 """The words after "interrupted" that say how to continue, by verb."""
 _TRACED = "PENSTOCK_TRACEBACK"
-_HEARD = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
+_BATCH_SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name)
+)
 """Signals that a batch system sends, perhaps several times, to a job that it ends."""
 
 
@@ -74,10 +75,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 done, 1 failed, 2 usage or refused, 3 incomplete, 4 not comparable.
     """
-    before = {number: signal.getsignal(number) for number in _HEARD}
+    before = {number: signal.getsignal(number) for number in _BATCH_SIGNALS}
     traced = os.environ.get(_TRACED)
     try:
-        with speaking_flags(), _told_safely():
+        with _safe_streams():
             return _main(argv)
     finally:
         for number, handler in before.items():
@@ -87,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 @contextlib.contextmanager
-def _told_safely() -> Iterator[None]:
+def _safe_streams() -> Iterator[None]:
     """Remove secrets and control characters from all printed text, also from library warnings."""
     with contextlib.ExitStack() as stack:
         for name in ("stdout", "stderr"):
@@ -116,11 +117,11 @@ def _main(argv: Sequence[str] | None) -> int:
         try:
             return args.run(args)
         finally:  # a further signal must not change the last lines or the exit code
-            for number in _HEARD:
+            for number in _BATCH_SIGNALS:
                 signal.signal(number, signal.SIG_IGN)
     except PenstockError as error:
         _trace(error)
-        print(f"penstock {args.verb}: {error}", file=sys.stderr)
+        print(f"penstock {args.verb}: {error.with_flags}", file=sys.stderr)
         return error.exit_code
     except ModuleNotFoundError as error:
         absence = absent(error, EXTRAS.get(args.verb, "infer"))
@@ -149,7 +150,7 @@ def parser_of(words: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="penstock",
         description="Deep learning on arrays larger than memory, every stage of it measured.",
-        epilog="penstock VERB --help shows examples of a verb, and lists its flags.",
+        epilog="penstock VERB --help shows examples and the usual flags, --help-all all flags.",
     )
     parser.add_argument("--version", action="version", version=f"penstock {__version__}")
     verbs = parser.add_subparsers(
@@ -213,7 +214,7 @@ def entry() -> None:
         complete(parser_of(os.environ["COMP_LINE"].split()[1:]))
     quiet_openmp()
     _end_dead_requests()
-    with _told_safely():
+    with _safe_streams():
         code = _main(None)
     if threading.active_count() > 1 or "train" in sys.argv[1:3]:
         os._exit(code)

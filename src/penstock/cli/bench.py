@@ -52,8 +52,7 @@ from ..reports import (
     settings_files,
     write_model_yaml,
 )
-from .progress import say
-from .sweep import (
+from .benchmarks import (
     ended,
     launcher_of,
     launches_each,
@@ -63,6 +62,7 @@ from .sweep import (
     step_outcome,
     sweep,
 )
+from .progress import say
 
 Facts = dict[str, Any]
 
@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
     ledger = open_outputs(config, f"bench-model-{config.model[0]}", NEEDS, read)
     read.append(ledger.path)
     settings_file = config.recommend or config.output.with_suffix(f".{config.mode}.yaml")
-    check_outputs(("--recommend", settings_file), replace=config.replace, inputs=read)
+    check_outputs(("--recommend", settings_file), replace=config.overwrite, inputs=read)
     if config.find_limit and config.cluster is not None:
         raise UsageError(
             "--find-limit chooses each trial after the one before, so it cannot use --cluster; "
@@ -124,12 +124,12 @@ def run(args: argparse.Namespace) -> int:
             return _find_limit(config, cases, facts, limits)
         settings = settings_files(cases, settings_file)
         check_outputs(
-            *(("--recommend", path) for path in settings), replace=config.replace, inputs=read
+            *(("--recommend", path) for path in settings), replace=config.overwrite, inputs=read
         )
         if config.resume:
             check_same_work(ledger, cases, facts, here)
         records = _launched(config, cases, facts, ledger, launcher)
-    return _told(config, records, ledger, settings_file)
+    return _write_results(config, records, ledger, settings_file)
 
 
 def _launched(
@@ -156,18 +156,18 @@ def _launched(
     )
 
 
-def _told(
+def _write_results(
     config: BenchModelConfig, records: Sequence[Record], ledger: Ledger, settings_file: Path
 ) -> int:
     """Write and print what was measured, and return the exit code."""
-    make_way(config.output, config.replace, NEEDS)
+    make_way(config.output, config.overwrite, NEEDS)
     append_csv("model", records, config.output)
     print("", *in_text(model_sections(records)), sep="\n")
     if line := roof_line(records, known_roof):
         print("", line, sep="\n")
     advice = recommend(records, config.budget)
     print("", *advice.lines, sep="\n")
-    settings = write_model_yaml(advice, settings_file, config.replace)
+    settings = write_model_yaml(advice, settings_file, config.overwrite)
     print_written([config.output, ledger.path, *settings])
     return int(any(record.status == "crash" for record in records))
 

@@ -23,7 +23,7 @@ from ..bench import (
 )
 from ..instruments import Ledger, Record
 from ..reports import LOADER_NEEDS, append_csv, in_text, loader_sections
-from .sweep import launcher_of, launches_each, make_way, open_outputs, print_written, sweep
+from .benchmarks import launcher_of, launches_each, make_way, open_outputs, print_written, sweep
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         if config.ladder:
             steps = ladder_cases(cases)
             records += _sweep("ladder", "step", steps, config, ledger, launcher)
-    make_way(config.output, config.replace, LOADER_NEEDS)
+    make_way(config.output, config.overwrite, LOADER_NEEDS)
     append_csv("loader", records, config.output)
     print("", *in_text(loader_sections(records)), sep="\n")
     print_written([config.output, ledger.path])

@@ -36,8 +36,7 @@ from ..reports import (
     plot_queue,
     queue_sections,
 )
-from .sweep import (
-    figures_of,
+from .benchmarks import (
     launcher_of,
     launches_each,
     make_way,
@@ -45,6 +44,7 @@ from .sweep import (
     print_written,
     sweep,
 )
+from .drawing import figures_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     ledger = open_outputs(config, f"bench-queue-{Path(args.data).stem}", QUEUE_NEEDS, read)
     read.append(ledger.path)
     figure = config.output.with_suffix(".png")
-    check_outputs(("the figure of --output", figure), replace=config.replace, inputs=read)
+    check_outputs(("the figure of --output", figure), replace=config.overwrite, inputs=read)
     launches, old = launches_of(config.effort), ledger if config.resume else None
     device = config.device if config.compute == "train" else "cpu"
     with launcher_of(config, [args.data, *read[1:-1]], device, old) as launcher:
@@ -79,12 +79,12 @@ def run(args: argparse.Namespace) -> int:
             launches=launches,
             launcher=launcher,
         )
-    make_way(config.output, config.replace, QUEUE_NEEDS)
+    make_way(config.output, config.overwrite, QUEUE_NEEDS)
     append_csv("queue", records, config.output)
     print("", *in_text(queue_sections(records)), sep="\n")
     prefix = config.output.with_suffix("")
     # No figure: matplotlib is not installed, or no case was measured.
-    figures = figures_of(lambda: plot_queue(config.output, prefix, config.replace), UsageError)
+    figures = figures_of(lambda: plot_queue(config.output, prefix, config.overwrite), UsageError)
     print_written([config.output, ledger.path, *figures])
     return int(any(not record.ok and not lacks_package(record) for record in records))
 

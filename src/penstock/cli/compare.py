@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..base import Replacing, UsageError, add_flags
+from ..base import Overwriting, UsageError, add_flags
 
 if TYPE_CHECKING:  # heavy imports wait until the verb runs
     from ..instruments import Record
@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # heavy imports wait until the verb runs
 EXAMPLES = """
 penstock compare logs/stage2_bench.ledger after.ledger   # a verdict on every case
 penstock compare denoised.ome.zarr other-denoised.ome.zarr   # two runs of infer, phase by phase
-penstock compare outputs/1 outputs/2                     # two trainings: phases, scores, settings
+penstock compare outputs/1 outputs/2 --html page.html    # two trainings, in a browser
 penstock compare main HEAD --ledger logs --fail-if-slower 5% --markdown summary.md
 """
 EPILOG = (
@@ -74,8 +74,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--markdown", type=Path, metavar="FILE", help="also write a summary for a pull request"
     )
+    parser.add_argument(
+        "--html", type=Path, metavar="PAGE", help="also write a page that compares the runs"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the resampling (default: 0)")
-    add_flags(parser, Replacing)
+    add_flags(parser, Overwriting)
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
@@ -97,9 +100,13 @@ def run(args: argparse.Namespace) -> int:
     from ..base import check_outputs, from_flags, write_output
     from ..reports import (
         RUN_SCENARIOS,
+        cases_of_sides,
         compare_records,
         comparison_in_markdown,
         gate_sentence,
+        html_page,
+        page_of_sides,
+        report_of_comparison,
     )
 
     threshold = _threshold(args)
@@ -107,15 +114,16 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--confidence {args.confidence} must be from 0.5 to below 1")
     if args.seed < 0:
         raise UsageError(f"--seed {args.seed} must be 0 or more")
-    replace = from_flags(Replacing, args).replace
+    replace = from_flags(Overwriting, args).overwrite
     inputs = [path for path in (Path(args.a), Path(args.b), *args.ledger) if path.exists()]
-    outputs = [(flag, getattr(args, flag[2:])) for flag in ("--json", "--markdown")]
+    outputs = [(flag, getattr(args, flag[2:])) for flag in ("--json", "--markdown", "--html")]
     for flag, path in outputs:
         if path is not None and not path.parent.is_dir():
             raise UsageError(f"{flag} {path}: No such file or directory")
     check_outputs(*outputs, replace=replace, inputs=inputs)
 
-    sides = _sides(args)
+    named = _named(args)
+    sides = cases_of_sides(*named)
     scenarios = {record.scenario for side in sides for record in side}
     comparison = compare_records(
         *sides,
@@ -134,6 +142,10 @@ def run(args: argparse.Namespace) -> int:
     if args.markdown is not None:
         text = comparison_in_markdown(comparison, f"{args.a} to {args.b}", gate)
         write_output("--markdown", args.markdown, text, replace=replace)
+    if args.html is not None:
+        report = report_of_comparison(comparison, f"{args.a} to {args.b}", gate)
+        text = html_page(report, page_of_sides((args.a, args.b), named))
+        write_output("--html", args.html, text, replace=replace)
     _print(comparison, gate)
     return 1 if comparison.regressed else 3 if undecided else 0
 
@@ -162,9 +174,9 @@ def share_of_text(flag: str, text: str) -> float:
     return value
 
 
-def _sides(args: argparse.Namespace) -> list[list[Record]]:
-    """The launches of both sides, with cases changed so that they pair."""
-    from ..reports import cases_of_sides, launches_named, select_records
+def _named(args: argparse.Namespace) -> list[list[Record]]:
+    """The launches of both sides, as they are."""
+    from ..reports import launches_named, select_records
 
     settings = {f"--set-{side}": _settings(args, side) for side in "ab"}
     a_knobs, b_knobs = map(sorted, settings.values())
@@ -177,7 +189,7 @@ def _sides(args: argparse.Namespace) -> list[list[Record]]:
             knobs = " ".join(f"{knob}={value}" for knob, value in wanted.items())
             raise UsageError(f"{name} holds no launch{f' with {flag} {knobs}' if knobs else ''}")
         sides.append(records)
-    return cases_of_sides(*sides)
+    return sides
 
 
 def _settings(args: argparse.Namespace, side: str) -> dict[str, str]:

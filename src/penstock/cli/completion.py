@@ -32,7 +32,7 @@ def offering(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for each in action.choices.values():
-                if len(each._actions) > 1:  # a verb that is not in the line has only --help
+                if len(each._actions) > 2:  # a verb that is not in the line has only its two helps
                     offering(each)
         else:
             _offer(action, named_words(parser.prog).get(action.dest, ()))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ..base import Replacing, add_flags
+if TYPE_CHECKING:  # heavy imports wait until the verb runs
+    from ..reports import Report
 
 PORT = 5006
 EXAMPLES = """
 penstock dashboard outputs logs            # all runs in two folders, at http://localhost:5006/
 penstock dashboard outputs --port 0        # at any port that is free
-penstock dashboard outputs --static site   # the comparison as files, for a web server
+penstock report outputs --html runs.html   # the same page as a file
 """
 
 
@@ -33,47 +35,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--port", type=int, default=PORT, help=f"the port; 0 for any that is free (default: {PORT})"
     )
-    parser.add_argument(
-        "--static",
-        type=Path,
-        metavar="OUT",
-        help="write the comparison as files into this folder, and serve nothing",
-    )
-    parser.add_argument(
-        "--view",
-        default="",
-        metavar="LINK",
-        help="the link of a view, which --static writes (default: the newest runs)",
-    )
-    add_flags(parser, Replacing)
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..base import UsageError, check_local, from_flags, plural, require
-    from ..dashboard import Catalogue
+    from ..base import UsageError, check_local, plural, require
+    from ..reports import Catalogue, serve_runs
+    from ..scaling import runs_of_others
 
     for folder in args.folders:
         check_local(folder, "FOLDER")
     if not 0 <= args.port < 2**16:
         raise UsageError(f"--port {args.port}: a port is from 0 to 65535")
-    if args.view and args.static is None:
-        raise UsageError("--view belongs to --static; open the link in a browser")
-    require("panel", "dashboard")
-    catalogue = Catalogue(args.folders)
-    catalogue.refresh()
-    if args.static is not None:
-        from ..dashboard import write_static
-
-        replace = from_flags(Replacing, args).replace
-        written = write_static(catalogue, args.static, args.view, replace)
-        print(*written, sep="\n")
-        return 0
-
-    from ..dashboard import serve_dashboard
+    require("jinja2", "plot")
+    catalogue = Catalogue(args.folders, runs_of_others)
 
     def say(address: str) -> None:
         runs = plural(len(catalogue.runs), "run")
         print(f"{address}  {runs}; Ctrl-C ends it", flush=True)
 
-    serve_dashboard(catalogue, args.host, args.port, say)
+    def about() -> Report:
+        return _about(args.folders, len(catalogue.runs))
+
+    serve_runs(catalogue, about, args.host, args.port, say)
     return 0
+
+
+def _about(folders: list[Path], count: int) -> Report:
+    """The report beside the runs: how the trainings among them scale, if they do."""
+    from ..base import UsageError, plural
+    from ..reports import Report
+    from ..scaling import report_of_scaling
+
+    title = f"Penstock: {', '.join(folder.name or str(folder) for folder in folders)}"
+    verdict = f"{plural(count, 'run')}; the page is renewed as they go on."
+    try:
+        study = report_of_scaling(folders, title, lambda sentence: None)
+    except UsageError:  # there is no training
+        return Report(title, [verdict])
+    chapters = study.chapters if len(study.chapters) > 1 else ()
+    return Report(title, [verdict, *study.verdict], study.about, chapters)

@@ -14,8 +14,8 @@ from ..base import (
     InferConfig,
     Labels,
     MissingDependency,
+    Overwriting,
     Refused,
-    Replacing,
     UsageError,
     add_flags,
     begin_output,
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seed", type=int, default=7, help="seed of the volume and its noise (default: 7)"
     )
     add_flags(parser, Labels)
-    add_flags(parser, Replacing)
+    add_flags(parser, Overwriting)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     from ..inference import Job, run_job
 
     one_heap()
-    shape, replace = tuple(args.shape), from_flags(Replacing, args).replace
+    shape, replace = tuple(args.shape), from_flags(Overwriting, args).overwrite
     _check_shape(shape)
     store, result = args.out / "noisy.ome.zarr", args.out / "denoised.ome.zarr"
     _check_output(args.out, (store, result), replace)
@@ -88,7 +88,6 @@ def run(args: argparse.Namespace) -> int:
             "metrics_json": args.out / "metrics.json",
             "metrics_interval": 0.2,
             "trace": args.out / "trace.json",
-            "replace": replace,
             **from_flags(Labels, args).model_dump(exclude_unset=True),
         },
     )
@@ -96,6 +95,7 @@ def run(args: argparse.Namespace) -> int:
     print_plan(job.plan)
     with shown_progress() as progress:
         summary = run_job(job, progress)
+    begin_output(result)
     print("\n".join(summary.lines()))
 
     whole = Box.of((0, 0), (1, 1)) + Box.of((0, 0, 0), shape)
@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
     print(gain)
     print(f"Picture: {picture}")
     print(f"Records: {job.run_dir}")
-    print(f"Report: {_report(result, args.out / PAGE, gain, replace)}; open it in a browser")
+    print(f"Report: {_report(result, args.out / PAGE, gain)}; open it in a browser")
     return 0
 
 
@@ -129,11 +129,11 @@ def _check_shape(shape: Sequence[int]) -> None:
         )
 
 
-def _report(result: Path, page: Path, gain: str, replace: bool) -> Path:
+def _report(result: Path, page: Path, gain: str) -> Path:
     """Write the report of the run, with the gain, and return its absolute path."""
     (report,) = reports_of_places(places_of(result))
     report = dataclasses.replace(report, title="Penstock's demo", about=[gain, *report.about])
-    write_report(report, page, overwrite=True, replace=replace)
+    write_report(report, page, overwrite=True)
     return page.resolve()
 
 
@@ -147,6 +147,7 @@ def _check_output(out: Path, stores: Sequence[Path], replace: bool) -> None:
             check_replaceable(store, "--out")
     out.mkdir(parents=True, exist_ok=True)
     for store in stores:
+        store.mkdir(exist_ok=True)
         begin_output(store)
 
 
@@ -156,5 +157,6 @@ def _store(volume: Any, path: Path) -> None:
         str(path), domain=domain, dtype=volume.dtype, like=open_source(volume), overwrite=True
     )
     sink.create()
+    begin_output(path)
     sink.write(domain, volume[None, None])
     sink.close()

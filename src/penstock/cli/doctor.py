@@ -10,13 +10,11 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from ..base import (
-    Labels,
-    Replacing,
+    Overwriting,
     UsageError,
     add_flags,
     check_outputs,
@@ -27,21 +25,13 @@ from ..base import (
     significant,
     write_output,
 )
-from ..bench import LAUNCHES, SweepStep, default_ledger, measure_roofs, noise_floor
-from ..instruments import (
-    BUSY,
-    CONDITIONS_WATCH_S,
-    ENVIRONMENT_VARIABLES,
-    Ledger,
-    collect_environment,
-    condition_warnings,
-    read_conditions,
-    swap_in_use,
-)
-from .sweep import check_ledger, labelled
+from ..bench import SweepStep, default_ledger, measure_roofs, noise_floor
+from ..instruments import Ledger, collect_environment, condition_warnings, read_conditions
+from .benchmarks import check_ledger
 
 Block = Mapping[str, Any]
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
+EFFORT = "quick"
 NOISY = 0.05
 """A noise floor above this share (0.05 = 5 %) hides most differences that people look for."""
 MISSING = "not readable here"
@@ -66,12 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder on the disk to measure (default: this one)",
     )
     parser.add_argument(
-        "--effort",
-        choices=LAUNCHES,
-        default="quick",
-        help="number of launches (default: %(default)s)",
-    )
-    parser.add_argument(
         "--no-measure", action="store_true", help="look at the machine and measure nothing"
     )
     parser.add_argument(
@@ -83,8 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="folder of the records (default: in the user's cache)",
     )
-    add_flags(parser, Replacing)
-    add_flags(parser, Labels)
+    add_flags(parser, Overwriting)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -92,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--folder {args.folder} is not a folder")
     if args.json and not args.json.parent.is_dir():
         raise UsageError(f"--json {args.json}: {args.json.parent} is not a folder")
-    replace = from_flags(Replacing, args).replace
+    replace = from_flags(Overwriting, args).overwrite
     read = [] if args.ledger is None else [Ledger(args.ledger).path]
     check_outputs(("--json", args.json), replace=replace, inputs=read)
     if args.ledger is not None:
@@ -100,28 +83,23 @@ def run(args: argparse.Namespace) -> int:
     check_device_name(args.device)
     block = collect_environment()
     device, now = pick_device(args.device, block), read_conditions()
-    for section in (machine, libraries, limited, tenants):
-        show(*section(block, now))
+    for section in (machine, libraries, limited):
+        show(*section(block))
     findings: dict[str, Any] = {"environment": block, "readings": now, "device": device}
     if not args.no_measure:
         ledger = Ledger(args.ledger) if args.ledger else default_ledger()
-        labelled(ledger, from_flags(Labels, args), f"doctor-{device}")
-        noise = noise_floor(device, args.effort, ledger, progress=_progress("noise floor"))
+        noise = noise_floor(device, EFFORT, ledger, progress=_progress("noise floor"))
         if noise["threshold"] is None and args.device != "auto":
             raise UsageError(f"--device {device} cannot be measured: {noise['note']}")
         show("Noise floor", noise_lines(noise, device))
         dtypes = ["float32", "bfloat16"] + ["float16"] * device.startswith("cuda")
         tops = measure_roofs(
-            device, dtypes, args.folder, args.effort, ledger, progress=_progress("roofs")
+            device, dtypes, args.folder, EFFORT, ledger, progress=_progress("roofs")
         )
         show(f"Measured roofs of {device}", roof_lines(tops))
         print(f"The records are in {ledger.path}.\n")
         findings |= {"noise": noise, "roofs": tops, "ledger": str(ledger.path)}
-    doubts = [
-        *condition_warnings(block, now),
-        *noise_warnings(findings.get("noise")),
-        *build_warnings(),
-    ]
+    doubts = [*condition_warnings(block, now), *noise_warnings(findings.get("noise"))]
     findings["warnings"] = doubts
     show("Warnings", doubts or ["none"])
     if args.json:
@@ -176,7 +154,7 @@ def _progress(what: str) -> Callable[[SweepStep], None]:
     return say
 
 
-def machine(block: Block, now: Block) -> tuple[str, list[str]]:
+def machine(block: Block) -> tuple[str, list[str]]:
     of = block["machine"]
     physical = of["physical_cores"] or "unknown"
     lines = [
@@ -194,31 +172,20 @@ def machine(block: Block, now: Block) -> tuple[str, list[str]]:
         lines.append(
             f"GPU {gpu['index']}        {gpu['name']}, {memory}, driver {gpu['driver'] or MISSING}"
         )
-    lines += [
-        f"governor     {now['governor'] or MISSING}",
-        f"turbo        {_on_off(now['turbo'])}",
-        f"huge pages   {now['huge_pages'] or MISSING}",
-        f"key          {block['machine_key']}",
-    ]
     return "Machine", lines
 
 
-def libraries(block: Block, now: Block) -> tuple[str, list[str]]:
+def libraries(block: Block) -> tuple[str, list[str]]:
     versions = block["libraries"].items()
     there = [f"{name} {version}" for name, version in versions if version]
     absent = [name for name, version in versions if not version]
     lines = [", ".join(there)]
     if absent:
         lines.append(f"not installed: {', '.join(absent)}")
-    lines += [
-        f"{name}={value}"
-        for name, value in block["variables"].items()
-        if name in ENVIRONMENT_VARIABLES
-    ]
     return "Libraries", lines
 
 
-def limited(block: Block, now: Block) -> tuple[str, list[str]]:
+def limited(block: Block) -> tuple[str, list[str]]:
     limits, cores = block["limits"], block["machine"]["cores"]
     affinity, quota = limits["affinity"], limits["cgroup_cpus"]
     memory = limits["cgroup_memory_bytes"]
@@ -226,28 +193,8 @@ def limited(block: Block, now: Block) -> tuple[str, list[str]]:
     lines = [
         f"affinity     {f'{affinity} of {cores} cores' if affinity else MISSING}",
         f"cgroup       {granted}, {format_bytes(memory) if memory else 'all memory'}",
-        f"swap         {swap_in_use(now) if now['swap']['total'] else 'none'}",
     ]
-    shown = [f"{name} {value}" for name, value in now["ulimits"].items() if value is not None]
-    lines.append(f"ulimits      {', '.join(shown) or 'none'}")
     return "Limits", lines
-
-
-def tenants(block: Block, now: Block) -> tuple[str, list[str]]:
-    lines = [
-        f"{tenant['name']} (process {tenant['pid']}) used {tenant['cores']:.1f} cores"
-        for tenant in now["busy"]
-    ]
-    lines = lines or [
-        f"no process of others used more than {BUSY:.0%} of a core in {CONDITIONS_WATCH_S:g} s"
-    ]
-    if now["gpus"] is None:
-        lines.append("GPU processes: unknown, NVML did not answer")
-    for gpu in now["gpus"] or ():
-        others = gpu["processes"]
-        said = MISSING if others is None else f"{len(others)} processes of others"
-        lines.append(f"GPU {gpu['index']}: {said}")
-    return "Other tenants", lines
 
 
 def noise_lines(noise: Block, device: str) -> list[str]:
@@ -279,10 +226,6 @@ def roof_lines(tops: Mapping[str, Block]) -> list[str]:
     return lines
 
 
-def _on_off(switch: bool | None) -> str:
-    return MISSING if switch is None else "on" if switch else "off"
-
-
 def noise_warnings(noise: Block | None) -> Iterator[str]:
     if noise and noise["n"] and noise["disturbed"]:
         yield (
@@ -290,20 +233,4 @@ def noise_warnings(noise: Block | None) -> Iterator[str]:
             "noise floor began; part of this noise is theirs."
         )
     if noise and noise["threshold"] is not None and noise["threshold"] > NOISY:
-        yield (
-            f"The noise floor is {100 * noise['threshold']:.1f} %: try --effort rigorous, or a "
-            "quieter machine."
-        )
-
-
-def build_warnings() -> Iterator[str]:
-    """Yield a sentence if torch and torchvision are of different builds (``+cpu``, ``+cu126``)."""
-    try:
-        torch, torchvision = version("torch"), version("torchvision")
-    except PackageNotFoundError:
-        return
-    if torch.partition("+")[2] != torchvision.partition("+")[2]:
-        yield (
-            f"torch {torch} and torchvision {torchvision} are of different builds: nms and "
-            "roi_align may be Penstock's, which are slower. Install both together, from one index."
-        )
+        yield (f"The noise floor is {100 * noise['threshold']:.1f} %: try a quieter machine.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -140,9 +140,13 @@ def _pack_file(source: Path, out: Path, config: GenerateConfig) -> Packed:
         if stacked.left_out:
             names = ", ".join(stacked.left_out)
             print(f"{source}: left out, because they have no latitude or longitude: {names}")
+        if stacked.over_gaps:
+            many = plural(stacked.over_gaps, "sample")
+            print(f"{source}: left out, because a gap lies between their steps: {many}")
         facts = {
             "preset": None,
             "seed": None,
+            "step": stacked.step,
             "source": str(source),
             "cast": "float32",
             "offsets": stacked.offsets,
@@ -154,7 +158,7 @@ def _pack_file(source: Path, out: Path, config: GenerateConfig) -> Packed:
 def _write(
     out: Path,
     layouts: Any,
-    ids: range,
+    ids: Sequence[int],
     make: Callable[[int], Any],
     facts: Mapping[str, Any],
     config: GenerateConfig,
@@ -233,6 +237,12 @@ def lines(packed: Packed) -> list[str]:
         )
     if (source := packed.document.get("source")) is not None:
         made.append(f"Values are those of {source} as xarray decodes them, cast to float32.")
+    if lacking := packed.document.get("not_finite"):
+        (channel, count), *others = lacking.items()
+        more = f" and some of {plural(len(others), 'other channel')}" if others else ""
+        made.append(
+            f"Values that are not finite: {count:,} of {channel}{more}; statistics leave them out."
+        )
     decoded, stored = packed.document["decoded_bytes"], packed.document["stored_bytes"]
     made.append(
         f"Compression ratio {significant(decoded / stored)}: {format_bytes(decoded)} in "

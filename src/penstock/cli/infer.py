@@ -11,9 +11,8 @@ from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from ..base import InferConfig, add_flags, format_seconds, from_flags, one_heap
+from ..base import InferConfig, add_flags, format_seconds, from_flags, one_heap, signals_handled
 from ..models import REGISTRY, check_model_name
-from ..training import signals_handled
 from .progress import Bar, drawn_bar, say
 
 if TYPE_CHECKING:
@@ -107,8 +106,8 @@ def print_plan(plan: Plan) -> None:
 def shown_progress() -> Iterator[Callable[[Progress], None]]:
     """Show a bar with the time left on a terminal, or a line every 10 s elsewhere; both on
     stderr."""
-    after = "patches, {task.fields[units]} blocks written, {task.fields[rate]}"
-    with drawn_bar("inferring", after, units=0, rate="") as bar:
+    after = "patches, {task.fields[blocks]} blocks written, {task.fields[rate]}"
+    with drawn_bar("inferring", after, blocks=0, rate="") as bar:
         yield _PlainLines() if bar is None else partial(_move, bar)
 
 
@@ -116,7 +115,7 @@ def _move(bar: Bar, progress: Progress) -> None:
     bar.update(
         total=progress.patches_planned,
         completed=progress.patches_done,
-        units=progress.units_done,
+        blocks=progress.blocks_done,
         rate=f"{progress.mb_per_second:.1f} MB/s",
     )
 
@@ -134,7 +133,7 @@ class _PlainLines:
         if 0 < done < planned:
             rate += f", {format_seconds(progress.seconds / done * (planned - done))} left"
         line = (
-            f"{done} of {planned} patches, {progress.units_done} of {progress.units_planned} "
+            f"{done} of {planned} patches, {progress.blocks_done} of {progress.blocks_planned} "
             f"blocks written, {rate if done else 'no patch is computed yet'}"
         )
         with contextlib.suppress(OSError):  # for example about a full disk; the job goes on

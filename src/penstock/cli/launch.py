@@ -40,10 +40,11 @@ from ..base import (
     from_flags,
     plural,
     require,
+    signals_handled,
     usable_cores,
 )
 from ..cluster import own_job, requeue_job
-from ..training import run_in_step, signals_handled, time_of_last_checkpoint
+from ..training import run_in_step, time_of_last_checkpoint
 from . import VERBS, dashed, main, train
 
 KINDS = {
@@ -128,19 +129,19 @@ def _in_job(words: Sequence[str], most: int) -> int:
     """Run a verb in this process. If SIGUSR1 ends it after it wrote its complete blocks, put the
     job back into the queue, up to ``most`` times."""
     job, restarts = own_job(os.environ), int(os.environ.get("SLURM_RESTART_COUNT") or 0)
-    heard, ear = socket.socketpair()  # the wakeup pipe sees every signal, whoever handles it
-    with heard, ear, signals_handled({signal.SIGUSR1: signal.default_int_handler}):
-        ear.setblocking(False)
-        before = signal.set_wakeup_fd(ear.fileno())
+    received, sender = socket.socketpair()  # the wakeup pipe sees every signal, whoever handles it
+    with received, sender, signals_handled({signal.SIGUSR1: signal.default_int_handler}):
+        sender.setblocking(False)
+        before = signal.set_wakeup_fd(sender.fileno())
         try:
             code = main(words)
         finally:
             signal.set_wakeup_fd(before)
             for number in (signal.SIGUSR1, signal.SIGTERM):  # SLURM also sends them to scontrol
                 signal.signal(number, signal.SIG_IGN)
-            ear.close()
-        is_told = signal.SIGUSR1 in heard.recv(4096)
-        if is_told and code == Incomplete.exit_code and most:
+            sender.close()
+        was_warned = signal.SIGUSR1 in received.recv(4096)
+        if was_warned and code == Incomplete.exit_code and most:
             if restarts >= most:
                 raise Incomplete(
                     f"job {job} was started again {plural(restarts, 'time')} and does not go back "

@@ -30,12 +30,12 @@ def run(args: argparse.Namespace) -> int:
         flag = min(scale.model_fields_set).replace("_", "-")
         raise UsageError(f"--{flag} has no effect without --workers N or --cluster local:N")
     check_model_name(config.model_type, "--model-type")
-    from ..inference import at_rate, plan_job, scale_lines
+    from ..inference import plan_job, scale_lines
 
-    plan = at_rate(config, scale, plan_job(config))
+    plan = plan_job(config)
     print_plan(plan)
     plan.refuse()
     if config.workers is not None:
-        for what, how_much in scale_lines(config, scale, plan):
+        for what, how_much in scale_lines(scale, plan):
             print(f"{what:<14} {how_much}")
     return 0

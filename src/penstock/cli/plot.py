@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from ..base import BenchModelConfig, Replacing, UsageError, add_flags, from_flags, system_errors
+from ..base import BenchModelConfig, Overwriting, UsageError, add_flags, from_flags, system_errors
 from ..reports import plot_bench, plot_gpu_metrics, plot_loader, plot_metrics, plot_queue
 
 EXAMPLES = """
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="same as --out, with FILE less its suffix as the prefix",
     )
 
-    add_flags(parser, Replacing)
+    add_flags(parser, Overwriting)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--smooth {args.smooth} is not a number of samples")
     file: Path = args.file or args.input or _usual()
     prefix = args.out or (args.output or file).with_suffix("")
-    replace = from_flags(Replacing, args).replace
+    replace = from_flags(Overwriting, args).overwrite
     kind = kind_of(file)
     if kind not in ("metrics", "gpu") and (args.mean or args.smooth != 1):
         raise UsageError(f"--mean and --smooth are for metrics, and {file} is a benchmark")

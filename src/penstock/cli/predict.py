@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from ..base import PredictConfig, add_flags, from_flags
-from ..cluster import named_tasks_on
+from ..cluster import connect
 from ..instruments import Nvml
 from .one_launch import keep_launch
 from .progress import counted_progress, say
@@ -29,11 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = from_flags(PredictConfig, args)
-    from ..models import NOTE
     from ..training import DETECTOR_LIBRARIES, predict_scenes
 
-    if NOTE:
-        print(NOTE, file=sys.stderr)
     began = time.perf_counter()
     with contextlib.ExitStack() as stack:
 
@@ -41,11 +37,13 @@ def run(args: argparse.Namespace) -> int:
             return stack.enter_context(counted_progress(total, "windows", "looking"))
 
         gpus = len(Nvml()()) if config.device in ("auto", "cuda") and config.cluster else 0
-        cluster = stack.enter_context(
-            named_tasks_on(config, "scene", DETECTOR_LIBRARIES, say, gpus)
-        )
-        done = predict_scenes(args.weights, config, cluster=cluster, begin=begin)
-        notes = cluster.notes() if cluster else []
+        workers = None
+        if config.cluster is not None:
+            workers = stack.enter_context(
+                connect(config, say, libraries=DETECTOR_LIBRARIES, gpus=gpus)
+            )
+        done = predict_scenes(args.weights, config, workers=workers, begin=begin)
+        notes = workers.notes("scene") if workers else []
     took = time.perf_counter() - began
     passed = f", {done.empty} without data passed over" if done.empty else ""
     skipped = f", {done.skipped} scenes by an earlier run" if done.skipped else ""

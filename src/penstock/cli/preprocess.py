@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from ..base import CHIP_OVERLAP, PreprocessConfig, UsageError, add_flags, check_folder, from_flags
-from ..cluster import NamedTasks, named_tasks_on
+from ..base import PreprocessConfig, UsageError, add_flags, check_folder, from_flags
+from ..cluster import Workers, connect
 from ..data import (
     CHIP_LIBRARIES,
     Done,
@@ -45,12 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     config = from_flags(PreprocessConfig, args)
     channels = channels_of(config.channels)
-    if config.layout == "reference" and config.overlap:
-        raise UsageError(f"--overlap {config.overlap}: chips of --layout reference do not overlap")
-    if config.layout == "reference" and "dtype" in config.model_fields_set:
-        raise UsageError(f"--dtype {config.dtype}: --layout reference writes float32")
-    overlap = CHIP_OVERLAP if config.overlap is None else config.overlap
-    overlap = 0 if config.layout == "reference" else overlap
     check_folder(config.output_dir, "--output-dir")
     # Check both splits before any pixel is read.
     work: list[SplitWork] = []
@@ -60,11 +55,14 @@ def run(args: argparse.Namespace) -> int:
         _check_apart(config.output_dir, folders)
         work.append((split, name, file, _matched(folders, labels, file, config.partial), labels))
     for _, name, _, folders, _ in work:
-        overwrite, replace = config.overwrite_preproc, config.replace
-        check_chips_output(config.output_dir / name, folders, config.layout, overwrite, replace)
-    with named_tasks_on(config, "scene", CHIP_LIBRARIES, say) as cluster:
-        cut = {each[1]: _cut(each, config, channels, overlap, cluster) for each in work}
-        for note in cluster.notes() if cluster else ():
+        overwrite, replace = config.overwrite_preproc, config.overwrite
+        check_chips_output(config.output_dir / name, folders, overwrite, replace)
+    with contextlib.ExitStack() as stack:
+        cluster = None
+        if config.cluster is not None:
+            cluster = stack.enter_context(connect(config, say, libraries=CHIP_LIBRARIES))
+        cut = {each[1]: _cut(each, config, channels, cluster) for each in work}
+        for note in cluster.notes("scene") if cluster else ():
             print(note)
     if not any(done.resumed for done, _ in cut.values()):  # else the seconds are of some scenes
         seconds = {name: took for name, (_, took) in cut.items()}
@@ -78,8 +76,7 @@ def _cut(
     work: SplitWork,
     config: PreprocessConfig,
     channels: tuple[str, ...],
-    overlap: int,
-    cluster: NamedTasks | None,
+    cluster: Workers | None,
 ) -> tuple[Done, float]:
     """Cut the scenes of a split and print a summary. Returns the counts and the seconds."""
     split, name, file, folders, labels = work
@@ -92,12 +89,10 @@ def _cut(
             config.output_dir / name,
             channels=channels,
             chip_size=config.chip_size,
-            overlap=overlap,
-            layout=config.layout,
+            overlap=config.overlap,
             workers=config.num_workers,
             overwrite=config.overwrite_preproc,
-            background=split == "train",
-            replace=config.replace,
+            replace=config.overwrite,
             dtype=config.dtype,
             cluster=cluster,
             progress=progress,

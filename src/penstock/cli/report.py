@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ..base import Replacing, add_flags
+from ..base import Overwriting, add_flags
 
 if TYPE_CHECKING:  # heavy imports wait until the verb runs
     from ..instruments import Record
@@ -20,7 +20,7 @@ penstock report denoised.ome.zarr --output report.html   # a run of infer
 penstock report logs/stage2_bench.ledger --output report.html
 penstock report outputs --output report.html             # trainings, and how they scale
 penstock report slurm-*.out --output report.html         # logs of SLURM jobs, as a study
-penstock report logs --output report.html                # all records in a folder
+penstock report logs --html runs.html                    # runs to pick and to compare
 penstock report logs/stage2_bench.ledger                 # a folder: report.md, figures, CSVs
 """
 
@@ -43,36 +43,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a file, .html (all in one), .md or .json; or a folder of report.md and its figures "
         "(default: the folder named after the first RUN or LEDGER, with .report)",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace an earlier report")
+    parser.add_argument(
+        "--html", type=Path, metavar="PAGE", help="write this page, too; alone, write it only"
+    )
     parser.add_argument(
         "--csv", type=Path, metavar="FILE", help="also write a CSV with a row for each launch"
     )
     parser.add_argument(
         "--parquet", type=Path, metavar="FILE", help="also write the same rows as Parquet"
     )
-    add_flags(parser, Replacing)
+    add_flags(parser, Overwriting)
 
 
 def run(args: argparse.Namespace) -> int:
     from ..base import UsageError, check_local, check_outputs, from_flags
-    from ..reports import REPORT_SUFFIXES, check_report, records_of
+    from ..reports import PAGE_SUFFIXES, REPORT_SUFFIXES, check_report, records_of
 
     for place in args.places:
         check_local(place, "RUN")
-    replace = from_flags(Replacing, args).replace
+    overwrite = from_flags(Overwriting, args).overwrite
     exports = (("--csv", args.csv), ("--parquet", args.parquet))
-    check_outputs(*exports, replace=replace, inputs=args.places)
-    output = args.output or _usual(args.places[0])
-    if output.suffix in REPORT_SUFFIXES and not output.is_dir():
-        files = [path for path in args.places if path.is_file()]
-        check_report(output, args.overwrite, replace, files)
+    check_outputs(*exports, replace=overwrite, inputs=args.places)
+    outputs = [args.output] if args.output or args.html else [_usual(args.places[0])]
+    outputs = [path for path in (*outputs, args.html) if path is not None]
+    if args.html is not None and args.html.suffix not in PAGE_SUFFIXES:
+        raise UsageError(f"--html {args.html}: the name of a page ends with .html")
+    for output in outputs:
+        if output.suffix in REPORT_SUFFIXES and not output.is_dir():
+            files = [path for path in args.places if path.is_file()]
+            check_report(output, overwrite, files)
     places, others, searched = _sorted(args.places)
     records = records_of(places)
     if not records and (args.csv or args.parquet):
         source = " and ".join(map(str, args.places))
         raise UsageError(f"--csv and --parquet need records of a benchmark; {source} holds none")
-    written = _write(args, places, records, others, _kept(searched, places), output, replace)
-    written += _export(args, records, replace)
+    kept, written = _kept(searched, places), []
+    for output in outputs:
+        written += _write(args, places, records, others, kept, output, overwrite)
+    written += _export(args, records, overwrite)
     print(*written, sep="\n")
     return 0
 
@@ -129,16 +137,15 @@ def _write(
     others: Sequence[Path],
     kept: Sequence[TrainingRun],
     output: Path,
-    replace: bool,
+    overwrite: bool,
 ) -> list[Path]:
     """Write the report. If it is a folder and all records are ledgers, CSVs lie beside it."""
     from ..reports import (
-        REPORT_SUFFIXES,
+        PAGE_SUFFIXES,
         joined,
         report_of_records,
         reports_of_places,
         trainings_of,
-        write_page,
         write_report,
     )
     from ..scaling import report_of_scaling
@@ -146,8 +153,6 @@ def _write(
     source = " and ".join(path.name or str(path) for path in args.places)
     given = all(place.kind == "ledger" and place.path in args.places for place in places)
     ledgers = given and not others
-    if ledgers and (output.suffix not in REPORT_SUFFIXES or output.is_dir()):
-        return write_page(records, output, source, args.overwrite, replace, args.places)
     if ledgers:
         report = report_of_records(records, source, args.places)
     else:
@@ -158,7 +163,17 @@ def _write(
         if kept:
             parts.append(report_of_scaling([], "Logs and trackers", _say, kept))
         report = joined(parts, source)
-    return write_report(report, output, args.overwrite, replace)
+    runs = _runs(args.places) if output.suffix in PAGE_SUFFIXES else None
+    return write_report(report, output, overwrite, runs, records if ledgers else ())
+
+
+def _runs(places: Sequence[Path]) -> dict[str, Any] | None:
+    """The runs that a reader may compare; None if there is only one."""
+    from ..reports import Catalogue, page_data
+    from ..scaling import runs_of_others
+
+    catalogue = Catalogue(places, runs_of_others)
+    return page_data(catalogue) if len(catalogue.runs) > 1 else None
 
 
 def _scaling(paths: Sequence[Path]) -> Report:
@@ -175,14 +190,14 @@ def _scaling(paths: Sequence[Path]) -> Report:
         raise
 
 
-def _export(args: argparse.Namespace, records: Sequence[Record], replace: bool) -> list[Path]:
+def _export(args: argparse.Namespace, records: Sequence[Record], overwrite: bool) -> list[Path]:
     """Write the records as CSV and Parquet if asked to. Returns the files."""
     from ..instruments import ledger_to_csv, ledger_to_parquet
 
     written = []
     for export, path in ((ledger_to_csv, args.csv), (ledger_to_parquet, args.parquet)):
         if path is not None:
-            export(records, path, replace)
+            export(records, path, overwrite)
             written.append(path)
     return written
 

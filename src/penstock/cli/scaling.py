@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base import (
-    Replacing,
+    Overwriting,
     SimulateConfig,
     UsageError,
     add_flags,
@@ -48,10 +48,12 @@ from ..scaling import (
     with_batch,
     with_several,
 )
+from .drawing import figures_of
 from .progress import say
-from .sweep import figures_of
 
 SIMULATE = "simulate"
+INSIDE_LATENCY_S, BETWEEN_LATENCY_S = 3e-6, 10e-6
+"""Seconds of a message within a node and between nodes, as NCCL takes them for a turn."""
 
 
 EXAMPLES = """
@@ -91,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--anyway", action="store_true", help="also compare runs with different settings or work"
     )
-    add_flags(parser, Replacing)
+    add_flags(parser, Overwriting)
     about = "predict steps of many devices from a RUN of one, or from flags"
     add_flags(parser.add_argument_group(SIMULATE, about), SimulateConfig)
 
@@ -104,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     if simulated:
         return _simulate(paths, args)
 
-    replace = from_flags(Replacing, args).replace
+    replace = from_flags(Overwriting, args).overwrite
     _check_output(args.output, replace, paths)
     runs = read_runs(paths, _say)
     if args.metrics:
@@ -192,11 +194,10 @@ def _simulate(paths: list[Path], args: argparse.Namespace) -> int:
         per_node=config.gpus_per_node,
         inside=config.inside,
         between=config.between,
-        inside_latency=config.inside_latency,
-        between_latency=config.between_latency,
-        algorithm=config.algorithm,
+        inside_latency=INSIDE_LATENCY_S,
+        between_latency=BETWEEN_LATENCY_S,
+        algorithm="tree",
         overlap=config.overlap,
-        data_rate=config.data_rate,
     )
     predictions = predict_steps(device, network, config.devices)
     title = "Predicted, against one device with the same batch"
@@ -232,21 +233,15 @@ def _device(paths: list[Path], config: SimulateConfig) -> DeviceStep:
         measured = with_batch(measured, config.batch_size)
     given: dict[str, Any] = {
         "compute_s": config.compute_time,
-        "backward_s": config.backward_time,
         "gradient_bytes": config.gradient_bytes,
-        "sample_bytes": config.sample_bytes,
-        "jitter": config.jitter,
     }
     if config.gradient_bytes is not None:
         measured = replace(measured, counted=None)
     if config.compute_time is not None:
         measured = replace(measured, scaled_from=None)  # the given time is for the given batch
-        if config.backward_time is None:
-            given["backward_s"] = 2 / 3 * config.compute_time
+        given["backward_s"] = 2 / 3 * config.compute_time
     measured = replace(measured, **{name: v for name, v in given.items() if v is not None})
-    if runs[1:]:
-        measured = with_several(measured, runs[1])
-    return measured if config.seen is None else replace(measured, seen=config.seen)
+    return with_several(measured, runs[1]) if runs[1:] else measured
 
 
 def _run(path: Path) -> TrainingRun:

@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     read = (config.inference_file, config.label_file)
     if config.output is not None and not config.output.parent.is_dir():
         raise UsageError(f"--output {config.output}: there is no folder {config.output.parent}")
-    check_outputs(("--output", config.output), replace=config.replace, inputs=read)
+    check_outputs(("--output", config.output), replace=config.overwrite, inputs=read)
 
     predicted = read_predictions(config.inference_file)
     labels = Objects.join(read_labels(config.label_file).values())
@@ -51,7 +51,9 @@ def run(args: argparse.Namespace) -> int:
         None if root is None else lambda scene: read_shoreline(shoreline_path(root, scene)),
     )
     if config.output is not None:
-        write_output("--output", config.output, json.dumps(score.as_dict()), replace=config.replace)
+        write_output(
+            "--output", config.output, json.dumps(score.as_dict()), replace=config.overwrite
+        )
     print("\n".join(lines(score, config)))
     return 0
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from ..base import (
+    InferConfig,
+    Knobs,
+    Overwriting,
     PenstockError,
-    Replacing,
+    PredictConfig,
+    PreprocessConfig,
     SlurmConfig,
     UsageError,
     add_flags,
@@ -44,8 +50,17 @@ from ..cluster import (
     with_ranks,
     write_jobs,
 )
-from .job_command import add_command, command_of
+from . import VERBS, dashed
+from .launch import training
 
+WORK = ("infer", "preprocess", "predict", "bench", "suite", "train")
+"""The verbs that a job may run."""
+KNOBS: dict[str, type[Knobs]] = {
+    "infer": InferConfig,
+    "preprocess": PreprocessConfig,
+    "predict": PredictConfig,
+}
+"""The knobs of verbs without kinds, to check a command without running the verb."""
 KINDS = {
     "render": "print the scripts of the jobs that submit would submit",
     "submit": "submit a job, an array, or one job for each size of a study",
@@ -95,7 +110,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="folder of the copies (default: the study's own)",
     )
-    add_flags(kinds["collect"], Replacing)
+    add_flags(kinds["collect"], Overwriting)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -192,7 +207,7 @@ def _status(args: argparse.Namespace) -> int:
 
 
 def _collect(args: argparse.Namespace) -> int:
-    path, replace = args.study, from_flags(Replacing, args).replace
+    path, replace = args.study, from_flags(Overwriting, args).overwrite
     if is_job_number(str(path)):
         raise UsageError(
             f"collect takes the folder that jobs were submitted from, or its {STUDY_FILE}; {path} "
@@ -232,3 +247,63 @@ def _cancel(args: argparse.Namespace) -> int:
         cancel_jobs(going)
     print(f"cancelled: {', '.join(going)}" if going else "none of them is waiting or running")
     return 0
+
+
+def add_command(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "command",
+        nargs=argparse.REMAINDER,
+        metavar="-- COMMAND ...",
+        help=f"what the job runs: {', '.join(WORK)} and their flags, or any program",
+    )
+
+
+def command_of(command: Sequence[str]) -> Command:
+    """The command that the words after ``--`` ask for.
+
+    Raises `UsageError` if the verb would refuse the words.
+    """
+    marked = command[:1] == ["--"]
+    words = list(command[1:] if marked else command)
+    named = words[:1] == ["penstock"]
+    words = words[named:]
+    if not words:
+        raise UsageError(
+            "put the command to run after the flags: -- train WORKLOAD ..., -- infer ..., or any "
+            "other command"
+        )
+    verb = words[0]
+    if verb in WORK or (named and verb in VERBS):
+        words = [dashed(word) for word in words]
+        return _training(words) if verb == "train" else _verb(words)
+    if named:
+        raise UsageError(f"penstock has no verb {verb!r}; penstock --help lists them")
+    if verb in VERBS:
+        raise UsageError(
+            f"{verb} is not among the verbs that run work ({', '.join(WORK)}); put penstock {verb} "
+            "for this verb, or the path of another program of that name"
+        )
+    if not marked:
+        raise UsageError(f"put -- before the command: -- {verb} ...")
+    return Command(tuple(words), "program")
+
+
+def _training(words: Sequence[str]) -> Command:
+    words, config = training(words)
+    out = str(config.output_dir) if "output_dir" in config.model_fields_set else None
+    return Command(tuple(words), output_dir=out)
+
+
+def _verb(words: Sequence[str]) -> Command:
+    """A verb of one process, checked by its parser and its knobs."""
+    verb = words[0]
+    parser = argparse.ArgumentParser(prog=f"penstock {verb}", allow_abbrev=False)
+    import_module(f"{__package__}.{verb}").add_arguments(parser)
+    parser.add_argument("--debug", action="store_true")
+    asked = [re.sub("^%a/", "1/", word) for word in words[1:]]
+    args = parser.parse_args(asked)
+    config = from_flags(KNOBS[verb], args, getattr(args, "config", None)) if verb in KNOBS else None
+    _, left = parser.parse_known_args([*asked, "--resume"])
+    counts = isinstance(config, InferConfig) and config.normalize == "global"
+    goes_on = verb in WORK
+    return Command(tuple(words), "verb", resumes=not left, goes_on=goes_on, counts=counts)

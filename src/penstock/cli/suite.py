@@ -51,14 +51,14 @@ from ..bench import (
 from ..instruments import Ledger, Record
 from ..reports import in_text, plot_suite, suite_sections, write_suite_report
 from . import preprocess, train
-from .sweep import (
-    figures_of,
+from .benchmarks import (
     labelled,
     launcher_of,
     launches_each,
     print_written,
     shown_launches,
 )
+from .drawing import figures_of
 
 KINDS = {
     "preprocess": "cut scenes into chips, like penstock preprocess",
@@ -168,10 +168,10 @@ def _benchmark(args: argparse.Namespace) -> int:
             prepare_suite(config, system)
             with shown_launches(suite_case_name, _outcome) as progress:
                 records = run_suite(cases, config, ledger, progress, launcher)
-    figures = figures_of(lambda: plot_suite(records, out / SUITE_REPORT, config.replace))
+    figures = figures_of(lambda: plot_suite(records, out / SUITE_REPORT, config.overwrite))
     presets_asked = [preset.model_dump(mode="json") for preset in asked]
     written = write_suite_report(
-        out, records, presets_asked, system, notes, figures, config.replace
+        out, records, presets_asked, system, notes, figures, config.overwrite
     )
     print("", *in_text(suite_sections(records, notes)), sep="\n")
     print_written([*written, *figures, out / SUITE_SYSTEM, out / SUITE_LEDGER])

@@ -92,9 +92,6 @@ def _train(workload: str, config: TrainConfig) -> int:
     if results["rank"] == 0:
         summary = summary_lines(results, config.output_dir)
         print(*summary, *(last_lines(results, config.output_dir) if logged else ()), sep="\n")
-        for each in results["trackers"]:
-            if each["status"] == "behind":  # no reason was given, so nothing was printed yet
-                say(outcome_of_tracker(each, config.output_dir))
     return 0
 
 
@@ -151,8 +148,7 @@ def summary_lines(results: dict[str, Any], out: Path) -> list[str]:
         from ..training import profile_lines
 
         lines += profile_lines(results["profile"])
-    heard = [each for each in results.get("trackers", ()) if each["status"] != "behind"]
-    return [*lines, *(outcome_of_tracker(each, out) for each in heard)]
+    return [*lines, *(outcome_of_tracker(each, out) for each in results.get("trackers", ()))]
 
 
 def epoch_line(now: TrainProgress) -> str:

@@ -54,10 +54,13 @@ from ..reports import (
     write_loader_yaml,
 )
 from .bench_queue import outcome
-from .sweep import Name, check_ledger, labelled, print_written, sweep
+from .benchmarks import Name, check_ledger, labelled, print_written, sweep
 
 LEAST_LAUNCHES = 3
 """Fewest launches of each part of a loader before one part is called the ceiling."""
+UTILISATION = 0.9
+"""Share of the time that the accelerator must be computing: MLPerf Storage asks for 0.9 of most
+workloads."""
 QUEUES = (1, 2, 4, 8)
 """Queue sizes to choose from, if they fit into memory. Launches that only read use the largest that
 leaves enough batches to time."""
@@ -84,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     check_ledger(ledger, [Path(args.data)])
     labelled(ledger, config, f"tune-loader-{Path(args.data).stem}")
     read = [Path(args.data), ledger.path]
-    check_outputs(("--output", config.output), replace=config.replace, inputs=read)
+    check_outputs(("--output", config.output), replace=config.overwrite, inputs=read)
     tried: list[BatchTrial] = []
     for fit in fitting(args.data, config, max(threads_of(config))):
         tried.append(_measure(args.data, config, fit, ledger))
@@ -100,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
         advice = replace(advice, settings={**advice.settings, "missing": config.missing})
     assert advice.settings is not None
     build(LoaderConfig, advice.settings)  # check that a loader takes these settings
-    write_loader_yaml(advice, config.output, config.replace)
+    write_loader_yaml(advice, config.output, config.overwrite)
     batch = advice.settings["batch_size"]
     step_s = next(each.goal.step_s for each in tried if each.goal.batch == batch)
     flags = flags_of(advice.settings, step_s, args.data)
@@ -118,7 +121,7 @@ def _measure(data: str, config: TuneLoaderConfig, fit: Fit, ledger: Ledger) -> B
     if not reads:
         failure = next((record.error for record in records if record.error is not None), None)
         raise UsageError(f"{data}: {failure.message if failure else 'nothing was measured'}")
-    goal = Goal(step_s, fit.batch, config.utilisation)
+    goal = Goal(step_s, fit.batch, UTILISATION)
     told_s = config.steps[told_for]
     return BatchTrial(goal, told_for, told_s, fit.batch_bytes, fit.memory, reads)
 

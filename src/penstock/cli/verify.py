@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..base import (
-    InferConfig,
     UsageError,
     VerifyConfig,
     add_flags,
-    as_words,
     check_local,
     check_outputs,
     format_bytes,
@@ -25,7 +23,7 @@ from ..base import (
     significant,
     write_output,
 )
-from ..models import check_model_name
+from ..models import REGISTRY, check_model_name
 from .progress import counted_progress
 
 if TYPE_CHECKING:
@@ -42,7 +40,9 @@ penstock verify denoised.ome.zarr --recompute 1%   # compute some blocks anew, a
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(
+    parser: argparse.ArgumentParser, knobs: type[VerifyConfig] = VerifyConfig
+) -> None:
     parser.add_argument(
         "output",
         nargs="+",
@@ -55,54 +55,59 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write a list of the blocks that are not proven",
     )
-    add_flags(parser, VerifyConfig)
+    add_flags(parser, knobs)
 
 
 def run(args: argparse.Namespace) -> int:
     config = from_flags(VerifyConfig, args)
+    run, proof = proven(args, config)
+    if proof.bad and config.forget:
+        from ..inference import take_off
+
+        print(f"{plural(take_off(run, proof), 'block')} taken off the list of the run")
+    if proof.bad:
+        print(_cure(run, proof, config))
+    return exit_code(proof)
+
+
+def proven(args: argparse.Namespace, config: VerifyConfig) -> tuple[RunFolder, Proof]:
+    """Verify an output, and print what is wrong with it; also recompute blocks if that is asked
+    for."""
     if args.json is not None and not args.json.parent.is_dir():
         raise UsageError(f"--json {args.json}: {args.json.parent} is not a folder")
     if isinstance(config.run_dir, Path):
         check_local(config.run_dir, "--run-dir")
-    check_outputs(("--json", args.json), replace=config.replace)
-    if config.recompute is not None:
-        one_heap()
-    from ..inference import forget, open_run, verify_run
+    check_outputs(("--json", args.json), replace=config.overwrite)
+    one_heap()
+    from ..inference import open_run, verify_run
 
     run = open_run(args.output, config.run_dir)
-    check_outputs(("--json", args.json), replace=config.replace, inputs=[Path(run.folder.place)])
-    with counted_progress(run.num_units, "blocks", "verifying") as progress:
+    check_outputs(("--json", args.json), replace=config.overwrite, inputs=[Path(run.folder.place)])
+    with counted_progress(run.num_blocks, "blocks", "verifying") as progress:
         proof = verify_run(run, config.readers, config.retry_for, progress)
     done = _recompute(run, proof, config) if config.recompute is not None else None
     if done is not None:
         proof.findings += done.findings
-    lost = forget(run, proof.bad) if config.forget else None
     if args.json is not None:
         text = json.dumps(_as_dict(run, proof, done), indent=1) + "\n"
-        write_output("--json", args.json, text, replace=config.replace)
+        write_output("--json", args.json, text, replace=config.overwrite)
     print("\n".join(_lines(run, proof, done, config)))
-    if proof.bad:
-        print(_cure(run, proof, lost, config))
-    return _exit_code(proof)
+    return run, proof
 
 
 def _recompute(run: RunFolder, proof: Proof, config: VerifyConfig) -> Recomputed:
-    from ..inference import recompute_units, sample
+    from ..inference import recompute_blocks, sample
 
     keys = sample(run, proof, config.recompute or 0, config.seed)
     with counted_progress(len(keys), "blocks", "computing") as progress:
-        return recompute_units(
-            run, proof, keys, progress, devices=config.devices, tolerance=config.tolerance
-        )
+        return recompute_blocks(run, proof, keys, config, progress)
 
 
-def _exit_code(proof: Proof) -> int:
-    """1 for damaged or different blocks, 3 for missing ones, 4 for ones that cannot be proven."""
+def exit_code(proof: Proof) -> int:
+    """1 for damaged or different blocks, 3 for missing ones."""
     if proof.of_kind("damaged") or proof.of_kind("different"):
         return 1
-    if proof.bad:
-        return 3
-    return 4 if proof.unprovable else 0
+    return 3 if proof.bad else 0
 
 
 def _lines(
@@ -110,15 +115,12 @@ def _lines(
 ) -> Iterator[str]:
     names = ", ".join(stored.written.name for stored in run.outputs)
     yield (
-        f"{names}: {proof.proven:,} of {proof.units:,} blocks are proven, "
+        f"{names}: {proof.proven:,} of {proof.blocks:,} blocks are proven, "
         f"{format_bytes(proof.proven_bytes)} of values, by the checksums in {run.folder}"
     )
     yield from (f"Not locked: {reason}" for reason in run.lacking)
-    if proof.unprovable:
-        yield (
-            f"Not provable: {proof.unprovable:,} blocks decode, but another version of Penstock "
-            "noted them without a checksum that this version can check"
-        )
+    if run.cut:
+        yield f"Cut: {run.cut}"
     if done is not None:
         yield from _recomputed(run, done, config.seed)
     for kind in KINDS:
@@ -175,10 +177,9 @@ def _as_dict(run: RunFolder, proof: Proof, done: Recomputed | None) -> dict[str,
         "outputs": [stored.written.name for stored in run.outputs],
         "run_dir": str(run.folder),
         "run": run.content.get("run"),
-        "blocks": proof.units,
+        "blocks": proof.blocks,
         "proven": proof.proven,
         "proven_bytes": proof.proven_bytes,
-        "without_checksum": proof.unprovable,
         "recomputed": None,
     }
     if done is not None:
@@ -198,7 +199,7 @@ def _as_dict(run: RunFolder, proof: Proof, done: Recomputed | None) -> dict[str,
 
 
 def _finding(run: RunFolder, finding: Finding) -> dict[str, Any]:
-    box = run.units.cell(finding.key[1:])
+    box = run.blocks.cell(finding.key[1:])
     return {
         "volume": finding.key[0],
         "block": finding.key[1:],
@@ -209,36 +210,25 @@ def _finding(run: RunFolder, finding: Finding) -> dict[str, Any]:
     }
 
 
-def _cure(run: RunFolder, proof: Proof, lost: int | None, config: VerifyConfig) -> str:
-    """A sentence with the commands that make the bad blocks again."""
-    again = _infer_again(run, config)
-    if lost is not None:
-        return f"{plural(lost, 'block')} taken off the list of the run. This makes them: {again}"
-    if proof.bad.isdisjoint(run.notes):
-        return f"This makes them: {again}"
-    words = ["penstock", "verify", *map(_spec, run.specs), *_run_dir(run, config), "--forget"]
-    return f"This makes them: {shlex.join(words)}; {again}"
-
-
-def _infer_again(run: RunFolder, config: VerifyConfig) -> str:
-    """The command that continues a run."""
-    from ..inference import NOT_AGAIN
-
-    left_out = {*NOT_AGAIN, "run_dir"}
-    settings = {name: value for name, value in run.settings.items() if name not in left_out}
-    of_python = run.fingerprint.get("input", "memory").startswith("memory")
+def _cure(run: RunFolder, proof: Proof, config: VerifyConfig) -> str:
+    """A sentence with the command that makes the bad blocks again."""
+    model, outputs = str(run.settings.get("model_type")), [*map(_spec, run.specs)]
+    place = [] if config.run_dir is None else ["--run-dir", str(run.folder)]
     try:
-        check_model_name(settings["model_type"], "--model-type")
-        words = as_words(InferConfig, settings)
-    except (UsageError, KeyError):
+        check_model_name(model, "--model")
+        of_python = str(run.fingerprint["input"]).startswith("memory")
+    except UsageError:  # an object in Python
         of_python = True
     if of_python:
-        return "run_inference, called as before and with resume=True"
-    return shlex.join(["penstock", "infer", *words, *_run_dir(run, config), "--resume"])
-
-
-def _run_dir(run: RunFolder, config: VerifyConfig) -> list[str]:
-    return [] if config.run_dir is None else ["--run-dir", str(run.folder)]
+        first = shlex.join(["penstock", "verify", *outputs, *place, "--forget"])
+        again = "run_inference, called as before and with resume=True"
+        return f"This makes them: {'' if config.forget else f'{first}, and then '}{again}"
+    if proof.of_kind("different"):
+        place += ["--recompute", f"{config.recompute}", "--seed", f"{config.seed}"]
+    if model in REGISTRY:
+        return f"This makes them: {shlex.join(['penstock', 'repair', *outputs, *place])}"
+    words = ["penstock", "repair", *outputs, *place, "--model", config.model or model]
+    return f"This makes them, and runs the code of that model: {shlex.join(words)}"
 
 
 def _spec(spec: Any) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..base import SlurmConfig, UsageError, has_login, scrub
-from .steps import ELEMENT, Command, is_share
+from .slurm_steps import ELEMENT, Command, is_share
 
 
 def slurm_script(

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..base import RESULTS, UsageError
+from ..base import RESULTS, UsageError, number_ranges
 from .batch_script import with_job_number
 from .slurm_jobs import SlurmJob, read_study
 from .slurm_states import JobState, job_states, waits_in
-from .steps import array_ranges, joined_elements
+from .slurm_steps import array_ranges
 
 AGAIN = "it was stopped, and --resume continues it"
 PART = "it was stopped; the log of the finish job says how to do its part again"
@@ -136,7 +136,7 @@ def table_of(rows: Iterable[JobStatus]) -> list[str]:
     for (array, which, words), same in alike.items():
         job = same[0].job
         elements = [int(row.id.partition("_")[2]) for row in same] if not which else []
-        label = f"{array}_[{joined_elements(elements)}]" if len(elements) > 1 else same[0].id
+        label = f"{array}_[{number_ranges(elements)}]" if len(elements) > 1 else same[0].id
         nodes = {row.state.nodes for row in same if row.state is not None and row.state.nodes}
         where = f"{len(nodes)} different" if len(nodes) > 1 else "".join(nodes)
         name, ranks = (job.name, str(job.ranks)) if job is not None else ("", "")

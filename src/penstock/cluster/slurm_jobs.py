@@ -34,7 +34,7 @@ from ..base import (
     writing_output,
 )
 from .batch_script import log_of, slurm_script, with_job_number
-from .steps import Command, Kind, Step
+from .slurm_steps import Command, Kind, Step
 
 STUDY_FILE, JOBS = "study.json", "jobs.json"
 SAY_WITHIN_S = 60.0

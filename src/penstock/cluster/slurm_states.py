@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from ..base import Incomplete, PenstockError, UsageError
 from .slurm_jobs import ask_slurm, complaint_of
-from .steps import array_ranges
+from .slurm_steps import array_ranges
 
 ENDS = frozenset(
     "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY REVOKED TIMEOUT".split()
@@ -88,7 +88,7 @@ def job_states(jobs: Sequence[str]) -> dict[str, list[JobState]]:
     if not jobs:
         return {}
     wanted = [job.partition("_")[0] for job in jobs]
-    rows = _squeue(_heard(["squeue", "--noheader", "--format=%i|%T|%N|%r", _jobs(wanted)]))
+    rows = _squeue(_answer(["squeue", "--noheader", "--format=%i|%T|%N|%r", _jobs(wanted)]))
     return {job: _of(job, rows) for job in jobs}
 
 
@@ -96,7 +96,7 @@ def _of(job: str, queue: Iterable[JobState]) -> list[JobState]:
     rows = _pick(job, queue)
     if rows and ("_" in job or "_" not in rows[0].id):
         return rows  # of all its elements
-    rows = _and_more(rows, _scontrol(_heard(["scontrol", "--oneliner", "show", "job", job])), job)
+    rows = _and_more(rows, _scontrol(_answer(["scontrol", "--oneliner", "show", "job", job])), job)
     for options, fields in _BOOKS:
         # The controller forgets an element some minutes after its end, while others still run.
         is_part = bool(rows) and "_" in rows[0].id and "--completion" not in options
@@ -173,7 +173,7 @@ def waits_in(job: str, row: str) -> bool:
     return any(int(element) in each for each in array_ranges(shared[1]))
 
 
-def _heard(command: Sequence[str]) -> str:
+def _answer(command: Sequence[str]) -> str:
     """The output of a command about jobs; "" if it does not know them."""
     ended = ask_slurm(command)
     if ended.returncode == 0:

@@ -32,7 +32,7 @@ from .batch_script import log_of, slurm_script, with_job_number, with_ranks
 from .presets import slurm_preset
 from .slurm_jobs import ask_slurm, complaint_of, make_places
 from .slurm_states import job_states
-from .steps import Command
+from .slurm_steps import Command
 
 DEATH_TIMEOUT_S = 300
 """Seconds after which a worker without a scheduler ends."""

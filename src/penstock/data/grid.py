@@ -1,15 +1,15 @@
-"""The cutting of a volume: one global grid of patches, write units, regions and compute blocks.
+"""The cutting of a volume: one global grid of patches, blocks, parts and bricks.
 
-                 ├──────── unit 0 ────────┼──────── unit 1 ────────┤   what a sink writes at once
+                 ├──────── block 0 ───────┼──────── block 1 ───────┤   what a sink writes at once
     volume    0  ├─────────┬─────────┬────┴────┬─────────┬─────────┤
     cores        │ patch 0 │ patch 1 │ patch 2 │ patch 3 │ patch 4 │   one stride each, no gaps
     reads     ╟╌╌├─────────┤╌╌╢                │         │         │   a core and its context
               before        after
-    blocks       ├──── block 0 (2 patches) ────┼──── block 1 ─── …     what travels the pipeline
+    bricks       ├──── brick 0 (2 patches) ────┼──── brick 1 ─── …     what travels the pipeline
 
 Patch ``k`` owns the core ``[k * stride, (k + 1) * stride)`` counted from the volume's origin and
 reads ``overlap // 2`` voxels before it and the rest of ``overlap`` after it; past the volume's edge
-the data is reflected. The patch grid does not depend on units, workers or devices, so the result
+the data is reflected. The patch grid does not depend on blocks, workers or devices, so the result
 does not either. Nothing here is a list: a petabyte volume takes no more memory than a cube of ten
 voxels. No array is read.
 """

@@ -1,14 +1,21 @@
 """A NetCDF file as samples of stacked channels: xarray reads it, and `packed.write` writes it.
 
 Variables, time steps and levels become one axis of channels, in this order, the levels innermost,
-as in the seed. `netcdf_axes` says which axis is which. A variable without an axis of samples is the
-same in all samples. Variables with the bounds of cells are left out.
-Values are those of xarray, decoded (scale, offset, missing to NaN), cast to float32.
+as in the seed. A variable without an axis of samples is the same in all samples. Variables with the
+bounds of cells are left out. Values are those of xarray, decoded (scale, offset, missing to NaN),
+cast to float32.
+
+The axis of the samples is time by the CF conventions, else an unlimited axis, else the first. Of
+the others the last two are latitude and longitude, in either order, and the rest are levels. The
+package `cf_xarray` is not enough: it looks at coordinates only, and does not recognise an axis
+without them by its name, such as ``time``, ``lat`` and ``lon``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,11 +26,54 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base import UsageError, describe, require
-from .netcdf_axes import Axes
 from .packed.format import ArrayLayout, channel_name
 
+_CF = {
+    "time": ("T", "time", ".+ since .+"),
+    "latitude": ("Y", "lat|latitude", "degrees?_?(north|n)"),
+    "longitude": ("X", "lon|longitude", "degrees?_?(east|e)"),
+}
+"""The letter of an axis by the CF conventions and, as patterns, its names and units."""
 _BOUNDS = ("bounds", "climatology")
 """Attributes that name the variable with the bounds of cells."""
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The names of the axes of a file."""
+
+    samples: str
+    horizontal: tuple[str, str]
+    """Latitude and longitude."""
+
+    @classmethod
+    def of(cls, dataset: Any, series: Sequence[Any]) -> Axes:
+        """The axes of a file whose variables of three axes and more are ``series``."""
+        names = dict.fromkeys(str(axis) for variable in series for axis in variable.dims)
+        times = (axis for axis in names if _is(dataset, axis, "time"))
+        unlimited = (axis for axis in names if axis in dataset.encoding.get("unlimited_dims", ()))
+        samples = next(itertools.chain(times, unlimited, names))
+        ends = (_but(variable, samples)[-2:] for variable in series if samples in variable.dims)
+        a, b = next(ends)
+        turned = _is(dataset, a, "longitude") or _is(dataset, b, "latitude")
+        return cls(samples, (b, a) if turned else (a, b))
+
+    def fit(self, variable: Any) -> bool:
+        """Whether a variable has latitude and longitude, in any order, as its last axes."""
+        return {*_but(variable, self.samples)[-2:]} == {*self.horizontal}
+
+    def levels(self, dataset: Any, variable: Any) -> list[str | None]:
+        """Names of the levels, in order; a single None for a variable without levels."""
+        between = _but(variable, self.samples)[:-2]
+        if not between:
+            return [None]
+        labels = [
+            [_label(value) for value in dataset[axis].values]
+            if axis in dataset.coords
+            else [str(i) for i in range(dataset.sizes[axis])]
+            for axis in between
+        ]
+        return ["_".join(parts) for parts in itertools.product(*labels)]
 
 
 @dataclass(frozen=True)
@@ -31,8 +81,12 @@ class Stacked:
     """The samples of a file."""
 
     layouts: dict[str, ArrayLayout]
-    ids: range
+    ids: Sequence[int]
     """The step of the file that is offset 0 of each sample."""
+    step: float | None
+    """The usual distance of two steps, in the units of their coordinate; None without one."""
+    over_gaps: int
+    """The number of samples that are left out, as their steps lie on both sides of a gap."""
     offsets: tuple[int, ...]
     """Steps of the inputs, relative to the sample's time."""
     left_out: tuple[str, ...]
@@ -86,7 +140,8 @@ def open_netcdf(
         The samples of the file. Close them when they are read.
 
     Raises:
-        UsageError: the file cannot be read, or lacks variables or steps that were asked for.
+        UsageError: the file cannot be read, lacks variables or steps that were asked for, or has
+            its steps in disorder.
     """
     where = f"--from {path}"
     with contextlib.ExitStack() as opened:  # closes the file if it is refused
@@ -101,7 +156,7 @@ def open_netcdf(
         steps = dataset.sizes[axes.samples]
         if offsets is None:
             offsets = (-1, 0) if steps > max(0, target_offset) - min(-1, target_offset) else (0,)
-        ids = _ids(steps, axes.samples, offsets, target_offset, samples, where)
+        ids, step, over_gaps = _ids(dataset, axes.samples, offsets, target_offset, samples, where)
         variables = {
             "inputs": tuple(
                 (name, offset)
@@ -112,7 +167,9 @@ def open_netcdf(
         }
         layouts = _layouts(dataset, axes, variables)
         opened.pop_all()
-    return Stacked(layouts, ids, tuple(offsets), left_out, dataset, variables, axes)
+    return Stacked(
+        layouts, ids, step, over_gaps, tuple(offsets), left_out, dataset, variables, axes
+    )
 
 
 def _open(path: Path, where: str) -> Any:
@@ -178,25 +235,64 @@ def _choose(
     return inputs, targets, left_out
 
 
+def _gaps(
+    dataset: Any, axis: str, reach: tuple[int, int], where: str
+) -> tuple[float | None, NDArray[np.bool_]]:
+    """The usual distance of two steps, and for each pair of neighbours whether a gap lies between.
+
+    ``reach`` are the first and the last step of a sample, relative to its own. Months differ in
+    length, so a gap is longer than one and a half of the usual distance.
+
+    Raises `UsageError` if steps of a sample would not be in order, or if their distance cannot be
+    told.
+    """
+    steps = dataset.sizes[axis]
+    times = dataset[axis].values if axis in dataset.coords else np.arange(steps)
+    if times.dtype.kind not in "iufmM" or steps < 2:
+        return None, np.zeros(steps - 1, bool)
+    units = str(dataset[axis].attrs.get("units", "")) if axis in dataset.coords else ""
+    if "%" in units:
+        raise UsageError(
+            f"{where}: {axis} has units {units!r}, and the distance of two such steps is not their "
+            "difference; give it units such as days since 2000-01-01"
+        )
+    apart = np.diff(times.astype(np.float64))
+    wrong = np.flatnonzero(~(apart > 0))
+    if wrong.size and reach != (0, 0):
+        first = int(wrong[0])
+        raise UsageError(
+            f"{where}: {axis} does not increase from step {first} to {first + 1} ({times[first]} "
+            f"to {times[first + 1]}), so steps beside each other are no neighbours; sort the file, "
+            "and leave each time in it once"
+        )
+    usual = float(np.median(apart))
+    return usual, apart > 1.5 * usual
+
+
 def _ids(
-    steps: int,
+    dataset: Any,
     axis: str,
     offsets: Sequence[int],
     target_offset: int,
     samples: int | None,
     where: str,
-) -> range:
-    """The steps of a file from which all offsets stay within it."""
-    first = max(0, -min(*offsets, target_offset, 0))
-    last = steps - max(*offsets, target_offset, 0)
-    if first >= last:
+) -> tuple[list[int], float | None, int]:
+    """The steps of a file from which all offsets stay within it and cross no gap, the usual
+    distance of two steps, and the number of samples that would cross one."""
+    low, high = min(*offsets, target_offset, 0), max(*offsets, target_offset, 0)
+    step, gaps = _gaps(dataset, axis, (low, high), where)
+    before = np.concatenate([[0], np.cumsum(gaps)])
+    inside = range(-low, len(before) - high)
+    ids = [i for i in inside if before[i + high] == before[i + low]]
+    crossing = len(inside) - len(ids)
+    if not ids:
         raise UsageError(
-            f"{where}: {axis} has {steps} steps, too few for --offsets "
-            f"{' '.join(map(str, offsets))} and --target-offset {target_offset}"
+            f"{where}: {axis} has {len(before)} steps, too few{' without a gap' * bool(crossing)} "
+            f"for --offsets {' '.join(map(str, offsets))} and --target-offset {target_offset}"
         )
-    if samples is not None and samples > last - first:
-        raise UsageError(f"--samples {samples}: {where} gives {last - first}")
-    return range(first, last if samples is None else first + samples)
+    if samples is not None and samples > len(ids):
+        raise UsageError(f"--samples {samples}: {where} gives {len(ids)}")
+    return ids[:samples], step, crossing
 
 
 def _layouts(
@@ -222,3 +318,25 @@ def _layouts(
             channels,
         )
     return layouts
+
+
+def _but(variable: Any, samples: str) -> list[str]:
+    """The axes of a variable but that of the samples."""
+    return [str(axis) for axis in variable.dims if axis != samples]
+
+
+def _is(dataset: Any, axis: str, what: str) -> bool:
+    """Whether an axis is time, latitude or longitude, by its attributes or its name."""
+    letter, names, units = _CF[what]
+    about = dataset[axis].attrs if axis in dataset.coords else {}
+    return bool(
+        about.get("axis") == letter
+        or about.get("standard_name") == what
+        or re.fullmatch(units, str(about.get("units", "")), re.IGNORECASE)
+        or re.fullmatch(names, axis, re.IGNORECASE)
+    )
+
+
+def _label(value: Any) -> str:
+    """A coordinate as text: ``500`` for 500.0 too."""
+    return f"{value:.10g}" if isinstance(value, np.floating) else str(value)

@@ -5,7 +5,7 @@ Intensities are ADU, the counts that a camera gives out; lengths are voxels; axe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,29 +104,17 @@ def _branches(
             )
 
 
-def furthest(beads: Beads) -> int:
-    """The distance in voxels beyond which a bead adds no light."""
-    widest = np.sqrt(np.square(beads.radii.max(initial=0)) + np.square(PSF_SIGMA)).max()
-    return int(np.ceil(3.5 * widest)) + 1
-
-
-def add_beads(volume: FloatArray, beads: Beads, start: Sequence[int] = (0, 0, 0)) -> None:
-    """Add each bead, blurred: a Gaussian that is exact between voxels, so nothing is jagged.
-
-    ``start`` is the coordinate of the volume's first voxel. The sum at a voxel, and its order, do
-    not depend on the rest of the volume.
-    """
-    low, margin = np.array(start), furthest(beads)
-    high = low + volume.shape
-    near = ((beads.points > low - margin) & (beads.points < high + margin)).all(axis=1)
-    points, radii, peaks = beads.points[near], beads.radii[near], beads.peaks[near]
+def add_beads(volume: FloatArray, beads: Beads) -> None:
+    """Add each bead, blurred: a Gaussian that is exact between voxels, so nothing is jagged."""
+    points, radii, peaks = beads.points, beads.radii, beads.peaks
+    limits = np.array(volume.shape)
     sigmas = np.sqrt(np.square(radii)[:, None] + np.square(PSF_SIGMA))
     # Beads of spacing d and height h lay a tube whose axis has height h sqrt(2 pi) sigma / d; sigma
     # along the path depends on its direction, for which the geometric mean stands in.
     heights = peaks * 0.5 / (np.sqrt(2 * np.pi) * np.prod(sigmas, axis=1) ** (1 / 3))
     reach = np.ceil(3.5 * sigmas.max(axis=1)).astype(int)
     nearest = np.rint(points).astype(int)
-    inside = ((nearest > low - reach[:, None]) & (nearest < high + reach[:, None])).all(axis=1)
+    inside = ((nearest > -reach[:, None]) & (nearest < limits + reach[:, None])).all(axis=1)
     flat = volume.reshape(-1)
     for span in np.unique(reach[inside]):
         offsets = np.arange(-span, span + 1)
@@ -137,11 +125,9 @@ def add_beads(volume: FloatArray, beads: Beads, start: Sequence[int] = (0, 0, 0)
             shapes = np.exp(
                 -0.5 * np.square((places - points[some][:, :, None]) / sigmas[some][:, :, None])
             ).astype(np.float32)
-            places -= low[:, None]
-            limits = np.array(volume.shape)[:, None]
-            shapes[(places < 0) | (places >= limits)] = 0
+            shapes[(places < 0) | (places >= limits[:, None])] = 0
             strides = np.array([volume.shape[1] * volume.shape[2], volume.shape[2], 1])[:, None]
-            z, y, x = _crossed(np.clip(places, 0, limits - 1) * strides)
+            z, y, x = _crossed(np.clip(places, 0, limits[:, None] - 1) * strides)
             index = z + y + x
             z, y, x = _crossed(shapes)
             light = heights[some].astype(np.float32)[:, None, None, None] * z * y * x
@@ -157,11 +143,11 @@ def _crossed(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any], NDArray[
     )
 
 
-def add_soma(volume: FloatArray, soma: Soma, start: Sequence[int] = (0, 0, 0)) -> None:
-    """Add a cell body with a blurred rim and a dimmer nucleus; ``start`` as in `add_beads`."""
+def add_soma(volume: FloatArray, soma: Soma) -> None:
+    """Add a cell body with a blurred rim and a dimmer nucleus."""
     center, radii, lean = soma.center, soma.radii, soma.lean
-    low = np.maximum(np.floor(center - 2 * radii), start).astype(int)
-    high = np.minimum(np.ceil(center + 2 * radii) + 1, np.add(start, volume.shape)).astype(int)
+    low = np.maximum(np.floor(center - 2 * radii), 0).astype(int)
+    high = np.minimum(np.ceil(center + 2 * radii) + 1, volume.shape).astype(int)
     if (low >= high).any():
         return
     axes = [np.arange(a, b) - c for a, b, c in zip(low, high, center, strict=True)]
@@ -175,7 +161,7 @@ def add_soma(volume: FloatArray, soma: Soma, start: Sequence[int] = (0, 0, 0)) -
     rim = 0.6 * 1.3 / radii.mean()
     body = 1 / (1 + np.exp(np.minimum((distance - 1) / rim, 50)))
     nucleus = 1 / (1 + np.exp(np.minimum((distance - 0.45) / rim, 50)))
-    box = tuple(slice(a, b) for a, b in zip(low - start, high - start, strict=True))
+    box = tuple(slice(a, b) for a, b in zip(low, high, strict=True))
     volume[box] += (soma.peak * (body - 0.35 * nucleus)).astype(np.float32)
 
 

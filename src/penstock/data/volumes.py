@@ -6,7 +6,8 @@ how such data looks to a denoiser, not how neurons grow.
 
 Intensities are ADU, the counts that a camera gives out; lengths are voxels; axes are z, y, x.
 
-A `clean_volume` is made whole; a `Specimen` (`specimen`) gives any box of a volume without end.
+A `clean_volume` is made whole; a `Specimen` mirrors one into a volume without end, any box of which
+follows from a random seed and the box's place.
 """
 
 from __future__ import annotations
@@ -16,12 +17,16 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from .box import Box
+from .grid import Grid, indices
 from .neurites import FloatArray, add_beads, add_soma, grown
 
 CAMERA_OFFSET = 100.0
 """ADU that the camera gives where no light falls."""
-COARSE, FINE, FINE_SHARE = 80, 12, 0.35
-"""Voxels between the knots of the background's two fields, and the weight of the second."""
+PERIOD = (96, 192, 192)
+"""Voxels along z, y, x of the `clean_volume` that a `Specimen` mirrors."""
+NOISE_TILE = (8, 64, 64)
+"""Shape of the boxes in which a `Specimen` draws its noise, each from a seed of its own."""
 
 
 def clean_volume(shape: Sequence[int], seed: int) -> FloatArray:
@@ -40,8 +45,9 @@ def clean_volume(shape: Sequence[int], seed: int) -> FloatArray:
     """
     size = (int(shape[0]), int(shape[1]), int(shape[2]))
     rng = np.random.default_rng(seed)
-    field = _smooth_noise(size, COARSE, rng) + FINE_SHARE * _smooth_noise(size, FINE, rng)
-    volume = CAMERA_OFFSET + brightness(field)
+    field = _smooth_noise(size, 80, rng) + 0.35 * _smooth_noise(size, 12, rng)
+    # A fixed curve, not the volume's own extremes: a volume's corner is as dim in a larger volume.
+    volume: FloatArray = np.asarray(CAMERA_OFFSET + (40 + 20 * np.tanh(0.8 * field)), np.float32)
     somas, beads = grown(size, rng)
     for soma in somas:
         add_soma(volume, soma)
@@ -79,6 +85,44 @@ def noisy(
     return np.clip(np.rint(adu), 0, 65535).astype(np.uint16)
 
 
+class Specimen:
+    """A synthetic microscopy volume without end in any direction. The voxels of a box follow from
+    the seed and the coordinates; the size of the box and earlier calls play no part.
+
+    It is one `clean_volume` of the size of `PERIOD`, mirrored at its faces, so that no structure
+    ends there. Its noise never comes again. The period is held; all other memory is in proportion
+    to the box, so that a volume of any size can be written piece by piece.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._period = clean_volume(PERIOD, seed)
+
+    def clean(self, box: Box) -> FloatArray:
+        """The noiseless volume in a box (z, y, x): ADU, of the shape of ``box``."""
+        places = []
+        for start, stop, length in zip(box.start, box.stop, PERIOD, strict=True):
+            there = np.arange(start, stop) % (2 * length)
+            places.append(np.minimum(there, 2 * length - 1 - there))
+        return self._period[np.ix_(*places)]
+
+    def without_noise(self, box: Box) -> NDArray[np.uint16]:
+        """`clean`, rounded to uint16."""
+        return np.clip(np.rint(self.clean(box)), 0, 65535).astype(np.uint16)
+
+    def image(self, box: Box) -> NDArray[np.uint16]:
+        """The box as the camera of `noisy` sees it: ADU, of the shape of ``box`` (z, y, x)."""
+        image = np.empty(box.shape, np.uint16)
+        tiles = Grid(box, NOISE_TILE)
+        for index in indices(tiles.cells):
+            # A Poisson variate uses up more or fewer numbers by its mean, so tiles are made whole.
+            tile = Box.of(np.multiply(index, NOISE_TILE).tolist(), NOISE_TILE)
+            part = tiles.cell(index)
+            seen = noisy(self.clean(tile), [self._seed, *index])
+            image[part.within(box)] = seen[part.within(tile)]
+        return image
+
+
 def psnr(reference: ArrayLike, image: ArrayLike, data_range: float | None = None) -> float:
     """Peak signal-to-noise ratio in decibels: ``20 log10(peak / RMS error)``.
 
@@ -104,12 +148,6 @@ def psnr(reference: ArrayLike, image: ArrayLike, data_range: float | None = None
         raise ValueError(f"the peak is {peak:g}; a flat reference needs a data_range above 0")
     rms = float(np.sqrt(np.mean(np.square(expected - got))))
     return float(20 * np.log10(peak / rms)) if rms else float("inf")
-
-
-def brightness(field: FloatArray) -> FloatArray:
-    """Light above the offset, 20 to 60 ADU, from a field of unit variance."""
-    # A fixed curve, not the volume's own extremes: a volume's corner is as dim in a larger volume.
-    return np.asarray(40 + 20 * np.tanh(0.8 * field), np.float32)
 
 
 def _smooth_noise(size: tuple[int, int, int], period: int, rng: np.random.Generator) -> FloatArray:

@@ -1,99 +1,82 @@
-"""Compute some units of a run anew from its input, and compare them with what is stored.
+"""Compute some blocks of a run anew from its input, and compare them with what is stored.
 
-A unit goes through the same geometry as in the run, so the same code, versions and machine must
+A block goes through the same geometry as in the run, so the same code, versions and machine must
 give the same bits. Others may change the last digits, within a tolerance.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base import (
-    InferConfig,
-    UsageError,
-    build,
-    cuda_flags_kept,
-    frozen_garbage,
-)
-from ..data import Box, Claims, Sink, flatten, indices
-from ..models import check_model_name, set_cuda_flags
+from ..base import UsageError, VerifyConfig
+from ..data import Box, OutputLock, Sink
 from .opening.job import Job
-from .run_folder.ending import EndRequest
-from .run_folder.files import halved_in, read_document
+from .reopening import reopened
+from .run_folder.block_log import Key
+from .run_folder.block_set import BlockSet
+from .run_folder.folder import halved_in, read_document
 from .run_folder.journal import Journal
+from .run_folder.names import SCALINGS_FILE
 from .run_folder.reader import RunFolder, Stored
-from .run_folder.unit_log import Key
-from .stages.pipeline import Pipeline
-from .stages.queues import Queues
-from .stages.reading import BlockReader
+from .stages.pipeline import compute
+from .stages.run import Run
 from .stages.statistics import find_scalings
-from .stages.summary import Progress
-from .stages.watch import Watch
-from .tiling.geometry import Block, Geometry, narrowed
 from .verify import Finding, Proof
 
-NOT_AGAIN = frozenset(
-    "overwrite replace resume resume_anyway require_lock trace metrics_json "
-    "part parts workers prepare statistics finish cluster spill max_spill spill_rate".split()
-)
-"""Settings of a run that do not change its voxels."""
-_OF_MACHINE = frozenset(("outputs", "devices", "arithmetic"))
-"""Facts that may differ from those of the run, as they depend on the machine."""
 _TOLERANCE = {"float16": 1e-2, "float32": 1e-4, "float64": 1e-4}
 
 
 @dataclass
 class Recomputed:
-    """The units that were computed anew, and how they compare."""
+    """The blocks that were computed anew, and how they compare."""
 
     sampled: int
     population: int
-    """Number of units from which the sample was drawn."""
+    """Number of blocks from which the sample was drawn."""
     tolerances: Sequence[float]
     """The tolerance of each output; see `VerifyConfig`."""
     equal: int = 0
-    """Units that have the same bits."""
+    """Blocks that have the same bits."""
     near: int = 0
-    """Units of another maker, or with patches in smaller batches, that differ within the
+    """Blocks of another maker, or with patches in smaller batches, that differ within the
     tolerance."""
     halved: int = 0
-    """Units with patches in smaller batches, as memory ran out in the run or now."""
+    """Blocks with patches in smaller batches, as memory ran out in the run or now."""
     largest: float = 0.0
-    """The largest difference among those units, on the scale of the tolerance."""
+    """The largest difference among those blocks, on the scale of the tolerance."""
     findings: list[Finding] = field(default_factory=list)
 
     def chance(self, damaged: int) -> float:
-        """The probability that the sample has one of ``damaged`` units at random places."""
+        """The probability that the sample has one of ``damaged`` blocks at random places."""
         if damaged > self.population - self.sampled:
             return 1.0
-        # Of each damaged unit, that it is not drawn either if those before it are not.
+        # Of each damaged block, that it is not drawn either if those before it are not.
         others = self.population - np.arange(damaged)
         return -math.expm1(np.log1p(-self.sampled / others).sum())
 
 
 def sample(run: RunFolder, proof: Proof, share: float, seed: int) -> list[Key]:
-    """Pick units of a run at random, among those that are written and not damaged.
+    """Pick blocks of a run at random, among those that are written and not damaged.
 
     Args:
         run: The run.
         proof: The result of `verify_run`.
-        share: The share of the units to pick.
+        share: The share of the blocks to pick.
         seed: Seed of the random numbers.
 
     Returns:
-        The units.
+        The blocks.
 
     Raises:
-        UsageError: There is no such unit.
+        UsageError: There is no such block.
     """
     keys = sorted(run.notes.keys() - proof.bad)
     if not keys:
@@ -101,122 +84,52 @@ def sample(run: RunFolder, proof: Proof, share: float, seed: int) -> list[Key]:
     return random.Random(seed).sample(keys, math.ceil(share * len(keys)))
 
 
-def recompute_units(
+def recompute_blocks(
     run: RunFolder,
     proof: Proof,
     keys: Sequence[Key],
+    config: VerifyConfig,
     progress: Callable[[int], None],
-    *,
-    devices: Sequence[str] | None = None,
-    tolerance: float | None = None,
 ) -> Recomputed:
-    """Compute some units anew, and compare them with what is stored.
+    """Compute some blocks anew, and compare them with what is stored.
 
     Args:
         run: The run.
         proof: The result of `verify_run`.
-        keys: The units.
-        progress: A function that is called with the number of units that are done.
-        devices: The devices to compute on; by default those of the run.
-        tolerance: The tolerance for units whose bits may differ: those of another maker, and those
-            with patches in smaller batches. By default it follows from each output.
+        keys: The blocks.
+        config: The model and the devices, and the tolerance for blocks whose bits may differ: those
+            of another maker, and those with patches in smaller batches.
+        progress: A function that is called with the number of blocks that are done.
 
     Returns:
-        How the units compare.
+        How the blocks compare.
 
     Raises:
         UsageError: Input, model or weights are not there or are not those of the run.
         StageError: A stage failed.
     """
-    job, statistics = _reopen(run, devices)
+    try:
+        job = reopened(run, config)
+    except UsageError as error:
+        raise UsageError(f"--recompute: {error}") from error
     kinds = [kind for _, kind, _ in run.fingerprint["heads"]]
-    pairs = zip(run.outputs, kinds, strict=True)
     tolerances = [
-        _tolerance(stored, kind) if tolerance is None else tolerance for stored, kind in pairs
+        _tolerance(stored, kind) if config.tolerance is None else config.tolerance
+        for stored, kind in zip(run.outputs, kinds, strict=True)
     ]
     done = Recomputed(len(keys), len(run.notes.keys() - proof.bad), tolerances)
     comparison = _StoredComparison(run, job, keys, done)
-    _compute(job, keys, statistics, progress, comparison)
+    journal = Journal(None, {})
+    journal.statistics = read_document(run.folder, SCALINGS_FILE) or {}
+    journal.done = BlockSet(run.keys())
+    journal.done -= {*keys}
+    anew = Run(job, journal, OutputLock())
+    comparison.halved_now = anew.watch.halvings.blocks
+    with anew.at_work():
+        scalings = find_scalings(anew)
+        compute(anew, range(len(anew.parts)), scalings, lambda now: progress(now.blocks_done))
     comparison.finish()
     return done
-
-
-def _reopen(run: RunFolder, devices: Sequence[str] | None) -> tuple[Job, dict[str, Any]]:
-    """The job of a run, opened again, and the percentiles that the run has saved."""
-    if str(run.fingerprint.get("input")).startswith("memory"):
-        raise UsageError("--recompute: the input of the run was an array in memory")
-    names = InferConfig.model_fields.keys() - NOT_AGAIN
-    settings = {name: value for name, value in run.settings.items() if name in names}
-    try:
-        check_model_name(settings.get("model_type"), "--model-type")
-        ours: dict[str, Any] = {"out_spec": run.specs, "run_dir": run.folder.place, "resume": True}
-        if devices is not None:
-            ours["devices"] = devices
-        job = Job(build(InferConfig, settings, ours))
-        job.plan.refuse()
-    except UsageError as error:
-        raise UsageError(f"--recompute: {error}") from error
-    now, before = Journal(None, job.fingerprint()).fingerprint, run.fingerprint
-    for name, value in now.items():
-        if name not in _OF_MACHINE and before.get(name, value) != value:
-            raise UsageError(
-                f"--recompute: the run had {name} {before[name]!r}, now it is {value!r}; so its "
-                "blocks cannot be computed again"
-            )
-    return job, read_document(run.folder, "statistics.json") or {}
-
-
-def _compute(
-    job: Job,
-    keys: Sequence[Key],
-    statistics: Mapping[str, Any],
-    progress: Callable[[int], None],
-    comparison: _StoredComparison,
-) -> None:
-    """Run a job over some of its units only."""
-    journal = Journal(None, {})
-    journal.statistics = dict(statistics)
-    units, wanted = job.geometry.units, set(keys)
-    for block in blocks_for(job.geometry, keys):
-        reached = block.support & job.geometry.regions[block.region]
-        journal.done |= {(block.volume, *index) for index in indices(units.touching(reached))}
-    journal.done -= wanted
-    queues = Queues(job)
-    watch = Watch(job, journal, queues, EndRequest())
-    comparison.halved_now = watch.halvings.units
-
-    def tell(now: Progress) -> None:
-        progress(now.units_done)
-
-    with cuda_flags_kept(), frozen_garbage():
-        set_cuda_flags(job.config.tf32, job.config.cudnn_benchmark)
-        scalings = find_scalings(job, journal, watch)
-        reader = BlockReader(job, scalings, queues.equipment.read_pool, queues.flow, watch.retries)
-        blocks = blocks_for(job.geometry, keys)
-        Pipeline(job, journal, Claims(), queues, watch, reader, blocks).run(tell)
-
-
-def blocks_for(geometry: Geometry, keys: Sequence[Key]) -> Iterator[Block]:
-    """The blocks that contribute to some units, narrowed to the patches that these need. They come
-    in visiting order and are numbered without gaps."""
-    regions, number = geometry.regions, itertools.count()
-    wanted: dict[tuple[int, int], dict[int, list[list[int]]]] = {}
-    for volume, *index in keys:
-        cell = geometry.units.cell(index)
-        place = regions.touching(cell).start
-        blocks = geometry.blocks_of(regions.cell(place))
-        units = wanted.setdefault((volume, flatten(place, regions.cells)), {})
-        for at in indices(blocks.touching(geometry.patches_for(cell))):
-            units.setdefault(flatten(at, blocks.cells), []).append(index)
-    for (volume, region), units in sorted(wanted.items()):
-        blocks = geometry.blocks_of(regions[region])
-        for flat in sorted(units):
-            patches = blocks[flat]
-            core, support = geometry.core_of(patches), geometry.support_of(patches)
-            block = Block(
-                next(number), volume, region, patches, core, support, geometry.read_of(patches)
-            )
-            yield narrowed(geometry, block, units[flat])
 
 
 def _tolerance(stored: Stored, kind: str) -> float:
@@ -237,11 +150,11 @@ class _StoredComparison:
             alike and all(maker.get(name) == mine[name] for name in mine) for maker in run.makers
         ]
         self.halved: Set[Key] = halved_in(run.folder)
-        """Units with patches in smaller batches in the run, so that their bits may differ."""
+        """Blocks with patches in smaller batches in the run, so that their bits may differ."""
         self.halved_now: Set[Key] = frozenset()
-        """Units with patches in smaller batches when they are computed anew."""
+        """Blocks with patches in smaller batches when they are computed anew."""
         self.differences: dict[Key, list[float | None]] = {key: [] for key in keys}
-        """The largest difference of each unit, for each output; None for equal bits."""
+        """The largest difference of each block, for each output; None for equal bits."""
         self.lock = threading.Lock()
         for number, output in enumerate(job.outputs):
             sink = cast("Sink", _ComparingSink(self, number, output.sink))
@@ -267,11 +180,11 @@ class _StoredComparison:
 
     def _key(self, stored: Stored, box: Box) -> Key:
         volume = [tuple(place) for place in stored.places].index(box.start[:2])
-        unit = box[2:].shift(tuple(-shift for shift in stored.offset))
-        return (volume, *self.run.units.touching(unit).start)
+        block = box[2:].shift(tuple(-shift for shift in stored.offset))
+        return (volume, *self.run.blocks.touching(block).start)
 
     def finish(self) -> None:
-        """Count the units once all are compared."""
+        """Count the blocks once all are compared."""
         self.done.halved = sum(map(self._is_halved, self.differences))
         bad = {finding.key for finding in self.done.findings}
         for key in self.differences.keys() - bad:

@@ -9,30 +9,18 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from ..base import (
-    Incomplete,
-    InferConfig,
-    build,
-    cuda_flags_kept,
-    frozen_garbage,
-    modes_kept,
-    speaks_python,
-)
-from ..data import Claims
-from ..models import set_cuda_flags
+from ..base import SUMMARY_FILE, InferConfig, build, modes_kept, names_parameters
 from .opening.job import Job
 from .run_folder.ending import EndRequest
-from .run_folder.journal import Journal
 from .stages.beginning import begun
-from .stages.pipeline import Pipeline
-from .stages.queues import Queues
-from .stages.reading import BlockReader, wanted_blocks
+from .stages.pipeline import compute
+from .stages.run import Run
 from .stages.statistics import find_scalings
 from .stages.summary import Progress, Summary
-from .stages.watch import Watch, forgoing
+from .stages.watch import forgoing
 
 
-@speaks_python(InferConfig, model_type="model")
+@names_parameters(InferConfig, model_type="model")
 def run_inference(
     in_spec: Any,
     out_spec: Any,
@@ -58,7 +46,7 @@ def run_inference(
     Raises:
         UsageError: The job cannot be done as asked. Nothing was created.
         Refused: The memory of the host or of a device does not hold the job.
-        StageError: A stage failed. The error names the stage and the block.
+        StageError: A stage failed. The error names the stage and the place.
         Incomplete: A block is missing at the end.
     """
     named = {"in_spec": in_spec, "out_spec": out_spec, "model_type": model}
@@ -84,42 +72,18 @@ def run_job(
     Raises:
         UsageError: Another process writes the output, or the run folder cannot be used.
         Refused: The memory of the host or of a device does not hold the job.
-        StageError: A stage failed. The error names the stage and the block.
+        StageError: A stage failed. The error names the stage and the place.
         Incomplete: A block is missing at the end.
     """
     job.plan.refuse()
-    with begun(job) as (journal, claims), cuda_flags_kept():
-        set_cuda_flags(job.config.tf32, job.config.cudnn_benchmark)
-        summary = _carry_out(job, journal, claims, progress, request or EndRequest())
+    with begun(job) as (journal, lock):
+        run = Run(job, journal, lock, request)
+        run.open_outputs()
+        with run.at_work():
+            compute(run, range(len(run.parts)), find_scalings(run), progress)
+        run.check_written("run again with --resume")
+        run.close_outputs()
+        summary = run.summary()
     with forgoing(f"--run-dir {job.run_dir}: summary.json"):
-        journal.save("summary.json", asdict(summary))
-    return summary
-
-
-def _carry_out(
-    job: Job,
-    journal: Journal,
-    claims: Claims,
-    progress: Callable[[Progress], None] | None,
-    request: EndRequest,
-) -> Summary:
-    """Write every unit."""
-    queues = Queues(job)
-    watch = Watch(job, journal, queues, request)
-    watch.create_sinks()
-    with watch.sampling(), frozen_garbage():
-        scalings = find_scalings(job, journal, watch)
-        reader = BlockReader(job, scalings, queues.equipment.read_pool, queues.flow, watch.retries)
-        blocks = wanted_blocks(job, journal.done)
-        Pipeline(job, journal, claims, queues, watch, reader, blocks).run(progress)
-    if journal.written + journal.skipped != watch.extent.units:
-        why = f" when {request.why} ended the job" if request.why else ""
-        raise Incomplete(
-            f"{journal.written} of {watch.extent.units} blocks were written{why}; "
-            "run again with --resume"
-        )
-    watch.retries.run(queues.flow, "the lock", "confirm", claims.confirm)
-    summary = watch.summary(reader.chunks.count, (*claims.lacking, *journal.lacking))
-    for sink in job.sinks:
-        sink.close()
+        journal.save(SUMMARY_FILE, asdict(summary))
     return summary

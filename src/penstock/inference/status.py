@@ -3,27 +3,19 @@ machine, or be dead."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ..base import UsageError, describe, format_seconds, plural, significant
-from ..data import open_written
-from .run_folder.bucket import RemoteFolder
-from .run_folder.contents import is_run, rows_of
-from .run_folder.ending import ENDING_FILE
-from .run_folder.files import default_run_dir
-from .run_folder.journal import WORKERS_FILE
-from .run_folder.local import Folder, folder_at
+from ..base import RUN_FILE, SUMMARY_FILE, format_seconds, plural, significant, system_errors
+from .run_folder.block_set import BlockSet
+from .run_folder.folder import Folder, folder_at, lost_lines, read_document
+from .run_folder.names import ENDING_FILE, RETRIES_FILE, WORKERS_FILE, of_each, rows_of
 from .run_folder.notes import Notes
-from .run_folder.unit_set import UnitSet
 
-State = Literal["running", "done", "ended", "killed"]
+State = Literal["running", "prepared", "done", "ended", "killed"]
 _OF_WORKERS = ("present", "died", "unfit", "retried")
 
 
@@ -32,14 +24,15 @@ class RunStatus:
     """The state of a run."""
 
     state: State
-    """``ended`` is a run that stopped by itself, ``killed`` one that left no reason."""
+    """``prepared`` is a run that waits for parts, ``ended`` one that stopped by itself, and
+    ``killed`` one that left no reason."""
     why: str
-    """The reason why it ended; empty otherwise."""
-    units_done: int
-    units_planned: int | None
-    """None for a run of an older version."""
+    """The reason why it ended, what is to be done next, and what is lost of its logs; may be
+    empty."""
+    blocks_done: int
+    blocks_planned: int
     per_second: float | None
-    """Recent units per second of all processes together. None if unknown."""
+    """Recent blocks per second of all processes together. None if unknown."""
     retries: int
     retry_seconds: float
     failing: tuple[float, float] | None
@@ -55,20 +48,17 @@ class RunStatus:
 
     @property
     def complete(self) -> bool:
-        return self.units_planned is not None and self.units_done >= self.units_planned
+        return self.blocks_done >= self.blocks_planned
 
     def line(self) -> str:
         """The state in one line."""
-        of = f" of {self.units_planned:,}" if self.units_planned is not None else ""
-        words = [f"{self.state}: {self.units_done:,}{of} blocks are written"]
-        if self.units_planned:
-            words[0] += f" ({self.units_done / self.units_planned:.1%})"
+        share = self.blocks_done / max(1, self.blocks_planned)
+        done = f"{self.blocks_done:,} of {self.blocks_planned:,} blocks are written"
+        words = [f"{self.state}: {done} ({share:.1%})"]
         words += self._of_workers()
         if self.state == "running" and self.per_second:
-            words.append(f"{significant(self.per_second)} blocks/s")
-            if self.units_planned is not None:
-                left = (self.units_planned - self.units_done) / self.per_second
-                words.append(f"{format_seconds(left)} left")
+            left = (self.blocks_planned - self.blocks_done) / self.per_second
+            words.append(f"{significant(self.per_second)} blocks/s, {format_seconds(left)} left")
         if self.retries:
             times = plural(self.retries, "fault")
             words.append(f"{times} tried again in {format_seconds(self.retry_seconds)}")
@@ -95,36 +85,6 @@ class RunStatus:
             yield f"{plural(retried, 'part')} failed and tried again"
 
 
-def run_folder_of(named: str) -> Path | str:
-    """The folder of a run.
-
-    Args:
-        named: The folder itself, or an output as ``--out-spec`` names it.
-
-    Returns:
-        The folder: a path, or a URL.
-
-    Raises:
-        UsageError: There is no run folder.
-    """
-    if re.match(r"(s3|gs)://", named):
-        with contextlib.suppress(UsageError):
-            folder = RemoteFolder(named)
-            if is_run(folder.read("run.json") or b""):
-                return folder.place
-    place = Path(named).expanduser()
-    beside = place.with_name(f"{place.name}.penstock") if place.name else place
-    for local in (place, beside):
-        with contextlib.suppress(OSError):
-            if (local / "run.json").is_file():
-                return local
-    with contextlib.suppress(UsageError):
-        folder_of_output = default_run_dir(open_written(named, "RUN"))
-        if folder_of_output is not None and (folder_of_output / "run.json").is_file():
-            return folder_of_output
-    raise UsageError(f"{named} is neither the run folder nor an output of penstock infer")
-
-
 def read_status(place: Path | str) -> RunStatus:
     """Read the state of a run. Nothing is changed.
 
@@ -139,9 +99,8 @@ class RunLook:
     def __init__(self, place: Path | str) -> None:
         """``place`` is the path or URL of the folder."""
         self.folder = folder_at(place)
-        self._run: str | None = None
         self._notes: Notes | None = None
-        self._units = UnitSet()
+        self._blocks, self._damaged = BlockSet(), list[bytes]()
 
     def status(self) -> RunStatus:
         """The state of the run now. Nothing is changed.
@@ -149,18 +108,20 @@ class RunLook:
         Raises `UsageError` if the folder cannot be read.
         """
         folder = self.folder
-        run = self._read("run.json")
+        run = self._read(RUN_FILE)
         self._look(str(run.get("run")))
+        planned = int(run.get("blocks") or 0)
         processes = folder.at_work()
-        state, why = self._state(processes > 0)
+        state, *why = self._state(run, processes > 0)
+        why.append(lost_lines(folder, len(self._damaged), len(self._blocks), planned))
         tails = folder.telemetry()
         last = [tail[-1].get("gauges") or {} for tail in tails]
         alive = [tail[-1].get("gauges") or {} for tail in tails if _goes_on(tail)]
         return RunStatus(
             state=state,
-            why=why,
-            units_done=len(self._units),
-            units_planned=run.get("units") or None,
+            why="; ".join(filter(None, why)),
+            blocks_done=len(self._blocks),
+            blocks_planned=planned,
             per_second=_rate(tails) if state == "running" else None,
             retries=sum(int(gauges.get("retries") or 0) for gauges in last),
             retry_seconds=sum(float(gauges.get("retry_seconds") or 0) for gauges in last),
@@ -177,34 +138,30 @@ class RunLook:
         return {name: int(facts.get(name) or 0) for name in _OF_WORKERS}
 
     def _read(self, name: str) -> dict[str, Any]:
-        try:
-            document = json.loads(self.folder.read(name) or b"")
-        except OSError as error:
-            raise UsageError(f"{self.folder}/{name} cannot be read: {error.strerror}") from error
-        except ValueError as error:
-            if isinstance(error, UsageError):
-                raise
-            raise UsageError(f"{self.folder}/{name} is not JSON: {describe(error)}") from error
-        return document if isinstance(document, dict) else {}
+        with system_errors(f"{self.folder}/{name} cannot be read"):
+            return read_document(self.folder, name) or {}
 
     def _look(self, run: str) -> None:
-        """Take in the units noted since the last look; all of them if another run has begun."""
-        if self._notes is None or run != self._run:
-            self._run, self._notes, self._units = run, self.folder.notes(run), UnitSet()
-        self._units.update(self._notes.units())
+        """Take in the blocks noted since the last look; all of them if another run has begun."""
+        if self._notes is None or run != self._notes.run:
+            self._notes, self._blocks = Notes(self.folder, run), BlockSet()
+            self._damaged = self._notes.damaged
+        self._blocks.update(self._notes.blocks())
 
-    def _state(self, at_work: bool) -> tuple[State, str]:
+    def _state(self, run: Mapping[str, Any], at_work: bool) -> tuple[State, str]:
         if at_work:
             return "running", ""
-        if self.folder.names("summary.json"):
+        if self.folder.names(SUMMARY_FILE):
             return "done", ""
         if self.folder.names(ENDING_FILE):
             return "ended", str(self._read(ENDING_FILE).get("error", ""))
+        if run.get("settings", {}).get("prepare") and not self.folder.killed():
+            return "prepared", "next is infer --part i/n for each i of n, then --finish"
         return "killed", "no process writes it; penstock infer --resume goes on"
 
 
 def _rate(files: Iterable[Sequence[dict[str, Any]]]) -> float | None:
-    """Units per second of all processes that are at work, from the last rows of each file."""
+    """Blocks per second of all processes that are at work, from the last rows of each file."""
     rate = 0.0
     for rows in files:
         first, last = rows[0], rows[-1]
@@ -228,7 +185,9 @@ def _failing(gauges: dict[str, Any]) -> tuple[float, float] | None:
 
 
 def _last_fault(folder: Folder) -> str:
-    tails = (rows_of(folder.tail(name)) for name in folder.names("retries*.jsonl"))
+    tails = (
+        rows_of(folder.tail(name)) for name in folder.names(RETRIES_FILE, of_each(RETRIES_FILE))
+    )
     rows = [tail[-1] for tail in tails if tail]
     if not rows:
         return ""

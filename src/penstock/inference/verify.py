@@ -1,10 +1,10 @@
-"""Verify an output: every unit is there, can be decoded, and has the checksum that was noted."""
+"""Verify an output: every block is there, can be decoded, and has the checksum that was noted."""
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from ..base import Flow, Incomplete, PenstockError, Stopped, describe
 from ..data import Box, Grid, Source, indices, is_damage
 from ..instruments import Probe
+from .run_folder.block_log import Key
 from .run_folder.checks import digest_of
+from .run_folder.names import LOG_FILE
 from .run_folder.reader import RunFolder, Stored
-from .run_folder.unit_log import CHECKSUM, Key
 from .stages.retries import Retries
 
 SLAB_BYTES = 64 * 2**20
-"""Bytes of a unit that a thread holds at a time, unless one layer of its chunks has more."""
+"""Bytes of a block that a thread holds at a time, unless one layer of its chunks has more."""
 
 Kind = Literal["missing", "damaged", "different"]
 _NOTHING = "none of its chunks is stored"
@@ -27,7 +28,7 @@ _NOTHING = "none of its chunks is stored"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is wrong with a unit."""
+    """What is wrong with a block."""
 
     key: Key
     kind: Kind
@@ -39,17 +40,15 @@ class Finding:
 class Proof:
     """The result of verifying an output: what was read, and what is wrong with it."""
 
-    units: int
-    """Number of units in the run's plan."""
+    blocks: int
+    """Number of blocks in the run's plan."""
     proven: int = 0
     proven_bytes: int = 0
-    """Decoded bytes of the units that are proven."""
-    unprovable: int = 0
-    """Units that were read, but have no checksum in the log."""
+    """Decoded bytes of the blocks that are proven."""
     findings: list[Finding] = field(default_factory=list)
 
     def of_kind(self, kind: Kind) -> list[Finding]:
-        """The findings of a kind, by unit."""
+        """The findings of a kind, by block."""
         return sorted((f for f in self.findings if f.kind == kind), key=lambda f: f.key)
 
     @property
@@ -58,15 +57,20 @@ class Proof:
 
 
 def verify_run(
-    run: RunFolder, readers: int, retry_for: float, progress: Callable[[int], None]
+    run: RunFolder,
+    readers: int,
+    retry_for: float,
+    progress: Callable[[int], None],
+    only: Collection[Key] | None = None,
 ) -> Proof:
-    """Read every unit of a run, and compare it with the checksum in the log.
+    """Read every block of a run, and compare it with the checksum in the log.
 
     Args:
         run: The run.
-        readers: Number of threads. Each holds a slab of a unit at a time.
+        readers: Number of threads. Each holds a slab of a block at a time.
         retry_for: Seconds for which a read is tried again if its fault may pass.
-        progress: A function that is called with the number of units that were read.
+        progress: A function that is called with the number of blocks that were read.
+        only: The blocks to read, all by default.
 
     Returns:
         What is proven and what is not.
@@ -74,8 +78,9 @@ def verify_run(
     Raises:
         PenstockError: The store cannot be read.
     """
-    proof, flow, lock = Proof(run.num_units), Flow(), threading.Lock()
-    keys, seen = iter(run.keys()), 0
+    total = run.num_blocks if only is None else len(only)
+    proof, flow, lock = Proof(total), Flow(), threading.Lock()
+    keys, seen = iter(run.keys() if only is None else only), 0
     retries = Retries(retry_for, None, Probe().clock, lambda: None)
 
     def work() -> None:
@@ -100,39 +105,30 @@ def verify_run(
 def _count(proof: Proof, run: RunFolder, key: Key, findings: list[Finding]) -> None:
     if findings:
         proof.findings += findings
-    elif not _provable(run, key):
-        proof.unprovable += 1
     else:
         proof.proven += 1
         proof.proven_bytes += sum(
-            stored.box(key[0], run.units.cell(key[1:])).size * stored.written.source.dtype.itemsize
+            stored.box(key[0], run.blocks.cell(key[1:])).size * stored.written.source.dtype.itemsize
             for stored in run.outputs
         )
 
 
-def _provable(run: RunFolder, key: Key) -> bool:
-    """Whether the log has a checksum that this version can compute."""
-    note = run.notes[key]
-    maker = run.makers[note.maker] if note.maker < len(run.makers) else {}
-    return len(note.checks) == len(run.outputs) and maker.get("checksum") == CHECKSUM
-
-
 def _findings(run: RunFolder, key: Key, flow: Flow, retries: Retries) -> Iterator[Finding]:
-    """The faults of a unit, output by output."""
-    if key not in run.notes:
+    """The faults of a block, output by output."""
+    note = run.notes.get(key)
+    if note is None or len(note.checks) != len(run.outputs):
         name = run.outputs[0].written.name
-        yield Finding(key, "missing", name, "was never written")
+        yield Finding(key, "missing", name, f"is not noted in {LOG_FILE}")
         return
-    provable = _provable(run, key)
     for number, stored in enumerate(run.outputs):
         name = stored.written.name
-        box = stored.box(key[0], run.units.cell(key[1:]))
-        wanted = run.notes[key].checks[number][1:] if provable else None
+        box = stored.box(key[0], run.blocks.cell(key[1:]))
+        wanted = note.checks[number][1:]
         where = f"{run.named(key)} of {name}"
 
-        def look(stored: Stored = stored, box: Box = box, wanted: str | None = wanted) -> str:
+        def look(stored: Stored = stored, box: Box = box, wanted: str = wanted) -> str:
             digest = digest_of(_slabs(stored.written.source, box))
-            return "" if wanted in (None, digest) else _difference(stored, box)
+            return "" if digest == wanted else _difference(stored, box)
 
         try:
             what = retries.run(flow, name, where, look)
@@ -148,7 +144,7 @@ def _findings(run: RunFolder, key: Key, flow: Flow, retries: Retries) -> Iterato
 
 
 def _difference(stored: Stored, box: Box) -> str:
-    """Describe a unit with wrong values, and whether its chunks are there."""
+    """Describe a block with wrong values, and whether its chunks are there."""
     source = stored.written.source
     grid = Grid(source.domain, source.chunks, source.grid_origin)
     cells = [grid.cell(index) for index in indices(grid.touching(box))]

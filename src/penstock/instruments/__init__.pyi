@@ -1,15 +1,9 @@
 from .commits import commit_named as commit_named
-from .commits import commits_between as commits_between
-from .commits import in_order as in_order
 from .commits import is_hash as is_hash
 from .commits import short_commit as short_commit
-from .conditions import CONDITIONS_WATCH_S as CONDITIONS_WATCH_S
 from .conditions import condition_warnings as condition_warnings
 from .conditions import read_conditions as read_conditions
-from .conditions import swap_in_use as swap_in_use
 from .cuda import Gpu as Gpu
-from .environment import BUSY as BUSY
-from .environment import ENVIRONMENT_VARIABLES as ENVIRONMENT_VARIABLES
 from .environment import ask_git as ask_git
 from .environment import available_memory as available_memory
 from .environment import cgroup_folders as cgroup_folders
@@ -51,7 +45,6 @@ from .sampler import Sampler as Sampler
 from .sampler import read_rows as read_rows
 from .sampler import set_aside as set_aside
 from .seed_metrics import export_reference as export_reference
-from .slow_server import Loopback as Loopback
 from .spans import Clock as Clock
 from .spans import Probe as Probe
 from .spans import StageTotals as StageTotals
@@ -70,9 +63,6 @@ from .stats.significance import permutation_test as permutation_test
 from .stats.significance import relabellings as relabellings
 from .stats.significance import resampled as resampled
 from .stats.significance import resampled_ratio as resampled_ratio
-from .stats.steps import LevelStep as LevelStep
-from .stats.steps import fewest_values as fewest_values
-from .stats.steps import steps_of as steps_of
 from .stats.stopping import StopRule as StopRule
 from .stats.stopping import WarmupRule as WarmupRule
 from .stats.stopping import block_size as block_size

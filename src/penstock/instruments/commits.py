@@ -1,4 +1,4 @@
-"""Commits of a git repository: their hashes by name, their order, and their number between two.
+"""Commits of a git repository: their hashes by name.
 
 Each question is one call of git; the answer is None if git does not know. Names come from users and
 from records, so each is passed as one word behind ``--end-of-options``.
@@ -7,7 +7,6 @@ from records, so each is passed as one word behind ``--end-of-options``.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 from .environment import ask_git
@@ -44,41 +43,3 @@ def commit_named(name: str, folder: Path | None = None) -> str | None:
     """
     words = ["rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}"]
     return ask_git(words, folder)
-
-
-def in_order(commits: Sequence[str], folder: Path | None = None) -> list[str] | None:
-    """Commits by ancestry, the oldest first, and among unrelated ones by their time.
-
-    Args:
-        commits: Hashes, each once.
-        folder: A folder of the repository; None for the current one.
-
-    Returns:
-        The same hashes; None where git does not know all of them.
-    """
-    if not commits or not all(map(is_hash, commits)):
-        return None
-    words = ["rev-list", "--topo-order", "--date-order", "--reverse", "--end-of-options", *commits]
-    listed = ask_git(words, folder)
-    if listed is None:
-        return None
-    place = {commit: number for number, commit in enumerate(listed.split())}
-    return sorted(commits, key=place.__getitem__) if place.keys() >= set(commits) else None
-
-
-def commits_between(before: str, after: str, folder: Path | None = None) -> int | None:
-    """The number of commits that are in ``after`` and not in ``before``.
-
-    Args:
-        before: A hash.
-        after: A hash.
-        folder: A folder of the repository; None for the current one.
-
-    Returns:
-        The number; None where git does not know both.
-    """
-    if not (is_hash(before) and is_hash(after)):
-        return None
-    words = ["rev-list", "--count", "--end-of-options", f"{before}..{after}"]
-    count = ask_git(words, folder)
-    return int(count) if count is not None else None

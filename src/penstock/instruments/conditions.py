@@ -34,7 +34,6 @@ THROTTLES = {
 
 def read_conditions() -> dict[str, Any]:
     """Read all conditions. It takes a second, in which it watches the other processes."""
-    swap = psutil.swap_memory()
     stolen = getattr(psutil.cpu_times(), "steal", None)
     busy = _busy()
     steal = None if stolen is None else psutil.cpu_times().steal - stolen
@@ -43,14 +42,11 @@ def read_conditions() -> dict[str, Any]:
         del gpu["name"]  # it does not change
     return {
         "governor": " and ".join(sorted(set(_read("cpu*/cpufreq/scaling_governor")))) or None,
-        "turbo": _turbo(),
-        "huge_pages": _chosen(SYS / "kernel/mm/transparent_hugepage/enabled"),
         "throttled": max(map(int, _read(THROTTLE_COUNTS)), default=None),
         "steal_percent": None
         if steal is None
         else 100 * steal / CONDITIONS_WATCH_S / (psutil.cpu_count() or 1),
-        "swap": {"total": swap.total, "used": swap.used},
-        "ulimits": _ulimits(),
+        "swapped": psutil.swap_memory().used,
         "busy": busy,
         "gpus": gpus,
     }
@@ -62,40 +58,6 @@ def _read(pattern: str) -> list[str]:
         with contextlib.suppress(OSError):
             texts.append(path.read_text().strip())
     return texts
-
-
-def _turbo() -> bool | None:
-    """Whether turbo is on. Two drivers spell it differently."""
-    if no_turbo := _read("intel_pstate/no_turbo"):
-        return no_turbo == ["0"]
-    boost = _read("cpufreq/boost")
-    return boost == ["1"] if boost else None
-
-
-def _chosen(path: Path) -> str | None:
-    """The word in brackets: ``madvise`` of ``always [madvise] never``."""
-    try:
-        return path.read_text().partition("[")[2].partition("]")[0] or None
-    except OSError:
-        return None
-
-
-def _ulimits() -> dict[str, str | None]:
-    try:
-        import resource
-    except ImportError:  # Windows
-        return {}
-    names = {
-        "address space": "RLIMIT_AS", "data": "RLIMIT_DATA", "locked memory": "RLIMIT_MEMLOCK",
-        "open files": "RLIMIT_NOFILE", "processes": "RLIMIT_NPROC",
-    }  # fmt: skip
-    limits: dict[str, str | None] = {}
-    for name, constant in names.items():
-        if hasattr(resource, constant):
-            soft, _ = resource.getrlimit(getattr(resource, constant))
-            sized = str(soft) if name in ("open files", "processes") else format_bytes(soft)
-            limits[name] = None if soft == resource.RLIM_INFINITY else sized
-    return limits
 
 
 def _busy() -> list[dict[str, Any]]:
@@ -118,11 +80,8 @@ def _busy() -> list[dict[str, Any]]:
 _OF_GPUS: Mapping[str, Question] = {
     "processes": lambda nvml, gpu: [p.pid for p in nvml.nvmlDeviceGetComputeRunningProcesses(gpu)],
     "throttle_reasons": lambda nvml, gpu: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu),
-    "celsius": lambda nvml, gpu: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
-    "power_limit_w": lambda nvml, gpu: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000,
-    "power_default_w": lambda nvml, gpu: nvml.nvmlDeviceGetPowerManagementDefaultLimit(gpu) / 1000,
 }
-"""Questions on the processes that use a GPU and on limits of its clocks."""
+"""Questions on the processes that use a GPU and on what holds its clocks down."""
 
 
 def condition_warnings(environment: Block, now: Block) -> list[str]:
@@ -158,8 +117,6 @@ def _of_limits(limits: Block, cores: int) -> Iterator[str]:
 def _of_processor(now: Block) -> Iterator[str]:
     if now["governor"] and now["governor"] != "performance":
         yield f"The governor is {now['governor']}: clocks follow the load; short steps are slow."
-    if now["turbo"]:
-        yield "Turbo is on: a cool or idle processor is faster than a warm or busy one."
     if now["throttled"]:
         yield f"Heat has held the processor's clocks down {now['throttled']} times since boot."
 
@@ -167,8 +124,8 @@ def _of_processor(now: Block) -> Iterator[str]:
 def _of_others(now: Block, cores: int) -> Iterator[str]:
     if now["steal_percent"] is not None and now["steal_percent"] >= 1:
         yield f"The hypervisor took {now['steal_percent']:.1f} % of the processor for others."
-    if now["swap"]["used"]:
-        yield f"Memory is short or was: {swap_in_use(now)} of swap."
+    if now["swapped"]:
+        yield f"Memory is short or was: {format_bytes(now['swapped'])} lie in swap."
     if now["busy"]:
         total = sum(tenant["cores"] for tenant in now["busy"])
         yield f"Other processes use {total:.1f} of {cores} cores."
@@ -181,12 +138,3 @@ def _of_gpu(gpu: Block) -> Iterator[str]:
     for bit, cause in THROTTLES.items():
         if (gpu["throttle_reasons"] or 0) & bit:
             yield f"{name}'s clocks are held down by {cause}."
-    limit, usual = gpu["power_limit_w"], gpu["power_default_w"]
-    if limit and usual and limit < usual:
-        yield f"{name} is capped at {limit:.0f} W of its usual {usual:.0f} W."
-
-
-def swap_in_use(now: Block) -> str:
-    """The use of the swap, in words."""
-    swap = now["swap"]
-    return f"{format_bytes(swap['used'])} of {format_bytes(swap['total'])} in use"

@@ -3,10 +3,7 @@
 A **case** is one point of a sweep: a scenario and all its knobs. A **launch** is one fresh process
 that measures one case. Its **record** holds the raw samples, so that statistics can be taken anew.
 A value that is not known is null, never 0. A launch that failed has a record too.
-
-History of the schema (files of every version can be loaded):
-
-    1   first
+A record of another schema than `SCHEMA` is refused.
 """
 
 from __future__ import annotations
@@ -38,8 +35,8 @@ FAILED: Mapping[str, str] = {
 
 
 class _RecordModel(BaseModel):
-    # Fields that a later version of Penstock adds within a schema are kept. JSON has no number that
-    # is not finite: one would be written as null, and the record could not be read again.
+    # Fields that others add are kept. JSON has no number that is not finite: one would be written
+    # as null, and the record could not be read again.
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
 
 
@@ -174,7 +171,7 @@ def parse_record(line: str | bytes) -> Record:
     """A record from its line.
 
     Raises:
-        UsageError: the record is of a newer schema.
+        UsageError: the record is of another schema.
         ValueError: the line is not a record.
     """
     try:
@@ -194,8 +191,5 @@ def parse_record(line: str | bytes) -> Record:
 
 
 def _check_schema(schema: int) -> None:
-    if schema > SCHEMA:
-        raise UsageError(
-            f"the record is of schema {schema}, newer than the {SCHEMA} that this version of "
-            "Penstock reads; upgrade Penstock"
-        )
+    if schema != SCHEMA:
+        raise UsageError(f"the record is of schema {schema}; this Penstock reads schema {SCHEMA}")

@@ -1,6 +1,6 @@
-"""Clocks: the work of each stage of a job, the block that it was on, and the waits.
+"""Clocks: the work of each stage of a job, the item that it was on, and the waits.
 
-A stage wraps its work in ``with probe.span("read", block)`` and its waiting in ``with
+A stage wraps its work in ``with probe.span("read", brick)`` and its waiting in ``with
 probe.waiting("read")``. The probe keeps totals for each stage, and every span only where a trace
 file was asked for. The trace is written while the job runs and opens in Perfetto or
 chrome://tracing. Stages of a job read no clock of their own.
@@ -62,7 +62,7 @@ class Probe:
 
         Args:
             stage: the stage that does it.
-            what: the block that it is done on, for the trace.
+            what: the item that it is done on, for the trace.
         """
         start = self.clock()
         yield
@@ -110,7 +110,7 @@ class Probe:
             stage: the stage that did it.
             start: its first second, by the probe's clock.
             end: its last second.
-            what: the block that it was done on, for the trace.
+            what: the item that it was done on, for the trace.
             waiting: whether it was a wait.
             track: the track of the thread in the trace: spans that overlap need several.
         """
@@ -133,7 +133,7 @@ class Probe:
                     "dur": round((end - start) * 1e6, 1),
                     "pid": 1,
                     "tid": thread,
-                    "args": {"block": str(what)},
+                    "args": {"item": str(what)},
                 }
                 self._write(json.dumps(event) + ",\n")
 

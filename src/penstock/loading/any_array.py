@@ -23,7 +23,7 @@ from ..data import (
     open_packed_array,
     stored_bytes,
 )
-from .engines.selection import Location, Selection
+from .engines.chunk_selection import Location, Selection
 from .fields import Field, PatchGrid
 
 
@@ -142,7 +142,7 @@ def with_checks(packed: Packed, samples: Iterable[int]) -> Packed:
     """
     if packed.checks:
         return packed
-    from .engines.tensorstore import open_plainly
+    from .engines.tensorstore_engine import open_plainly
 
     checks = {}
     for name, array in packed.arrays.items():

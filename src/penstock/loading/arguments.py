@@ -9,7 +9,7 @@ from typing import Any
 
 from ..base import UsageError
 from .batch import ChannelStack
-from .engines.selection import Location, Normaliser, Selection, read_statistics
+from .engines.chunk_selection import Location, Normaliser, Selection, read_statistics
 from .fields import Field, PatchGrid
 
 

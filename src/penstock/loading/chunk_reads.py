@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .fields import ChunkRead, Field, Index, patch_template
-from .order import Order
-from .permutation import Items
-from .price import Need
 
 
 def chunk_reads(
@@ -51,7 +47,16 @@ def chunk_reads(
 def chunk_indices(
     field: Field, samples: NDArray[np.integer[Any]], patches: NDArray[np.integer[Any]] | None = None
 ) -> list[tuple[int, ...]]:
-    """The indices of the chunks of `chunk_reads`, in the same order."""
+    """The indices of the chunks of `chunk_reads`, in the same order.
+
+    Args:
+        field: The array and the part of it that an item takes.
+        samples: The sample of each row, along axis 0 of the array: (rows,).
+        patches: The patch of each row: (rows,). None where samples are not cut.
+
+    Returns:
+        The indices.
+    """
     depth, numbers = field.chunks[0], samples.tolist()
     places = [0] * len(numbers) if patches is None else patches.tolist()
     wanted = {
@@ -73,27 +78,3 @@ def _stretches(pairs: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
                 continue
         stretches.append((row, inside, 1))
     return stretches
-
-
-def need_of(fields: Iterable[Field], order: Order, first: int) -> Callable[[Items], Need]:
-    """A function that gives the chunks that some items read, for `price_order`.
-
-    Args:
-        fields: The arrays and the parts of them that an item takes.
-        order: The order of the items.
-        first: The sample along axis 0 that the order counts as 0: `valid_samples(...).start`.
-
-    Returns:
-        A function from items to their `Need`.
-    """
-    fields = tuple(fields)
-
-    def need(items: Items) -> Need:
-        samples, patches = order.split(items)
-        chunks: dict[Hashable, int] = {}
-        for field in fields:
-            for index in chunk_indices(field, samples + first, patches):
-                chunks[field.name, index] = field.chunk_nbytes
-        return Need(chunks, len(items) * sum(field.item_nbytes for field in fields))
-
-    return need

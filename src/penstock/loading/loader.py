@@ -24,18 +24,17 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..base import LoaderConfig, UsageError, build, require, speaks_python, usable_cores
+from ..base import LoaderConfig, UsageError, build, names_parameters, require, usable_cores
+from ..data import check_not_packed
 from .arguments import selection_of, stacks_of
 from .batch import Batch, BatchLayout, Transform
-from .chunk_reads import need_of
+from .buffer_memory import buffer_bytes, fit_memory, num_buffers, scratch_bytes
+from .engines.choose import open_engine
+from .engines.chunk_selection import locate
 from .engines.engine import EngineKnobs, Traffic
-from .engines.open import open_engine
-from .engines.selection import locate
 from .fields import Field, valid_samples
 from .iteration import EpochRun
-from .memory import buffer_bytes, fit_memory, num_buffers, scratch_bytes
 from .order import Order, Position
-from .price import Price, price_order
 from .ring import Ring
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ class Loader:
         Refused: ``max_memory`` is too little.
     """
 
-    @speaks_python(LoaderConfig)
+    @names_parameters(LoaderConfig)
     def __init__(
         self,
         data: Any,
@@ -97,6 +96,8 @@ class Loader:
         if transform is not None and not callable(transform):
             raise UsageError(f"transform {transform!r} cannot be called")
         places = locate(data)
+        for place in places.values() if not config.raw else ():
+            check_not_packed(place.url)
         selection = selection_of(
             list(places), offsets=offsets, channels=channels, patch=patch,
             channel_axis=channel_axis, normalise=normalise,
@@ -128,12 +129,6 @@ class Loader:
     def scratch_bytes(self) -> int:
         """The most memory that is taken besides the batches, in bytes."""
         return scratch_bytes(self.engine, self.config)
-
-    def price(self, epoch: int = 0) -> Price:
-        """The cost of an epoch's order in reads, and how well it mixes. Its text is a sentence."""
-        need = need_of(self.fields.values(), self.order, self.first_sample)
-        cache, foreseen = self.config.cache, self.engine.foreseen
-        return price_order(self.order, need, epoch=epoch, cache_bytes=cache, foreseen=foreseen)
 
     # --- iteration -------------------------------------------------------------------------------
 

@@ -9,8 +9,7 @@ position follows from (seed, epoch, position) alone, by arithmetic. So batches c
 any order, and a plan of 100 million samples takes no more memory than one of ten. The sequence does
 not depend on workers, ranks or batch sizes: a job may resume with others, at any item.
 
-`price` gives the cost of an order in reads, and how well it mixes. Nothing here touches an array or
-a file; `fields` says which chunks an item reads.
+Nothing here touches an array or a file; `fields` says which chunks an item reads.
 """
 
 from __future__ import annotations
@@ -121,27 +120,21 @@ class Order:
         Returns:
             The items: (batch_size,), or fewer in a short last batch.
         """
-        return self.items_at(epoch, self._positions(batch, self.rank, self.world_size))
+        return self.items_at(epoch, self._positions(batch))
 
-    def run_of_items(
-        self, epoch: int, batches: Iterable[int], globally: bool = False
-    ) -> list[Items]:
-        """The `items`, or `global_items`, of each of some batches, quicker than one by one."""
-        share = (0, 1) if globally else (self.rank, self.world_size)
-        positions = [self._positions(batch, *share) for batch in batches]
+    def run_of_items(self, epoch: int, batches: Iterable[int]) -> list[Items]:
+        """The `items` of each of some batches, quicker than one by one."""
+        positions = [self._positions(batch) for batch in batches]
         ends = np.cumsum([len(part) for part in positions])[:-1]
         return np.split(self.items_at(epoch, np.concatenate(positions)), ends)
 
-    def global_items(self, epoch: int, batch: int) -> Items:
-        """The items of a batch of all ranks. Rank r has rows r, r + world_size, ..."""
-        return self.items_at(epoch, self._positions(batch, 0, 1))
-
-    def _positions(self, batch: int, first: int, step: int) -> Items:
+    def _positions(self, batch: int) -> Items:
+        """This rank's positions of a batch: rank r has r, r + world_size, ..."""
         if not 0 <= batch < self.num_batches:
             raise IndexError(f"batch {batch} is not one of the {self.num_batches} of an epoch")
         start = self.skip + batch * self.global_batch
         stop = min(start + self.global_batch, self.num_positions)
-        return np.arange(start + first, stop, step, dtype=np.int64)
+        return np.arange(start + self.rank, stop, self.world_size, dtype=np.int64)
 
     def items_at(self, epoch: int, positions: Items) -> Items:
         """The items at some positions of an epoch.
@@ -289,21 +282,15 @@ class Endless(Order):
         Returns:
             The items: (batch_size,).
         """
-        turn, place = divmod(batch, self.num_items // self.batch_size)
-        first = place * self.batch_size
-        return self.items_at(
-            epoch + turn * self.reshuffled, np.arange(first, first + self.batch_size)
-        )
+        (items,) = self.run_of_items(epoch, [batch])
+        return items
 
-    def run_of_items(
-        self, epoch: int, batches: Iterable[int], globally: bool = False
-    ) -> list[Items]:
+    def run_of_items(self, epoch: int, batches: Iterable[int]) -> list[Items]:
         """The `items` of each of some batches, quicker than one by one.
 
         Args:
             epoch: The first epoch, from 0.
             batches: The batches, counted from the first epoch's begin.
-            globally: The same, as there is one rank.
 
         Returns:
             The items of each batch.

@@ -29,8 +29,9 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from ..base import UsageError
-from .torchvision_ops import torchvision
+from .torchvision_ops import import_torchvision
 
+torchvision = import_torchvision()
 parts: Any = torchvision.models.detection
 
 KINDS = ("background", "fishing vessel", "other vessel", "no vessel")

@@ -1,9 +1,9 @@
 """Models: found by name, by ``package.module:function``, by ``file.py:function`` or in a file.
 
 A `Model` is a module that is ready to run, with the facts that a plan needs: channels, spatial axes
-and the size of its weights. Files are read with safetensors or with ``weights_only=True``, programs
-by `exported` and `torchscript`; nothing is unpickled. A ``.py`` that the user names is code, and is
-run.
+and the size of its weights. Weights are read with safetensors or with ``weights_only=True``. A
+``.py`` that the user names is code, and is run. Programs (.pt2, TorchScript) are code as well, and
+are opened only if the user trusts them.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.fx
 from torch import Tensor, nn
 
 from ..base import HeadKind, MissingDependency, UsageError, blaming, describe
 from ..data import is_file
-from . import exported, torchscript, user_code
+from . import user_code
 from .registry import PROGRAMS, REGISTRY, added_model, check_model_name
 from .weights import load_weights
 
@@ -123,14 +122,14 @@ def load_model(
             input channels of its first convolution. A factory with a parameter of this name gets
             the number.
         untrained: Allow a model that needs weights to have none.
-        trust: Let torch read a model file, which may run code from it. By default only operators
-            and tensors are read.
+        trust: Open a program (.pt2 or TorchScript), which may run any code.
 
     Returns:
         The module in eval mode, and the facts about it.
 
     Raises:
-        UsageError: The name is unknown, a factory fails, or the weights are of another model.
+        UsageError: The name is unknown, a factory fails, the weights are of another model, or a
+            program is not trusted.
     """
     name = model if isinstance(model, str) else type(model).__name__
     reference, added = model if isinstance(model, str) else "", added_model(model)
@@ -145,8 +144,7 @@ def load_model(
         raise UsageError(f"--model-type {model} has no weights of its own; give --weights")
     if weights is not None:
         load_weights(module, name, Path(weights))
-    if not isinstance(module, torch.fx.GraphModule):  # an exported program has one mode
-        module.eval()
+    module.eval()
     kind = entry.kind if entry is not None else None
     return _described(name, module, in_channels, reference, kind)
 
@@ -268,23 +266,32 @@ def _made(named: Any, in_channels: int | None) -> Any:
 
 
 def _load_program(path: Path, trust: bool) -> nn.Module:
-    """Read a torch.export program (.pt2) or a TorchScript archive. Only a trusted file goes to
-    torch's own readers, which run code from it."""
+    """Open a torch.export program (.pt2) or a TorchScript archive with torch's own readers, which
+    run code of the file. So nothing of it is read before the user has said that it is trusted."""
     if not is_file(path, f"--model-type {path}"):
         raise UsageError(f"--model-type {path}: there is no such file")
+    if not trust:
+        raise UsageError(
+            f"--model-type {path}: a {path.suffix} file may run any code as soon as it is opened, "
+            "and is only read with --trust-model, if you trust who made it"
+        )
     try:
         if path.suffix == ".pt2":
-            return torch.export.load(path).module() if trust else exported.load(path)
-        if not trust:
-            return torchscript.load(path)
+            return _of_one_mode(torch.export.load(path).module())
         return torch.jit.load(str(path), map_location="cpu")
-    except UsageError:
-        raise
     except Exception as error:
         raise UsageError(
             f"--model-type {path} is neither a torch.export program nor TorchScript: "
             f"{describe(error)}"
         ) from error
+
+
+def _of_one_mode(program: nn.Module) -> nn.Module:
+    """The program, which stays in the mode that it was exported in. Torch's own raises an error
+    where it is asked for a mode, and a training asks."""
+    program.train = lambda mode=True: program  # type: ignore[method-assign]
+    program.eval = lambda: program  # type: ignore[method-assign]
+    return program
 
 
 def computed_attributes(module: nn.Module) -> Iterator[Tensor]:

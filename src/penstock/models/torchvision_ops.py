@@ -3,17 +3,18 @@
 torchvision's detection models need two operators, ``nms`` and ``roi_align``, that are compiled
 against one build of torch. Beside another build (PyPI's torchvision beside a CPU-only torch, say)
 they do not load, and ``import torchvision`` ends with "operator torchvision::nms does not exist".
-Here the two are then supplied in plain torch, so that the models are built, trained and run; they
-are slower, so `COMPILED` says which ones a run was measured with.
+Here the two are then supplied in plain torch, so that the models are built, trained and run. They
+are slower, so records of a run say which ones it was measured with.
 
-Import torchvision through this module: ``from penstock.models.torchvision_ops import torchvision``.
+A room that needs torchvision, or a library that imports it, calls `import_torchvision` first.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 import warnings
-from types import ModuleType
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -37,19 +38,17 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
     chain of suppressions, so the outcome is exactly the greedy one, in as many passes as the
     longest chain has links.
     """
+    from torchvision.ops import box_iou
+
     order = torch.argsort(scores, descending=True, stable=True)
     sorted_boxes = boxes[order].to(torch.promote_types(boxes.dtype, torch.float32))
     kept: list[Tensor] = []
     for start in range(0, len(order), NMS_BLOCK):
         block = torch.arange(start, min(start + NMS_BLOCK, len(order)), device=boxes.device)
         for earlier in kept:
-            overlaps = (
-                torchvision.ops.box_iou(sorted_boxes[earlier], sorted_boxes[block]) > iou_threshold
-            )
+            overlaps = box_iou(sorted_boxes[earlier], sorted_boxes[block]) > iou_threshold
             block = block[~overlaps.any(0)]
-        suppresses = (
-            torchvision.ops.box_iou(sorted_boxes[block], sorted_boxes[block]) > iou_threshold
-        ).triu(1)
+        suppresses = (box_iou(sorted_boxes[block], sorted_boxes[block]) > iou_threshold).triu(1)
         keep = torch.ones(len(block), dtype=torch.bool, device=boxes.device)
         while True:
             settled = ~(suppresses & keep[:, None]).any(0)
@@ -150,9 +149,16 @@ _libraries: list[torch.library.Library] = []
 """Operators live as long as the library that defined them."""
 
 
-def _load() -> ModuleType:
-    """Import torchvision. If its operators are missing, declare them before the import, which needs
-    ``nms`` to be declared, and define them after it."""
+def import_torchvision() -> Any:
+    """Import torchvision. Where its compiled operators do not load, register stand-ins and log one
+    sentence that says so. Imports of torchvision by others work afterwards.
+
+    Returns:
+        The module.
+
+    Raises:
+        MissingDependency: It is not installed, or does not load beside this torch.
+    """
     try:
         module = _import()
         declared = True
@@ -164,6 +170,7 @@ def _load() -> ModuleType:
         return module
     library = torch.library.Library("torchvision", "FRAGMENT")
     _libraries.append(library)
+    # Before the import, which needs nms to be declared.
     for name, schema in _SCHEMAS.items():
         library.define(name + schema)
     if not declared:
@@ -176,27 +183,27 @@ def _load() -> ModuleType:
                 "this torchvision does not load beside this torch, not even without its compiled "
                 f"operators ({describe(error)}); install the two from one index, see pytorch.org"
             ) from error
+    # After the import, which gives the two kernels of its own for shapes and gradients.
     library.impl("nms", nms, "CompositeExplicitAutograd")
     library.impl("roi_align", roi_align, "CompositeImplicitAutograd")
     for holder in ("torchvision.extension", "torchvision.ops.roi_align"):
         sys.modules[holder]._has_ops = lambda: True  # type: ignore[attr-defined]
+    logging.getLogger(__name__).warning(
+        "torchvision %s does not load its compiled operators beside torch %s: nms and roi_align "
+        "are Penstock's in plain torch, which are slower; install torch and torchvision together, "
+        "from one index",
+        module.__version__,
+        torch.__version__,
+    )
     return module
 
 
-def _import() -> ModuleType:
+def compiled_operators() -> bool:
+    """Whether nms and roi_align are torchvision's own. Records of a run say so."""
+    return hasattr(torch.ops.torchvision, "_cuda_version")  # the compiled library alone has it
+
+
+def _import() -> Any:
     with warnings.catch_warnings():  # about image codecs that do not load either
         warnings.simplefilter("ignore")
         return require("torchvision", "train")
-
-
-torchvision = _load()
-COMPILED = not _libraries
-"""True if nms and roi_align are torchvision's own; records of a run say so."""
-NOTE = (
-    ""
-    if COMPILED
-    else f"torchvision {torchvision.__version__} does not load its compiled operators beside torch "
-    f"{torch.__version__}: nms and roi_align are Penstock's in plain torch, which are slower; "
-    "install torch and torchvision together, from one index"
-)
-"""One sentence for the user; empty if the operators are torchvision's own."""

@@ -35,7 +35,7 @@ import numpy as np
 
 from ..base import NotComparable, UsageError, group_by, plural
 from ..instruments import Record, case_key
-from .phases import Quantity, quantities_of
+from .quantities import Quantity, quantities_of
 from .run_settings import settings_that_differ
 from .verdicts import (
     ComparedCase,
@@ -120,9 +120,10 @@ class Comparison:
             parts += [f"{len(labels)} more only in {side}"] * bool(labels)
         sizes = {n for row in self.rows for n in (row.a_launches, row.b_launches)}
         launches = "-".join(str(n) for n in sorted({min(sizes), max(sizes)}))
+        launches += " launch" if sizes == {1} else " launches"
         return (
             f"{plural(len(self.rows), 'case')}, B against A: {', '.join(parts)}; "
-            f"{launches} launches a case and side, intervals of {100 * self.confidence:g} %, "
+            f"{launches} a case and side, intervals of {100 * self.confidence:g} %, "
             f"threshold {percent_words(self.threshold)} ({self.threshold_source})."
         )
 

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 
 from ..base import format_seconds, plural
 from .compare import CaseDetail, Comparison
-from .content import clipped
-from .phases import HEAD, ONE_RUN
+from .content import Chapter, Report, clipped
+from .quantities import HEAD, ONE_RUN
 from .table import Section, in_markdown
 from .verdicts import ComparedCase, ratio_words
 from .words import or_dash
 
 MOST_ROWS = 20
 """The most cases that a summary shows; those that did not change come last."""
+_HEAD = ("case", "A", "B", "B / A", "launches", "verdict")
 _ORDER = ("fails", "slower", "mended", "faster", "inconclusive", "same")
 
 
@@ -69,18 +70,48 @@ def comparison_in_markdown(comparison: Comparison, source: str, gate: str = "") 
         Markdown: the verdict, a table of the cases, those that changed first, and what was left
         out.
     """
-    rows = sorted(comparison.rows, key=lambda row: _ORDER.index(row.verdict))
-    table = [("case", "A", "B", "B / A", "launches", "verdict"), *map(_line, rows[:MOST_ROWS])]
-    lines = [f"{row.label}: {row.reason}." for row in rows if row.verdict in ("fails", "slower")]
-    lines += [f"{len(rows) - MOST_ROWS} more cases are not shown."] * (len(rows) > MOST_ROWS)
-    lines += [f"Not compared: {reason}." for reason in comparison.left_out]
-    lines += [f"Compared although not comparable: {caveat}." for caveat in comparison.caveats]
+    table, lines = _cases(comparison, ("fails", "slower"))
+    if (more := len(table) - 1 - MOST_ROWS) > 0:
+        table = table[: MOST_ROWS + 1]
+        lines.append(f"{more} more cases are not shown.")
     lines += [f"{comparison.hosts}."] * bool(comparison.hosts)
     verdict = [gate] * bool(gate) + [comparison.sentence()]
     sections = [Section(f"Speed: {source}", (), verdict), Section("Cases", table, lines)]
     if len(comparison.details) == 1:
         sections += detail_sections(comparison)
     return in_markdown(map(clipped, sections))
+
+
+def report_of_comparison(comparison: Comparison, source: str, gate: str = "") -> Report:
+    """A comparison as the report of a page.
+
+    Args:
+        comparison: How B compares with A.
+        source: What A and B are, in words.
+        gate: The sentence of a gate; empty if there is none.
+
+    Returns:
+        The report: the verdict, then the cases and the quantities of each.
+    """
+    table, lines = _cases(comparison, _ORDER[:-1])
+    cases = Section("Cases", table, lines)
+    about = [f"{comparison.hosts}."] * bool(comparison.hosts)
+    verdict = [gate] * bool(gate) + [comparison.sentence()]
+    chapter = Chapter("Comparison", [cases, *detail_sections(comparison)])
+    return Report(source, verdict, about, [chapter])
+
+
+def _cases(
+    comparison: Comparison, verdicts: Sequence[str]
+) -> tuple[list[tuple[str, ...]], list[str]]:
+    """The table of the cases, those that changed first, and sentences: the reasons of these
+    verdicts, and what was not compared."""
+    rows = sorted(comparison.rows, key=lambda row: _ORDER.index(row.verdict))
+    shown = [row for row in rows if row.verdict in verdicts]
+    lines = [f"{row.label}: {row.verdict}: {row.reason}." for row in shown]
+    lines += [f"Not compared: {reason}." for reason in comparison.left_out]
+    lines += [f"Compared although not comparable: {each}." for each in comparison.caveats]
+    return [_HEAD, *map(_line, rows)], lines
 
 
 def _line(row: ComparedCase) -> tuple[str, ...]:

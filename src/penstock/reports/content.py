@@ -11,9 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..base import for_markdown, for_terminal, scrub
-from .figures.canvas import Figure
+from .charts.chart import Figure
+from .charts.figure_words import words_of
 from .table import Section, in_markdown
 
+LIMITS, RANKS = "Limits of the machine", "Ranks"
+"""Titles of sections that say what held a run back."""
 LONGEST = 400
 """Most characters that a report shows of a foreign text, such as a name or a message."""
 
@@ -25,8 +28,6 @@ class Picture:
     name: str
     """The name of its file, without a suffix, for pages that keep figures in files."""
     caption: str
-    alt: str
-    """Text with its numbers, for readers who cannot see it."""
     draw: Callable[[], Figure]
 
 
@@ -63,6 +64,13 @@ class Report:
     """Lines on what was measured, on which machines, and when."""
     chapters: Sequence[Chapter] = ()
     raw: Sequence[Raw] = field(default_factory=tuple)
+
+
+def explanation_of(report: Report) -> list[Section]:
+    """What limited a run or a benchmark: the verdict of its report, and the sections on limits."""
+    sections = [each for chapter in report.chapters for each in chapter.sections]
+    kept = [each for each in sections if each.title in (LIMITS, RANKS)]
+    return [Section(report.title, (), report.verdict), *kept]
 
 
 def shown(text: str, most: int = LONGEST) -> str:
@@ -137,8 +145,12 @@ def json_page(report: Report) -> dict[str, Any]:
                 "title": shown(chapter.title),
                 "lead": list(map(sentence, chapter.lead)),
                 "figures": [
-                    {"name": p.name, "caption": shown(p.caption), "alt": sentence(p.alt)}
-                    for p in chapter.pictures
+                    {
+                        "name": each.name,
+                        "caption": shown(each.caption),
+                        "alt": sentence(words_of(each.draw())),
+                    }
+                    for each in chapter.pictures
                 ],
                 "sections": [each._asdict() for each in map(clipped, chapter.sections)],
             }

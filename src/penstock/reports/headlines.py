@@ -15,13 +15,13 @@ from ..base import format_count, format_seconds, group_by, plural, significant
 from ..instruments import CONFIDENCE, Interval, Record
 from .cell import DRAWS, cell_ratio, middle, speed_up
 from .loader.cell import LoaderCell, loader_cells
-from .loader.ladder import RUNGS, Ladder, ladders_of
+from .loader.rungs import RUNGS, Ladder, ladders_of
 from .model.cell import ModelCell, model_cells
 from .model.report import labelled
 from .queue.cell import QueueCell, none_computes, queue_cells
 from .suite.cell import runs_together
 from .suite.report import best_and_limits
-from .tune.model import recommend
+from .tune.model_advice import recommend
 from .words import bracket, of_launches, times_bracket
 
 _GOALS = ("throughput", "training", "latency")

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from ..base import UsageError, format_bytes, group_by, plural
+from ..bench import known_roof
 from ..instruments import LEDGER_FILE, Record
-from .change import change_section
-from .content import Chapter, Picture, Raw, Report
+from .cell import Kind as CellKind
+from .charts.chart import Figure
+from .charts.loader_chart import draw_ladders, draw_loader
+from .charts.model_chart import draw_bench
+from .charts.queue_chart import draw_queue
+from .charts.suite_chart import draw_suite
+from .content import LIMITS, Chapter, Picture, Raw, Report
 from .headlines import (
     ladder_headlines,
     loader_headlines,
@@ -18,22 +25,72 @@ from .headlines import (
     queue_headlines,
     suite_headlines,
 )
-from .ledger_changes import explain_records
-from .loader.ladder import ladder_sections
+from .loader.cell import loader_cells
 from .loader.report import loader_sections
-from .model.report import model_sections
-from .pictures import (
-    ladder_pictures,
-    loader_pictures,
-    model_pictures,
-    queue_pictures,
-    suite_pictures,
-)
+from .loader.rungs import ladder_sections, ladders_of, same_case_but_rung
+from .mfu import mfu_lines
+from .model.cell import model_cells
+from .model.report import labelled, model_sections, roof_line
+from .queue.cell import queue_cells
 from .queue.report import queue_sections
+from .suite.cell import runs_together
 from .suite.report import suite_sections
 from .table import Section
 from .timed import TIMED, timed_headlines, timed_sections
 from .words import hosts_of, listed, machine_words
+
+
+def model_pictures(records: Iterable[Record]) -> list[Picture]:
+    """Memory, throughput, times and the frontier, for each group of cells."""
+    caption = "Memory, throughput and time by tile and batch; whiskers are 95 % intervals, crosses "
+    caption += "failed; the dashed line joins the cases that none beats in memory and throughput."
+    groups = labelled(model_cells(records))
+    draws = [partial(draw_bench, label, cells, "records") for label, cells in groups]
+    return _pictures("model", caption, draws)
+
+
+def loader_pictures(records: Iterable[Record]) -> list[Picture]:
+    """The time of a batch by threads, for each group of loaders, and the ladders below them."""
+    records = list(records)
+    caption = "Time of a batch; lines and whiskers are 95 % intervals over launches."
+    groups = group_by(_measured(loader_cells(records)), lambda cell: cell.group).values()
+    draws = [partial(draw_loader, cells, "records") for cells in groups]
+    return [*_pictures("loader", caption, draws), *ladder_pictures(records)]
+
+
+def ladder_pictures(records: Iterable[Record]) -> list[Picture]:
+    """What a batch costs at each rung, for each group of ladders."""
+    ladders = [ladder for ladder in ladders_of(records) if ladder.measured]
+    caption = "Cost of a batch, step by step: each step does what the one before does, and more."
+    draws = [partial(draw_ladders, group) for group in same_case_but_rung(ladders)]
+    return _pictures("ladder", caption, draws)
+
+
+def queue_pictures(records: Iterable[Record]) -> list[Picture]:
+    """The depth of the queue over time, measured and simulated, and seconds per iteration."""
+    caption = "Depth of the queue at the end of each iteration, measured (solid) and simulated "
+    caption += "(dotted), and the time of an iteration."
+    groups = filter(None, map(_measured, queue_cells(records)))
+    return _pictures("queue", caption, [partial(draw_queue, each, "records") for each in groups])
+
+
+def suite_pictures(records: Iterable[Record]) -> list[Picture]:
+    """Throughput, peak memory and waiting over the batch size, for each preset."""
+    caption = "Throughput, peak memory and waiting for data over the batch size; crosses failed."
+    presets = runs_together(records).values()
+    draws = [partial(draw_suite, runs) for runs in presets if any(run.measured for run in runs)]
+    return _pictures("train", caption, draws)
+
+
+def _pictures(name: str, caption: str, draws: Sequence[Callable[[], Figure]]) -> list[Picture]:
+    """The pictures of one kind, numbered if there are several."""
+    names = [f"{name}_{n}" for n in range(1, len(draws) + 1)] if len(draws) > 1 else [name]
+    return [Picture(each, caption, draw) for each, draw in zip(names, draws, strict=False)]
+
+
+def _measured(cells: Sequence[CellKind]) -> list[CellKind]:
+    """The cells with a launch that was ok."""
+    return [cell for cell in cells if cell.launches]
 
 
 class Kind(NamedTuple):
@@ -103,9 +160,9 @@ def report_of_records(
     for kind in kinds_of(records, source).values():
         verdict += kind.headlines(records)
         chapters.append(Chapter(kind.title, kind.sections(records), kind.pictures(records)))
-    changes, held, _ = explain_records(records)
-    advice = change_section(changes, [each.sentence() for each in held])
-    chapters[-1] = replace(chapters[-1], sections=[*chapters[-1].sections, *advice])
+    roofs = roof_lines(records)
+    limits = [Section(LIMITS, (), roofs)] * bool(roofs)
+    chapters[-1] = replace(chapters[-1], sections=[*chapters[-1].sections, *limits])
     return Report(
         source,
         verdict or ["Nothing here supports a verdict."],
@@ -113,6 +170,16 @@ def report_of_records(
         chapters,
         [raw_of_ledger(place, records if len(places) == 1 else None) for place in places],
     )
+
+
+def roof_lines(records: Sequence[Record]) -> list[str]:
+    """Shares of the machine's measured peak: the best model's and the fastest training's."""
+    models = [record for record in records if record.scenario == "model"]
+    line = roof_line(models, known_roof) if models else ""
+    trained = [record for record in records if record.scenario == "train" and record.ok]
+    fastest = max(trained, key=lambda r: r.facts["training"]["samples_per_s"] or 0.0, default=None)
+    of_training = mfu_lines(fastest.facts["training"], fastest.case) if fastest else []
+    return [*[line] * bool(line), *of_training]
 
 
 def raw_of_ledger(place: Path, records: Sequence[Record] | None = None) -> Raw:

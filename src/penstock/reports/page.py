@@ -2,10 +2,10 @@
 
     FOLDER/report.md        what was measured, on which machines, with tables and sentences
     FOLDER/model.csv ...    the numbers of the figures, as the benchmark wrote them
-    FOLDER/model.png ...    the figures
+    FOLDER/model_1.png ...  the figures
 
     report.html             all in one file
-    report.md               and its figures beside it, report_model_rates_1.png ...
+    report.md               and its figures beside it, report_model_1.png ...
     report.json everything but the figures
 
 Everything is computed from records, so a page can be made again from its ledger on any machine.
@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..base import (
     Refused,
@@ -28,49 +28,30 @@ from ..base import (
     is_written_by_us,
     system_errors,
     write_output,
-    writing_output,
 )
 from ..instruments import Record
 from .cell import Cell
+from .charts.paper import save_figures
 from .content import Report, json_page, markdown_page
-from .figures import model
-from .figures.canvas import save_figures
-from .figures.loader import plot_ladders, plot_loader
-from .figures.queue import plot_queue
-from .figures.suite import plot_suite
 from .html import html_page
-from .ledger_report import kinds_of, report_of_records
 from .loader.cell import LOADER_COLUMNS, loader_cells
 from .model.cell import MODEL_COLUMNS, model_cells
 from .queue.cell import QUEUE_COLUMNS, queue_cells
 from .table import Columns, append_rows
 
 PAGE = "report.md"
-REPORT_SUFFIXES = (".html", ".htm", ".md", ".json")
+PAGE_SUFFIXES = (".html", ".htm")
+REPORT_SUFFIXES = (*PAGE_SUFFIXES, ".md", ".json")
 """The ends of names of reports that are single files. Anything else is a folder."""
 
 
-class _Files(NamedTuple):
-    """The files beside the page of one kind of benchmark."""
-
-    plot: Callable[..., list[Path]]
-    """Draws the CSV that `append_csv` wrote, or the records if there is none, to a prefix."""
-    columns: Columns | None = None
-    """The columns of the CSV; None if there is none."""
-    cells: Callable[[Iterable[Record]], Sequence[Cell]] = lambda records: ()
-
-
-_FILES = {
-    "model": _Files(model.plot_bench, MODEL_COLUMNS, model_cells),
-    "loader": _Files(plot_loader, LOADER_COLUMNS, loader_cells),
-    "ladder": _Files(plot_ladders),
-    "queue": _Files(
-        plot_queue,
-        QUEUE_COLUMNS,
-        lambda records: [c for group in queue_cells(records) for c in group],
-    ),
-    "train": _Files(plot_suite),
+_Cells = Callable[[Iterable[Record]], Sequence[Cell]]
+_TABLES: dict[str, tuple[Columns, _Cells]] = {
+    "model": (MODEL_COLUMNS, model_cells),
+    "loader": (LOADER_COLUMNS, loader_cells),
+    "queue": (QUEUE_COLUMNS, lambda records: [c for group in queue_cells(records) for c in group]),
 }
+"""The columns of the CSV of each kind of benchmark that has one, and its rows."""
 
 
 def append_csv(scenario: str, records: Iterable[Record], path: Path, **changes: str) -> None:
@@ -86,21 +67,25 @@ def append_csv(scenario: str, records: Iterable[Record], path: Path, **changes: 
     Raises:
         UsageError: ``path`` is another file, or cannot be written.
     """
-    kind = _FILES[scenario]
-    assert kind.columns is not None
-    append_rows([{**cell.row, **changes} for cell in kind.cells(records)], path, kind.columns)
+    columns, cells = _TABLES[scenario]
+    append_rows([{**cell.row, **changes} for cell in cells(records)], path, columns)
 
 
 def write_report(
-    report: Report, path: Path, overwrite: bool = False, replace: bool = False
+    report: Report,
+    path: Path,
+    overwrite: bool = False,
+    runs: Mapping[str, Any] | None = None,
+    records: Sequence[Record] = (),
 ) -> list[Path]:
-    """Write a report to one file, by its suffix: ``.html``, ``.md`` or ``.json``.
+    """Write a report to a file, by its suffix (``.html``, ``.md`` or ``.json``), or to a folder.
 
     Args:
         report: What it says.
         path: The file, or a folder for report.md. Figures of Markdown lie beside it.
-        overwrite: Replace an earlier report.
-        replace: Replace files that Penstock did not write.
+        overwrite: Replace an earlier report, and files that Penstock did not write.
+        runs: The runs that a reader of ``.html`` may compare (`page_data`); None for none.
+        records: Launches whose CSVs are to lie in the folder.
 
     Returns:
         The files that were written, the report first.
@@ -114,13 +99,16 @@ def write_report(
     page = path / PAGE if in_folder else path
     if in_folder:
         check_folder(path, "--output")
-    check_report(page, overwrite, replace)
+    check_report(page, overwrite)
+    measured = {record.scenario for record in records} if in_folder else set()
+    tables = {name: page.with_name(f"{name}.csv") for name in _TABLES if name in measured}
+    check_outputs(*(("--output", table) for table in tables.values()), replace=overwrite)
     if page.suffix == ".json":
         text = json.dumps(json_page(report), indent=1, ensure_ascii=False) + "\n"
-        write_output("--output", page, text, replace=replace)
+        write_output("--output", page, text, replace=overwrite)
         return [page]
     if page.suffix != ".md":
-        write_output("--output", page, html_page(report), replace=replace)
+        write_output("--output", page, html_page(report, runs), replace=overwrite)
         return [page]
     prefix = "" if in_folder else f"{page.stem}_"
     names = [picture.name for chapter in report.chapters for picture in chapter.pictures]
@@ -134,76 +122,37 @@ def write_report(
     ]
     with system_errors(f"{page.parent} cannot be written"):
         page.parent.mkdir(parents=True, exist_ok=True)
-        figures = [each for files in drawn for each in save_figures(files, replace)]
+        _write_tables(tables, records)
+        _remove_figures(page)
+        figures = [each for files in drawn for each in save_figures(files, overwrite)]
     text = markdown_page(report, [[file.name for file in files] for files in drawn])
-    write_output("--output", page, text, replace=replace)
-    return [page, *figures]
+    write_output("--output", page, text, replace=overwrite)
+    return [page, *tables.values(), *figures]
 
 
-def check_report(path: Path, overwrite: bool, replace: bool, read: Iterable[Path] = ()) -> None:
+def _write_tables(tables: Mapping[str, Path], records: Sequence[Record]) -> None:
+    for name, table in tables.items():
+        table.unlink(missing_ok=True)
+        begin_output(table)
+        append_csv(name, records, table)
+        end_output(table)
+
+
+def check_report(path: Path, overwrite: bool, read: Iterable[Path] = ()) -> None:
     """Refuse a file that a report must not replace, before anything is read.
 
     Args:
         path: The file of the report.
-        overwrite: Replace an earlier report.
-        replace: Replace a file that Penstock did not write.
+        overwrite: Replace an earlier report, or a file that Penstock did not write.
         read: Files that the report is made of.
 
     Raises:
         Refused: There is a report already.
         UsageError: It cannot be written, or is read.
     """
-    if path.is_file() and path.stat().st_size and not (overwrite or replace):
+    if path.is_file() and path.stat().st_size and not overwrite:
         raise Refused(f"{path} exists; --overwrite replaces it")
-    check_outputs(("--output", path), replace=replace, inputs=read)
-
-
-def write_page(
-    records: Sequence[Record],
-    folder: Path,
-    source: str,
-    overwrite: bool,
-    replace: bool = False,
-    places: Sequence[Path] = (),
-) -> list[Path]:
-    """Write a page of records, with its figures and CSVs in a folder.
-
-    Args:
-        records: The launches of one or more ledgers.
-        folder: The folder of the page; it is made if it is not there.
-        source: The name of the ledgers, for the title.
-        overwrite: Replace a page and its figures.
-        replace: Replace files that Penstock did not write.
-        places: The ledgers, which the page names.
-
-    Returns:
-        The files that were written, the page first.
-
-    Raises:
-        UsageError: No record can be shown, or the folder cannot be written.
-        Refused: The folder has a page, or a file is not to be replaced.
-    """
-    shown = kinds_of(records, source)
-    page = folder / PAGE
-    if page.exists() and not overwrite:
-        raise Refused(f"{page} exists; --overwrite replaces it and its figures")
-    check_folder(folder, "--output")
-    tables = [folder / f"{name}.csv" for name in shown if _FILES[name].columns]
-    figures = [folder / f"{name}.png" for name in {*shown, "ladder"}]
-    named = [page, *tables, *figures]
-    check_outputs(*(("--output", path) for path in named), replace=replace)
-    report, files = report_of_records(records, source, places), [page]
-    with system_errors(f"{folder} cannot be written"):
-        folder.mkdir(parents=True, exist_ok=True)
-        _remove_figures(page)
-        beside = []
-        for name in shown:
-            drawn = _figures(name, records, folder, replace)
-            files += [*([folder / f"{name}.csv"] if _FILES[name].columns else []), *drawn]
-            beside.append([figure.name for figure in drawn])
-        with writing_output(page, replace=replace) as draft:
-            draft.write_text(markdown_page(report, beside), encoding="utf-8")
-    return files
+    check_outputs(("--output", path), replace=overwrite, inputs=read)
 
 
 def _remove_figures(page: Path) -> None:
@@ -213,20 +162,3 @@ def _remove_figures(page: Path) -> None:
             figure = page.parent / f"{name}.png"
             if is_written_by_us(figure):
                 figure.unlink(missing_ok=True)
-
-
-def _figures(name: str, records: Sequence[Record], folder: Path, replace: bool) -> list[Path]:
-    """Draw the figures of one kind. There is none if every launch failed, as the table says."""
-    drawn: Any = records
-    kind = _FILES[name]
-    if kind.columns is not None:
-        drawn = folder / f"{name}.csv"
-        begin_output(drawn)
-        drawn.unlink(missing_ok=True)
-        append_csv(name, records, drawn)
-        end_output(drawn)
-    measured = any(r.scenario == name and r.ok for r in records)
-    figures = kind.plot(drawn, folder / name, replace) if measured else []
-    if name == "loader":
-        figures += plot_ladders(records, folder / "ladder", replace)
-    return figures

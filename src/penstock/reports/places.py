@@ -4,16 +4,13 @@ several."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from ..base import ARGS, RESULTS, STEPS, SUITE_LEDGER, UsageError, describe, plural
+from ..base import ARGS, RESULTS, RUN_FILE, STEPS, SUITE_LEDGER, UsageError, describe, plural
 from ..instruments import LEDGER_FILE, Record, read_ledger
 from .content import Chapter, Report
-from .infer.report import report_of_run
-from .ledger_report import report_of_records
-from .training.report import report_of_training
 
 PlaceKind = Literal["ledger", "inference", "training"]
 MOST_FOLDERS = 20_000
@@ -43,12 +40,8 @@ def places_of(named: Path) -> list[RecordPlace]:
     """
     if kind := kind_of_place(named):
         return [RecordPlace(kind, named)]
-    beside = named.with_name(f"{named.name}.penstock") if named.name else named
-    if kind_of_place(beside) == "inference":
-        return [RecordPlace("inference", beside)]
-    beside = named.with_name(f"{named.name}.ledger") if named.name else named
-    if kind_of_place(beside) == "ledger":  # of preprocess or predict, beside their output
-        return [RecordPlace("ledger", beside)]
+    if place := beside_output(named):
+        return [place]
     if named.suffix == ".penstock":
         raise UsageError(f"{named} is not a run folder of penstock infer: it has no run.json")
     if not named.is_dir() or named.suffix == ".ledger":
@@ -62,22 +55,15 @@ def places_of(named: Path) -> list[RecordPlace]:
     return places
 
 
-def places_in(folder: Path, others: Iterable[Path] = ()) -> list[RecordPlace]:
-    """The places directly in a folder, and those of other paths.
-
-    Args:
-        folder: A folder. Folders below its entries are not searched.
-        others: Paths that a user names.
-
-    Returns:
-        The places.
-
-    Raises:
-        UsageError: There are no records at one of the other paths.
-    """
-    entries = sorted(folder.iterdir())[:MOST_FOLDERS]
-    inside = [RecordPlace(kind, path) for path in entries if (kind := kind_of_place(path))]
-    return [*inside, *(place for path in others for place in places_of(path))]
+def beside_output(named: Path) -> RecordPlace | None:
+    """The records beside an output: the folder of a run of infer, or the ledger of preprocess or
+    predict; None if it has neither, or is a place of records itself."""
+    kinds: tuple[tuple[str, PlaceKind], ...] = (("penstock", "inference"), ("ledger", "ledger"))
+    for suffix, kind in kinds if named.name and kind_of_place(named) is None else ():
+        beside = named.with_name(f"{named.name}.{suffix}")
+        if kind_of_place(beside) == kind:
+            return RecordPlace(kind, beside)
+    return None
 
 
 def kind_of_place(path: Path) -> PlaceKind | None:
@@ -85,7 +71,7 @@ def kind_of_place(path: Path) -> PlaceKind | None:
     if path.is_dir():
         if (path / LEDGER_FILE).is_file():
             return "ledger"
-        if (path / "run.json").is_file():
+        if (path / RUN_FILE).is_file():
             return "inference"
         if (path / RESULTS).is_file() or ((path / ARGS).is_file() and (path / STEPS).is_dir()):
             return "training"
@@ -172,10 +158,17 @@ def _report_of(place: RecordPlace) -> Report:
 
 
 def _read(place: RecordPlace) -> Report:
+    # Who only looks for places needs none of the rooms that make reports.
     if place.kind == "inference":
+        from .infer.report import report_of_run
+
         return report_of_run(place.path)
     if place.kind == "training":
+        from .training.report import report_of_training
+
         return report_of_training(place.path)
+    from .ledger_report import report_of_records
+
     return report_of_records(read_ledger(place.path), place.path.name, [place.path])
 
 

@@ -111,8 +111,8 @@ def read_csv(path: Path, needs: Iterable[str] = ("tile_size", "batch_size")) -> 
 def append_rows(rows: Sequence[Row], path: Path, columns: Columns) -> None:
     """Add rows to a benchmark's CSV.
 
-    A file with our header gets them in one write. A file with another header, the seed's or that of
-    an earlier version, is replaced by one with our columns first, then its own, and all its rows.
+    A file with our header gets them in one write. A file with another header, such as the
+    seed's, is replaced by one with our columns first, then its own, and all its rows.
     Raises `UsageError` if ``path`` is another file, which is left as it is.
     """
     rows = [{name: to_cell(value) for name, value in row.items()} for row in rows]

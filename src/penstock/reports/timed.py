@@ -1,4 +1,4 @@
-"""Launches that have a time but no chapter of their own: preprocess, predict, and tests."""
+"""Launches that have a time but no chapter of their own: preprocess and predict."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .run_settings import cases_of_sides, settings_of_launch
 from .table import Section
 from .words import bracket, or_dash, spread
 
-TIMED = ("preprocess", "predict", "pytest")
+TIMED = ("preprocess", "predict")
 """Their scenarios."""
 
 
@@ -31,8 +31,7 @@ def timed_cells(records: Iterable[Record]) -> list[tuple[str, Cell]]:
 
 def _label(records: Sequence[Record]) -> str:
     case = settings_of_launch(records[0]) | dict(records[0].case)
-    named = case.pop("test", None)
-    words = [str(named or records[0].scenario)]
+    words = [records[0].scenario]
     words += [f"{name}={case[name]}" for name in records[0].case if name in case]
     return " ".join(words)
 

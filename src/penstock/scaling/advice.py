@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ..base import format_seconds, significant
 from ..instruments import CONFIDENCE, Interval
-from .intervals import difference, why_none
+from .means import difference, why_none
 from .runs import TrainingRun
 from .straggler import WAIT, phases_of, share, straggler
 from .study import Configuration, ScalingPoint, Study

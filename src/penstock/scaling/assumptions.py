@@ -55,7 +55,7 @@ def assumptions_of(device: DeviceStep, network: Network) -> list[str]:
             f"a batch of {device.scaled_from} was measured, and one of {device.batch} is assumed "
             "to take the same time for each sample; a small batch takes more"
         )
-    lines += _of_data(device, network)
+    lines += _of_data(device)
     if device.seen is not None:
         lines.append(_of_seen(device, network, *device.seen))
     if device.seen is None or _contradicted(device, network):
@@ -66,7 +66,7 @@ def assumptions_of(device: DeviceStep, network: Network) -> list[str]:
     return [f"{line[:1].upper()}{line[1:]}." for line in lines]
 
 
-def _of_data(device: DeviceStep, network: Network) -> Iterator[str]:
+def _of_data(device: DeviceStep) -> Iterator[str]:
     """Sentences on how the devices read their batches."""
     if device.data_s:
         yield (
@@ -74,12 +74,7 @@ def _of_data(device: DeviceStep, network: Network) -> Iterator[str]:
             f"{significant(device.batch / device.data_s)} samples/s as in the run, and prefetches "
             "while the device waits for the sum"
         )
-    if network.data_rate is not None:
-        yield (
-            f"{format_bytes(device.sample_bytes)} a sample are read from a store that delivers "
-            f"{significant(network.data_rate / 1e9)} GB/s to all devices"
-        )
-    elif device.reads_s:
+    if device.reads_s:
         yield (
             f"each device has no workers and makes a batch in {format_seconds(device.reads_s)} "
             "before it computes, as the run did; the store keeps up with all of them"

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..instruments import Interval
-from .intervals import Floats
+from .means import Floats
 
 AMDAHL_SIZES, USL_SIZES = 3, 4
 """The smallest number of sizes (numbers of devices) for a fit, the baseline included."""

@@ -13,8 +13,8 @@ the devices of a node and then over the nodes, by k members each:
 ``B`` is the bandwidth, per device within a node and per node between nodes, and ``L`` the latency
 of a message. The fraction ``overlap`` of the sum runs during the backward pass, if that lasts long
 enough; devices wait for the rest. Data is read while a device computes, and a step takes as long as
-the slower of the two. If the run waited for data, each device's loader is as slow as the run's, and
-all devices share a store of the given rate. Without workers, data is read before each step. Steps
+the slower of the two. If the run waited for data, each device's loader is as slow as the run's.
+Without workers, data is read before each step. Steps
 vary by ``jitter``, their standard deviation over their mean, and each step waits for the slowest of
 N devices.
 
@@ -53,8 +53,6 @@ class DeviceStep:
     batch: int
     """The number of samples of the step."""
     gradient_bytes: float
-    sample_bytes: float = 0.0
-    """Bytes that are read for each sample."""
     jitter: float = 0.0
     """The standard deviation of the step time over its mean."""
     data_s: float = 0.0
@@ -84,8 +82,6 @@ class Network:
     algorithm: Algorithm
     overlap: float
     """The fraction of the sum that may run during the backward pass, 0 to 1."""
-    data_rate: float | None = None
-    """Bytes per second from the store to all devices together; None for no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +95,7 @@ class Prediction:
     exposed_s: float
     """The part of the all-reduce that devices wait for."""
     data_s: float
-    """Time until the batches of all devices are read."""
+    """Time until each device has its batch."""
     step_s: float
     samples_per_s: float
     efficiency: float
@@ -145,7 +141,7 @@ def _at(device: DeviceStep, network: Network, n: int) -> Prediction:
         nodes=-(-n // network.per_node),
         sum_s=summed,
         exposed_s=exposed,
-        data_s=_data(device, network, n),
+        data_s=device.data_s,
         step_s=_step(device, network, n),
         samples_per_s=rate(n, network.overlap),
         efficiency=rate(n, network.overlap) / (n * alone),
@@ -161,7 +157,7 @@ def _step(device: DeviceStep, network: Network, n: int) -> float:
 
 def _explained(device: DeviceStep, network: Network, n: int) -> float:
     slowest = (device.reads_s + device.compute_s) * (1 + device.jitter * _largest(n))
-    return max(slowest + _sum(device, network, n)[1], _data(device, network, n))
+    return max(slowest + _sum(device, network, n)[1], device.data_s)
 
 
 def beyond_the_model(device: DeviceStep, network: Network) -> float:
@@ -211,12 +207,6 @@ def all_reduce(
     return 2 * (members - 1) / members * size / bandwidth + 2 * turns * latency
 
 
-def _data(device: DeviceStep, network: Network, n: int) -> float:
-    if network.data_rate is None:
-        return device.data_s
-    return max(device.data_s, n * device.batch * device.sample_bytes / network.data_rate)
-
-
 def _largest(n: int) -> float:
     """The expected largest of n standard normal numbers, by Blom's formula."""
     return NormalDist().inv_cdf((n - 0.375) / (n + 0.25)) if n > 1 else 0.0
@@ -228,19 +218,9 @@ def _check(device: DeviceStep, network: Network) -> None:
         ("--gradient-bytes", device.gradient_bytes, True),
         ("--inside", network.inside, False),
         ("--between", network.between, False),
-        ("--inside-latency", network.inside_latency, True),
-        ("--between-latency", network.between_latency, True),
-        ("--data-rate", 1.0 if network.data_rate is None else network.data_rate, False),
     ):
         if not (0 < value < math.inf) and not (zero and value == 0):
             raise UsageError(f"{flag} {value:g} must be above 0")
-    if network.data_rate is not None and not device.sample_bytes:
-        raise UsageError("--data-rate has no effect without --sample-bytes")
-    if not 0 <= device.backward_s <= device.compute_s:
-        raise UsageError(
-            f"a backward pass of {device.backward_s:g} s is not a part of the {device.compute_s:g} "
-            "s that a step computes"
-        )
 
 
 def device_of_run(run: TrainingRun) -> DeviceStep:

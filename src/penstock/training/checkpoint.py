@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
 from ..base import UsageError, replacing
 from ..models import read_tensors
@@ -102,35 +101,14 @@ def _same(old: Path, new: Path) -> None:
 def read(path: Path, workload: str) -> State:
     """The state in a file. Raises `UsageError` if it holds none, or one of another workload."""
     state = read_tensors(path, "--resume")
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise UsageError(f"--resume: {path} is not a checkpoint of penstock train")
-    if state.get("version") != VERSION:
-        raise UsageError(
-            f"--resume: {path} has version {state.get('version')} of the format; this Penstock "
-            f"reads {VERSION}"
-        )
+    made_by = (state.get("format"), state.get("version")) if isinstance(state, dict) else None
+    if made_by != (FORMAT, VERSION):
+        raise UsageError(f"--resume: {path} is not a checkpoint of this Penstock's train")
     if state.get("workload") != workload:
         raise UsageError(
             f"--resume: {path} is a checkpoint of {state.get('workload')}, not {workload}"
         )
     return state
-
-
-def load_state(module: nn.Module, weights: Mapping[str, Any], where: str) -> None:
-    """Load weights into a model. Raises `UsageError` unless names and shapes are the same."""
-    expected = module.state_dict()
-    for name in {**expected, **weights}:
-        there, here = (_shape(state, name) for state in (weights, expected))
-        if there != here:
-            raise UsageError(f"{where} is of another model: {name} is {there} there, {here} here")
-    module.load_state_dict(weights)
-
-
-def _shape(state: Mapping[str, Any], name: str) -> object:
-    if name not in state:
-        return "absent"
-    value = state[name]
-    return tuple(value.shape) if isinstance(value, Tensor) else "no tensor"
 
 
 def random_state(device: torch.device) -> State:

@@ -15,7 +15,7 @@ from pathlib import Path
 from torch import nn
 
 from ..base import PredictConfig, absolute, torch_threads, usable_cores
-from ..cluster import NamedTasks, UnfitWorker
+from ..cluster import UnfitWorker, Workers, share_pieces, wait_for_worker
 from ..data import Objects, Scene
 from .detecting import Settings, detect, load_detector, windows_of
 from .ranks import device_of
@@ -37,7 +37,7 @@ class SceneToSearch:
 
 
 def detect_on_cluster(
-    cluster: NamedTasks,
+    workers: Workers,
     folders: Mapping[str, Path],
     weights: Path,
     settings: Settings,
@@ -47,7 +47,7 @@ def detect_on_cluster(
     """Find the objects of scenes on the workers of a cluster.
 
     Args:
-        cluster: The workers.
+        workers: The workers.
         folders: The folder of each scene.
         weights: The weights of the detector.
         settings: Its settings.
@@ -62,19 +62,23 @@ def detect_on_cluster(
         Incomplete: Scenes were given up.
     """
     digest = hashlib.sha256(weights.read_bytes()).hexdigest()
-    threads = config.threads or max(1, usable_cores() // cluster.workers.peers())
+    wait_for_worker(workers)
+    threads = config.threads or max(1, usable_cores() // workers.peers())
     config = config.model_copy(update={"threads": threads})
 
     def work_of(name: str) -> SceneToSearch:
         return SceneToSearch(absolute(folders[name]), absolute(weights), digest, settings, config)
 
     try:
-        results = cluster.run(detect_task, sorted(folders), work_of, "--resume does the rest")
+        results = share_pieces(
+            workers, detect_task, sorted(folders), work_of, "scene",
+            "--resume does the rest",
+        )  # fmt: skip
         for name, (objects, windows, valid) in results:
             advance(windows, valid)
             yield name, objects
     finally:
-        cluster.workers.client.run(_detector.cache_clear, on_error="return")
+        workers.client.run(_detector.cache_clear, on_error="return")
 
 
 def detect_task(work: SceneToSearch) -> tuple[Objects, int, int]:

@@ -25,7 +25,7 @@ from ..data import (
     read_row,
 )
 from ..models import load_weights, make_detector
-from .workloads.detector import joined, owned, picture
+from .workloads.detector_workload import joined, owned, picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,17 @@ class Settings:
     """The lowest score of a detection that is kept."""
     because: str
     """The source of the threshold, in words."""
+    max_dets: int
+    """Most detections in a window."""
 
 
 def load_detector(weights: Path, settings: Settings) -> nn.Module:
     planes = planes_of(settings.channels)
-    net: nn.Module = make_detector(planes, settings.backbone)  # type: ignore[arg-type]
+    net: nn.Module = make_detector(
+        planes,
+        settings.backbone,  # type: ignore[arg-type]
+        most_detections=settings.max_dets,
+    )
     description = f"the detector on {settings.backbone} that sees {', '.join(settings.channels)}"
     load_weights(net, description, weights, "WEIGHTS")
     return net.eval()

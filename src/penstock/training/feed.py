@@ -53,7 +53,6 @@ class TorchFeed:
                 batch_sampler=self._batches,
                 collate_fn=partial(_collated, workload),
                 num_workers=workers,
-                persistent_workers=config.persistent_workers and workers > 0,
                 prefetch_factor=config.prefetch_factor if workers > 0 else None,
                 pin_memory=pin,
                 worker_init_fn=_leave_signals_to_the_parent,

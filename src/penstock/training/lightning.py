@@ -8,6 +8,9 @@ with the totals of the phases, the number of samples and the peaks of memory of 
 Validation time is counted separately, also within an epoch. Lightning moves a batch to its device
 before any callback, so the transfer is part of ``data_wait`` here. The callback is for automatic
 optimisation with one optimiser step for each batch.
+
+Import it before Lightning itself: where torchvision's compiled operators do not load beside torch,
+Lightning can only be imported after the stand-ins that this room registers.
 """
 
 from __future__ import annotations
@@ -25,13 +28,19 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..base import RESULTS, MissingDependency, write_json
 from ..instruments import Clock, DevicePhaseTimer, PhaseTimer
+from ..models import import_torchvision
 from .ranks import gather
 from .step import mark_computed
 from .step_log import StepLog, memory
 
 
 def _callback() -> Any:
-    """Lightning's class ``Callback``, from whichever of its two packages is installed."""
+    """Lightning's class ``Callback``, from whichever of its two packages is installed.
+
+    Lightning's metrics import torchvision, if it is installed.
+    """
+    with contextlib.suppress(MissingDependency):
+        import_torchvision()
     for package in ("pytorch_lightning", "lightning.pytorch"):
         with contextlib.suppress(ImportError):
             return importlib.import_module(package).Callback

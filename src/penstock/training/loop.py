@@ -17,7 +17,7 @@ are deterministic.
     OUT/steps/rank0.csv         every step of a rank: its phases in seconds, its samples, its loss
     OUT/checkpoints/            see `checkpoint`
     OUT/best_model.pth          the weights of the best epoch
-    OUT/events.jsonl            the events for trackers, see `events`; only with --track
+    OUT/track/                  files of trackers, and metrics of the machine; only with --track
     OUT/profile/                see `profiling`; only with --profile
 
 A signal (SIGTERM, SIGUSR1) sets a flag. All ranks read it at the end of a step, save, and end.
@@ -44,7 +44,7 @@ from ..base import (
     check_folder,
     held_alone,
     keep_traceback_in,
-    speaks_python,
+    names_parameters,
     torch_threads,
 )
 from ..instruments import Clock
@@ -61,8 +61,7 @@ from .run_state import RunState, Tally
 from .schedule import Schedule
 from .step import Stepper, StepTaken
 from .step_log import StepLog
-from .tracking.tell import Tracking, Untracked
-from .tracking.trackers import check_trackers
+from .tracking import Tracking, check_trackers
 from .workloads import Workload, make_workload
 
 
@@ -132,7 +131,7 @@ def train_workload(
             return run.run()
 
 
-@speaks_python(TrainConfig)
+@names_parameters(TrainConfig)
 def run_training(workload: str, **knobs: Any) -> dict[str, Any]:
     """Train a workload, as ``penstock train`` does.
 
@@ -207,9 +206,7 @@ class _Training:
         val_order = Order(len(workload.val), config.batch_size, **ranks)
         self.feed = feed_of("train", workload, self.order, config, pin=on_cuda)
         self.val_feed = feed_of("val", workload, val_order, config, pin=on_cuda)
-        self.tracking = Untracked()
-        if config.track and first:
-            self.tracking = Tracking(config, self.state.step, self.report.facts())
+        self.tracking = Tracking(config, self.report.facts() if config.track and first else None)
 
     def run(self) -> dict[str, Any]:
         for sentence in (*getattr(self.workload, "notes", ()), getattr(self.feed, "note", "")):

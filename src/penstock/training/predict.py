@@ -23,6 +23,7 @@ from ..base import (
     ARGS,
     RESULTS,
     PredictConfig,
+    TrainConfig,
     UsageError,
     check_outputs,
     read_json,
@@ -31,7 +32,7 @@ from ..base import (
     write_json,
     writing_output,
 )
-from ..cluster import NamedTasks
+from ..cluster import Workers
 from ..data import (
     CHANNELS,
     Objects,
@@ -68,7 +69,7 @@ def predict_scenes(
     weights: Path,
     config: PredictConfig,
     *,
-    cluster: NamedTasks | None = None,
+    workers: Workers | None = None,
     begin: Callable[[int], Callable[[int], None]] = lambda total: lambda done: None,
 ) -> PredictionSummary:
     """Detect objects in every scene and write ``--output``.
@@ -76,7 +77,7 @@ def predict_scenes(
     Args:
         weights: The weights of a trained detector, such as ``best_model.pth`` of a run.
         config: The scenes, the output and the settings.
-        cluster: Workers that take a scene each; None for this process.
+        workers: Workers that take a scene each; None for this process.
         begin: Called with the number of windows after all checks; returns a function that is
             called with the number of windows done.
 
@@ -96,7 +97,7 @@ def predict_scenes(
     objects_of = parts.read(folders)
     folders = {name: folder for name, folder in folders.items() if name not in objects_of}
     cuts = {name: windows_of(folder, settings) for name, folder in folders.items()}
-    device = None if cluster else device_of(config.device)
+    device = None if workers else device_of(config.device)
     net = load_detector(weights, settings).to(device) if device else None
 
     progress = begin(sum(rows.num * columns.num for rows, columns in cuts.values()))
@@ -108,8 +109,8 @@ def predict_scenes(
         progress(passed)
 
     def found() -> Iterator[tuple[str, Objects]]:
-        if cluster is not None:
-            yield from detect_on_cluster(cluster, folders, weights, settings, config, advance)
+        if workers is not None:
+            yield from detect_on_cluster(workers, folders, weights, settings, config, advance)
         for name, folder in folders.items() if net is not None else ():
             with Scene(folder, settings.channels) as scene, torch_threads(config.threads):
                 assert net is not None
@@ -119,7 +120,7 @@ def predict_scenes(
         objects_of[name] = objects
         parts.write(name, objects)
     objects = Objects.join([objects_of[name] for name in sorted(objects_of)])
-    with writing_output(config.output, replace=config.replace) as draft:
+    with writing_output(config.output, replace=config.overwrite) as draft:
         write_predictions(draft, objects)
     parts.remove()
     skipped = len(objects_of) - len(folders)
@@ -216,6 +217,7 @@ def settings_of(weights: Path, config: PredictConfig) -> Settings:
         known("--overlap", config.overlap, facts.get("overlap")),
         threshold,
         because,
+        args.get("max_dets", TrainConfig.model_fields["max_dets"].default),
     )  # fmt: skip
 
 
@@ -270,4 +272,4 @@ def _check_output(config: PredictConfig, weights: Path) -> None:
         raise UsageError(f"--output {config.output} exists; use --overwrite to replace it")
     if not config.output.parent.is_dir():
         raise UsageError(f"--output {config.output}: there is no folder {config.output.parent}")
-    check_outputs(("--output", config.output), replace=config.replace, inputs=[weights])
+    check_outputs(("--output", config.output), replace=config.overwrite, inputs=[weights])

@@ -1,29 +1,20 @@
-"""Some steps of a training under torch's profiler: a trace, its operators, the time of each phase.
+"""Some steps of a training under torch's profiler: a trace, its operators, the phases of the steps.
 
     step    1  2  3      4  5        6  …  10        11  …
             as usual     warm up     recorded        as usual
 
     OUT/profile/rank0.json       a trace that Perfetto and chrome://tracing open, of each rank
-    OUT/profile/operators.txt    the slowest operators, and the phases of a step; of rank 0
+    OUT/profile/operators.txt    the slowest operators of rank 0
 
-Phases are annotations in the trace. The name of a phase is known only at its end, but an annotation
-needs a name at its begin: so it gets a number first, and its name when the file is written.
-
-    annotation 7    ├───────────────────────────────────┤   begun and ended by the main thread
-    phases end                          ▲ backward        ▲ communication
-                                       ended by autograd's thread
-
-With several ranks on GPUs, a thread of autograd ends the backward pass. It cannot end an annotation
-of another thread, so the annotation goes on until the gradients are summed. On the host's clock it
-is cut in two where the backward pass ended. On the device's clock this moment is not known, so
-there, and in the table of operators, the annotation is called ``backward + communication``.
+Phases are written into the trace from their ends on the host's clock. They are no annotations of
+the profiler's: it needs a name at the begin of one, and the name of a phase is known at its end,
+which may be in autograd's thread. The trace and the host's clock meet at the end of each step.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -31,7 +22,7 @@ from typing import Any
 
 import torch
 
-from ..base import UsageError, format_seconds, replacing
+from ..base import UsageError, replacing
 from ..instruments import Clock, PhaseTimer, Seconds
 
 PROFILE_FOLDER = "profile"
@@ -40,13 +31,12 @@ MOST_ROWS = 30
 """The number of rows of the table."""
 MOST_TOLD = 5
 """The number of operators in the lines for the user."""
-_MARK = "penstock phase "
+_STEP = "ProfilerStep#"
+"""The names of the profiler's own annotations of steps begin with this."""
 _BY = ("self_cpu_time_total", "self_device_time_total")
 """The attributes with an operator's own time, on the host and on a GPU."""
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 """The categories of a trace's events that a GPU works on."""
-
-Part = tuple[str, float]
 
 
 def check_profiling(profiled: int, left: int) -> None:
@@ -60,7 +50,7 @@ def check_profiling(profiled: int, left: int) -> None:
 
 
 class ProfiledTimer(PhaseTimer):
-    """A timer that also names the annotations of the profiler's trace."""
+    """A timer that also writes the phases of the profiled steps into the profiler's trace."""
 
     def __init__(
         self, timer: PhaseTimer, out: Path, rank: int, steps: int, cuda: bool, clock: Clock
@@ -70,13 +60,9 @@ class ProfiledTimer(PhaseTimer):
         self._cuda = cuda
         self.profile: dict[str, Any] | None = None
         """The profile, None until all its steps are done."""
-        self._thread = threading.get_ident()
-        self._parts: dict[str, list[Part]] = {}
-        """The phases in each annotation and their fractions of its time."""
-        self._mark: Any = None
-        self._ended: list[tuple[str, float]] = []
-        """The names and end times of the phases since the annotation began."""
-        self._number = 0
+        self._steps_done: list[list[tuple[str, float]]] = []
+        """The names and end times of the phases of each step; the first and last have no name, and
+        are the moments at which the step began and ended."""
         activities = [torch.profiler.ProfilerActivity.CPU]
         if cuda:
             activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -87,27 +73,26 @@ class ProfiledTimer(PhaseTimer):
             ),
             on_trace_ready=self._save,
         )
-        self._runs = False
+        self._runs: bool | None = None
+        """None before the first step."""
 
     def begin(self) -> None:
-        if not self._number:  # the run begins
+        if self._runs is None:
             os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else it prints its start and its end
             self._profiler.start()
             self._runs = True
         self._timer.begin()
-        self._open()
+        self._ends = [("", self._clock())]
 
     def end_phase(self, phase: str) -> None:
         self._timer.end_phase(phase)
-        self._ended.append((phase, self._clock()))
-        if threading.get_ident() == self._thread:
-            self._close()
-            self._open()
+        self._ends.append((phase, self._clock()))
 
     def end(self) -> None:
-        self._close()
         self._timer.end()
         if self._runs:
+            # The clock is read right before the profiler ends its step: that is where both meet.
+            self._steps_done.append([*self._ends, ("", self._clock())])
             self._profiler.step()
 
     def drain(self) -> list[Seconds]:
@@ -119,24 +104,6 @@ class ProfiledTimer(PhaseTimer):
             self._runs = False
             self._profiler.stop()
 
-    # --- annotations ----------------------------------------------------------------------------
-
-    def _open(self) -> None:
-        self._ended, self._since = [], self._clock()
-        if self._runs:
-            self._number += 1
-            self._mark = torch.profiler.record_function(f"{_MARK}{self._number}")
-            self._mark.__enter__()
-
-    def _close(self) -> None:
-        if self._mark is not None:
-            self._mark.__exit__(None, None, None)
-            self._mark = None
-            if self._ended:
-                self._parts[f"{_MARK}{self._number}"] = _shares(self._since, self._ended)
-
-    # --- what is written ------------------------------------------------------------------------
-
     def _save(self, profiler: torch.profiler.profile) -> None:
         """Write the trace and the table, unless the run ended within the steps to record."""
         if not self._runs:
@@ -146,23 +113,14 @@ class ProfiledTimer(PhaseTimer):
         path.parent.mkdir(parents=True, exist_ok=True)
         profiler.export_chrome_trace(str(path))
         trace = json.loads(path.read_text())
-        trace["traceEvents"] = [e for event in trace["traceEvents"] for e in self._named(event)]
+        trace["traceEvents"] += list(self._phases(trace["traceEvents"]))
         with replacing(path) as draft:
             draft.write_text(json.dumps(trace, separators=(",", ":")))
-        host, device = self._phases(trace["traceEvents"])
-
-        events: Any = profiler.events()
-        for event in events:
-            if event.name in self._parts:
-                event.name = _joined(self._parts[event.name])
-        averages = events.key_averages()
-        averages[:] = [row for row in averages if not row.key.startswith(_MARK)]  # between steps
+        averages = profiler.key_averages()
         whole, operators = busiest(trace["traceEvents"], averages, self._cuda)
         self.profile = {
             "trace": f"{PROFILE_FOLDER}/rank{self._rank}.json",
             "steps": self._profiled,
-            "phases_s": host,
-            "device_phases_s": device or None,
             "self_s": whole,
             "operators": operators[:MOST_ROWS],
         }
@@ -173,34 +131,21 @@ class ProfiledTimer(PhaseTimer):
             text = "\n".join([*profile_lines(self.profile), "", table, ""])
             (self._folder / "operators.txt").write_text(text)
 
-    def _named(self, event: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """An event of the trace, with an annotation renamed to its phases, or cut into them. An
-        annotation between two steps has no phase and is left out."""
-        name = str(event.get("name", ""))
-        if not name.startswith(_MARK):
-            yield event
-        elif name in self._parts and event.get("cat") != "user_annotation":
-            yield {**event, "name": _joined(self._parts[name])}
-        elif name in self._parts:
-            begins = event["ts"]
-            for phase, share in self._parts[name]:
-                lasts = event["dur"] * share
-                yield {**event, "name": phase, "ts": begins, "dur": lasts}
-                begins += lasts
-
-    def _phases(
-        self, events: Sequence[dict[str, Any]]
-    ) -> tuple[dict[str, float], dict[str, float]]:
-        """The seconds of each phase in a step, by the clocks of the host and of a GPU."""
-        clocks: dict[str, dict[str, float]] = {"user_annotation": {}, "gpu_user_annotation": {}}
-        names = {phase for parts in self._parts.values() for phase, _ in parts}
-        names |= set(map(_joined, self._parts.values()))
-        for event in events:
-            seconds = clocks.get(event.get("cat", ""))
-            if seconds is not None and event["name"] in names:
-                spent = event["dur"] / 1e6 / self._profiled
-                seconds[event["name"]] = seconds.get(event["name"], 0.0) + spent
-        return clocks["user_annotation"], clocks["gpu_user_annotation"]
+    def _phases(self, events: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """The phases of the recorded steps as events of the trace, within those of the steps."""
+        steps = [
+            event
+            for event in events
+            if event.get("cat") == "user_annotation" and event["name"].startswith(_STEP)
+        ]
+        steps.sort(key=lambda event: event["ts"])
+        pairs = list(zip(steps, self._steps_done[-len(steps) :], strict=True))
+        # Of all steps the least: elsewhere the host may have been interrupted between the clocks.
+        apart = min(step["ts"] + step["dur"] - 1e6 * ends[-1][1] for step, ends in pairs)
+        for step, ends in pairs:
+            for (_, before), (phase, after) in pairwise(ends[:-1]):
+                begins, lasts = 1e6 * before + apart, 1e6 * (after - before)
+                yield {**step, "name": phase, "ts": begins, "dur": lasts, "args": {}}
 
 
 def busiest(
@@ -225,37 +170,9 @@ def busiest(
     ]
 
 
-def _shares(began: float, phases: Sequence[tuple[str, float]]) -> list[Part]:
-    """Phases that ended since a moment, as fractions of the time until the last.
-
-    >>> _shares(1.0, [("backward", 4.0), ("communication", 5.0)])
-    [('backward', 0.75), ('communication', 0.25)]
-    """
-    moments = [began, *(moment for _, moment in phases)]
-    whole = moments[-1] - began
-    return [
-        (phase, (after - before) / whole if whole else 1 / len(phases))
-        for (phase, _), (before, after) in zip(phases, pairwise(moments), strict=True)
-    ]
-
-
-def _joined(parts: Sequence[Part]) -> str:
-    return " + ".join(phase for phase, _ in parts)
-
-
 def profile_lines(profile: dict[str, Any]) -> list[str]:
-    """A profile as lines of text: the phases of a step, then the slowest operators."""
-    said = []
-    clocks = (("phases_s", "the host"), ("device_phases_s", "the device"))
-    for phases, whose in ((profile[key], whose) for key, whose in clocks if profile[key]):
-        step = sum(phases.values())
-        parts = ", ".join(
-            f"{name} {format_seconds(seconds)} ({seconds / step:.0%})"
-            for name, seconds in phases.items()
-        )
-        said.append(
-            f"{profile['steps']} steps profiled, {format_seconds(step)} each on {whose}: {parts}"
-        )
+    """The slowest operators of a profile as lines of text."""
+    said = [f"{profile['steps']} steps profiled; the operators that took most of their time:"]
     for row in profile["operators"][:MOST_TOLD]:
         share = row["self_s"] / profile["self_s"] if profile["self_s"] else 0.0
         calls = row["calls"] / profile["steps"]

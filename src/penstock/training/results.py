@@ -31,10 +31,10 @@ from ..base import (
 from ..instruments import collect_environment, machine_and_commit, torch_flags
 from .checkpoint import Checkpoints
 from .ranks import device_name, gather, host_name, job_facts
+from .run_facts import kind_of_run, run_facts
 from .run_state import RunState
 from .step import Stepper
 from .step_log import StepLog, memory
-from .tracking.tell import kind_of_run, run_facts
 from .workloads import Workload
 
 
@@ -81,22 +81,18 @@ class RunReport:
         self._fabric.barrier()
 
     def facts(self) -> dict[str, Any]:
-        """The name, tags, parameters and environment of the run, for trackers."""
+        """What trackers are told of the run as it begins."""
         device = self._fabric.device
-        facts = run_facts(
-            self._name, self._config, self._fabric.world_size, device.type, self.labels
-        )
-        facts["parameters"] |= {
+        facts = {
             "global_batch_size": self._global_batch,
             "model_parameters": self._stepper.parameters,
-        }
-        environment = {
             "launch": self._job,
             "device": device_name(device),
             "torch": torch_flags(),
             **collect_environment(),
         }
-        return {**facts, "environment": environment}
+        ranks = self._fabric.world_size
+        return run_facts(self._name, self._config, ranks, device.type, self.labels, facts)
 
     def results(self, status: str, seconds: float | None, log: StepLog) -> dict[str, Any]:
         """The results so far, with the times and memory of every rank.

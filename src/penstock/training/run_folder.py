@@ -17,9 +17,8 @@ from ..base import (
 )
 from ..data import DOCUMENT
 from .checkpoint import BEST, CHECKPOINTS, LAST
+from .machine_metrics import TRACKING_FOLDER
 from .profiling import PROFILE_FOLDER
-from .tracking.events import EVENTS
-from .tracking.protocol import TRACKING_FOLDER
 
 OURS = (
     RESULTS,
@@ -27,7 +26,6 @@ OURS = (
     PICTURES,
     CHECKPOINTS,
     STEPS,
-    EVENTS,
     TRACKING_FOLDER,
     PROFILE_FOLDER,
     TRACEBACK_FILE,

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..base import TRAIN_FIXED, PenstockError, TrainConfig, UsageError, describe
 from ..loading import Order, Position
-from .checkpoint import Checkpoints, State, load_state, random_state, read, set_random_state
+from .checkpoint import Checkpoints, State, random_state, read, set_random_state
 from .ranks import gather
 from .step import Stepper, StepTaken
 
@@ -90,7 +90,8 @@ class RunState:
             raise
         except Exception as error:  # a damaged file may hold anything
             kind = f"{type(error).__name__}: {describe(error)}"
-            raise UsageError(f"--resume: {self._checkpoints.last} is damaged ({kind})") from error
+            where = f"--resume: {self._checkpoints.last}"
+            raise UsageError(f"{where} is damaged, or of another model ({kind})") from error
 
     def _settings(self) -> dict[str, Any]:
         """The settings that must be unchanged for a run to resume."""
@@ -107,7 +108,7 @@ class RunState:
                     f"{where} is of a run with {name} {was.get(name)}, and this has {now[name]}; a "
                     "run goes on as it began, or begins anew with --weights"
                 )
-        load_state(stepper.module, state["model"], where)
+        stepper.module.load_state_dict(state["model"])
         self.position = self._order.from_state(state["order"])
         stepper.optimizer.load_state_dict(state["optimizer"])
         self._fabric._precision.load_state_dict(state["scaler"])

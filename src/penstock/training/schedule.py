@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from ..base import TrainConfig
 
+DECAY_EPOCHS = 3
+"""The epochs between the falls of --schedule step, as in torchvision's recipe of detectors."""
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -31,5 +34,5 @@ class Schedule:
         if config.schedule == "cosine":
             return rise * 0.5 * (1 + math.cos(math.pi * min(1.0, step / self.num_steps)))
         if config.schedule == "step":
-            return rise * float(0.1 ** (step // (self.steps_per_epoch * config.decay_epochs)))
+            return rise * float(0.1 ** (step // (self.steps_per_epoch * DECAY_EPOCHS)))
         return rise

@@ -6,8 +6,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -65,8 +64,8 @@ def run_in_step(
     command = [*srun(environ), sys.executable, "-m", "penstock", *words, *added(config, environ)]
     settings = {"OMP_NUM_THREADS": environ.get("SLURM_CPUS_PER_TASK", "1"), "PYTHONUNBUFFERED": "1"}
     before = time_of_last_checkpoint(out)
-    code, was_told = _supervise(command, {**settings, **environ})
-    if was_told and requeue and _was_stopped(code):
+    code, was_asked = _supervise(command, {**settings, **environ})
+    if was_asked and requeue and _was_stopped(code):
         _requeue(job, out, saved=time_of_last_checkpoint(out) not in (None, before))
     return code
 
@@ -177,14 +176,3 @@ def _supervise(command: Sequence[str], environ: Mapping[str, str]) -> tuple[int,
 def _was_stopped(code: int) -> bool:
     """Whether the signal stopped a run: at the end of a step, or before its handler was set."""
     return code in (Incomplete.exit_code, 128 + signal.SIGUSR1)
-
-
-@contextmanager
-def signals_handled(handlers: Mapping[int, object]) -> Iterator[None]:
-    """Set handlers of signals, and restore the ones before at the end."""
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}  # type: ignore[arg-type]
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

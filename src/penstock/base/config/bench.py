@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from copy import copy
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -15,14 +15,14 @@ from .knobs import (
     TRUST_MODEL,
     Bytes,
     Natural,
+    Overwriting,
     Positive,
-    Replacing,
     Switches,
     Tile,
     flag,
     many,
 )
-from .labels import Labels
+from .run_labels import Labels
 from .sharing import OnWorkers
 
 
@@ -31,8 +31,12 @@ def _of_loader(name: str) -> Any:
     return copy(LoaderConfig.model_fields[name])
 
 
-class RecordKnobs(Replacing, Labels):
+class RecordKnobs(Overwriting, Labels):
     """The place where launches are recorded, and the most time that one may take."""
+
+    groups: ClassVar = {
+        "launches": "ledger timeout seed",
+    }
 
     ledger: Path | None = flag(
         None, help="folder of the raw records (default: OUTPUT with the suffix .ledger)"
@@ -54,6 +58,12 @@ class SweepKnobs(RecordKnobs, OnWorkers):
 
 class BenchModelConfig(SweepKnobs):
     """The knobs of ``penstock bench model``. Tuples are axes of the sweep."""
+
+    groups: ClassVar = {
+        "launches": "launch_seconds precision",
+        "the network": "weights trust_model channels channels_last tf32 checkpointing halo threads",
+        "limits": "limit_tolerance budget",
+    }
 
     tile_sizes: Annotated[tuple[Tile, ...], BeforeValidator(many), Field(min_length=1)] = flag(
         ("256", "384"), help="tile sizes, each a number or ZxYxX"
@@ -133,6 +143,10 @@ def patch_flag() -> Any:
 class BenchLoaderConfig(SweepKnobs):
     """The knobs of ``penstock bench loader``. Tuples are axes of the sweep."""
 
+    groups: ClassVar = {
+        "reading": "patch window cache batches warmup ladder",
+    }
+
     threads: Annotated[tuple[Positive, ...], BeforeValidator(many), Field(min_length=1)] = flag(
         (1, 2, 4), help="threads of a loader, or its worker processes"
     )
@@ -148,7 +162,6 @@ class BenchLoaderConfig(SweepKnobs):
             "dask-stacked",
             "zarr",
             "torch",
-            "xbatcher",
             "zarrs",
         ),
         help="loaders by name; the first is compared with each of the others",
@@ -174,20 +187,16 @@ class BenchLoaderConfig(SweepKnobs):
         True, help="also measure the ladder of ceilings: how fast each part of the loader could be"
     )
 
-    endpoint: str | None = flag(
-        None, help="URL of the S3 server of an s3:// DATA (default: AWS_ENDPOINT_URL)"
-    )
-    latency_ms: Annotated[float, Field(ge=0)] = flag(
-        0.0,
-        help="read DATA over HTTP on this machine, with every answer so many milliseconds late",
-        unit="milliseconds",
-    )
-
     output: Path = flag(Path("logs/loader_bench.csv"), help="CSV to which results are appended")
 
 
 class BenchQueueConfig(SweepKnobs):
     """The knobs of ``penstock bench queue``. Tuples are axes of the sweep."""
+
+    groups: ClassVar = {
+        "the step": "model trust_model tile_size device",
+        "reading": "missing shuffle",
+    }
 
     workers: Annotated[tuple[Natural, ...], BeforeValidator(many), Field(min_length=1)] = flag(
         (0, 1, 2, 4), help="threads that read and decode; 0: the thread that computes reads"
@@ -199,8 +208,8 @@ class BenchQueueConfig(SweepKnobs):
     iterations: Annotated[int, Field(ge=3)] = flag(
         30, help="steps of a launch; the first begins with a full queue"
     )
-    compute: Literal["sleep", "busy", "train"] = flag(
-        "sleep", help="what a step does: sleep, keep one core busy, or train a real network"
+    compute: Literal["sleep", "train"] = flag(
+        "sleep", help="what a step does: sleep, or train a real network"
     )
     compute_time: Annotated[float, Field(gt=0)] = flag(
         1.0, help="seconds of a step (train takes what it takes)", unit="seconds"
@@ -248,6 +257,10 @@ StepTimes = Annotated[
 class TuneLoaderConfig(RecordKnobs):
     """The knobs of ``penstock tune loader``."""
 
+    groups: ClassVar = {
+        "reading": "patch missing shuffle",
+    }
+
     step_time: StepTimes = flag(
         help="SECONDS of a step on the accelerator with the largest of --batch-size, or "
         "BATCH=SECONDS for some: 4=0.05 16=0.2. Other batches take their share of the next larger"
@@ -262,9 +275,6 @@ class TuneLoaderConfig(RecordKnobs):
     )
     max_memory: Annotated[Bytes, Field(ge=1)] | None = flag(
         None, help="most host memory of the loader, such as 16GiB (default: half of what is free)"
-    )
-    utilisation: Annotated[float, Field(gt=0, lt=1)] = flag(
-        0.9, help="share of the time that the accelerator must be computing", unit="share"
     )
     batches: Annotated[int, Field(ge=6)] = flag(16, help="batches that a launch reads")
     launches: Positive = flag(3, help="launches of each batch size with each number of threads")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -121,6 +121,13 @@ def _seconds(time: str) -> int:
 
 class SlurmConfig(Knobs):
     """The resources of a job, by sbatch's names for them."""
+
+    groups: ClassVar = {
+        "queue": "qos constraint exclusive dependency",
+        "restarts": "requeue max_requeues signal",
+        "environment of the job": "modules venv env",
+        "logs": "folder output error",
+    }
 
     job_name: _Line = flag("penstock", help="name of the job; a study appends the devices")
     nodes: Positive = flag(1, help="nodes")
@@ -246,12 +253,6 @@ class TorchrunConfig(Knobs):
         return self
 
 
-def _seen(value: object) -> object:
-    if value is not None and (not isinstance(value, list | tuple) or len(value) != 2):
-        raise ValueError("give a number of devices and seconds, such as 4 0.115")
-    return value
-
-
 class SimulateConfig(Knobs):
     """The knobs of ``penstock scaling simulate``."""
 
@@ -263,11 +264,6 @@ class SimulateConfig(Knobs):
         help="seconds of computing in a step on one device (default: as RUN measured)",
         unit="seconds",
     )
-    backward_time: float | None = flag(
-        None,
-        help="seconds of --compute-time in the backward pass (default: measured, or two thirds)",
-        unit="seconds",
-    )
     batch_size: Positive | None = flag(
         None,
         help="samples of a batch on each device (default: RUN's; a sample takes as long as there)",
@@ -275,24 +271,6 @@ class SimulateConfig(Knobs):
     gradient_bytes: Bytes | None = flag(
         None,
         help="bytes of gradients summed in a step, such as 100MB (default: 4 for each parameter)",
-    )
-    sample_bytes: Bytes | None = flag(None, help="bytes that are read for a sample")
-    data_rate: Bytes | None = flag(
-        None,
-        help="bytes a second of the store for all devices (default: each has a loader like RUN's)",
-        unit="bytes a second",
-    )
-    jitter: Annotated[float, Field(ge=0, lt=1)] | None = flag(
-        None,
-        help="standard deviation of a step over its mean (default: as RUN measured, or 0)",
-        unit="share",
-    )
-    seen: Annotated[
-        tuple[Annotated[int, Field(ge=2)], Annotated[float, Field(gt=0)]] | None,
-        BeforeValidator(_seen),
-    ] = flag(
-        None,
-        help="a number of devices and the seconds of a step on them (default: RUN_OF_SEVERAL's)",
     )
     gpus_per_node: Positive = flag(4, help="devices of a node")
     inside: Bytes = flag(
@@ -305,9 +283,6 @@ class SimulateConfig(Knobs):
         help="bytes a second and node between nodes (default: 25GB, as HDR200)",
         unit="bytes a second",
     )
-    inside_latency: float = flag(3e-6, help="seconds of a message within a node", unit="seconds")
-    between_latency: float = flag(10e-6, help="seconds of a message between nodes", unit="seconds")
-    algorithm: Literal["ring", "tree"] = flag("tree", help="how gradients are summed")
     overlap: Annotated[float, Field(ge=0, le=1)] = flag(
         0.5, help="share of the summing that may run during the backward pass", unit="share"
     )

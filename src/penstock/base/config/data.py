@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from .knobs import Bytes, Knobs, Names, Natural, Positive, Replacing, Shape, flag, many
-from .labels import Labels
+from .knobs import Bytes, Knobs, Names, Natural, Overwriting, Positive, Shape, flag, many
+from .run_labels import Labels
 from .sharing import OnCluster
 
 PRESET_SAMPLES = 64
@@ -129,16 +129,22 @@ class LoaderConfig(Knobs):
     missing: Literal["error", "fill"] = flag(
         "error", help="what an absent chunk is: an error, or the store's fill value"
     )
+    raw: bool = flag(
+        False,
+        help="read numbers as they are stored where a scale_factor, _FillValue or the like says "
+        "that they stand for others, which is refused else",
+    )
     pin: bool = flag(
         False, help="keep batches in page-locked memory, from which a CUDA device copies faster"
     )
 
 
-CHIP_OVERLAP = 64
-
-
 class PreprocessConfig(OnCluster, Labels):
     """The knobs of ``penstock preprocess``."""
+
+    groups: ClassVar = {
+        "chips": "overlap dtype partial",
+    }
 
     data_root: Path = flag(help="folder with train/ and validation/, a folder for each scene")
     train_label_file: Path = flag(help="label CSV of the training scenes")
@@ -155,18 +161,9 @@ class PreprocessConfig(OnCluster, Labels):
     chip_size: Positive = flag(800, help="pixels of a chip's side", unit="pixels")
     dtype: Literal["float16", "float32"] = flag(
         "float16",
-        help="dtype of chips; the rasters of xView3 are float16 (--layout reference: float32)",
+        help="dtype of chips; the rasters of xView3 are float16",
     )
-    overlap: Natural | None = flag(
-        None,
-        help=f"pixels that neighbours share (default: {CHIP_OVERLAP}; --layout reference: 0)",
-        unit="pixels",
-    )
-    layout: Literal["penstock", "reference"] = flag(
-        "penstock",
-        help="penstock: one Zarr for each scene; reference: a .npy for each channel of each chip, "
-        "as the reference wrote them",
-    )
+    overlap: Natural = flag(64, help="pixels that neighbours share", unit="pixels")
     partial: bool = flag(
         False, help="cut the scenes that have both a folder and labels, and pass over the others"
     )
@@ -174,6 +171,11 @@ class PreprocessConfig(OnCluster, Labels):
 
 class PredictConfig(OnCluster, Labels):
     """The knobs of ``penstock predict``."""
+
+    groups: ClassVar = {
+        "the detector": "backbone chip_size overlap channels",
+        "arithmetic": "amp threads",
+    }
 
     data_root: Path = flag(help="folder whose folders are scenes, such as DATA/validation")
     scenes: Names | None = flag(None, help="only these scenes (default: all in --data-root)")
@@ -238,7 +240,7 @@ class XView3Rules(Knobs):
     )
 
 
-class ScoreConfig(XView3Rules, Replacing):
+class ScoreConfig(XView3Rules, Overwriting):
     """The knobs of ``penstock score xview3``."""
 
     inference_file: Path = flag(help="CSV of predictions, in the format of a submission")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -22,7 +22,7 @@ from .knobs import (
     flag,
     many,
 )
-from .labels import Labels
+from .run_labels import Labels
 from .sharing import Sharing
 
 
@@ -64,7 +64,12 @@ def _head_kinds(value: object) -> object:
 
 
 class Unattended(Sharing):
-    """The knobs of a job that runs unattended."""
+    """The knobs of a job that runs unattended, and of what it leaves on record."""
+
+    groups: ClassVar = {
+        "faults": "retry_for stall_timeout oom grace resume_anyway take_over require_lock",
+        "records": "run_dir metrics_json metrics_interval trace",
+    }
 
     retry_for: Seconds = flag(
         900.0,
@@ -87,10 +92,43 @@ class Unattended(Sharing):
         help="how long a job that is asked to end (SIGTERM, SIGUSR1) may write finished blocks; a "
         "second SIGTERM ends it at once (default: 20s)",
     )
+    resume_anyway: bool = flag(
+        False,
+        help="as --resume, also with other versions, other code or another kind of machine, which "
+        "may change the last bits; done.log has the run of each block",
+    )
+    take_over: bool = flag(
+        False,
+        help="take an output that another run has locked and not released, if that run may have "
+        "ended: on another machine, or in an array",
+    )
+    require_lock: bool = flag(
+        False, help="refuse an output that cannot be locked (default: warn and go on)"
+    )
+    run_dir: Place | None = flag(
+        None,
+        help="folder of the run's records, or s3://BUCKET/PREFIX (default: OUTPUT.penstock beside "
+        "a local output, else in the working folder; with a hash of the address where the name "
+        "alone is ambiguous)",
+    )
+    metrics_json: Path | None = flag(None, help="write queue and system metrics to this file")
+    metrics_interval: Annotated[float, Field(gt=0)] = flag(
+        1.0, help="seconds between rows of metrics", unit="seconds"
+    )
+    trace: Path | None = flag(None, help="write a trace for Perfetto or chrome://tracing")
 
 
 class InferConfig(Unattended, Labels):
     """The knobs of ``penstock infer`` and `penstock.run_inference`."""
+
+    groups: ClassVar = {
+        "input and model": "trust_model in_channels level t c missing raw",
+        "patches and seams": "block seam_mode trim_voxels halo min_blend_weight",
+        "values": "norm_level eps clip_norm head_kind denormalize out_dtype",
+        "arithmetic": "amp tf32 compile compile_mode compile_dynamic cudnn_benchmark threads",
+        "queues": "prep_workers writer_workers max_inflight_batches",
+        "a new output": "chunks shards",
+    }
 
     # what
     in_spec: Any = flag(help="input: TensorStore JSON (inline or a file), a path or a URL")
@@ -118,7 +156,7 @@ class InferConfig(Unattended, Labels):
     overlap: PerAxis = flag((10,), help="voxels that neighbouring patches share", unit="voxels")
     block: Shape | None = flag(
         None,
-        help="shape of a write unit, whole chunks of the output (default: fitted)",
+        help="shape of a block: whole chunks of the output, written once (default: fitted)",
         unit="voxels",
     )
     batch: Positive | None = flag(
@@ -148,11 +186,10 @@ class InferConfig(Unattended, Labels):
         Literal["percentile", "global", "fixed", "none"], BeforeValidator(_off)
     ] = flag(
         "percentile",
-        help="percentile: of each block; global: exact, of the whole volume; "
-        "fixed: --norm-lower and --norm-upper are intensities; none (or false)",
+        help="percentiles of each block, or of the whole volume (global); fixed: two intensities",
     )
-    norm_lower: float = flag(0.5, help="lower percentile, or lower intensity when fixed")
-    norm_upper: float = flag(99.9, help="upper percentile, or upper intensity when fixed")
+    norm_lower: float = flag(0.5, help="lower percentile, or intensity")
+    norm_upper: float = flag(99.9, help="upper percentile, or intensity")
     norm_level: Natural | None = flag(
         None, help="take global percentiles from this level of an OME-Zarr pyramid"
     )
@@ -191,10 +228,15 @@ class InferConfig(Unattended, Labels):
         help="what an absent chunk of the input is: its fill value, counted in the summary, or an "
         "error",
     )
+    raw: bool = flag(
+        False,
+        help="read a Zarr array's numbers as they are stored, whatever its scale_factor, "
+        "add_offset, _FillValue and valid_range say",
+    )
 
     # devices
     devices: Annotated[tuple[str, ...], BeforeValidator(many)] = flag(
-        ("auto",), help="devices to run on: auto, cpu, mps, cuda:0 cuda:1 ..."
+        ("auto",), help="auto, cpu, mps, cuda:0 cuda:1 ..."
     )
     amp: Literal["auto", "fp16", "bf16", "off"] = flag(
         "auto",
@@ -231,26 +273,7 @@ class InferConfig(Unattended, Labels):
     chunks: Shape | None = flag(None, help="chunks of a new output, z y x", unit="voxels")
     shards: Shape | None = flag(None, help="shards of a new output, z y x (zarr v3)", unit="voxels")
     overwrite: bool = flag(False, help="replace an output that exists")
-    resume: bool = flag(False, help="write only the blocks that an earlier run did not write")
-    resume_anyway: bool = flag(
-        False,
-        help="as --resume, also with other versions, other code or another kind of machine, which "
-        "may change the last bits; done.log has the run of each block",
-    )
-    require_lock: bool = flag(
-        False, help="refuse an output that cannot be locked (default: warn and go on)"
-    )
-    run_dir: Place | None = flag(
-        None,
-        help="folder of the run's records, or s3://BUCKET/PREFIX (default: OUTPUT.penstock beside "
-        "a local output, else in the working folder; with a hash of the address where the name "
-        "alone is ambiguous)",
-    )
-    metrics_json: Path | None = flag(None, help="write queue and system metrics to this file")
-    metrics_interval: Annotated[float, Field(gt=0)] = flag(
-        1.0, help="seconds between rows of metrics", unit="seconds"
-    )
-    trace: Path | None = flag(None, help="write a trace for Perfetto or chrome://tracing")
+    resume: bool = flag(False, help="write only what an earlier run did not write")
 
     @property
     def resumes(self) -> bool:
@@ -260,11 +283,6 @@ class InferConfig(Unattended, Labels):
     @model_validator(mode="after")
     def _ranges(self) -> InferConfig:
         lower, upper = self.norm_lower, self.norm_upper
-        if self.spill == "always" and self.normalize == "percentile":
-            raise ValueError(
-                "--spill always: with --normalize percentile each block to write has patches of "
-                "its own, so there is nothing that two parts share"
-            )
         if not lower < upper:
             raise ValueError(f"--norm-lower {lower} must be less than --norm-upper {upper}")
         if self.normalize == "global" and not 0 <= lower < 50 < upper <= 100:

@@ -1,15 +1,12 @@
-"""Sets of knobs, and how YAML, flags and Python arguments fill them."""
+"""Sets of knobs, and how YAML and Python arguments fill them."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 from urllib.parse import unquote
 
 import yaml
@@ -100,13 +97,18 @@ def flag(
     )
 
 
-_KNOB = "penstock_knob"
 _BUILDING = RLock()
-TRUST_MODEL = "give a .pt2 or TorchScript file that cannot be checked to torch: it may run any code"
+TRUST_MODEL = "open a .pt2 or TorchScript model: such a file may run any code"
 
 
 class Knobs(BaseModel):
-    """The base of every set of knobs. A field is a knob: a flag, a key of YAML, a parameter."""
+    """The base of every set of knobs. A field is a knob: a flag, a key of YAML, a parameter.
+
+    ``groups`` has the names of knobs that few jobs need, by the heading under which ``--help-all``
+    lists them.
+    """
+
+    groups: ClassVar[Mapping[str, str]] = {}
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", arbitrary_types_allowed=True, defer_build=True
@@ -119,11 +121,11 @@ class Knobs(BaseModel):
             return super().model_rebuild(**options)
 
 
-class Replacing(Knobs):
+class Overwriting(Knobs):
     """The knob of every verb that writes files which the user names; see `base.outputs`."""
 
-    replace: bool = flag(
-        False, help="replace files that Penstock did not write, or that were edited since"
+    overwrite: bool = flag(
+        False, help="replace what stands in the place of an output, whoever wrote it"
     )
 
 
@@ -215,134 +217,6 @@ def read_yaml(path: Path, asked: str = "--config") -> dict[str, Any]:
     return settings
 
 
-def add_kinds(
-    parser: argparse.ArgumentParser,
-    kinds: Mapping[str, str],
-    metavar: str = "WHAT",
-    aliases: Mapping[str, Sequence[str]] | None = None,
-) -> dict[str, argparse.ArgumentParser]:
-    """Give a verb its kinds, such as ``bench model``; ``args.kind`` will hold the chosen one.
-
-    Args:
-        parser: The parser of the verb.
-        kinds: The help of each kind.
-        metavar: The word for a kind in the verb's help.
-        aliases: Other names of some kinds.
-
-    Returns:
-        A parser for each kind.
-    """
-    places = parser.add_subparsers(dest="kind", metavar=metavar, required=True)
-    return {
-        kind: places.add_parser(
-            kind,
-            help=about,
-            description=about,
-            allow_abbrev=False,
-            aliases=(aliases or {}).get(kind, ()),
-        )
-        for kind, about in kinds.items()
-    }
-
-
-def add_flags(
-    parser: argparse._ActionsContainer, model: type[Knobs], *, config_file: bool = False
-) -> None:
-    """Add a flag for each knob, first those of the class itself, then those that it inherits.
-
-    A flag that is not given sets nothing.
-
-    Args:
-        parser: The parser.
-        model: The class of the knobs.
-        config_file: Whether to add ``--config``, the YAML file that `from_flags` takes.
-    """
-    if config_file:
-        parser.add_argument("--config", type=Path, metavar="FILE.yaml", help="settings; flags win")
-    for flag, options in _flags_of(model):
-        vars(parser.add_argument(flag, **options))[_KNOB] = (model, options["dest"])
-
-
-def knob_of(action: argparse.Action) -> tuple[type[Knobs], str] | None:
-    """The class and the name of the knob that a flag sets; None for a flag of the verb's own."""
-    return vars(action).get(_KNOB)
-
-
-@cache
-def _flags_of(model: type[Knobs]) -> list[tuple[str, dict[str, Any]]]:
-    """The flags of a class, each with its options for argparse."""
-    flags = []
-    fields = model.model_fields.items()
-    for name, info in sorted(fields, key=lambda field: field[0] not in model.__annotations__):
-        dashed, kind = "--" + name.replace("_", "-"), str(info.annotation)
-        text = info.description or ""
-        plain = info.default is False or info.default in (None, ..., ("all",), {})
-        if not plain and not info.is_required() and "default" not in text:
-            text += f" (default: {_typed(info.default)})"
-        text = text.replace("%", "%%")
-        options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": text}
-        if info.annotation is bool:
-            options["action"] = argparse.BooleanOptionalAction
-        elif "Mapping" in kind:
-            options |= {"action": "append", "metavar": "KEY=VALUE"}
-        else:
-            may_be_empty = "tuple[()]" in kind or "_switch" in str(info.metadata)
-            options["nargs"] = "*" if may_be_empty else "+" if "tuple" in kind else None
-            options["metavar"] = _metavar(info)
-            if "NAME=VALUE" in text:  # a second one sets another variable
-                options["action"] = "extend"
-        flags.append((dashed, options))
-        extra = info.json_schema_extra
-        if isinstance(extra, dict) and "alias" in extra:
-            options = {
-                "dest": name,
-                "action": "store_const",
-                "const": extra["const"],
-                "default": argparse.SUPPRESS,
-                "help": argparse.SUPPRESS
-                if info.annotation is bool
-                else f"same as {dashed} {extra['const']}",
-            }
-            flags.append((str(extra["alias"]), options))
-    return flags
-
-
-def _typed(default: Any) -> str:
-    """A default as it is typed on a command line."""
-    if isinstance(default, tuple):
-        return " ".join(map(_typed, default))
-    return ("off", "on")[default] if isinstance(default, bool) else str(default)
-
-
-def from_flags(model: type[Config], args: argparse.Namespace, config: Path | None = None) -> Config:
-    """A config from flags, and from a YAML file where there is one.
-
-    Args:
-        model: Its class.
-        args: The parsed flags, which win over the file.
-        config: The YAML file.
-
-    Returns:
-        The config.
-
-    Raises:
-        UsageError: A setting is wrong; the message is one sentence on the first.
-    """
-    names = model.model_fields.keys()
-    given = {key: value for key, value in vars(args).items() if key in names}
-    return build(model, read_yaml(config) if config else {}, given)
-
-
-def _metavar(info: Any) -> str:
-    choices, kind = getattr(info.annotation, "__args__", ()), str(info.annotation)
-    if "Literal" in kind and "tuple" not in kind:
-        return "|".join(str(c) for c in choices)
-    for part, word in (("int", "N"), ("float", "X"), ("Path", "PATH")):
-        if re.search(rf"\b{part}\b", kind):
-            return word
-    return "VALUE"
-
-
 def as_settings(config: Knobs) -> dict[str, Any]:
     """The settings that the user gave, as plain values for a record or a YAML file."""
     return {
@@ -350,33 +224,6 @@ def as_settings(config: Knobs) -> dict[str, Any]:
         for name, value in config
         if name in config.model_fields_set
     }
-
-
-def as_words(model: type[Knobs], settings: Mapping[str, Any]) -> list[str]:
-    """Settings as the flags of a command line.
-
-    Args:
-        model: The class of the knobs.
-        settings: Settings by name, as `as_settings` returns them.
-
-    Returns:
-        The words of a command line.
-    """
-    words = []
-    for name, value in settings.items():
-        dashed = name.replace("_", "-")
-        if model.model_fields[name].annotation is bool:
-            words.append(f"--{dashed}" if value else f"--no-{dashed}")
-        elif value is not None:
-            several = value if isinstance(value, list | tuple) else [value]
-            words += [f"--{dashed}", *map(_word, several)]
-    return words
-
-
-def _word(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return json.dumps(value)
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _plain(value: Any) -> Any:

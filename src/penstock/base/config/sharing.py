@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, model_validator
 
-from .knobs import Bytes, Natural, Positive, Replacing, Seconds, flag
+from .knobs import Natural, Overwriting, Positive, Seconds, flag
 
 
 def _share(value: object) -> str:
@@ -28,8 +28,12 @@ def share_of(text: str) -> tuple[int, int]:
     return int(element), int(elements)
 
 
-class OnWorkers(Replacing):
+class OnWorkers(Overwriting):
     """Workers of a cluster, and how long and how often a job tries."""
+
+    groups: ClassVar = {
+        "workers and parts": "cluster worker_timeout part_retries",
+    }
 
     cluster: str | None = flag(
         None,
@@ -39,7 +43,8 @@ class OnWorkers(Replacing):
     worker_timeout: Seconds = flag(
         86400.0,
         help="how long a job of a cluster waits while no worker is there, in the queue of SLURM "
-        "for one, before it ends with exit code 3 (default: 24h)",
+        "for one, or while workers die and nothing is done, before it ends with exit code 3 "
+        "(default: 24h)",
     )
     part_retries: Natural = flag(
         2, help="how often a part (or scene, or case) that failed is tried again, with --cluster"
@@ -48,6 +53,10 @@ class OnWorkers(Replacing):
 
 class OnCluster(OnWorkers):
     """Workers of a cluster, and the limits on failures of their parts."""
+
+    groups: ClassVar = {
+        "workers and parts": "max_failed_parts mixed_arithmetic",
+    }
 
     max_failed_parts: Natural = flag(
         0, help="parts (or scenes) that may fail before the job of a cluster is given up"
@@ -62,6 +71,10 @@ class OnCluster(OnWorkers):
 class Sharing(OnCluster):
     """The knobs that divide a job into parts among processes."""
 
+    groups: ClassVar = {
+        "workers and parts": "workers parts prepare statistics part finish",
+    }
+
     workers: Positive | None = flag(
         None,
         help="workers that the job is cut for, and jobs of --cluster slurm (default: those of the "
@@ -69,20 +82,6 @@ class Sharing(OnCluster):
     )
     parts: Positive | None = flag(
         None, help="least number of parts that the job is cut into (default: as workers need)"
-    )
-    spill: Literal["auto", "never", "always"] = flag(
-        "auto",
-        help="patches on borders of parts, with --cluster: never: both sides compute them; always: "
-        "one does, and the other's share is spilled to the run folder; auto: whichever ends sooner",
-    )
-    max_spill: Bytes | None = flag(
-        None, help="most bytes that may lie spilled in the run folder at once (default: any)"
-    )
-    spill_rate: Annotated[Bytes, Field(ge=1)] | None = flag(
-        None,
-        help="bytes per second that a worker writes to, and reads from, the run folder, such as "
-        "1GB, for --spill auto (default: a worker measures it)",
-        unit="bytes a second",
     )
     prepare: bool = flag(
         False, help="make output and run folder for an array of --part i/n, and write no block"
@@ -130,12 +129,6 @@ class Sharing(OnCluster):
             raise ValueError(f"{given[0]} and {given[1]} are two steps of an array; give one")
         if given and self.cluster is not None:
             raise ValueError(f"{given[0]} is a step of an array; --cluster does all of a job")
-        named = "--spill always" if self.spill == "always" else "--max-spill"
-        if self.spill == "always" or self.max_spill is not None:
-            if given:
-                raise ValueError(f"{named} belongs to --cluster; an array's elements do not spill")
-            if self.cluster is None and self.workers is None:
-                raise ValueError(f"{named} has no effect without --cluster or --workers")
         if self.prepare and self.workers is None:
             raise ValueError("--prepare needs --workers N, the number of elements of the array")
         return self

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from .knobs import TRUST_MODEL, Natural, Positive, Tile, Trackers, flag, many
-from .labels import Labels
+from .run_labels import Labels
 from .sharing import OnWorkers
 
 
 class TrainConfig(Labels):
     """The knobs of ``penstock train``. A workload's own defaults stand in `TRAIN_DEFAULTS`."""
+
+    groups: ClassVar = {
+        "optimiser": "grad_accum_steps optimizer weight_decay schedule warmup_steps clip_norm",
+        "input": "prefetch_factor",
+        "arithmetic": "dtype checkpointing compile channels_last cudnn_benchmark tf32 threads",
+        "checkpoints": "checkpoint_every keep_top",
+        "trackers and profile": "track_every track_dir project profile_steps",
+        "detector": "train_label_file val_label_file train_chips_path val_chips_path backbone "
+        "background score_threshold max_dets",
+        "pairs": "in_spec target_spec model trust_model channels tile_size normalize "
+        "norm_lower norm_upper",
+        "spiral": "num_samples noise hidden_dims dropout",
+        "emulator": "latent_size chunks_per_epoch message_steps mesh_level grid_step",
+    }
 
     # data
     train_data_root: Path | None = flag(
@@ -49,9 +63,8 @@ class TrainConfig(Labels):
     weight_decay: Annotated[float, Field(ge=0)] = flag(5e-4, help="weight decay of the optimiser")
     schedule: Literal["constant", "cosine", "step"] = flag(
         "step",
-        help="learning rate: constant; cosine: falls to zero; step: a tenth every --decay-epochs",
+        help="learning rate: constant; cosine: falls to zero; step: a tenth every 3 epochs",
     )
-    decay_epochs: Positive = flag(3, help="epochs between the falls of --schedule step")
     warmup_steps: Natural = flag(0, help="steps in which the learning rate rises linearly")
     clip_norm: Annotated[float, Field(gt=0)] | None = flag(
         None, help="largest norm of the gradient of all weights (default: no limit)"
@@ -64,9 +77,6 @@ class TrainConfig(Labels):
 
     # input
     num_workers: Natural = flag(4, help="processes that make batches (threads for the emulator)")
-    persistent_workers: bool = flag(
-        False, help="keep the processes of --num-workers from epoch to epoch"
-    )
     prefetch_factor: Positive | None = flag(
         None, help="batches that each worker makes ahead (default: 2)"
     )
@@ -107,7 +117,7 @@ class TrainConfig(Labels):
         help="folder of the store that runs share, in which MLflow shows them side by side "
         "(default: MLFLOW_TRACKING_URI, else ~/.local/share/penstock)",
     )
-    project: str = flag("penstock", help="project (Comet) or experiment (MLflow) of the run")
+    project: str = flag("penstock", help="project (Comet, W&B) or experiment (MLflow) of the run")
     profile: bool = flag(False, help="record steps with torch's profiler")
     profile_steps: Positive = flag(5, help="steps that --profile records, after 5 others")
 
@@ -120,6 +130,11 @@ class TrainConfig(Labels):
     )
     score_threshold: Annotated[float, Field(ge=0, le=1)] = flag(
         0.5, help="least score of a detection that counts (detector)"
+    )
+    max_dets: Positive = flag(
+        300,
+        help="most boxes of a chip that the detector keeps and that AP counts, the surest first; "
+        "COCO's own AP counts 100 (detector)",
     )
 
     # pairs
@@ -219,13 +234,14 @@ TRAIN_KNOBS: dict[str, frozenset[str]] = {
     ),
     "detector": frozenset(
         "train_data_root val_data_root train_label_file val_label_file train_chips_path "
-        "val_chips_path checkpointing channels_last backbone background score_threshold".split()
+        "val_chips_path checkpointing channels_last backbone background score_threshold "
+        "max_dets".split()
     ),
 }
 """Knobs that belong to a workload. Other workloads refuse them; one of the user's takes them all.
 """
 TRAIN_FIXED = tuple(
-    "batch_size grad_accum_steps optimizer learning_rate weight_decay schedule decay_epochs "
+    "batch_size grad_accum_steps optimizer learning_rate weight_decay schedule "
     "warmup_steps clip_norm seed amp dtype model channels tile_size normalize norm_lower "
     "norm_upper num_samples noise hidden_dims dropout latent_size message_steps mesh_level "
     "grid_step backbone background".split()

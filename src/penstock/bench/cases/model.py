@@ -49,7 +49,7 @@ def model_cases(config: BenchModelConfig) -> list[Case]:
         "threads": (config.threads,),
         "seed": (config.seed,),
         "budget": (config.budget,),
-        # Absent if it is not given, so that the keys of older records stay the same.
+        # Absent if it is not given: the same file without it gives the same measurement.
         **({"trust_model": (True,)} if config.trust_model else {}),
     }
     points = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]

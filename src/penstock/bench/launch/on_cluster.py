@@ -12,7 +12,6 @@ moves into place; so a worker that only seemed dead, and goes on, does no harm.
 
 from __future__ import annotations
 
-import contextlib
 import platform
 import secrets
 import shutil
@@ -37,10 +36,11 @@ from ...base import (
     write_json,
 )
 from ...cluster import (
-    NamedTasks,
-    TaskFailure,
+    FailedItem,
     UnfitWorker,
+    Workers,
     client_variables,
+    share,
     still_wanted,
     variables_of_client,
     worker_address,
@@ -80,17 +80,17 @@ class LaunchesOnCluster:
     """A launcher that runs launches on the workers of a cluster."""
 
     def __init__(
-        self, cluster: NamedTasks, inputs: Iterable[str | Path], variables: Mapping[str, str]
+        self, workers: Workers, inputs: Iterable[str | Path], variables: Mapping[str, str]
     ) -> None:
         """Prepare.
 
         Args:
-            cluster: the workers.
+            workers: the workers.
             inputs: files and folders that every launch reads; URLs are left out.
             variables: the environment variables of this process before it started workers.
         """
         paths = [Path(path) for path in inputs if "://" not in str(path)]
-        self._cluster, self._folder = cluster, Path.cwd()
+        self._workers, self._folder = workers, Path.cwd()
         needs = [absolute(path) for path in paths]
         relative = any(not path.is_absolute() for path in paths)
         self._needs = tuple([self._folder] * relative + needs)
@@ -106,10 +106,10 @@ class LaunchesOnCluster:
             UsageError: no worker can run them with these settings.
             Incomplete: there is no worker, or the client does not see a worker's files.
         """
-        cluster = self._cluster
+        shared = share(self._workers, launch_task, launches, work_of=self._work_of)
         try:
-            for launch, result in cluster.outcomes(launch_task, launches, self._work_of, hold):
-                if isinstance(result, TaskFailure):
+            for launch, result in shared:
+                if isinstance(result, FailedItem):
                     yield launch, _failed(launch, result, self._kind)
                     continue
                 line, draft = result
@@ -134,7 +134,7 @@ class LaunchesOnCluster:
         counts = [f"{number} on {host}" for host, number in sorted(self._hosts.items())]
         of_one = "" if len(counts) == 1 else ", all of one kind of machine"
         line = f"Launches: {', '.join(counts)}{of_one}"
-        return [line] * bool(counts) + self._cluster.notes()
+        return [line] * bool(counts) + self._workers.notes("case")
 
     def _work_of(self, launch: Launch) -> RemoteLaunch:
         needs = self._needs
@@ -159,13 +159,13 @@ def kind_of(environment: Mapping[str, Any]) -> Kind | None:
     return {"machine": environment["machine_key"], **(environment.get("limits") or {})}
 
 
-def _failed(launch: Launch, failure: TaskFailure, kind: Kind | None) -> Record:
+def _failed(launch: Launch, failure: FailedItem, kind: Kind | None) -> Record:
     """The record of a launch that no worker completed.
 
     Raises `UsageError` for an error that every launch would meet.
     """
-    if failure.unfit is not None or failure.exit_code == UsageError.exit_code:
-        raise UsageError(failure.sentence)
+    if failure.exit_code == UsageError.exit_code:
+        raise failure.error()
     request = launch.request
     return Record.model_validate(
         {
@@ -202,12 +202,6 @@ def _move(draft: Path, out: Path) -> None:
 # --- on a worker ----------------------------------------------------------------------------------
 
 
-def hold(work: RemoteLaunch) -> contextlib.AbstractContextManager[None]:
-    """The locks that a worker holds while it runs a launch."""
-    request = work.launch.request
-    return held(taken_by(request.scenario, request.case), still_wanted())
-
-
 def launch_task(work: RemoteLaunch) -> tuple[str, str | None]:
     """Run a launch, on a worker.
 
@@ -220,7 +214,9 @@ def launch_task(work: RemoteLaunch) -> tuple[str, str | None]:
     Raises:
         UnfitWorker: the worker does not see what the launch needs, or is of another kind.
     """
-    return launch_here(work, worker_address(), still_wanted())
+    request, wanted = work.launch.request, still_wanted()
+    with held(taken_by(request.scenario, request.case), wanted):
+        return launch_here(work, worker_address(), wanted)
 
 
 def launch_here(

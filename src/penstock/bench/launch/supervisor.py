@@ -44,7 +44,7 @@ from ...instruments import (
     collect_environment,
     kernel_memory,
 )
-from .ending import Ending, failure, fate_of, oom_kills, outcome
+from .outcome import Ending, failure, fate_of, oom_kills, outcome
 from .request import LaunchRequest
 
 WORKER = (sys.executable, "-m", "penstock.bench.launch.worker")
@@ -303,7 +303,9 @@ class _MemoryWatch:
         processes = self._tree.processes()
         held = sum(usage.rss for usage in processes.values())
         if len(processes) > 1:
-            held = self._tree.pss() or held
+            pss = self._tree.pss()
+            # 0 if all have been killed since: their RSS would count shared pages for each.
+            held = held if pss is None else pss
         self.peak = max(held, self.peak or 0) or None  # a process that has ended holds 0
         # Linux also has no peak of a process that has ended.
         self.peak_kernel = kernel_memory(self._status).get("VmHWM", self.peak_kernel)

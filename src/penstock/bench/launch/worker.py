@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from ...base import UsageError, describe, end_with_parent, speaking_flags, where_in_users_code
+from ...base import UsageError, describe, end_with_parent, where_in_users_code
 from ..scenarios import WrongResult, find, make
 from .request import LaunchRequest
 
@@ -173,5 +173,4 @@ def _measure(request: LaunchRequest, answers: Answers, began: float) -> dict[str
 
 
 if __name__ == "__main__":
-    with speaking_flags():
-        sys.exit(main(*sys.argv[1:]))
+    sys.exit(main(*sys.argv[1:]))

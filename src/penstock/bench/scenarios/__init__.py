@@ -23,12 +23,11 @@ Work = Mapping[str, float]
 SCENARIOS = {
     "model": "penstock.bench.scenarios.model:ModelScenario",
     "matmul": "penstock.bench.scenarios.roofs:Matmul",
-    "copy": "penstock.bench.scenarios.roofs:MemoryCopy",
     "disk": "penstock.bench.scenarios.roofs:DiskRead",
-    "loader": "penstock.bench.scenarios.loader:LoaderScenario",
+    "loader": "penstock.bench.scenarios.loader_scenario:LoaderScenario",
     "ladder": "penstock.bench.scenarios.ladder:rung",
     "queue": "penstock.bench.scenarios.queue:QueueScenario",
-    "train": "penstock.bench.scenarios.train:TrainScenario",
+    "train": "penstock.bench.scenarios.train_scenario:TrainScenario",
 }
 
 EXTRAS = {"loader": "loaders", "ladder": "loaders", "queue": "loaders", "train": "train"}

@@ -31,7 +31,7 @@ from ...data import Audit
 from ...instruments import PAGE_BLOCK, drop_pages, residency
 from ...loading import EngineKnobs, PatchGrid, Selection, locate, open_engine, with_checks
 from . import Phase, Scenario, Work, WrongResult
-from .loader import OURS, LoaderScenario
+from .loader_scenario import OURS, LoaderScenario
 from .sources import CaseData
 
 

@@ -31,7 +31,7 @@ from ...models import (
 )
 from ...training import epsilon_of
 from . import Phase, Work, WrongResult, flags_of_bench
-from .flops import count_flops
+from .flop_count import count_flops
 
 _LEARNING_RATE = 1e-5
 

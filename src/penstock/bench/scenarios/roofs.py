@@ -1,7 +1,6 @@
-"""Scenarios of the roofs of a machine: its highest rates of computing, copying and reading.
+"""Scenarios of the roofs of a machine: its highest rates of computing and of reading.
 
     matmul   a large square product                     floating-point operations per second
-    copy     an array far larger than the caches        bytes read and written per second
     disk     a file of its own, in large blocks         bytes read per second
 
 A roof is measured and not taken from a data sheet.
@@ -14,15 +13,13 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 
-from ...base import UsageError, describe, require, system_errors, usable_cores
+from ...base import UsageError, describe, require, system_errors
 from ...instruments import PAGE_BLOCK, drop_pages_of
 from . import Phase, Work, WrongResult, flags_of_bench
 
@@ -69,62 +66,18 @@ class Matmul:
             raise WrongResult(f"an element of the product is {element}, not {exact}")
 
 
-class MemoryCopy:
-    """One array copied over another; each byte counts as read once and written once.
-
-    A processor's caches also read what they are about to overwrite, which is not counted.
-    """
-
-    def __init__(self, case: Mapping[str, Any]) -> None:
-        self.device, count = case["device"], case["bytes"]
-        self.work: Work = {"bytes": 2 * count}
-        if self.device == "cpu":
-            # One thread does not fill the memory bus; numpy copies without the interpreter's lock.
-            threads = usable_cores()
-            self._pool = ThreadPoolExecutor(threads)
-            source = np.arange(count // 8, dtype=np.int64)
-            target = np.zeros_like(source)
-            edges = np.linspace(0, len(source), threads + 1).astype(int)
-            self._parts = [(target[a:b], source[a:b]) for a, b in pairwise(edges)]
-            self.facts: Mapping[str, Any] = {"threads": threads}
-        else:
-            torch = require("torch", "infer")
-            self._source = torch.arange(count // 8, device=self.device)
-            self._target = torch.zeros_like(self._source)
-            self.facts = {}
-
-    def step(self, phase: Phase) -> Work:
-        if self.device == "cpu":
-            list(self._pool.map(lambda part: np.copyto(*part), self._parts))
-        else:
-            self._target.copy_(self._source)
-        return self.work
-
-    def close(self) -> None:
-        if self.device == "cpu":
-            self._pool.shutdown()
-            self._parts.clear()
-        else:
-            del self._source, self._target
-
-    def verify(self) -> None:
-        last = self._parts[-1][0][-1] if self.device == "cpu" else self._target[-1]
-        if int(last) != self.work["bytes"] // 16 - 1:
-            raise WrongResult(f"the last element of the copy is {int(last)}")
-
-
 class DiskRead:
     """A file read from end to end; the phase ``read`` excludes the time to empty the page cache.
 
-    If the pages must come from the device, they are dropped before each read, and the kernel's
-    counter of fetched bytes is read. ``facts["source"]`` is "device", "page cache" (the kernel kept
-    them, or the folder is in memory), or "unknown" if the kernel does not count. Caches of a
-    hypervisor or of the device itself cannot be seen.
+    The file's pages are dropped before each read, and the kernel's counter of fetched bytes is
+    read. ``facts["source"]`` is "device", "page cache" (the kernel kept them, or the folder is in
+    memory), or "unknown" if the kernel does not count. Caches of a hypervisor or of the device
+    itself cannot be seen.
     """
 
     def __init__(self, case: Mapping[str, Any]) -> None:
         self.device = "cpu"
-        self._folder, self._cached = Path(case["folder"]), case["cached"]
+        self._folder = Path(case["folder"])
         self._size = case["bytes"] // PAGE_BLOCK * PAGE_BLOCK or PAGE_BLOCK
         self._buffer = memoryview(bytearray(PAGE_BLOCK))
         self.facts: dict[str, Any] = {}
@@ -146,8 +99,7 @@ class DiskRead:
             ) from error
 
     def step(self, phase: Phase) -> Work:
-        if not self._cached:
-            drop_pages_of(self._file.fileno())
+        drop_pages_of(self._file.fileno())
         before = _fetched()
         with phase("read"):
             count = self._read()

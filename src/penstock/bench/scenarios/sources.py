@@ -7,7 +7,6 @@ import hashlib
 import itertools
 import json
 import math
-import os
 import sys
 import tempfile
 from collections.abc import Hashable, Iterable, Mapping
@@ -21,12 +20,12 @@ from numpy.typing import NDArray
 
 from ...base import UsageError
 from ...data import CHECKS, DOCUMENT, Packed, PackedArray, open_dataset, parse_document
-from ...instruments import Loopback, drop_pages, process_tree, residency, warm_pages
-from ...loading import Location, Order, cut_of, open_dataset_or_array
+from ...instruments import drop_pages, process_tree, residency, warm_pages
+from ...loading import Order, cut_of, open_dataset_or_array
 
 
 class CaseData:
-    """The data set of a case: a folder, the same folder behind a slow HTTP server, or a bucket."""
+    """The data set of a case: a folder of this machine, or a URL."""
 
     def __init__(self, case: Mapping[str, Any]) -> None:
         self._case, self._closing = case, contextlib.ExitStack()
@@ -34,26 +33,12 @@ class CaseData:
         self.patch = case.get("patch")
         self.further = 0
         """The number of batches that may be read and are neither warm-up nor samples."""
-        self.remote = "://" in case["data"] or bool(case["latency_ms"])
+        self.place: str = case["data"]
+        self.remote = "://" in self.place
         self.requests = case["threads"] if self.remote else 0
         """The number of concurrent requests for remote data, which hide latency."""
-        if case["endpoint"]:
-            os.environ["AWS_ENDPOINT_URL"] = case["endpoint"]
-        self._server: Loopback | None = None
         with contextlib.ExitStack() as closing:
             self.packed = self._open(closing)
-            self.place: Any = case["data"]
-            if case["latency_ms"]:
-                self._server = closing.enter_context(
-                    Loopback(self.packed.root, case["latency_ms"] / 1e3)
-                )
-                self.place = {
-                    name: Location(
-                        f"{self._server.url}/{array.path.relative_to(self.packed.root)}", array.axes
-                    )
-                    for name, array in self.packed.arrays.items()
-                }
-            self.url = self._server.url if self._server else case["data"]
             self.order = order_of(case, self.packed)
             self._closing = closing.pop_all()
         document = self.packed.document
@@ -71,11 +56,11 @@ class CaseData:
         }
 
     def _open(self, closing: contextlib.ExitStack) -> Packed:
-        if "://" not in self._case["data"]:
-            return open_dataset_or_array(self._case["data"], patch=self.patch)
+        if not self.remote:
+            return open_dataset_or_array(self.place, patch=self.patch)
         folder = Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="penstock-")))
-        _fetch_documents(self._case["data"], folder)
-        return open_dataset(folder, f"DATA {self._case['data']} as")
+        _fetch_documents(self.place, folder)
+        return open_dataset(folder, f"DATA {self.place} as")
 
     def batches(self) -> list[NDArray[np.int64]]:
         """The samples of each batch that is read, in order."""
@@ -91,7 +76,7 @@ class CaseData:
 
     def files(self) -> list[Path]:
         """The files that hold the batches, in the order of the plan; empty for remote data."""
-        if "://" in self._case["data"]:
+        if self.remote:
             return []
         of = [files for samples in self.batches() for files in self.files_of(samples)]
         return list(dict.fromkeys(of))
@@ -141,12 +126,9 @@ class CaseData:
         }
 
     def counters(self) -> Counters:
-        """The use of this process and its children so far, without the slow server."""
-        served = self._server.served()["bytes"] if self._server else None
-        counted = Counters.of_tree(self._server.pid if self._server else None)
-        if self.remote:
-            return Counters(counted.cpu_s, served)
-        return counted
+        """The use of this process and its children so far."""
+        counted = Counters.of_tree()
+        return Counters(counted.cpu_s, None) if self.remote else counted
 
     def close(self) -> None:
         self._closing.close()
@@ -237,20 +219,18 @@ class Counters:
 
     cpu_s: float
     stored: int | None
-    """Bytes that were requested: from files, counted by the kernel (page cache included), or from
-    the slow server, counted by it. None if there is no count."""
+    """Bytes that were requested from files, counted by the kernel (page cache included). None if
+    there is no count, as of remote data."""
     _counting: ClassVar[int] = 0
     """The bytes that this process has read for the counting itself."""
 
     @classmethod
-    def of_tree(cls, without: int | None = None) -> Counters:
+    def of_tree(cls) -> Counters:
         began, cpu_s = read_case_store(), 0.0
         tree = process_tree(psutil.Process())
         # Looking for children reads too, on some systems a line about every process.
         stored = -(cls._counting + read_case_store() - began)
         for process in tree:
-            if process.pid == without:
-                continue
             with contextlib.suppress(psutil.NoSuchProcess):
                 times = process.cpu_times()
                 # Children that have ended count in the process that waited for them.

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from ...base import StageError, UsageError
 from ..box import Box
 from ..grid import Grid
-from ..stores.claim import Claims
-from ..stores.marker_place import is_marked
+from ..stores.lock import OutputLock
+from ..stores.lock_place import is_locked
 from ..stores.open import open_sink, open_source
 from ..stores.protocols import Sink
 from .checksums import PlaneChecks
-from .folder import check_outside, check_room, clear, finish, in_order, mark_unfinished
+from .data_folder import check_outside, check_room, clear, finish, in_order, mark_unfinished
 from .format import CHECKS, DOCUMENT, IDS, UNFINISHED, VOLUME, Packed, open_dataset
 
 PIECE = 128
@@ -110,10 +110,9 @@ def _new_sink(
         clear(root, overwrite, {"zarr.json"})
         (root / UNFINISHED).unlink()
     sink = sink_at(root)
-    if is_marked(sink):  # raises if a job is writing it; else it is no run's output any more
-        claims = Claims.take([sink], uuid.uuid4().hex, lambda name, run: None)
-        with contextlib.closing(claims):
-            claims.name()
+    if is_locked(sink):  # raises if a job is writing it; else it is no run's output any more
+        with contextlib.closing(OutputLock.take([sink], uuid.uuid4().hex)) as lock:
+            lock.name()
     sink.create()
     mark_unfinished(root, ["0"])
     return sink

@@ -5,7 +5,8 @@
     DATA/targets.zarr
     DATA/ids.npy          int64, one for each sample
     DATA/checks.npz       the ids again, and for each array one CRC-32 for each sample
-    DATA/statistics.npz   for each array the mean and the standard deviation of each channel
+    DATA/statistics.npz   for each array the mean and the standard deviation of each channel, over
+                          its finite values; `dataset.json` counts the others, by channel
 
 Shapes, chunks and codecs stand in the metadata of the Zarr arrays and nowhere else.
 
@@ -33,7 +34,7 @@ from numpy.typing import NDArray
 
 from ...base import StageError, UsageError, absolute, require, system_errors
 from .checksums import checksum
-from .folder import check_room, clear, finish, in_order, mark_unfinished
+from .data_folder import check_room, clear, finish, in_order, mark_unfinished
 from .format import CHECKS, IDS, STATISTICS, ArrayLayout, Packed, open_dataset
 
 Sample = Mapping[str, NDArray[np.float32]]
@@ -73,7 +74,8 @@ def write_dataset(
         The data set, opened.
 
     Raises:
-        UsageError: the folder holds other files, or cannot be written.
+        UsageError: the folder holds other files or cannot be written, or a channel has no finite
+            value.
         Refused: the disk is too full.
         StageError: a sample failed.
     """
@@ -89,7 +91,13 @@ def write_dataset(
         done += len(samples)
         progress(done)
 
-    facts = {"statistics": STATISTICS, **facts, "codec": codec, "zarr_format": zarr_format}
+    facts = {
+        "statistics": STATISTICS,
+        "not_finite": _not_finite(root, layouts, len(ids), moments),
+        **facts,
+        "codec": codec,
+        "zarr_format": zarr_format,
+    }
     _finish(root, layouts, ids, arrays.checks, moments, facts)
     return open_dataset(root, "OUT")
 
@@ -104,6 +112,23 @@ def _make_way(
     with system_errors(f"OUT {root} cannot be written"):
         root.mkdir(parents=True, exist_ok=True)
         mark_unfinished(root, [f"{name}.zarr" for name in layouts])
+
+
+def _not_finite(
+    root: Path, layouts: Mapping[str, ArrayLayout], samples: int, moments: Mapping[str, Moments]
+) -> dict[str, int]:
+    """The number of values that are not finite, by array and channel, where there are any."""
+    lacking = {}
+    for name, layout in layouts.items():
+        values = samples * math.prod(layout.shape) // len(layout.channels)
+        for channel, count in zip(layout.channels, moments[name].count.tolist(), strict=True):
+            if not count:
+                raise UsageError(
+                    f"OUT {root}: {channel} of {name} has no finite value in any sample"
+                )
+            if count < values:
+                lacking[f"{name} {channel}"] = values - count
+    return lacking
 
 
 def _finish(
@@ -235,16 +260,20 @@ def _spec(
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Count, mean and sum of squared deviations of each channel; they add up over samples."""
+    """Count, mean and sum of squared deviations of each channel; they add up over samples.
 
-    count: int
+    Values that are not finite are left out: a coast is no weather.
+    """
+
+    count: NDArray[np.int64]
     mean: NDArray[np.float64]
     squares: NDArray[np.float64]
 
     @classmethod
     def none(cls, num_channels: int) -> Moments:
         """The moments of no values."""
-        return cls(0, np.zeros(num_channels), np.zeros(num_channels))
+        none = np.zeros(num_channels)
+        return cls(none.astype(np.int64), none, none)
 
     @classmethod
     def of(cls, values: NDArray[Any], channel_axis: int) -> Moments:
@@ -252,27 +281,34 @@ class Moments:
         processor's cache.
         """
         channels_last = np.moveaxis(values, channel_axis, -1)
-        count = math.prod(channels_last.shape[:-1])
+        *sides, num_channels = channels_last.shape
+        there = np.isfinite(channels_last)
+        whole, count = there.all(), np.full(num_channels, math.prod(sides), np.int64)
         # Deviations from a value near the mean lose nothing when their squares are added.
         near = channels_last[0].mean(axis=0, dtype=np.float64)
+        if not whole:
+            count = there.sum(axis=tuple(range(len(sides))))
+            sums = channels_last.sum(axis=tuple(range(len(sides))), dtype=np.float64, where=there)
+            near = sums / np.maximum(count, 1)
         total, squares = np.zeros_like(near), np.zeros_like(near)
-        for slab in channels_last:
-            deviations = slab - near
+        for number, slab in enumerate(channels_last):
+            deviations = slab - near if whole else np.where(there[number], slab - near, 0)
             total += deviations.sum(axis=0)
             squares += np.einsum("xc,xc->c", deviations, deviations)
-        return cls(count, near + total / count, squares - total**2 / count)
+        some = np.maximum(count, 1)
+        return cls(count, near + total / some, squares - total**2 / some)
 
     def __add__(self, other: Moments) -> Moments:
         """The moments of both, by Chan, Golub and LeVeque (1979)."""
         count = self.count + other.count
-        apart = other.mean - self.mean
+        apart, share = other.mean - self.mean, other.count / np.maximum(count, 1)
         return Moments(
             count,
-            self.mean + apart * (other.count / count),
-            self.squares + other.squares + apart**2 * (self.count * other.count / count),
+            self.mean + apart * share,
+            self.squares + other.squares + apart**2 * (self.count * share),
         )
 
     @property
     def std(self) -> NDArray[np.float64]:
         """The standard deviation of each channel, over ``n``, shape (channels,)."""
-        return np.sqrt(np.maximum(self.squares, 0) / self.count)
+        return np.sqrt(np.maximum(self.squares, 0) / np.maximum(self.count, 1))

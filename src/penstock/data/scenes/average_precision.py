@@ -34,18 +34,23 @@ def distinct(results: Iterable[ImageResult]) -> list[ImageResult]:
     return [first[image] for image in sorted(first, key=lambda image: (str(type(image)), image))]
 
 
-def coco_ap(results: Iterable[ImageResult], *, by_class: bool = True) -> dict[str, float | None]:
+def coco_ap(
+    results: Iterable[ImageResult], *, by_class: bool = True, max_dets: int | None = None
+) -> dict[str, float | None]:
     """COCO's average precision of boxes, by faster-coco-eval; each image counts once.
 
     Args:
         results: the predicted and the true boxes, image by image.
         by_class: the mean over the classes; else a box of any class matches any object.
+        max_dets: most boxes of a class in an image that count, the surest first; all by default.
+            COCO's own scores count 100, which is too few where an image has more objects.
 
     Returns:
-        ``AP``, ``AP50``, ``AP75`` and ``AR100``, from 0 to 1; None where there are no objects.
+        ``AP``, ``AP50``, ``AP75`` and the recall ``AR``, which is named with ``max_dets`` (AR300),
+        from 0 to 1; None where there are no objects.
     """
-    images = distinct(results)
-    nothing: dict[str, float | None] = dict.fromkeys(("AP", "AP50", "AP75", "AR100"))
+    images, recall = distinct(results), f"AR{max_dets or ''}"
+    nothing: dict[str, float | None] = dict.fromkeys(("AP", "AP50", "AP75", recall))
     if not any(len(result.true_boxes) for result in images):
         return nothing
     if not any(len(result.boxes) for result in images):
@@ -73,11 +78,14 @@ def coco_ap(results: Iterable[ImageResult], *, by_class: bool = True) -> dict[st
     }
     truth = module.COCO(document)
     evaluation = module.COCOeval_faster(truth, truth.loadRes(boxes), iouType="bbox")
+    # Three numbers, in this order: the last one counts.
+    most = max_dets or max(len(result.boxes) for result in images)
+    evaluation.params.maxDets = [min(1, most), min(10, most), most]
     evaluation.evaluate()
     evaluation.accumulate()
     evaluation.summarize()
     stats = evaluation.stats
-    values = {"AP": stats[0], "AP50": stats[1], "AP75": stats[2], "AR100": stats[8]}
+    values = {"AP": stats[0], "AP50": stats[1], "AP75": stats[2], recall: stats[8]}
     return {key: None if value < 0 else float(value) for key, value in values.items()}
 
 

@@ -33,7 +33,7 @@ from .windows import Cut, Span, cuts_of, model_view
 FORMAT, VERSION = "penstock-chips", 1
 INDEX, MANIFEST, ARRAY = "index.json", "manifest.json", "chips.zarr"
 DTYPE = "float16"
-"""The dtype of the values if a manifest names none."""
+"""The dtype of the values, if no other is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class Chips:
         shape = (len(self.radar), self.chip_size, self.chip_size)
         try:
             values = _read_chunk(shard_path(array, row), column, self._cuts[name][1].num)
-            dtype = np.dtype(self._manifests[name].get("dtype", DTYPE)).newbyteorder("<")
+            dtype = np.dtype(self._manifests[name]["dtype"]).newbyteorder("<")
             return np.frombuffer(values, dtype).reshape(shape)
         except (OSError, ValueError, OverflowError, RuntimeError) as error:
             raise UsageError(

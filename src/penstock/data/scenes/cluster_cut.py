@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from ...base import Incomplete, StageError, UsageError, absolute, is_draft, lock_file
-from ...cluster import NamedTasks
-from .chips import DTYPE, MANIFEST, read_document
+from ...cluster import Workers, share_pieces
+from .chips import MANIFEST, read_document
 from .cutting import Result, SceneJob, earlier_manifest
 
 CHIP_LIBRARIES = ("penstock-dl", "numpy", "rasterio", "numcodecs")
@@ -29,12 +29,12 @@ SEEN_S = 30.0
 
 
 def cut_on_cluster(
-    cluster: NamedTasks, jobs: Mapping[str, SceneJob], progress: Callable[[int], None]
+    workers: Workers, jobs: Mapping[str, SceneJob], progress: Callable[[int], None]
 ) -> list[Result]:
     """Cut scenes on the workers of a cluster.
 
     Args:
-        cluster: The workers.
+        workers: The workers.
         jobs: The cuts to make, by the name of the scene.
         progress: Called with the number of scenes that are done.
 
@@ -50,7 +50,8 @@ def cut_on_cluster(
     manifests: dict[str, dict[str, Any]] = {}
     go_on = "run again to cut the rest"
     try:
-        for name, manifest in cluster.run(cut_task, [*jobs], jobs.__getitem__, go_on):
+        cut = share_pieces(workers, cut_task, [*jobs], jobs.__getitem__, "scene", go_on)
+        for name, manifest in cut:
             manifests[name] = manifest
             progress(len(manifests))
     finally:
@@ -82,15 +83,11 @@ def _check_seen(jobs: Mapping[str, SceneJob], manifests: Mapping[str, dict[str, 
         path = job.out / MANIFEST
         while not path.exists() and time.monotonic() < end:
             time.sleep(0.5)
-        if not path.exists() or not _same(read_document(path), manifests[name]):
+        if not path.exists() or read_document(path) != manifests[name]:
             raise Incomplete(
                 f"{job.out} does not hold the chips that a worker wrote there; --output-dir must "
                 "be a folder that all workers share"
             )
-
-
-def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return {"dtype": DTYPE, **one} == {"dtype": DTYPE, **other}  # see `preprocess_scenes`
 
 
 def cut_task(job: SceneJob) -> dict[str, Any]:

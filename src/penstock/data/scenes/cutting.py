@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from ...base import Stopped, UsageError, require, write_json
 from .chips import (
     ARRAY,
-    DTYPE,
     FORMAT,
     MANIFEST,
     VERSION,
@@ -27,12 +25,9 @@ from .chips import (
     write_shard,
 )
 from .objects import Objects
-from .rasters import NODATA
 from .scene import CHANNELS, Scene, radar_of
-from .windows import Cut, cuts_of, read_row
+from .windows import cuts_of, read_row
 
-COORDS = "coords.json"
-Layout = Literal["penstock", "reference"]
 Result = tuple[dict[str, Any], bool]
 """The manifest of a scene, and whether its chips existed before."""
 
@@ -48,7 +43,6 @@ class SceneJob:
     out: Path
     """The folder of its chips."""
     settings: Mapping[str, Any]
-    layout: Layout
     overwrite: bool
     """True if chips of other settings are replaced."""
 
@@ -66,27 +60,23 @@ class SceneJob:
             UsageError: the labels, or existing chips, do not fit.
             Stopped: the cut was stopped.
         """
-        cut = _cut_scene if self.layout == "penstock" else _cut_scene_as_the_reference
         env = require("rasterio", "scenes").Env
         # GDAL would keep a twentieth of the memory in blocks that are never read again.
         with env(GDAL_CACHEMAX=64), Scene(self.folder, self.settings["channels"]) as scene:
             self.labels.check_inside(scene.size, self.label_file)
-            manifest = _manifest(scene, self.labels, self.settings, self.layout)
+            manifest = _manifest(scene, self.labels, self.settings)
             earlier = earlier_manifest(self.out / MANIFEST, manifest, self.overwrite)
             if earlier is not None:
                 return earlier, True
-            return cut(scene, manifest, into or self.out, stop), False
+            return _cut_scene(scene, manifest, into or self.out, stop), False
 
 
-def _manifest(
-    scene: Scene, labels: Objects, settings: Mapping[str, Any], layout: Layout
-) -> dict[str, Any]:
+def _manifest(scene: Scene, labels: Objects, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Everything that a scene's chips depend on. The cut adds the numbers of valid pixels."""
     stats = {name: (scene.folder / CHANNELS[name].file).stat() for name in scene.channels}
     return {
         "format": FORMAT,
         "version": VERSION,
-        "layout": layout,
         "scene": scene.name,
         "size": list(scene.size),
         **settings,
@@ -114,9 +104,7 @@ def earlier_manifest(
     if overwrite or not path.exists():
         return None
     earlier = read_document(path)
-    earlier.setdefault("dtype", DTYPE)
-    asked = {"dtype": DTYPE, **manifest}
-    differing = [key for key in asked if earlier.get(key) != asked[key]]
+    differing = [key for key in manifest if earlier.get(key) != manifest[key]]
     if differing:
         raise UsageError(
             f"{path.parent} was made with other {differing[0]}; "
@@ -136,7 +124,7 @@ def _cut_scene(
     rows, columns = cuts_of(scene.size, chip, manifest["overlap"])
     shape = (rows.num, columns.num, len(radar), chip, chip)
     (out / ARRAY).mkdir(parents=True)
-    dtype = manifest.get("dtype", DTYPE)
+    dtype = manifest["dtype"]
     write_json(out / ARRAY / "zarr.json", metadata(shape, dtype), indent=None)
     valid = np.zeros(shape[:2], np.int64)
     # Two, so that one is written while the other is filled.
@@ -158,40 +146,6 @@ def _cut_scene(
     manifest |= {"valid_pixels": valid.tolist(), "coarse": places}
     if any(scene.dtype(name).itemsize > np.dtype(dtype).itemsize for name in radar):
         manifest["rounded"] = True
-    write_json(out / MANIFEST, manifest, indent=None)
-    return manifest
-
-
-def _cut_scene_as_the_reference(
-    scene: Scene, manifest: dict[str, Any], out: Path, stop: threading.Event
-) -> dict[str, Any]:
-    """Write OUT/SCENE/CHANNEL/<i>_CHANNEL.npy and coords.json: float32, without overlap, row by
-    row, padded with 0 below and to the right. Missing stays -32768, as the reference's reader
-    expects.
-    """
-    for path in (out / MANIFEST, out / COORDS):
-        path.unlink(missing_ok=True)
-    for name in scene.channels:
-        shutil.rmtree(out / name, ignore_errors=True)
-        (out / name).mkdir(parents=True)
-    chip = manifest["chip_size"]
-    rows, columns = (Cut(length, chip, 0, padded=True) for length in scene.size)
-    valid = np.zeros((rows.num, columns.num), np.int64)
-    band = np.full((columns.num, len(scene.channels), chip, chip), np.nan, np.float32)
-    for row in _rows(rows.num, stop):
-        valid[row] = read_row(scene, scene.channels, rows.read(row), columns, band)
-        band[np.isnan(band)] = NODATA
-        band[:, :, scene.size[0] - rows.start(row) :] = 0
-        band[-1, ..., scene.size[1] - columns.start(columns.num - 1) :] = 0
-        for column in range(columns.num):
-            for place, name in enumerate(scene.channels):
-                number = row * columns.num + column
-                np.save(out / name / f"{number}_{name}.npy", band[column, place])
-    starts = [
-        (columns.start(j), rows.start(i)) for i in range(rows.num) for j in range(columns.num)
-    ]
-    (out / COORDS).write_text(json.dumps({"offsets": starts}))
-    manifest |= {"valid_pixels": valid.tolist()}
     write_json(out / MANIFEST, manifest, indent=None)
     return manifest
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +44,17 @@ def read_labels(path: Path) -> dict[str, Objects]:
         UsageError: the file cannot be read or a row is wrong; the message names file and line.
     """
     columns: dict[str, dict[str, list[Any]]] = {}
-    for line, cells in label_rows(path):
+    for line, cells in _rows(path, str(path), NEEDED, {*COLUMNS, *_INDEX_COLUMNS}):
+        if None in cells:
+            raise UsageError(f"{path} line {line} has more cells than columns")
         try:
             row: dict[str, Any] = {
                 "points": [
                     _place(cells["detect_scene_row"], "detect_scene_row"),
                     _place(cells["detect_scene_column"], "detect_scene_column"),
                 ],
-                "is_vessel": ternary(cells["is_vessel"], "is_vessel"),
-                "is_fishing": ternary(cells["is_fishing"], "is_fishing"),
+                "is_vessel": _ternary(cells["is_vessel"], "is_vessel"),
+                "is_fishing": _ternary(cells["is_fishing"], "is_fishing"),
                 "length_m": _measure(cells["vessel_length_m"], "vessel_length_m"),
                 "confidence": _confidence(cells["confidence"]),
                 "shore_km": _measure(cells["distance_from_shore_km"], "distance_from_shore_km"),
@@ -68,27 +70,28 @@ def read_labels(path: Path) -> dict[str, Objects]:
     return {scene: Objects.of(scene, **columns[scene]) for scene in sorted(columns)}
 
 
-def label_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """The line and the cells of each row of a label CSV."""
+def _rows(
+    path: Path, where: str, needed: Iterable[str], permitted: Collection[str] = ()
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The line and the cells of each row of a CSV, which has all ``needed`` columns and, if any are
+    ``permitted``, no others than these."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, restval="")
-            names = reader.fieldnames or []
-            if unknown := [name for name in names if name not in {*COLUMNS, *_INDEX_COLUMNS}]:
-                raise UsageError(f"{path} has a column {unknown[0]!r}, which labels do not have")
-            if lacking := [name for name in NEEDED if name not in names]:
-                raise UsageError(f"{path} has no column {lacking[0]}")
+            names = reader.fieldnames or ()
+            if unknown := [name for name in names if permitted and name not in permitted]:
+                raise UsageError(f"{where} has a column {unknown[0]!r}, which labels do not have")
+            if lacking := [name for name in needed if name not in names]:
+                raise UsageError(f"{where} has no column {lacking[0]}")
             for row in reader:
-                if None in row:
-                    raise UsageError(f"{path} line {reader.line_num} has more cells than columns")
                 yield reader.line_num, row
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+        raise UsageError(f"{where} cannot be read: {error.strerror}") from error
     except (UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"{path} is not a CSV: {describe(error)}") from error
+        raise UsageError(f"{where} is not a CSV: {describe(error)}") from error
 
 
-def ternary(text: str, name: str = "") -> int:
+def _ternary(text: str, name: str = "") -> int:
     """1 for True, 0 for False, -1 for an empty cell."""
     value = _TERNARY.get(text.strip().lower())
     if value is None:
@@ -150,17 +153,7 @@ def read_predictions(path: Path) -> Objects:
         UsageError: the file cannot be read or a cell is wrong; the message names file and line.
     """
     where = f"--inference-file {path}"
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            columns = reader.fieldnames or ()
-            if missing := [column for column in PREDICTED_COLUMNS if column not in columns]:
-                raise UsageError(f"{where} has no column {missing[0]}")
-            rows = [(reader.line_num, row) for row in reader]
-    except OSError as error:
-        raise UsageError(f"{where}: {error.strerror}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"{where} is not a CSV: {error}") from error
+    rows = [*_rows(path, where, PREDICTED_COLUMNS)]
 
     def column(of: str, parse: Callable[[str], Any]) -> list[Any]:
         values = []
@@ -176,8 +169,8 @@ def read_predictions(path: Path) -> Objects:
     return Objects.of(
         column("scene_id", _named),
         np.transpose(places),
-        is_vessel=column("is_vessel", ternary),
-        is_fishing=column("is_fishing", ternary),
+        is_vessel=column("is_vessel", _ternary),
+        is_fishing=column("is_fishing", _ternary),
         length_m=column("vessel_length_m", _measure),
         score=column("score", _measure),
     )

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import UsageError, require, system_errors
-from ..packed.folder import names_in
+from ..packed.data_folder import names_in
 from .labels import COLUMNS, NO_SHORE_KM
 from .rasters import NODATA, FloatArray
 from .scene import COARSE_M, PIXEL_M

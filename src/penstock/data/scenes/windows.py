@@ -43,8 +43,6 @@ class Cut:
     length: int
     chip: int
     overlap: int
-    padded: bool = False
-    """Let the last chip stick out, rather than move it in."""
 
     @property
     def num(self) -> int:
@@ -53,8 +51,7 @@ class Cut:
 
     def start(self, index: int) -> int:
         """The first pixel of a chip. A scene shorter than a chip begins where its chip does."""
-        start = index * (self.chip - self.overlap)
-        return start if self.padded else max(0, min(start, self.length - self.chip))
+        return max(0, min(index * (self.chip - self.overlap), self.length - self.chip))
 
     def read(self, index: int) -> Span:
         """The pixels that a chip sees."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-from ...base import UsageError, absolute, describe, require, scrub
+from ...base import UsageError, absolute, describe, redact, require, scrub
 
 
 def read_object(url: str, key: str, *, strict: bool = False) -> bytes | None:
@@ -33,12 +33,17 @@ def read_object(url: str, key: str, *, strict: bool = False) -> bytes | None:
     """
     root = open_kvstore(kvstore_of(f"{url}/"), url)
     with explained_errors(url):
-        try:
-            read = root.read(key).result()
-        except (ValueError, OSError) as error:
-            if strict or "PERMISSION_DENIED" not in str(error):
-                raise
-            return None
+        return object_in(root, key, strict=strict)
+
+
+def object_in(root: Any, key: str, *, strict: bool = False) -> bytes | None:
+    """The bytes of one object of an open ``ts.KvStore``; see `read_object`."""
+    try:
+        read = root.read(key).result()
+    except (ValueError, OSError) as error:
+        if strict or "PERMISSION_DENIED" not in str(error):
+            raise
+        return None
     return bytes(read.value) if read.state == "value" else None
 
 
@@ -102,7 +107,8 @@ def kvstore_of(path: str) -> Any:
         return path
     if "://" not in path:
         return {"driver": "file", "path": f"{absolute(path)}/"}
-    path = f"{path.rstrip('/')}/"
+    place, mark, query = path.rstrip("/").partition("?")
+    path = f"{place.rstrip('/')}/{mark}{query}"  # names below it come before the query
     endpoint = os.environ.get("AWS_ENDPOINT_URL")
     if path.startswith("s3://") and endpoint:
         url = urlsplit(path)
@@ -217,9 +223,9 @@ def _address(parts: Mapping[str, Any]) -> str:
     if parts["driver"] == "file":
         return str(Path(path).resolve())
     base = _address(parts["base"]) if isinstance(parts.get("base"), Mapping) else ""
-    host = parts.get("endpoint") or parts.get("base_url", "")
+    host, mark, query = (parts.get("endpoint") or parts.get("base_url", "")).partition("?")
     places = base, host.rstrip("/"), parts.get("bucket"), path.lstrip("/")
-    return f"{parts['driver']}://{'/'.join(filter(None, places))}"
+    return redact(f"{parts['driver']}://{'/'.join(filter(None, places))}{mark}{query}")
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from ...base import UsageError, describe, require
 from ..box import Box
 from ..grid import Grid, flatten, indices
-from .memory import MemorySource
+from .in_memory import MemorySource
 from .protocols import (
     AXES,
     canonical,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
@@ -28,7 +28,8 @@ from .kvstore import (
     open_kvstore,
     ts,
 )
-from .protocols import AXES, INPUT_DTYPES, Source, axis_letter, physical_size
+from .ome_levels import described
+from .protocols import AXES, INPUT_DTYPES, Source
 from .tensorstore import TensorStoreSink, TensorStoreSource
 from .tensorstore_open import (
     label_spec,
@@ -48,7 +49,13 @@ _AXIS_TYPES = {"t": "time", "c": "channel", "z": "space", "y": "space", "x": "sp
 
 
 def open_omezarr_source(
-    path: str, *, level: int, cache_bytes: int, name: str, dtypes: Sequence[str] = INPUT_DTYPES
+    path: str,
+    *,
+    level: int,
+    cache_bytes: int,
+    name: str,
+    raw: bool = False,
+    dtypes: Sequence[str] = INPUT_DTYPES,
 ) -> TensorStoreSource:
     """Open one level of the OME-Zarr group at ``path``, or the array there.
 
@@ -59,7 +66,7 @@ def open_omezarr_source(
     root = open_kvstore(kvstore_of(path), where)
     try:
         driver, attributes = _read_attributes(root, where)
-        image = _describe(attributes, level, where) if "multiscales" in attributes else None
+        image = described(attributes, level, where) if "multiscales" in attributes else None
     except UsageError:
         raise
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
@@ -73,7 +80,7 @@ def open_omezarr_source(
     else:
         spec = {"driver": driver, "kvstore": kvstore_of(path), "path": image.pop("path")}
     return open_tensorstore_source(
-        spec, cache_bytes=cache_bytes, name=name, title=path, dtypes=dtypes, **image
+        spec, cache_bytes=cache_bytes, name=name, title=path, dtypes=dtypes, raw=raw, **image
     )
 
 
@@ -349,52 +356,3 @@ def _read_json(root: Any, key: str, where: str) -> dict[str, Any]:
     except ValueError as error:
         raise UsageError(f"{where}: {key} is not valid JSON: {error}") from error
     return parsed
-
-
-def _describe(attributes: Mapping[str, Any], level: int, where: str) -> dict[str, Any]:
-    """Path, axis labels, scale, translation, units and version of one level."""
-    multiscale = attributes["multiscales"][0]
-    datasets = multiscale["datasets"]
-    if not 0 <= level < len(datasets):
-        raise UsageError(f"{where}: level {level} does not exist; 0 to {len(datasets) - 1} do")
-    # Axes were texts in 0.3 and not written down before that.
-    axes = [{"name": a} if isinstance(a, str) else a for a in multiscale.get("axes", AXES)]
-    labels = [axis["name"] for axis in axes]
-    return {
-        "path": datasets[level]["path"],
-        "labels": labels,
-        **_transform(datasets[level], labels, multiscale),
-        "units": {axis_letter(axis["name"]): axis.get("unit") for axis in axes},
-        "ome_version": attributes.get("version") or multiscale.get("version", "0.4"),
-    }
-
-
-def _transform(
-    dataset: Mapping[str, Any], labels: Sequence[str], multiscale: Mapping[str, Any]
-) -> dict[str, dict[str, float] | None]:
-    """The size of a voxel and the position of the first one, by axis.
-
-    Transformations apply in order, the dataset's before those of all the datasets; so a later scale
-    scales an earlier translation.
-    """
-    transformations = [
-        transformation
-        for holder in (dataset, multiscale)
-        for transformation in holder.get("coordinateTransformations", ())
-    ]
-    sizes, position = [1.0] * len(labels), [0.0] * len(labels)
-    for transformation in transformations:
-        kind = transformation["type"]
-        for axis in range(len(labels)):
-            if kind == "scale":
-                factor = physical_size(transformation["scale"][axis]) or 1.0
-                sizes[axis] *= factor
-                position[axis] *= factor
-            elif kind == "translation":
-                position[axis] += float(transformation["translation"][axis])
-    letters = [axis_letter(label) for label in labels]
-    has_scale = any(transformation["type"] == "scale" for transformation in transformations)
-    return {
-        "scale": dict(zip(letters, sizes, strict=True)) if has_scale else None,
-        "translation": dict(zip(letters, position, strict=True)),
-    }

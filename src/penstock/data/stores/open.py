@@ -12,13 +12,18 @@ from numpy.typing import NDArray
 
 from ...base import UsageError, blaming, system_errors
 from ..box import Box
-from . import memory
+from . import in_memory as memory
 from .added import OURS, added_store, and_added, checked
 from .protocols import AXES, OUTPUT_DTYPES, Sink, Source, Spec, check_dtype, is_file, suffix_of
 
 
 def open_source(
-    spec: Spec | NDArray[Any], *, level: int = 0, cache_bytes: int = 0, name: str = "--in-spec"
+    spec: Spec | NDArray[Any],
+    *,
+    level: int = 0,
+    cache_bytes: int = 0,
+    raw: bool = False,
+    name: str = "--in-spec",
 ) -> Source:
     """Open an array for reading.
 
@@ -28,6 +33,8 @@ def open_source(
             place that another package opens (docs/extending.md), or a numpy array.
         level: the resolution level of OME-Zarr or TIFF.
         cache_bytes: the most decoded bytes that the store keeps.
+        raw: read the numbers of a Zarr array as they are stored, whatever ``scale_factor``,
+            ``_FillValue`` and the other attributes of the CF conventions say of them.
         name: the flag that messages name.
 
     Returns:
@@ -36,7 +43,7 @@ def open_source(
     Raises:
         UsageError: it cannot be opened, is empty, or has axes or a dtype that Penstock cannot take.
     """
-    source = _open_source(spec, level, cache_bytes, name)
+    source = _open_source(spec, level, cache_bytes, raw, name)
     where = name if source.name == name else f"{name} {source.name}"
     for axis, length in zip(AXES, source.domain.shape, strict=True):
         if length == 0:
@@ -44,7 +51,9 @@ def open_source(
     return source
 
 
-def _open_source(spec: Spec | NDArray[Any], level: int, cache_bytes: int, name: str) -> Source:
+def _open_source(
+    spec: Spec | NDArray[Any], level: int, cache_bytes: int, raw: bool, name: str
+) -> Source:
     parsed = spec if isinstance(spec, np.ndarray) else parse_spec(spec, name)
     if level and (not isinstance(parsed, str) or suffix_of(parsed) == ".npy"):
         raise UsageError(f"{name}: level {level} is asked but only OME-Zarr and TIFF have levels")
@@ -53,7 +62,7 @@ def _open_source(spec: Spec | NDArray[Any], level: int, cache_bytes: int, name: 
     if isinstance(parsed, dict):
         from .tensorstore_open import open_tensorstore_source
 
-        return open_tensorstore_source(parsed, cache_bytes=cache_bytes, name=name)
+        return open_tensorstore_source(parsed, cache_bytes=cache_bytes, raw=raw, name=name)
     match suffix_of(parsed):
         case ".npy":
             return memory.open_npy(parsed, name=name)
@@ -74,7 +83,7 @@ def _open_source(spec: Spec | NDArray[Any], level: int, cache_bytes: int, name: 
             from . import omezarr
 
             return omezarr.open_omezarr_source(
-                parsed, level=level, cache_bytes=cache_bytes, name=name
+                parsed, level=level, cache_bytes=cache_bytes, raw=raw, name=name
             )
 
 

@@ -148,7 +148,11 @@ class Sink(Protocol):
         """
 
     def close(self) -> None:
-        """Finish metadata. Called once, after the last write of a job that succeeded."""
+        """Finish metadata, after the last write of a job that succeeded. It may be called by a
+        process that has written nothing, and without `create`.
+
+        Raises `PenstockError` if the array was removed meanwhile.
+        """
 
 
 def same_array(source: Source, sink: Sink) -> bool:
@@ -215,6 +219,7 @@ def is_file(path: Path, where: str) -> bool:
 
 def suffix_of(path: str) -> str:
     """The suffix of a path or URL in lower case, such as ``.zarr``; empty if it has none."""
+    path = path.partition("?")[0] if "://" in path else path
     return Path(path.rstrip("/")).suffix.lower()
 
 

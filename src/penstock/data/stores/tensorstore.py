@@ -17,8 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...base import PenstockError
 from ..box import Box
 from ..grid import Grid
+from .cf_packing import Packing
 from .kvstore import (
     DELETING,
     address,
@@ -62,6 +64,8 @@ class TensorStoreSource:
     cache_bytes: int
     ome_version: str | None
     """The version of OME-Zarr; None if the array is no level of an OME-Zarr group."""
+    packing: Packing | None = None
+    """The meaning of stored numbers; None if they are the values."""
 
     def __post_init__(self) -> None:
         self._view = to_five(self.array, self.stored_axes)
@@ -80,10 +84,20 @@ class TensorStoreSource:
         assert box in self.domain, f"{box} is not in {self.domain}"
         view = self._view[box.slices]
         with plainly():
-            if out is None:
+            if self.packing is not None:
+                out = np.empty(box.shape, self.dtype) if out is None else out
+                self.packing.decode(view.read().result(), out)
+            elif out is None:
                 return view.read().result()
-            ts.array(out).write(view[ts.d[:].translate_to[0]]).result()
+            else:
+                ts.array(out).write(view[ts.d[:].translate_to[0]]).result()
         return out
+
+    @property
+    def packed_itemsize(self) -> int:
+        """Bytes of a stored number, of which `read` holds as many as it gives values; 0 if stored
+        numbers are the values."""
+        return 0 if self.packing is None else self.packing.stored.itemsize
 
     @cached_property
     def tells_absent(self) -> bool:
@@ -177,7 +191,18 @@ class TensorStoreSink:
         return value.item() if value.size == 1 else None
 
     def close(self) -> None:
-        """Nothing to do: all metadata is written by `create`."""
+        """Check that the array is there still: TensorStore goes on writing chunks into a folder
+        that was removed. All metadata is written by `create`."""
+        with explained_errors(self.where):
+            try:
+                ts.open(self.spec, context=ts.Context(_BRIEF), **EXISTING).result()
+            except ValueError as error:
+                if not str(error).startswith("NOT_FOUND"):
+                    raise
+                raise PenstockError(
+                    f"{self.name} was removed while this run wrote it, so it is not complete; "
+                    "run again with --overwrite"
+                ) from error
 
 
 @contextmanager

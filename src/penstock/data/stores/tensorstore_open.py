@@ -6,6 +6,7 @@ open mode.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -15,6 +16,7 @@ import numpy as np
 
 from ...base import UsageError, scrub
 from ..box import Box
+from .cf_packing import Packing, packing_of
 from .kvstore import (
     IMPATIENT,
     address,
@@ -24,6 +26,7 @@ from .kvstore import (
     half_deleted,
     is_store,
     local_path,
+    object_in,
     open_kvstore,
     store_folder,
     ts,
@@ -61,8 +64,12 @@ def open_tensorstore_source(
     translation: Mapping[str, float] | None = None,
     ome_version: str | None = None,
     dtypes: Sequence[str] = INPUT_DTYPES,
+    raw: bool = False,
 ) -> TensorStoreSource:
     """Open a spec for reading, whatever its open mode says.
+
+    The values are those that the array's own attributes say (see `cf_packing`), or as they are
+    stored if ``raw``.
 
     Its axes are named by ``labels``, else by the labels of its domain, else by its rank. ``scale``,
     ``units`` and ``translation`` are by axis letter; without them the spec's dimension units count.
@@ -79,18 +86,34 @@ def open_tensorstore_source(
     if scale is None:
         scale, units = _dimension_units(array, axes)
     pools = cache_limits(spec)
+    dtype = check_dtype(array.dtype.name, where, dtypes)
+    packing = None if raw else _packing(array, dtype, where)
     return TensorStoreSource(
         name=title,
         spec=spec,
         array=array,
         stored_axes=axes,
-        dtype=check_dtype(array.dtype.name, where, dtypes),
+        dtype=dtype if packing is None else packing.dtype,
+        packing=packing,
         scale=tuple(scale.get(axis, 1.0) for axis in AXES) if scale else None,
         units=tuple((units or {}).get(axis) for axis in AXES),
         translation=tuple((translation or {}).get(axis, 0.0) for axis in AXES),
         cache_bytes=sum(pools) if pools else cache_bytes,
         ome_version=ome_version,
     )
+
+
+def _packing(array: Any, dtype: np.dtype[Any], where: str) -> Packing | None:
+    """What the attributes of a Zarr array say of its numbers."""
+    with explained_errors(where):
+        spec, fill = array.spec().to_json(), None
+        attributes: Any = spec.get("metadata", {}).get("attributes", {})
+        if spec["driver"] == "zarr":  # which keeps attributes beside its metadata
+            text, fill = object_in(array.kvstore, ".zattrs"), array.fill_value
+            with suppress(ValueError):
+                attributes = json.loads(text or "{}")
+        fill = None if fill is None or fill.size != 1 else float(fill)
+        return packing_of(attributes, dtype, where, fill)
 
 
 def open_tensorstore_sink(

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..box import Box
+from ..grid import Grid, indices
 from .added import added_store
 from .open import open_source, parse_spec
-from .protocols import OUTPUT_DTYPES, Source, Spec
+from .protocols import AXES, OUTPUT_DTYPES, Source, Spec, to_five
 
 _DAMAGE = ("DATA_LOSS", "FAILED_PRECONDITION", "INVALID_ARGUMENT", "OUT_OF_RANGE")
 """TensorStore's codes for damaged bytes. Other codes, of a network or of rights, say nothing about
@@ -76,3 +78,49 @@ def is_damage(error: Exception) -> bool:
     text = str(error.__cause__ or error)
     told_by_others = "os_error_code" in text or "http_response_code" in text
     return text.partition(":")[0] in _DAMAGE and not told_by_others
+
+
+def discard_damaged(written: Written, box: Box) -> int:
+    """Empty the chunks in a box that cannot be decoded.
+
+    A chunk that the edge of the array cuts is read before it is written, as only a part of it is,
+    and so could not be mended.
+
+    Args:
+        written: the output.
+        box: the box, t c z y x.
+
+    Returns:
+        The number of chunks that were emptied.
+
+    Raises:
+        UsageError: the store does not answer, or may not be written.
+    """
+    array = getattr(written.source, "array", None)
+    spec = {} if array is None else array.spec().to_json()
+    metadata, transform = spec.get("metadata", {}), spec.pop("transform", {})
+    shape = next((key for key in ("shape", "dimensions") if key in metadata), None)
+    if array is None or shape is None or "output" in transform:  # a view, or no store of chunks
+        return 0
+    from .kvstore import explained_errors, ts
+    from .tensorstore import box_of
+
+    # As an array of whole chunks, each of which may be written without being read.
+    chunk = array.chunk_layout.write_chunk.shape
+    metadata[shape] = [-(-n // c) * c for n, c in zip(metadata[shape], chunk, strict=True)]
+    count = 0
+    with explained_errors(written.name):
+        whole = ts.open(spec, open=True, assume_metadata=True).result()
+        view = to_five(whole, getattr(written.source, "stored_axes", AXES))
+        cell_shape = tuple(n or 1 for n in view.chunk_layout.write_chunk.shape)
+        grid = Grid(box_of(view.domain), cell_shape, (0,) * 5)
+        for cell in map(grid.cell, indices(grid.touching(box))):
+            try:
+                view[cell.slices].read().result()
+            except (ValueError, OSError) as error:
+                if not is_damage(error):
+                    raise
+                fill = view.fill_value
+                view[cell.slices].write(0 if fill is None else fill).result()
+                count += 1
+    return count

@@ -1,1 +1,1 @@
-"""A model on devices: batches of patches in, computed blocks out."""
+"""A model on devices: batches of patches in, computed bricks out."""

@@ -20,13 +20,13 @@ class Equipment:
 
     def __init__(self, job: Job) -> None:
         self._job, plan = job, job.plan
-        pins = plan.pinned_blocks
+        pins = plan.pinned_bricks
         self.read_pool = Pool(plan.read_buffer_bytes, pinned if pins else None, pins)
-        """Arrays of blocks as read."""
+        """Arrays of bricks as read."""
+        self.brick_pool = Pool(plan.brick_buffer_bytes)
+        """Arrays of bricks as computed."""
         self.block_pool = Pool(plan.block_buffer_bytes)
-        """Arrays of blocks as computed."""
-        self.unit_pool = Pool(plan.unit_buffer_bytes)
-        """Arrays of write units."""
+        """Arrays of blocks."""
         self._forwards: dict[torch.device, Forward] = {}
 
     def forward_on(self, device: torch.device) -> Forward:

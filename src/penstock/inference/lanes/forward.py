@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from ...base import PenstockError, plural, torch_threads
+from ...base import PenstockError, plural
 from ...models import placed
 from ..opening.job import Job
-
-TIMED = 3
-"""Most forwards that are timed for an estimate."""
-LONG_S = 5.0
-"""Seconds of timed forwards after which no other is begun."""
 
 
 class Forward:
@@ -76,28 +70,3 @@ class Forward:
                 )
         self._dtypes = dtypes
         return outputs
-
-
-def seconds_of_patch(job: Job) -> float | None:
-    """Measure the seconds of a patch, with forwards of zeros on the first device.
-
-    The net is not compiled, and all devices count as equally fast. None if the net fails on zeros.
-    """
-    device, net = job.devices[0], job.net
-    seconds: list[float] = []
-    try:
-        module = placed(net.model.module, device, net.footprint.channels_last)
-        zeros = net.zeros(device)
-        with (
-            torch_threads(job.config.threads),
-            torch.no_grad(),
-            torch.autocast(device.type, net.amp, net.amp is not None),
-        ):
-            while len(seconds) < TIMED and sum(seconds) < LONG_S:  # the first one is slow
-                began = time.perf_counter()
-                heads = net.model.heads(module(zeros))
-                next(iter(heads.values())).flatten()[0].item()  # waits for the GPU
-                seconds.append(time.perf_counter() - began)
-    except Exception:  # of a user's net; if it fails on the input too, the job will say so
-        return None
-    return min(seconds) / net.forward / len(job.devices)

@@ -1,11 +1,11 @@
-"""One device's share of a job: patches of blocks into batches, and batches back into blocks.
+"""One device's share of a job: patches of bricks into batches, and batches back into bricks.
 
     upload | gather | normalise | forward | scatter | download
 
-A lane takes blocks in order and gives them back in order. Batches cross the borders of blocks, and
+A lane takes bricks in order and gives them back in order. Batches cross the borders of bricks, and
 the last batch is padded to the full size. So the net always sees one input shape, and the result of
 a patch does not depend on what else is in its batch. On the CPU upload and download cost nothing.
-On CUDA a block crosses the bus once each way, in the dtype of the store, and the next block is
+On CUDA a brick crosses the bus once each way, in the dtype of the store, and the next brick is
 uploaded while the net works on this one (`transfers`). Everything between is the same code.
 """
 
@@ -23,8 +23,8 @@ from ...base import PenstockError, StageError, torch_threads
 from ...data import Scaling
 from ...instruments import Probe
 from ..opening.job import Job
-from ..tiling.geometry import Block
-from .blocks import Computed, Loaded, Slot
+from ..tiling.geometry import Brick
+from .bricks import Computed, Loaded, Slot
 from .equipment import Equipment
 from .out_of_memory import is_out_of_memory
 from .scatter import PatchScatter, slices_of, torch_dtype
@@ -33,7 +33,7 @@ from .values import NOTHING
 
 
 class Lane:
-    """Runs the blocks of one device."""
+    """Runs the bricks of one device."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Lane:
         stop the lane. ``halved`` is called with the patches that run in smaller batches, as the
         device has no memory left; without it that is an error."""
         self.device, self.job, self.probe = device, job, probe
-        self.read_pool, self.block_pool = equipment.read_pool, equipment.block_pool
+        self.read_pool, self.brick_pool = equipment.read_pool, equipment.brick_pool
         self.before_batch, self.halved = before_batch, halved
         self.forward = equipment.forward_on(device)
         self.scatter = PatchScatter(device, job, together=device.type != "cpu")
@@ -62,13 +62,13 @@ class Lane:
         self._open: deque[Computed] = deque()
 
     def push(self, loaded: Loaded) -> Iterator[Computed]:
-        """Take a block, and yield each block that is complete by then, oldest first."""
+        """Take a brick, and yield each brick that is complete by then, oldest first."""
         array, native = self.transfers.take(loaded)
         opened = self._opened(loaded)
         self._open.append(opened)
-        waiting = loaded.block.each_patch()
+        waiting = loaded.brick.each_patch()
         while True:
-            with self._span("normalise", loaded.block), one_thread():
+            with self._span("normalise", loaded.brick), one_thread():
                 for index in islice(waiting, self.job.net.batch - len(self._slots)):
                     self._gather(opened, native, index)
             if len(self._slots) < self.job.net.batch:
@@ -79,7 +79,7 @@ class Lane:
             yield from self._whole()
 
     def flush(self) -> Iterator[Computed]:
-        """Pad the last batch and run it; yield the blocks that are left."""
+        """Pad the last batch and run it; yield the bricks that are left."""
         if self._slots:
             rest = self._batch[len(self._slots) :]
             rest.copy_(self._batch[:1].expand_as(rest))
@@ -89,15 +89,15 @@ class Lane:
             self.clock.report(wait=True)
 
     def _opened(self, loaded: Loaded) -> Computed:
-        """The empty outputs of a block. On the CPU they lie in arrays of a pool."""
+        """The empty outputs of a brick. On the CPU they lie in arrays of a pool."""
         opened = Computed(
-            loaded, [], [], self._empty_tally.clone(), self.job, loaded.block.num_patches
+            loaded, [], [], self._empty_tally.clone(), self.job, loaded.brick.num_patches
         )
         for head in self.job.heads:
-            box = loaded.block.support if head.blended else loaded.block.core
+            box = loaded.brick.support if head.blended else loaded.brick.core
             shape = (head.channels, *box.shape)
             if self.device.type == "cpu":
-                opened.buffers.append(self.block_pool.take(shape, head.kept))
+                opened.buffers.append(self.brick_pool.take(shape, head.kept))
                 output = torch.from_numpy(opened.buffers[-1])
             else:
                 output = torch.empty(shape, dtype=torch_dtype(head.kept), device=self.device)
@@ -105,9 +105,9 @@ class Lane:
         return opened
 
     def _gather(self, opened: Computed, native: Tensor, index: tuple[int, ...]) -> None:
-        """Copy a patch of a block into the batch and normalise it there."""
+        """Copy a patch of a brick into the batch and normalise it there."""
         geometry, net = self.job.geometry, self.job.net
-        scaling, first = opened.loaded.scaling, opened.block.patches.start
+        scaling, first = opened.loaded.scaling, opened.brick.patches.start
         steps = zip(index, first, geometry.stride, strict=True)
         place = tuple((i - f) * stride for i, f, stride in steps)
         source = native[(slice(None), *slices_of(place, geometry.patch))]
@@ -120,7 +120,7 @@ class Lane:
         self._slots.append(Slot(opened, index, place))
 
     def _run_batch(self) -> None:
-        """Run the batch and put its patches into their blocks.
+        """Run the batch and put its patches into their bricks.
 
         A CPU takes the same number of patches at a time, whatever the batch: the kernels that torch
         picks, and with them the last bits of a result, depend on that number.
@@ -132,7 +132,7 @@ class Lane:
         for start in range(0, len(self._slots), step):
             for first, outputs in self._heads(start, min(start + step, self.job.net.batch)):
                 slots = self._slots[first : first + len(outputs[0])]
-                span = self._span("stitch", slots[0].owner.block)
+                span = self._span("stitch", slots[0].owner.brick)
                 with span, torch.inference_mode(), one_thread():
                     for head, output_BCZYX in enumerate(outputs):
                         self.scatter.put(head, output_BCZYX, slots)
@@ -148,13 +148,13 @@ class Lane:
         slots = self._slots[start:stop]
         if not slots:
             return  # padding alone
-        block, outputs = slots[0].owner.block, None
+        brick, outputs = slots[0].owner.brick, None
         try:
             # Not in inference mode: autocast would not keep the weights that it casts.
-            with self._span("forward", block), torch.no_grad():
+            with self._span("forward", brick), torch.no_grad():
                 outputs = self.forward.run(self._batch[start:stop])
         except PenstockError as error:  # it returned other heads
-            raise StageError("forward", str(block), error) from error
+            raise StageError("forward", str(brick), error) from error
         except RuntimeError as error:
             if self.halved is None or stop - start == 1 or not is_out_of_memory(error):
                 raise
@@ -174,8 +174,8 @@ class Lane:
         while self._open and self._open[0].remaining == 0:
             yield self.transfers.download(self._open.popleft())
 
-    def _span(self, stage: str, block: Block) -> AbstractContextManager[None]:
-        return (self.clock or self.probe).span(stage, block)
+    def _span(self, stage: str, brick: Brick) -> AbstractContextManager[None]:
+        return (self.clock or self.probe).span(stage, brick)
 
 
 def one_thread() -> AbstractContextManager[None]:

@@ -13,8 +13,8 @@ import torch
 from ...base import OutOfMemory, append_line, format_bytes
 from ...data import Box, indices
 from ..opening.job import Job
-from ..run_folder.log_file import read_units
-from .blocks import Slot
+from ..run_folder.names import read_blocks
+from .bricks import Slot
 
 _ON_THE_HOST = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough")
 
@@ -77,34 +77,34 @@ def halved_to_fit(batch: int, peak: int, of_batch: int, room: int) -> int:
 
 
 class Halvings:
-    """The units with patches that ran in smaller batches, listed in the run folder."""
+    """The blocks with patches that ran in smaller batches, listed in the run folder."""
 
     def __init__(self, job: Job, path: Path | None, *, resumed: bool) -> None:
         """``path`` is the file of the list. A run that is not ``resumed`` begins it anew."""
         self.job, self.path = job, path
-        self.units: set[tuple[int, ...]] = set()
+        self.blocks: set[tuple[int, ...]] = set()
         self._lock = threading.Lock()
         if path is not None and path.exists():
             if resumed:
-                self.units = read_units(path.read_bytes())
+                self.blocks = read_blocks(path.read_bytes())
             else:
                 path.unlink()
 
     def note(self, slots: Iterable[Slot]) -> None:
-        """Note the units that patches overlap."""
+        """Note the blocks that patches overlap."""
         geometry = self.job.geometry
         with self._lock:
             for slot in slots:
-                block = slot.owner.block
-                start = (r + p for r, p in zip(block.read.start, slot.place, strict=True))
-                seen = Box.of(tuple(start), geometry.patch) & geometry.reach(block)
-                near = indices(geometry.units.touching(seen & geometry.domain))
-                for unit in ((block.volume, *index) for index in near):
-                    if unit not in self.units:
-                        self.units.add(unit)
-                        self._append(unit)
+                brick = slot.owner.brick
+                start = (r + p for r, p in zip(brick.read.start, slot.place, strict=True))
+                seen = Box.of(tuple(start), geometry.patch) & geometry.reach(brick)
+                near = indices(geometry.blocks.touching(seen & geometry.domain))
+                for block in ((brick.volume, *index) for index in near):
+                    if block not in self.blocks:
+                        self.blocks.add(block)
+                        self._append(block)
 
-    def _append(self, unit: tuple[int, ...]) -> None:
+    def _append(self, block: tuple[int, ...]) -> None:
         if self.path is not None:
             with self.path.open("a+b") as rows:
-                append_line(rows, json.dumps({"unit": unit}))
+                append_line(rows, json.dumps({"block": block}))

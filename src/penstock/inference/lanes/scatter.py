@@ -1,4 +1,4 @@
-"""Puts patches of a batch back into their blocks: denormalised, then trimmed or blended.
+"""Puts patches of a batch back into their bricks: denormalised, then trimmed or blended.
 
 The kind of a head decides what is done. Labels are copied as integers. Other values are scaled back
 to the range of the input if that is asked for. A trimmed patch gives the voxels that it owns. A
@@ -20,12 +20,12 @@ from ...data import Scaling
 from ..opening.heads import HeadPlan
 from ..opening.job import Job
 from ..tiling.stitch import axis_weights, place_in_row
-from .blocks import Slot
+from .bricks import Slot
 from .values import count_clipped, note_labels, note_range, to_range_
 
 
 class PatchScatter:
-    """Puts the output of a net for some patches into the blocks of these patches."""
+    """Puts the output of a net for some patches into the bricks of these patches."""
 
     def __init__(self, device: torch.device, job: Job, *, together: bool) -> None:
         """With ``together``, patches that are alike are treated at once. A GPU would idle while
@@ -48,7 +48,7 @@ class PatchScatter:
         ]
 
     def put(self, head: int, output_BCZYX: Tensor, slots: Sequence[Slot]) -> None:
-        """Put one head of some patches into their blocks."""
+        """Put one head of some patches into their bricks."""
         row = 0
         for _, group in groupby(slots, partial(self._alike, self._heads[head])):
             alike = list(group)
@@ -56,17 +56,17 @@ class PatchScatter:
             row += len(alike)
 
     def _alike(self, plan: HeadPlan, slot: Slot) -> Hashable:
-        """A key that is equal for patches that can be treated at once: they lie in one block, and
+        """A key that is equal for patches that can be treated at once: they lie in one brick, and
         have the same weights, or own boxes of the same shape."""
         if not self._together:
             return id(slot)
         if plan.blended:
             return id(slot.owner), *self._places_in_rows(slot)
-        sides = zip(self._geometry.stride, slot.owner.block.core.shape, slot.place, strict=True)
+        sides = zip(self._geometry.stride, slot.owner.brick.core.shape, slot.place, strict=True)
         return id(slot.owner), *(min(stride, side - place) for stride, side, place in sides)
 
     def _put(self, head: int, output_BCZYX: Tensor, slots: Sequence[Slot]) -> None:
-        """Put one head of patches that are alike into their block."""
+        """Put one head of patches that are alike into their brick."""
         plan, owner = self._heads[head], slots[0].owner
         target, tally = owner.outputs[head], owner.tally[head]
         places = [slot.place for slot in slots]
@@ -89,7 +89,7 @@ class PatchScatter:
         _copy(parts, to_range_(values, plan.dtype))
 
     def _add(self, target: Tensor, values: Tensor, slots: Sequence[Slot]) -> None:
-        """Add patches to the sums of their block, each voxel times its weight."""
+        """Add patches to the sums of their brick, each voxel times its weight."""
         sides = zip(self._geometry.patch, self._geometry.overlap, strict=True)
         axes = zip(sides, self._places_in_rows(slots[0]), strict=True)
         for axis, ((patch, overlap), place) in enumerate(axes):
@@ -97,8 +97,8 @@ class PatchScatter:
             values.mul_(weights.view([-1 if a == axis else 1 for a in range(3)]))
         for row, slot in enumerate(slots):
             # At the volume's lower edges a patch sees more than it contributes to.
-            block = slot.owner.block
-            outside = zip(slot.place, block.read.start, block.support.start, strict=True)
+            brick = slot.owner.brick
+            outside = zip(slot.place, brick.read.start, brick.support.start, strict=True)
             begin = tuple(place + read - support for place, read, support in outside)
             (part,), of_patch = _meeting(target, values[row : row + 1], [begin])
             part.add_(of_patch[0])
@@ -123,12 +123,12 @@ def slices_of(start: Sequence[int], shape: Sequence[int]) -> Iterator[slice]:
 def _meeting(
     target: Tensor, values_BCZYX: Tensor, begins: Sequence[Sequence[int]]
 ) -> tuple[list[Tensor], Tensor]:
-    """The voxels that patches and their block share: a part of the block for each patch, and the
+    """The voxels that patches and their brick share: a part of the brick for each patch, and the
     part of the patches' values.
 
-    The values of a patch begin at its ``begins`` in the block, which may lie before the block's
-    first voxel. At the upper edges both parts end with the block. All patches must overlap the
-    block in the same way.
+    The values of a patch begin at its ``begins`` in the brick, which may lie before the brick's
+    first voxel. At the upper edges both parts end with the brick. All patches must overlap the
+    brick in the same way.
     """
     shape = values_BCZYX.shape[2:]
     parts = [target[(slice(None), *slices_of(begin, shape))] for begin in begins]

@@ -1,6 +1,6 @@
-"""Copies of blocks to and from a device, and the times of the work on a GPU.
+"""Copies of bricks to and from a device, and the times of the work on a GPU.
 
-On the CPU copies are free and work is timed as it is done. On a GPU work is only queued: a block
+On the CPU copies are free and work is timed as it is done. On a GPU work is only queued: a brick
 crosses the bus from and to pinned memory, on one stream for each way, and events of the device time
 the work.
 """
@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...instruments import Probe
-from ..tiling.geometry import Block
-from .blocks import Computed, Loaded
+from ..tiling.geometry import Brick
+from .bricks import Computed, Loaded
 
 
 class Transfers:
-    """Copies blocks to a device, and their outputs back to the host."""
+    """Copies bricks to a device, and their outputs back to the host."""
 
     def __init__(self, device: torch.device, clock: GpuClock | None = None) -> None:
         """``clock`` times the copies; None on the CPU, where copies take no time."""
@@ -34,7 +34,7 @@ class Transfers:
             self.streams = torch.cuda.Stream(device), torch.cuda.Stream(device)
 
     def upload(self, loaded: Loaded) -> None:
-        """Begin to copy a block to the device, if that has not begun."""
+        """Begin to copy a brick to the device, if that has not begun."""
         if loaded.native is not None:
             return
         assert loaded.array is not None
@@ -44,14 +44,14 @@ class Transfers:
             return
         # The array is pinned already, unless the pool had no pinned buffer left.
         native = native.pin_memory()
-        with torch.cuda.stream(self.streams[0]), self._span("upload", loaded.block):
+        with torch.cuda.stream(self.streams[0]), self._span("upload", loaded.brick):
             loaded.native = native.to(self.device, non_blocking=True)
             # A blocking event: a thread that waits for it leaves the processor to others.
             loaded.arrived = torch.cuda.Event(blocking=True)
             loaded.arrived.record(self.streams[0])
 
     def take(self, loaded: Loaded) -> tuple[NDArray[Any], Tensor]:
-        """The array of a block on the host and on the device. The block keeps neither."""
+        """The array of a brick on the host and on the device. The brick keeps neither."""
         self.upload(loaded)
         array, native = loaded.array, loaded.native
         loaded.array = loaded.native = None
@@ -63,7 +63,7 @@ class Transfers:
         return array, native
 
     def download(self, computed: Computed) -> Computed:
-        """Begin to copy the outputs of a block to the host. `Computed.wait` waits for the end."""
+        """Begin to copy the outputs of a brick to the host. `Computed.wait` waits for the end."""
         outputs, tally = computed.outputs, computed.tally
         if self.streams is None:
             computed.outputs, computed.tally = [each.cpu() for each in outputs], tally.cpu()
@@ -72,7 +72,7 @@ class Transfers:
         stream.wait_stream(torch.cuda.current_stream(self.device))
         computed.ready = torch.cuda.Event(blocking=True)
         with torch.cuda.stream(stream):
-            with self._span("download", computed.block):
+            with self._span("download", computed.brick):
                 computed.outputs = [_to_pinned(each) for each in outputs]
                 computed.tally = _to_pinned(tally)
             computed.ready.record(stream)
@@ -80,8 +80,8 @@ class Transfers:
             tensor.record_stream(stream)
         return computed
 
-    def _span(self, stage: str, block: Block) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if self.clock is None else self.clock.span(stage, block)
+    def _span(self, stage: str, brick: Brick) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self.clock is None else self.clock.span(stage, brick)
 
 
 def pinned(nbytes: int) -> NDArray[np.uint8]:
@@ -90,7 +90,7 @@ def pinned(nbytes: int) -> NDArray[np.uint8]:
 
 
 def _to_pinned(tensor: Tensor) -> Tensor:
-    # Torch keeps released pinned memory and hands it out again: after the first blocks this
+    # Torch keeps released pinned memory and hands it out again: after the first bricks this
     # allocates nothing.
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return host.copy_(tensor, non_blocking=True)
@@ -105,18 +105,18 @@ class GpuClock:
 
     def __init__(self, device: torch.device, probe: Probe) -> None:
         self.device, self.probe = device, probe
-        self._queued: deque[tuple[str, Block, torch.cuda.Event, torch.cuda.Event]] = deque()
-        """Stage, block, begin and end of each piece of work that is not reported yet."""
+        self._queued: deque[tuple[str, Brick, torch.cuda.Event, torch.cuda.Event]] = deque()
+        """Stage, brick, begin and end of each piece of work that is not reported yet."""
         self._first = self._mark()
         self._first.synchronize()
         self._first_s = probe.clock()
 
     @contextlib.contextmanager
-    def span(self, stage: str, block: Block) -> Iterator[None]:
+    def span(self, stage: str, brick: Brick) -> Iterator[None]:
         """Time the work that is queued inside the context."""
         begin = self._mark()
         yield
-        self._queued.append((stage, block, begin, self._mark()))
+        self._queued.append((stage, brick, begin, self._mark()))
 
     def _mark(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True, blocking=True)
@@ -126,9 +126,9 @@ class GpuClock:
     def report(self, *, wait: bool = False) -> None:
         """Report the work that is done by now, or wait for all of it."""
         while self._queued and (wait or self._queued[0][-1].query()):
-            stage, block, begin, end = self._queued.popleft()
+            stage, brick, begin, end = self._queued.popleft()
             end.synchronize()
             start_s = self._first_s + self._first.elapsed_time(begin) / 1e3
             end_s = start_s + begin.elapsed_time(end) / 1e3
             track = _TRACKS.get(stage, 0)
-            self.probe.record(stage, start_s, end_s, block, waiting=False, track=track)
+            self.probe.record(stage, start_s, end_s, brick, waiting=False, track=track)

@@ -1,7 +1,7 @@
 """The output values of a net: floats are rounded, clipped and counted, labels are checked.
 
-Each head of a block has a tally of four integers on the device that computes it, so nothing waits
-for a GPU. The tally is checked on the host once the block has arrived there.
+Each head of a brick has a tally of four integers on the device that computes it, so nothing waits
+for a GPU. The tally is checked on the host once the brick has arrived there.
 """
 
 from __future__ import annotations

@@ -4,32 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+
+import torch
 
 from ...base import InferConfig, usable_cores
 from ...data import Source, why_no_lock
 from ...instruments import available_memory
 from ..planning.memory import Facts, resident_bytes
 from .heads import HeadPlan, is_wide
-from .known_net import HostDevice, KnownNet
+from .identity import arithmetic_of, maker
+from .net import Net
 from .outputs import Output
-
-if TYPE_CHECKING:
-    import torch
-
-    from .net import Net
-
-WITHOUT_TORCH = (
-    "torch is not installed here: this is the plan for a CPU, and base does not count what torch "
-    "takes"
-)
 
 
 def gather_facts(
     config: InferConfig,
     source: Source,
-    devices: Sequence[torch.device | HostDevice],
-    net: Net | KnownNet,
+    devices: Sequence[torch.device],
+    net: Net,
     heads: Sequence[HeadPlan],
     outputs: Sequence[Output],
     num_volumes: int,
@@ -40,12 +32,12 @@ def gather_facts(
     heap. The base does not count it, as forwards use it again and are counted themselves."""
     # First, because it makes a GPU's context, which takes memory of this process that base counts.
     device_bytes = _free_device_memory(devices)
-    unloaded = net.model.weight_bytes if isinstance(net, KnownNet) else 0
     return Facts(
         domain=source.domain[2:],
         source_itemsize=source.dtype.itemsize,
         source_chunk=source.chunks[2:],
         chunk_bytes=math.prod(source.chunks) * source.dtype.itemsize,
+        packed_itemsize=getattr(source, "packed_itemsize", 0),  # stores of others need not know it
         source_origin=source.grid_origin[2:],
         source_is_float=source.dtype.kind == "f",
         source_cache=source.cache_bytes or None,
@@ -61,7 +53,7 @@ def gather_facts(
         weight_bytes=net.model.weight_bytes,
         forward_bytes=net.footprint.peak_bytes,
         devices=tuple(device.type for device in devices),
-        base_bytes=resident_bytes() - judging_bytes + unloaded,
+        base_bytes=resident_bytes() - judging_bytes,
         available_bytes=available_memory() // peers,
         cores=usable_cores(),
         device_bytes=device_bytes,
@@ -70,50 +62,31 @@ def gather_facts(
             net.carrier.itemsize,
             *(8 if head.kind == "labels" else head.work.itemsize for head in heads),
         ),
-        spill_rate=config.spill_rate,
-        spill_rate_from="--spill-rate",
         patch_flops=net.patch_flops,
         heads=tuple(head.line() for head in heads),
-        arithmetic=_arithmetic(config, source, devices, outputs),
+        arithmetic=arithmetic_of(
+            maker([source, *(o.sink for o in outputs)], devices, config.threads)
+        ),
         notes=tuple(_notes(config, source, devices, net, outputs)),
     )
 
 
-def _arithmetic(
-    config: InferConfig,
-    source: Source,
-    devices: Sequence[torch.device | HostDevice],
-    outputs: Sequence[Output],
-) -> str:
-    """The arithmetic of the job in words; empty without torch."""
-    real = [device for device in devices if not isinstance(device, HostDevice)]
-    if len(real) < len(devices):
-        return ""
-    from .identity import arithmetic_of, maker
-
-    return arithmetic_of(maker([source, *(o.sink for o in outputs)], real, config.threads))
-
-
-def _free_device_memory(devices: Sequence[torch.device | HostDevice]) -> int | None:
-    gpus = [d for d in devices if not isinstance(d, HostDevice) and d.type == "cuda"]
-    if not gpus:
-        return None
-    import torch
-
-    return min(torch.cuda.mem_get_info(device)[0] for device in gpus)
+def _free_device_memory(devices: Sequence[torch.device]) -> int | None:
+    gpus = [device for device in devices if device.type == "cuda"]
+    return min((torch.cuda.mem_get_info(device)[0] for device in gpus), default=None)
 
 
 def _notes(
     config: InferConfig,
     source: Source,
-    devices: Sequence[torch.device | HostDevice],
-    net: Net | KnownNet,
+    devices: Sequence[torch.device],
+    net: Net,
     outputs: Sequence[Output],
 ) -> Iterator[str]:
     """Sentences that the plan prints about how the model is run."""
     yield from filter(None, (why_no_lock(output.sink) for output in outputs))
-    if isinstance(net, KnownNet):
-        yield WITHOUT_TORCH
+    if (packing := getattr(source, "packing", None)) is not None:
+        yield f"the input's attributes say value = {packing}; --raw reads what is stored"
     dtype = str(net.model.dtype).removeprefix("torch.")
     if is_wide(source.dtype) and dtype != "float64":
         yield f"the model takes {dtype}, which does not hold all digits of {source.dtype}"

@@ -146,7 +146,7 @@ def _refuse_probabilities(
     raise UsageError(
         f"model {model}: head {part.name} {what} on a patch with normalised values from "
         f"{low:.3g} to {high:.3g}; say what it is: --head-kind scores for probabilities, labels "
-        "for classes, intensity for an image (see penstock infer --help)"
+        "for classes, intensity for an image (see penstock infer --help-all)"
     )
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from ...base import HeadKind, InferConfig, UsageError, plural
 
 if TYPE_CHECKING:
-    from ...models import Head, KnownHead
+    from ...models import Head
 
 Origin = Literal["said", "known", "assumed"]
 
@@ -72,7 +72,7 @@ class HeadPlan:
 
     @property
     def kept(self) -> np.dtype[Any]:
-        """The dtype in which blocks and incomplete units hold the values."""
+        """The dtype in which bricks and incomplete blocks hold the values."""
         return self.work if self.blended else self.dtype
 
     def line(self) -> str:
@@ -83,7 +83,7 @@ class HeadPlan:
         return f"{self.name}: {self.kind}{assumed}; {back}, {seam}, {self.dtype}"
 
 
-def split(heads: Sequence[Head | KnownHead], num_outputs: int, model: str) -> list[HeadPart]:
+def split(heads: Sequence[Head], num_outputs: int, model: str) -> list[HeadPart]:
     """The part of the model that each output takes: a head, or a channel of the only head.
 
     Raises `UsageError` if the number of outputs fits neither.

@@ -1,43 +1,113 @@
-"""A job, opened with torch: its model is loaded, and may be run on a patch of the input.
+"""A job: all that the settings name is opened, checked and planned, and can be run.
 
-`run` carries it out.
+Opening changes nothing: a job may be planned, shown and thrown away. `run` carries it out.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
-from ...base import torch_threads
-from ...data import Source
-from ...models import Model, find_devices, load_model
+from ...base import (
+    HeadKind,
+    InferConfig,
+    UsageError,
+    build,
+    check_folder,
+    check_outputs,
+    modes_kept,
+    names_parameters,
+    torch_threads,
+)
+from ...data import Sink, Source, check_knows_chunks, open_source
+from ...models import Model, find_devices, load_model, model_files
 from ..planning.memory import resident_bytes
-from ..run_folder.reader import threads_of
-from ..tiling.geometry import PatchShape, block_halo
+from ..planning.plan import Plan, make_plan
+from ..run_folder.bucket_folder import RemoteFolder
+from ..run_folder.journal import Prepared
+from ..run_folder.names import RUN_FILES, default_run_dir
+from ..run_folder.reader import check_not_anew, threads_of
+from ..tiling.geometry import block_halo, patch_shape
 from . import identity
-from .device_peak import with_workspaces
-from .draft import Draft, Kinds
+from .facts import gather_facts
 from .head_kinds import Seen, head_kinds, seen_patches
-from .heads import HeadPart
-from .net import Net, check_graphs, fit_net
+from .heads import HeadPart, Origin, plan_heads, split
+from .net import check_graphs, fit_net, with_workspaces
+from .outputs import open_outputs
+from .selection import select, volumes_of
 
 
-class Job(Draft):
+class Job:
     """One inference, opened and planned, that can be run."""
 
-    devices: list[torch.device]
-    net: Net
+    def __init__(
+        self, config: InferConfig, part: tuple[int, ...] | None = None, peers: int = 1
+    ) -> None:
+        """Open what the settings name.
+
+        Args:
+            config: The settings of the job.
+            part: The shape of parts, z y x, if other processes already work on parts.
+            peers: Number of processes of the job that share this machine's memory.
+
+        Raises:
+            UsageError: What the settings ask for cannot be done. Nothing was created.
+        """
+        self.config = config.model_copy(update={"threads": threads_of(config)})
+        self.peers = peers
+        with torch_threads(self.config.threads):
+            self._open(part)
 
     def _open(self, part: tuple[int, ...] | None) -> None:
-        self.config = self.config.model_copy(update={"threads": threads_of(self.config)})
-        with torch_threads(self.config.threads):
-            super()._open(part)
+        config = self.config
+        model = self._load_model()
+        source = open_source(config.in_spec, level=config.level, raw=config.raw)
+        shape = patch_shape(config, "z" in source.axes, model.spatial_axes)
+        net = fit_net(config, self.devices, model, shape, source.dtype)
+        self.net = with_workspaces(net, config, self.devices)
+        start, stop = source.domain.start, source.domain.stop
+        times = select(config.t, start[0], stop[0], "--t")
+        channels = select(config.c, start[1], stop[1], "--c")
+        self.selected = times, channels
+        parts = split(self.net.footprint.heads, len(config.out_spec), model.name)
+        self.volumes = volumes_of(times, channels, model.in_channels)
+        if config.missing == "error":
+            check_knows_chunks(source)
+        kinds, judging_bytes = self._kinds(source, parts)
+        self.head_parts, self.head_kinds = parts, kinds
+        try:
+            self.outputs = open_outputs(
+                config, source, (times, channels), model.in_channels, parts, kinds
+            )
+        except UsageError:
+            if config.resumes:
+                check_not_anew(config.out_spec, config.run_dir)
+            raise
+        dtypes, fine = [sink.dtype for sink in self.sinks], self.net.carrier.itemsize == 8
+        self.heads = plan_heads(config, parts, kinds, dtypes, fine=fine)
+        facts = gather_facts(
+            config, source, self.devices, self.net, self.heads, self.outputs, len(self.volumes),
+            judging_bytes, self.peers,
+        )  # fmt: skip
+        self.run_dir = config.run_dir or default_run_dir(self.sinks[0])
+        if config.joins:
+            part = Prepared.read(self.run_dir).part
+        self.plan = make_plan(config, facts, shape, part)
+        self.geometry = self.plan.geometry
+        self.source = source.with_cache(self.plan.cache_bytes)
+        self.norm_source = self.source
+        if config.norm_level is not None:
+            self.norm_source = open_source(config.in_spec, level=config.norm_level, raw=config.raw)
+        _check_own_files(config, self.run_dir, source, self.sinks)
 
-    def _find_model(self) -> Model:
+    @property
+    def sinks(self) -> list[Sink]:
+        return [output.sink for output in self.outputs]
+
+    def _load_model(self) -> Model:
+        """The model; also finds its devices."""
         config = self.config
         self.devices = find_devices(config.devices)
         check_graphs(config, self.devices)
@@ -48,11 +118,11 @@ class Job(Draft):
         self.attributes = identity.attributes(model.module)
         return model
 
-    def _fit(self, model: Model, shape: PatchShape, dtype: np.dtype[Any]) -> Net:
-        net = fit_net(self.config, self.devices, model, shape, dtype)
-        return with_workspaces(net, self.config, self.devices)
-
-    def _kinds(self, source: Source, parts: Sequence[HeadPart]) -> tuple[Kinds, int]:
+    def _kinds(
+        self, source: Source, parts: Sequence[HeadPart]
+    ) -> tuple[list[tuple[HeadKind, Origin]], int]:
+        """The kind of each head, and the bytes that the test of the heads left in the heap. Later
+        forwards use these bytes again, and the plan counts the forwards."""
         before: list[int] = []
 
         def candidates() -> Iterator[Seen]:
@@ -69,7 +139,7 @@ class Job(Draft):
 
     def fingerprint(self) -> dict[str, Any]:
         """The facts that must be equal in two runs for them to write the same voxels into the same
-        units."""
+        blocks."""
         config, geometry, model = self.config, self.geometry, self.net.model
         return {
             "input": identity.of_input(self.source, resumes=config.resumes),
@@ -84,7 +154,7 @@ class Job(Draft):
             "volumes": [[v.t, list(v.channels)] for v in self.volumes],
             "patch": geometry.patch,
             "overlap": geometry.overlap,
-            "block": geometry.unit,
+            "block": geometry.block,
             "seam": [geometry.seam, config.min_blend_weight],
             "normalize": [
                 config.normalize,
@@ -101,3 +171,70 @@ class Job(Draft):
             "compile_dynamic": config.compile and config.compile_dynamic,
             "devices": sorted({device.type for device in self.devices}),
         }
+
+
+def _check_own_files(
+    config: InferConfig, run_dir: Path | str | None, source: Source, sinks: Sequence[Sink]
+) -> None:
+    """Refuse a run folder, a trace or metrics that would lie inside the input or an output, or
+    replace a file of the run.
+
+    ``run_dir`` is the run folder of the job, said or chosen; None for a job that has none.
+    """
+    if isinstance(config.run_dir, Path):
+        check_folder(config.run_dir, "--run-dir")
+    arrays = [("input", source.address), *(("output", sink.address) for sink in sinks)]
+    if isinstance(run_dir, str):
+        _check_apart(RemoteFolder(run_dir), arrays)
+    here = run_dir if isinstance(run_dir, Path) else None
+    named = [("--trace", config.trace), ("--metrics-json", config.metrics_json)]
+    if run_dir is None and config.metrics_json is not None:
+        named.append(("the rows of --metrics-json", config.metrics_json.with_suffix(".jsonl")))
+    ours = [("--run-dir", here), *named]
+    for (flag, path), (what, address) in itertools.product(ours, arrays):
+        if path is not None and f"{path.resolve()}/".startswith(f"{address}/"):
+            raise UsageError(f"{flag} {path} lies inside the {what}")
+    kept = {here.resolve() / name for name in RUN_FILES} if here else set()
+    for flag, path in named:
+        if path is not None and path.resolve() in kept:
+            raise UsageError(f"{flag} {path} is a file of the run folder; give another name")
+    given = [config.in_spec, config.weights, *config.out_spec, *model_files(config.model_type)]
+    read = [Path(each) for each in given if isinstance(each, str | Path)]
+    check_outputs(*named, replace=config.overwrite, inputs=read)
+
+
+def _check_apart(folder: RemoteFolder, arrays: Sequence[tuple[str, str]]) -> None:
+    """Refuse a run folder in a bucket that lies inside the input or an output."""
+    for what, address in arrays:
+        if f"{folder.address}/".startswith(f"{address}/"):
+            raise UsageError(f"--run-dir {folder} lies inside the {what}")
+
+
+@names_parameters(InferConfig, model_type="model")
+def plan_inference(in_spec: Any, out_spec: Any, *, model: Any, **knobs: Any) -> Plan:
+    """Plan what `run_inference` would do, without doing it.
+
+    Args:
+        in_spec: As for `run_inference`.
+        out_spec: As for `run_inference`.
+        model: As for `run_inference`.
+        knobs: As for `run_inference`.
+
+    Returns:
+        Counts, bytes and memory of the job.
+
+    Raises:
+        UsageError: The job cannot be done as asked. Nothing was created.
+    """
+    named = {"in_spec": in_spec, "out_spec": out_spec, "model_type": model}
+    with modes_kept(model):
+        return plan_job(build(InferConfig, named, knobs))
+
+
+def plan_job(config: InferConfig) -> Plan:
+    """The plan of a job.
+
+    Raises:
+        UsageError: The job cannot be done as asked.
+    """
+    return Job(config).plan

@@ -33,9 +33,9 @@ class Output:
         lines = zip(self.sink.grid_origin[2:], self.offset, strict=True)
         return tuple(line - offset for line, offset in lines)
 
-    def box(self, volume: int, unit: Box) -> Box:
-        """A unit of a volume in the sink, t c z y x."""
-        return Box.of(self.places[volume], (1, self.channels)) + unit.shift(self.offset)
+    def box(self, volume: int, block: Box) -> Box:
+        """A block of a volume in the sink, t c z y x."""
+        return Box.of(self.places[volume], (1, self.channels)) + block.shift(self.offset)
 
 
 def open_outputs(

@@ -1,4 +1,4 @@
-"""The ways to cut a job into write units, regions, and parts that workers share.
+"""The ways to cut a job into blocks and parts.
 
 A `Plan` is made for each way, and the cheapest one that fits the memory is taken.
 """
@@ -7,142 +7,124 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ...base import InferConfig, UsageError
 from ..tiling.geometry import Geometry, PatchShape, per_axis
 from ..tiling.parts import Parts, fit_parts
 from .memory import Facts
 
-BLOCK_VOXELS = 3_000_000
-"""Most voxels that a compute block reads. Small blocks take little memory while they are under way;
-below this size the fixed cost of a block begins to show."""
-UNIT_VOXELS = 2**22
-"""Most voxels in a write unit whose size is chosen here. Small units are written sooner, so a kill
+BRICK_VOXELS = 3_000_000
+"""Most voxels that a brick reads. Small bricks take little memory while they are under way;
+below this size the fixed cost of a brick begins to show."""
+BLOCK_VOXELS = 2**22
+"""Most voxels in a block whose size is chosen here. Small blocks are written sooner, so a kill
 loses less."""
-OWN_UNIT_VOXELS = 2**24
-"""Most voxels of a unit that has its own percentiles, and so its own patches (256 cubed). With
-smaller units too many patches would be computed twice."""
-
-
-@dataclass(frozen=True, slots=True)
-class JobCut:
-    """A way to cut a job."""
-
-    shape: PatchShape
-    geometry: Geometry
-    parts: Parts | None
+OWN_BLOCK_VOXELS = 2**24
+"""Most voxels of a block that has its own percentiles, and so its own patches (256 cubed). With
+smaller blocks too many patches would be computed twice."""
 
 
 def cuts(
-    config: InferConfig,
-    facts: Facts,
-    shape: PatchShape,
-    part: tuple[int, ...] | None,
-    *,
-    spills: bool = False,
-) -> Iterator[JobCut]:
-    """The cuts to compare, the largest regions first. With ``spills``, parts spill their borders.
+    config: InferConfig, facts: Facts, shape: PatchShape, part: tuple[int, ...] | None
+) -> Iterator[Geometry]:
+    """The cuts to compare, the largest parts first. ``part`` is the shape of parts of a run that
+    other processes may work on.
 
     Raises `UsageError` for a block that does not match the output's chunks.
     """
-    unit = _fit_unit(config, facts, shape)
-    volumes, by_unit = facts.num_volumes, config.normalize == "percentile"
+    block = _fit_block(config, facts, shape)
+    geometry = _geometry(config, facts, shape, block)
     if part is not None:
-        geometry = _geometry(config, facts, shape, unit, unit if by_unit else part)
-        geometry = replace(geometry, spills=spills)
-        yield JobCut(shape, geometry, Parts(geometry, part, volumes, config.shared_by or 1))
+        yield replace(geometry, part=part)
+    elif config.normalize == "percentile":  # each block has percentiles, and so patches, of its own
+        yield geometry
     elif config.shared_by is None:
-        for region in _regions(config, facts, unit):
-            yield JobCut(shape, _geometry(config, facts, shape, unit, region), None)
+        for part in _parts_of_one_process(facts, block):
+            yield replace(geometry, part=part)
     else:
-        geometry = replace(_geometry(config, facts, shape, unit, unit), spills=spills)
-        least = config.parts or 1
-        while True:
-            parts = fit_parts(geometry, volumes, config.shared_by, least)
-            if not by_unit:  # a part is one region, so each of its patches is computed once
-                geometry = replace(geometry, region=parts.step)
-                parts = replace(parts, geometry=geometry)
-            yield JobCut(shape, geometry, parts)
-            if by_unit or len(parts) < least or parts.step == unit:
+        least, count = config.parts or 1, 0
+        while count < least:
+            part = fit_parts(geometry, facts.num_volumes, config.shared_by, least)
+            yield (cut := replace(geometry, part=part))
+            count = len(Parts(cut, facts.num_volumes))
+            if count < least or part == block:
                 return
-            least = 2 * len(parts)
+            least = 2 * count
 
 
-def _regions(config: InferConfig, facts: Facts, unit: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Region shapes to compare, largest first. Regions are not cut along z, as blocks sweep it."""
-    if config.normalize == "percentile":
-        yield unit
-        return
-    units = [-(-n // u) + 1 for n, u in zip(facts.domain.shape, unit, strict=True)]
+def _parts_of_one_process(facts: Facts, block: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Shapes of parts to compare: the whole volume, and smaller ones that hold fewer open blocks.
+    They are not cut along z, as bricks sweep it."""
+    blocks = [-(-n // u) + 1 for n, u in zip(facts.domain.shape, block, strict=True)]
     while True:
-        yield tuple(n * u for n, u in zip(units, unit, strict=True))
-        axis = 1 if units[1] * unit[1] >= units[2] * unit[2] else 2
-        if units[axis] == 1:
+        yield tuple(n * u for n, u in zip(blocks, block, strict=True))
+        axis = 1 if blocks[1] * block[1] >= blocks[2] * block[2] else 2
+        if blocks[axis] == 1:
             axis = 3 - axis
-        if units[axis] == 1:
+        if blocks[axis] == 1:
             return
-        units[axis] = -(-units[axis] // 2)
+        blocks[axis] = -(-blocks[axis] // 2)
 
 
-def _fit_unit(config: InferConfig, facts: Facts, shape: PatchShape) -> tuple[int, ...]:
-    """The shape of a write unit: that of --block, or else one that is chosen here.
+def _fit_block(config: InferConfig, facts: Facts, shape: PatchShape) -> tuple[int, ...]:
+    """The shape of a block: that of --block, or else one that is chosen here.
 
     Raises `UsageError` if --block is not whole chunks of every output.
     """
     grid = tuple(math.lcm(*axis) for axis in zip(*facts.write_grids, strict=True))
     extent = facts.domain.shape
     if config.block is None:
-        unit = list(grid)
-        most = OWN_UNIT_VOXELS if config.normalize == "percentile" else UNIT_VOXELS
+        block = list(grid)
+        most = OWN_BLOCK_VOXELS if config.normalize == "percentile" else BLOCK_VOXELS
         while True:
-            growing = [a for a in range(3) if unit[a] < extent[a]]
-            axis = min(growing, key=lambda a: (unit[a], -a), default=None)
-            if axis is None or math.prod(unit) * 2 > most:
-                return tuple(unit)
-            unit[axis] *= 2
-    block = per_axis(config.block, plane=False, thin=grid[0])
-    for name, b, p, n in zip("zyx", block, shape.patch, extent, strict=True):
+            growing = [a for a in range(3) if block[a] < extent[a]]
+            axis = min(growing, key=lambda a: (block[a], -a), default=None)
+            if axis is None or math.prod(block) * 2 > most:
+                return tuple(block)
+            block[axis] *= 2
+    asked = per_axis(config.block, plane=False, thin=grid[0])
+    for name, b, p, n in zip("zyx", asked, shape.patch, extent, strict=True):
         if b < p and b < n:
             raise UsageError(f"--block {b} is smaller than --patch {p} (axis {name})")
-    for name, b, g, n in zip("zyx", block, grid, extent, strict=True):
+    for name, b, g, n in zip("zyx", asked, grid, extent, strict=True):
         if b % g and b < n:
             raise UsageError(
                 f"--block {b} is not a multiple of the output's {g} (its chunks or shards along "
                 f"{name}): each would be written more than once; give --block {-(-b // g) * g}"
             )
-    return tuple(-(-min(b, n) // g) * g for b, g, n in zip(block, grid, extent, strict=True))
+    return tuple(-(-min(b, n) // g) * g for b, g, n in zip(asked, grid, extent, strict=True))
 
 
 def _geometry(
     config: InferConfig,
     facts: Facts,
     shape: PatchShape,
-    unit: tuple[int, ...],
-    region: tuple[int, ...],
+    block: tuple[int, ...],
 ) -> Geometry:
+    """The geometry in which each block is a part."""
     stride = tuple(p - o for p, o in zip(shape.patch, shape.overlap, strict=True))
     counts = [-(-n // s) for n, s in zip(facts.domain.shape, stride, strict=True)]
     if config.normalize == "percentile":
-        # Each region is one block, as its percentiles are needed before its first patch. Blocks end
+        # Each part is one brick, as its percentiles are needed before its first patch. Bricks end
         # at multiples of this in the global grid, so it must cover the whole grid.
-        per_block = counts
+        per_brick = counts
     else:
-        per_block = [1, 1, 1]
-        while growing := [a for a in range(3) if per_block[a] < counts[a]]:
-            axis = min(growing, key=lambda a: (per_block[a] * stride[a], -a))
-            per_block[axis] += 1
-            read = (n * s + o for n, s, o in zip(per_block, stride, shape.overlap, strict=True))
-            if math.prod(read) * facts.in_channels > BLOCK_VOXELS:
-                per_block[axis] -= 1
+        per_brick = [1, 1, 1]
+        while growing := [a for a in range(3) if per_brick[a] < counts[a]]:
+            axis = min(growing, key=lambda a: (per_brick[a] * stride[a], -a))
+            per_brick[axis] += 1
+            read = (n * s + o for n, s, o in zip(per_brick, stride, shape.overlap, strict=True))
+            if math.prod(read) * facts.in_channels > BRICK_VOXELS:
+                per_brick[axis] -= 1
                 break
     return Geometry(
         domain=facts.domain,
         patch=shape.patch,
         overlap=shape.overlap,
         seam="blend" if any(facts.sum_itemsizes) else "trim",
-        unit=unit,
+        block=block,
         anchor=facts.anchor,
-        region=region,
-        patches_per_block=tuple(per_block),
+        part=block,
+        patches_per_brick=tuple(per_brick),
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import psutil
 
 from ...data import Box
-from ..tiling.traffic import BlockShape
+from ..tiling.traffic import BrickShape
 
 LIBRARY_BYTES = 2 * 32 * 2**20
 """Most bytes of torch's workspaces for cuBLAS and cuBLASLt, as on a Hopper GPU."""
@@ -66,24 +66,19 @@ class Facts:
     """Number of cores that can decode chunks at once."""
     device_bytes: int | None
     """Free bytes of the device that has the fewest. None on the CPU."""
+    packed_itemsize: int = 0
+    """Bytes of a stored number, where it is no value itself, else 0."""
     cast_bytes: int = 0
     """Bytes of the weights in half precision, which autocast keeps in addition to the others."""
     work_itemsize: int = 4
     """Bytes of a value while patches are normalised before the forward, and scaled back after."""
-    patch_seconds: float | None = None
-    """Seconds that a worker takes for a patch. None if unknown."""
-    patch_seconds_from: str = ""
-    """Source of this number, for the printed plan; likewise below."""
-    spill_rate: float | None = None
-    """Bytes per second at which a worker writes, or reads, spilled pieces. None if unknown."""
-    spill_rate_from: str = ""
     patch_flops: float | None = None
     """Floating-point operations of a forward for each patch. None if unknown."""
     heads: tuple[str, ...] = ()
     """One line about each head for the printed plan."""
     arithmetic: str = ""
     """Torch, instruction set, threads and GPUs, for the printed plan. The last bits of sums depend
-    on them. Empty if torch is not installed here."""
+    on them."""
     notes: tuple[str, ...] = ()
     """Sentences for the printed plan about how the model is run."""
 
@@ -110,7 +105,7 @@ class HostMemory:
 
     base: int
     forward: int
-    blocks: int
+    bricks: int
     assembly: int
     writing: int
     cache: int
@@ -128,60 +123,60 @@ def resident_bytes() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def chunks_of_block(facts: Facts, block: BlockShape) -> int:
-    """Most chunks of the source that a block touches."""
-    lengths = zip(block.read.shape, facts.source_chunk, facts.domain.shape, strict=True)
+def chunks_of_brick(facts: Facts, brick: BrickShape) -> int:
+    """Most chunks of the source that a brick touches."""
+    lengths = zip(brick.read.shape, facts.source_chunk, facts.domain.shape, strict=True)
     return math.prod(min(-(-(n - 1) // chunk) + 1, -(-all_ // chunk)) for n, chunk, all_ in lengths)
 
 
-def block_bytes_of(facts: Facts, read: int, support: int) -> int:
-    """Bytes of a block: the array as read and the outputs. Both buffers are reused by later blocks.
+def brick_bytes_of(facts: Facts, read: int, support: int) -> int:
+    """Bytes of a brick: the array as read and the outputs. Both buffers are reused by later bricks.
     A float input adds one byte per voxel, which says whether it is finite."""
-    came = support * (sum(block_voxel_bytes(facts)) + facts.source_is_float)
+    came = support * (sum(brick_voxel_bytes(facts)) + facts.source_is_float)
     return read * facts.in_bytes + came
 
 
-def block_voxel_bytes(facts: Facts) -> list[int]:
-    """Bytes of a voxel of a block, for each head. A blended head holds sums."""
+def brick_voxel_bytes(facts: Facts) -> list[int]:
+    """Bytes of a voxel of a brick, for each head. A blended head holds sums."""
     each = zip(facts.out_channels, facts.out_itemsizes, facts.sum_itemsizes, strict=True)
     return [channels * (sums or out) for channels, out, sums in each]
 
 
-def unit_voxel_bytes(facts: Facts) -> list[int]:
-    """Bytes of a voxel of a unit, for each head. A buffer holds sums, then what is written."""
+def block_voxel_bytes(facts: Facts) -> list[int]:
+    """Bytes of a voxel of a block, for each head. A buffer holds sums, then what is written."""
     each = zip(facts.out_channels, facts.out_itemsizes, facts.sum_itemsizes, strict=True)
     return [channels * max(sums, out) for channels, out, sums in each]
 
 
-def block_budget(facts: Facts, patch: int, block: int, workers: int, batches: int | None) -> int:
-    """Bytes that blocks under way may take, for each device.
+def brick_budget(facts: Facts, patch: int, brick: int, workers: int, batches: int | None) -> int:
+    """Bytes that bricks under way may take, for each device.
 
-    ``patch`` is the size of a block of one patch in bytes, ``block`` that of the largest block, and
-    ``batches`` is the most batches that the user allows. A batch can hold patches of as many blocks
+    ``patch`` is the size of a brick of one patch in bytes, ``brick`` that of the largest brick, and
+    ``batches`` is the most batches that the user allows. A batch can hold patches of as many bricks
     as it has rows, and frees none of them before it is full. So there must be room for all of them,
-    and for one more block.
+    and for one more brick.
     """
-    least = facts.batch * patch + 2 * block
-    budget = least + max(1, workers // len(facts.devices)) * block
+    least = facts.batch * patch + 2 * brick
+    budget = least + max(1, workers // len(facts.devices)) * brick
     return budget if batches is None else min(budget, max(least, batches * facts.batch * patch))
 
 
-def pinned_blocks(facts: Facts, budget: int, largest: BlockShape) -> int:
-    """Number of the largest blocks that lie in pinned memory at once, for all CUDA devices."""
-    block = block_bytes_of(facts, largest.read.size, largest.support.size)
-    return facts.devices.count("cuda") * (budget // block)
+def pinned_bricks(facts: Facts, budget: int, largest: BrickShape) -> int:
+    """Number of the largest bricks that lie in pinned memory at once, for all CUDA devices."""
+    brick = brick_bytes_of(facts, largest.read.size, largest.support.size)
+    return facts.devices.count("cuda") * (budget // brick)
 
 
-def blocks_bytes(facts: Facts, budget: int, largest: BlockShape) -> int:
-    """Bytes of blocks under way on the host, for all devices.
+def bricks_bytes(facts: Facts, budget: int, largest: BrickShape) -> int:
+    """Bytes of bricks under way on the host, for all devices.
 
     For a CUDA device, the arrays as read and the outputs are in pinned memory. Torch pins powers of
-    two and keeps pinned memory. Small blocks that find no pinned buffer of their size come on top.
+    two and keeps pinned memory. Small bricks that find no pinned buffer of their size come on top.
     """
-    heads = (largest.support.size * count for count in block_voxel_bytes(facts))
+    heads = (largest.support.size * count for count in brick_voxel_bytes(facts))
     arrays = (largest.hull.size * facts.in_bytes, *heads)
     pinned = sum(1 << (count - 1).bit_length() for count in arrays)
-    return len(facts.devices) * budget + pinned_blocks(facts, budget, largest) * pinned
+    return len(facts.devices) * budget + pinned_bricks(facts, budget, largest) * pinned
 
 
 def device_bytes(facts: Facts, computing: int, buffers: int, budget: int) -> int:

@@ -1,4 +1,4 @@
-"""The checksums of what is written: one for each unit in each output. `unit_log` keeps them."""
+"""The checksums of what is written: one for each block in each output. `block_log` keeps them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...data import Sink
 
 
 def check_of(values: NDArray[Any], fill: object = None) -> str:
-    """The check of the values of a unit in one output.
+    """The check of the values of a block in one output.
 
     ``fill`` is the fill value of the store, None if it has none.
     """
@@ -35,7 +35,7 @@ def _is_full_of(values: NDArray[Any], fill: object) -> bool:
         return False
     bits = np.dtype(f"u{values.dtype.itemsize}")
     wanted = np.asarray(fill, values.dtype).view(bits)
-    # Row by row: the first row settles most units, and no mask is as large as a unit.
+    # Row by row: the first row settles most blocks, and no mask is as large as a block.
     return all((row == wanted).all() for row in values.view(bits).reshape(-1, values.shape[-1]))
 
 

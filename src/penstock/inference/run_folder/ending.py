@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ...base import Incomplete, PenstockError, describe
-
-ENDING_FILE = "ended.json"
+from .names import ENDING_FILE
 
 
 class EndRequest:
-    """Asks a running job to end: it reads no more blocks, and writes the units that are complete.
+    """Asks a running job to end: it reads no more bricks, and writes the blocks that are complete.
 
     A signal handler may call it, as it never waits.
     """

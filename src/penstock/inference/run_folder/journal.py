@@ -1,20 +1,6 @@
-"""The run folder: what a run keeps beside its output, so that a killed run can be resumed.
+"""The record of one run: which blocks are written, by whom, and what a resumed run goes on with.
 
-    run.json         name, settings, fingerprint and plan of the run; the makers of its units:
-                     versions, code and kind of machine
-    done.log         one line for each write unit with its checksums, appended and synced after the
-                     unit is written; see `unit_log`
-    statistics.json  exact global percentiles
-    metrics.jsonl    rows of telemetry
-    retries.jsonl    a row for each read or write that failed and was tried again
-    halved.jsonl     a row for each unit with patches that ran in a smaller batch, as memory ran out
-    workers.json     the workers of a cluster: how many are there, died, or were left out
-    stacks.txt       the stack of each thread, if the run stopped making progress
-    ended.json       why a run ended before it was done; a run that was killed leaves none
-    summary.json     written last, by a run that succeeded
-
-A line that a kill has cut short is ignored, and its unit is written again. To write a unit twice
-does no harm; to leave one out would.
+`files` names what lies in the folder of a run.
 """
 
 from __future__ import annotations
@@ -22,44 +8,44 @@ from __future__ import annotations
 import json
 import threading
 import uuid
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...base import TRACEBACK_FILE, UsageError, scrubbed
-from .ending import ENDING_FILE
-from .files import HALVED_FILE, RunFiles, read_document
-from .local import Folder, Log, folder_at
-from .log_file import of_each
+from ...base import RUN_FILE, SUMMARY_FILE, TRACEBACK_FILE, UsageError, scrubbed
+from .block_log import CHECKSUM, Key, line_of, maker_line
+from .block_set import BlockSet
+from .folder import Folder, Log, folder_at, lost_lines, read_document
+from .names import (
+    ALIVE_FOLDER,
+    ENDING_FILE,
+    HALVED_FILE,
+    LOG_FILE,
+    METRICS_FILE,
+    RETRIES_FILE,
+    SCALINGS_FILE,
+    STACKS_FILE,
+    STATISTICS_FOLDER,
+    WORKERS_FILE,
+    of_each,
+)
 from .notes import Notes
-from .unit_log import CHECKSUM, Key, line_of, maker_line
-from .unit_set import UnitSet
+from .own_files import OwnFiles
 
-STATISTICS_FOLDER = "statistics"
-"""Folder for counts of values by several processes, before they are merged."""
-SPILL_FOLDER = "spill"
-"""Folder for spilled pieces of units, until the units are complete."""
-RETRIES_FILE = "retries.jsonl"
-STACKS_FILE = "stacks.txt"
-WORKERS_FILE = "workers.json"
-RUN_FILES = ("run.json", "done.log", "statistics.json", "metrics.jsonl", HALVED_FILE,
-             "summary.json", RETRIES_FILE, STACKS_FILE, WORKERS_FILE, ENDING_FILE,
-             TRACEBACK_FILE)  # fmt: skip
-"""The files of a run folder."""
-_OF_ONE_START = ("summary.json", WORKERS_FILE, ENDING_FILE, TRACEBACK_FILE,
+_OF_ONE_START = (SUMMARY_FILE, WORKERS_FILE, ENDING_FILE, TRACEBACK_FILE,
                  *(f(n) for n in (RETRIES_FILE, STACKS_FILE) for f in (str, of_each)))  # fmt: skip
 """Files about one start of a run, which are removed when it is resumed."""
 _OF_ONE_RUN = (
-    "statistics.json",
-    *map(of_each, ("done.log", "summary.json", "metrics.jsonl", HALVED_FILE)),
+    SCALINGS_FILE,
+    f"{STATISTICS_FOLDER}/",
+    *map(of_each, (LOG_FILE, SUMMARY_FILE, METRICS_FILE, HALVED_FILE)),
 )
 """Files that are also removed when a run begins anew."""
-_OLDER = {"code": "of an older version"}
-"""Stands for the maker of a run that was begun by an older version, which noted no makers."""
 
 
 class OtherMaker(UsageError):
-    """The units of the run were made by other code, other versions or another kind of machine, so
+    """The blocks of the run were made by other code, other versions or another kind of machine, so
     this process may not go on with it."""
 
     def __init__(self, folder: Folder, name: str, made: Any, here: Any) -> None:
@@ -83,24 +69,22 @@ class Prepared(NamedTuple):
     """Shape of a part, z y x."""
     elements: int
     """Number of processes."""
-    spills: bool = False
-    """True if parts spill what is on their borders."""
 
     @classmethod
     def read(cls, place: Path | str | None) -> Prepared:
         """Read it from a run folder. Raises `UsageError` if the run is not prepared."""
-        run = None if place is None else read_document(folder_at(place), "run.json")
+        run = None if place is None else read_document(folder_at(place), RUN_FILE)
         prepared = (run or {}).get("prepared")
         if prepared is None:
             raise UsageError(
                 f"no run is prepared in {place}; run --prepare --workers N first, with a --run-dir "
                 "that all processes see, such as s3://BUCKET/PREFIX"
             )
-        return cls(tuple(prepared["part"]), prepared["elements"], prepared.get("spills", False))
+        return cls(tuple(prepared["part"]), prepared["elements"])
 
 
-class Journal(RunFiles):
-    """The record of one run. Without a folder it only counts units."""
+class Journal(OwnFiles):
+    """The record of one run. Without a folder it only counts blocks."""
 
     def __init__(
         self,
@@ -118,7 +102,7 @@ class Journal(RunFiles):
         """Name of the run, also in the marker of its output. A resumed run keeps its name."""
         self.lacking: list[str] = []
         """One sentence that says why the run folder is not locked; empty if it is."""
-        self.done = UnitSet()
+        self.done = BlockSet()
         self.statistics: dict[str, dict[str, Any]] = {}
         self.written = self.skipped = self.voxels = 0
         self._replaces: list[str | None] = []
@@ -148,17 +132,20 @@ class Journal(RunFiles):
         if (folder := journal.folder) is None:
             return journal
         folder.check()
-        if not resume or (before := read_document(folder, "run.json")) is None:
+        if not resume or (before := read_document(folder, RUN_FILE)) is None:
             return journal
-        _check_same(folder, _settled(before.get("fingerprint", {})), journal.fingerprint)
+        _check_same(folder, before.get("fingerprint", {}), journal.fingerprint)
         journal.makers, journal.maker = _with_maker(
-            folder, before.get("makers", [_OLDER]), journal.makers[0], anyway
+            folder, before.get("makers", [{}]), journal.makers[0], anyway
         )
         journal._before, journal._anyway = before, anyway
         journal._replaces = before.get("replaces", [])
         journal.run = before.get("run", journal.run)
         journal.refresh()
         journal.skipped = len(journal.done)
+        damaged = journal._notes.damaged if journal._notes else []
+        if lost := lost_lines(folder, len(damaged), journal.skipped, before.get("blocks", 0)):
+            warnings.warn(lost, RuntimeWarning, stacklevel=3)
         return journal
 
     @property
@@ -167,13 +154,13 @@ class Journal(RunFiles):
         return self._before or {}
 
     def refresh(self) -> None:
-        """Read which units other processes have written, and which percentiles they have found."""
+        """Read which blocks other processes have written, and which percentiles they have found."""
         if self.folder is None:
             return
         if self._notes is None:
-            self._notes = self.folder.notes(self.run)
-        self.done.update(self._notes.units())
-        self.statistics = read_document(self.folder, "statistics.json") or self.statistics
+            self._notes = Notes(self.folder, self.run)
+        self.done.update(self._notes.blocks())
+        self.statistics = read_document(self.folder, SCALINGS_FILE) or self.statistics
 
     def check_maker(self, output: str, made_by: str | None) -> None:
         """Raise `UsageError` if this run is resumed, but its output now belongs to another run.
@@ -185,15 +172,14 @@ class Journal(RunFiles):
             return
         if not self.done and made_by in self._replaces:
             return  # killed before the marker named this run: all of the output is written anyway
-        mine = self._before.get("run")
-        if made_by is None and (mine is None or self._anyway or not self._before.get("locked")):
-            return  # made before markers existed, or where none can be written
+        if made_by is None and (self._anyway or not self._before.get("locked")):
+            return  # made where no marker can be written
         if made_by is None:
             raise UsageError(
                 f"--resume: no lock beside {output} names the run in {self.folder} any more, so "
                 "the output may be another run's; --resume-anyway goes on, --overwrite begins anew"
             )
-        if made_by != mine:
+        if made_by != self.run:
             raise made_anew(output, self.folder)
 
     def lock(self) -> None:
@@ -203,7 +189,6 @@ class Journal(RunFiles):
         """
         if self.folder is None or self._log is not None:
             return
-        self.folder.make()
         try:
             self._log = self.folder.log(self.run, self.writer, self.fingerprint.get("outputs", ()))
         except BlockingIOError:
@@ -228,10 +213,10 @@ class Journal(RunFiles):
         prepared: Prepared | None = None,
         **facts: Any,
     ) -> None:
-        """Make the folder and start the log. Units that were done before stay in it.
+        """Make the folder and start the log. Blocks that were done before stay in it.
 
         ``prepared`` says how several processes share it. ``facts`` are further fields of run.json:
-        ``name`` and ``tags``, ``plan`` and its ``units``, and ``locked``, which says that the
+        ``name`` and ``tags``, ``plan`` and its ``blocks``, and ``locked``, which says that the
         output's marker names this run. Raises `UsageError`, and changes nothing, if another process
         writes this run.
         """
@@ -239,44 +224,37 @@ class Journal(RunFiles):
             return
         self.lock()
         assert self._log is not None
-        self.folder.delete("alive/")  # heartbeats of an earlier start
+        self.folder.delete(ALIVE_FOLDER)  # before the log begins: it writes a heartbeat there
         self._log.begin(anew=not self.done)
-        if not self.done:
-            self._notes = None  # the run begins anew: forget what was read of the old logs
-            self.folder.delete(f"{STATISTICS_FOLDER}/")
-        if self._before is None or not (prepared and prepared.spills):
-            self.folder.delete(f"{SPILL_FOLDER}/")
-        for old in _OF_ONE_START if self.done else (*_OF_ONE_START, *_OF_ONE_RUN):
-            self.folder.delete(old)
+        self.folder.delete(*_OF_ONE_START)
         if self.done:  # so a run is resumed
-            self.folder.set_aside("metrics.jsonl")
+            self.folder.set_aside(METRICS_FILE)
+        else:
+            self._notes = None  # the run begins anew: forget what was read of the old logs
+            self.folder.delete(*_OF_ONE_RUN)
         run = {  # written first: it says which run the folder belongs to
             "run": self.run,
             "locked": False,
-            "units": 0,
+            "blocks": 0,
             **facts,
             "replaces": self._replaces,
             "settings": settings,
             "fingerprint": self.fingerprint,
             "makers": self.makers,
-            "prepared": prepared and prepared._asdict(),
+            # A run that is resumed or repaired keeps its parts for those who share it.
+            "prepared": prepared._asdict() if prepared else self.before.get("prepared"),
         }
-        self.save("run.json", run)
-        self.save("statistics.json", self.statistics)
+        self.save(RUN_FILE, run)
+        self.save(SCALINGS_FILE, self.statistics)
         if len(self.makers) > 1:
-            self._append(f"# maker {self.maker}\n")
+            self._append(maker_line(self.makers[self.maker]))
 
     def note(self, key: Key, voxels: int, checks: Sequence[str] = ()) -> None:
-        """Note that a unit of ``voxels`` has been written, with a check for each output."""
+        """Note that a block of ``voxels`` has been written, with a check for each output."""
         with self._lock:
             self.written += 1
             self.voxels += voxels
             self._append(line_of(key, checks))
-
-    @property
-    def safe(self) -> int:
-        """Number of units whose notes are synced, so that a kill does not lose them."""
-        return self.written - (self._log.pending if self._log is not None else 0)
 
     def flush(self) -> None:
         """Sync the notes. Raises `UsageError` if the store of the run folder refuses."""
@@ -289,7 +267,7 @@ class Journal(RunFiles):
 
     def save_statistics(self, volume: int, scaling: Mapping[str, Any]) -> None:
         self.statistics[str(volume)] = dict(scaling)
-        self.save("statistics.json", self.statistics)
+        self.save(SCALINGS_FILE, self.statistics)
 
     def close(self) -> None:
         if self._log is not None:
@@ -310,8 +288,8 @@ def made_anew(output: str, folder: Folder | None) -> UsageError:
 def _check_same(folder: Folder, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     if (name := differing(before, now)) is not None:
         raise UsageError(
-            f"the run in {folder} had {name} {before[name]!r}, and here it is {now[name]!r}; give "
-            "the same settings, or --overwrite to begin anew"
+            f"the run in {folder} had {name} {before.get(name)!r}, and here it is {now[name]!r}; "
+            "give the same settings, or --overwrite to begin anew"
         )
 
 
@@ -322,19 +300,11 @@ def _with_maker(
     name = differing(makers[-1], mine)
     if mine not in makers:
         if name is not None and not anyway:
-            raise OtherMaker(folder, name, makers[-1][name], mine[name])
+            raise OtherMaker(folder, name, makers[-1].get(name), mine[name])
         makers = [*makers, mine]
     return makers, makers.index(mine)
 
 
-def _settled(fingerprint: dict[str, Any]) -> dict[str, Any]:
-    """A fingerprint as this version writes it: older ones kept the folder of a model's file."""
-    if "model" in fingerprint:
-        name, *rest = fingerprint["model"]
-        fingerprint["model"] = [Path(name).name, *rest]
-    return fingerprint
-
-
 def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """The first key whose value differs. What an older version did not note counts as equal."""
-    return next((name for name, value in now.items() if before.get(name, value) != value), None)
+    """The first key whose value differs."""
+    return next((name for name, value in now.items() if before.get(name) != value), None)

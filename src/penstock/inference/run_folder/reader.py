@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import contextlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,12 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from ...base import InferConfig, PenstockError, UsageError, plural, redact
+from ...base import RUN_FILE, InferConfig, PenstockError, UsageError, plural, redact, system_errors
 from ...data import Box, Grid, Written, indices, open_written, run_at
-from .files import default_run_dir, read_document
+from .block_log import Key, Note
+from .folder import Folder, folder_at, lost_lines, read_document
 from .journal import made_anew
-from .local import Folder, folder_at
-from .unit_log import Key, Note
+from .names import default_run_dir, is_run
+from .notes import Notes
+
+_FACTS = frozenset(("domain", "block", "places", "volumes", "dtypes", "outputs", "heads"))
+"""The facts of a fingerprint that are read here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +35,9 @@ class Stored:
     places: Sequence[Sequence[int]]
     """The time point and the first channel of each volume."""
 
-    def box(self, volume: int, unit: Box) -> Box:
-        """A unit of a volume in the output, t c z y x."""
-        return Box.of(self.places[volume], (1, self.channels)) + unit.shift(self.offset)
+    def box(self, volume: int, block: Box) -> Box:
+        """A block of a volume in the output, t c z y x."""
+        return Box.of(self.places[volume], (1, self.channels)) + block.shift(self.offset)
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ class RunFolder:
     content: Mapping[str, Any]
     """The content of run.json."""
     notes: Mapping[Key, Note]
-    """The note of the logs on each unit that is written."""
+    """The note of the logs on each block that is written."""
     makers: Sequence[Mapping[str, Any]]
     """The makers that notes give by index. Those of run.json come first, then those of the logs."""
     outputs: Sequence[Stored]
@@ -51,6 +56,8 @@ class RunFolder:
     """The specs of the outputs, in the order of the run."""
     lacking: Sequence[str]
     """One sentence for each output whose lock names no run."""
+    cut: str
+    """One sentence if lines of the logs are lost; empty if they are whole."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -61,8 +68,8 @@ class RunFolder:
         return dict(self.content["fingerprint"])
 
     @cached_property
-    def units(self) -> Grid:
-        """The units of each volume, in source coordinates."""
+    def blocks(self) -> Grid:
+        """The blocks of each volume, in source coordinates."""
         first, (start, stop) = self.outputs[0], self.fingerprint["domain"]
         lines = zip(first.written.source.grid_origin[2:], first.offset, strict=True)
         anchor = tuple(line - offset for line, offset in lines)
@@ -70,18 +77,18 @@ class RunFolder:
         return Grid(domain, tuple(self.fingerprint["block"]), anchor)
 
     @property
-    def num_units(self) -> int:
-        return len(self.units) * len(self.fingerprint["volumes"])
+    def num_blocks(self) -> int:
+        return len(self.blocks) * len(self.fingerprint["volumes"])
 
     def keys(self) -> Iterator[Key]:
-        """Every unit of the run's plan."""
+        """Every block of the run's plan."""
         for volume in range(len(self.fingerprint["volumes"])):
-            for index in indices(self.units.cells):
+            for index in indices(self.blocks.cells):
                 yield (volume, *index)
 
     def named(self, key: Key) -> str:
-        """A unit in words."""
-        return f"block {key[1:]} {self.units.cell(key[1:])} of volume {key[0]}"
+        """A block in words."""
+        return f"block {key[1:]} {self.blocks.cell(key[1:])} of volume {key[0]}"
 
 
 def open_run(specs: Sequence[Any], run_dir: Path | str | None) -> RunFolder:
@@ -110,30 +117,21 @@ def open_run(specs: Sequence[Any], run_dir: Path | str | None) -> RunFolder:
     outputs = _stored(written, content["fingerprint"], folder)
     lacking = [text for each in written if (text := _check_made_by(each, content, folder))]
     makers = list(content.get("makers", [{}]))
-    notes = folder.notes(str(content.get("run")), makers).fresh()
-    return RunFolder(folder, content, notes, makers, outputs, specs, lacking)
+    logs = Notes(folder, str(content.get("run")), makers)
+    notes, planned = logs.fresh(), content.get("blocks", 0)
+    cut = lost_lines(folder, len(logs.damaged), len(notes), planned)
+    return RunFolder(folder, content, notes, makers, outputs, specs, lacking, cut)
 
 
 def _read_run(folder: Folder, *, given: bool) -> dict[str, Any]:
     hint = "" if given else "; if it has another place, give --run-dir"
-    try:
-        saved = folder.read("run.json")
-        content = None if saved is None else json.loads(saved)
-    except OSError as error:
-        raise UsageError(f"{folder}: {error.strerror}") from error
-    except ValueError as error:
-        if isinstance(error, UsageError):
-            raise
-        raise UsageError(f"{folder}/run.json is damaged") from None
-    wanted = {"domain", "block", "places", "volumes", "dtypes", "outputs", "heads"}
-    if not (
-        isinstance(content, dict)
-        and isinstance(content.get("settings"), dict)
-        and isinstance(content.get("fingerprint"), dict)
+    with system_errors(str(folder)):
+        content = read_document(folder, RUN_FILE) or {}
+    if (
+        not isinstance(content.get("settings"), dict)
+        or not {*content.get("fingerprint", ())} >= _FACTS
     ):
         raise UsageError(f"{folder} is not a run folder of penstock infer{hint}")
-    if lacking := sorted(wanted - content["fingerprint"].keys()):
-        raise UsageError(f"{folder}/run.json is of an older version and lacks {lacking[0]}")
     return content
 
 
@@ -223,34 +221,37 @@ def threads_of(config: InferConfig) -> int | None:
         return config.threads
     try:
         place = config.run_dir or default_run_dir(open_written(config.out_spec[0], "--out-spec"))
-        run = None if place is None else read_document(folder_at(place), "run.json")
+        run = None if place is None else read_document(folder_at(place), RUN_FILE)
     except (OSError, UsageError):  # there is no such run, and what opens the job says so
         return None
     threads: int | None = (run or {}).get("makers", [{}])[-1].get("threads")
     return threads
 
 
-def forget(run: RunFolder, keys: Collection[Key]) -> int:
-    """Take units off the list of what is written, so that a resumed run writes them.
+def run_folder_of(named: str) -> Path | str:
+    """The folder of a run.
 
     Args:
-        run: The run.
-        keys: The units.
+        named: The folder itself, or an output as ``--out-spec`` names it.
 
     Returns:
-        Number of units that were on the list.
+        The folder: a path, or a URL.
 
     Raises:
-        UsageError: Another process writes the run, or the list cannot be written.
+        UsageError: There is no run folder.
     """
-    lost = sorted(run.notes.keys() & keys)
-    if not lost:
-        return 0
-    try:
-        run.folder.forget(str(run.content.get("run")), lost)
-        run.folder.delete("summary.json")  # it says that the run is done
-    except BlockingIOError:
-        raise UsageError(f"--forget: another process is writing the run in {run.folder}") from None
-    except OSError as error:
-        raise UsageError(f"--forget: {run.folder}: {error.strerror}") from error
-    return len(lost)
+    place = Path(named).expanduser()
+    places: list[Path | str] = [place]
+    if re.match(r"(s3|gs)://", named):
+        places = [named]
+    elif place.name:
+        places.append(place.with_name(f"{place.name}.penstock"))
+    for folder in places:
+        with contextlib.suppress(UsageError, OSError):
+            if is_run(folder_at(folder).read(RUN_FILE) or b""):
+                return folder
+    with contextlib.suppress(UsageError):
+        of_output = default_run_dir(open_written(named, "RUN"))
+        if of_output is not None and (of_output / RUN_FILE).is_file():
+            return of_output
+    raise UsageError(f"{named} is neither the run folder nor an output of penstock infer")

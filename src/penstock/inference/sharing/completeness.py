@@ -1,4 +1,4 @@
-"""Read from the logs of a job which parts lack units, how much is written, and by whom."""
+"""Read from the logs of a job which parts lack blocks, how much is written, and by whom."""
 
 from __future__ import annotations
 
@@ -8,57 +8,58 @@ from itertools import pairwise, product
 from ...base import plural
 from ...data import Box
 from ..planning.plan import Plan
+from ..run_folder.block_set import BlockSet
 from ..run_folder.journal import Journal
-from ..run_folder.unit_set import UnitSet
+from ..run_folder.notes import Notes
 from ..tiling.parts import Parts
 
 
-def written_in(parts: Parts, number: int, done: UnitSet) -> int:
-    """Number of units of a part that are ``done``."""
+def written_in(parts: Parts, number: int, done: BlockSet) -> int:
+    """Number of blocks of a part that are ``done``."""
     part = parts[number]
-    return done.count(part.volume, parts.units(part))
+    return done.count(part.volume, parts.blocks(part))
 
 
-def missing_parts(plan: Plan, done: UnitSet) -> dict[int, int]:
-    """The parts that lack units, and how many units each lacks.
+def missing_parts(plan: Plan, done: BlockSet) -> dict[int, int]:
+    """The parts that lack blocks, and how many blocks each lacks.
 
-    ``done`` are the units that are written.
+    ``done`` are the blocks that are written.
     """
-    parts: Parts | None = plan.parts
-    if parts is None or len(done) == plan.num_units:
+    parts = plan.parts
+    if len(done) == plan.num_blocks:
         return {}
     lacking = (
-        (part.number, parts.units(part).size - written_in(parts, part.number, done))
+        (part.number, parts.blocks(part).size - written_in(parts, part.number, done))
         for part in parts
     )
     return {number: count for number, count in lacking if count}
 
 
-def voxels_of(plan: Plan, done: UnitSet) -> int:
-    """Number of voxels in units."""
-    units = plan.geometry.units
-    boxes = [  # of units that are equally large: the first and the last of an axis may be cut
+def voxels_of(plan: Plan, done: BlockSet) -> int:
+    """Number of voxels in blocks."""
+    blocks = plan.geometry.blocks
+    boxes = [  # of blocks that are equally large: the first and the last of an axis may be cut
         Box(*zip(*box, strict=True))
-        for box in product(*map(_alike, units.cells.start, units.cells.stop))
+        for box in product(*map(_alike, blocks.cells.start, blocks.cells.stop))
     ]
     return sum(
-        done.count(volume, box) * units.cell(box.start).size
+        done.count(volume, box) * blocks.cell(box.start).size
         for volume in range(plan.facts.num_volumes)
         for box in boxes
     )
 
 
 def _alike(first: int, stop: int) -> Iterator[tuple[int, int]]:
-    """The first unit of an axis, the last, and those between."""
+    """The first block of an axis, the last, and those between."""
     return pairwise(sorted({first, first + 1, stop - 1, stop}))
 
 
 def maker_notes(journal: Journal) -> Iterator[str]:
-    """A sentence on which maker wrote how many units of a run, if there are several makers."""
+    """A sentence on which maker wrote how many blocks of a run, if there are several makers."""
     if journal.folder is None:
         return
     makers = [*journal.makers]
-    counts = journal.folder.notes(journal.run, makers).counts()
+    counts = Notes(journal.folder, journal.run, makers).counts()
     if len(counts) < 2:
         return
     names = dict.fromkeys(name for number in counts for name in makers[number])

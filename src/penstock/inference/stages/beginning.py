@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import platform
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ from ...base import (
     run_labels,
     system_errors,
 )
-from ...data import Claims, Sink
+from ...data import OutputLock, Sink
 from ..planning.plan import Plan
 from ..run_folder.ending import noting_end
 from ..run_folder.journal import Journal, Prepared
@@ -55,59 +55,96 @@ class Runnable(Protocol):
 
 
 @contextlib.contextmanager
-def begun(job: Runnable, prepared: Prepared | None = None) -> Iterator[tuple[Journal, Claims]]:
-    """Begin a run. Its outputs stay locked until the context ends.
+def begun(job: Runnable, prepared: Prepared | None = None) -> Iterator[tuple[Journal, OutputLock]]:
+    """Begin a run. Its outputs stay locked until the context ends, or longer if the lock is handed
+    over.
 
     ``prepared`` says how several processes share it. Raises `UsageError` if another process writes
     an output, or the run folder cannot be used, and `StoreAway` if a store does not answer.
     """
     resume = job.config.resumes and all(sink.exists for sink in job.sinks)
     with system_errors(f"--run-dir {job.run_dir}"):
-        journal = Journal.open(
-            job.run_dir,
-            job.fingerprint() if job.run_dir else {},
-            job.maker() if job.run_dir else {},
-            resume=resume,
-            anyway=job.config.resume_anyway,
-        )
+        journal = _journal(job, resume=resume) if job.run_dir else Journal(None, {})
     with contextlib.closing(journal), keep_traceback_in(journal.here):
-        for sink in job.sinks:  # before the log of the units in the old output is lost
+        for sink in job.sinks:  # before the log of the blocks in the old output is lost
             sink.check()
-        claims = patiently(
-            job.config.retry_for,
-            "the lock",
-            lambda: Claims.take(job.sinks, journal.run, journal.check_maker),
-            lambda claims: journal,
-        )
-        with contextlib.closing(claims):
-            _begin(job, journal, claims, prepared)
+        lock = _locked(job, journal, member=False)
+        with contextlib.closing(lock):
+            _begin(job, journal, lock, prepared)
             with noting_end(journal.save):
-                yield journal, claims
+                yield journal, lock
 
 
-def _begin(job: Runnable, journal: Journal, claims: Claims, prepared: Prepared | None) -> None:
-    """Begin the run folder, and name the run in the outputs' markers."""
-    _say_unlocked(claims.lacking, job.config.require_lock)
+@contextlib.contextmanager
+def joined(
+    job: Runnable, writer: str | None, *, run: str = "", ends: bool = False
+) -> Iterator[tuple[Journal, OutputLock]]:
+    """Join a run that another process has begun.
+
+    ``writer`` names this process's own files, None if it has none. ``run`` is the run that the
+    folder must hold, if its name was heard from another machine. If the process ``ends`` the run,
+    the lock is released with the context, else it is left to the others. Raises `OtherMaker` if
+    this machine may compute other bits, and otherwise as `begun`.
+    """
+    journal = _journal(job, resume=True)
+    if run and journal.run != run:  # before the lock, which would name the other run a thief
+        raise UsageError(
+            f"--run-dir {job.run_dir}: the worker on {platform.node()} does not see the run there; "
+            "give --run-dir s3://BUCKET/PREFIX, or a folder that all workers share"
+        )
+    journal.writer = writer
+    with contextlib.closing(journal), keep_traceback_in(journal.here):
+        lock = _locked(job, journal, member=not ends)
+        with contextlib.closing(lock):
+            yield journal, lock
+
+
+def _journal(job: Runnable, *, resume: bool) -> Journal:
+    config = job.config
+    anyway = config.resume_anyway or config.mixed_arithmetic
+    return Journal.open(job.run_dir, job.fingerprint(), job.maker(), resume=resume, anyway=anyway)
+
+
+def _locked(job: Runnable, journal: Journal, *, member: bool) -> OutputLock:
+    """The lock of the outputs, which is taken, or which a member of the run only reads."""
+    return patiently(
+        job.config.retry_for,
+        "the lock",
+        lambda: OutputLock.take(
+            job.sinks,
+            journal.run,
+            folder=job.run_dir,
+            check=journal.check_maker,
+            take_over=job.config.take_over,
+            member=member,
+        ),
+        lambda lock: journal,
+    )
+
+
+def _begin(job: Runnable, journal: Journal, lock: OutputLock, prepared: Prepared | None) -> None:
+    """Begin the run folder, and name the run in the lock as the maker of the outputs."""
+    _say_unlocked(lock.lacking, job.config.require_lock)
     with system_errors(f"--run-dir {job.run_dir}"), saying_full():
         journal.lock()
-        if isinstance(job.run_dir, str) and not claims.owner:
+        if isinstance(job.run_dir, str) and not lock.holds:
             why = "no output has a lock, which would guard it too"
             journal.lacking.append(f"--run-dir {job.run_dir} has no lock: {why}")
         _say_unlocked(journal.lacking, job.config.require_lock)
-        # Before the output is replaced: a kill in between would leave a list of units that were
+        # Before the output is replaced: a kill in between would leave a list of blocks that were
         # written to the old one. And before a trace is begun: another run may be writing both.
-        units, locked = job.plan.num_units, not claims.lacking
+        blocks, locked = job.plan.num_blocks, not lock.lacking
         settings = as_settings(job.config)
         settings = {name: settings[name] for name in settings if name not in Labels.model_fields}
         journal.begin(
             settings,
-            units=units,
+            blocks=blocks,
             locked=locked,
             prepared=prepared,
             plan=plan_numbers(job.plan),
             **_labels(job, journal),
         )
-    patiently(job.config.retry_for, "the lock", claims.name, lambda nothing: journal)
+    patiently(job.config.retry_for, "the lock", lock.name, lambda nothing: journal)
 
 
 def _labels(job: Runnable, journal: Journal) -> dict[str, Any]:
@@ -125,22 +162,21 @@ def plan_numbers(plan: Plan) -> dict[str, Any]:
         plan: The plan.
 
     Returns:
-        Counts, bytes, amplifications, the shape of a unit, and the parts of the memory ceiling.
+        Counts, bytes, amplifications, the shape of a block, and the parts of the memory ceiling.
     """
     names = (
-        *("num_units", "num_blocks", "num_patches", "batch", "voxels", "input_bytes"),
+        *("num_blocks", "num_bricks", "num_patches", "batch", "voxels", "input_bytes"),
         *("output_bytes", "read_bytes", "statistics_bytes", "patch_amplification"),
         *("read_amplification", "memory_limit", "device_peak"),
     )
     return {
         **{name: getattr(plan, name) for name in names},
         "patch_flops": plan.facts.patch_flops,
-        "unit": list(plan.geometry.unit),
-        "regions": len(plan.geometry.regions),
+        "block": list(plan.geometry.block),
+        "parts": len(plan.parts),
         "devices": list(plan.facts.devices),
         "cores": plan.facts.cores,
         "arithmetic": plan.facts.arithmetic,
-        "spill": plan.spill and asdict(plan.spill),
         "memory": {part: getattr(plan.memory, part) for part in plan.memory.__slots__},
     }
 

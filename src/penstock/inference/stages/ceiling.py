@@ -16,7 +16,7 @@ UNet that was trimmed without this pause spent 39 s of 217 s in the kernel."""
 class MemoryCeiling:
     """Trims the heap of a process that comes near to its planned memory.
 
-    Chunks and blocks settle in the gaps that the large tensors of a forward leave, so the next
+    Chunks and bricks settle in the gaps that the large tensors of a forward leave, so the next
     forward takes new memory. Without trimming, a UNet with one thread held 14 % more than its plan
     after two minutes, and a fifth of that was unused.
     """

@@ -2,9 +2,9 @@
 
     source -> read -> normalise -> forward -> stitch -> write -> sink
 
-The stages are below, in the order in which a block passes them. `_read` reads blocks and finds
-their percentiles. A `Lane` normalises them, runs the net and puts patches back into blocks.
-`_stitch` joins blocks into write units. `Writing` writes each unit once and notes it. Blocks are
+The stages are below, in the order in which a brick passes them. `_read` reads bricks and finds
+their percentiles. A `Lane` normalises them, runs the net and puts patches back into bricks.
+`_stitch` joins bricks into blocks. `Writing` writes each block once and notes it. Bricks are
 stitched in visiting order, so the result is the same to the bit for any number of workers or
 devices.
 """
@@ -13,53 +13,61 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
 import torch
 
-from ...base import in_threads
-from ...data import Claims
+from ...base import in_threads, keep_traceback_in
+from ...data import Scaling
 from ..lanes.lane import Lane
 from ..lanes.out_of_memory import batch_named
-from ..opening.job import Job
-from ..run_folder.journal import Journal
-from ..tiling.geometry import Block
-from ..tiling.stitch import Assembly, Unit
+from ..run_folder.names import LOG_FILE
+from ..tiling.geometry import Brick
+from ..tiling.stitch import Assembly
 from .ceiling import MemoryCeiling
-from .queues import Queues
-from .reading import BlockReader
-from .spill import Piece, Spilled
+from .reading import BrickReader, wanted_bricks
+from .run import Run
 from .summary import Progress
-from .watch import Watch
 from .writing import Writing
+
+
+def compute(
+    run: Run,
+    numbers: Iterable[int],
+    scalings: Mapping[int, Scaling],
+    progress: Callable[[Progress], None] | None = None,
+) -> None:
+    """Compute parts of a run and write their blocks, except those that are done.
+
+    Args:
+        run: The run.
+        numbers: The parts.
+        scalings: The scaling of each volume; empty if each block has its own.
+        progress: A function that is called with the progress meanwhile.
+
+    Raises:
+        StageError: A stage failed. The error names the stage and the brick.
+    """
+    began = run.watch.probe.elapsed
+    run.renew_queues()
+    bricks = wanted_bricks(run.job, run.journal.done, numbers)
+    with keep_traceback_in(run.journal.here):
+        Pipeline(run, BrickReader(run, scalings), bricks).run(progress)
+    run.seconds += run.watch.probe.elapsed - began
 
 
 class Pipeline:
     """The threads of a running job: the stages, and what each hands to the next."""
 
-    def __init__(
-        self,
-        job: Job,
-        journal: Journal,
-        claims: Claims,
-        queues: Queues,
-        watch: Watch,
-        reader: BlockReader,
-        blocks: Iterator[Block],
-        spilled: Spilled | None = None,
-    ) -> None:
-        """``blocks`` are those to compute, in visiting order and numbered without gaps. If their
-        part spills, ``spilled`` decides which pieces they spill."""
-        self.job, self.journal = job, journal
-        self.queues, self.watch, self.probe, self.reader = queues, watch, watch.probe, reader
-        self.blocks = blocks
-        self.spilled = spilled
-        pieces = None if spilled is None else spilled.pieces
-        self.writing = Writing(job, journal, claims, queues, watch, pieces)
+    def __init__(self, run: Run, reader: BrickReader, bricks: Iterator[Brick]) -> None:
+        """``bricks`` are those to compute, in visiting order and numbered without gaps."""
+        self.job, self.journal, self.queues = run.job, run.journal, run.queues
+        self.watch, self.probe, self.reader = run.watch, run.watch.probe, reader
+        self.bricks, self.writing = bricks, Writing(run)
         self.ticket = threading.Lock()
-        self.tickets = [threading.Lock() for _ in job.devices]
-        self.places = [itertools.count() for _ in job.devices]
+        self.tickets = [threading.Lock() for _ in self.job.devices]
+        self.places = [itertools.count() for _ in self.job.devices]
 
     def run(self, progress: Callable[[Progress], None] | None) -> None:
         """Start the threads and wait for them. Raises the first error of any."""
@@ -69,7 +77,7 @@ class Pipeline:
             self._spawn(f"forward-{lane}", partial(self._compute, lane, device))
         self._spawn("stitch", self._stitch)
         for i in range(self.job.config.writer_workers):
-            self._spawn(f"write-{i}", self.writing.run)
+            self._spawn(f"write-{i}", self.writing.work)
 
         ceiling = MemoryCeiling(self.job.plan.memory.total, self.probe.clock)
 
@@ -80,7 +88,7 @@ class Pipeline:
                 progress(self.watch.progress())
 
         self.queues.flow.join(tick)
-        where = self.journal.named("done.log")
+        where = self.journal.named(LOG_FILE)
         flush = self.journal.flush
         self.watch.retries.run(self.queues.flow, "the run folder", f"write {where}", flush)
         if progress:
@@ -91,27 +99,27 @@ class Pipeline:
         self.queues.flow.spawn(name, partial(in_threads, self.job.config.threads, work))
 
     def _read(self, lane: int) -> None:
-        """Read blocks until none is left, and prepare each for its lane."""
+        """Read bricks until none is left, and prepare each for its lane."""
         while True:
-            # Room is taken while the ticket is held. If two readers could swap, the later block
+            # Room is taken while the ticket is held. If two readers could swap, the later brick
             # might take the room that the earlier one waits for.
             with self.tickets[lane]:
                 with self.ticket:
-                    block = None if self.watch.request.why else next(self.blocks, None)
-                if block is None:
+                    brick = None if self.watch.request.why else next(self.bricks, None)
+                if brick is None:
                     break
                 place = next(self.places[lane])
                 with self.probe.waiting("read"):
-                    self.queues.room[lane].acquire(self.job.plan.block_bytes(block))
-            with self.watch.stage("read", f"{block} of {self.job.source.name}"):
-                array = self.reader.fetch(block)
-            with self.watch.stage("normalise", block):
-                loaded = self.reader.prepare(block, array)
+                    self.queues.room[lane].acquire(self.job.plan.brick_bytes(brick))
+            with self.watch.stage("read", f"{brick} of {self.job.source.name}"):
+                array = self.reader.fetch(brick)
+            with self.watch.stage("normalise", brick):
+                loaded = self.reader.prepare(brick, array)
             self.queues.loaded[lane].put(loaded, place)
         self.queues.loaded[lane].close()
 
     def _compute(self, number: int, device: torch.device) -> None:
-        """Run one lane from its first block to its last."""
+        """Run one lane from its first brick to its last."""
         halves = self.job.config.oom == "halve"
         with self.watch.stage("forward", device, timed=False), batch_named(self.job, device):
             if device.type == "cuda":
@@ -124,7 +132,7 @@ class Pipeline:
                 partial(self._before_batch, number),
                 self.watch.halvings.note if halves else None,
             )
-        block: Block | None = None
+        brick: Brick | None = None
         channel, coming = self.queues.loaded[number], None
         with lane.forward.autocast():
             while True:
@@ -132,9 +140,9 @@ class Pipeline:
                 if loaded is None:
                     with self.probe.waiting("forward"):
                         loaded = channel.get()
-                block = loaded.block if loaded is not None else block
+                brick = loaded.brick if loaded is not None else brick
                 with (
-                    self.watch.stage("forward", block, timed=False),
+                    self.watch.stage("forward", brick, timed=False),
                     batch_named(self.job, device),
                 ):
                     if loaded is not None:
@@ -143,7 +151,7 @@ class Pipeline:
                             lane.transfers.upload(coming)  # while the net works on this one
                     done = lane.push(loaded) if loaded is not None else lane.flush()
                     for finished in done:
-                        self.queues.computed.put((number, finished), finished.block.number)
+                        self.queues.computed.put((number, finished), finished.brick.number)
                 if loaded is None:
                     break
         self.queues.computed.close()
@@ -155,14 +163,12 @@ class Pipeline:
         self.watch.patches_done[number] += patches
 
     def _stitch(self) -> None:
-        """Join blocks, in order, into complete units."""
+        """Join bricks, in order, into complete blocks."""
         assembly = Assembly(
             self.job.geometry,
-            self.writing.empty_unit,
+            self.writing.empty_block,
             [head.blended for head in self.job.heads],
-            self.spilled.assembles
-            if self.spilled is not None
-            else lambda volume, index: (volume, *index) not in self.journal.done,
+            lambda volume, index: (volume, *index) not in self.journal.done,
         )
         while True:
             with self.probe.waiting("stitch"):
@@ -171,27 +177,24 @@ class Pipeline:
                 break
             lane, computed = came
             with (
-                self.watch.stage("forward", computed.block, timed=False),
+                self.watch.stage("forward", computed.brick, timed=False),
                 self.probe.waiting("stitch"),
             ):
                 computed.wait()
-            with self.watch.stage("stitch", computed.block, timed=False):
+            with self.watch.stage("stitch", computed.brick, timed=False):
                 for number, head in enumerate(self.job.heads):
                     if not head.blended:
                         count, size = computed.clipped[number], computed.outputs[number].numel()
                         self.watch.count_clipped(number, count, size)
                 self.watch.count_not_finite(computed.not_finite)
-                arrays, spilled = computed.arrays(), self.spilled
-                out: Iterator[Piece | Unit] = assembly.add(computed.block, arrays)
-                if spilled is not None:
-                    out = itertools.chain(spilled.pieces_of(computed.block, arrays), out)
+                blocks = assembly.add(computed.brick, computed.arrays())
                 while True:
-                    with self.probe.span("stitch", computed.block):
-                        item = next(out, None)
-                    if item is None:
+                    with self.probe.span("stitch", computed.brick):
+                        block = next(blocks, None)
+                    if block is None:
                         break
-                    self.writing.put(item)
+                    self.writing.put(block)
                 for buffer in computed.buffers:
-                    self.queues.equipment.block_pool.give(buffer)
-            self.queues.room[lane].release(self.job.plan.block_bytes(computed.block))
+                    self.queues.equipment.brick_pool.give(buffer)
+            self.queues.room[lane].release(self.job.plan.brick_bytes(computed.brick))
         self.queues.whole.close()

@@ -1,72 +1,93 @@
-"""Finds the scaling of each volume before its first block is read: exact percentiles, or fixed."""
+"""Finds the scaling of each volume before its first brick is read: exact percentiles, or fixed.
+
+A process that does a job alone counts the values of one volume after the other. Several processes
+count shares of all volumes, which `counting` merges.
+"""
 
 from __future__ import annotations
 
 import math
 import threading
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import Flow
+from ...base import Flow, InferConfig, UsageError
 from ...data import Box, ChunkCounter, Grid, Histogram, Scaling, Source
 from ..opening.job import Job
 from ..opening.net import fixed_scaling
 from ..run_folder.journal import Journal
-from .watch import Watch
+from .run import Run
 
 STATISTICS_VOXELS = 2**22
 """Most voxels in a piece of a volume that is read for the histogram."""
 
 
-def find_scalings(job: Job, journal: Journal, watch: Watch) -> dict[int, Scaling]:
-    """The scaling of each volume by its index. Empty if each block has its own.
+def needs_counting(config: InferConfig) -> bool:
+    """Whether the scalings of a job are percentiles of whole volumes."""
+    return config.normalize != "percentile" and fixed_scaling(config) is None
+
+
+def find_scalings(run: Run) -> dict[int, Scaling]:
+    """The scaling of each volume by its index, for a process that does the job alone. Empty if each
+    block has its own.
 
     A resumed run takes the percentiles that its journal holds.
     """
+    job, journal = run.job, run.journal
+    if needs_counting(job.config):
+        for number in range(len(job.volumes)):
+            if str(number) not in journal.statistics:
+                _count_volume(run, number)
+    return known_scalings(job, journal)
+
+
+def known_scalings(job: Job, journal: Journal) -> dict[int, Scaling]:
+    """The scaling of each volume that is fixed, or that the journal holds."""
     if job.config.normalize == "percentile":
         return {}
-    fixed = fixed_scaling(job.config)
-    numbers = range(len(job.volumes))
-    return {number: fixed or _global_scaling(job, journal, watch, number) for number in numbers}
+    volumes = range(len(job.volumes))
+    if (fixed := fixed_scaling(job.config)) is not None:
+        return dict.fromkeys(volumes, fixed)
+    saved = {number: journal.statistics.get(str(number)) for number in volumes}
+    return {n: Scaling(each["lower"], each["scale"]) for n, each in saved.items() if each}
 
 
-def _global_scaling(job: Job, journal: Journal, watch: Watch, number: int) -> Scaling:
-    config = job.config
-    saved = journal.statistics.get(str(number))
-    if saved is not None:
-        return Scaling(saved["lower"], saved["scale"])
+def _count_volume(run: Run, number: int) -> None:
+    """Count all values of a volume, and save its percentiles."""
+    job, config = run.job, run.job.config
     histogram = Histogram(job.norm_source.dtype)
     while not histogram.done:
-        stream(job, watch, number, histogram, iter(pieces_of(job.norm_source)))
+        _stream(run, number, histogram, iter(pieces_of(job.norm_source)))
         histogram.advance((config.norm_lower, config.norm_upper))
-    saved = noted(job, number, histogram)
-    with watch.stage("statistics", journal.named("statistics.json"), timed=False):
-        journal.save_statistics(number, saved)
-    return Scaling(saved["lower"], saved["scale"])
+    _save(run, number, histogram)
 
 
-def noted(job: Job, number: int, histogram: Histogram) -> dict[str, Any]:
-    """The entry of a volume in statistics.json, from the histogram of all its values."""
-    config, volume = job.config, job.volumes[number]
+def _save(run: Run, number: int, histogram: Histogram) -> None:
+    """Save the percentiles of a volume, of all whose values are in the histogram."""
+    config, volume = run.job.config, run.job.volumes[number]
     scaling = histogram.scaling(config.norm_lower, config.norm_upper, config.eps)
-    return {
-        "t": volume.t,
-        "c": list(volume.channels),
-        "percentiles": [config.norm_lower, config.norm_upper],
-        "count": histogram.count,
-        **asdict(scaling),
-    }
+    with run.watch.stage("statistics", run.journal.named("statistics.json"), timed=False):
+        run.journal.save_statistics(
+            number,
+            {
+                "t": volume.t,
+                "c": list(volume.channels),
+                "percentiles": [config.norm_lower, config.norm_upper],
+                "count": histogram.count,
+                **asdict(scaling),
+            },
+        )
 
 
-def stream(
-    job: Job, watch: Watch, number: int, histogram: Histogram, pieces: Iterator[Box]
-) -> None:
+def _stream(run: Run, number: int, histogram: Histogram, pieces: Iterator[Box]) -> None:
     """Pass pieces of a volume through the histogram, each in whole chunks. As many threads read as
     the planned memory allows."""
+    job, watch = run.job, run.watch
     source, volume, memory = job.norm_source, job.volumes[number], job.plan.memory
     flow, lock, step = Flow(), threading.Lock(), pieces_of(source).step
     chunks = ChunkCounter(source, job.volumes, job.config.missing)
@@ -85,7 +106,7 @@ def stream(
 
                 def read(piece: Box = piece, array: NDArray[Any] = array) -> None:
                     volume.read(source, piece, array)
-                    # Without --missing error, chunks are counted when blocks are read.
+                    # Without --missing error, chunks are counted when bricks are read.
                     if job.config.missing == "error":
                         chunks.look(number, piece, piece, array)
 
@@ -105,3 +126,49 @@ def pieces_of(source: Source) -> Grid:
         room = max(1, STATISTICS_VOXELS // math.prod(step))
         step[axis] *= min(room, -(-domain.shape[axis] // step[axis]))
     return Grid(domain, tuple(step), source.grid_origin[2:])
+
+
+def count_share(run: Run, element: int, elements: int) -> str:
+    """Count one element's share of the values of all volumes, in the round that is due.
+
+    Returns a sentence on what was done, and is still to be done.
+    """
+    counting, journal = run.counting, run.journal
+    if counting.advance(journal):
+        return "Counted before; the percentiles are known, next is --part"
+    number = counting.merged + 1
+    if element in counting.missing(journal, elements):
+        grid, histograms = pieces_of(run.job.norm_source), deepcopy(counting.histograms)
+        first, stop = ((k * len(grid)) // elements for k in (element - 1, element))
+        for volume, histogram in enumerate(histograms):
+            if not histogram.done:  # a volume without any finite value is done at once
+                pieces = map(grid.__getitem__, range(first, stop))
+                _stream(run, volume, histogram, pieces)
+        counting.save(journal, element, elements, histograms)
+    if counting.advance(journal):
+        return "Counted; the percentiles are known, next is --part"
+    if counting.merged == number:
+        return f"Counted all of round {number}; the exact values take a second round"
+    left = counting.missing(journal, elements)
+    return f"Counted in round {number}; {len(left)} of {elements} shares are missing"
+
+
+def shared_scalings(run: Run, elements: int) -> dict[int, Scaling]:
+    """The scaling of each volume by its index, from what all processes have counted. Empty if each
+    block has its own.
+
+    Raises `UsageError` if the values are not counted yet; it names the step that counts them.
+    """
+    job, journal, counting = run.job, run.journal, run.counting
+    if needs_counting(job.config) and len(journal.statistics) < len(job.volumes):
+        while not counting.advance(journal):
+            # None is missing if the last share came since the look; then the next look merges it.
+            if missing := counting.missing(journal, elements):
+                raise UsageError(
+                    f"the values of the input are not counted yet, for percentiles of the whole "
+                    f"volume: {len(missing)} of {elements} shares of round {counting.merged + 1} "
+                    f"are missing; run --statistics {missing[0]}/{elements} first"
+                )
+        for number, histogram in enumerate(counting.histograms):
+            _save(run, number, histogram)
+    return known_scalings(job, journal)

@@ -24,9 +24,9 @@ class Progress:
     patches_done: int
     """Patches that the model has computed."""
     patches_planned: int
-    units_done: int
-    """Units that are written."""
-    units_planned: int
+    blocks_done: int
+    """Blocks that are written."""
+    blocks_planned: int
     seconds: float
     mb_per_second: float
     """Raw input bytes through the model per second, in units of 10^6."""
@@ -54,10 +54,10 @@ class Summary:
     voxels: int
     input_bytes: int
     """Raw bytes of the input that this run turned into output."""
-    units_written: int
-    units_skipped: int
-    """Units that an earlier run has written, and this run has skipped."""
-    units_planned: int
+    blocks_written: int
+    blocks_skipped: int
+    """Blocks that an earlier run has written, and this run has skipped."""
+    blocks_planned: int
     stages: dict[str, StageTotals]
     bound_by: str
     cpu_seconds: float
@@ -74,7 +74,7 @@ class Summary:
     unlocked: tuple[str, ...] = ()
     """One sentence for each output, or run folder, that was not locked, with the reason."""
     halved: int = 0
-    """Units with patches that ran in smaller batches, as a device had no memory left. Those of
+    """Blocks with patches that ran in smaller batches, as a device had no memory left. Those of
     earlier starts of the run count too."""
     retries: int = 0
     """Reads and writes that failed and were tried again, each try counted."""
@@ -142,8 +142,8 @@ class Summary:
             )
         yield from (f"Not locked: {why}" for why in self.unlocked)
         yield from self.notes
-        skipped = f", {self.units_skipped} by an earlier run" if self.units_skipped else ""
-        yield f"Blocks written: {self.units_written} of {self.units_planned} planned{skipped}"
+        skipped = f", {self.blocks_skipped} by an earlier run" if self.blocks_skipped else ""
+        yield f"Blocks written: {self.blocks_written} of {self.blocks_planned} planned{skipped}"
 
     def _worker_lines(self) -> Iterator[str]:
         """How evenly, and for how much of the time, several processes worked."""
@@ -184,8 +184,8 @@ def merged(
     Args:
         each: What each process did, by its name; none may be missing.
         seconds: How long the job took.
-        planned: The units of the job.
-        halved: `Summary.halved`. Two processes may have computed one unit.
+        planned: The blocks of the job.
+        halved: `Summary.halved`. Two processes may have computed one block.
         notes: Sentences for `Summary.notes`.
         retried: `RunFiles.retried` of a process that took no part in the work.
 
@@ -195,7 +195,7 @@ def merged(
     shares = [*each.values()]
     stages = _added_stages([share.stages for share in shares])
     worked = sum(share.seconds for share in shares)
-    written = sum(share.units_written for share in shares)
+    written = sum(share.blocks_written for share in shares)
     cpu_seconds = sum(share.cpu_seconds for share in shares)
     chunks = [share.chunks for share in shares if share.chunks is not None]
     rates = [share.peak_rss for share in shares if share.peak_rss is not None]
@@ -203,9 +203,9 @@ def merged(
         seconds=seconds,
         voxels=sum(share.voxels for share in shares),
         input_bytes=sum(share.input_bytes for share in shares),
-        units_written=written,
-        units_skipped=max(0, planned - written),
-        units_planned=planned,
+        blocks_written=written,
+        blocks_skipped=max(0, planned - written),
+        blocks_planned=planned,
         stages=stages,
         bound_by=bottleneck(stages, worked, cpu_seconds, usable_cores()),
         cpu_seconds=cpu_seconds,

@@ -6,7 +6,8 @@ import contextlib
 import os
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from ...base import (
@@ -25,32 +26,23 @@ from ..lanes.out_of_memory import Halvings
 from ..opening.heads import Clipped
 from ..opening.job import Job
 from ..run_folder.ending import EndRequest
-from ..run_folder.files import HALVED_FILE
-from ..run_folder.journal import RETRIES_FILE, STACKS_FILE, Journal
+from ..run_folder.journal import Journal
+from ..run_folder.names import HALVED_FILE, METRICS_FILE, RETRIES_FILE, STACKS_FILE
 from ..tiling.parts import Extent
-from .queues import Queues
 from .retries import Retries, saying_full
 from .summary import Progress, Summary
 from .watchdog import Watchdog
 
-_STAGES = ("statistics", "read", "normalise", "upload", "forward", "download", "stitch", "spill",
-           "join", "checksum", "write", "note")  # fmt: skip
+_STAGES = ("statistics", "read", "normalise", "upload", "forward", "download", "stitch",
+           "checksum", "write", "note")  # fmt: skip
 
 
 class Watch:
     """Times the stages of a job, samples its queues, and counts patches and values."""
 
-    def __init__(
-        self,
-        job: Job,
-        journal: Journal,
-        queues: Queues,
-        request: EndRequest,
-        extent: Extent | None = None,
-    ) -> None:
-        """``extent`` is the share of the job that this process does, all of it by default."""
-        self.job, self.journal, self.queues = job, journal, queues
-        self.request, self.extent = request, extent or job.plan.extent
+    def __init__(self, job: Job, journal: Journal, request: EndRequest, extent: Extent) -> None:
+        """``extent`` is the share of the job that this process does."""
+        self.job, self.journal, self.request, self.extent = job, journal, request, extent
         self.probe = Probe(job.config.trace)
         stacks, rows = journal.own_rows(STACKS_FILE), journal.own_rows(RETRIES_FILE)
         self.watchdog = Watchdog(job.config.stall_timeout, stacks, self.probe.clock)
@@ -69,16 +61,16 @@ class Watch:
         self._cpu_before: float | None = None
         self._cpu_seconds = 0.0
 
-    def create_sinks(self) -> None:
-        """Create the outputs. A resumed run opens those that exist."""
-        for sink in self.job.sinks:
-            self.retries.run(self.queues.flow, sink.name, f"create {sink.name}", sink.create)
-
     @contextlib.contextmanager
-    def sampling(self) -> Iterator[None]:
-        """Sample queues and machine while the job runs, and write trace and metrics at its end."""
+    def sampling(
+        self, lengths: Callable[[], dict[str, float]], limits: dict[str, int]
+    ) -> Iterator[None]:
+        """Sample queues and machine while the job runs, and write trace and metrics at its end.
+
+        ``lengths`` says how many items wait in each queue, ``limits`` how many fit into it.
+        """
         config = self.job.config
-        rows = self.journal.own_rows("metrics.jsonl")
+        rows = self.journal.own_rows(METRICS_FILE)
         if rows is None and config.metrics_json is not None:
             rows = config.metrics_json.with_suffix(".jsonl")
         self._cpu_before = _cpu_seconds()
@@ -86,13 +78,13 @@ class Watch:
             stack.callback(self.probe.close)
             if rows is not None:
                 self._sampler = Sampler(
-                    rows, config.metrics_interval, self._gauges, self.queues.limits()
+                    rows, config.metrics_interval, partial(self._gauges, lengths), limits
                 )
                 if config.metrics_json is not None:
                     if self.journal.folder is None:
                         begin_output(rows)
                         stack.callback(end_output, rows)
-                    stack.callback(_export, rows, config.metrics_json, config.replace)
+                    stack.callback(_export, rows, config.metrics_json, config.overwrite)
                 stack.enter_context(self._sampler)
             yield
         self._cpu_seconds, self._cpu_before = self.cpu_seconds, None
@@ -103,10 +95,10 @@ class Watch:
         before = self._cpu_before
         return self._cpu_seconds if before is None else _cpu_seconds() - before
 
-    def _gauges(self) -> dict[str, float]:
+    def _gauges(self, lengths: Callable[[], dict[str, float]]) -> dict[str, float]:
         retries, retry_seconds = self.journal.retried
         return {
-            **self.queues.lengths(),
+            **lengths(),
             "blocks_written": self.journal.written,
             "retries": self.retries.count + retries,
             "retry_seconds": self.retries.seconds + retry_seconds,
@@ -116,7 +108,7 @@ class Watch:
 
     @contextlib.contextmanager
     def stage(self, name: str, where: object, timed: bool = True) -> Iterator[None]:
-        """Time a stage, and say which stage and block an error came from."""
+        """Time a stage, and say which stage and item an error came from."""
         span = self.probe.span(name, where) if timed else contextlib.nullcontext()
         try:
             with self.watchdog.working(name, where), span, saying_full():
@@ -144,16 +136,16 @@ class Watch:
 
     def progress(self) -> Progress:
         extent, seconds = self.extent, self.probe.elapsed
-        units = extent.units - self.journal.skipped
+        blocks = extent.blocks - self.journal.skipped
         # A resumed run learns which patches it can leave out only when it comes to them.
-        patches = round(extent.patches * units / max(1, extent.units))
+        patches = round(extent.patches * blocks / max(1, extent.blocks))
         done = min(patches, sum(self.patches_done))
         share = done / self.job.plan.num_patches
         return Progress(
-            patches if self.journal.written == units else done,
+            patches if self.journal.written == blocks else done,
             patches,
             self.journal.written,
-            units,
+            blocks,
             seconds,
             share * self.job.plan.input_bytes / seconds / 1e6,
         )
@@ -176,9 +168,9 @@ class Watch:
             seconds=seconds,
             voxels=journal.voxels,
             input_bytes=round(plan.input_bytes * journal.voxels / plan.voxels),
-            units_written=journal.written,
-            units_skipped=journal.skipped,
-            units_planned=self.extent.units,
+            blocks_written=journal.written,
+            blocks_skipped=journal.skipped,
+            blocks_planned=self.extent.blocks,
             stages=stages,
             bound_by=bottleneck(stages, seconds, self.cpu_seconds, usable_cores()),
             cpu_seconds=self.cpu_seconds,
@@ -191,7 +183,7 @@ class Watch:
             not_finite=self._not_finite,
             chunks=chunks,
             unlocked=unlocked,
-            halved=len(self.halvings.units),
+            halved=len(self.halvings.blocks),
             retries=self.retries.count + retries,
             retry_seconds=self.retries.seconds + retry_seconds,
             requests_repeated=requests_repeated() - self._requests_before,

@@ -1,1 +1,1 @@
-"""How patches, blocks, units and parts cut a volume, and how patches are joined again."""
+"""How patches, bricks, blocks and parts cut a volume, and how patches are joined again."""

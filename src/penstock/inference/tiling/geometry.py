@@ -1,4 +1,4 @@
-"""How patches, blocks and units cut a volume, and how patches meet at their seams."""
+"""How patches, bricks and blocks cut a volume, and how patches meet at their seams."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import InferConfig, UsageError
-from ...data import Box, Grid, flatten, indices
+from ...data import Box, Grid, indices
 
 Seam = Literal["trim", "blend"]
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class Brick:
     """Some neighbouring patches of one volume, which pass the pipeline together."""
 
     number: int
     """Position in the visiting order of the whole job."""
     volume: int
     """Index of the volume, a pair of time point and channel group, in the job."""
-    region: int
-    """Flat index of the region in that volume."""
+    part: int
+    """Index of the part in that volume."""
     patches: Box
     """Indices in the patch grid."""
     core: Box
@@ -41,7 +41,7 @@ class Block:
     and must not be used."""
 
     def __str__(self) -> str:
-        return f"block {self.number} {self.core}"
+        return f"brick {self.number} {self.core}"
 
     @property
     def num_patches(self) -> int:
@@ -56,24 +56,22 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """The cuts of one spatial volume into patches, blocks, units and regions. All boxes have the
+    """The cuts of one spatial volume into patches, bricks, blocks and parts. All boxes have the
     axes z y x, in source coordinates."""
 
     domain: Box
     patch: tuple[int, ...]
     overlap: tuple[int, ...]
     seam: Seam
-    unit: tuple[int, ...]
-    """Shape of a write unit."""
+    block: tuple[int, ...]
+    """Shape of a block."""
     anchor: tuple[int, ...]
     """A corner of the sink's chunk grid, z y x, in source coordinates."""
-    region: tuple[int, ...]
-    """Shape of a region, in whole units. Inside a region each patch is computed once, and
-    incomplete units are held in memory. A patch on a border is computed once for each side."""
-    patches_per_block: tuple[int, ...]
-    spills: bool = False
-    """True if a block on a border is computed only once, by the region in which it begins. That
-    region spills the block's contributions to units of other regions; see `spill`."""
+    part: tuple[int, ...]
+    """Shape of a part, in whole blocks. Inside a part each patch is computed once, and incomplete
+    blocks are held in memory. A patch on a border is computed once for each side, so a part needs
+    nothing of its neighbours and may be computed anywhere, at any time, and twice."""
+    patches_per_brick: tuple[int, ...]
 
     @property
     def stride(self) -> tuple[int, ...]:
@@ -89,12 +87,12 @@ class Geometry:
         return tuple(o - o // 2 for o in self.overlap)
 
     @property
-    def units(self) -> Grid:
-        return Grid(self.domain, self.unit, self.anchor)
+    def blocks(self) -> Grid:
+        return Grid(self.domain, self.block, self.anchor)
 
     @property
-    def regions(self) -> Grid:
-        return Grid(self.domain, self.region, self.anchor)
+    def parts(self) -> Grid:
+        return Grid(self.domain, self.part, self.anchor)
 
     @property
     def cores(self) -> Grid:
@@ -115,42 +113,9 @@ class Geometry:
             box = box.grow(self.after, self.before) & self.domain
         return self.cores.touching(box)
 
-    def patches_of(self, region: Box) -> Box:
-        """Indices of the patches that a region computes."""
-        if not self.spills:
-            return self.patches_for(region)
-        per_block, domain = self.patches_per_block, self.domain
-        ends = []
-        for corner in (region.start, region.stop):
-            lines = zip(corner, domain.start, per_block, self.stride, strict=True)
-            ends.append([-((low - at) // (n * s)) * n for at, low, n, s in lines])
-        first, stop = ends
-        stop = [
-            max(a, min(b, n)) for a, b, n in zip(first, stop, self.cores.cells.stop, strict=True)
-        ]
-        return Box(tuple(first), tuple(stop))
-
-    def reach(self, block: Block) -> Box:
-        """The box to which a block contributes: its region, or the whole volume if it spills."""
-        return self.domain if self.spills else self.regions[block.region]
-
-    def is_border(self, unit: Box) -> bool:
-        """Whether blocks of several regions contribute to a unit."""
-        if not self.spills:
-            return False
-        region = self.regions.cell(self.regions.touching(unit).start)
-        return self.patches_for(unit) not in self.patches_of(region)
-
-    def block_lines(self, box: Box) -> Box:
-        """Indices, in the grid of whole blocks, of the blocks that contribute to a box."""
-        return Grid(self.cores.cells, self.patches_per_block).touching(self.patches_for(box))
-
-    def block_at(self, index: Sequence[int], volume: int = 0) -> Block:
-        """The block at an index of the grid of whole blocks."""
-        patches = Grid(self.cores.cells, self.patches_per_block).cell(index)
-        core, regions = self.core_of(patches), self.regions
-        region = flatten(regions.touching(Box.of(core.start, (1, 1, 1))).start, regions.cells)
-        return self._block(patches, region, volume)
+    def reach(self, brick: Brick) -> Box:
+        """The box to which a brick contributes: its part."""
+        return self.parts[brick.part]
 
     def read_of(self, patches: Box) -> Box:
         """The box that several patches read together."""
@@ -166,90 +131,80 @@ class Geometry:
             return self.core_of(patches)
         return self.read_of(patches) & self.domain
 
-    def blocks_of(self, region: Box) -> Grid:
-        """The index boxes of a region's blocks.
+    def bricks_of(self, part: Box) -> Grid:
+        """The index boxes of a part's bricks.
 
-        Blocks are aligned to the global patch grid, not to the region. So a blended sum adds the
-        same numbers in the same order for any regions.
+        Bricks are aligned to the global patch grid, not to the part. So a blended sum adds the
+        same numbers in the same order for any parts.
         """
-        return Grid(self.patches_of(region), self.patches_per_block)
+        return Grid(self.patches_for(part), self.patches_per_brick)
 
-    def blocks(self, number: int = 0, volume: int = 0) -> Iterator[Block]:
-        """Every block of the volume in visiting order, numbered from ``number``."""
-        return self.blocks_in(self.domain, number, volume)
-
-    def blocks_in(self, box: Box, number: int = 0, volume: int = 0) -> Iterator[Block]:
-        """The blocks of the regions that a box touches, in visiting order."""
-        regions = self.regions
-        for index in indices(regions.touching(box)):
-            flat = flatten(index, regions.cells)
-            for patches in self.blocks_of(regions.cell(index)):
-                yield self._block(patches, flat, volume, number)
+    def bricks(
+        self, part_numbers: Iterable[int] | None = None, volume_number: int = 0
+    ) -> Iterator[Brick]:
+        """The bricks of some parts of a volume in visiting order, of all by default. They are
+        numbered from 0."""
+        number = 0
+        for part in range(len(self.parts)) if part_numbers is None else part_numbers:
+            for patches in self.bricks_of(self.parts[part]):
+                core, support = self.core_of(patches), self.support_of(patches)
+                read = self.read_of(patches)
+                yield Brick(number, volume_number, part, patches, core, support, read)
                 number += 1
 
-    def _block(self, patches: Box, region: int, volume: int, number: int = 0) -> Block:
-        core, support = self.core_of(patches), self.support_of(patches)
-        return Block(number, volume, region, patches, core, support, self.read_of(patches))
-
-    def count_blocks(self) -> int:
+    def count_bricks(self) -> int:
         return math.prod(
             int((-(-stop // n) - first // n).sum())
             for (first, stop), n in zip(
-                self._patches_by_axis(), self.patches_per_block, strict=True
+                self._patches_by_axis(), self.patches_per_brick, strict=True
             )
         )
 
     def count_patches(self) -> int:
-        """Patches computed. One on a region's border counts for each side that computes it."""
+        """Patches computed. One on a part's border counts for each side that computes it."""
         return math.prod(int((stop - first).sum()) for first, stop in self._patches_by_axis())
 
     def _patches_by_axis(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        # Regions form a product grid, so a sum over them is a product of one sum for each axis.
+        # Parts form a product grid, so a sum over them is a product of one sum for each axis.
         return (self.patches_along(axis) for axis in range(len(self.patch)))
 
-    def regions_along(self, axis: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Start and stop of each region along an axis: two arrays of shape (regions,)."""
+    def parts_along(self, axis: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Start and stop of each part along an axis: two arrays of shape (parts,)."""
         low, high = self.domain.start[axis], self.domain.stop[axis]
-        step, anchor = self.region[axis], self.anchor[axis]
-        first, stop = self.regions.span(axis)  # a plan asks for it thousands of times
+        step, anchor = self.part[axis], self.anchor[axis]
+        first, stop = self.parts.span(axis)  # a plan asks for it thousands of times
         lines = anchor + step * np.arange(first, stop + 1, dtype=np.int64)
         lines = np.minimum(np.maximum(lines, low), high)
         return lines[:-1], lines[1:]
 
     def patches_along(self, axis: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """`patches_of` each region along an axis: first and stop, arrays of shape (regions,)."""
+        """`patches_for` each part along an axis: first and stop, arrays of shape (parts,)."""
         low, high, stride = self.domain.start[axis], self.domain.stop[axis], self.stride[axis]
-        start, stop = self.regions_along(axis)
-        if self.spills:
-            per_block, count = self.patches_per_block[axis], -((low - high) // stride)
-            first, stop = (
-                -((low - ends) // (per_block * stride)) * per_block for ends in (start, stop)
-            )
-            return first, np.maximum(first, np.minimum(stop, count))
+        start, stop = self.parts_along(axis)
         if self.seam == "blend":
             start = np.maximum(start - self.after[axis], low)
             stop = np.minimum(stop + self.before[axis], high)
         return (start - low) // stride, -((low - stop) // stride)
 
 
-def narrowed(geometry: Geometry, block: Block, units: Iterable[Sequence[int]]) -> Block:
-    """A block without the patches that some units do not need.
+def narrowed(geometry: Geometry, brick: Brick, blocks: Iterable[Sequence[int]]) -> Brick:
+    """A brick without the patches that some blocks do not need.
 
     Args:
         geometry: The cut of the volume.
-        block: The block.
-        units: Indices of units that it contributes to.
+        brick: The brick.
+        blocks: Indices of blocks that it contributes to.
 
     Returns:
-        The block. Its contributions to these units have the same bits.
+        The brick. Its contributions to these blocks have the same bits.
     """
-    boxes = [block.patches & geometry.patches_for(geometry.units.cell(unit)) for unit in units]
+    boxes = [brick.patches & geometry.patches_for(geometry.blocks.cell(block)) for block in blocks]
     hull = reduce(Box.hull, boxes)
-    if block.patches in boxes:
-        return block
+    if brick.patches in boxes:
+        return brick
     patches = frozenset(index for box in boxes for index in indices(box))
     return replace(
-        block,
+        brick,
         patches=hull,
         core=geometry.core_of(hull),
         support=geometry.support_of(hull),
@@ -311,10 +266,10 @@ def patch_shape(config: InferConfig, has_z: bool, model_axes: int | None) -> Pat
 
 
 def block_halo(config: InferConfig, geometry: Geometry) -> tuple[int, ...]:
-    """Voxels around a write unit, z y x, that count in its percentiles.
+    """Voxels around a block, z y x, that count in its percentiles.
 
-    The halo is never wider than the context that patches read, so it is the same around every unit.
-    Only percentiles depend on it: a patch always reads its true neighbours, in any unit.
+    The halo is never wider than the context that patches read, so it is equal around every block.
+    Only percentiles depend on it: a patch always reads its true neighbours, in any block.
     """
     if config.halo is not None:
         halo = per_axis(config.halo, plane=False, thin=0)

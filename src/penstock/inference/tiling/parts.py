@@ -1,23 +1,21 @@
-"""A job cut into parts. One worker computes each part.
+"""A job cut into parts: what one process computes by itself, wherever and whenever it runs.
 
-A part is a box of whole regions of one volume, and so of whole write units: no two parts write the
-same chunk. A patch on the border of two parts is computed by both, or only by one, which spills the
-other's share; then a part is one region. Parts are visited like regions, the last axis first, and
-are never listed in memory.
+A part is a box of whole blocks of one volume, so no two parts write the same chunk. A patch on
+the border of two parts is computed by both. So a part depends on nothing but the input: done twice,
+or by two processes at once, it writes the same bytes. That is why sharing a job needs no leases.
+Parts are numbered in visiting order, the last axis first, and are never listed in memory.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import numpy as np
 
-from ...base import UsageError, plural
-from ...data import Box, Grid, flatten, indices
-from .geometry import Block, Geometry
+from ...data import Box
+from .geometry import Brick, Geometry
 
 IDLE_PARTS = 0.5
 """Time for which a worker idles at the end of a job and while pipelines fill and drain, as a share
@@ -26,12 +24,14 @@ of the time of a part."""
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one worker computes and writes at a time."""
+    """A box of whole blocks of one volume."""
 
     number: int
     """Index in the visiting order of the job, from 0."""
     volume: int
     """Index of its volume in the job."""
+    index: int
+    """Index in that volume."""
     box: Box
     """The voxels that it writes, z y x."""
 
@@ -43,7 +43,7 @@ class Part:
 class Extent:
     """How much a job, or a share of it, computes and writes."""
 
-    units: int
+    blocks: int
     patches: int
     """Number of patches computed. One on a border counts once for each side that computes it."""
     voxels: int
@@ -55,113 +55,63 @@ class Parts:
     """A lazy sequence of the parts of a job."""
 
     geometry: Geometry
-    step: tuple[int, ...]
-    """Shape of a part, z y x, in whole regions."""
     num_volumes: int
-    workers: int = 1
-    """Number of workers that the parts are cut for."""
-
-    @cached_property
-    def grid(self) -> Grid:
-        """The parts of one volume."""
-        return Grid(self.geometry.domain, self.step, self.geometry.anchor)
 
     def __len__(self) -> int:
-        return len(self.grid) * self.num_volumes
+        return len(self.geometry.parts) * self.num_volumes
 
     def __getitem__(self, number: int) -> Part:
         if not 0 <= number < len(self):
             raise IndexError(number)
-        volume, flat = divmod(number, len(self.grid))
-        return Part(number, volume, self.grid[flat])
+        volume, index = divmod(number, len(self.geometry.parts))
+        return Part(number, volume, index, self.geometry.parts[index])
 
     def __iter__(self) -> Iterator[Part]:
         return map(self.__getitem__, range(len(self)))
 
-    def blocks(self, part: Part) -> Iterator[Block]:
-        """The blocks of a part, numbered from 0."""
-        return self.geometry.blocks_in(part.box, volume=part.volume)
+    def blocks(self, part: Part) -> Box:
+        """The indices of the blocks that a part writes."""
+        return self.geometry.blocks.touching(part.box)
 
-    def units(self, part: Part) -> Box:
-        """The indices of the units that a part writes."""
-        return self.geometry.units.touching(part.box)
-
-    def number_of(self, volume: int, unit: Sequence[int]) -> int:
-        """The number of the part that writes a unit."""
-        cell = self.grid.touching(self.geometry.units.cell(unit)).start
-        return self._number(volume, cell)
-
-    def sources(self, part: Part) -> list[int]:
-        """The numbers of the parts whose blocks contribute to the units of a part."""
-        geometry, axes = self.geometry, []
-        lines = geometry.block_lines(part.box)
-        for axis in range(3):
-            step = geometry.patches_per_block[axis] * geometry.stride[axis]
-            begins = geometry.domain.start[axis] + step * np.arange(
-                lines.start[axis], lines.stop[axis], dtype=np.int64
-            )
-            axes.append(np.unique((begins - self.grid.anchor[axis]) // self.step[axis]).tolist())
-        return [self._number(part.volume, cell) for cell in itertools.product(*axes)]
-
-    def targets(self, part: Part) -> list[int]:
-        """The numbers of the parts with units that the blocks of a part contribute to."""
-        patches = self.geometry.patches_of(part.box)
-        if not patches.size:
-            return []
-        cells = self.grid.touching(self.geometry.support_of(patches))
-        return [self._number(part.volume, cell) for cell in indices(cells)]
-
-    def _number(self, volume: int, cell: Sequence[int]) -> int:
-        return volume * len(self.grid) + flatten(cell, self.grid.cells)
+    def bricks(self, numbers: Iterable[int]) -> Iterator[Brick]:
+        """The bricks of some parts, in visiting order."""
+        for part in map(self.__getitem__, numbers):
+            yield from self.geometry.bricks([part.index], part.volume)
 
     def extent(self, numbers: Iterable[int]) -> Extent:
         """What some parts compute and write together."""
-        units = patches = voxels = 0
+        blocks = patches = voxels = 0
         for part in map(self.__getitem__, numbers):
-            units += self.units(part).size
+            blocks += self.blocks(part).size
             voxels += part.box.size
-            for index in indices(self.geometry.regions.touching(part.box)):
-                region = self.geometry.regions.cell(index)
-                patches += self.geometry.patches_of(region).size
-        return Extent(units, patches, voxels)
+            patches += self.geometry.patches_for(part.box).size
+        return Extent(blocks, patches, voxels)
 
     def share(self, element: int, elements: int) -> range:
-        """The numbers of the parts of one element of an array.
+        """The numbers of the parts of one share of the job: consecutive, and maybe none.
 
-        Args:
-            element: The element, counted from 1.
-            elements: Number of elements.
-
-        Returns:
-            Consecutive numbers. Shares differ by one part at most.
-
-        Raises:
-            UsageError: There are more elements than parts.
+        Any number of shares covers each part once, so a run may be begun with one number and go on
+        with another. ``element`` is counted from 1.
         """
-        if elements > len(self):
-            raise UsageError(
-                f"--part {element}/{elements}: the job has {plural(len(self), 'part')} of whole "
-                "blocks; take no more elements than that"
-            )
         size = len(self)
         return range((element - 1) * size // elements, element * size // elements)
 
 
-def fit_parts(geometry: Geometry, num_volumes: int, workers: int, least: int | None) -> Parts:
-    """The cut into parts that equally fast workers finish soonest.
+def fit_parts(geometry: Geometry, num_volumes: int, workers: int, least: int) -> tuple[int, ...]:
+    """The shape of parts, z y x, with which equally fast workers finish soonest.
 
     Args:
-        geometry: The cut of one volume.
+        geometry: The cut of one volume; its parts do not matter.
         num_volumes: Number of volumes.
         workers: Number of workers that share the parts.
-        least: Least number of parts; None for any.
+        least: Least number of parts.
 
     Returns:
-        Parts in whole units. If there are fewer units than ``least``, each is a part.
+        A shape in whole blocks. If there are fewer blocks than ``least``, each is a part.
     """
-    wanted = min(least or 1, len(geometry.units) * num_volumes)
+    wanted = min(least, len(geometry.blocks) * num_volumes)
 
-    uncut = replace(geometry, region=geometry.unit)  # equal for all regions that are compared
+    uncut = replace(geometry, part=geometry.block)  # equal for all parts that are compared
     axes = [_cuts(uncut, axis) for axis in range(3)]
     count = np.full(1, num_volumes)
     patches = np.ones(1)
@@ -173,8 +123,7 @@ def fit_parts(geometry: Geometry, num_volumes: int, workers: int, least: int | N
     # Of the ways that lack the fewest parts, take the fastest.
     best = int(np.where(missing == missing.min(), slowest, np.inf).argmin())
     places = np.unravel_index(best, [len(cuts) for cuts in axes])
-    step = tuple(cuts[place].step for cuts, place in zip(axes, places, strict=True))
-    return Parts(geometry, step, num_volumes, workers)
+    return tuple(cuts[place].step for cuts, place in zip(axes, places, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,14 +139,14 @@ class _AxisCut:
 
 @lru_cache(maxsize=16)
 def _cuts(geometry: Geometry, axis: int) -> list[_AxisCut]:
-    """Ways to cut an axis into 1, 2, 3, 4, 6, 8 ... pieces of whole units. Only the last piece may
+    """Ways to cut an axis into 1, 2, 3, 4, 6, 8 ... pieces of whole blocks. Only the last piece may
     be shorter."""
-    units = geometry.units.cells.shape[axis]
-    counts = {1, 2, 3, *(k * 2**i for i in range(1, 12) for k in (2, 3)), units}
-    steps = {-(-units // count) for count in counts if count <= units}
+    blocks = geometry.blocks.cells.shape[axis]
+    counts = {1, 2, 3, *(k * 2**i for i in range(1, 12) for k in (2, 3)), blocks}
+    steps = {-(-blocks // count) for count in counts if count <= blocks}
     cuts = []
     for step in sorted(steps, reverse=True):
-        size = tuple(step * u if a == axis else u for a, u in enumerate(geometry.unit))
-        first, stop = replace(geometry, region=size).patches_along(axis)
+        size = tuple(step * u if a == axis else u for a, u in enumerate(geometry.block))
+        first, stop = replace(geometry, part=size).patches_along(axis)
         cuts.append(_AxisCut(size[axis], len(first), int(np.max(stop - first))))
     return cuts

@@ -1,8 +1,8 @@
 """Join patches to a volume: which patch owns a voxel (trim), or how much each counts (blend).
 
 ``axis_weights`` gives the weights of a patch along one axis; the weight of a voxel is the product
-over its axes. `Assembly` joins blocks into write units in host memory and returns a unit once its
-last voxel has arrived. It must get blocks in visiting order, so that sums of overlapping patches
+over its axes. `Assembly` joins bricks into blocks in host memory and returns a block once its
+last voxel has arrived. It must get bricks in visiting order, so that sums of overlapping patches
 are always taken in the same order, and the result is the same to the bit.
 """
 
@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...data import Box, indices
-from .geometry import Block, Geometry
-from .traffic import blocks_along
+from .geometry import Brick, Geometry
+from .traffic import bricks_along
 
 
 def window(patch: int, overlap: int, floor: float) -> NDArray[np.float64]:
@@ -68,8 +68,8 @@ def _axis_weights(
 
 
 @dataclass(slots=True)
-class Unit:
-    """A write unit that is being filled, which is one box of one volume."""
+class Block:
+    """A block that is being filled, which is one box of one volume."""
 
     volume: int
     index: tuple[int, ...]
@@ -77,17 +77,17 @@ class Unit:
     arrays: list[NDArray[Any]]
     """One array for each head, shape (channels, z, y, x)."""
     missing: int
-    """Voxels of block support that have not arrived yet."""
+    """Voxels of brick support that have not arrived yet."""
 
 
-def share_of(geometry: Geometry, block: Block, unit: Box, *, blended: bool) -> Box:
-    """The voxels of a unit to which a block contributes, for one head."""
-    return (block.support if blended else block.core) & geometry.reach(block) & unit
+def share_of(geometry: Geometry, brick: Brick, block: Box, *, blended: bool) -> Box:
+    """The voxels of a block to which a brick contributes, for one head."""
+    return (brick.support if blended else brick.core) & geometry.reach(brick) & block
 
 
-def merge(unit: Unit, head: int, share: Box, values: NDArray[Any], *, blended: bool) -> None:
-    """Merge a block's contribution to a head, ``values`` of (channels, z, y, x), into a unit."""
-    there = unit.arrays[head][(slice(None), *share.within(unit.box))]
+def merge(block: Block, head: int, share: Box, values: NDArray[Any], *, blended: bool) -> None:
+    """Merge a brick's contribution to a head, ``values`` of (channels, z, y, x), into a block."""
+    there = block.arrays[head][(slice(None), *share.within(block.box))]
     if blended:
         np.add(there, values, out=there)
     else:
@@ -96,60 +96,60 @@ def merge(unit: Unit, head: int, share: Box, values: NDArray[Any], *, blended: b
 
 @dataclass(slots=True)
 class Assembly:
-    """Takes blocks in visiting order, and returns complete units."""
+    """Takes bricks in visiting order, and returns complete blocks."""
 
     geometry: Geometry
     empty: Callable[[int, tuple[int, ...]], NDArray[Any]]
-    """A function of a head and a spatial shape that makes the array of a unit, with zeros for a
+    """A function of a head and a spatial shape that makes the array of a block, with zeros for a
     blended head."""
     blended: Sequence[bool]
     """True for each head whose patches are added up. In other heads each voxel comes from the patch
     that owns it."""
     wanted: Callable[[int, tuple[int, ...]], bool] = lambda volume, index: True
-    """A function of a volume and an index that is false for a unit that is written already."""
-    open: dict[tuple[int, tuple[int, ...]], Unit] = field(default_factory=dict)
+    """A function of a volume and an index that is false for a block that is written already."""
+    open: dict[tuple[int, tuple[int, ...]], Block] = field(default_factory=dict)
 
-    def add(self, block: Block, heads: Sequence[NDArray[Any]]) -> Iterator[Unit]:
-        """Merge the heads of a block, and yield each unit that is complete by then.
+    def add(self, brick: Brick, heads: Sequence[NDArray[Any]]) -> Iterator[Block]:
+        """Merge the heads of a brick, and yield each block that is complete by then.
 
-        A head has the shape (channels, z, y, x) of the block's support if it is blended, else of
+        A head has the shape (channels, z, y, x) of the brick's support if it is blended, else of
         its core.
         """
         geometry = self.geometry
-        support = block.support & geometry.reach(block)
-        for index in indices(geometry.units.touching(support)):
-            if not self.wanted(block.volume, index):
+        support = brick.support & geometry.reach(brick)
+        for index in indices(geometry.blocks.touching(support)):
+            if not self.wanted(brick.volume, index):
                 continue
-            unit = self._unit(block.volume, index)
+            block = self._block(brick.volume, index)
             for number, blended in enumerate(self.blended):
-                share = share_of(geometry, block, unit.box, blended=blended)
-                if share.size:  # else the block's patches own no voxel of the unit
-                    held = block.support if blended else block.core
+                share = share_of(geometry, brick, block.box, blended=blended)
+                if share.size:  # else the brick's patches own no voxel of the block
+                    held = brick.support if blended else brick.core
                     values = heads[number][(slice(None), *share.within(held))]
-                    merge(unit, number, share, values, blended=blended)
-            unit.missing -= (support & unit.box).size
-            if unit.missing == 0:
-                yield self.open.pop((block.volume, index))
+                    merge(block, number, share, values, blended=blended)
+            block.missing -= (support & block.box).size
+            if block.missing == 0:
+                yield self.open.pop((brick.volume, index))
 
-    def _unit(self, volume: int, index: tuple[int, ...]) -> Unit:
+    def _block(self, volume: int, index: tuple[int, ...]) -> Block:
         key = (volume, index)
         if key not in self.open:
-            box = self.geometry.units.cell(index)
+            box = self.geometry.blocks.cell(index)
             arrays = [self.empty(head, box.shape) for head in range(len(self.blended))]
-            self.open[key] = Unit(volume, index, box, arrays, self._contributions(box))
+            self.open[key] = Block(volume, index, box, arrays, self._contributions(box))
         return self.open[key]
 
     def _contributions(self, box: Box) -> int:
-        """How many voxels blocks will contribute to a unit, summed over the blocks.
+        """How many voxels bricks will contribute to a block, summed over the bricks.
 
-        Blocks form a product grid, so the count is a product of one sum for each axis.
+        Bricks form a product grid, so the count is a product of one sum for each axis.
         """
-        regions = self.geometry.regions
-        places = zip(regions.touching(box).start, regions.cells.start, strict=True)
+        parts = self.geometry.parts
+        places = zip(parts.touching(box).start, parts.cells.start, strict=True)
         total = 1
         for axis, (cell, first) in enumerate(places):
-            region, _, support = blocks_along(self.geometry, axis)
+            part, _, support = bricks_along(self.geometry, axis)
             stop = np.minimum(support.stop, box.stop[axis])
             covered = stop - np.maximum(support.start, box.start[axis])
-            total *= int(covered[region == cell - first].clip(0).sum())
+            total *= int(covered[part == cell - first].clip(0).sum())
         return total

@@ -1,11 +1,11 @@
 """The traffic of a geometry: voxels decoded to read it, and voxels held until they are written.
 
 Every box of a geometry is a product of three intervals, so every count here comes from one short
-table for each axis. Its rows are the blocks along the axis:
+table for each axis. Its rows are the bricks along the axis:
 
-    axis x    ├───────── region 0 ─────────┼─────────── region 1 ───────────┤
+    axis x    ├────────── part 0 ──────────┼──────────── part 1 ────────────┤
     rows      ├── 0 ──┼── 1 ──┼── 2 ──┤    ┊
-                                   ├── 3 ──┼── 4 ──┼── 5 ──┼── …     a block that two regions share
+                                   ├── 3 ──┼── 4 ──┼── 5 ──┼── …     a brick that two parts share
                                                                      is computed and counted twice
 
 A petabyte volume has about a thousand rows per axis. `plan` turns these counts into bytes.
@@ -26,7 +26,7 @@ from ...data import Box, reflect
 from .geometry import Geometry
 
 CacheLevel = Literal["layer", "row", "none"]
-"""The decoded chunks that a read cache still holds when the next block needs them."""
+"""The decoded chunks that a read cache still holds when the next brick needs them."""
 
 Ints = NDArray[np.int64]
 
@@ -42,18 +42,18 @@ class Spans(NamedTuple):
         return self.stop - self.start
 
 
-class Blocks(NamedTuple):
-    """The blocks along one axis, region after region: arrays of shape (blocks,), in voxels."""
+class Bricks(NamedTuple):
+    """The bricks along one axis, part after part: arrays of shape (bricks,), in voxels."""
 
-    region: Ints
-    """Index of a block's region along the axis, from 0."""
+    part: Ints
+    """Index of a brick's part along the axis, from 0."""
     read: Spans
     support: Spans
 
 
 @dataclass(frozen=True, slots=True)
-class BlockShape:
-    """The boxes of the largest possible block. There may be no real block that has them."""
+class BrickShape:
+    """The boxes of the largest possible brick. There may be no real brick that has them."""
 
     read: Box
     support: Box
@@ -62,17 +62,17 @@ class BlockShape:
 
 
 @lru_cache(maxsize=8)
-def largest_block(geometry: Geometry) -> BlockShape:
-    """A block that is as long, on each axis, as the longest block on that axis."""
+def largest_brick(geometry: Geometry) -> BrickShape:
+    """A brick that is as long, on each axis, as the longest brick on that axis."""
     reads, supports, hulls = [], [], []
     for axis in range(3):
-        _, read, support = blocks_along(geometry, axis)
+        _, read, support = bricks_along(geometry, axis)
         inside = _mirrored(read, geometry.domain.start[axis], geometry.domain.stop[axis])
         hull = Spans(np.minimum(read.start, inside.start), np.maximum(read.stop, inside.stop))
         reads.append(int(read.length.max()))
         supports.append(int(support.length.max()))
         hulls.append(int(hull.length.max()))
-    return BlockShape(*(Box.of((0, 0, 0), lengths) for lengths in (reads, supports, hulls)))
+    return BrickShape(*(Box.of((0, 0, 0), lengths) for lengths in (reads, supports, hulls)))
 
 
 def read_range(box: Box, domain: Box) -> Box:
@@ -97,16 +97,16 @@ def reads(
 
     ``origin`` is a corner of the source's chunk grid, z y x.
 
-    Blocks are visited x fastest, z slowest. Chunks that several blocks share along an axis are
-    decoded once if the cache still holds them when the next block along the axis is read. For y a
-    row of blocks must fit into the cache, for z a whole layer. Along x any cache is enough, as the
-    next block follows at once.
+    Bricks are visited x fastest, z slowest. Chunks that several bricks share along an axis are
+    decoded once if the cache still holds them when the next brick along the axis is read. For y a
+    row of bricks must fit into the cache, for z a whole layer. Along x any cache is enough, as the
+    next brick follows at once.
     """
     once, again = _decoded(geometry, chunk, origin)
     kept = {"layer": 3, "row": 2, "none": 0}[level]
     voxels = math.prod(int((again if a < 3 - kept else once)[a].sum()) for a in range(3))
     extents = [int(lengths.max()) for lengths in once]
-    deepest = largest_block(geometry).read.shape
+    deepest = largest_brick(geometry).read.shape
     deep = [min(n, d + 2 * (c - 1)) for n, d, c in zip(extents, deepest, chunk, strict=True)]
     held = {"layer": deep[0] * extents[1] * extents[2], "row": deep[0] * deep[1] * extents[2]}
     return held.get(level, 0), voxels
@@ -114,114 +114,114 @@ def reads(
 
 @lru_cache(maxsize=8)
 def open_peak(geometry: Geometry) -> int:
-    """Most voxels in open units at once, in any region.
+    """Most voxels in open blocks at once, in any part.
 
-    A unit is open from the first block that touches it to the last. Along one axis, units of 4
-    voxels and blocks of 3:
+    A block is open from the first brick that touches it to the last. Along one axis, blocks of 4
+    voxels and bricks of 3:
 
-        units      ├──── a ────┼──── b ────┼──── c ────┤
-        blocks     ├── 0 ───┼── 1 ───┼── 2 ───┼── 3 ───┤
+        blocks     ├──── a ────┼──── b ────┼──── c ────┤
+        bricks     ├── 0 ───┼── 1 ───┼── 2 ───┼── 3 ───┤
 
-        opened         4        8       12       12       voxels of units opened by then
-        unclosed      12       12        8        4       voxels of units not closed before
-        open           4        8        8        4       opened + unclosed - 12 (all units)
+        opened         4        8       12       12       voxels of blocks opened by then
+        unclosed      12       12        8        4       voxels of blocks not closed before
+        open           4        8        8        4       opened + unclosed - 12 (all blocks)
 
     So the peak is the maximum of ``opened + unclosed - all``, on three axes too. Each layer of
-    units is opened before a block, by it or after it. So ``opened`` of a volume is
+    blocks is opened before a brick, by it or after it. So ``opened`` of a volume is
     ``before * all + here * opened`` of a plane, and ``unclosed`` likewise. `_most` goes from axis
     to axis and needs only the three factors.
     """
-    *outer, inner = (_units_along(geometry, axis) for axis in range(3))
-    return _most(1, 1, -1, [[*units.kinds()] for units in outer], inner)
+    *outer, inner = (_blocks_along(geometry, axis) for axis in range(3))
+    return _most(1, 1, -1, [[*blocks.kinds()] for blocks in outer], inner)
 
 
-class UnitsAlong(NamedTuple):
-    """Units along an axis at each of its blocks: arrays of shape (blocks,), in voxels."""
+class BlocksAlong(NamedTuple):
+    """Blocks along an axis at each of its bricks: arrays of shape (bricks,), in voxels."""
 
     whole: Ints
-    """Length of all units of the block's region."""
+    """Length of all blocks of the brick's part."""
     before: Ints
-    """Length of the units of the region opened by earlier blocks."""
+    """Length of the blocks of the part opened by earlier bricks."""
     opening: Ints
-    """Length of the units that this block is the first to touch."""
+    """Length of the blocks that this brick is the first to touch."""
     after: Ints
-    """Length of the units closed by later blocks."""
+    """Length of the blocks closed by later bricks."""
     closing: Ints
-    """Length of the units that this block is the last to touch."""
+    """Length of the blocks that this brick is the last to touch."""
 
-    def kinds(self) -> Iterator[tuple[int, int, UnitsAlong]]:
-        """Yield (opening, closing, the blocks with these two). There are few kinds of blocks."""
+    def kinds(self) -> Iterator[tuple[int, int, BlocksAlong]]:
+        """Yield (opening, closing, the bricks with these two). There are few kinds of bricks."""
         for opening, closing in {*zip(self.opening.tolist(), self.closing.tolist(), strict=True)}:
             rows = (self.opening == opening) & (self.closing == closing)
-            yield opening, closing, UnitsAlong(*(column[rows] for column in self))
+            yield opening, closing, BlocksAlong(*(column[rows] for column in self))
 
 
 def _most(
     opened: int,
     unclosed: int,
     whole: int,
-    outer: Sequence[list[tuple[int, int, UnitsAlong]]],
-    inner: UnitsAlong,
+    outer: Sequence[list[tuple[int, int, BlocksAlong]]],
+    inner: BlocksAlong,
 ) -> int:
-    """The maximum over all blocks of a weighted sum of three volumes of units, which are given by
+    """The maximum over all bricks of a weighted sum of three volumes of blocks, which are given by
     their kinds for each axis but the last."""
 
-    def of_all(blocks: UnitsAlong) -> Ints:
-        return opened * blocks.before + unclosed * blocks.after + whole * blocks.whole
+    def of_all(bricks: BlocksAlong) -> Ints:
+        return opened * bricks.before + unclosed * bricks.after + whole * bricks.whole
 
     if not outer:
         return int((of_all(inner) + opened * inner.opening + unclosed * inner.closing).max())
     kinds, *rest = outer
-    # Blocks with the same opening and closing differ only in the third factor: take the largest.
+    # Bricks with the same opening and closing differ only in the third factor: take the largest.
     return max(
-        _most(opened * opening, unclosed * closing, int(of_all(blocks).max()), rest, inner)
-        for opening, closing, blocks in kinds
+        _most(opened * opening, unclosed * closing, int(of_all(bricks).max()), rest, inner)
+        for opening, closing, bricks in kinds
     )
 
 
-def _units_along(geometry: Geometry, axis: int) -> UnitsAlong:
+def _blocks_along(geometry: Geometry, axis: int) -> BlocksAlong:
     low = geometry.domain.start[axis]
-    regions = Spans(*geometry.regions_along(axis))
-    units = Spans(*replace(geometry, region=geometry.unit).regions_along(axis))
-    region, _, support = blocks_along(geometry, axis)
-    # Supports step back at the start of a region. With each region shifted by more than the volume,
-    # all are sorted, so that one search finds the blocks of each unit's own region.
+    parts = Spans(*geometry.parts_along(axis))
+    blocks = Spans(*replace(geometry, part=geometry.block).parts_along(axis))
+    part, _, support = bricks_along(geometry, axis)
+    # Supports step back at the start of a part. With each part shifted by more than the volume,
+    # all are sorted, so that one search finds the bricks of each block's own part.
     shift = geometry.domain.shape[axis] + 1
-    home = np.searchsorted(regions.start, units.start, side="right") - 1
-    first = np.searchsorted(support.stop + shift * region, units.start + shift * home, side="right")
-    last = np.searchsorted(support.start + shift * region, units.stop + shift * home) - 1
-    opening, closing = np.zeros_like(region), np.zeros_like(region)
-    np.add.at(opening, first, units.length)
-    np.add.at(closing, last, units.length)
-    return UnitsAlong(
-        whole=regions.length[region],
-        before=np.cumsum(opening) - opening - (regions.start[region] - low),
+    home = np.searchsorted(parts.start, blocks.start, side="right") - 1
+    first = np.searchsorted(support.stop + shift * part, blocks.start + shift * home, side="right")
+    last = np.searchsorted(support.start + shift * part, blocks.stop + shift * home) - 1
+    opening, closing = np.zeros_like(part), np.zeros_like(part)
+    np.add.at(opening, first, blocks.length)
+    np.add.at(closing, last, blocks.length)
+    return BlocksAlong(
+        whole=parts.length[part],
+        before=np.cumsum(opening) - opening - (parts.start[part] - low),
         opening=opening,
-        after=(regions.stop[region] - low) - np.cumsum(closing),
+        after=(parts.stop[part] - low) - np.cumsum(closing),
         closing=closing,
     )
 
 
 @lru_cache(maxsize=6)
-def blocks_along(geometry: Geometry, axis: int) -> Blocks:
-    """The blocks of every region along one axis."""
+def bricks_along(geometry: Geometry, axis: int) -> Bricks:
+    """The bricks of every part along one axis."""
     low, high = geometry.domain.start[axis], geometry.domain.stop[axis]
-    stride, per_block = geometry.stride[axis], geometry.patches_per_block[axis]
+    stride, per_brick = geometry.stride[axis], geometry.patches_per_brick[axis]
     patches = Spans(*geometry.patches_along(axis))
-    first = patches.start // per_block
-    count = -(-patches.stop // per_block) - first
-    region = np.repeat(np.arange(len(count)), count)
-    number = np.arange(len(region)) + (first - np.cumsum(count) + count)[region]
+    first = patches.start // per_brick
+    count = -(-patches.stop // per_brick) - first
+    part = np.repeat(np.arange(len(count)), count)
+    number = np.arange(len(part)) + (first - np.cumsum(count) + count)[part]
     patches = Spans(
-        np.maximum(number * per_block, patches.start[region]),
-        np.minimum((number + 1) * per_block, patches.stop[region]),
+        np.maximum(number * per_brick, patches.start[part]),
+        np.minimum((number + 1) * per_brick, patches.stop[part]),
     )
     read = _read_of(geometry, axis, patches)
     if geometry.seam == "trim":
         support = Spans(low + patches.start * stride, np.minimum(low + patches.stop * stride, high))
     else:
         support = Spans(np.maximum(read.start, low), np.minimum(read.stop, high))
-    return Blocks(region, read, support)
+    return Bricks(part, read, support)
 
 
 def _read_of(geometry: Geometry, axis: int, patches: Spans) -> Spans:
@@ -235,13 +235,13 @@ def _read_of(geometry: Geometry, axis: int, patches: Spans) -> Spans:
 def _decoded(
     geometry: Geometry, chunk: tuple[int, ...], origin: tuple[int, ...]
 ) -> tuple[list[Ints], list[Ints]]:
-    """Voxels decoded along each axis, by each of its regions and by each of its blocks."""
+    """Voxels decoded along each axis, by each of its parts and by each of its bricks."""
     once, again = [], []
     for axis in range(3):
         patches = Spans(*geometry.patches_along(axis))
-        of_regions, of_blocks = _read_of(geometry, axis, patches), blocks_along(geometry, axis).read
-        once.append(_touched(geometry, axis, of_regions, chunk[axis], origin[axis]))
-        again.append(_touched(geometry, axis, of_blocks, chunk[axis], origin[axis]))
+        of_parts, of_bricks = _read_of(geometry, axis, patches), bricks_along(geometry, axis).read
+        once.append(_touched(geometry, axis, of_parts, chunk[axis], origin[axis]))
+        again.append(_touched(geometry, axis, of_bricks, chunk[axis], origin[axis]))
     return once, again
 
 

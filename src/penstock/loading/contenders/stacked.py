@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...base import StageError, UsageError, describe, require
-from ..engines.selection import Location, locate
+from ..engines.chunk_selection import Location, locate
 from ..order import Order
 from ..permutation import Items
 

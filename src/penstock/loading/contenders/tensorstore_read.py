@@ -26,7 +26,7 @@ class TensorStoreRead:
     def __init__(self, data: Any, order: Order, *, threads: int) -> None:
         whole_samples(order, self.name)
         self._ts = ts = require("tensorstore", "loaders")
-        from ..engines.tensorstore import REQUESTS, open_plainly
+        from ..engines.tensorstore_engine import REQUESTS, open_plainly
 
         self._order = order
         # As many requests as threads, for every contender: requests hide latency.

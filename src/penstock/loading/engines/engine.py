@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ..fields import Field
 from ..permutation import Items
-from .selection import Arrays
+from .chunk_selection import Arrays
 
 Check = Callable[[], None]
 """Long work calls this now and then. It raises once the work is no longer wanted."""

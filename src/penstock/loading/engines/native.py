@@ -27,9 +27,9 @@ from ..cache import Foresight, NextUseCache
 from ..chunk_reads import chunk_indices, chunk_reads
 from ..fields import ChunkRead, Field
 from ..permutation import Items
+from .chunk_selection import Arrays, Location, Normaliser, Rows, Selection
 from .decode import copy_runs, decode_chunk, read_chunk_file
 from .engine import Check, Engine, EngineKnobs, Task, Traffic, Wanted
-from .selection import Arrays, Location, Normaliser, Rows, Selection
 from .zarr_metadata import ChunkLayout, read_layout
 
 _SLACK = 1 << 16

@@ -11,15 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from numpy.typing import NDArray
 
 from ...base import PenstockError, describe, plural
 from ...data import Box, open_source
+from ..charts.before_after import before_after_figure
 from ..content import Picture
-from ..figures.before_after import before_after_figure
-from ..figures.canvas import Figure
-from .record import InferenceRun
+from .job_files import InferenceRun
 from .seams import measure_seams, seam_sentences
 
 MOST_OUTPUTS = 4
@@ -87,18 +85,8 @@ def _plane(run: InferenceRun, output: Any, kind: str) -> Iterator[Picture]:
     if before.shape != after.shape:
         return
     images = {"input": before, "output": after}
-    low, high = (f"{value:,.4g}" for value in (np.nanmin(after), np.nanmax(after)))
-    yield Picture(
-        "plane",
-        f"Plane z = {z} in the middle of the volume: input, output, difference.",
-        f"Input and output of {after.shape[0]} x {after.shape[1]} voxels in the plane z = {z}; the "
-        f"output lies within {low} and {high} there.",
-        partial(_draw, images, f"plane z = {z}"),
-    )
-
-
-def _draw(images: dict[str, NDArray[Any]], caption: str) -> Figure:
-    return before_after_figure(images, caption)
+    caption = f"Plane z = {z} in the middle of the volume: input, output, difference."
+    yield Picture("plane", caption, partial(before_after_figure, images, f"plane z = {z}"))
 
 
 def _middle(source: Any) -> tuple[NDArray[Any], int]:

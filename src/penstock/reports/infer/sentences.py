@@ -13,7 +13,7 @@ from typing import Any
 from ...base import format_bytes, format_count, format_seconds, plural, significant
 from ...instruments import Interval, StageTotals, bottleneck, median_interval
 from ..words import listed
-from .record import InferenceRun, Telemetry
+from .job_files import InferenceRun, Telemetry
 
 _ONE_RUN = "one run, no interval"
 _FULL = 0.85
@@ -24,10 +24,11 @@ _CURES = {
     "read": "more --prep-workers, or an input of larger chunks",
     "normalise": "more --prep-workers",
     "write": "more --writer-workers, or an output of a faster codec",
+    "upload": "a faster link to the accelerator",
+    "download": "a faster link to the accelerator",
     "stitch": "larger patches, or less --overlap",
     "statistics": "--normalize none, or percentiles of a level of the pyramid",
     "checksum": "more --writer-workers",
-    "spill": "more --writer-workers",
     "note": "a faster disk for the run folder (--run-dir)",
 }
 
@@ -67,12 +68,6 @@ def busy_shares(run: InferenceRun) -> dict[str, float]:
         if stage.busy
     }
     return dict(sorted(shares.items(), key=lambda each: -each[1]))
-
-
-def processor_share(run: InferenceRun) -> float:
-    """The share of the cores' time that the run used."""
-    assert run.summary is not None
-    return (run.summary.get("cpu_seconds") or 0.0) / worked_seconds(run) / (run.cores or 1)
 
 
 def gain(run: InferenceRun) -> str:
@@ -139,7 +134,7 @@ def speed_lines(run: InferenceRun) -> list[str]:
     summary, seconds = run.summary, run.seconds
     if summary is None or not seconds:
         return []
-    written, planned = summary["units_written"], summary["units_planned"]
+    written, planned = summary["blocks_written"], summary["blocks_planned"]
     line = (
         f"It wrote {written:,} of {plural(planned, 'block')} in {format_seconds(seconds)}: "
         f"{significant(summary['voxels'] / seconds / 1e6)} Mvox/s, "

@@ -26,12 +26,12 @@ LOADER_COLUMNS = Columns(
         "timestamp loader threads batch_size seconds_per_batch low_seconds high_seconds "
         "samples_per_sec decoded_mb_per_sec stored_mb_per_sec first_batch_s wait_p50_s wait_p95_s "
         "wait_p99_s wait_max_s read_amplification cpu_s_per_gb host_peak_mb duplicates missing "
-        "wrong cache resident fresh shuffle window latency_ms endpoint data dataset batches "
+        "wrong cache resident fresh shuffle window data dataset batches "
         "launches failed status error cores affinity cgroup_cpus seed machine_key commit "
         "key".split()
     ),
     LOADER_NEEDS,
-    tuple("data dataset shuffle window cache endpoint latency_ms seed batches machine_key".split()),
+    tuple("data dataset shuffle window cache seed batches machine_key".split()),
     LOADER_NEEDS,
 )
 
@@ -154,20 +154,6 @@ def loader_cells(records: Iterable[Record], scenario: str = "loader") -> list[Lo
     )
 
 
-def way(case: Mapping[str, Any]) -> list[str]:
-    """Words for slow or remote access to the data, from a case or its row in a CSV.
-
-    >>> way({"latency_ms": "20.0", "endpoint": None})
-    ['every request 20 ms late']
-    """
-    words = []
-    if latency := float(case.get("latency_ms") or 0):
-        words.append(f"every request {latency:g} ms late")
-    if case.get("endpoint"):
-        words.append(f"from {case['endpoint']}")
-    return words
-
-
 def cache_label(group: Sequence[Cell]) -> str:
     """The page cache that was asked for, and the share of the data that was in it at the start.
 
@@ -195,7 +181,7 @@ def cache_words(asked: str, resident: float | None) -> str:
 
 
 def is_remote_case(case: Mapping[str, Any]) -> bool:
-    return "://" in str(case["data"]) or bool(case.get("latency_ms"))
+    return "://" in str(case["data"])
 
 
 def percents_of(share: Interval) -> str:

@@ -44,9 +44,8 @@ from .cell import (
     is_remote_case,
     loader_cells,
     read_again_of,
-    way,
 )
-from .ladder import ladder_sections
+from .rungs import ladder_sections
 
 
 def loader_sections(records: Iterable[Record]) -> list[Section]:
@@ -78,7 +77,7 @@ def loader_sections(records: Iterable[Record]) -> list[Section]:
 def heading(group: Sequence[LoaderCell]) -> list[str]:
     """The data, its order, where it is, and the cores that read it."""
     case = group[0].case
-    words = [str(case["data"]), f"shuffle {case['shuffle']}", cache_label(group), *way(case)]
+    words = [str(case["data"]), f"shuffle {case['shuffle']}", cache_label(group)]
     return [", ".join(words), *cores_lines(group[0])]
 
 

@@ -14,8 +14,8 @@ from ...base import group_by, plural
 from ...instruments import CONFIDENCE, Interval, Record
 from ..cell import DRAWS, Cell, middle
 from ..table import Columns
-from . import model
-from .model import QueueModel, Timeline, seed_row
+from . import simulation as model
+from .simulation import QueueModel, Timeline, seed_row
 
 QUEUE_NEEDS = ("workers", "queue", "seconds_per_iteration")
 QUEUE_COLUMNS = Columns(

@@ -36,7 +36,7 @@ from ...instruments import Record
 from ..cell import machine_namer, middle
 from ..table import Section
 from ..words import or_dash, spread
-from . import model
+from . import simulation as model
 from .cell import (
     LONGER,
     QueueCell,
@@ -47,8 +47,8 @@ from .cell import (
     percent_words,
     queue_cells,
 )
-from .model import SEED, SEED_ITERATIONS, SEED_SOURCE, seed_row
 from .sentences import sentences
+from .simulation import SEED, SEED_ITERATIONS, SEED_SOURCE, seed_row
 
 
 def queue_sections(records: Iterable[Record]) -> list[Section]:

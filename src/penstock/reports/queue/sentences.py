@@ -11,9 +11,9 @@ from ...base import format_seconds, group_by, plural
 from ...instruments import Interval
 from ..cell import middle
 from ..words import bracket, of_launches
-from . import model as queueing
+from . import simulation as queueing
 from .cell import LONGER, NEAR, QueueCell, middle_of, none_computes, percent_words
-from .model import QueueModel
+from .simulation import QueueModel
 
 _MISSED = 0.05
 """A predicted step that is farther than this from the measured one is called a miss."""

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import PICTURES, UsageError, plural, require
+from ...base import PICTURES, UsageError
+from ..charts.chart import Boxes, Figure, Image, Panel, greys
 from ..content import Picture
-from ..figures.canvas import LEGEND, STYLE, TEXT, Figure, blank, colour_at, heading
 
 MOST_SHOWN = 12
 """The most samples that are drawn."""
@@ -52,17 +52,9 @@ def detection_pictures(folder: Path) -> list[Picture]:
     samples = read_detections(folder / PICTURES)
     if not samples:
         return []
-    true, predicted = sum(len(s.true) for s in samples), sum(len(s.predicted) for s in samples)
-    return [
-        Picture(
-            "detections",
-            "True boxes and those that the best model predicts, on the chips of the validation "
-            "with the most objects.",
-            f"{plural(len(samples), 'chip')} with {plural(true, 'true box')} and "
-            f"{plural(predicted, 'predicted box')} at the best threshold.",
-            partial(draw_detections, samples),
-        )
-    ]
+    caption = "True boxes and those that the best model predicts, on the chips of the validation "
+    caption += "with the most objects."
+    return [Picture("detections", caption, partial(draw_detections, samples))]
 
 
 def read_detections(path: Path) -> list[Detections]:
@@ -83,25 +75,14 @@ def read_detections(path: Path) -> list[Detections]:
 
 
 def draw_detections(samples: Sequence[Detections]) -> Figure:
-    """Draw each sample in greys, with its boxes."""
-    across = min(3, len(samples))
-    down = -(-len(samples) // across)
-    figure = blank(3.4 * across, 3.5 * down + 1.2)
-    heading(figure, "Detections", "true boxes are drawn 3 pixels wider")
-    rectangle = require("matplotlib.patches", "plot").Rectangle
-    axes = figure.subplots(down, across, squeeze=False).ravel()
-    looks = (("true", colour_at(2), "-", 3.0), ("predicted", colour_at(1), "--", 0.0))
-    for axis, sample in zip(axes, samples, strict=False):
-        axis.imshow(sample.image, cmap="gray", vmin=0, vmax=255)
-        axis.set(xticks=[], yticks=[])
-        axis.set_title(sample.name, **TEXT | {"fontsize": STYLE["small"]})
-        for which, colour, line, around in looks:
-            for x0, y0, x1, y1 in getattr(sample, which)[:_MOST_BOXES]:
-                corner, more = (x0 - around, y0 - around), 2 * around
-                look = {"fill": False, "ec": colour, "ls": line, "lw": 1.2}
-                axis.add_patch(rectangle(corner, x1 - x0 + more, y1 - y0 + more, **look))
-    for axis in axes[len(samples) :]:
-        axis.set_axis_off()
-    drawn = [rectangle((0, 0), 1, 1, fill=False, ec=c, ls=line, lw=1.2) for _, c, line, _ in looks]
-    figure.legend(drawn, ["true", "predicted"], loc="outside lower center", ncols=2, **LEGEND)
-    return figure
+    """Each sample in greys, with its boxes."""
+    panels = []
+    for sample in samples:
+        boxes = []
+        for label, colour, dashes, around in (("true", 2, 0, 3.0), ("predicted", 1, 1, 0.0)):
+            corners = np.asarray(getattr(sample, label), np.float64)[:_MOST_BOXES].reshape(-1, 4)
+            places = corners + np.array([-around, -around, around, around])
+            boxes.append(Boxes(label, places.tolist(), colour, dashes))
+        image = Image(greys(sample.image, 0, 255), boxes)
+        panels.append(Panel(sample.name, image=image))
+    return Figure("Detections", "true boxes are drawn 3 pixels wider", panels, 3)

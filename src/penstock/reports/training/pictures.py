@@ -4,29 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
-from ...base import format_seconds, plural
+from ...base import plural
 from ...instruments import PHASES
+from ..charts.chart import Axis, Figure, Panel, Series, rolling_mean, thinned
 from ..content import Picture
-from ..figures.canvas import (
-    LEGEND,
-    STYLE,
-    Axes,
-    Figure,
-    blank,
-    colour_at,
-    heading,
-    rolling_mean,
-    tidy,
-)
-from .record import TrainingFolder
+from .fit_files import TrainingFolder
 
-_MOST_POINTS = 2000
+_MOST_POINTS = 1000
+_MOST_RANKS = 6
 """Points of a curve. More do not show."""
-_STYLES = ("o-", "s--", "^:")
-"""Styles of curves: one for the first colours, the next for those that come again."""
 
 
 def training_pictures(run: TrainingFolder) -> list[Picture]:
@@ -36,112 +26,66 @@ def training_pictures(run: TrainingFolder) -> list[Picture]:
     others = {name: values for name, values in run.scores.items() if name not in losses}
     for name, what, curves in (("loss", "Loss", losses), ("scores", "Scores", others)):
         if curves:
-            each = [f"{n} from {v[0][1]:.4g} to {v[-1][1]:.4g}" for n, v in curves.items()]
-            pictures.append(
-                Picture(
-                    name,
-                    f"{what} by epoch.",
-                    f"{what} over {plural(len(run.history), 'epoch')}: {'; '.join(each)}.",
-                    partial(draw_curves, what, curves),
-                )
-            )
+            pictures.append(Picture(name, f"{what} by epoch.", partial(draw_curves, what, curves)))
     if run.steps:
         pictures += [_phases_picture(run), _steps_picture(run)]
     return pictures
 
 
 def draw_curves(title: str, curves: dict[str, list[tuple[int, float]]]) -> Figure:
-    """Draw each score over epochs."""
-    figure = blank(7.0, 4.2)
-    heading(figure, title, "one value for each epoch; one run")
-    axis = figure.subplots()
-    tidy(axis, x="Epoch", y=title)
+    """Each score over epochs."""
+    series = []
     for place, (name, points) in enumerate(curves.items()):
         x, y = zip(*points, strict=True)
-        label = name.replace("_", " ")
-        style = _STYLES[place // len(STYLE["colours"]) % len(_STYLES)]
-        axis.plot(np.add(x, 1), y, style, markersize=4, color=colour_at(place), label=label)
-    _whole_epochs(axis, max(points[-1][0] + 1 for points in curves.values()))
-    figure.legend(loc="outside lower center", ncols=4, **LEGEND)
-    return figure
-
-
-def _whole_epochs(axis: Axes, last: int) -> None:
-    """Show whole epochs, even if there is only one."""
-    axis.set_xlim(0.5, last + 0.5)
-    axis.locator_params(axis="x", integer=True, min_n_ticks=1)
+        look: dict[str, Any] = {"colour": place, "dashes": place // 6, "marker": place // 6}
+        series.append(Series(name.replace("_", " "), np.add(x, 1.0), y, "dots", **look))
+    panel = Panel("", Axis("Epoch", whole=True), Axis(title, zero=False), series)
+    return Figure(title, "one value for each epoch; one run", [panel])
 
 
 def _phases_picture(run: TrainingFolder) -> Picture:
     steps = run.steps[0]
     phases = {name: shares for name in PHASES if (shares := steps.shares(name))}
-    each = [f"{name.replace('_', ' ')} {np.mean(s):.0%}" for name, s in phases.items()]
-    return Picture(
-        "phases",
-        f"The phases of the steps of each epoch, rank {steps.rank}.",
-        f"Mean share of the steps over epochs: {', '.join(each) or 'no phase was timed'}.",
-        partial(draw_phases, phases, steps.rank),
-    )
+    caption = f"The phases of the steps of each epoch, rank {steps.rank}."
+    return Picture("phases", caption, partial(draw_phases, phases, steps.rank))
 
 
 def draw_phases(phases: dict[str, list[float]], rank: int) -> Figure:
-    """Draw the shares of phases, a bar for each epoch."""
-    figure = blank(7.0, 4.2)
-    heading(figure, "What a step does", f"share of the steps of an epoch, rank {rank}")
-    axis = figure.subplots()
-    tidy(axis, x="Epoch", y="Share of the time (%)")
+    """The shares of phases, a bar for each epoch."""
     count = max(map(len, phases.values()), default=0)
-    bottom = np.zeros(count)
+    base, series = np.zeros(count), []
     for name, shares in phases.items():
         heights = np.zeros(count)
         heights[: len(shares)] = np.multiply(shares, 100)
-        colour = colour_at(list(PHASES).index(name))
-        label = name.replace("_", " ")
-        axis.bar(np.arange(1, count + 1), heights, bottom=bottom, color=colour, label=label)
-        bottom += heights
-    _whole_epochs(axis, max(1, count))
-    axis.grid(visible=False, axis="x")
-    if phases:
-        figure.legend(loc="outside lower center", ncols=3, **LEGEND)
-    return figure
+        look: dict[str, Any] = {"colour": list(PHASES).index(name), "base": base}
+        base = base + heights
+        epochs = np.arange(1.0, count + 1)
+        series.append(Series(name.replace("_", " "), epochs, base, "bars", **look))
+    panel = Panel("", Axis("Epoch", whole=True), Axis("Share of the time", "%"), series)
+    return Figure("What a step does", f"share of the steps of an epoch, rank {rank}", [panel])
 
 
 def _steps_picture(run: TrainingFolder) -> Picture:
-    seconds = [each.seconds["step"] for each in run.steps]
-    every = np.concatenate(seconds)
-    every = every[np.isfinite(every)]
-    low, middle, high = np.quantile(every, [0, 0.5, 1]) if every.size else (0.0, 0.0, 0.0)
-    words = [format_seconds(float(value)) for value in (low, middle, high)]
-    return Picture(
-        "steps",
-        "Time of each step; the line is a rolling mean.",
-        f"Time of {plural(every.size, 'step')} of {plural(len(seconds), 'rank')}: from {words[0]} "
-        f"to {words[2]}, {words[1]} in the median.",
-        partial(draw_steps, seconds, [each.rank for each in run.steps]),
-    )
+    seconds, ranks = [each.seconds["step"] for each in run.steps], [r.rank for r in run.steps]
+    caption = "Time of each step; the line is a rolling mean."
+    return Picture("steps", caption, partial(draw_steps, seconds, ranks))
 
 
 def draw_steps(seconds: Sequence[np.ndarray], ranks: Sequence[int]) -> Figure:
-    """Draw the time of steps, a colour for each of the first ranks."""
-    figure = blank(7.0, 4.2)
-    heading(figure, "Time of a step", f"{len(ranks)} ranks" if len(ranks) > 1 else "one rank")
-    axis = figure.subplots()
-    tidy(axis, x="Step", y="Milliseconds")
-    colours = len(STYLE["colours"])
-    for place, (rank, values) in enumerate(zip(ranks[:colours], seconds[:colours], strict=True)):
-        every = max(1, -(-len(values) // _MOST_POINTS))
-        x = np.arange(1, len(values) + 1)
-        smooth = rolling_mean(1e3 * values, max(1, len(values) // 50))
-        colour = colour_at(place)
+    """The time of steps, a colour for each of the first ranks."""
+    series = []
+    for place, (rank, values) in enumerate(zip(ranks[:_MOST_RANKS], seconds, strict=False)):
+        x = np.arange(1.0, len(values) + 1)
+        smooth = rolling_mean(values, max(1, len(values) // 50))
         if len(ranks) == 1:
-            axis.plot(
-                x[::every], 1e3 * values[::every], ".", markersize=1.5, alpha=0.4, color=colour
-            )
-        axis.plot(x[::every], smooth[::every], linewidth=1.6, color=colour, label=f"rank {rank}")
-    axis.locator_params(axis="x", integer=True, min_n_ticks=1)
+            at = thinned(x, values, _MOST_POINTS)
+            raw: dict[str, Any] = {"colour": place, "faint": True, "silent": True}
+            series.append(Series("", x[at], values[at], "line", **raw))
+        at = thinned(x, smooth, _MOST_POINTS)
+        series.append(Series(f"rank {rank}", x[at], smooth[at], "line", place))
     finite = np.concatenate([values[np.isfinite(values)] for values in seconds])
-    if finite.size:  # a first step may take a thousand times as long
-        axis.set_ylim(0, 1.5e3 * float(np.quantile(finite, 0.99)) or 1.0)
-    if len(ranks) > 1:
-        figure.legend(loc="outside lower center", ncols=4, **LEGEND)
-    return figure
+    # A first step may take a thousand times as long.
+    most = 1.5 * float(np.quantile(finite, 0.99)) if finite.size else None
+    y = Axis("Time of a step", "s", high=most or None)
+    panel = Panel("", Axis("Step", whole=True), y, series)
+    return Figure("Time of a step", f"{plural(len(ranks), 'rank')}", [panel])

@@ -7,17 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from ...base import ARGS, RESULTS, STEPS, format_bytes
-from ..change import change_section
-from ..content import Chapter, Raw, Report
+from ..content import LIMITS, RANKS, Chapter, Raw, Report
 from ..mfu import mfu_lines
 from ..table import Section
 from ..words import labels_line
-from .changes import changes_of_training, unset_lines
 from .detections import detection_pictures
+from .fit_files import TrainingFolder
 from .pictures import training_pictures
-from .ranks import rank_lines
-from .record import TrainingFolder
 from .sentences import epoch_table, headlines, phase_table
+from .waiting import rank_lines
 
 
 def report_of_training(folder: Path) -> Report:
@@ -38,8 +36,8 @@ def report_of_training(folder: Path) -> Report:
     sections = [
         Section("Epochs", epoch_table(run)),
         Section("Phases of a step", phase_table(run)),
-        *change_section(changes_of_training(run), [*rank_lines(run), *unset_lines(run)]),
-        Section("Limits of the machine", (), mfu_lines(run.results, run.args)),
+        Section(RANKS, (), rank_lines(run)),
+        Section(LIMITS, (), mfu_lines(run.results, run.args)),
         Section("Settings", _settings(run.args)),
     ]
     kept = [section for section in sections if section.table or section.sentences]

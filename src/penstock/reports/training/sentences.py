@@ -9,7 +9,7 @@ import numpy as np
 from ...base import format_bytes, format_seconds, plural, significant
 from ...instruments import median_interval
 from ..words import bracket
-from .record import Steps, TrainingFolder
+from .fit_files import Steps, TrainingFolder
 
 _LIMITS = {
     "waiting for data": ("data_wait",),

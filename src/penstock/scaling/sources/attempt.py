@@ -1,4 +1,4 @@
-"""One attempt of a training, parsed from the lines of a job: its begin, fields, epochs, scores,
+"""One attempt of a training, parsed from the lines of a job: its beginning, fields, epochs, scores,
 times of ranks, and its end. It keeps only the fields of a run, so a log of any length takes the
 same memory.
 """
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from email.utils import mktime_tz, parsedate_tz
 
+from ...base import leading_seconds
 from ...instruments import PHASES
 from ..runs import Status
 from .settings import COMPARED
@@ -115,6 +116,8 @@ class Attempt:
     phases: dict[int, tuple[float, dict[str, int]]] = field(default_factory=dict)
     """The median step of each rank in seconds, and the percentages of its phases."""
     end: Status | None = None
+    same_start: bool = False
+    """True if no header of a job came before it, as after a requeue."""
     _readings: int = 0
     _every: int = 1
     _every_epoch: int = 1
@@ -124,9 +127,41 @@ class Attempt:
         """Whether it has a line of a training, or of its end."""
         return bool(self.fields.keys() & _OF_A_TRAINING or self.totals or self.done or self.end)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether a rank has printed its total, or something ended it for good."""
+        return bool(self.totals) or self.end not in (None, "crashed")
+
     def of_the_job(self) -> Attempt:
         """A new attempt with the fields of this one's job."""
-        return Attempt({name: text for name, text in self.fields.items() if name in _OF_THE_JOB})
+        fields = {name: text for name, text in self.fields.items() if name in _OF_THE_JOB}
+        return Attempt(fields, same_start=True)
+
+    def contradicts(self, other: Attempt) -> bool:
+        """Whether a field of a training has another value in another attempt."""
+        shared = _OF_A_TRAINING & self.fields.keys() & other.fields.keys()
+        return any(self.fields[name] != other.fields[name] for name in shared)
+
+    def add_rank(self, other: Attempt) -> None:
+        """Take what another rank of the same training printed."""
+        for name, text in other.fields.items():
+            self.fields.setdefault(name, text)
+        for seconds in other.totals:
+            _take_total(self, seconds)
+        if other.per_epoch is not None:
+            _take_per_epoch(self, other.per_epoch)
+        for epoch in other.done or ():
+            self.take_end_of_epoch(epoch)
+        if other.loss is not None:
+            self.loss = _finite(min, self.loss, other.loss)
+        if other.accuracy is not None:
+            self.accuracy = _finite(max, self.accuracy, other.accuracy)
+        if other.best is not None:
+            self.best = _finite(min, self.best, other.best)
+        self.diverged |= other.diverged
+        self.phases |= other.phases
+        self.utilisation += other.utilisation
+        self.end = self.end or other.end
 
     def count(self, *names: str) -> int | None:
         """The first of these fields that holds a whole number above 0."""
@@ -139,6 +174,9 @@ class Attempt:
 
         Returns:
             False if nothing of the line is kept, whatever its digits are.
+
+        Raises:
+            ValueError: It has a time whose meaning is not known.
         """
         kept = False
         for match, keep in _KINDS:
@@ -265,7 +303,11 @@ def _take_fields(attempt: Attempt, line: re.Match[str]) -> bool:
 
 
 def _take_field(attempt: Attempt, name: str, value: str) -> bool:
-    if name in _NUMBERS:
+    if name in _TIMES:
+        seconds = leading_seconds(value)[0] if value[:1].isdigit() else _number(value)
+        if seconds is not None:  # what is below 0 or not finite is refused with its run
+            _TIMES[name](attempt, seconds)
+    elif name in _NUMBERS:
         if (number := _number(value)) is not None:
             _NUMBERS[name](attempt, number)
     elif name == "best checkpoint":
@@ -294,9 +336,12 @@ def _take_best(attempt: Attempt, loss: float) -> None:
     attempt.diverged |= not math.isfinite(loss)
 
 
-_NUMBERS: dict[str, Callable[[Attempt, float], None]] = {
+_TIMES: dict[str, Callable[[Attempt, float], None]] = {
     "total training time": _take_total,
     "time per epoch": _take_per_epoch,
+}
+"""Fields with a time, and the function that keeps its seconds."""
+_NUMBERS: dict[str, Callable[[Attempt, float], None]] = {
     "best validation loss": _take_best,
     "best validation accuracy": Attempt.take_accuracy,
 }

@@ -26,9 +26,9 @@ from ..runs import TrainingRun
 from .comet import CometArchive, comet_archive, comet_experiment, comet_runs, experiments_of
 from .mlflow import mlflow_database, mlflow_files
 from .once import contradiction, each_once
-from .ours import results_run, rows_of, runs_of_ledger
 from .slurm_log import read_log
 from .tracked import Say, TrackedRun, training_runs
+from .trainings import results_run, rows_of, runs_of_ledger
 from .wandb import SUFFIX, wandb_runs
 
 Contents = TrainingRun | CometArchive

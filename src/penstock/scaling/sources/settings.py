@@ -24,7 +24,6 @@ COMPARED = {
     "optimizer": "optimizer",
     "weight_decay": "weight decay",
     "schedule": "schedule",
-    "decay_epochs": "epochs between falls of the learning rate",
     "warmup_steps": "steps of warm-up",
     "clip_norm": "clipping of gradients",
     "precision": "precision",

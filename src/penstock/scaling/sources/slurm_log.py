@@ -6,12 +6,13 @@
     Total training time: 7.40 seconds  (rank 0)          │
     Total training time: 7.77 seconds  (rank 1)        ──┘
     Job ID: 13   (the same job, requeued)              ─────▶ another
+    Max epochs: 50   (a second training of the job)    ─────▶ another
 
 A file, compressed (``.gz``) or not, is read once, in little memory; a carriage return also ends a
-line. Lines that differ only in their digits are read by position; see `shapes`. Under srun every
-rank prints: the slowest counts, and all are kept. If two ranks print at the same time, one line may
-have the words of both. ``WORLD_SIZE`` is 1 under srun, so tasks and batches count first. A job that
-failed gives a run with its output until then, and with how it ended.
+line. Lines that differ only in their digits are read by position; see `digit_places`. Under srun
+every rank prints: the slowest counts, and all are kept. If two ranks print at the same time, one
+line may have the words of both. ``WORLD_SIZE`` is 1 under srun, so tasks and batches count first. A
+job that failed gives a run with its output until then, and with how it ended.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from pathlib import Path
 from ...base import UsageError, system_errors
 from ..runs import A_GPU, Rank, Status, TrainingRun
 from .attempt import COUNT, Attempt, end_in, without_commas
+from .digit_places import Shapes
 from .settings import settings_of
-from .shapes import Shapes
 
 _CHUNK = 1 << 20
 _LONGEST = 1 << 14
@@ -45,14 +46,26 @@ _GLUED = re.compile(
 """The place where a rank's line begins within the line of another."""
 _ANEW = re.compile(r"\s*(?:Max epochs|SLURM_JOB_ID):")
 """The first line of a training without a job's header."""
+_FIRST_EPOCH = re.compile(rb"(?:\s*\d{1,6}: ?)?(?:Epoch 0:|Epoch 1/\d|epoch 0, step )")
+"""The begin of a line of progress in the first epoch of a training."""
 
 
 def read_log(path: Path) -> list[TrainingRun]:
-    """The runs in the output of a job, one for each attempt; none if it has no training."""
+    """The runs in the output of a job, one for each attempt; none if it has no training.
+
+    Raises `UsageError` if a line has a time whose meaning is not known.
+    """
     attempts, shapes = [Attempt()], Shapes()
     for line in raw_lines(path):
+        if attempts[-1].totals and _FIRST_EPOCH.match(line):
+            attempts.append(attempts[-1].of_the_job())
         if not shapes.take(line, attempts[-1]):
-            shapes.learn(line, kept=_take(attempts, text_of(line)))
+            text = text_of(line)
+            try:
+                shapes.learn(line, kept=_take(attempts, text))
+            except ValueError as error:
+                raise UsageError(f"{path}: {text.strip()[:200]}: {error}") from error
+    attempts = _with_all_ranks(attempts)
     plain = path.with_suffix("") if path.suffix == ".gz" else path
     last = attempts[-1]
     if len(attempts) == 1 and not last.totals and plain.suffix != ".err":
@@ -77,10 +90,29 @@ def _take(attempts: list[Attempt], line: str) -> bool:
         # A script and its program may both print the header of a job.
         if piece.lstrip().startswith("Job ID:") and attempts[-1].trained:
             attempts.append(Attempt())
-        elif attempts[-1].end not in (None, "crashed") and _ANEW.match(piece):
+        elif _ANEW.match(piece) and attempts[-1].is_over:
             attempts.append(attempts[-1].of_the_job())
         kept |= attempts[-1].take(piece)
     return kept
+
+
+def _with_all_ranks(attempts: list[Attempt]) -> list[Attempt]:
+    """The attempts, with those joined that are ranks of one training.
+
+    A rank may keep all its lines until its end. So a header after a total begins another training,
+    or is that of another rank. It is another rank's if it says the same, as long as there are no
+    more totals than devices.
+    """
+    joined = attempts[:1]
+    for attempt in attempts[1:]:
+        before = joined[-1]
+        many = len(before.totals) + len(attempt.totals)
+        ranks = attempt.same_start and before.totals and attempt.totals
+        if ranks and not before.contradicts(attempt) and many <= _devices(before):
+            before.add_rank(attempt)
+        else:
+            joined.append(attempt)
+    return joined
 
 
 def raw_lines(path: Path) -> Iterator[bytes]:
@@ -137,10 +169,7 @@ def _run(path: Path, plain: Path, attempt: Attempt, before: int) -> TrainingRun:
     """Make a run of an attempt. ``plain`` is the path without ``.gz``; ``before`` is the number of
     earlier attempts of the job that did not finish."""
     fields = attempt.fields
-    batch = attempt.count("batch size", "batch size per gpu")
-    total = COUNT.findall(without_commas(fields.get("effective batch size", "")))
-    global_batch = int(total[-1]) if total and int(total[-1]) > 0 else None
-    devices = _devices(attempt, batch, global_batch)
+    (batch, global_batch), devices = _batches(attempt), _devices(attempt)
     # With a limit of steps, only the log's own count tells how many epochs were done.
     planned = None if attempt.count("max steps") else attempt.count("max epochs")
     # Our own times are of all attempts. A log without a bar of progress shows only its end.
@@ -205,8 +234,16 @@ def _ranks(attempt: Attempt) -> Iterator[Rank]:
         yield Rank(number, {name: each * n for name, n in shares.items()} | {"step": whole})
 
 
-def _devices(attempt: Attempt, batch: int | None, global_batch: int | None) -> int:
+def _batches(attempt: Attempt) -> tuple[int | None, int | None]:
+    """The samples of a batch on a device, and on all."""
+    batch = attempt.count("batch size", "batch size per gpu")
+    total = COUNT.findall(without_commas(attempt.fields.get("effective batch size", "")))
+    return batch, int(total[-1]) if total and int(total[-1]) > 0 else None
+
+
+def _devices(attempt: Attempt) -> int:
     """The number of devices by the batches, else by SLURM's tasks, else by variables."""
+    batch, global_batch = _batches(attempt)
     each = (batch or 0) * (attempt.count("accumulated") or 1)
     if each and global_batch and global_batch % each == 0:
         return global_batch // each

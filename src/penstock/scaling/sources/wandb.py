@@ -23,6 +23,8 @@ from .tracked import Series, TrackedRun
 
 SUFFIX = ".wandb"
 _READ_WITHIN_S = 600.0
+_LIGHTNING_STEP = "trainer/global_step"
+"""The step of a row that Lightning's logger wrote; W&B's own then only counts rows."""
 
 
 def wandb_runs(paths: Sequence[Path]) -> Iterator[TrackedRun]:
@@ -66,15 +68,18 @@ def _first(records: Sequence[Mapping[str, Any]], kind: str) -> Mapping[str, Any]
 def _run(paths: Sequence[Path], records: Sequence[Mapping[str, Any]]) -> TrackedRun:
     run, exits = _first(records, "run"), [each for each in records if each.get("type") == "exit"]
     config = dict(run.get("config", {}).get("update", {}))
-    environment = config.pop("environment", None)
+    for record in records:
+        if record.get("type") == "config":
+            config |= record["config"].get("update", {})
     metrics = defaultdict[str, Series](list)
     for record in records:
         row = record["history"]["item"] if record.get("type") == "history" else {}
         for name, value in row.items():
             # Pictures and texts are among the values.
             with contextlib.suppress(TypeError, ValueError):
-                if not name.startswith("_"):
-                    point = int(row["_step"]), float(value), float(row["_timestamp"])
+                if not name.startswith("_") and name != _LIGHTNING_STEP:
+                    step = int(row.get(_LIGHTNING_STEP, row["_step"]))
+                    point = step, float(value), float(row["_timestamp"])
                     metrics[name].append(point)
     times = [time for series in metrics.values() for _, _, time in series]
     at_a_stretch = len(paths) == 1 and times
@@ -82,7 +87,7 @@ def _run(paths: Sequence[Path], records: Sequence[Mapping[str, Any]]) -> Tracked
         paths[0],
         str(run["run_id"]),
         str(run.get("display_name") or run["run_id"]),
-        flat(config) | (flat(environment) if isinstance(environment, Mapping) else {}),
+        flat(config),
         metrics,
         _status(exits[-1]["exit"]) if exits else None,
         min(times) if at_a_stretch else None,

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 WORKLOADS = {
-    "detector": "penstock.training.workloads.detector:DetectorWorkload",
-    "emulator": "penstock.training.workloads.emulator:EmulatorWorkload",
+    "detector": "penstock.training.workloads.detector_workload:DetectorWorkload",
+    "emulator": "penstock.training.workloads.emulator_workload:EmulatorWorkload",
     "pairs": "penstock.training.workloads.pairs:Pairs",
     "spiral": "penstock.training.workloads.spiral:Spiral",
 }

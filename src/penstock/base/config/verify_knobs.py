@@ -1,0 +1,71 @@
+"""The knobs of ``penstock verify``."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+from .knobs import Natural, Overwriting, Place, Positive, Seconds, flag, many
+
+
+def _share(value: object) -> object:
+    """A share as a number, from ``1%`` or ``0.01``."""
+    percent = re.fullmatch(r"([0-9.eE+-]+) ?%", str(value))
+    try:
+        share = float(percent[1]) / 100 if percent else float(str(value))
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise ValueError(f"{str(value)!r} is not a share such as 1% or 0.01")
+    return share
+
+
+class VerifyConfig(Overwriting):
+    """The knobs of ``penstock verify``."""
+
+    run_dir: Place | None = flag(
+        None, help="run folder of the output, or its URL (default: the one that infer would take)"
+    )
+    readers: Positive = flag(4, help="threads that read")
+    retry_for: Seconds = flag(
+        900.0,
+        help="how long a store may fail without a success, by faults that may pass "
+        "(default: 15min)",
+    )
+    model: str | None = flag(
+        None,
+        help="the model of the run, named again as for infer: one that only the run folder names "
+        "is not loaded, as it may run code (default: the run's, if it is one of Penstock's own)",
+    )
+    trust_model: bool = flag(
+        False, help="load the model that the run folder names, and files that may run any code"
+    )
+    recompute: Annotated[float, BeforeValidator(_share)] | None = flag(
+        None, help="share of the blocks, such as 1%, to compute anew from the input and compare"
+    )
+    seed: Natural = flag(0, help="seed that picks the blocks of --recompute")
+    devices: Annotated[tuple[str, ...], BeforeValidator(many)] | None = flag(
+        None, help="devices to compute on, as for infer (default: those of the run)"
+    )
+    tolerance: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = flag(
+        None,
+        help="largest difference that passes if other code, versions or machines computed a block; "
+        "for floats relative to the block's largest value (default: 1 for integers, 0 for labels, "
+        "1e-2 for float16, 1e-4 for wider floats)",
+    )
+    forget: bool = flag(
+        False,
+        help="take missing and damaged blocks off the run's list, so that infer --resume computes "
+        "them again, as for a run of objects in Python; else see penstock repair",
+    )
+
+
+class RepairConfig(VerifyConfig):
+    """The knobs of ``penstock repair``."""
+
+    resume_anyway: bool = flag(
+        False,
+        help="compute with other code, versions or on another kind of machine than the run's",
+    )

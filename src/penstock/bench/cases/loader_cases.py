@@ -1,0 +1,141 @@
+"""The cases of ``penstock bench loader``: loaders x batch sizes x threads, and ladder rungs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...base import BenchLoaderConfig, UsageError
+from ...instruments import Record
+from ...loading import CONTENDERS
+from ..launch.launcher import Launcher, ask_worker, in_turn
+
+Case = dict[str, Any]
+RUNGS = ("L0", "L1", "L2", "L3", "L4", "L5")
+
+
+def loader_cases(config: BenchLoaderConfig, data: str) -> list[Case]:
+    """The cases: loaders x batch sizes x threads, each once.
+
+    Args:
+        config: the knobs of the benchmark.
+        data: a folder of this machine, or a URL.
+
+    Returns:
+        A case of scenario ``loader`` for each point.
+
+    Raises:
+        UsageError: a loader is not known, or a setting does not fit the data.
+    """
+    for name in config.loaders:
+        if name not in CONTENDERS:
+            raise UsageError(
+                f"--loaders {name}: there is no such loader; known are {', '.join(CONTENDERS)}"
+            )
+    remote = "://" in data
+    for flag, given, does in (
+        ("--patch", config.patch, "needs a folder of this machine"),
+        ("--cache cold", config.cache == "cold", "drops files of this machine"),
+    ):
+        if given and remote:
+            raise UsageError(f"{flag} {does}, but DATA is {data}")
+    common: Case = {
+        "data": data if remote else str(Path(data).absolute()),
+        "shuffle": config.shuffle,
+        "window": config.window if config.shuffle == "block" else None,
+        "seed": config.seed,
+        "cache": "as-is" if remote else config.cache,
+        "batches": config.batches,
+        "warmup": config.warmup,
+        **({"patch": list(config.patch)} if config.patch else {}),
+    }
+    points = itertools.product(
+        dict.fromkeys(config.batch_sizes),
+        dict.fromkeys(config.threads),
+        dict.fromkeys(config.loaders),
+    )
+    return [
+        {**common, "loader": loader, "batch": batch, "threads": threads}
+        for batch, threads, loader in points
+    ]
+
+
+def checked_loader_cases(
+    cases: Sequence[Case],
+    config: BenchLoaderConfig,
+    say: Callable[[str], None],
+    launcher: Launcher = in_turn,
+) -> list[Case]:
+    """Add the hash of the data set to the cases; a fresh process reads it for each batch size.
+
+    Args:
+        cases: the cases, as `loader_cases` made them.
+        config: the knobs of the benchmark.
+        say: is called with a sentence on the cost of the order of each batch size.
+        launcher: runs the processes that read it.
+
+    Returns:
+        The cases in the same order.
+
+    Raises:
+        UsageError: the data cannot be read in such batches.
+    """
+    answers: dict[int, Record] = {}
+    for case in cases:
+        if case["batch"] not in answers:
+            answer = ask_worker("loader", case, config.timeout, launcher)
+            answers[case["batch"]] = answer
+            say(
+                f"Batches of {case['batch']}, shuffle {case['shuffle']}: "
+                f"{answer.facts['decoded_per_used']:.2f} bytes decoded for each that is used"
+            )
+            _check_enough(case, answer.facts["samples"], config)
+    return [{**case, "dataset": answers[case["batch"]].case["dataset"]} for case in cases]
+
+
+def _check_enough(case: Case, samples: int, config: BenchLoaderConfig) -> None:
+    need = (1 + config.warmup + config.batches) * case["batch"]
+    if config.cache == "cold" and need > samples:
+        most = samples // case["batch"] - 1 - config.warmup
+        cure = f"lower --batches to {most}" if most > 0 else "lower --batch-sizes or --warmup"
+        raise UsageError(
+            f"--cache cold reads each sample once: the first batch, {config.warmup} to warm up and "
+            f"--batches {config.batches} at --batch-sizes {case['batch']} are {need} samples, and "
+            f"DATA has {samples}; {cure}"
+        )
+
+
+def ladder_cases(cases: Sequence[Case], rungs: Sequence[str] = RUNGS) -> list[Case]:
+    """The cases of the ladder: every rung for every batch size and number of threads.
+
+    Args:
+        cases: cases of scenario ``loader``.
+        rungs: the rungs to measure, ``L0`` to ``L5``.
+
+    Returns:
+        Cases of scenario ``ladder``.
+    """
+    points = {(case["batch"], case["threads"]): case for case in cases}.values()
+    shared = [{knob: value for knob, value in case.items() if knob != "loader"} for case in points]
+    return [{**case, "rung": rung} for case, rung in itertools.product(shared, rungs)]
+
+
+def loader_rules(batches: int, warmup: int) -> dict[str, Any]:
+    """The rules of a launch: every wait is a sample, and every loader has the same number.
+
+    Args:
+        batches: the number of samples of a launch.
+        warmup: the batches before the first sample.
+
+    Returns:
+        The fields of `measure.Rules`.
+    """
+    return {"seconds": 0.0, "precision": 0.0, "series": batches, "warmup_samples": warmup}
+
+
+def loader_case_name(case: Mapping[str, Any]) -> str:
+    """The name of a case in progress lines and tables."""
+    what = case.get("loader") or case["rung"]
+    return f"{what}, batch {case['batch']}, {case['threads']} threads"

@@ -1,0 +1,233 @@
+"""Scenario ``loader``: the wait for one batch, of Penstock's loader or of a contender.
+
+    setup     import the library; fill or empty the page cache, as the case says
+    step 1    open the data and wait for the first batch; this starts all threads
+    step ...  wait for the next batch, in the same order for every loader
+    verify    read the same batches again with a new loader, and compare checksums
+
+If the data set has fewer batches than the case needs, they repeat in one endless epoch: at the end
+of an epoch a loader could not prefetch, and would wait longer than usual.
+
+Batches that were prefetched before the samples would seem free. So the warm-up takes at least as
+many batches as a loader prefetches, and ``facts["fresh"]`` is the fraction of the samples' bytes
+that was read during the samples. If it is below 1, the waits are too short.
+
+A step is the wait alone. Computing the checksums of a batch takes as long as reading it, and a
+loader would prefetch in that time. So all timed batches are delivered once more, untimed, and every
+byte of every row is checked then. The result is wrong unless there are 0 duplicates, 0 missing and
+0 wrong rows.
+
+Bytes and processor time are counted from the first batch to the last, over the whole process tree,
+so that prefetching at both ends cancels out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...base import frozen_garbage
+from ...data import Audit
+from ...loading import (
+    Contender,
+    Endless,
+    Field,
+    chunk_indices,
+    cut_of,
+    make_contender,
+    with_checks,
+)
+from . import Phase, Work, WrongResult
+from .sources import CaseData, Counters
+
+Batch = Mapping[str, NDArray[Any]]
+OURS = ("penstock", "penstock-native", "penstock-tensorstore")
+_PRICED = 64
+"""The number of batches whose reads are counted beforehand."""
+
+
+class LoaderScenario:
+    """A loader and the batches that it delivers."""
+
+    device = "cpu"
+
+    def __init__(self, case: Mapping[str, Any]) -> None:
+        self._case = case
+        self._data = CaseData(case)
+        self._packed, self._order = self._data.packed, self._data.order
+        self._timed_from = 1 + case["warmup"]
+        self.work: Work = {
+            "samples": case["batch"],
+            "bytes": case["batch"] * self._packed.sample_bytes,
+        }
+        try:  # opened once beforehand: imports are done then, and a missing package is reported
+            contender = self._make()
+            self._ahead = ahead_of(contender)
+            contender.close()
+        except BaseException:
+            self._data.close()
+            raise
+        self._further = max(0, self._ahead - case["warmup"]) if case["warmup"] else 0
+        if case["cache"] == "cold":  # a batch that was read once is in memory
+            spare = self._order.num_batches - self._timed_from - case["batches"]
+            self._further = min(self._further, max(0, spare))
+        self._data.further = self._further + self._ahead
+        self.facts: dict[str, Any] = {**self._data.facts, **self._data.prepare()}
+        self.facts["ahead"] = self._ahead
+        self._steps = 0
+        self._stored: int | None = None
+        """Bytes that had been read when the samples began, or one batch before."""
+        self._lead = 0
+        """The number of batches from then on that are not samples."""
+        self._still = contextlib.ExitStack()
+        self._contender: Contender | None = None
+        self._batches: Iterator[Batch] = iter(())
+        self._batch: Batch | None = None
+        self._before: Counters | None = None
+        self._taken = 0
+        """The number of batches so far: those of the steps, and those that `_settle` takes."""
+
+    def step(self, phase: Phase) -> Work:
+        if self._steps and self._steps == self._timed_from - 1:
+            self._settle()
+        self._batch = self._next()
+        self._steps += 1
+        if self._before is None:
+            self._before = self._data.counters()
+            self._stored = self._before.stored
+        rows = {len(array) for array in self._batch.values()}
+        if rows != {self._case["batch"]}:
+            raise WrongResult(f"a batch has {sorted(rows)} rows, not {self._case['batch']}")
+        return self.work
+
+    def verify(self) -> None:
+        """Deliver the batches once more and check every row of them."""
+        assert self._before is not None
+        self._count(self._data.counters() - self._before, self._taken - 1)
+        self._close()
+        # A further epoch of the same seed would be the same batches again.
+        number = min(self._taken, self._order.num_batches)
+        delivered = (int(i) for n in range(number) for i in self._order.items(0, n))
+        audit = Audit(with_checks(self._packed, delivered))
+        self._contender = self._make()
+        self._batches = self._contender.batches()
+        for index in range(number):
+            audit.batch(self._order.items(0, index), next(self._batches, {}))
+        delivery = audit.result()
+        self.facts |= asdict(delivery) | {"verified_batches": number}
+        if not delivery.right:
+            raise WrongResult(
+                f"of {number * self._case['batch']} samples {delivery.duplicates} came twice, "
+                f"{delivery.missing} did not come and {delivery.wrong} arrays were wrong",
+                self.facts,
+            )
+
+    def close(self) -> None:
+        self._still.close()
+        self._close()
+        self._data.close()
+
+    def _make(self) -> Contender:
+        case = self._case
+        knobs: dict[str, Any] = {}
+        if case["loader"] in OURS:
+            knobs = {"fetch": self._data.requests, "patch": self._data.patch}
+        order = Endless(**asdict(self._order))
+        contender = make_contender(
+            case["loader"], self._data.place, order, threads=case["threads"], **knobs
+        )
+        if case["loader"] in OURS:
+            contender.loader.order = order  # type: ignore[attr-defined]
+        return contender
+
+    def _settle(self) -> None:
+        """Before the last wait of the warm-up, take the prefetched batches, and begin to count."""
+        # `measure` collects garbage between warm-up and samples. Done here, it takes no time there,
+        # in which a loader could prefetch.
+        gc.collect()
+        self._still.enter_context(frozen_garbage())
+        for _ in range(self._further):
+            self._next()
+        self._stored, self._lead = self._data.counters().stored, 1
+
+    def _next(self) -> Batch:
+        if self._contender is None:
+            self._contender = self._make()
+            self._batches = self._contender.batches()
+        batch = next(self._batches, None)
+        if batch is None:
+            raise WrongResult(f"{self._case['loader']} ended after {self._taken} batches")
+        self._taken += 1
+        return batch
+
+    def _count(self, spent: Counters, batches: int) -> None:
+        self.facts["fresh"] = self._share_read()
+        if not batches:
+            return
+        delivered = batches * self.work["bytes"]
+        self.facts["cpu_s_per_gb"] = spent.cpu_s / (delivered / 1e9)
+        if spent.stored is None:
+            return
+        stored = spent.stored / batches
+        share = self._case["batch"] / self._packed.num_samples
+        self.facts["stored_bytes"] = stored
+        self.facts["read_amplification"] = stored / (self._data.stored_bytes * share)
+
+    def _share_read(self) -> float | None:
+        """The fraction of the samples' bytes that was read during the samples.
+
+        If bytes are not counted, it is 0 if all of them may have been read before; else None.
+        """
+        batches = self._steps - self._timed_from
+        now = self._data.counters().stored
+        if now is None or self._stored is None:
+            return 0.0 if self._ahead >= batches else None
+        ahead = self._data.batches()
+        if self._data.patch is not None:
+            needs = [sum(p.stat().st_size for p in self._data.files_of(b)) for b in ahead]
+            return float((now - self._stored) / (batches + self._lead) / np.mean(needs))
+        # The smallest chunks: a batch needs those of one array at least.
+        size = min(array.chunks[0] for array in self._packed.arrays.values())
+        chunks = [len(np.unique(samples // size)) for samples in ahead]
+        samples = max(self._case["batch"], size * sum(chunks) / len(chunks))
+        need = self._data.stored_bytes * samples / self._packed.num_samples
+        return float((now - self._stored) / (batches + self._lead) / need)
+
+    def _close(self) -> None:
+        self._batch, self._batches = None, iter(())
+        if self._contender is not None:
+            self._contender.close()
+            self._contender = None
+
+
+def ahead_of(contender: Any) -> int:
+    """The maximum number of batches that a contender prefetches."""
+    ours = getattr(contender, "loader", None)
+    return int(ours.config.queue if ours is not None else getattr(contender, "ahead", 0))
+
+
+def check(case: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The case with the hash of its data set, and its facts. Raises `UsageError` if the data cannot
+    be read in such batches."""
+    with contextlib.closing(CaseData(case)) as data:
+        facts = {**data.facts, "decoded_per_used": decoded_per_used(data)}
+        return {**case, "dataset": data.facts["dataset"]}, facts
+
+
+def decoded_per_used(data: CaseData) -> float:
+    """Bytes that are decoded for each byte that is used, where each batch reads each of its chunks
+    once: by the first batches of the order."""
+    decoded = used = 0
+    for name, array in data.packed.arrays.items():
+        field = cut_of(array) or Field(name, array.shape, array.chunks, array.dtype)
+        for batch in range(min(_PRICED, data.order.num_batches)):
+            items = data.order.items(0, batch)
+            decoded += len(chunk_indices(field, *data.order.split(items))) * field.chunk_nbytes
+            used += len(items) * field.item_nbytes
+    return decoded / used

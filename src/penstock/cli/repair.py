@@ -1,0 +1,41 @@
+"""``penstock repair``: compute the lost and damaged blocks of an output again, and nothing else."""
+
+from __future__ import annotations
+
+import argparse
+
+from ..base import RepairConfig, UsageError, from_flags, plural
+from . import verify
+from .infer import shown_progress
+from .progress import counted_progress
+
+EXAMPLES = """
+penstock repair denoised.ome.zarr
+penstock repair denoised.ome.zarr --model net.py:make   # if the model is not one of Penstock's own
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    verify.add_arguments(parser, RepairConfig)
+
+
+def run(args: argparse.Namespace) -> int:
+    config = from_flags(RepairConfig, args)
+    run, proof = verify.proven(args, config)
+    if not proof.bad:
+        print("Nothing is to be repaired")
+        return 0
+    if len(args.output) < len(run.outputs):  # we write nowhere that only the run folder names
+        names = ", ".join(stored.written.name for stored in run.outputs)
+        raise UsageError(f"the run wrote several outputs; name all of them: {names}")
+    from ..inference import open_run, repair_run, verify_run
+
+    with shown_progress() as progress:
+        summary = repair_run(run, proof, config, progress)
+    print(f"Repaired: {plural(summary.blocks_written, 'block')} computed again")
+    with counted_progress(len(proof.bad), "blocks", "verifying") as counted:
+        again = open_run(args.output, config.run_dir)
+        left = verify_run(again, config.readers, config.retry_for, counted, sorted(proof.bad))
+    for finding in left.findings:
+        print(f"{finding.kind.capitalize()}: {again.named(finding.key)} of {finding.output}")
+    return verify.exit_code(left)

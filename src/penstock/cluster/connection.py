@@ -1,0 +1,220 @@
+"""Connects to Dask workers: starts them here, reaches them at an address, or submits them to
+SLURM."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..base import (
+    OnCluster,
+    OnWorkers,
+    UsageError,
+    describe,
+    environment_kept,
+    require,
+    usable_cores,
+)
+from . import leaving
+from .items import versions_of
+from .slurm_workers import (
+    LOST_S,
+    WORKER_ENVIRONMENT,
+    WORKER_SETTINGS,
+    WorkerJobs,
+    slurm_workers,
+)
+from .worker_wait import Waiting
+from .workers import Workers
+
+CONNECT_S = 30.0
+"""Seconds within which a scheduler must answer."""
+DEATHS = 3
+"""Deaths of workers of this machine on one item after which it is given up. At a scheduler of the
+user's own, its setting ``distributed.scheduler.allowed-failures`` says so."""
+
+
+@contextlib.contextmanager
+def connect(
+    knobs: OnWorkers,
+    say: Callable[[str], None] = lambda sentence: None,
+    *,
+    libraries: Sequence[str] = (),
+    gpus: int = 0,
+    count: int | None = None,
+    logs: Path = Path("outputs"),
+    preload: str | None = None,
+) -> Iterator[Workers]:
+    """Connect to the workers that ``--cluster`` names, or start them, until the context ends.
+
+    Args:
+        knobs: The workers, how long to wait for one, and how often an item is tried again.
+        say: Called once a minute with a sentence while there is no worker.
+        libraries: Distributions whose versions decide what an item gives. Workers with others are
+            left out, unless ``--mixed-arithmetic`` takes them.
+        gpus: GPUs of this machine that local workers take, one each.
+        count: Number of jobs of SLURM; None for the ranks of the preset.
+        logs: Folder of the logs of those jobs.
+        preload: A module that workers of this machine load when they start.
+
+    Yields:
+        The workers, which `share` gives items to.
+
+    Raises:
+        UsageError: The address is not valid, or no scheduler answers there.
+        PenstockError: SLURM does not answer.
+    """
+    mixed = isinstance(knobs, OnCluster) and knobs.mixed_arithmetic
+    versions = versions_of([] if mixed else libraries)
+    with _reached(str(knobs.cluster), gpus, count, logs, preload) as (client, where, how):
+        waiting = Waiting(where, knobs.worker_timeout, say)
+        workers = Workers(client, waiting, knobs.part_retries, versions=versions, **how)
+        if isinstance(knobs, OnCluster):
+            workers.most_failed = knobs.max_failed_parts
+            workers.cure = "; --mixed-arithmetic takes such workers as well"
+        with _counting(workers):
+            yield workers
+
+
+@contextlib.contextmanager
+def _reached(
+    address: str, gpus: int, count: int | None, logs: Path, preload: str | None
+) -> Iterator[tuple[Any, str, dict[str, Any]]]:
+    """The client of Dask, the workers in words, and the `Workers` attributes of their kind."""
+    distributed = require("distributed", "cluster")
+    if local := re.fullmatch(r"local(?::([1-9]\d*))?", address):
+        processes = int(local[1]) if local[1] else gpus or usable_cores()
+        local_ones = _local(distributed, processes, gpus, preload)
+        # A nanny sets its worker's variables in this process, too, and leaves them there.
+        with environment_kept(), local_ones as cluster, _client(distributed, cluster) as client:
+            refill = partial(_refill, cluster)
+            yield client, f"{processes} process(es) of this machine", {"refill": refill}
+    elif re.match(r"(tcp|tls|ucx|ws|wss)://", address):
+        _check_scheduler(distributed, address)
+        with _client(distributed, address) as client:
+            yield client, address, {}
+    elif slurm := re.fullmatch(r"slurm(?::(.+))?", address):
+        jobs = WorkerJobs.of(slurm[1], count, logs)
+        with slurm_workers(jobs) as kept, _client(distributed, kept.cluster) as client:
+            yield client, address, {"slurm": kept}
+    else:
+        raise UsageError(
+            f"--cluster {address} is none of local, local:N, slurm, slurm:PRESET and an address "
+            "such as tcp://HOST:8786"
+        )
+
+
+@contextlib.contextmanager
+def _counting(workers: Workers) -> Iterator[None]:
+    """Context in which deaths and faults are counted, as Dask tells of them."""
+
+    def hear_worker(event: tuple[float, Any]) -> None:
+        word = event[1]
+        if word.get("action") != "remove-worker":
+            return
+        # Its nanny may start another one at the same address, which is to be admitted anew.
+        was_fit = workers.fit.pop(word["worker"], None) is not None
+        # Dask gives a worker its first item before we hear that the worker was admitted.
+        begun = any(str(key).startswith(workers.token) for key in word["processing-tasks"])
+        if (was_fit or begun) and not word["expected"]:
+            workers.note_death(word["worker"])
+
+    def hear_fault(event: tuple[float, Any]) -> None:
+        workers.retried += 1
+
+    topics = {"all": hear_worker, workers.token: hear_fault}
+    for topic, hear in topics.items():
+        workers.client.subscribe_topic(topic, hear)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(Exception):  # the scheduler may be gone
+            for topic in topics:
+                workers.client.unsubscribe_topic(topic)
+
+
+@contextlib.contextmanager
+def _local(distributed: Any, count: int, gpus: int, preload: str | None) -> Iterator[Any]:
+    """A scheduler in this process and ``count`` workers, each in its own process. If a worker dies,
+    it is restarted."""
+    loopback = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
+    quiet = logging.CRITICAL  # `_counting` counts deaths
+    options: dict[str, Any] = {**loopback, "nthreads": 1, "memory_limit": 0, "silence_logs": quiet}
+    options["preload"] = [leaving.__name__, *([preload] if preload else [])]
+    workers = {}
+    for number in range(count):
+        mine = {"CUDA_VISIBLE_DEVICES": str(number % gpus)} if gpus else {}
+        resources = {"resources": {"GPU": 1}} if gpus else {}
+        workers[number] = {
+            "cls": distributed.Nanny,
+            "options": {**options, **resources, "env": mine},
+        }
+    scheduler = {
+        "cls": distributed.Scheduler,
+        "options": {**loopback, "dashboard": False, "port": 0},
+    }
+    dask = require("dask", "cluster")
+    nanny = "distributed.nanny.pre-spawn-environ"
+    variables = {f"{nanny}.{name}": text for name, text in WORKER_ENVIRONMENT.items()}
+    lost = {
+        "distributed.deploy.lost-worker-timeout": f"{LOST_S}s",
+        "distributed.scheduler.allowed-failures": DEATHS - 1,
+    }
+    with dask.config.set({**lost, **variables, **WORKER_SETTINGS}):
+        cluster = distributed.SpecCluster(workers=workers, scheduler=scheduler, silence_logs=quiet)
+        with contextlib.closing(cluster):
+            yield cluster
+
+
+def _refill(cluster: Any) -> None:
+    """Start new workers for nannies that have ended. A nanny ends if its worker dies while it
+    starts, and the restart takes longer than a lost worker is waited for."""
+    for name, nanny in [*cluster.workers.items()]:
+        if nanny.status.name in ("closed", "failed"):
+            cluster.workers.pop(name, None)
+    cluster.scale(len(cluster.worker_spec))
+
+
+def _check_scheduler(distributed: Any, address: str) -> None:
+    """Ask a scheduler to identify itself, because a client would wait for ever for a silent one.
+
+    Raises `UsageError` if no scheduler answers.
+    """
+
+    async def ask() -> str:
+        arguments = distributed.Security().get_connection_args("client")
+        async with distributed.rpc(address, connection_args=arguments) as there:
+            return str((await asyncio.wait_for(there.identity(), CONNECT_S))["type"])
+
+    try:
+        with ThreadPoolExecutor(1) as aside:  # the caller may have its own event loop
+            kind = aside.submit(asyncio.run, ask()).result()
+    except TimeoutError as error:
+        raise UsageError(
+            f"--cluster {address}: no scheduler answers within {CONNECT_S:.0f} s"
+        ) from error
+    except Exception as error:  # another server may answer anything
+        raise UsageError(
+            f"--cluster {address}: no scheduler answers there ({describe(error)})"
+        ) from error
+    if kind != "Scheduler":
+        raise UsageError(f"--cluster {address} is the address of a {kind.lower()} of Dask; give "
+                         "that of its scheduler")  # fmt: skip
+
+
+@contextlib.contextmanager
+def _client(distributed: Any, where: Any) -> Iterator[Any]:
+    with warnings.catch_warnings():
+        # Dask warns of another Python with a table; `Workers.look` says it in a sentence.
+        warnings.filterwarnings("ignore", r"(?s)\s*Mismatched versions found.*\| python ")
+        client = distributed.Client(where, timeout=CONNECT_S, set_as_default=False)
+    with contextlib.closing(client):
+        yield client

@@ -1,1 +1,0 @@
-"""Runs as the dashboard lists them, from ledgers, run folders, logs and trackers."""

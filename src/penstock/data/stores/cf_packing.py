@@ -1,0 +1,170 @@
+"""What the attributes of an array say of its numbers, by the CF conventions.
+
+    value = scale_factor * stored + add_offset
+    NaN where stored is _FillValue or a missing_value, or lies outside valid_range
+
+xarray writes these attributes, and Zarr itself knows nothing of them.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...base import UsageError
+
+_MISSING = ("_FillValue", "missing_value")
+NAMES = (
+    *_MISSING, "scale_factor", "add_offset", "valid_range", "valid_min", "valid_max", "_Unsigned",
+)  # fmt: skip
+"""The attributes that say what numbers stand for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How stored numbers stand for values."""
+
+    stored: np.dtype[Any]
+    """The dtype of the stored numbers; without a sign if ``_Unsigned`` says so."""
+    scale: float
+    offset: float
+    missing: tuple[float, ...]
+    """Stored numbers that stand for no value."""
+    lowest: float
+    highest: float
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the values: float32 if it has all digits of the stored numbers."""
+        fits = self.stored.itemsize <= 2 or self.stored == np.float32
+        return np.dtype(np.float32 if fits else np.float64)
+
+    def __str__(self) -> str:
+        text = f"{self.scale:g} * stored + {self.offset:g}"
+        if self.missing:
+            text += f", NaN where stored is {' or '.join(f'{each:g}' for each in self.missing)}"
+        if np.isfinite([self.lowest, self.highest]).any():
+            text += f", NaN outside {self.lowest:g} to {self.highest:g}"
+        return text
+
+    def decode(self, stored: NDArray[Any], out: NDArray[Any]) -> None:
+        """Put the values into ``out``, which has the shape (..., y, x), plane by plane."""
+        for plane in np.ndindex(stored.shape[:-2]):
+            numbers = stored[plane].view(self.stored)
+            absent = np.isin(numbers, np.asarray(self.missing, self.stored))
+            absent |= (numbers < self.lowest) | (numbers > self.highest)
+            out[plane] = np.where(absent, np.nan, numbers * np.float64(self.scale) + self.offset)
+
+
+def packing_of(
+    attributes: Any, dtype: np.dtype[Any], where: str, fill: float | None = None
+) -> Packing | None:
+    """The packing of an array.
+
+    Args:
+        attributes: Its attributes.
+        dtype: The dtype of what is stored, in native byte order.
+        where: What messages begin with.
+        fill: The fill value of Zarr 2, where xarray has no other place for the missing value.
+
+    Returns:
+        The packing, or None where stored numbers are the values.
+
+    Raises:
+        UsageError: An attribute has no such value as it should have.
+    """
+    if not isinstance(attributes, Mapping):
+        return None
+
+    def numbers(name: str, count: int | None = None) -> list[float]:
+        said = attributes.get(name)
+        listed = said if isinstance(said, list | tuple) else [] if said is None else [said]
+        try:
+            read = [_number(each, dtype) for each in listed]
+        except (ValueError, TypeError, struct.error, binascii.Error) as error:
+            raise UsageError(f"{where}: its {name} is {said!r}, which is no number") from error
+        if count is not None and read and len(read) != count:
+            raise UsageError(f"{where}: its {name} is {said!r}; it must have {count} numbers")
+        return read
+
+    unsigned = str(attributes.get("_Unsigned", "")).lower() == "true" and dtype.kind == "i"
+    stored = np.dtype(f"u{dtype.itemsize}") if unsigned else dtype
+    scale, offset = numbers("scale_factor", 1) or [1.0], numbers("add_offset", 1) or [0.0]
+    ends = numbers("valid_range", 2) or [-np.inf, np.inf]
+    lowest, highest = numbers("valid_min", 1) or ends[:1], numbers("valid_max", 1) or ends[1:]
+    missing = [each for name in _MISSING for each in numbers(name)]
+    packed = attributes.keys() & {"scale_factor", "add_offset"}
+    by_xarray = dtype.kind == "f" and "_ARRAY_DIMENSIONS" in attributes
+    # Plain arrays of floats are full of zeros that are values.
+    if fill is not None and (packed or (by_xarray and fill != 0)):
+        missing.append(fill)
+    if unsigned:  # such a file says -1 for 255
+        size = 256.0**dtype.itemsize
+        missing = [each % size for each in missing]
+        lowest, highest = (
+            [end if np.isinf(end) else end % size for end in ends] for ends in (lowest, highest)
+        )
+    # A NaN stands for no value already, and a number that the dtype does not hold is nowhere.
+    missing = [each for each in missing if not np.isnan(each)]
+    if stored.kind in "iu":
+        held = np.iinfo(stored)
+        missing = [each for each in missing if held.min <= each <= held.max]
+    packing = Packing(stored, scale[0], offset[0], tuple(missing), lowest[0], highest[0])
+    plain = Packing(dtype, 1.0, 0.0, (), -np.inf, np.inf)
+    return None if packing == plain else packing
+
+
+def _number(said: Any, dtype: np.dtype[Any]) -> float:
+    """A number of an attribute. For Zarr 3 xarray writes the fill value of floats in base64."""
+    if isinstance(said, str) and dtype.kind == "f":
+        try:
+            return float(said)
+        except ValueError:
+            return float(struct.unpack("<d", base64.standard_b64decode(said))[0])
+    return float(said)
+
+
+def check_not_packed(place: str) -> None:
+    """Refuse a Zarr array whose numbers stand for others, which this reader does not decode.
+
+    Args:
+        place: The path or URL of the array.
+
+    Raises:
+        UsageError: It is packed; the sentence names what says so.
+    """
+    for name, dtype_name in (("zarr.json", "data_type"), (".zarray", "dtype")):
+        try:
+            metadata = json.loads(_text(place, name) or "{}")
+            dtype = np.dtype(metadata[dtype_name]).newbyteorder("=")
+            attributes, fill = metadata.get("attributes", {}), None
+            if name == ".zarray":
+                attributes = json.loads(_text(place, ".zattrs") or "{}")
+                said = metadata["fill_value"]
+                fill = None if said is None else _number(said, dtype)
+        except (KeyError, TypeError, ValueError):
+            continue  # no array by this name, or one whose reader says what is wrong with it
+        if packing_of(attributes, dtype, place, fill) is not None:
+            by = ", ".join(f"{each} {attributes[each]}" for each in NAMES if each in attributes)
+            raise UsageError(
+                f"{place}: its numbers are packed ({by or f'fill value {fill:g}'}), and a loader "
+                "reads them as they are stored: give --raw if that is meant, or store values"
+            )
+
+
+def _text(place: str, name: str) -> str | None:
+    if "://" in place and not place.startswith("file://"):
+        from .kvstore import read_key
+
+        return read_key(place, name)
+    file = Path(place.removeprefix("file://"), name)
+    return file.read_text() if file.is_file() else None

@@ -1,0 +1,122 @@
+"""The place of an output's lock, or the reason why there can be none."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...base import LOCK_SUFFIX, PenstockError, UsageError, describe
+from .protocols import Located, Sink
+from .transient import is_transient
+
+_METADATA = {"zarr.json": b"zarr_format", ".zgroup": b"zarr_format", ".zarray": b"zarr_format",
+             "attributes.json": b"n5"}  # fmt: skip
+_DRIVERS = ("file", "s3", "gcs")
+
+
+class NoLock(Exception):
+    """The store cannot be locked; the message says why."""
+
+
+def why_no_lock(sink: Sink) -> str | None:
+    """The reason why an output cannot be locked, by its spec; None if its spec names none."""
+    try:
+        base_of(sink)
+    except NoLock as why:
+        return f"{sink.name} has no lock: {why}"
+    return None
+
+
+def is_locked(sink: Sink) -> bool:
+    """Whether a run of `infer` is or was at a local output."""
+    with contextlib.suppress(NoLock):
+        place = place_of(sink)
+        return place is not None and Path(place[0]["path"], place[1]).is_file()
+    return False
+
+
+def base_of(sink: Located) -> tuple[dict[str, Any], list[str]] | None:
+    """The key-value store that holds an output's bytes, as TensorStore's JSON, and the names of the
+    stores inside it that lead to the output. None for an output that no other process sees.
+    """
+    if sink.root is None:
+        _check_in_memory(sink)
+        return None
+    spec, inside = sink.root.spec(retain_context=True).to_json(), list[str]()
+    while isinstance(spec.get("base"), Mapping):
+        inside.append(f"{spec['driver']}:{spec.get('path', '')}".rstrip("/"))
+        spec = spec["base"]
+    if spec["driver"] == "memory":
+        return None
+    if spec["driver"] not in _DRIVERS:
+        raise NoLock(f"TensorStore's {spec['driver']} is not known to heed conditions")
+    for knob, is_off in {
+        "file_io_locking": spec.get("file_io_locking", {}).get("mode") == "none",
+        "use_conditional_write": spec.get("use_conditional_write") is False,
+    }.items():
+        if is_off:
+            raise NoLock(f"its spec turns {knob} off")
+    if spec["driver"] == "s3":  # or TensorStore looks first and writes then, with a gap between
+        spec["use_conditional_write"] = True
+    return spec, inside
+
+
+def _check_in_memory(sink: Located) -> None:
+    """Raise `NoLock` for an output that other processes may see and TensorStore does not write."""
+    array = getattr(sink, "array", None)
+    while array is not None:
+        if isinstance(array, mmap.mmap):
+            raise NoLock("it is an array in a file that others may map too")
+        array = getattr(array, "base", None)
+    if sink.local_path is not None or "://" in sink.address:
+        raise NoLock("the package that writes it has none")
+
+
+def place_of(sink: Located) -> tuple[dict[str, Any], str, str] | None:
+    """The folder and the name of an output's lock, and the output's path below that name."""
+    base = base_of(sink)
+    if base is None:
+        return None
+    spec, inside = base
+    path, anchor = str(spec.get("path", "")), ""
+    if spec["driver"] == "file":
+        resolved = Path(path).resolve()
+        path, anchor = resolved.relative_to(resolved.anchor).as_posix(), resolved.anchor
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if not parts:
+        raise NoLock("it has no folder beside which a lock could lie")
+    top = _outermost({**spec, "path": anchor}, parts)
+    folder = anchor + "".join(f"{part}/" for part in parts[:top])
+    return (
+        {**spec, "path": folder},
+        f"{parts[top]}{LOCK_SUFFIX}",
+        "/".join([*parts[top + 1 :], *inside]),
+    )
+
+
+def _outermost(root: Mapping[str, Any], parts: Sequence[str]) -> int:
+    """The index of the first part that is a store by its name or by its metadata."""
+    from .kvstore import open_kvstore
+
+    named = (i for i, part in enumerate(parts) if part.endswith((".zarr", ".n5")))
+    top = next(named, len(parts) - 1)
+    try:
+        kvstore = open_kvstore(dict(root), "")
+    except UsageError:
+        return top
+    metadata = [
+        {key: kvstore.read("/".join([*parts[: i + 1], key])) for key in _METADATA}
+        for i in range(top)
+    ]
+    for i, reads in enumerate(metadata):
+        for key, read in reads.items():
+            try:
+                if _METADATA[key] in read.result().value:
+                    return i
+            except (ValueError, OSError) as error:
+                if is_transient(error):  # and the lock would lie elsewhere
+                    raise PenstockError(f"{'/'.join(parts)}: {describe(error)}") from error
+    return top  # the others may not be read

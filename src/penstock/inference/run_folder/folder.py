@@ -1,0 +1,67 @@
+"""The folder of a run, wherever it lies, and what its documents and logs say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from ...base import SUMMARY_FILE, UsageError, plural
+from .bucket_folder import RemoteFolder
+from .bucket_log import RemoteLog
+from .local import LocalFolder
+from .log_file import LogFile
+from .names import HALVED_FILE, LOG_FILE, of_each, read_blocks
+
+Folder: TypeAlias = LocalFolder | RemoteFolder
+"""The folder of a run: both kinds have the same methods."""
+Log: TypeAlias = LogFile | RemoteLog
+"""The log of one process, which no other process writes."""
+
+
+def folder_at(place: Path | str) -> Folder:
+    """The run folder at a path, or at the URL of a prefix in a bucket.
+
+    Raises `UsageError` for other URLs.
+    """
+    return RemoteFolder(place) if isinstance(place, str) else LocalFolder(place)
+
+
+def read_document(folder: Folder, name: str) -> dict[str, Any] | None:
+    """The JSON object in a file of a run folder, None if there is no such file.
+
+    Raises `UsageError` if it is damaged.
+    """
+    if (content := folder.read(name)) is None:
+        return None
+    try:
+        document: dict[str, Any] = dict(json.loads(content))
+    except (ValueError, TypeError) as error:
+        raise UsageError(
+            f"{folder}/{name} is damaged; put it back from a copy, or let infer --overwrite begin "
+            "anew"
+        ) from error
+    return document
+
+
+def halved_in(folder: Folder) -> set[tuple[int, ...]]:
+    """The blocks of a run whose patches ran in smaller batches, from the lists of all processes."""
+    names = folder.names(HALVED_FILE, of_each(HALVED_FILE))
+    return set().union(*(read_blocks(folder.read(name) or b"") for name in names))
+
+
+def lost_lines(folder: Folder, damaged: int, named: int, planned: int) -> str:
+    """What the logs of a run lack, in a sentence; empty if they are whole or still written.
+
+    ``damaged`` is the number of lines that cannot be read, and ``named`` that of the blocks that
+    the logs name. A run that is done has named all that are ``planned``.
+    """
+    if named >= planned or folder.at_work():  # then a line may be under way
+        return ""
+    lost = f"cut or damaged in {plural(damaged, 'line')}" if damaged else ""
+    if not lost and folder.names(SUMMARY_FILE):
+        lost = f"cut: it names {named:,} of the {planned:,} blocks that were written"
+    return lost and (
+        f"{folder}/{LOG_FILE} is {lost}; blocks without a line count as not written: penstock "
+        "repair OUTPUT, or infer --resume, computes them again"
+    )

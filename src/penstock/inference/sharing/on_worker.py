@@ -1,0 +1,273 @@
+"""The worker's side of a job on a cluster: it opens the job once, and does the shares it is given.
+
+A worker may die or restart at any time. Its log says what it has written; others do the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import platform
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ...base import HeadKind, InferConfig, PenstockError, UsageError, describe, one_heap
+from ...cluster import UnfitWorker, WorkerLeaves, before_leaving, close_after_item
+from ...data import Scaling
+from ..opening.heads import HeadPart, Origin
+from ..planning.plan import Plan
+from ..run_folder.journal import OtherMaker
+
+MARGIN_S = 5.0
+"""Seconds beyond ``--grace`` to wait for a share that was asked to end."""
+IDLE_S = 60.0
+"""Seconds without a share after which a worker closes the job, as the client may be dead. The next
+share opens the job again."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobOrder:
+    """What each worker needs to take part in a job."""
+
+    topic: str
+    """A name that only this start of the job has."""
+    config: InferConfig
+    part: tuple[int, ...]
+    """Shape of a part, z y x."""
+    run: str
+    peers: int
+    """Number of workers on one host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One of equal shares of a job, of its values or of its parts."""
+
+    order: JobOrder
+    element: int
+    """Counted from 1."""
+    elements: int
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A job as a worker has opened it, for a client that has neither model nor device."""
+
+    plan: Plan
+    fingerprint: dict[str, Any]
+    maker: dict[str, Any]
+    run_dir: Path | str | None
+    selected: tuple[Sequence[int], Sequence[int]]
+    """Times and channels of the input."""
+    at_once: int
+    """Number of channels that the model takes."""
+    head_parts: Sequence[HeadPart]
+    kinds: Sequence[tuple[HeadKind, Origin]]
+    counts: bool
+    """True if the values of the input are to be counted for percentiles."""
+
+
+def open_job(order: tuple[InferConfig, int, str]) -> Opened:
+    """Open a job on a worker and plan it. Nothing is created.
+
+    ``order`` are the settings, the number of workers on one host, and the client's host.
+    """
+    from ..opening.job import Job
+    from ..stages.statistics import needs_counting
+
+    config, peers, client = order
+    one_heap()
+    try:
+        job = Job(config, peers=peers)
+    except UsageError as error:
+        if platform.node() == client:
+            raise
+        raise UnfitWorker(f"on the worker {platform.node()}: {describe(error)}") from error
+    return Opened(
+        job.plan, job.fingerprint(), job.maker(), job.run_dir, job.selected,
+        job.net.model.in_channels, job.head_parts, job.head_kinds, needs_counting(config),
+    )  # fmt: skip
+
+
+async def arithmetic_of_worker(devices: Sequence[str], threads: int | None) -> dict[str, Any]:
+    """What decides the last bits on a worker: code, versions and machine. The worker goes on
+    working meanwhile."""
+    return await asyncio.to_thread(_arithmetic, devices, threads)
+
+
+def _arithmetic(devices: Sequence[str], threads: int | None) -> dict[str, Any]:
+    from ...models import find_devices
+    from ..opening.identity import maker
+
+    return maker((), find_devices(devices), threads)
+
+
+class KeptRun:
+    """A run that a worker process keeps open from one share to the next, with its own log."""
+
+    def __init__(self, order: JobOrder) -> None:
+        from ..opening.job import Job
+        from ..stages.beginning import joined
+        from ..stages.run import Run
+
+        one_heap()
+        self.order, self.lock = order, threading.Lock()
+        self.scalings: Mapping[int, Scaling] | None = None
+        job = Job(order.config, order.part, order.peers)
+        # A process that opens a job again needs a new name, as its summary has one file a name.
+        number = next(_NUMBERS)
+        name = f"{platform.node()}-{os.getpid()}" + f"-{number}" * (number > 1)
+        with contextlib.ExitStack() as ends:
+            journal, lock = ends.enter_context(joined(job, name, run=order.run))
+            self.run = Run(job, journal, lock)
+            self.run.open_outputs()
+            journal.join()
+            ends.enter_context(self.run.at_work())
+            self.ends = ends.pop_all()
+        before_leaving(order.topic, self.end_share)
+        self._await_share()
+
+    def count(self, share: Share) -> bool:
+        """Count a share of the values of the input. Returns whether all values are counted now."""
+        from ..stages.statistics import count_share
+
+        with self._at_work():
+            count_share(self.run, share.element, share.elements)
+            return self.run.counting.advance(self.run.journal)
+
+    def compute(self, share: Share) -> dict[str, Any]:
+        """Compute a share of the parts. Returns what this process has done so far, for the client.
+
+        Raises `WorkerLeaves` if the worker was asked to end meanwhile.
+        """
+        from ..stages.pipeline import compute
+        from ..stages.statistics import shared_scalings
+
+        with self._at_work():
+            run = self.run
+            run.journal.refresh()  # what others have written of this share need not be done again
+            if self.scalings is None:
+                self.scalings = shared_scalings(run, share.elements)
+            try:
+                numbers = run.parts.share(share.element, share.elements)
+                compute(run, numbers, self.scalings)
+            except PenstockError as error:
+                if not run.request.why:
+                    raise
+                raise WorkerLeaves(run.request.why) from error
+            if run.request.why:
+                raise WorkerLeaves(run.request.why)
+            return self.result()
+
+    def result(self) -> dict[str, Any]:
+        """What this process has done so far."""
+        run = self.run
+        return {"name": run.journal.writer, "summary": asdict(run.summary(run.seconds))}
+
+    def end_share(self, why: str = "its worker") -> None:
+        """Ask the share to end, and wait until it has written the blocks that are complete."""
+        self.run.request.ask(why)
+        if self.lock.acquire(timeout=self.order.config.grace + MARGIN_S):
+            self.ends.close()  # the log too
+            self.lock.release()
+
+    def close(self) -> dict[str, Any]:
+        """End a share that nobody waits for, and close the log. Returns what `result` does."""
+        self.run.request.ask("the client")
+        with self.lock:
+            self._close()
+            return self.result()
+
+    def _close(self) -> None:
+        """Close the log, and take no more shares. The lock must be held."""
+        self.run.request.ask("a lack of shares")
+        before_leaving(self.order.topic, None)
+        self._idle.cancel()
+        self.ends.close()
+
+    @contextlib.contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """A context in which a share is done. Raises `WorkerLeaves` if none may begin any more."""
+        with self.lock:
+            self._idle.cancel()
+            if self.run.request.why:
+                raise WorkerLeaves(self.run.request.why)
+            try:
+                yield
+            finally:
+                if self.run.watch.watchdog.stalled:
+                    # The thread that hangs keeps its memory, and maybe its device, for good.
+                    self.run.request.ask("a stage that hangs")
+                    close_after_item(self.run.request.why)
+                self._await_share()
+
+    def _await_share(self) -> None:
+        """Close the job if no share comes for `IDLE_S`."""
+        self._idle = threading.Timer(IDLE_S, self._give_up)
+        self._idle.daemon = True
+        self._idle.start()
+
+    def _give_up(self) -> None:
+        """Close the job, unless a share has begun."""
+        with _OPENING:
+            if not self.lock.acquire(blocking=False):
+                return
+            if _KEPT.get(self.order.topic) is self:
+                del _KEPT[self.order.topic]
+            try:
+                self._close()
+            finally:
+                self.lock.release()
+
+
+_KEPT: dict[str, KeptRun] = {}
+_OPENING = threading.Lock()
+_NUMBERS = itertools.count(1)
+"""Numbers of the runs that this process opens."""
+
+
+def _kept(order: JobOrder) -> KeptRun:
+    """The run of an order, which is opened if this process has not done so yet."""
+    with _OPENING:
+        if order.topic not in _KEPT:
+            for topic, kept in [*_KEPT.items()]:
+                if kept.order.config.run_dir == order.config.run_dir:  # its client was killed
+                    del _KEPT[topic]
+                    kept.run.request.ask("another client")
+                    kept.close()
+            try:
+                _KEPT[order.topic] = KeptRun(order)
+            except OtherMaker as error:
+                takes = "--mixed-arithmetic takes such workers as well"
+                raise UnfitWorker(f"{error.difference}; {takes}") from error
+            except UsageError as error:  # another worker could open it: this one lacks something
+                raise UnfitWorker(describe(error)) from error
+        return _KEPT[order.topic]
+
+
+def count_share_of(share: Share) -> bool:
+    """Count a share of the values of the input, on a worker; see `KeptRun.count`."""
+    return _kept(share.order).count(share)
+
+
+def compute_share_of(share: Share) -> dict[str, Any]:
+    """Compute a share of the parts, on a worker; see `KeptRun.compute`."""
+    return _kept(share.order).compute(share)
+
+
+async def ask_end(topic: str, why: str) -> None:
+    """Ask a worker to write the blocks that are complete and to end its share."""
+    if (kept := _KEPT.get(topic)) is not None:
+        kept.run.request.ask(why)
+
+
+async def leave(topic: str) -> dict[str, Any] | None:
+    """Close a job on a worker, and return what the worker has done."""
+    kept = _KEPT.pop(topic, None)
+    # In a thread, as the worker's heartbeats must go on while a share that was given up ends.
+    return None if kept is None else await asyncio.to_thread(kept.close)

@@ -1,0 +1,188 @@
+"""A run that several processes share, in four steps that any scheduler may start:
+
+    --prepare           makes output and run folder, and fixes the parts
+    --statistics i/n    counts the values of a share, for percentiles of the whole volume
+    --part i/n          writes a share of the parts
+    --finish            checks that nothing is missing, and closes the output
+
+Each part writes the same bytes however often it is done, so a step needs no lease on its share. A
+step that was killed is started again, with the same ``n`` or another: it skips what logs name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+
+from pydantic import TypeAdapter
+
+from ...base import SUMMARY_FILE, Incomplete, UsageError, number_ranges, plural, share_of
+from ..opening.job import Job
+from ..run_folder.ending import EndRequest
+from ..run_folder.journal import Journal, OtherMaker, Prepared
+from ..run_folder.names import own_name
+from ..stages.beginning import begun, joined
+from ..stages.pipeline import compute
+from ..stages.run import Run
+from ..stages.statistics import count_share, needs_counting, shared_scalings
+from ..stages.summary import Progress, Summary, merged
+from .completeness import missing_parts, written_in
+
+_READ = TypeAdapter(Summary).validate_json
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What a step has done."""
+
+    sentence: str
+    summary: Summary | None = None
+    """The summary of a share for --part, of the whole job for --finish, else None."""
+
+
+def run_step(
+    job: Job,
+    progress: Callable[[Progress], None] | None = None,
+    request: EndRequest | None = None,
+) -> StepOutcome:
+    """Do one step of an array of processes that share a job.
+
+    Args:
+        job: The job, opened; its settings name the step.
+        progress: A function that is called with the progress while parts are computed.
+        request: Asks the step to end early; complete blocks are written.
+
+    Returns:
+        What was done.
+
+    Raises:
+        UsageError: An earlier step is missing, or the run folder is that of another run.
+        StageError: A stage failed. The error names the stage and the place.
+        Incomplete: --finish found that blocks are missing.
+    """
+    job.plan.refuse()
+    config = job.config
+    if config.prepare:
+        return _prepare(job)
+    if config.statistics is not None:
+        return _count(job, *share_of(config.statistics), request)
+    if config.part is not None:
+        return _write(job, *share_of(config.part), progress, request)
+    return _finish(job)
+
+
+def _prepare(job: Job) -> StepOutcome:
+    elements = job.config.workers or 1
+    with begun(job, Prepared(job.geometry.part, elements)) as (journal, lock):
+        Run(job, journal, lock).open_outputs()
+        lock.hand_over()
+    counting = f"--statistics i/{elements} for each i, then " * needs_counting(job.config)
+    return StepOutcome(
+        f"Prepared {plural(len(job.plan.parts), 'part')} for {plural(elements, 'element')} in "
+        f"{journal.folder}; next {counting}--part i/{elements}, then --finish"
+    )
+
+
+@contextlib.contextmanager
+def _joined(job: Job, step: str, numbers: range, request: EndRequest | None) -> Iterator[Run]:
+    """The run of which this process does a step, such as ``--part 3/8``, in a context in which it
+    computes. ``numbers`` are the parts of the step."""
+    name = step.strip("-").replace(" ", "-").replace("/", "-of-")
+    # Each start has files of its own, so its name ends with what no other start has.
+    with _same_bits(step), joined(job, f"{name}-{uuid.uuid4().hex[:8]}") as (journal, lock):
+        journal.skipped = sum(written_in(job.plan.parts, n, journal.done) for n in numbers)
+        run = Run(job, journal, lock, request, numbers)
+        with run.at_work():
+            yield run
+
+
+@contextlib.contextmanager
+def _same_bits(step: str) -> Iterator[None]:
+    """A context that names the step if this machine may compute other bits than the run's."""
+    try:
+        yield
+    except OtherMaker as error:
+        raise UsageError(
+            f"{step}: {error.difference}; --resume-anyway goes on and notes which blocks are whose"
+        ) from error
+
+
+def _count(job: Job, element: int, elements: int, request: EndRequest | None) -> StepOutcome:
+    if not needs_counting(job.config):
+        return StepOutcome("Nothing to count: no percentiles of the whole volume are wanted")
+    with _joined(job, f"--statistics {element}/{elements}", range(0), request) as run:
+        return StepOutcome(count_share(run, element, elements))
+
+
+def _write(
+    job: Job,
+    element: int,
+    elements: int,
+    progress: Callable[[Progress], None] | None,
+    request: EndRequest | None,
+) -> StepOutcome:
+    numbers = job.plan.parts.share(element, elements)
+    with _joined(job, f"--part {element}/{elements}", numbers, request) as run:
+        run.open_outputs()
+        run.journal.join()
+        try:
+            compute(run, numbers, shared_scalings(run, elements), progress)
+        finally:  # what a start has done counts for the job's summary, also if it is cut short
+            run.journal.save(run.journal.own_name(SUMMARY_FILE), asdict(run.summary()))
+        run.check_written(f"run --part {element}/{elements} again")
+        wrote = f"Wrote {plural(len(numbers), 'part')} of {len(job.plan.parts)}"
+        return StepOutcome(wrote, run.summary())
+
+
+def _finish(job: Job) -> StepOutcome:
+    """Check that every block is noted in a log, close the outputs, and free their lock."""
+    with _same_bits("--finish"), joined(job, None, ends=True) as (journal, lock):
+        if missing := missing_parts(job.plan, journal.done):
+            lock.hand_over()
+            raise _lacking(job, missing)
+        run = Run(job, journal, lock)
+        run.check_written("")
+        run.close_outputs()
+        summary = _together(job, journal)
+        journal.save(SUMMARY_FILE, asdict(summary))
+    return StepOutcome(f"Complete: all {plural(job.plan.num_blocks, 'block')} are written", summary)
+
+
+def _lacking(job: Job, missing: dict[int, int]) -> Incomplete:
+    """The error that says which shares are to be started again."""
+    elements, parts = Prepared.read(job.run_dir).elements, job.plan.parts
+    shares = {element: parts.share(element, elements) for element in range(1, elements + 1)}
+    again = [each for each, share in shares.items() if not missing.keys().isdisjoint(share)]
+    numbers = number_ranges(again)
+    which = f"--part i/{elements} for each i of {numbers}, each in a process of its own"
+    if len(again) == 1:  # --array 2 would be two elements
+        which, numbers = f"--part {numbers}/{elements}", f"{numbers}-{numbers}"
+    return Incomplete(
+        f"{sum(missing.values())} of {job.plan.num_blocks} blocks are not written, in "
+        f"{plural(len(missing), 'part')} of {len(parts)} ({number_ranges([*missing])}); run "
+        f"again with {which} (in SLURM penstock slurm submit --array {numbers} -- infer ... "
+        f"--part %a/{elements})"
+    )
+
+
+def _together(job: Job, journal: Journal) -> Summary:
+    """What all elements did, as if they had run side by side."""
+    folder = journal.folder
+    if folder is None:
+        raise UsageError("a job that several processes share needs a --run-dir")
+    starts: dict[str, dict[str, Summary]] = defaultdict(dict)
+    for name in folder.names(own_name(SUMMARY_FILE, "part-*")):
+        writer = name.removeprefix("summary-").removesuffix(".json")
+        starts[writer.rpartition("-")[0]][writer] = _READ(folder.read(name) or b"")
+    planned = job.plan.num_blocks
+    each = {
+        element: merged(of, sum(summary.seconds for summary in of.values()), planned, halved=0)
+        for element, of in starts.items()
+    }
+    longest = max((summary.seconds for summary in each.values()), default=0.0)
+    note = "The time is that of the slowest element; they may have run one after the other"
+    halved, retried = len(journal.halved()), journal.retried
+    return merged(each, longest, planned, halved, [note], retried)

@@ -1,0 +1,115 @@
+"""The values of a job's volumes, counted in shares by several processes and merged exactly.
+
+    statistics/round-1-of-64/3.npz    what element 3 of 64 counted
+
+Values of more than 16 bits take two rounds: the first finds where the percentiles lie, the second
+their exact values. The number of elements may differ from round to round and from start to start,
+as all the shares of a number cover each value once.
+"""
+
+from __future__ import annotations
+
+import re
+from copy import deepcopy
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...data import Histogram
+from ..opening.job import Job
+from ..run_folder.folder import Folder
+from ..run_folder.journal import Journal
+from ..run_folder.names import STATISTICS_FOLDER
+
+
+class Counting:
+    """The rounds in which several processes count the values of all volumes of a job.
+
+    It keeps what it has merged, as the files of a complete round stay as they are.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.merged = 0
+        """Number of rounds that are merged."""
+        self.histograms: list[Histogram] = []
+        """One histogram for each volume, ready for the next round. Empty before the first."""
+
+    def advance(self, journal: Journal) -> bool:
+        """Merge each round of which all shares are there. Returns whether all is counted."""
+        percentiles = (self.job.config.norm_lower, self.job.config.norm_upper)
+        if not self.histograms:
+            self.histograms = [Histogram(self.job.norm_source.dtype) for _ in self.job.volumes]
+        while not all(histogram.done for histogram in self.histograms):
+            files = self._whole_round(journal)
+            if files is None:
+                return False
+            histograms = deepcopy(self.histograms)
+            for file in files:
+                _merge(_folder(journal).read(file), histograms)
+            for histogram in histograms:
+                if not histogram.done:
+                    histogram.advance(percentiles)
+            self.merged, self.histograms = self.merged + 1, histograms
+        return True
+
+    def _whole_round(self, journal: Journal) -> list[str] | None:
+        """The files of the next round, in any number of shares of which none is missing."""
+        there: dict[int, list[str]] = {}
+        for file in _folder(journal).names(f"{STATISTICS_FOLDER}/round-{self.merged + 1}-of-*/*"):
+            if (number := re.search(r"-of-(\d+)/\d+\.npz$", file)) is not None:
+                there.setdefault(int(number[1]), []).append(file)
+        whole = (files for elements, files in there.items() if len(files) == elements)
+        return next(whole, None)
+
+    def save(
+        self, journal: Journal, element: int, elements: int, histograms: list[Histogram]
+    ) -> None:
+        """Save what an element has counted in this round."""
+        name = _file(self.merged + 1, element, elements)
+        _folder(journal).write(name, _packed(histograms))
+
+    def missing(self, journal: Journal, elements: int) -> list[int]:
+        """The elements, from 1, that have not counted their shares of the next round."""
+        files = {_file(self.merged + 1, each, elements): each for each in range(1, elements + 1)}
+        there = _folder(journal).names(
+            f"{STATISTICS_FOLDER}/round-{self.merged + 1}-of-{elements}/*"
+        )
+        return sorted(files[file] for file in files.keys() - there)
+
+
+def _folder(journal: Journal) -> Folder:
+    assert journal.folder is not None, "several processes share a job only in a run folder"
+    return journal.folder
+
+
+def _file(number: int, element: int, elements: int) -> str:
+    return f"{STATISTICS_FOLDER}/round-{number}-of-{elements}/{element}.npz"
+
+
+def _packed(histograms: list[Histogram]) -> bytes:
+    arrays: dict[str, Any] = {
+        f"{volume}.{name}": array
+        for volume, histogram in enumerate(histograms)
+        if not histogram.done
+        for name, array in histogram.counts.items()
+    }
+    packed = BytesIO()
+    np.savez_compressed(packed, **arrays)
+    return packed.getvalue()
+
+
+def _merge(packed: bytes | None, histograms: list[Histogram]) -> None:
+    assert packed is not None  # it was listed, and these files stay
+    with np.load(BytesIO(packed), allow_pickle=False) as arrays:
+        for volume, histogram in enumerate(histograms):
+            if histogram.done:
+                continue
+            counts: dict[str, NDArray[np.int64]] = {
+                name.partition(".")[2]: arrays[name]
+                for name in arrays.files
+                if name.startswith(f"{volume}.")
+            }
+            histogram.merge(counts)

@@ -1,0 +1,124 @@
+"""One going of a job: what its stages share, in one thing that is handed from each to the next."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+
+from ...base import Budget, Channel, Flow, Incomplete, cuda_flags_kept, frozen_garbage
+from ...data import ChunkCounter, OutputLock
+from ...models import set_cuda_flags
+from ..lanes.bricks import Computed, Loaded
+from ..lanes.equipment import Equipment
+from ..opening.job import Job
+from ..run_folder.ending import EndRequest
+from ..run_folder.journal import Journal
+from ..tiling.stitch import Block
+from .counting import Counting
+from .summary import Summary
+from .watch import Watch
+
+
+class Queues:
+    """The channels of a job, each bounded by a budget of bytes, and the equipment of its stages."""
+
+    def __init__(self, job: Job, equipment: Equipment | None = None) -> None:
+        """``equipment`` is what an earlier part of the job left."""
+        self.job, plan, lanes = job, job.plan, len(job.devices)
+        self.flow = Flow()
+        self.equipment = equipment or Equipment(job)
+        self.readers = max(1, job.config.prep_workers // lanes)
+        """Number of threads that read for each lane."""
+        self.room = [Budget(self.flow, plan.brick_budget) for _ in job.devices]
+        """Budgets of bytes, one for each lane, for bricks from the start of reading to the end of
+        stitching."""
+        self.loaded: list[Channel[Loaded]] = [Channel(self.flow, self.readers) for _ in job.devices]
+        self.computed: Channel[tuple[int, Computed]] = Channel(self.flow, lanes)
+        """Computed bricks, each with the index of its lane."""
+        self.write_room = Budget(self.flow, plan.write_budget)
+        self.whole: Channel[Block] = Channel(self.flow)
+
+    def limits(self) -> dict[str, int]:
+        """How many items fit into each queue, by its name in the metrics."""
+        plan = self.job.plan
+        bricks = len(self.room) * plan.brick_budget // plan.largest_brick_bytes
+        return {"prep": bricks, "stitch": bricks, "write-0": self.job.config.writer_workers + 1}
+
+    def lengths(self) -> dict[str, float]:
+        """How many items wait in each queue now."""
+        return {
+            "prep": sum(map(len, self.loaded)),
+            "stitch": len(self.computed),
+            "write-0": len(self.whole),
+        }
+
+
+class Run:
+    """A job that has begun: its journal, lock, queues, clocks, and the request to end.
+
+    `compute` carries out parts of it, in any order and as often as asked. A process that does the
+    whole job computes all parts at once; one of several computes those that it is given.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        journal: Journal,
+        lock: OutputLock,
+        request: EndRequest | None = None,
+        numbers: Iterable[int] | None = None,
+    ) -> None:
+        """``numbers`` are the parts whose progress is counted, all by default."""
+        self.job, self.journal, self.lock = job, journal, lock
+        self.request = request or EndRequest()
+        self.parts = job.plan.parts
+        extent = job.plan.extent if numbers is None else self.parts.extent(numbers)
+        self.watch = Watch(job, journal, self.request, extent)
+        self.queues = Queues(job)
+        self.chunks = ChunkCounter(job.source, job.volumes, job.config.missing)
+        self.counting = Counting(job)
+        self.seconds = 0.0
+        """Seconds in which parts were computed."""
+
+    def open_outputs(self) -> None:
+        """Create the outputs, or open those that exist for writing."""
+        for sink in self.job.sinks:
+            where = f"create {sink.name}"
+            self.watch.retries.run(self.queues.flow, sink.name, where, sink.create)
+
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
+        """A context in which values may be counted and parts computed: CUDA's flags are set, and
+        telemetry is sampled."""
+        config = self.job.config
+        with cuda_flags_kept():
+            set_cuda_flags(config.tf32, config.cudnn_benchmark)
+            sampling = self.watch.sampling(lambda: self.queues.lengths(), self.queues.limits())
+            with sampling, frozen_garbage():
+                yield
+
+    def renew_queues(self) -> Queues:
+        """Queues for the next parts, as a flow ends with the last block or the first error. The
+        arrays, and the net on each device, are kept."""
+        self.watch.watchdog.forget()
+        self.queues = Queues(self.job, self.queues.equipment)
+        return self.queues
+
+    def check_written(self, again: str) -> None:
+        """Raise `Incomplete` unless every block of this process's parts is written, and `Lost` if
+        the outputs are another run's by now. ``again`` says how to go on."""
+        written, blocks = self.journal.written + self.journal.skipped, self.watch.extent.blocks
+        if written != blocks:
+            why = f" when {self.request.why} ended the job" if self.request.why else ""
+            raise Incomplete(f"{written} of {blocks} blocks were written{why}; {again}")
+        self.watch.retries.run(self.queues.flow, "the lock", "check", self.lock.check)
+
+    def close_outputs(self) -> None:
+        """Finish the outputs of a job that is done, which must be there still."""
+        for sink in self.job.sinks:
+            self.watch.retries.run(self.queues.flow, sink.name, f"close {sink.name}", sink.close)
+
+    def summary(self, seconds: float | None = None) -> Summary:
+        """What this process has done so far, in ``seconds``, by default those since it began."""
+        unlocked = (*self.lock.lacking, *self.journal.lacking)
+        return self.watch.summary(self.chunks.count, unlocked, seconds)

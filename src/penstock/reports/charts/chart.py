@@ -1,0 +1,230 @@
+"""A figure as data: panels with axes and series. Pages draw it by ``pages/charts.js``, and files by
+`charts.paper`, so that a number is drawn in one way of two, and computed once."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ...base import for_terminal, format_bytes, significant
+
+Kind = Literal["line", "dots", "points", "bars", "steps", "area"]
+Colour = int | str
+"""A place in the palette, or the name of another colour of `charts.paper.COLOURS`."""
+Numbers = Sequence[Any] | NDArray[Any]
+MOST_LETTERS = 160
+"""Most characters of one text in a figure, because names may be of any length."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis of a panel."""
+
+    name: str = ""
+    unit: str = ""
+    """The unit of its values. Those of ``B``, ``s`` and rates are scaled to the size of
+    the values."""
+    ticks: Sequence[str] = ()
+    """The names of the places 0, 1, 2 and so on, if the axis has places instead of numbers."""
+    log: bool = False
+    zero: bool = True
+    """True if a vertical axis begins at 0."""
+    whole: bool = False
+    """True if only whole numbers are places."""
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Series:
+    """Values in one colour. A value that is missing breaks the line."""
+
+    label: str
+    x: Numbers
+    y: Numbers
+    kind: Kind = "line"
+    colour: Colour = 0
+    dashes: int = 0
+    marker: int | str = 0
+    """A place among the shapes; ``x`` is a cross, for a failure."""
+    low: Numbers = ()
+    high: Numbers = ()
+    """The ends of an interval at each value."""
+    base: Numbers = ()
+    """The values at which bars and areas begin; empty for 0."""
+    width: float = 0.6
+    """The width of bars."""
+    texts: Sequence[str] = ()
+    """A text at each value."""
+    faint: bool = False
+    silent: bool = False
+    """True if neither the legend nor the values under the pointer name it."""
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """Boxes on an image: x0, y0, x1, y1 in its pixels."""
+
+    label: str
+    places: Sequence[Sequence[float]]
+    colour: Colour = 0
+    dashes: int = 0
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image of bytes: greys (row, column), or colours (row, column, 3)."""
+
+    pixels: NDArray[np.uint8]
+    boxes: Sequence[Boxes] = ()
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The axes of a figure with all that is drawn between them; or an image."""
+
+    title: str = ""
+    x: Axis = field(default_factory=Axis)
+    y: Axis = field(default_factory=Axis)
+    series: Sequence[Series] = ()
+    limits: Sequence[tuple[float, str]] = ()
+    """Horizontal lines with their names, such as a ceiling."""
+    note: str = ""
+    """The text of an empty panel."""
+    image: Image | None = None
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Panels below one title."""
+
+    title: str
+    note: str
+    """A line below the title: where the data is from."""
+    panels: Sequence[Panel]
+    across: int = 1
+    """Panels in a row, where the page has room for them."""
+
+
+def document_of(value: Any) -> Any:
+    """A figure as plain values for JSON: what a field has by default is left out, and a number has
+    as many digits as can be seen."""
+    if isinstance(value, Image):
+        height, width = value.pixels.shape[:2]
+        boxes = [document_of(each) for each in value.boxes]
+        return {"link": link_of(value.pixels), "height": height, "width": width, "boxes": boxes}
+    if is_dataclass(value):
+        named = {each.name: getattr(value, each.name) for each in fields(value)}
+        return {name: document_of(item) for name, item in named.items() if item is not None and (
+            not isinstance(item, bool | str | Sequence) or item or name in ("zero", "x", "y")
+        )}  # fmt: skip
+    if isinstance(value, str):
+        return clipped_text(value)
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, np.ndarray | Sequence):
+        return [document_of(each) for each in value]
+    if isinstance(value, float):
+        return float(f"{value:.5g}") if np.isfinite(value) else None
+    return value
+
+
+def clipped_text(text: str) -> str:
+    """A text of a figure without control characters, cut to a length."""
+    text = for_terminal(text[: 2 * MOST_LETTERS])
+    return text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]} …"
+
+
+def link_of(pixels: NDArray[np.uint8]) -> str:
+    """An image as a PNG in a data URL."""
+    height, width = pixels.shape[:2]
+    rows = np.ascontiguousarray(pixels).reshape(height, -1)
+    data = zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows), 9)
+    header = struct.pack(">IIBBBBB", width, height, 8, 2 if pixels.ndim == 3 else 0, 0, 0, 0)
+    png = b"\x89PNG\r\n\x1a\n"
+    for name, chunk in ((b"IHDR", header), (b"IDAT", data), (b"IEND", b"")):
+        png += struct.pack(">I", len(chunk)) + name + chunk
+        png += struct.pack(">I", zlib.crc32(name + chunk))
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+
+
+def greys(image: ArrayLike, low: float, high: float) -> NDArray[np.uint8]:
+    """An image as bytes: ``low`` and below become black, ``high`` and above white."""
+    share = (np.asarray(image, np.float64) - low) / ((high - low) or 1.0)
+    return np.asarray(255 * np.clip(np.nan_to_num(share), 0, 1) + 0.5, np.uint8)
+
+
+def thinned(x: ArrayLike, y: ArrayLike, most: int) -> NDArray[np.intp]:
+    """The places of at most ``most`` points of a curve: each piece keeps its least and its greatest
+    value.
+
+    >>> x = np.arange(10_000.0)
+    >>> len(thinned(x, x, 2000)), float((x == 77)[thinned(x, x == 77, 2000)].max())
+    (2000, 1.0)
+    """
+    values = np.asarray(y, np.float64)
+    if len(values) <= most:
+        return np.arange(len(values))
+    edges = np.linspace(0, len(values), max(1, most // 2) + 1).astype(int)
+    places: set[int] = set()
+    for begin, end in pairwise(edges):
+        piece = values[begin:end]
+        if np.isfinite(piece).any():
+            places |= {begin + int(np.nanargmin(piece)), begin + int(np.nanargmax(piece))}
+    return np.array(sorted(places), np.intp)
+
+
+def rolling_mean(y: ArrayLike, samples: int) -> NDArray[np.float64]:
+    """The mean of the ``samples`` values around each value; of fewer at the ends and at gaps.
+
+    >>> rolling_mean(np.array([0.0, 3.0, 6.0, np.nan]), 3).tolist()
+    [1.5, 3.0, 4.5, nan]
+    """
+    values = np.asarray(y, np.float64)
+    seen = np.isfinite(values)
+    sums = np.concatenate(([0.0], np.cumsum(np.where(seen, values, 0.0))))
+    counts = np.concatenate(([0], np.cumsum(seen)))
+    at = np.arange(len(values))
+    first = np.maximum(at - (samples - 1) // 2, 0)
+    last = np.minimum(at + samples // 2 + 1, len(values))
+    number = np.maximum(counts[last] - counts[first], 1)
+    return np.where(seen, (sums[last] - sums[first]) / number, np.nan)
+
+
+def scale_of(unit: str, values: Iterable[float]) -> tuple[str, float]:
+    """The unit in which values are shown, and how many of their base unit it holds.
+
+    >>> scale_of("B", [2**31]), scale_of("s", [0.02]), scale_of("%", [80])
+    (('GiB', 1073741824.0), ('ms', 0.001), ('%', 1.0))
+    """
+    peak = max((abs(value) for value in values if np.isfinite(value)), default=0.0)
+    if unit in ("B", "B/s"):
+        power = min(5, max(0, int(np.log2(peak) // 10))) if peak > 1 else 0
+        return ("B", "KiB", "MiB", "GiB", "TiB", "PiB")[power] + unit[1:], 1024.0**power
+    if unit == "s" and peak > 0:
+        steps = ((3 * 3600, "h", 3600.0), (180, "min", 60.0), (1, "s", 1.0), (1e-3, "ms", 1e-3))
+        return next(
+            ((name, factor) for least, name, factor in steps if peak >= least), ("µs", 1e-6)
+        )
+    if unit.endswith("/s") and peak >= 1e4:
+        power = min(4, int(np.log10(peak) // 3))
+        return f"{' kMGT'[power]} {unit}", 1000.0**power
+    return unit, 1.0
+
+
+def with_unit(value: float, unit: str) -> str:
+    """A value in the unit in which it is shown, such as ``1.25 GiB``."""
+    if unit in ("B", "B/s"):
+        return format_bytes(value) + unit[1:]
+    name, factor = scale_of(unit, [value])
+    scaled = value / factor
+    number = f"{scaled:,.0f}" if scaled == round(scaled) else significant(scaled)
+    return f"{number} {name}".rstrip()

@@ -1,0 +1,383 @@
+"""The figures of a run, drawn from its metrics: its rows, the seed's ``metrics.json``, or a log of
+nvidia-smi.
+
+Each kind of file has a function that draws it (``metrics_figures``, ``gpu_figures``: figures by the
+end of their file name) and one that saves its figures (`plot_metrics`, `plot_gpu_metrics`). A
+missing value breaks the line and counts in no mean.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...base import UsageError, format_seconds, group_by, plural
+from ...instruments import MIB, TelemetryRow, read_rows
+from .chart import Axis, Figure, Panel, Series, rolling_mean, with_unit
+from .paper import save_under
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Gauge:
+    """Quantities over time that share a figure."""
+
+    title: str
+    axis: Axis
+    lines: Sequence[Series]
+    note: str = ""
+    limits: Sequence[tuple[float, str]] = ()
+    strips: bool = False
+    """True if each line has its own panel: devices at 100 % would hide one another."""
+
+    @property
+    def seen(self) -> list[Series]:
+        """The lines that have a value."""
+        return [line for line in self.lines if np.isfinite(np.asarray(line.y, float)).any()]
+
+
+def plot_metrics(
+    path: Path,
+    out_prefix: str | Path,
+    mean: bool = False,
+    smooth: int = 1,
+    replace: bool = False,
+) -> list[Path]:
+    """Draw the metrics of a run to ``<out_prefix>_cpu.png``, ``_ram.png`` and so on.
+
+    Args:
+        path: The rows of `penstock.instruments.Sampler`, or a ``metrics.json`` as the seed has it.
+        out_prefix: The path of the figures up to their names.
+        mean: Draw the mean of every line, too.
+        smooth: The samples of a rolling mean, drawn over the raw values; 1 draws these alone.
+        replace: Replace figures that Penstock did not write.
+
+    Returns:
+        The files that were written.
+
+    Raises:
+        UsageError: The file holds no metrics.
+    """
+    return save_under(out_prefix, metrics_figures(path, mean, smooth), replace)
+
+
+def plot_gpu_metrics(
+    csv_path: Path,
+    out_prefix: str | Path,
+    mean: bool = False,
+    smooth: int = 1,
+    replace: bool = False,
+) -> list[Path]:
+    """Draw a log of ``nvidia-smi --query-gpu=... --format=csv``.
+
+    Args:
+        csv_path: The log. Its columns timestamp, index, name, memory.used and utilization.gpu are
+            drawn; the first and one of the last two must be there.
+        out_prefix: The figures are ``<out_prefix>_gpu_util.png`` and ``<out_prefix>_vram.png``.
+        mean: Draw the mean of every line, too.
+        smooth: The samples of a rolling mean, drawn over the raw values; 1 draws these alone.
+        replace: Replace figures that Penstock did not write.
+
+    Returns:
+        The files that were written.
+
+    Raises:
+        UsageError: The file is no such log.
+    """
+    return save_under(out_prefix, gpu_figures(csv_path, mean, smooth), replace)
+
+
+def metrics_figures(path: Path, mean: bool = False, smooth: int = 1) -> dict[str, Figure]:
+    """The figures of `plot_metrics` by the end of their file names."""
+    path = Path(path)
+    text = path.read_text(encoding="utf-8", errors="replace")
+    try:
+        reference = json.loads(text)
+    except ValueError:  # many lines, each a record
+        gauges = row_gauges(*read_rows(path))
+    else:
+        if isinstance(reference, dict) and "schema" in reference:  # a header without a row
+            gauges = {}
+        else:
+            gauges = _reference_gauges(reference, path)
+    return _figures(gauges, path, mean, smooth)
+
+
+def gpu_figures(csv_path: Path, mean: bool = False, smooth: int = 1) -> dict[str, Figure]:
+    """The figures of `plot_gpu_metrics` by the end of their file names."""
+    return _figures(_gpu_csv_gauges(csv_path), csv_path, mean, smooth)
+
+
+def _figures(gauges: Mapping[str, Gauge], path: Path, mean: bool, smooth: int) -> dict[str, Figure]:
+    figures = {name: draw_gauge(g, mean, smooth) for name, g in gauges.items() if g.seen}
+    if not figures:
+        raise UsageError(f"{path} holds no sample to plot")
+    return figures
+
+
+def draw_gauge(gauge: Gauge, mean: bool = False, smooth: int = 1) -> Figure:
+    """The figure of a gauge that has at least one value.
+
+    Args:
+        gauge: The gauge.
+        mean: Draw the mean of every line, too.
+        smooth: The samples of a rolling mean, drawn over the raw values; 1 draws these alone.
+
+    Returns:
+        The figure.
+    """
+    time = Axis("Time", "s")
+    lines = [_parts(line, gauge.axis.unit, mean, smooth) for line in gauge.seen]
+    if gauge.strips:
+        panels = [
+            Panel(line.label, time, gauge.axis, parts, gauge.limits)
+            for line, parts in zip(gauge.seen, lines, strict=True)
+        ]
+    else:
+        series = [part for parts in lines for part in parts]
+        panels = [Panel("", time, gauge.axis, series, gauge.limits)]
+    longest = max(gauge.seen, key=lambda line: len(line.x))
+    number = int(np.isfinite(np.asarray(longest.y, float)).sum())
+    samples = plural(number, "sample")
+    if len(longest.x) > 1:
+        samples += f", one every {format_seconds(float(np.median(np.diff(longest.x))))}"
+    facts = [
+        samples,
+        f"bold: rolling mean of {smooth}, faint: raw" if smooth > 1 else "",
+        "dashed: mean" if mean else "",
+        gauge.note,
+    ]
+    return Figure(gauge.title, "  ·  ".join(filter(None, facts)), panels)
+
+
+def _parts(line: Series, unit: str, mean: bool, smooth: int) -> list[Series]:
+    """A line, its rolling mean and its mean. A line of dots was read too rarely for a mean."""
+    y = np.asarray(line.y, np.float64)
+    if line.kind == "dots":
+        return [line]
+    parts = [line]
+    if smooth > 1:
+        raw = replace(line, label="", faint=True, silent=True)
+        parts = [raw, replace(line, y=rolling_mean(y, smooth))]
+    if mean:
+        average = float(np.nanmean(y))
+        parts[-1] = replace(parts[-1], label=f"{line.label}, mean {with_unit(average, unit)}")
+        level = replace(line, label="", y=np.full(len(y), average), dashes=1, silent=True)
+        parts.append(level)
+    return parts
+
+
+def row_gauges(header: TelemetryRow, rows: Sequence[TelemetryRow]) -> dict[str, Gauge]:
+    """The gauges of the rows of one process, by the end of their file names."""
+    t = _numbers(row["t"] for row in rows)
+
+    def line(label: str, key: str, colour: int = 0, dashes: int = 0) -> Series:
+        y = _numbers(row[key] for row in rows)
+        return Series(label, t, y, colour=colour, dashes=dashes)
+
+    cores = header["cpu_count"]
+    gauges = {
+        "cpu": Gauge(
+            "CPU of the job",
+            Axis("CPU, 100 is one core", "%"),
+            [line("CPU", "cpu_percent")],
+            f"process tree, machine of {cores} cores" if cores else "process tree",
+        ),
+        "ram": Gauge(
+            "Memory of the job",
+            Axis("Memory", "B"),
+            [line("RSS", "rss_bytes"), _sparse(line("PSS (shared pages once)", "pss_bytes", 1))],
+            "process tree",
+        ),
+    }
+    queues = header["queues"]
+    for name in dict.fromkeys([*queues, *(name for row in rows for name in row["gauges"])]):
+        values = _numbers(row["gauges"].get(name) for row in rows)
+        gauges[_file_part(name)] = _gauge(name, queues.get(name), Series(name, t, values))
+    gauges["net_io"] = Gauge(
+        "Network",
+        Axis("Rate", "B/s"),
+        [line("sent", "net_sent_bytes_per_s"), line("received", "net_recv_bytes_per_s", 1)],
+        "whole machine, loopback included",
+    )
+    gauges["disk_io"] = Gauge(
+        "Disk",
+        Axis("Rate", "B/s"),
+        [
+            line("machine read", "machine_read_bytes_per_s", 5, 1),
+            line("machine write", "machine_write_bytes_per_s", 4, 1),
+            line("job read", "read_bytes_per_s"),
+            line("job write", "write_bytes_per_s", 1),
+        ],
+        "what reached a disk",
+    )
+    readings = [_GpuReading(row["t"], **gpu) for row in rows for gpu in row["gpus"] or []]
+    return gauges | _gpu_gauges(readings)
+
+
+def _reference_gauges(metrics: Any, path: Path) -> dict[str, Gauge]:
+    if not isinstance(metrics, dict) or not metrics.keys() & {"queue_monitor", "system_monitor"}:
+        raise UsageError(f"{path} holds neither a queue_monitor nor a system_monitor")
+    system = metrics.get("system_monitor") or {}
+    t = _numbers(system.get("t_rel_s", []))
+
+    def line(label: str, values: Iterable[float | None], unit: int, colour: int = 0) -> Series:
+        y = _numbers(values) * unit
+        if len(y) == 0:  # never read
+            return Series(label, y, y, colour=colour)
+        if len(y) != len(t):
+            raise UsageError(f"{path} holds {len(y)} values of {label} for {len(t)} times")
+        return Series(label, t, y, colour=colour)
+
+    network = system.get("net_io_mbytes_sec", {})
+    disk = system.get("disk_io_mbytes_sec", {})
+    gauges = {
+        "cpu": Gauge(
+            "CPU of the job",
+            Axis("CPU, 100 is one core", "%"),
+            [line("CPU", system.get("cpu_percent", []), 1)],
+        ),
+        "ram": Gauge(
+            "Memory of the job",
+            Axis("Memory", "B"),
+            [line("RSS", system.get("ram_rss_mb", []), MIB)],
+        ),
+    }
+    for name, queue in (metrics.get("queue_monitor") or {}).get("queues", {}).items():
+        samples = queue.get("samples", [])
+        gauges[_file_part(name)] = _gauge(
+            name,
+            queue.get("max_size", 0),
+            Series(
+                name, _numbers(s["t_rel_s"] for s in samples), _numbers(s["size"] for s in samples)
+            ),
+        )
+    gauges["net_io"] = Gauge(
+        "Network",
+        Axis("Rate", "B/s"),
+        [
+            line("sent", network.get("sent", []), MIB),
+            line("received", network.get("recv", []), MIB, 1),
+        ],
+        "whole machine",
+    )
+    gauges["disk_io"] = Gauge(
+        "Disk",
+        Axis("Rate", "B/s"),
+        [line("read", disk.get("read", []), MIB), line("write", disk.get("write", []), MIB, 1)],
+        "whole machine",
+    )
+    return gauges
+
+
+def _gauge(name: str, most: int | None, line: Series) -> Gauge:
+    if most is None:
+        return Gauge(name, Axis(name), [line])
+    limits = [(float(most), "capacity")] if most else []
+    return Gauge(f"Queue {name}", Axis("Items in queue", whole=True), [line], limits=limits)
+
+
+@dataclass(frozen=True)
+class _GpuReading:
+    t: float
+    index: str
+    name: str
+    util_percent: float | None
+    memory_bytes: float | None
+
+
+def _gpu_csv_gauges(path: Path) -> dict[str, Gauge]:
+    with Path(path).open(encoding="utf-8", errors="replace", newline="") as file:
+        lines = file.readlines()
+    if lines and not lines[-1].endswith("\n") and not lines[-1].rstrip().endswith(("iB", "%", "]")):
+        lines.pop()  # cut off within a number, it would read as a smaller one
+    table = [[cell.strip() for cell in row] for row in csv.reader(lines) if row]
+    names = [cell.partition(" ")[0] for cell in table[0]] if table else []
+    if "timestamp" not in names or not {"memory.used", "utilization.gpu"} & set(names):
+        raise UsageError(
+            f"{path} has no column timestamp, or neither of memory.used and utilization.gpu: "
+            f"its first line names {', '.join(names) or 'nothing'}"
+        )
+    readings, unread, first = [], 0, None
+    for cells in table[1:]:
+        when = _timestamp(cells[names.index("timestamp")]) if len(cells) == len(names) else None
+        if when is None:
+            unread += 1
+            continue
+        first = first or when
+        row = dict(zip(names, cells, strict=True))
+        memory = _quantity(row.get("memory.used", ""))
+        readings.append(
+            _GpuReading(
+                (when - first).total_seconds(),
+                row.get("index", "0"),
+                row.get("name", ""),
+                _quantity(row.get("utilization.gpu", "")),
+                None if memory is None else memory * MIB,
+            )
+        )
+    return _gpu_gauges(readings, f"{plural(unread, 'line')} unreadable" if unread else "")
+
+
+def _timestamp(text: str) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text.replace("/", "-"))
+    except ValueError:
+        return None
+
+
+def _quantity(text: str) -> float | None:
+    """The number in ``1234 MiB`` or ``87 %``; None for ``[N/A]`` and its like."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(?: (?:MiB|%))?", text)
+    return float(match[1]) if match else None
+
+
+def _gpu_gauges(readings: Sequence[_GpuReading], note: str = "") -> dict[str, Gauge]:
+    gpus = group_by(readings, lambda reading: f"GPU {reading.index} {reading.name}".strip())
+
+    def lines(key: str) -> list[Series]:
+        return [
+            Series(
+                label,
+                _numbers(reading.t for reading in of_gpu),
+                _numbers(getattr(reading, key) for reading in of_gpu),
+                colour=colour,
+            )
+            for colour, (label, of_gpu) in enumerate(sorted(gpus.items(), key=_natural))
+        ]
+
+    return {
+        "gpu_util": Gauge(
+            "GPU utilisation", Axis("Busy", "%", high=105), lines("util_percent"), note, strips=True
+        ),
+        "vram": Gauge("GPU memory", Axis("Used", "B"), lines("memory_bytes"), note, strips=True),
+    }
+
+
+def _natural(item: tuple[str, Any]) -> list[Any]:
+    """A key that sorts GPU 2 before GPU 10."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", item[0])]
+
+
+def _file_part(name: str) -> str:
+    return re.sub(r"[^\w.-]+", "_", name)
+
+
+def _numbers(values: Iterable[float | None]) -> Values:
+    return np.array([np.nan if value is None else value for value in values], np.float64)
+
+
+def _sparse(line: Series) -> Series:
+    """A line that is read rarely, as dots at its readings."""
+    seen = np.isfinite(np.asarray(line.y, float))
+    return replace(line, x=np.asarray(line.x)[seen], y=np.asarray(line.y)[seen], kind="dots")

@@ -1,0 +1,229 @@
+"""The figure of a benchmark of models: panels for each group of cells, drawn from its CSV.
+
+    peak memory by tile           samples a second by tile           pixels a second by tile
+    time of a step, by phase in training             memory against throughput, and the frontier
+
+The first three have a line for each batch. Rates, times and their intervals are of the median step;
+a row of the seed has no median, and its mean is drawn. Cells that differ only in tile and batch
+share a figure. If a case has several rows, the latest is drawn. A case that failed is a cross above
+the measured ones, with its failure in a word.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...base import UsageError, group_by, plural
+from ...bench import pixels_of
+from ..cell import latest
+from ..model.cell import PHASES, ModelCell
+from ..model.report import labelled
+from ..table import reading_numbers
+from .chart import Axis, Figure, Panel, Series
+from .paper import save_under
+
+_GREYS = ("deep", "middle", "pale")
+"""The phases, because colours show the batch size."""
+_CASE = "Tile (pixels)"
+_MOST_BARS = 48
+"""Bars of more cases than this are too thin to read."""
+
+
+def plot_bench(path: Path, out_prefix: str | Path, replace: bool = False) -> list[Path]:
+    """Draw memory, throughput and time of a benchmark of models to ``<out_prefix>.png``.
+
+    If models, modes, devices or other knobs differ, there is a figure for each group. The knobs
+    that differ are added to the names of the files.
+
+    Args:
+        path: A CSV of ``penstock bench model``, or the seed's.
+        out_prefix: The path of the figures without the suffix ``.png``.
+        replace: Replace figures that Penstock did not write.
+
+    Returns:
+        The files that were written.
+
+    Raises:
+        UsageError: The file is not such a CSV, a field is no number, or there is nothing to draw.
+    """
+    return save_under(out_prefix, bench_figures(path), replace)
+
+
+def bench_figures(path: Path) -> dict[str, Figure]:
+    """The figures of `plot_bench` by the end of their file names; a single one has none."""
+    path = Path(path)
+    groups = labelled(ModelCell.of_csv(path))
+    if not groups:
+        raise UsageError(f"{path} holds no row to plot")
+    words = [label.split(", ") for label, _ in groups]
+    figures: dict[str, Figure] = {}
+    for (label, cells), named in zip(groups, words, strict=True):
+        apart = [word for word in named if not all(word in other for other in words)]
+        name = re.sub(r"[^\w.-]+", "_", "_".join(apart))
+        with reading_numbers(path.name):
+            figures[name] = draw_bench(label, cells, path.name)
+    return figures
+
+
+def draw_bench(label: str, cells: Sequence[ModelCell], source: str) -> Figure:
+    """All panels of one group of cells."""
+    drawn = _in_order(latest(cells, lambda cell: cell.has_result))
+    times = [time_panel(drawn)] if len(drawn) <= _MOST_BARS else []
+    panels = [memory_panel(drawn), *rate_panels(drawn), *times, frontier_panel(drawn)]
+    return Figure(label, _facts(len(cells), drawn, source), panels, 3)
+
+
+def _in_order(cells: Sequence[ModelCell]) -> list[ModelCell]:
+    return sorted(cells, key=lambda cell: (pixels_of(cell.tile), cell.batch))
+
+
+def _facts(rows: int, drawn: Sequence[ModelCell], source: str) -> str:
+    latest_of = f", the latest of each of {len(drawn)} cases" if rows > len(drawn) else ""
+    facts = [f"{plural(rows, 'row')} of {source}{latest_of}"]
+    launches = sorted({int(c.row["launches"]) for c in drawn if int(c.row.get("launches") or 0)})
+    if launches:
+        fewest = f"{launches[0]} to " if len(launches) > 1 else ""
+        facts.append(f"{fewest}{plural(launches[-1], 'launch')} of a case")
+    if any(np.isfinite(cell.ends_ms[0]) for cell in drawn):
+        facts.append("whiskers: 95 % interval")
+    return "  ·  ".join(facts)
+
+
+def on_host(cells: Sequence[ModelCell]) -> bool:
+    """Whether the memory of cells is that of the host."""
+    return cells[0].row.get("device", "cpu") == "cpu"
+
+
+def peaks_of(cells: Sequence[ModelCell]) -> list[float]:
+    """The peak memory of each cell in bytes."""
+    return [cell.peak_bytes(on_host(cells)) for cell in cells]
+
+
+def _memory_axis(cells: Sequence[ModelCell]) -> Axis:
+    return Axis(f"Peak {'host' if on_host(cells) else 'device'} memory", "B")
+
+
+def _rate_axis(cells: Sequence[ModelCell]) -> Axis:
+    kind = "useful pixels" if cells[0].haloed else "pixels"
+    return Axis(f"{kind.capitalize()} a second", f"{kind}/s")
+
+
+def memory_panel(cells: Sequence[ModelCell]) -> Panel:
+    """Peak memory by tile, and the budget if there is one."""
+    budget, axis = cells[0].budget_bytes, _memory_axis(cells)
+    limits = [(budget, "budget")] if np.isfinite(budget) else []
+    return _by_tile(cells, axis, peaks_of(cells), None, limits)
+
+
+def rate_panels(cells: Sequence[ModelCell]) -> list[Panel]:
+    """Samples and pixels a second by tile."""
+    samples = [cell.samples_per_s for cell in cells]
+    pixels = [cell.pixels_per_s for cell in cells]
+    axis = Axis("Samples a second", "samples/s")
+    return [
+        _by_tile(cells, each, rates, _rate_ends(cells, rates))
+        for each, rates in ((axis, samples), (_rate_axis(cells), pixels))
+    ]
+
+
+def _rate_ends(cells: Sequence[ModelCell], rates: Sequence[float]) -> list[tuple[float, float]]:
+    """The intervals of rates. A long step is a low rate."""
+    return [
+        (rate * cell.step_ms / cell.ends_ms[1], rate * cell.step_ms / cell.ends_ms[0])
+        for rate, cell in zip(rates, cells, strict=True)
+    ]
+
+
+def _by_tile(
+    cells: Sequence[ModelCell],
+    axis: Axis,
+    values: Sequence[float],
+    ends: Sequence[tuple[float, float]] | None = None,
+    limits: Sequence[tuple[float, str]] = (),
+) -> Panel:
+    """A line over the tiles for each batch, and crosses above for the cases that failed."""
+    tiles = list(dict.fromkeys(cell.tile for cell in cells))
+    series = []
+    for place, (batch, at) in enumerate(
+        sorted(group_by(range(len(cells)), lambda i: cells[i].batch).items())
+    ):
+        low, high = ([ends[i][side] for i in at] if ends else () for side in (0, 1))
+        x, y = [float(tiles.index(cells[i].tile)) for i in at], [values[i] for i in at]
+        series.append(Series(f"batch {batch}", x, y, "dots", place, place // 6, low=low, high=high))
+    failed = [cell for cell in cells if cell.failed_word]
+    if failed:
+        finite = [value for value in values if np.isfinite(value)]
+        top = 1.1 * max([*finite, *(value for value, _ in limits)], default=1.0)
+        x = [float(tiles.index(cell.tile)) for cell in failed]
+        words = [f"{cell.batch}: {cell.failed_word}" for cell in failed]
+        cross = Series("failed", x, [top] * len(x), "points", "limit", marker="x", texts=words)
+        series.append(cross)
+    return Panel(axis.name, Axis(_CASE, ticks=tiles), axis, series, limits)
+
+
+def time_panel(cells: Sequence[ModelCell]) -> Panel:
+    """A bar for each case, named by its batch. In training its phases are stacked."""
+    tiles = list(dict.fromkeys(cell.tile for cell in cells))
+    batches = sorted({cell.batch for cell in cells})
+    width = 0.84 / len(batches)
+    places = [
+        tiles.index(c.tile) + (batches.index(c.batch) - len(batches) / 2 + 0.5) * width
+        for c in cells
+    ]
+    names = [f"{cell.batch} {cell.failed_word}".strip() for cell in cells]
+    seconds = [cell.step_ms / 1e3 for cell in cells]
+    x, y = Axis(f"{_CASE}, a bar for each batch", ticks=tiles), Axis("Time of a step", "s")
+    if not any(cell.phases_ms for cell in cells):
+        low, high = ([cell.ends_ms[side] / 1e3 for cell in cells] for side in (0, 1))
+        look: dict[str, Any] = {"low": low, "high": high, "texts": names, "width": 0.86 * width}
+        return Panel("Time of a step, median", x, y, [Series("", places, seconds, "bars", **look)])
+    base = np.zeros(len(cells))
+    series = []
+    for phase, grey in zip(PHASES, _GREYS, strict=True):
+        top = base + [cell.phases_ms.get(phase, np.nan) / 1e3 for cell in cells]
+        if np.isfinite(top).any():
+            series.append(Series(phase, places, top, "bars", grey, base=base, width=0.86 * width))
+            base = np.where(np.isfinite(top), top, base)
+    series.append(Series("", places, base, "points", "pale", texts=names, silent=True))
+    return Panel("Time of a step, mean of each phase", x, y, series)
+
+
+def frontier_panel(cells: Sequence[ModelCell]) -> Panel:
+    """Each case by memory and throughput. A line joins those that no case beats in both."""
+    placed = [
+        (peak, cell.pixels_per_s, cell)
+        for peak, cell in zip(peaks_of(cells), cells, strict=True)
+        if np.isfinite(peak) and np.isfinite(cell.pixels_per_s)
+    ]
+    best = [placed[i] for i in frontier([(memory, rate) for memory, rate, _ in placed])]
+    tiles = list(dict.fromkeys(cell.tile for cell in cells))
+    series = [Series("frontier", [b[0] for b in best], [b[1] for b in best], "line", "faint", 1)]
+    for place, (batch, same) in enumerate(sorted(group_by(placed, lambda p: p[2].batch).items())):
+        for tile, of_tile in group_by(same, lambda each: each[2].tile).items():
+            x, y = [each[0] for each in of_tile], [each[1] for each in of_tile]
+            name, marker = f"{tile} × {batch}", tiles.index(tile)
+            texts = [name if each in best else "" for each in of_tile]
+            series.append(Series(name, x, y, "points", place, marker=marker, texts=texts))
+    note = "memory not recorded: nothing to weigh throughput against"
+    x_axis = _memory_axis(cells)
+    return Panel("Memory against throughput", x_axis, _rate_axis(cells), series, note=note)
+
+
+def frontier(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Indices of the points that no other point beats in both values, sorted by memory.
+
+    A point is (memory, throughput). Less memory and more throughput are better.
+
+    >>> frontier([(2.0, 5.0), (1.0, 4.0), (3.0, 4.5), (4.0, 6.0)])
+    [1, 0, 3]
+    """
+    best: list[int] = []
+    for i in sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1])):
+        if not best or points[i][1] > points[best[-1]][1]:
+            best.append(i)
+    return best

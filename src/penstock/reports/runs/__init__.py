@@ -1,0 +1,1 @@
+"""Runs that a reader picks and compares on a page: found in folders, and read as they grow."""

@@ -1,0 +1,172 @@
+"""The runs of a page as plain values: rows of the list, and details as far as a page has room."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...base import to_cell
+from ..charts.chart import document_of, thinned
+from .catalogue import Catalogue
+from .shown_run import RunCurve, RunDetails, ShownRun, label, unit_of
+
+MOST_ROWS = 5_000
+"""Rows that a page holds; it says how many runs it leaves out."""
+MOST_BYTES = 5 * 2**18
+"""Bytes of details. With its rows a page of a hundred runs has less than 3 MB."""
+_POINTS = (40, 400)
+_POINTS_OF_ALL = 8_000
+"""Points of a curve: fewer if there are many runs."""
+_MOST_PICTURES = 8
+_PICTURE_BYTES = 200 * 2**10
+_DEPTH = 3
+_PICTURES = {
+    b"\x89PNG\r\n\x1a\n": "image/png",
+    b"\xff\xd8\xff": "image/jpeg",
+    b"GIF8": "image/gif",
+}
+"""The first bytes of the types of files that are shown. An SVG may hold a script, so it is not
+shown."""
+_FIRST_METRICS = (
+    "step.median_s", "training_s", "seconds", "best.score", "final.val_loss", "final.val_acc",
+    "samples_per_s", "voxels_per_s", "work.samples", "work.pixels", "memory.host_peak",
+    "memory.device_peak",
+)  # fmt: skip
+_FIRST_CURVES = (
+    "val_loss", "train_loss", "train_loss_step", "val_acc", "step_s", "cpu_percent", "rss_bytes",
+    "gpu0_util_percent", "gpu0_memory_bytes", "read_bytes_per_s", "write_bytes_per_s",
+)  # fmt: skip
+
+
+def page_data(
+    catalogue: Catalogue, asked: Collection[str] = (), live: bool = False
+) -> dict[str, Any]:
+    """The runs of a page.
+
+    Args:
+        catalogue: The runs.
+        asked: The keys of the runs whose details come first; none for the newest ones.
+        live: Whether a server gives the details of other runs.
+
+    Returns:
+        Rows, details by the keys of runs, and what is picked at first: the two newest cases, or the
+        runs that are asked for.
+    """
+    rows = list(catalogue.runs[:MOST_ROWS])
+    first = [catalogue.by_key[key] for key in asked if key in catalogue.by_key]
+    newest = list(dict.fromkeys(run.case for run in first or rows))
+    cases = newest if first else newest[:2]
+    ordered = [*first, *sorted(rows, key=lambda run: run.case not in cases)]
+    ordered = list({run.key: run for run in ordered}.values())
+    notes = list(catalogue.notes)
+    if more := len(catalogue.runs) - len(rows):
+        notes.append(f"{more:,} older runs are left out: name a folder that holds fewer.")
+    details = _details(catalogue, ordered[: len(first)] if live and first else ordered)
+    names = {part: {n for d in details.values() for n in d[part]} for part in ("metrics", "curves")}
+    return {
+        "live": live,
+        "version": catalogue.version,
+        "rows": [_row(run) for run in rows],
+        "picked": cases[:200],
+        "notes": notes,
+        "details": details,
+        "order": {
+            "metrics": _first(_FIRST_METRICS, names["metrics"]),
+            "curves": _first(_FIRST_CURVES, names["curves"]),
+        },
+        "units": {n: unit for each in names.values() for n in each if (unit := unit_of(n))},
+    }
+
+
+def _first(names: Iterable[str], held: Collection[str]) -> list[str]:
+    """The names that are held, the most important first."""
+    return list(dict.fromkeys([*(name for name in names if name in held), *sorted(held)]))
+
+
+def _row(run: ShownRun) -> dict[str, Any]:
+    names = "key case name title kind status source workload machine model began seconds".split()
+    values = {name: getattr(run, name) for name in names}
+    values |= {"title": run.title or run.name, "tags": dict(run.tags)}
+    return {name: value for name, value in values.items() if value not in (None, "", {})}
+
+
+def _details(catalogue: Catalogue, runs: Collection[ShownRun]) -> dict[str, dict[str, Any]]:
+    """The details of as many runs as there is room for."""
+    least, most = _POINTS
+    points = max(least, min(most, _POINTS_OF_ALL // max(1, len(runs))))
+    details, room = {}, MOST_BYTES
+    for run in runs:
+        document = _document(catalogue.details(run), points, room // 8)
+        room -= len(json.dumps(document))
+        if room < 0:
+            break
+        details[run.key] = document
+    return details
+
+
+def _document(details: RunDetails, points: int, room: int) -> dict[str, Any]:
+    return {
+        "settings": dict(details.settings),
+        "metrics": dict(details.metrics),
+        "curves": {name: _curve(curve, points) for name, curve in details.curves.items()},
+        "pictures": [
+            *({"name": p.caption, "figure": document_of(p.draw())} for p in details.pictures),
+            *_pictures(details.folder, room),
+        ],
+        **({"error": details.error} if details.error else {}),
+    }
+
+
+def _curve(curve: RunCurve, points: int) -> dict[str, Any]:
+    at = thinned(curve.values, curve.values, points)
+    columns: Mapping[str, Any] = {"values": curve.values, **curve.places}
+    document: dict[str, Any] = {n: list(map(_number, c[at].tolist())) for n, c in columns.items()}
+    return document | ({"machine": 1} if curve.of_machine else {})
+
+
+def _number(value: float) -> float | int | None:
+    """A number with as many digits as a screen shows; None for what JSON does not know."""
+    if not np.isfinite(value):
+        return None
+    short = float(f"{value:.5g}")
+    return int(short) if short.is_integer() and abs(short) < 1e9 else short
+
+
+def _pictures(folder: Path | None, room: int) -> Iterator[dict[str, str]]:
+    """Picture files in a folder and just below it, small ones. Links are not followed."""
+    count = 0
+    for at, folders, names in os.walk(folder) if folder is not None else ():
+        path = Path(at)
+        folders[:] = sorted(folders) if len(path.parts) - len(folder.parts) < _DEPTH else []  # type: ignore[union-attr]
+        for file in (path / name for name in sorted(names)):
+            kind = None
+            if not file.is_symlink() and file.suffix.lower() in (".png", ".jpg", ".jpeg", ".gif"):
+                data = file.read_bytes() if file.stat().st_size <= _PICTURE_BYTES else b""
+                kind = next((k for head, k in _PICTURES.items() if data.startswith(head)), None)
+            if kind is None or count >= _MOST_PICTURES or len(data) > room:
+                continue
+            count, room = count + 1, room - 4 * len(data) // 3
+            link = f"data:{kind};base64,{base64.b64encode(data).decode()}"
+            yield {"name": label(file.relative_to(folder)), "link": link}  # type: ignore[arg-type]
+
+
+def curves_csv(catalogue: Catalogue, keys: Iterable[str]) -> str:
+    """All points of the curves of runs as CSV, not thinned. No cell is a formula."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["run", "metric", "unit", "step", "epoch", "seconds", "value"])
+    for run in (catalogue.by_key[key] for key in keys if key in catalogue.by_key):
+        for name, curve in catalogue.details(run).curves.items():
+            empty = [""] * len(curve.values)
+            places = [curve.places.get(axis, empty) for axis in ("step", "epoch", "seconds")]
+            named = [to_cell(run.name), to_cell(name), unit_of(name)]
+            writer.writerows([*named, *row] for row in zip(*places, curve.values, strict=True))
+    return text.getvalue()

@@ -1,1 +1,0 @@
-"""A case over commits: series, steps, sentences, figure."""

@@ -1,0 +1,325 @@
+"""Recommend the fewest workers and the shallowest queue that keep a step fed, or say why none do.
+
+A step of C seconds is fed if the accelerator computes for the share A of the time that is asked
+for. So a batch must come every C / A seconds at most. The measured batches of each launch, in their
+order, are played against such steps by `simulation.simulate`. The fewest workers
+win, and with them the shallowest queue with which every launch keeps the accelerator fed.
+
+If none do, the rungs of the ladder (files, decode, scatter) show the ceiling: the first one that is
+too slow by itself.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from ...base import format_bytes, format_seconds, group_by, plural, significant, write_output
+from ...instruments import Interval, Record
+from ..loader.cell import WARM_LEAST, LoaderCell
+from ..loader.rungs import RUNGS
+from ..queue import simulation as model
+from ..queue.cell import QueueCell, mean_interval
+from ..queue.sentences import spread_words
+from ..queue.simulation import QueueModel
+from ..words import bracket, listed
+
+STEPS = 200
+"""The number of steps that are played."""
+BEGUN = 20
+"""The first steps that do not count, in which the queue of the start is used up."""
+CEILINGS = {"L1": "storage", "L2": "decode", "L3": "scatter"}
+"""The ceiling of each rung: the limit if this rung is too slow and the one below is not."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A step, its batch size, and the share of the time that the accelerator must compute."""
+
+    step_s: float
+    batch: int
+    utilisation: float
+
+    @property
+    def most_s(self) -> float:
+        """The most seconds between batches that feed the accelerator."""
+        return self.step_s / self.utilisation
+
+
+@dataclass(frozen=True)
+class ReadAlone:
+    """The batches of one number of workers while nothing computed."""
+
+    workers: int
+    launches: tuple[NDArray[np.float64], ...]
+    """The seconds from each batch to the next, in an array for each launch."""
+
+    @cached_property
+    def interval(self) -> Interval:
+        interval = mean_interval(self.launches)
+        assert interval is not None
+        return interval
+
+    def utilisations(self, step_s: float, queue: int) -> list[float]:
+        """The accelerator's utilisation with each launch's batches."""
+        feed = QueueModel(1, queue, self.interval.value, step_s)
+        played = (
+            model.simulate(feed, STEPS, in_hand=0, reads=launch.tolist())
+            for launch in self.launches
+        )
+        return [model.utilisation(run.seconds[BEGUN - 1 :], step_s) for run in played]
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Settings for `LoaderConfig`, or None, and the sentences with the reasons."""
+
+    settings: dict[str, Any] | None
+    sentences: tuple[str, ...]
+
+
+def readings_of(records: Iterable[Record]) -> list[ReadAlone]:
+    """The launches of scenario ``queue`` that only read, by workers, the fewest first."""
+    launches = [QueueCell((r,)) for r in records if r.ok and r.scenario == "queue"]
+    reading = (cell for cell in launches if cell.reads_only)
+    by_workers = group_by(reading, lambda cell: cell.workers)
+    return [
+        ReadAlone(workers, tuple(cell.times[0][cell.queue + 1 :] for cell in cells))
+        for workers, cells in sorted(by_workers.items())
+    ]
+
+
+def join_readings(reads: Sequence[ReadAlone], more: Iterable[ReadAlone]) -> list[ReadAlone]:
+    """Join readings with others.
+
+    Args:
+        reads: Readings, one for each number of workers.
+        more: Other readings of the same data and batch size.
+
+    Returns:
+        A reading for each number of workers, the fewest first, with the launches of all.
+    """
+    by_workers = group_by([*reads, *more], lambda reading: reading.workers)
+    return [
+        ReadAlone(workers, tuple(launch for each in same for launch in each.launches))
+        for workers, same in sorted(by_workers.items())
+    ]
+
+
+def recommend_loader(
+    reads: Sequence[ReadAlone],
+    goal: Goal,
+    queues: Sequence[int],
+    batch_bytes: int,
+    rungs: Mapping[str, LoaderCell] | None = None,
+) -> Advice:
+    """Recommend the fewest workers and the shallowest of ``queues`` that reach the goal.
+
+    Args:
+        reads: The batches by workers, the fewest first.
+        goal: What the accelerator needs.
+        queues: The depths of the queue that fit into memory.
+        batch_bytes: The bytes of a batch.
+        rungs: The ladder, which shows the ceiling if the goal is not reached.
+
+    Returns:
+        Settings and their reasons, or no settings and the reason why the goal cannot be reached.
+    """
+    for reading in reads:
+        if reading.interval.value > goal.most_s:
+            continue
+        for queue in sorted(queues):
+            reached = reading.utilisations(goal.step_s, queue)
+            if min(reached) >= goal.utilisation:
+                return _fed(reading, queue, reached, reads, goal, batch_bytes)
+    return Advice(None, tuple(_starved(reads, goal, queues, rungs or {})))
+
+
+def _fed(
+    reading: ReadAlone,
+    queue: int,
+    reached: Sequence[float],
+    reads: Sequence[ReadAlone],
+    goal: Goal,
+    batch_bytes: int,
+) -> Advice:
+    settings = {"batch_size": goal.batch, "workers": reading.workers, "fetch": 0, "queue": queue}
+    memory = format_bytes((queue + 1) * batch_bytes)
+    lines = [
+        (
+            f"{plural(reading.workers, 'worker')} and a queue of {queue} keep steps of "
+            f"{format_seconds(goal.step_s)} fed: a batch of {goal.batch} comes every "
+            f"{spread_words(reading.interval)}, and {_share(reached)} of the time is computing, of "
+            f"{100 * goal.utilisation:g} % asked for. {queue + 1} batches take {memory}."
+        ),
+    ]
+    fewer = [other for other in reads if other.workers < reading.workers]
+    if fewer:
+        best = min(fewer, key=lambda other: other.interval.value)
+        lines.append(
+            f"Fewer do not: with {plural(best.workers, 'worker')} a batch comes every "
+            f"{spread_words(best.interval)}, {_against(best.interval, goal)}."
+        )
+    return Advice(settings, tuple(lines))
+
+
+def _starved(
+    reads: Sequence[ReadAlone],
+    goal: Goal,
+    queues: Sequence[int],
+    rungs: Mapping[str, LoaderCell],
+) -> list[str]:
+    best = min(reads, key=lambda reading: reading.interval.value)
+    lines = [
+        (
+            f"Nothing keeps steps of {format_seconds(goal.step_s)} fed: at best, with "
+            f"{plural(best.workers, 'worker')}, a batch of {goal.batch} comes every "
+            f"{spread_words(best.interval)}, {_against(best.interval, goal)}."
+        )
+    ]
+    if best.interval.value <= goal.most_s:
+        reached = best.utilisations(goal.step_s, max(queues))
+        lines[0] += (
+            f" They come too unevenly for the deepest queue that fits, {max(queues)}: "
+            f"{_share(reached)} of the time is computing, of {100 * goal.utilisation:g} %."
+        )
+        return lines
+    return [*lines, ceiling(rungs, best, goal)]
+
+
+def fastest_rungs(cells: Iterable[LoaderCell]) -> dict[str, LoaderCell]:
+    """The fastest cell of each rung, because a ceiling is one for any number of workers.
+
+    A rung that was never measured is left out.
+    """
+    rungs = group_by((c for c in cells if c.launches), lambda cell: str(cell.case["rung"]))
+    return {name: min(same, key=lambda cell: cell.seconds or 0.0) for name, same in rungs.items()}
+
+
+def rungs_slower_than_whole(rungs: Mapping[str, LoaderCell], best: ReadAlone) -> list[str]:
+    """The rungs that took longer than the whole loader, which is noise: they are parts of it.
+
+    Args:
+        rungs: The fastest cell of each rung.
+        best: The fastest reading of the whole loader.
+
+    Returns:
+        The names of the rungs, the lowest first.
+    """
+    whole = best.interval.value
+    return [
+        name
+        for name, cell in sorted(rungs.items())
+        if name in CEILINGS and cell.launches and (cell.seconds or 0.0) > whole
+    ]
+
+
+def ceiling(rungs: Mapping[str, LoaderCell], best: ReadAlone, goal: Goal) -> str:
+    """Say which ceiling forbids the goal, and by how much.
+
+    A rung that took longer than the whole loader is none, nor is one of a single launch.
+    """
+    measured = {name: cell for name, cell in rungs.items() if name in CEILINGS and cell.launches}
+    if not measured:
+        factor = best.interval.value / goal.most_s
+        return (
+            "Which ceiling forbids it is not known: the steps of the ladder were not measured "
+            f"here; reading as a whole would have to be {significant(factor)} times as fast."
+        )
+    noise = rungs_slower_than_whole(measured, best)
+    for name, cell in sorted(measured.items()):
+        # A higher rung does the same and more, so it shows how fast this one can be.
+        above = [other.seconds or 0.0 for rung, other in measured.items() if rung > name]
+        if name in noise or cell.launches < 2 or min(above, default=math.inf) <= goal.most_s:
+            continue
+        taken = _taken(cell)
+        if taken.value > goal.most_s:
+            factor = taken.value / goal.most_s
+            return (
+                f"The ceiling is {_limit(name, cell)}: {_up_to(name)} alone take {_at_best(cell)}, "
+                f"{significant(factor)} times what there is."
+            )
+    if noise:
+        return (
+            f"No ceiling is named: {_up_to(noise[0])} alone took {_at_best(measured[noise[0]])}, "
+            f"and the whole loader {spread_words(best.interval)}. A part that takes longer than "
+            "the whole is noise, such as other work on this machine; use more --launches."
+        )
+    last = measured[max(measured)]
+    if last.launches < 2:
+        return (
+            f"No ceiling is named: {_up_to(max(measured))} took {_at_best(last)}, and one launch "
+            "is too few."
+        )
+    return (
+        f"No ceiling forbids it: {_up_to(max(measured))} take {_at_best(last)}, so what is lost is "
+        "lost in the loader itself."
+    )
+
+
+def _taken(cell: LoaderCell) -> Interval:
+    """Seconds of a batch."""
+    taken = mean_interval(cell.times)
+    assert taken is not None
+    return taken
+
+
+def _at_best(cell: LoaderCell) -> str:
+    seconds, workers = _taken(cell), plural(cell.threads, "worker")
+    ends = bracket(seconds, plural(cell.launches, "launch"))
+    return f"{format_seconds(seconds.value)} {ends} for a batch at best, with {workers}"
+
+
+def _limit(rung: str, cell: LoaderCell) -> str:
+    """The name of the limit. It is not the disk if the page cache holds the files."""
+    resident = cell.per_launch("resident")
+    if rung != "L1" or resident is None:
+        return CEILINGS[rung]
+    if resident >= WARM_LEAST:
+        return "reading files, though they are in the page cache"
+    return f"{CEILINGS[rung]}, with {100 * resident:.0f} % of it in the page cache"
+
+
+def _up_to(rung: str) -> str:
+    return listed([RUNGS[name] for name in CEILINGS if name <= rung])
+
+
+def _against(interval: Interval, goal: Goal) -> str:
+    factor = interval.value / goal.most_s
+    needed = f"and {format_seconds(goal.most_s)} is needed"
+    return f"{needed}: {significant(factor)} times too slow" if factor > 1 else needed
+
+
+def _share(reached: Sequence[float]) -> str:
+    least, median, most = (100 * float(of(reached)) for of in (min, np.median, max))
+    ends = f"{least:.1f} - {most:.1f} %, " if len(reached) > 1 else ""
+    return f"{median:.1f} % [{ends}{plural(len(reached), 'launch')}]"
+
+
+def write_loader_yaml(advice: Advice, path: Path, replace: bool = False) -> None:
+    """Write settings as YAML, with the reasons above them as comments.
+
+    Args:
+        advice: Settings and their reasons.
+        path: The file, which ``penstock train`` and `penstock.Loader` take.
+        replace: Replace a file that Penstock did not write.
+
+    Raises:
+        UsageError: The file cannot be written.
+    """
+    settings = yaml.safe_dump(advice.settings, sort_keys=False)
+    text = "\n".join([*map(as_comment, advice.sentences), settings])
+    write_output("--output", path, text, replace=replace)
+
+
+def as_comment(text: str) -> str:
+    return textwrap.fill(text, 98, initial_indent="# ", subsequent_indent="# ")

@@ -1,0 +1,344 @@
+"""A scaling study as a table and sentences, as CSV, and as a page with the seed's tables.
+
+Every sentence is computed and gives the number of runs and the interval behind it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+from ..base import (
+    for_code_block,
+    for_markdown,
+    format_seconds,
+    plural,
+    significant,
+    to_cell,
+)
+from ..instruments import Interval
+from ..reports import Section, csv_field, in_markdown, or_dash, without_empty
+from .advice import advice, exposed, interval_text, quality, rank_lines
+from .laws import Amdahl, Usl
+from .means import why_none
+from .runs import TrainingRun
+from .study import ScalingPoint, Study, differences
+from .tables import (
+    counted,
+    diverged,
+    fixed,
+    label,
+    results_table,
+    run_mark,
+    speedup_table,
+    summary_table,
+)
+
+COLUMNS = tuple(
+    "kind devices nodes runs seconds speedup speedup_low speedup_high efficiency efficiency_low "
+    "efficiency_high karp_flatt karp_flatt_low karp_flatt_high samples_per_s seconds_per_epoch "
+    "device_hours_per_epoch exposed_communication val_loss val_acc status".split()
+)
+RUN_COLUMNS = tuple(
+    "source job name status restarts devices nodes device seconds epochs planned_epochs "
+    "seconds_per_epoch samples batch global_batch steps val_loss val_acc diverged".split()
+)
+
+_KINDS = {
+    "strong": "Strong scaling",
+    "weak": "Weak scaling",
+    "hybrid": "Hybrid scaling",
+    "undetermined": "Scaling of an undetermined kind",
+}
+
+
+def scaling_sections(study: Study, asked: bool = False) -> list[Section]:
+    """The table and the sentences of a study.
+
+    Args:
+        study: The study.
+        asked: Whether the user chose the baseline.
+
+    Returns:
+        One section, headed by the kind of scaling.
+    """
+    sentences = chain(
+        _kind_lines(study, asked),
+        _law_lines(study),
+        advice(study),
+        quality(study),
+        rank_lines(study),
+    )
+    return [Section(_KINDS[study.kind], _table(study), list(sentences))]
+
+
+def _table(study: Study) -> list[tuple[str, ...]]:
+    head = (
+        *("configuration", "runs", "time", "speed-up", "95 %", "efficiency", "95 %", "samples/s"),
+        *("Karp-Flatt", f"{study.base.first.unit} h an epoch", "exposed sum"),
+    )
+    rows = (
+        (
+            label(point.at.first),
+            str(len(point.at.runs)),
+            format_seconds(point.at.seconds),
+            f"{point.speedup.value:.4f}",
+            interval_text(point.speedup, 1, 3),
+            f"{100 * point.efficiency.value:.2f} %",
+            interval_text(point.efficiency, 100, 1),
+            or_dash(point.throughput, significant),
+            "-" if point.karp_flatt is None else f"{point.karp_flatt.value:.6f}",
+            or_dash(point.device_hours, significant),
+            or_dash(exposed(point.at), lambda share: f"{share:.1%}"),
+        )
+        for point in study.points
+    )
+    return without_empty([head, *rows])
+
+
+def _kind_lines(study: Study, asked: bool) -> Iterator[str]:
+    """Sentences on what grows with the devices, on settings that differ, and on the baseline."""
+    yield _what_grows(study)
+    runs = [run for point in study.points for run in point.at.runs]
+    yield from (f"These runs differ: {difference}." for difference in differences(runs))
+    if asked:
+        yield f"All numbers are relative to {counted(study.base.first)}, the chosen baseline."
+    elif study.base.devices > 1:
+        yield (
+            f"There is no complete run of 1 device: all is normalised to {study.base.devices}, "
+            "the fewest there are."
+        )
+
+
+_GROWS = {
+    "strong": (
+        "The {samples} samples of an epoch and the global batch of {first.global_batch} stay; a "
+        "device's batch falls from {first.batch} to {last.batch}."
+    ),
+    "weak": (
+        "A device's batch of {first.batch} stays and the samples of an epoch grow from {samples} "
+        "to {more}; speed-up is of samples a second."
+    ),
+    "hybrid": (
+        "The {samples} samples of an epoch and a device's batch of {first.batch} stay; the global "
+        "batch grows from {first.global_batch} to {last.global_batch}, so an epoch has fewer steps "
+        "and the training is another."
+    ),
+}
+"""The sentence that says what stays and what grows, by the kind of scaling."""
+
+
+def _what_grows(study: Study) -> str:
+    first, last = study.base.first, study.points[-1].at.first
+    if study.kind in _GROWS:
+        samples, more = f"{first.work or 0:,}", f"{last.work or 0:,}"
+        return _GROWS[study.kind].format(first=first, last=last, samples=samples, more=more)
+    if len(study.points) == 1:
+        return f"All runs are of {label(first)}: there is nothing to compare them with."
+    if all(run.shape_known for point in study.points for run in point.at.runs):
+        return (
+            "The work differs in more than the devices, and runs are compared anyway: "
+            f"{_shape(first)}, and {_shape(last)}. Speed-up is of time alone, whatever the work."
+        )
+    return (
+        "The logs lack batch or samples of some runs, so weak and strong scaling cannot be told "
+        "apart; the work is taken to be the same."
+    )
+
+
+def _shape(run: TrainingRun) -> str:
+    return (
+        f"{run.work or 0:,} samples an epoch, {run.batch} a batch and device ({run.global_batch} "
+        f"in all) on {counted(run)}"
+    )
+
+
+def _law_lines(study: Study) -> Iterator[str]:
+    yield from _share_lines(study)
+    if isinstance(study.amdahl, Amdahl):
+        serial, most = study.amdahl.serial, significant(study.amdahl.most)
+        yield (
+            f"Amdahl: a serial share of {serial.value:.6f}{_in_brackets(serial)}, so at most "
+            f"{most}x on any number of devices, if nothing but that share holds them up."
+            if serial.value > 0
+            else f"Amdahl: no serial share{_in_brackets(serial)}."
+        )
+    else:
+        yield f"{study.amdahl}."
+    if isinstance(study.usl, Usl):
+        law = study.usl
+        yield (
+            f"USL: sigma {law.sigma.value:.6f}{_in_brackets(law.sigma)}, kappa "
+            f"{law.kappa.value:.6f}{_in_brackets(law.kappa)}: {_turn(study, law.peak)}."
+        )
+    else:
+        yield f"{study.usl[:1].upper()}{study.usl[1:]}."
+
+
+def _share_lines(study: Study) -> Iterator[str]:
+    """A sentence on the change of the Karp-Flatt share with the devices."""
+    rise = study.rise
+    if rise is None:
+        return
+    shares = [(p.at.devices, p.karp_flatt.value) for p in study.points if p.karp_flatt is not None]
+    (few, first), (many, last) = shares[0], shares[-1]
+    text = f"The Karp-Flatt share is {first:.6f} on {few} devices and {last:.6f} on {many}"
+    if rise.low is None or rise.high is None:
+        yield f"{text}; whether it changes is not known [{why_none(rise)}]."
+        return
+    ends = f"[{rise.low:+.6f} to {rise.high:+.6f}, {rise.n} runs of each size]"
+    if not rise.excludes(0):
+        yield f"{text}; a change of {rise.value:+.6f} {ends} may be none."
+    elif rise.value > 0:
+        yield f"{text}, {rise.value:+.6f} {ends}: overhead grows with the devices."
+    else:
+        yield f"{text}, {rise.value:+.6f} {ends}: no fixed serial share explains it."
+
+
+def _turn(study: Study, peak: Interval | None) -> str:
+    if peak is None:
+        return "nothing shows a number of devices that is too many"
+    ends = interval_text(peak, 1, 0).replace("inf", "no end")
+    fastest = f"fastest on {plural(round(peak.value), 'device')}"
+    fastest += f" [{ends}]" * (ends != "-")
+    most = max(point.at.devices for point in study.points)
+    return fastest if peak.value <= most else f"{fastest}, more than the {most} that were measured"
+
+
+def _in_brackets(interval: Interval) -> str:
+    if interval.low is None or interval.high is None:
+        return f" [{why_none(interval)}]"
+    return f" [{interval.low:.6f}-{interval.high:.6f}, {interval.n} runs of each size]"
+
+
+def metrics_table(runs: Sequence[TrainingRun]) -> Section:
+    """A table of total training time, best validation loss and GPU-Util, a row for each run."""
+    lines: list[tuple[str, ...]] = [
+        ("file", "job", "Total training time", "Best validation loss", "GPU-Util")
+    ]
+    for run in runs:
+        used = run.utilisation
+        readings = plural(len(used), "reading")
+        mean = f"{sum(used) / len(used):.0f} % ({readings})" if used else "not logged"
+        time = "not logged"
+        if run.seconds is not None:
+            star = "" if run.complete else "*"
+            time = f"{run.seconds:.2f} seconds ({run.seconds / 60:.2f} minutes){star}"
+        source = run.source.replace("\n", " ")  # a line of the table is a line
+        loss = "nan" if run.diverged else fixed(run.val_loss, 4)
+        lines.append((source, run.job, time, loss, mean))
+    notes = [note[2:] for run in runs if (note := run_mark(run))]
+    return Section("Metrics", lines, [*notes, *diverged(runs)])
+
+
+def points_to_csv(studies: Iterable[Study], runs: Iterable[TrainingRun]) -> str:
+    """The studies as CSV, with the columns of `COLUMNS`.
+
+    Args:
+        studies: The studies; each configuration is a row.
+        runs: All runs; each that is not complete is a row, of the kind "not compared".
+
+    Returns:
+        The text of the CSV.
+    """
+    rows = [_point_row(study, point) for study in studies for point in study.points]
+    return _csv(COLUMNS, rows + [_left_row(run) for run in runs if not run.complete])
+
+
+def _left_row(run: TrainingRun) -> dict[str, Any]:
+    return {
+        "kind": "not compared",
+        "devices": run.devices,
+        "nodes": run.nodes,
+        "runs": 1,
+        "seconds": run.seconds,
+        "seconds_per_epoch": run.per_epoch,
+        "val_loss": run.val_loss,
+        "val_acc": run.val_acc,
+        "status": "partial" if run.status == "complete" else run.status,
+    }
+
+
+def _point_row(study: Study, point: ScalingPoint) -> dict[str, Any]:
+    at, share = point.at, point.karp_flatt
+    return {
+        "kind": study.kind,
+        "devices": at.devices,
+        "nodes": at.nodes,
+        "runs": len(at.runs),
+        "seconds": at.seconds,
+        "speedup": point.speedup.value,
+        "speedup_low": point.speedup.low,
+        "speedup_high": point.speedup.high,
+        "efficiency": point.efficiency.value,
+        "efficiency_low": point.efficiency.low,
+        "efficiency_high": point.efficiency.high,
+        "karp_flatt": share and share.value,
+        "karp_flatt_low": share and share.low,
+        "karp_flatt_high": share and share.high,
+        "samples_per_s": point.throughput,
+        "seconds_per_epoch": at.mean(lambda run: run.per_epoch),
+        "device_hours_per_epoch": point.device_hours,
+        "exposed_communication": exposed(at),
+        "val_loss": at.mean(lambda run: run.scored(run.val_loss)),
+        "val_acc": at.mean(lambda run: run.scored(run.val_acc)),
+        "status": "complete",
+    }
+
+
+def runs_to_csv(runs: Iterable[TrainingRun]) -> str:
+    """All runs as CSV, with the columns of `RUN_COLUMNS`, also those that are not complete."""
+    return _csv(
+        RUN_COLUMNS,
+        (
+            {name: getattr(run, name, None) for name in RUN_COLUMNS}
+            | {"seconds_per_epoch": run.per_epoch}
+            for run in runs
+        ),
+    )
+
+
+def _csv(columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(
+        {name: to_cell(csv_field(value)) for name, value in row.items()} for row in rows
+    )
+    return text.getvalue()
+
+
+def scaling_markdown(
+    runs: Sequence[TrainingRun],
+    studies: Sequence[Study],
+    machine: str,
+    asked: bool,
+    figures: Sequence[str],
+) -> str:
+    """The whole report as a page of Markdown.
+
+    Args:
+        runs: All runs, for the summary.
+        studies: The studies among them.
+        machine: The name of the machine, for the title.
+        asked: Whether the user chose the baseline.
+        figures: File names of figures beside the page.
+
+    Returns:
+        The text of the page.
+    """
+    parts = [f"# Training Results on {for_markdown(machine)}", _fenced(summary_table(runs))]
+    for study in studies:
+        seeds = [_fenced(speedup_table(study)), _fenced(results_table(study, machine))]
+        ours = in_markdown(scaling_sections(study, asked)).rstrip()
+        # The seed's tables do not name their kind, so with several studies it comes first.
+        parts += [ours, *seeds] if len(studies) > 1 else [*seeds, ours]
+    parts += [f"![{name.removesuffix('.png')}]({name})" for name in figures]
+    return "\n\n".join(parts) + "\n"
+
+
+def _fenced(lines: Iterable[str]) -> str:
+    return "\n".join(["```", *map(for_code_block, lines), "```"])

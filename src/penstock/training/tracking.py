@@ -1,0 +1,282 @@
+"""What a training tells its trackers, and the processes that do it.
+
+    train ──▶ bounded queue ──▶ thread ──▶ pipe ──▶ process of a tracker (`trackers`) ──▶ a logger
+
+Each tracker has a process of its own. What its library imports, patches, draws of random numbers or
+waits for then changes neither the steps nor the memory that are measured, and a library that hangs
+is killed at the end. A metric costs the training one small dict. What finds the queue full, because
+the tracker is too slow, is dropped and counted; steps/rank0.csv has every step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ..base import (
+    MissingDependency,
+    PenstockError,
+    TrainConfig,
+    missing,
+    read_json,
+    scrubbed,
+    write_json,
+)
+from .machine_metrics import TRACKING_FOLDER, MachineSampler
+
+ROOM = 4096
+"""The messages that wait for a tracker at most, about 2 MB. It imports its library meanwhile."""
+COMPLETE_WITHIN_S, STOP_WITHIN_S = 120.0, 10.0
+"""The seconds that a complete run, and one that was stopped or failed, waits for its trackers. A
+batch system kills a job about 30 s after its signal."""
+LOOK_EVERY_S = 0.1
+QUIET = {
+    "COMET_DISABLE_ANNOUNCEMENT": "true",
+    "COMET_DISABLE_AUTO_LOGGING": "1",
+    "COMET_ERROR_TRACKING_ENABLE": "false",
+    "COMET_INTERNAL_REPORTING": "false",
+    "COMET_LOGGING_CONSOLE": "CRITICAL",
+    "COMET_TIMEOUT_CLEANING": "60",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "OMP_NUM_THREADS": "1",
+    "WANDB_ERROR_REPORTING": "false",
+}
+"""Variables of the processes, where the user has not set them: report nothing to the makers of a
+library, and give up on a server before the run is tired of waiting."""
+PACKAGES = {
+    "comet": ("comet_ml", "pytorch_lightning"),
+    "mlflow": ("mlflow", "pytorch_lightning"),
+    "tensorboard": ("tensorboard",),
+    "wandb": ("wandb", "pytorch_lightning"),
+}
+"""The packages that a tracker needs."""
+
+
+def check_trackers(names: tuple[str, ...]) -> None:
+    """Refuse trackers that are not installed, without importing those that are."""
+    for name in names:
+        for package in PACKAGES[name]:
+            if find_spec(package) is None:
+                extra = "train" if name == "tensorboard" else "track"
+                raise MissingDependency(f"--track {name}: {missing(package, extra)}")
+
+
+@dataclass
+class TrackerState:
+    """Where a run is at a tracker, and how much arrived there. A resumed run goes on in it."""
+
+    where: str = TRACKING_FOLDER
+    """A path (absolute, or relative to the run's folder), or a URL without login."""
+    run: str | None = None
+    """The tracker's name of the run, None if it has not begun there."""
+    taken: int = 0
+    """The metrics that were logged since the run began or was resumed, counted by calls."""
+    error: str | None = None
+    """The first error since then."""
+
+    @staticmethod
+    def load(out: Path, name: str) -> TrackerState:
+        """The state in the run's folder; that of a run that has not begun if there is none."""
+        with contextlib.suppress(PenstockError, TypeError):
+            return TrackerState(**read_json(out / TRACKING_FOLDER / f"{name}.json"))
+        return TrackerState()
+
+    def save(self, out: Path, name: str) -> None:
+        write_json(out / TRACKING_FOLDER / f"{name}.json", asdict(self))
+
+
+class Tracking:
+    """Tells the trackers of a run; nothing without ``facts``, as on all ranks but the first."""
+
+    def __init__(self, config: TrainConfig, facts: Mapping[str, Any] | None) -> None:
+        """``facts`` describe the run, see `run_facts`."""
+        self._out, self._every, self._step = config.output_dir, config.track_every, 0
+        self._outcome: list[dict[str, Any]] | None = None
+        names = config.track if facts else ()
+        clean = scrubbed(facts)
+        self._processes = [_TrackerProcess(self._out, name, clean) for name in names]
+        self._sampler: MachineSampler | None = None
+        if names:
+            self._sampler = MachineSampler(
+                self._out, lambda: self._step, lambda metrics: self._tell(self._step, metrics)
+            )
+            self._sampler.start()
+
+    def step(
+        self, step: int, epoch: int, loss: float, rate: float, seconds: Mapping[str, float]
+    ) -> None:
+        """Tell a step: its loss, its learning rate, and the seconds of it and of its phases."""
+        self._step = step
+        if self._processes and (step == 1 or step % self._every == 0):
+            times = {f"{phase}_s": spent for phase, spent in seconds.items()}
+            metrics = {"train_loss_step": loss, "learning_rate": rate, **times}
+            self._tell(step, {"epoch": epoch, **metrics})
+
+    def epoch(self, row: Mapping[str, Any]) -> None:
+        """Tell an epoch that was trained and validated; ``row`` has its numbers."""
+        metrics = {name: row[name] for name in row if name not in ("step", "learning_rate")}
+        self._tell(row["step"], metrics)
+
+    def _tell(self, step: int, metrics: Mapping[str, Any]) -> None:
+        for process in self._processes:
+            process.tell(step, metrics)
+
+    def finish(
+        self,
+        status: str,
+        results: Mapping[str, Any],
+        stopped: Callable[[], bool] = lambda: False,
+        say: Callable[[str], None] = lambda sentence: None,
+    ) -> list[dict[str, Any]]:
+        """Tell the end of the run, and wait for its trackers; a second call does neither.
+
+        Args:
+            status: How the run ended: complete, stopped or failed.
+            results: The document `training_results.json`.
+            stopped: Whether to wait no longer.
+            say: Called with a sentence for each tracker that is waited for.
+
+        Returns:
+            The outcome of each tracker.
+        """
+        if self._outcome is None:
+            self._outcome = []  # if it is interrupted here, it is not called again
+            if self._sampler is not None:
+                self._sampler.stop()
+            self._tell(self._step, _totals(results))
+            within, tired = STOP_WITHIN_S, lambda: False
+            if status == "complete":
+                within, tired = COMPLETE_WITHIN_S, stopped
+            until = time.monotonic() + within
+            for process in self._processes:
+                process.end(status)
+            for process in self._processes:
+                process.wait(until, tired, say)
+            self._outcome = [process.outcome() for process in self._processes]
+        return self._outcome
+
+
+class _TrackerProcess:
+    """The process of one tracker, as the training sees it. No method raises or waits, but `wait`
+    until its moment."""
+
+    def __init__(self, out: Path, name: str, facts: Mapping[str, Any]) -> None:
+        self._out, self._name, self._logged = out, name, 0
+        self._late = False
+        before = TrackerState.load(out, name)
+        TrackerState(before.where, before.run).save(out, name)
+        self._queue: queue.Queue[Mapping[str, Any]] = queue.Queue(ROOM)
+        self._queue.put(facts)
+        command = [sys.executable, "-P", "-m", "penstock.training.trackers", str(out), name]
+        self._process = subprocess.Popen(
+            command,
+            env={**QUIET, **os.environ},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            # A signal to the run's group must not end it: it still has to take the end.
+            start_new_session=True,
+        )
+        self._thread = threading.Thread(target=self._write, name=f"{name} tracker", daemon=True)
+        self._thread.start()
+
+    def tell(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Queue the metrics that are finite numbers."""
+        numbers = {
+            key: float(value)
+            for key, value in metrics.items()
+            if isinstance(value, int | float) and math.isfinite(value)
+        }
+        self._logged += 1
+        with contextlib.suppress(queue.Full):  # `taken` will lack it
+            self._queue.put_nowait({"step": step, "metrics": numbers})
+
+    def end(self, status: str) -> None:
+        """Queue the end; of a full queue it takes the place of the oldest metrics."""
+        with contextlib.suppress(queue.Empty):
+            if self._queue.full():
+                self._queue.get_nowait()
+        self._queue.put_nowait({"status": status})
+
+    def _write(self) -> None:
+        pipe = self._process.stdin
+        assert pipe is not None
+        with contextlib.suppress(OSError):  # the process has ended, which its outcome tells
+            message: Mapping[str, Any] = {}
+            while "status" not in message:
+                message = self._queue.get()
+                pipe.write(json.dumps(message).encode() + b"\n")
+                pipe.flush()
+        with contextlib.suppress(OSError):  # half a line may be left in it
+            pipe.close()
+
+    def wait(self, until: float, tired: Callable[[], bool], say: Callable[[str], None]) -> None:
+        """Wait until a moment or until the user is tired of it, then kill the process."""
+        said = time.monotonic() + 2.0
+        while self._process.poll() is None:
+            if time.monotonic() > until or tired():
+                self._late = True
+                self._process.kill()
+                self._process.wait()
+            elif time.monotonic() > said:
+                say(f"waiting for {self._name}; Ctrl-C ends the wait")
+                said = math.inf
+            time.sleep(LOOK_EVERY_S)
+        self._thread.join(1.0)  # it has nobody left to write to
+
+    def outcome(self) -> dict[str, Any]:
+        state = TrackerState.load(self._out, self._name)
+        dropped, error = self._logged - state.taken, state.error
+        if error is None and self._process.returncode:
+            error = "it was not done in time" if self._late else "its process ended early"
+        status = "failed" if error else "behind" if dropped else "ok"
+        about = {"name": self._name, "where": state.where, "run": state.run, "status": status}
+        return {**about, "dropped": dropped, "error": error}
+
+
+def outcome_of_tracker(outcome: Mapping[str, Any], out: Path) -> str:
+    """A sentence about a tracker at the end of a run.
+
+    Args:
+        outcome: The tracker's entry in `training_results.json`.
+        out: The folder of the run.
+
+    Returns:
+        Where the metrics are, or how many are missing there.
+    """
+    name, where = outcome["name"], outcome["where"]
+    where = where if "://" in where else str(out / where)
+    if outcome["status"] == "ok":
+        command = UPLOADS.get(name, "").format(where) if "://" not in where else ""
+        return f"{name}: all is in {where}" + (f"; {command} uploads it" if command else "")
+    why = f" ({outcome['error']})" if outcome["error"] else ""
+    return (
+        f"{name}: {outcome['dropped']} logged metrics are missing in {where}{why}; "
+        f"{out / 'steps'} has all steps"
+    )
+
+
+UPLOADS = {"comet": "comet upload {}/*.zip", "wandb": "wandb sync {}/offline-run-*"}
+"""The commands of the vendors that upload what was kept without a network."""
+
+
+def _totals(results: Mapping[str, Any]) -> dict[str, Any]:
+    totals = {name: results.get(name) for name in ("training_s", "validation_s", "session_s")}
+    if results.get("epochs"):
+        totals["time_per_epoch_s"] = results["training_s"] / results["epochs"]
+    if results.get("best"):
+        totals[f"best_{results['judge']}"] = results["best"]["score"]
+    return totals

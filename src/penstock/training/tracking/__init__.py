@@ -1,1 +1,0 @@
-"""Experiment trackers that follow a run: Comet, MLflow, TensorBoard, W&B."""

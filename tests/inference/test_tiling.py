@@ -1,0 +1,266 @@
+"""Tiling against brute force: traffic, weights, assembly, and a job cut into parts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.data.box import Box
+from penstock.data.grid import Grid, indices, reflect
+from penstock.inference.planning.plan import make_plan
+from penstock.inference.tiling.geometry import Geometry
+from penstock.inference.tiling.parts import Parts, fit_parts
+from penstock.inference.tiling.stitch import Assembly, axis_weights
+from penstock.inference.tiling.traffic import (
+    CacheLevel,
+    largest_brick,
+    open_peak,
+    read_range,
+    reads,
+)
+
+from ..geometries import geometries
+from ..laws import COSTLY
+from .kit import SEED, config, facts
+
+LEVELS: tuple[CacheLevel, ...] = ("layer", "row", "none")
+
+
+@st.composite
+def long_geometries(draw: st.DrawFn) -> Geometry:
+    """One axis long enough for every kind of brick, with an overlap of up to 15 strides; the
+    others short. Origins and anchors lie anywhere, parts are one or many."""
+    long = draw(st.integers(0, 2))
+    shape = tuple(draw(st.integers(1, 40 if axis == long else 5)) for axis in range(3))
+    patch = tuple(draw(st.integers(1, 16 if axis == long else 4)) for axis in range(3))
+    block = tuple(draw(st.integers(1, 9)) for _ in range(3))
+    return Geometry(
+        domain=Box.of(tuple(draw(st.integers(-30, 30)) for _ in range(3)), shape),
+        patch=patch,
+        overlap=tuple(draw(st.integers(0, p - 1)) for p in patch),
+        seam=draw(st.sampled_from(["trim", "blend"])),
+        block=block,
+        anchor=tuple(draw(st.integers(-12, 12)) for _ in range(3)),
+        part=tuple(u * draw(st.integers(1, 5)) for u in block),
+        patches_per_brick=tuple(draw(st.integers(1, 4)) for _ in range(3)),
+    )
+
+
+@given(long_geometries())
+def test_the_largest_brick_is_as_long_as_the_longest_on_every_axis(geometry: Geometry) -> None:
+    lengths: dict[str, list[tuple[int, ...]]] = {"read": [], "support": [], "hull": []}
+    for brick in geometry.bricks():
+        lengths["read"].append(brick.read.shape)
+        lengths["support"].append(brick.support.shape)
+        hull = brick.read.hull(read_range(brick.read, geometry.domain))
+        lengths["hull"].append(hull.shape)
+    largest = largest_brick(geometry)
+    for name, shapes in lengths.items():
+        assert getattr(largest, name).shape == tuple(map(max, zip(*shapes, strict=True))), name
+
+
+@given(st.integers(-30, 30), st.integers(1, 12), st.integers(-60, 60), st.integers(1, 60))
+def test_reflected_reads_touch_what_they_show(
+    low: int, length: int, start: int, extent: int
+) -> None:
+    domain, box = Box.of((low,), (length,)), Box.of((start,), (extent,))
+    shown = reflect(np.arange(start, start + extent), low, low + length)
+    assert read_range(box, domain) == Box((int(shown.min()),), (int(shown.max()) + 1,))
+
+
+def decoded(geometry: Geometry, chunk: tuple[int, ...], origin: tuple[int, ...]) -> list[int]:
+    """Voxels decoded at each of `LEVELS`, by a set of chunks that each cache has seen."""
+    chunks = Grid(geometry.domain, chunk, origin)
+    total = dict.fromkeys(LEVELS, 0)
+    for part in geometry.parts:
+        seen: dict[CacheLevel, set[Any]] = {"layer": set(), "row": set(), "none": set()}
+        cells = geometry.bricks_of(part)
+        for index in indices(cells.cells):
+            read = read_range(geometry.read_of(cells.cell(index)), geometry.domain)
+            for i in indices(chunks.touching(read)):
+                # A cache of a layer forgets nothing; one of a row, all that is of other layers.
+                seen["layer"].add(i)
+                seen["row"].add((index[0], i))
+                seen["none"].add((index, i))
+        for level in LEVELS:
+            touched = (i if level == "layer" else i[1] for i in seen[level])
+            total[level] += sum(chunks.cell(i).size for i in touched)
+    return [total[level] for level in LEVELS]
+
+
+@given(
+    long_geometries(), st.tuples(*[st.integers(1, 9)] * 3), st.tuples(*[st.integers(-50, 50)] * 3)
+)
+def test_decoded_voxels_are_those_of_the_chunks_touched(
+    geometry: Geometry, chunk: tuple[int, ...], origin: tuple[int, ...]
+) -> None:
+    counted = [reads(geometry, chunk, level, origin=origin)[1] for level in LEVELS]
+    assert counted == decoded(geometry, chunk, origin)
+
+
+@given(long_geometries(), st.tuples(*[st.integers(1, 9)] * 3))
+def test_better_caches_hold_more_and_decode_less(
+    geometry: Geometry, chunk: tuple[int, ...]
+) -> None:
+    held, voxels = zip(*(reads(geometry, chunk, level) for level in LEVELS), strict=True)
+    assert list(held) == sorted(held, reverse=True)
+    assert held[2] == 0
+    assert list(voxels) == sorted(voxels)
+
+
+def most_open(geometry: Geometry) -> int:
+    """Blocks opened at the first brick that touches them and closed after the last."""
+    peak = 0
+    for part in geometry.parts:
+        first: dict[tuple[int, ...], int] = {}
+        last: dict[tuple[int, ...], int] = {}
+        bricks = geometry.bricks_of(part)
+        for step, patches in enumerate(bricks):
+            for block in indices(geometry.blocks.touching(geometry.support_of(patches) & part)):
+                first.setdefault(block, step)
+                last[block] = step
+        change = np.zeros(len(bricks) + 1, int)
+        for block, step in first.items():
+            change[step] += geometry.blocks.cell(block).size
+            change[last[block] + 1] -= geometry.blocks.cell(block).size
+        peak = max(peak, int(np.cumsum(change).max()))
+    return peak
+
+
+@given(long_geometries())
+def test_the_open_peak_is_that_of_the_worst_part(geometry: Geometry) -> None:
+    assert open_peak(geometry) == most_open(geometry)
+
+
+@given(st.integers(1, 30), st.data(), st.floats(0.001, 1), st.integers(1, 8))
+def test_weights_are_a_partition_of_unity(
+    patch: int, data: st.DataObject, floor: float, count: int
+) -> None:
+    overlap = data.draw(st.integers(0, patch - 1))
+    stride = patch - overlap
+    total = np.zeros(stride * (count - 1) + patch)
+    for index in range(count):
+        weights = axis_weights(patch, overlap, floor, index, count)
+        assert (weights > 0).all()
+        total[index * stride : index * stride + patch] += weights
+    np.testing.assert_allclose(total, 1, rtol=1e-6)
+
+
+@given(geometries(), st.integers(1, 2))
+def test_assembly_gives_every_block_once_and_whole(geometry: Geometry, channels: int) -> None:
+    data = np.arange(channels * geometry.domain.size, dtype=np.float32)
+    data = data.reshape(channels, *geometry.domain.shape)
+    result, owned = np.full_like(data, -1), np.full_like(data, -1)
+    assembly = Assembly(  # the second head is of labels, whatever the seam
+        geometry,
+        lambda head, shape: np.zeros((channels, *shape), np.float32),
+        [geometry.seam == "blend", False],
+    )
+    for brick in geometry.bricks():
+        piece = data[(slice(None), *brick.support.within(geometry.domain))]
+        core = data[(slice(None), *brick.core.within(geometry.domain))]
+        if geometry.seam == "blend":
+            piece = piece * _weight(geometry, brick.patches, brick.support)
+        for block in assembly.add(brick, [piece, core]):
+            where = (slice(None), *block.box.within(geometry.domain))
+            assert (result[where] == -1).all(), "a block came twice"
+            result[where], owned[where] = block.arrays
+    assert not assembly.open
+    np.testing.assert_allclose(result, data, rtol=1e-5)
+    assert (owned == data).all()
+
+
+def _weight(geometry: Geometry, patches: Box, support: Box) -> np.ndarray:
+    """What a brick's patches together count at each voxel of its support, axis by axis."""
+    axes = []
+    for axis in range(3):
+        total = np.zeros(support.shape[axis])
+        count = geometry.cores.cells.shape[axis]
+        for i in range(patches.start[axis], patches.stop[axis]):
+            index = list(patches.start)
+            index[axis] = i
+            read = geometry.patch_read(index)
+            weights = axis_weights(geometry.patch[axis], geometry.overlap[axis], 0.05, i, count)
+            part = read & geometry.domain
+            low, high = part.start[axis], part.stop[axis]
+            total[low - support.start[axis] : high - support.start[axis]] += weights[
+                low - read.start[axis] : high - read.start[axis]
+            ]
+        axes.append(total)
+    return axes[0][:, None, None] * axes[1][:, None] * axes[2]
+
+
+CUBE = Geometry(
+    domain=Box.of((0, 0, 0), (512, 512, 512)), patch=(64,) * 3, overlap=(10,) * 3, seam="trim",
+    block=(64,) * 3, anchor=(0, 0, 0), part=(512,) * 3, patches_per_brick=(2, 2, 2),
+)  # fmt: skip
+
+
+@st.composite
+def cut(draw: st.DrawFn) -> Parts:
+    """Any small job in any parts."""
+    return Parts(draw(geometries()), draw(st.integers(1, 3)))
+
+
+@given(cut())
+def test_every_block_is_in_one_part(parts: Parts) -> None:
+    writers = Counter(
+        (part.volume, block) for part in parts for block in indices(parts.blocks(part))
+    )
+    volumes, blocks = range(parts.num_volumes), [*indices(parts.geometry.blocks.cells)]
+    assert writers == Counter((volume, block) for volume in volumes for block in blocks)
+
+
+@COSTLY
+@given(cut())
+def test_the_bricks_of_all_parts_are_those_of_the_job(parts: Parts) -> None:
+    volumes = range(parts.num_volumes)
+    whole = [
+        (b.volume, b.part, b.patches)
+        for volume in volumes
+        for b in parts.geometry.bricks(volume_number=volume)
+    ]
+    assert [(b.volume, b.part, b.patches) for b in parts.bricks(range(len(parts)))] == whole
+    extent = parts.extent(range(len(parts)))
+    assert extent.patches == parts.geometry.count_patches() * parts.num_volumes
+    assert extent.voxels == parts.geometry.domain.size * parts.num_volumes
+    assert extent.blocks == len(parts.geometry.blocks) * parts.num_volumes
+
+
+@given(cut(), st.integers(1, 9))
+def test_shares_follow_each_other_and_leave_nothing_out(parts: Parts, elements: int) -> None:
+    shares = [parts.share(element, elements) for element in range(1, elements + 1)]
+    assert [number for share in shares for number in share] == [*range(len(parts))]
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+@given(geometries(), st.integers(1, 4), st.integers(1, 40))
+def test_parts_are_whole_blocks_and_as_many_as_asked_for(
+    geometry: Geometry, workers: int, least: int
+) -> None:
+    shape = fit_parts(geometry, 2, workers, least)
+    assert all(s % u == 0 for s, u in zip(shape, geometry.block, strict=True))
+    parts = Parts(replace(geometry, part=shape), 2)
+    assert len(parts) >= min(least, len(geometry.blocks) * 2)
+
+
+@pytest.mark.parametrize(("workers", "most"), [(1, 1.0), (2, 0.61), (8, 0.22), (64, 0.07)])
+def test_workers_that_are_alike_end_together(workers: int, most: float) -> None:
+    """``most`` is the last worker's share of the patches that one process computes."""
+    geometry = replace(CUBE, part=fit_parts(CUBE, 1, workers, 1))
+    patches = [geometry.patches_for(part.box).size for part in Parts(geometry, 1)]
+    shares = [sum(patches[worker::workers]) for worker in range(workers)]
+    assert max(shares) <= most * CUBE.count_patches()
+
+
+def test_a_petabyte_is_cut_without_a_list() -> None:
+    plan = make_plan(config(workers=1000), facts((80_000, 80_000, 80_000)), SEED)
+    last = plan.parts[len(plan.parts) - 1]
+    assert last.box.stop == (80_000, 80_000, 80_000)
+    assert plan.num_patches < 1.2 * make_plan(config(), facts((80_000,) * 3), SEED).num_patches

@@ -1,0 +1,292 @@
+"""The runs of a page: which are found, what is read again, and what the page holds of them."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+import os
+import shutil
+import threading
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.base import UsageError
+from penstock.cli import main
+from penstock.reports import places
+from penstock.reports.content import Report
+from penstock.reports.html import html_page
+from penstock.reports.runs import catalogue as room
+from penstock.reports.runs import ledger_runs, page_data
+from penstock.reports.runs.catalogue import Catalogue, places_at
+from penstock.reports.runs.page_data import curves_csv
+from penstock.reports.runs.shown_run import RunDetails, ShownRun, curve_of
+
+from ..scaling.kit import log
+from .kit import launch, sized
+from .pages import HOSTILE, Page, run_folder
+from .run_kit import begun, catalogue_of, ledger_of, mlflow_store, steps_of, training
+
+needs_pages = pytest.mark.skipif(find_spec("jinja2") is None, reason="pages are made by jinja2")
+
+
+def searched(catalogue: Catalogue) -> None:
+    catalogue._searched = -1e9
+    catalogue.refresh()
+
+
+def test_a_folder_is_searched_for_runs_of_all_kinds(tmp_path: Path) -> None:
+    training(tmp_path / "outputs" / "a")
+    mlflow_store(tmp_path / "outputs" / "a" / "mlflow.db")  # the same run, which counts once
+    run_folder(tmp_path / "b.zarr.penstock")
+    ledger_of(tmp_path / "c.ledger", [launch()])
+    (tmp_path / "slurm-1.out").write_text(log("1", 1, 9.0))
+    mlflow_store(tmp_path / "mlflow.db", runs=1)
+    (tmp_path / "d.zarr").mkdir()
+    (tmp_path / "d.zarr" / "zarr.json").write_text("{}")
+    training(tmp_path / "d.zarr" / "inside")
+    training(tmp_path / ".hidden" / "a")
+    places = [(place.kind, place.path.name) for place in places_at(tmp_path)]
+    assert sorted(places) == [
+        ("inference", "b.zarr.penstock"), ("kept", "mlflow.db"), ("kept", "slurm-1.out"),
+        ("ledger", "c.ledger"), ("training", "a"),
+    ]  # fmt: skip
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    training(tmp_path / "elsewhere" / "a")
+    mlflow_store(tmp_path / "elsewhere" / "m.db")
+    named = tmp_path / "named"
+    named.mkdir()
+    (named / "link").symlink_to(tmp_path / "elsewhere")
+    (named / "m.db").symlink_to(tmp_path / "elsewhere" / "m.db")
+    assert list(places_at(named)) == []
+
+
+def test_far_too_many_folders_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "MOST_FOLDERS", 3)
+    for name in "abcd":
+        (tmp_path / name).mkdir()
+    with pytest.raises(UsageError, match="more than 3 folders"):
+        list(places_at(tmp_path))
+
+
+def test_a_run_that_goes_on_moves(tmp_path: Path) -> None:
+    folder = begun(tmp_path / "a", steps=2)
+    catalogue = catalogue_of(tmp_path)
+    before, version = catalogue.runs[0], catalogue.version
+    searched(catalogue)
+    assert catalogue.version == version, "nothing has changed"
+    assert len(catalogue.details(before).curves["step_s"].values) == 2
+    with (folder / "steps" / "rank0.csv").open("a") as file:
+        file.write(steps_of(3, first=3))
+    catalogue.refresh()
+    after = catalogue.runs[0]
+    assert catalogue.version == version + 1 and after.key == before.key
+    assert len(catalogue.details(after).curves["step_s"].values) == 5
+
+
+def test_a_training_at_work_is_running_until_it_is_not(tmp_path: Path) -> None:
+    from penstock.base import held_alone
+
+    folder = begun(tmp_path / "a")
+    with held_alone(folder / "train.lock", "trains"):
+        catalogue = catalogue_of(tmp_path)
+        assert catalogue.runs[0].status == "running"
+    catalogue.refresh()
+    assert catalogue.runs[0].status == "unfinished"
+
+
+def test_a_ledger_is_read_on_and_not_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = ledger_of(tmp_path / "l.ledger", [launch(64, 1), launch(64, 1, 1)])
+    catalogue = catalogue_of(tmp_path)
+    assert [run.name for run in catalogue.runs] == ["model launch 2", "model launch 1"]
+    parsed: list[bytes] = []
+    whole = ledger_runs.parse_record
+    monkeypatch.setattr(
+        ledger_runs, "parse_record", lambda line: parsed.append(line) or whole(line)
+    )
+    ledger_of(ledger, [launch(128, 1, 2)])
+    catalogue.refresh()
+    assert len(parsed) == 1
+    names = {run.name for run in catalogue.runs}
+    assert names == {
+        "model tile=64 launch 1", "model tile=64 launch 2", "model tile=128 launch 3",
+    }  # fmt: skip
+
+
+def test_half_a_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
+    ledger = ledger_of(tmp_path / "l.ledger", [launch(8)])
+    line = launch(16).line().encode() + b"\n"
+    with (ledger / "records.jsonl").open("ab") as file:
+        file.write(line[:100])
+        file.flush()
+        catalogue = catalogue_of(tmp_path)
+        assert len(catalogue.runs) == 1 and not catalogue.notes
+        file.write(line[100:])
+    catalogue.refresh()
+    assert len(catalogue.runs) == 2
+    assert {catalogue.details(run).settings["tile"] for run in catalogue.runs} == {"8", "16"}
+
+
+def test_a_ledger_that_was_replaced_is_read_anew(tmp_path: Path) -> None:
+    ledger = ledger_of(tmp_path / "l.ledger", [launch(8), launch(16)])
+    catalogue = catalogue_of(tmp_path)
+    (ledger / "records.jsonl").unlink()
+    ledger_of(ledger, [launch(32)])
+    catalogue.refresh()
+    assert [catalogue.details(run).settings["tile"] for run in catalogue.runs] == ["32"]
+
+
+def test_runs_come_and_go_with_their_folders(tmp_path: Path) -> None:
+    training(tmp_path / "a")
+    catalogue = catalogue_of(tmp_path)
+    training(tmp_path / "b")
+    catalogue.refresh()
+    assert len(catalogue.runs) == 1  # it is not yet time to search
+    searched(catalogue)
+    assert {run.name for run in catalogue.runs} == {"a", "b"}
+    shutil.rmtree(tmp_path / "a")
+    searched(catalogue)
+    assert {run.name for run in catalogue.runs} == {"b"}
+
+
+def test_a_follower_refreshes_until_it_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "LOOK_EVERY_S", 0.001)
+    training(tmp_path / "a")
+    catalogue, ended, looks = catalogue_of(tmp_path), threading.Event(), []
+
+    def refresh() -> None:
+        looks.append(1)
+        if len(looks) == 2:
+            raise UsageError("the disk is away")
+        if len(looks) == 3:
+            ended.set()
+
+    monkeypatch.setattr(catalogue, "refresh", refresh)
+    catalogue.follow(ended)
+    assert len(looks) == 3 and catalogue.notes == ["the disk is away"]
+
+
+def test_the_newest_run_comes_first(tmp_path: Path) -> None:
+    for age, name in enumerate("ab"):
+        folder = begun(tmp_path / name)
+        os.utime(folder / "args.json", (1e9 - age, 1e9 - age))
+    assert [run.name for run in catalogue_of(tmp_path).runs] == ["a", "b"]
+
+
+# --- what a page holds ----------------------------------------------------------------------------
+
+
+@needs_pages
+def test_a_page_of_a_hundred_runs_is_small(tmp_path: Path) -> None:
+    """Each has four curves of 6,000 points: 16 MB if all were written."""
+    names = [f"curve {number}" for number in range(4)]
+    curves = {name: curve_of(np.random.default_rng(0).random(6_000), step=np.arange(6_000))
+              for name in names}  # fmt: skip
+    settings = {f"setting {number}": f"{number}" * 20 for number in range(60)}
+    runs = [
+        ShownRun(f"{n}", f"{n}", f"run {n}", "training", "complete", "/runs",
+                 read=lambda: RunDetails(settings, {"seconds": 1.0}, curves))
+        for n in range(100)
+    ]  # fmt: skip
+    data = page_data.page_data(Catalogue.holding(runs))
+    assert len(data["rows"]) == 100 and data["picked"] == ["0", "1"]
+    text = html_page(Report("t", ["v."]), data)
+    assert len(text) < 3_000_000 and {"0", "1"} <= set(data["details"])
+
+
+def test_thousands_of_runs_are_rows_and_the_rest_is_counted() -> None:
+    runs = [ShownRun(f"{n}", f"{n}", f"run {n}", "t", "ok", "/r") for n in range(12_000)]
+    data = page_data.page_data(Catalogue.holding(runs))
+    assert len(data["rows"]) == page_data.MOST_ROWS
+    assert data["notes"] == ["7,000 older runs are left out: name a folder that holds fewer."]
+
+
+def test_what_is_asked_for_is_picked_and_comes_first(tmp_path: Path) -> None:
+    for name in "abc":
+        training(tmp_path / name, learning_rate=ord(name) / 100)
+    catalogue = catalogue_of(tmp_path)
+    last = catalogue.runs[-1]
+    data = page_data.page_data(catalogue, [last.key])
+    assert data["picked"] == [last.case] and next(iter(data["details"])) == last.key
+    assert data["units"]["training_s"] == "s" and data["order"]["metrics"][0] == "training_s"
+    live = page_data.page_data(catalogue, [last.key], live=True)
+    assert list(live["details"]) == [last.key], "a server gives the others when they are picked"
+
+
+@needs_pages
+def test_names_of_others_end_no_block_of_data(tmp_path: Path) -> None:
+    training(tmp_path / "a", name=HOSTILE, tags={HOSTILE: HOSTILE}, learning_rate=HOSTILE)
+    text = html_page(Report("t", ["v."]), page_data.page_data(catalogue_of(tmp_path)))
+    page = Page(text)
+    scripts = [attrs for tag, attrs in page.elements if tag == "script"]
+    assert len(scripts) == 2 and page.asked() == []
+    assert [tag for tag, _ in page.elements].count("img") == 0
+    data = json.loads(text.partition('id="runs-data">')[2].partition("</script>")[0])
+    assert data["rows"][0]["name"].startswith("<script>alert(1)</script>")
+
+
+def test_pictures_of_a_run_are_in_its_page_and_nothing_else(tmp_path: Path) -> None:
+    from penstock.reports.charts.chart import link_of
+
+    folder = training(tmp_path / "a")
+    png = base64.b64decode(link_of(np.zeros((4, 4), np.uint8)).partition(",")[2])
+    (folder / "good.png").write_bytes(png)
+    (folder / "script.png").write_text("<svg onload=alert(1)>")
+    (tmp_path / "outside.png").write_bytes(png)
+    (folder / "link.png").symlink_to(tmp_path / "outside.png")
+    (folder / "large.png").write_bytes(png + b"\0" * 2**20)
+    ((details),) = page_data.page_data(catalogue_of(folder))["details"].values()
+    assert [picture["name"] for picture in details["pictures"]] == ["good.png"]
+
+
+def test_curves_are_saved_with_all_points_and_no_formula(tmp_path: Path) -> None:
+    training(tmp_path / "a", name="=HYPERLINK(1)")
+    catalogue = catalogue_of(tmp_path)
+    rows = list(csv.DictReader(io.StringIO(curves_csv(catalogue, [catalogue.runs[0].key]))))
+    steps = [row for row in rows if row["metric"] == "step_s"]
+    assert len(steps) == 12 and {row["unit"] for row in steps} == {"s"}
+    assert {row["run"] for row in rows} == {"'=HYPERLINK(1)"}
+    assert [float(row["value"]) for row in rows if row["metric"] == "train_loss_step"] == [
+        pytest.approx(1 / n) for n in range(1, 13)
+    ]
+
+
+@needs_pages
+def test_report_and_compare_write_the_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in "ab":
+        training(tmp_path / "runs" / name, learning_rate=ord(name) / 100)
+    page = tmp_path / "page.html"
+    assert main(["report", str(tmp_path / "runs"), "--html", str(page)]) == 0
+    data = json.loads(page.read_text().partition('id="runs-data">')[2].partition("</script>")[0])
+    assert len(data["details"]) == 2 and len(data["picked"]) == 2 and not data["live"]
+    assert main(["report", str(tmp_path / "runs"), "--html", str(tmp_path / "page.txt")]) == 2
+    assert "ends with .html" in capsys.readouterr().err
+    a, b = (str(tmp_path / "runs" / name) for name in "ab")
+    assert main(["compare", a, b, "--html", str(page)]) == 0
+    data = json.loads(page.read_text().partition('id="runs-data">')[2].partition("</script>")[0])
+    assert [row["title"] for row in data["rows"]] == ["A: a", "B: b"]
+    assert data["picked"] == [row["case"] for row in data["rows"]]
+
+
+@needs_pages
+def test_a_page_of_two_ledgers_pairs_their_cases(tmp_path: Path) -> None:
+    for name, factor in (("a", 1), ("b", 2)):
+        ledger_of(tmp_path / name, sized({(32, 1): 4.0 * factor, (64, 1): 12.0 * factor}))
+    page = tmp_path / "page.html"
+    a, b = (str(tmp_path / name) for name in "ab")
+    assert main(["compare", a, b, "--html", str(page)]) == 1, "B is slower"
+    data = json.loads(page.read_text().partition('id="runs-data">')[2].partition("</script>")[0])
+    titles = {row["title"] for row in data["rows"]}
+    assert titles == {f"{side}: model tile={tile}" for side in "AB" for tile in (32, 64)}
+    assert len(data["rows"]) == 20 and len({row["case"] for row in data["rows"]}) == 4
+    assert len(data["picked"]) == 2
