@@ -5,7 +5,6 @@ python tests/bench/zoo.py REQUEST.json FD         the worker, with a measuring l
 
 from __future__ import annotations
 
-import mmap
 import os
 import signal
 import sys
@@ -106,14 +105,8 @@ class Hang(Animal):
     """Holds memory, and stays. It tells ``fifo`` its process id and holds that open too."""
 
     def step(self, phase: Any) -> Mapping[str, float]:
-        size, children = self.case.get("bytes", 0), self.case.get("children", 0)
-        held: object = b"x" * size
-        if size and children:
-            # Pages of a fork are no longer shared once the kernel gathers them into huge ones.
-            held = shared = mmap.mmap(-1, size)
-            for _ in range(size // MIB):
-                shared.write(b"x" * MIB)
-        for _ in range(children):
+        held = b"x" * self.case.get("bytes", 0)
+        for _ in range(self.case.get("children", 0)):
             if os.fork() == 0:
                 break
         if "fifo" in self.case:
