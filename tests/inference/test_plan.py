@@ -124,7 +124,7 @@ def test_a_brick_of_floats_is_prepared_with_no_more_than_the_plan_holds(spoilt: 
         build(
             InferConfig,
             {"in_spec": data, "out_spec": data * 0, "model_type": "identity", "patch": 16,
-             "overlap": 4, "block": 256, "devices": "cpu"},
+             "overlap": 4, "block": 256, "devices": "cpu", "normalize": "percentile"},
         )
     )  # fmt: skip
     (brick,) = wanted_bricks(job, set())

@@ -179,6 +179,7 @@ def test_a_run_at_work_is_asked_and_another_run_keeps_off_its_folder(
         net.go.set()
 
     knobs = {**SMALL, "model": net, "block": 8, "batch": 1, "metrics_interval": 0.05}
+    knobs["normalize"] = "percentile"
     with ThreadPoolExecutor(1) as asker:
 
         def look(progress: penstock.Progress) -> None:

@@ -62,6 +62,7 @@ from .errors import Refused as Refused
 from .errors import StageError as StageError
 from .errors import StoreAway as StoreAway
 from .errors import StoreFull as StoreFull
+from .errors import Undecided as Undecided
 from .errors import UsageError as UsageError
 from .errors import absent as absent
 from .errors import describe as describe
@@ -107,6 +108,8 @@ from .output_files import is_written_by_us as is_written_by_us
 from .output_files import write_output as write_output
 from .output_files import writing_output as writing_output
 from .run_names import ARGS as ARGS
+from .run_names import BEST as BEST
+from .run_names import CHECKPOINTS as CHECKPOINTS
 from .run_names import PICTURES as PICTURES
 from .run_names import RESULTS as RESULTS
 from .run_names import RUN_FILE as RUN_FILE

@@ -2,6 +2,7 @@
 
     PenstockError                1  a job failed
     ├── UsageError               2  the request cannot be done as given      (a ValueError)
+    │   ├── Undecided            2  the request can be read in several ways
     │   ├── Refused              2  the plan does not fit this machine
     │   └── MissingDependency    2  an optional package is absent            (an ImportError)
     ├── StageError               1  a stage failed on an item; 3 if --resume can go on at once
@@ -20,7 +21,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType, ModuleType
 
 DISTRIBUTION = "penstock-dl"
@@ -55,6 +56,14 @@ class UsageError(PenstockError, ValueError):
     """The request cannot be done as given; nothing was created or deleted."""
 
     exit_code = 2
+
+
+class Undecided(UsageError):
+    """The request can be read in several ways. ``answers`` are flags, each of which chooses one."""
+
+    def __init__(self, message: str, answers: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.answers = tuple(answers)
 
 
 class Refused(UsageError):

@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import gc
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -18,7 +19,7 @@ from importlib import import_module
 from types import FrameType
 
 from .. import __version__
-from ..base import PenstockError, SafeStream, absent, describe, where_in_users_code
+from ..base import PenstockError, SafeStream, Undecided, absent, describe, where_in_users_code
 from .verb_parser import VerbParser
 
 VERBS = {
@@ -122,6 +123,8 @@ def _main(argv: Sequence[str] | None) -> int:
     except PenstockError as error:
         _trace(error)
         print(f"penstock {args.verb}: {error.with_flags}", file=sys.stderr)
+        for answer in error.answers if isinstance(error, Undecided) else ():
+            print(f"    {shlex.join(['penstock', *words])} {answer}", file=sys.stderr)
         return error.exit_code
     except ModuleNotFoundError as error:
         absence = absent(error, EXTRAS.get(args.verb, "infer"))

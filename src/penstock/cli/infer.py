@@ -24,7 +24,7 @@ PLAIN_EVERY_SECONDS = 10.0
 
 EXAMPLES = r"""
 penstock infer --in-spec noisy.ome.zarr --out-spec denoised.ome.zarr \
-    --model-type denoise-tiny --patch 48 64 64 --overlap 16 --normalize global
+    --model-type denoise-tiny --patch 48 64 64 --overlap 16
 """
 OFFERED = {"model_type": REGISTRY}
 

@@ -11,7 +11,7 @@ from .infer import print_plan
 
 EXAMPLES = r"""
 penstock plan --in-spec noisy.ome.zarr --out-spec denoised.ome.zarr \
-    --model-type denoise-tiny --patch 48 64 64 --overlap 16 --normalize global
+    --model-type denoise-tiny --patch 48 64 64 --overlap 16
 """
 OFFERED = {"model_type": REGISTRY}
 

@@ -304,6 +304,6 @@ def _verb(words: Sequence[str]) -> Command:
     args = parser.parse_args(asked)
     config = from_flags(KNOBS[verb], args, getattr(args, "config", None)) if verb in KNOBS else None
     _, left = parser.parse_known_args([*asked, "--resume"])
-    counts = isinstance(config, InferConfig) and config.normalize == "global"
+    counts = isinstance(config, InferConfig) and config.asked_normalization in (None, "global")
     goes_on = verb in WORK
     return Command(tuple(words), "verb", resumes=not left, goes_on=goes_on, counts=counts)

@@ -13,7 +13,7 @@ import hashlib
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from ..base import HeadKind, MissingDependency, UsageError, blaming, describe
 from ..data import is_file
 from . import user_code
+from .recipe import Recipe, recipe_of, weights_file
 from .registry import PROGRAMS, REGISTRY, added_model, check_model_name
 from .weights import load_weights
 
@@ -65,7 +66,9 @@ class Model:
     code: str
     """A hash of the file that the user named; empty for a model of the registry or a module."""
     kind: HeadKind | None = None
-    """The kind of its heads, if the registry says so."""
+    """The kind of its heads, if its training or the registry says so."""
+    recipe: Recipe | None = None
+    """The record of the training of its weights."""
     weightless_dtype: torch.dtype = torch.float32
     """The dtype of its input if it has no weights."""
 
@@ -117,7 +120,8 @@ def load_model(
     Args:
         model: A name of the registry, ``package.module:function``, ``file.py:function``, a file
             (.pt2 or TorchScript), or a module.
-        weights: A file of weights; by default those that the model comes with.
+        weights: A file of weights, or the folder of a training; by default those that the model
+            comes with.
         in_channels: Channels that the model takes; by default the module's attribute, else the
             input channels of its first convolution. A factory with a parameter of this name gets
             the number.
@@ -142,11 +146,14 @@ def load_model(
     entry = REGISTRY.get(model) if isinstance(model, str) else None
     if entry is not None and entry.needs_weights and weights is None and not untrained:
         raise UsageError(f"--model-type {model} has no weights of its own; give --weights")
+    recipe = None
     if weights is not None:
-        load_weights(module, name, Path(weights))
+        load_weights(module, name, weights_file(Path(weights)))
+        recipe = recipe_of(Path(weights))
     module.eval()
+    described = _described(name, module, in_channels, reference)
     kind = entry.kind if entry is not None else None
-    return _described(name, module, in_channels, reference, kind)
+    return replace(described, kind=(recipe and recipe.kind) or kind, recipe=recipe)
 
 
 def _described(
@@ -154,7 +161,6 @@ def _described(
     module: nn.Module,
     in_channels: int | None,
     reference: str,
-    kind: HeadKind | None,
 ) -> Model:
     """A module with the facts that a plan needs, from its attributes or its first convolution."""
     first = next((m for m in module.modules() if isinstance(m, nn.Conv2d | nn.Conv3d)), None)
@@ -174,7 +180,6 @@ def _described(
         weight_bytes=sum(t.numel() * t.element_size() for t in tensors),
         reference=reference,
         code=_code_hash(reference) if reference else "",
-        kind=kind,
     )
 
 

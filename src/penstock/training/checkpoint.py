@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..base import UsageError, replacing
+from ..base import BEST, CHECKPOINTS, UsageError, replacing
 from ..models import read_tensors
 
 FORMAT, VERSION = "penstock-training", 2
-CHECKPOINTS, LAST, BEST = "checkpoints", "last.pt", "best_model.pth"
+LAST = "last.pt"
 
 State = dict[str, Any]
 Write = Callable[[Path, Mapping[str, Any]], None]

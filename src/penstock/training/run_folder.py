@@ -7,6 +7,8 @@ from pathlib import Path
 
 from ..base import (
     ARGS,
+    BEST,
+    CHECKPOINTS,
     PICTURES,
     RESULTS,
     STEPS,
@@ -16,7 +18,7 @@ from ..base import (
     read_json,
 )
 from ..data import DOCUMENT
-from .checkpoint import BEST, CHECKPOINTS, LAST
+from .checkpoint import LAST
 from .machine_metrics import TRACKING_FOLDER
 from .profiling import PROFILE_FOLDER
 

@@ -183,10 +183,12 @@ class InferConfig(Unattended, Labels):
 
     # values
     normalize: Annotated[
-        Literal["percentile", "global", "fixed", "none"], BeforeValidator(_off)
+        Literal["percentile", "global", "fixed", "none"] | None, BeforeValidator(_off)
     ] = flag(
-        "percentile",
-        help="percentiles of each block, or of the whole volume (global); fixed: two intensities",
+        None,
+        help="global: percentiles of the whole volume; percentile: those of each block, which "
+        "change with --block; fixed: two intensities (default: what the training of --weights "
+        "recorded, else global; percentile where --halo is given)",
     )
     norm_lower: float = flag(0.5, help="lower percentile, or intensity")
     norm_upper: float = flag(99.9, help="upper percentile, or intensity")
@@ -280,19 +282,28 @@ class InferConfig(Unattended, Labels):
         """Whether the run goes on with an earlier one."""
         return self.resume or self.resume_anyway or self.joins
 
+    @property
+    def asked_normalization(self) -> Literal["percentile", "global", "fixed", "none"] | None:
+        """The normalisation that the settings ask for; None if the network may choose.
+
+        A halo alone asks for percentiles of each block: nothing else uses it, and the seed knew no
+        other normalisation.
+        """
+        return self.normalize or (None if self.halo is None else "percentile")
+
     @model_validator(mode="after")
     def _ranges(self) -> InferConfig:
         lower, upper = self.norm_lower, self.norm_upper
         if not lower < upper:
             raise ValueError(f"--norm-lower {lower} must be less than --norm-upper {upper}")
-        if self.normalize == "global" and not 0 <= lower < 50 < upper <= 100:
+        if self.asked_normalization in (None, "global") and not 0 <= lower < 50 < upper <= 100:
             raise ValueError(
-                f"--normalize global --norm-lower {lower:g} --norm-upper {upper:g}: here global "
-                "takes two percentiles of the whole volume, one below 50 and one above; "
-                "aind_torch_utils means two intensities that values are clipped to, which is "
+                f"--normalize global --norm-lower {lower:g} --norm-upper {upper:g}: here global, "
+                "the default, takes two percentiles of the whole volume, one below 50 and one "
+                "above; aind_torch_utils means two intensities that values are clipped to: "
                 f"--normalize fixed --norm-lower {lower:g} --norm-upper {upper:g} --clip-norm 0 1"
             )
-        if self.normalize == "percentile" and not 0 <= lower < upper <= 100:
+        if self.asked_normalization == "percentile" and not 0 <= lower < upper <= 100:
             raise ValueError(
                 f"--norm-lower {lower} and --norm-upper {upper} must be percentiles from 0 to 100"
             )

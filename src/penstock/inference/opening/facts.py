@@ -26,10 +26,12 @@ def gather_facts(
     outputs: Sequence[Output],
     num_volumes: int,
     judging_bytes: int,
+    values: str,
     peers: int = 1,
 ) -> Facts:
     """The facts of a job. ``judging_bytes`` is the memory that the test of the heads left in the
-    heap. The base does not count it, as forwards use it again and are counted themselves."""
+    heap. The base does not count it, as forwards use it again and are counted themselves.
+    ``values`` says how values are scaled."""
     # First, because it makes a GPU's context, which takes memory of this process that base counts.
     device_bytes = _free_device_memory(devices)
     return Facts(
@@ -64,6 +66,7 @@ def gather_facts(
         ),
         patch_flops=net.patch_flops,
         heads=tuple(head.line() for head in heads),
+        values=values,
         arithmetic=arithmetic_of(
             maker([source, *(o.sink for o in outputs)], devices, config.threads)
         ),

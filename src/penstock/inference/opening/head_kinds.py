@@ -9,6 +9,7 @@ A patch of zeros shows nothing, so a patch is searched in which the input varies
 from __future__ import annotations
 
 import itertools
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,11 +19,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...base import HeadKind, InferConfig, UsageError
+from ...base import HEAD_KINDS, HeadKind, InferConfig, Undecided, UsageError
 from ...data import Box, Source, block_scaling, reflect
 from ...models import error_in_user_code
 from .heads import HeadPart, Origin, said_kinds
-from .net import Net, fixed_scaling
+from .net import Net
+from .normalisation import fixed_scaling
 from .selection import Volume
 
 _PLACES = (1 / 2, 1 / 4, 3 / 4)
@@ -62,7 +64,9 @@ def head_kinds(
         outputs = _returned(net, seen)
         for part, kind in zip(parts, kinds, strict=True):
             if kind is None:
-                _refuse_probabilities(part, outputs, seen, net.model.name)
+                _refuse_probabilities(
+                    part, outputs, seen, net.model.name, _answers(config, parts, part)
+                )
     return [kind or ("intensity", "assumed") for kind in kinds]
 
 
@@ -131,7 +135,11 @@ def _returned(net: Net, seen: Seen) -> dict[str, Tensor]:
 
 
 def _refuse_probabilities(
-    part: HeadPart, outputs: dict[str, Tensor], seen: Seen, model: str
+    part: HeadPart,
+    outputs: dict[str, Tensor],
+    seen: Seen,
+    model: str,
+    answers: Sequence[str],
 ) -> None:
     head = outputs[part.head].numpy()
     values = head if part.channel is None else head[part.channel]
@@ -143,11 +151,19 @@ def _refuse_probabilities(
     else:
         return
     low, high = seen.shown.min(), seen.shown.max()
-    raise UsageError(
+    raise Undecided(
         f"model {model}: head {part.name} {what} on a patch with normalised values from "
         f"{low:.3g} to {high:.3g}; say what it is: --head-kind scores for probabilities, labels "
-        "for classes, intensity for an image (see penstock infer --help-all)"
+        "for classes, intensity for an image (see penstock infer --help-all)",
+        answers,
     )
+
+
+def _answers(config: InferConfig, parts: Sequence[HeadPart], part: HeadPart) -> list[str]:
+    """The flags that say the kind of one head, and keep what was said of others."""
+    said = config.head_kind or ()
+    name = f"{part.head}=" if len({part.head for part in parts}) > 1 else ""
+    return [shlex.join(("--head-kind", *said, f"{name}{kind}")) for kind in HEAD_KINDS]
 
 
 def _within_one(values: NDArray[Any]) -> bool:

@@ -35,6 +35,7 @@ from .facts import gather_facts
 from .head_kinds import Seen, head_kinds, seen_patches
 from .heads import HeadPart, Origin, plan_heads, split
 from .net import check_graphs, fit_net, with_workspaces
+from .normalisation import normalised_as
 from .outputs import open_outputs
 from .selection import select, volumes_of
 
@@ -61,8 +62,9 @@ class Job:
             self._open(part)
 
     def _open(self, part: tuple[int, ...] | None) -> None:
-        config = self.config
         model = self._load_model()
+        self.config, values = normalised_as(self.config, model.recipe)
+        config = self.config
         source = open_source(config.in_spec, level=config.level, raw=config.raw)
         shape = patch_shape(config, "z" in source.axes, model.spatial_axes)
         net = fit_net(config, self.devices, model, shape, source.dtype)
@@ -89,7 +91,7 @@ class Job:
         self.heads = plan_heads(config, parts, kinds, dtypes, fine=fine)
         facts = gather_facts(
             config, source, self.devices, self.net, self.heads, self.outputs, len(self.volumes),
-            judging_bytes, self.peers,
+            judging_bytes, values, self.peers,
         )  # fmt: skip
         self.run_dir = config.run_dir or default_run_dir(self.sinks[0])
         if config.joins:

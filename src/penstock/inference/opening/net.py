@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from ...base import InferConfig, UsageError, cuda_flags_kept
-from ...data import Scaling
 from ...models import (
     CHANNELS_LAST,
     Footprint,
@@ -150,16 +149,6 @@ def check_graphs(config: InferConfig, devices: Sequence[torch.device]) -> None:
 def records_graphs(config: InferConfig) -> bool:
     """Whether a net that is compiled with these settings records CUDA graphs on a GPU."""
     return config.compile and config.compile_mode in _RECORD_GRAPHS
-
-
-def fixed_scaling(config: InferConfig) -> Scaling | None:
-    """The scaling of patches, or None if percentiles of the data decide it."""
-    low, high = config.norm_lower, config.norm_upper
-    if config.normalize == "none":
-        return Scaling()
-    if config.normalize == "fixed":
-        return Scaling.of_range(low, high, low, high, config.eps)
-    return None
 
 
 def choose_amp(

@@ -76,6 +76,8 @@ class Facts:
     """Floating-point operations of a forward for each patch. None if unknown."""
     heads: tuple[str, ...] = ()
     """One line about each head for the printed plan."""
+    values: str = ""
+    """The scaling of values before the network sees them, in words, for the printed plan."""
     arithmetic: str = ""
     """Torch, instruction set, threads and GPUs, for the printed plan. The last bits of sums depend
     on them."""

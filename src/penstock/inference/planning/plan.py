@@ -165,6 +165,8 @@ class Plan:
             f"{in_words(self.shape.patch)}, overlap {in_words(self.shape.overlap)}, {geometry.seam}"
         )
         yield "patch", f"{shape}; {patches}"
+        if facts.values:
+            yield "values", facts.values
         yield from (("head", head) for head in facts.heads)
         if facts.arithmetic:
             yield "arithmetic", facts.arithmetic

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ...base import Flow, InferConfig, UsageError
 from ...data import Box, ChunkCounter, Grid, Histogram, Scaling, Source
 from ..opening.job import Job
-from ..opening.net import fixed_scaling
+from ..opening.normalisation import fixed_scaling
 from ..run_folder.journal import Journal
 from .run import Run
 

@@ -89,6 +89,8 @@ class Summary:
     all the time."""
     startup_seconds: float = 0.0
     """Seconds before the first part of a job on a cluster began, for opening and percentiles."""
+    values: str = ""
+    """The scaling of values before the network saw them, in words."""
     notes: tuple[str, ...] = ()
     """Sentences on what else the reader should know, such as workers that died."""
 
@@ -113,6 +115,11 @@ class Summary:
                 f"{format_seconds(stage.waited):>12}   in {plural(stage.threads, 'thread')}"
             )
         yield self.bound_by
+        if self.values:
+            counted = self.stages.get("statistics")
+            cost = "; the input was read once more for them, and to count took threads "
+            spent = f"{cost}{format_seconds(counted.busy)}" if counted else ""
+            yield f"Values: {self.values}{spent}"
         if self.peak_rss is not None:
             yield (
                 f"Peak memory: {format_bytes(self.peak_rss)} of {format_bytes(self.planned_peak)} "
@@ -224,6 +231,7 @@ def merged(
         workers=tuple(
             WorkerShare(name, share.seconds, share.voxels) for name, share in each.items()
         ),
+        values=next((share.values for share in shares), ""),
         notes=tuple(notes),
     )
 

@@ -187,6 +187,7 @@ class Watch:
             retries=self.retries.count + retries,
             retry_seconds=self.retries.seconds + retry_seconds,
             requests_repeated=requests_repeated() - self._requests_before,
+            values=plan.facts.values,
         )
 
 
