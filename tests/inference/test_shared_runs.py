@@ -154,6 +154,22 @@ def test_an_output_that_is_removed_while_a_job_runs_is_not_complete(place: Path)
     assert main(["status", "out.zarr.penstock"]) == 3
 
 
+@pytest.mark.parametrize("step", ["--part 2/2", "--finish"])
+def test_an_output_that_is_removed_between_two_steps_is_not_made_anew(
+    step: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (
+        "infer --in-spec in.npy --out-spec out.zarr --model-type identity --patch 8 --overlap 3 "
+    )
+    words += "--block 12 --chunks 12 --devices cpu --normalize none"
+    for done in ("--prepare --workers 2", "--part 1/2"):
+        assert main([*words.split(), *done.split()]) == 0
+    shutil.rmtree("out.zarr")
+    assert main([*words.split(), *step.split()]) == 1
+    assert "was removed after this run had begun" in capsys.readouterr().err
+    assert not Path("out.zarr").exists()
+
+
 Key = tuple[int, ...]
 
 

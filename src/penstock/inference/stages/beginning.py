@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from ...base import (
     InferConfig,
     Labels,
+    PenstockError,
     UsageError,
     as_settings,
     default_name,
@@ -96,7 +97,19 @@ def joined(
     with contextlib.closing(journal), keep_traceback_in(journal.here):
         lock = _locked(job, journal, member=not ends)
         with contextlib.closing(lock):
+            _check_there(job.sinks)
             yield journal, lock
+
+
+def _check_there(sinks: Sequence[Sink]) -> None:
+    """Raise `PenstockError` if an output is gone. To open it would create it anew, without the
+    blocks that the logs name."""
+    for sink in sinks:
+        if not sink.exists:
+            raise PenstockError(
+                f"{sink.name} was removed after this run had begun, and what was written is lost; "
+                "begin anew with --overwrite"
+            )
 
 
 def _journal(job: Runnable, *, resume: bool) -> Journal:
