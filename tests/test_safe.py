@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from penstock import cli
 from penstock.base.safe_text import SafeStream
-from penstock.base.secrets import redacted, scrubbed
+from penstock.base.secrets import redact, redacted, scrubbed
 from penstock.cli import VERBS, main
 from penstock.data.stores.open import open_source
 from penstock.instruments.ledger import Ledger, ledger_to_csv
@@ -289,6 +289,41 @@ def test_a_key_in_any_argument_of_any_verb_stays_there(
         assert code == 2 and heard, words
         assert not leaks(tmp_path, heard), words
         assert not [path for path in tmp_path.rglob("*") if "hunter2word" in path.name], words
+
+
+@pytest.mark.parametrize("key", ["hunter2word", "half/hunter2word", "a+b/hunter2word/c"])
+@pytest.mark.parametrize(
+    "spec",
+    ["s3://me:{}@bucket/x.zarr", "gs://me:{}@bucket/x", "S3://me:{}@bucket/x", "s3://me:{}@bucket/x|zarr3:",
+     '{{"driver": "zarr3", "kvstore": "s3://me:{}@bucket/x"}}',
+     '{{"driver": "zarr3", "kvstore": {{"driver": "s3", "bucket": "me:{}@bucket", "path": "x"}}}}'],
+)  # fmt: skip
+def test_a_login_before_a_bucket_is_in_no_text(
+    spec: str,
+    key: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also not in the texts of TensorStore, which quotes it as a bucket's name."""
+    monkeypatch.chdir(tmp_path)
+    words = ["--in-spec", spec.format(key), "--out-spec", "a.zarr", "--model-type", "identity"]
+    assert main(["infer", *words]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "hunter2word" not in said and "half" not in said
+    assert not [*tmp_path.iterdir()]
+
+
+def test_an_address_without_a_login_stays_as_it_is() -> None:
+    for text in (
+        "s3://bucket/a:b@c",
+        "http://host:9000/a@b",
+        "10:30",
+        "net.py:make",
+        "a: b@c",
+        "h:9/a@b",
+    ):
+        assert redact(text) == text
 
 
 def test_no_output_has_a_key_in_its_name(

@@ -24,6 +24,10 @@ _PLACE = re.compile(r"(?!https?:)[\w.+-]+://|[^?]*/[^?]*\.[A-Za-z]\w{0,4}/*$")
 """The address or path of a file that holds a key. It is no key itself."""
 _LOGIN = re.compile(r"(?<=\w\w:)//?[^/\s\"']*@")
 """A login in a URL. `Path` leaves one slash of two."""
+_BUCKET_LOGIN = re.compile(r"\b(s3|gs)://?[^/\s\"'@]*:[^\s\"'@]*@", re.IGNORECASE)
+"""A login before the name of a bucket, whose keys often hold a slash."""
+_BARE_LOGIN = re.compile(r"(?<![\w/.@:%+-])[\w.%+-]+:(?!/|\d+/)[^\s\"':@|]+@(?=[\w-])")
+"""A login without its URL, as libraries quote one that they take for the name of a host."""
 _QUERY = re.compile(r"(?<=\?)[^\s\"'<>|#)\]}]+")
 _SIGNATURE = re.compile(
     r"(x-(amz|goog)-(signature|credential|security-token)|sig|signature|awsaccesskeyid|googleaccessid"
@@ -90,12 +94,15 @@ def redact(text: str) -> str:
 
     >>> redact("no answer from https://me:word@host/path?part=2&sig=abc")
     'no answer from https://host/path?part=2&sig=***'
+    >>> redact('Invalid bucket name: "me:word@bucket"')
+    'Invalid bucket name: "***@bucket"'
     >>> redact('{"headers": ["Authorization: Bearer abc"]}')
     '{"headers": "***"}'
     """
     if _MAY_HIDE.search(text) is None:
         return text
-    text = _LOGIN.sub("//", text)
+    text = _LOGIN.sub("//", _BUCKET_LOGIN.sub(r"\1://", text))
+    text = _BARE_LOGIN.sub(f"{HIDDEN}@", text)
     text = _QUERY.sub(lambda match: _unsigned(match.group()), text)
     text = _HEADERS_IN_JSON.sub(rf'\1"{HIDDEN}"', text)
     text = _IN_JSON.sub(rf"\g<field>\g<q>{HIDDEN}\g<q>", text)

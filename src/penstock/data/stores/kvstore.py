@@ -99,7 +99,17 @@ def kvstore_of(path: str) -> Any:
     """The TensorStore key-value store whose keys lie below a path or URL.
 
     AWS_ENDPOINT_URL, the standard variable, redirects ``s3://`` to another server.
+
+    Raises:
+        UsageError: the URL of a bucket holds a login or a port. A key may hold a slash, so that
+            no text of such a URL is safe to show.
     """
+    if re.match(r"\s*(s3|gs)://[^/?|]*[:@]", path, re.IGNORECASE):
+        scheme, _, _ = path.strip().partition("://")
+        raise UsageError(
+            f"a {scheme}:// address names a bucket and a key, without a login or a port; give keys "
+            "by the environment or a profile, and another server by AWS_ENDPOINT_URL"
+        )
     if path.startswith("file://"):
         head, *chain = path.split("|", 1)
         path = "|".join([f"file://{quote(settled_spec(unquote(head[7:])))}", *chain])
