@@ -86,6 +86,7 @@ from .files import is_draft as is_draft
 from .files import is_locked as is_locked
 from .files import lock_file as lock_file
 from .files import nearest as nearest
+from .files import parsed_json as parsed_json
 from .files import read_json as read_json
 from .files import replacing as replacing
 from .files import store_around as store_around

@@ -264,8 +264,8 @@ def store_around(path: Path) -> Path | None:
 def _has(file: Path, key: str) -> bool:
     """Whether a file is a JSON object that has a key."""
     try:
-        document = json.loads(file.read_bytes()) if file.is_file() else None
-    except (OSError, ValueError, RecursionError):
+        document = parsed_json(file.read_bytes()) if file.is_file() else None
+    except (OSError, ValueError):
         return False
     return isinstance(document, dict) and key in document
 
@@ -283,6 +283,18 @@ def write_json(path: str | Path, document: Any, indent: int | None = 2) -> None:
         draft.write_text(text + "\n", encoding="utf-8")
 
 
+def parsed_json(text: str | bytes) -> Any:
+    """The document in a text of JSON.
+
+    Raises:
+        ValueError: It is not JSON, or it is nested deeper than Python reads.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
 def read_json(path: Path) -> Any:
     """The document in a JSON file.
 
@@ -290,10 +302,10 @@ def read_json(path: Path) -> Any:
         UsageError: The file cannot be read, or is not JSON.
     """
     try:
-        return json.loads(path.read_bytes())
+        return parsed_json(path.read_bytes())
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UsageError(f"{path} is not JSON: {describe(error)}") from error
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+from .errors import PenstockError
 from .secrets import scrub
 
 _CONTROL = re.compile(
@@ -81,7 +82,8 @@ class SafeStream:
     """Standard output or error without control characters and keys.
 
     If its reader (``head``, ``less``) ends, later output is dropped, and the work goes on to its
-    own exit code. Rich finds the wrapped stream by the name ``rich_proxied_file``.
+    own exit code. If it is a file on a full disk, `PenstockError` is raised. Rich
+    finds the wrapped stream by the name ``rich_proxied_file``.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -107,9 +109,12 @@ class SafeStream:
     def _whoever_reads(self) -> Iterator[None]:
         try:
             yield
-        except BrokenPipeError:
+        except OSError as error:
+            # What the stream still holds must go somewhere when Python ends.
             with Path(os.devnull).open("w") as nowhere:
                 os.dup2(nowhere.fileno(), self._stream.fileno())
+            if not isinstance(error, BrokenPipeError):
+                raise PenstockError(f"{self._stream.name}: {error.strerror}") from error
 
     def writelines(self, lines: Any) -> None:
         """Write each line as `write` does."""

@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from importlib import import_module
+from pathlib import Path
 from types import FrameType
 
 from .. import __version__
@@ -79,8 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     before = {number: signal.getsignal(number) for number in _BATCH_SIGNALS}
     traced = os.environ.get(_TRACED)
     try:
-        with _safe_streams():
-            return _main(argv)
+        return _run_safely(argv)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -88,20 +88,35 @@ def main(argv: Sequence[str] | None = None) -> int:
             os.environ.pop(_TRACED, None)
 
 
+def _run_safely(argv: Sequence[str] | None) -> int:
+    """Like `main`, but the signals of a batch system stay ignored after it returns."""
+    try:
+        with _safe_streams():
+            return _main(argv)
+    except PenstockError as error:  # of a stream that cannot be written
+        print(f"penstock: {error.with_flags}", file=sys.stderr)
+        return error.exit_code
+
+
 @contextlib.contextmanager
 def _safe_streams() -> Iterator[None]:
     """Remove secrets and control characters from all printed text, also from library warnings."""
+    # Of a stream that was closed the number is free, and the next file that is opened would get it
+    # and whatever libraries print there.
+    while (number := os.open(os.devnull, os.O_RDWR)) < 3:
+        pass
+    os.close(number)
     with contextlib.ExitStack() as stack:
         for name in ("stdout", "stderr"):
-            if (stream := getattr(sys, name)) is not None:  # None if it was closed
-                redirect = getattr(contextlib, f"redirect_{name}")
-                safe = stack.enter_context(redirect(SafeStream(stream)))
-                stack.callback(safe.flush)  # a closed pipe raises nothing in here
+            stream = getattr(sys, name) or stack.enter_context(Path(os.devnull).open("w"))
+            redirect = getattr(contextlib, f"redirect_{name}")
+            safe = stack.enter_context(redirect(SafeStream(stream)))
+            stack.callback(safe.flush)  # a closed pipe raises nothing in here
         yield
 
 
 def _main(argv: Sequence[str] | None) -> int:
-    """Like `main`, but the signals of a batch system stay ignored after it returns."""
+    """Run one verb. Whatever it prints is safe already."""
     words = list(sys.argv[1:] if argv is None else argv)
     # Words after -- may belong to another program, so they stay as they are.
     end = words.index("--") if "--" in words else len(words)
@@ -217,8 +232,7 @@ def entry() -> None:
         complete(parser_of(os.environ["COMP_LINE"].split()[1:]))
     quiet_openmp()
     _end_dead_requests()
-    with _safe_streams():
-        code = _main(None)
+    code = _run_safely(None)
     if threading.active_count() > 1 or "train" in sys.argv[1:3]:
         os._exit(code)
     gc.freeze()

@@ -75,6 +75,7 @@ from .stores.ome_levels import first_level_of as first_level_of
 from .stores.open import open_sink as open_sink
 from .stores.open import open_source as open_source
 from .stores.protocols import AXES as AXES
+from .stores.protocols import LONGEST as LONGEST
 from .stores.protocols import Located as Located
 from .stores.protocols import Sink as Sink
 from .stores.protocols import Source as Source

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -11,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from ..base import UsageError
+from ..base import UsageError, parsed_json
 from ..data import (
     DOCUMENT,
+    LONGEST,
     UNFINISHED,
     Packed,
     PackedArray,
@@ -105,6 +105,11 @@ def _open_any(place: str | Path, name: str) -> Packed:
         raise
     except (OSError, KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
         raise UsageError(f"{where}: holds no array: {error!r}") from error
+    if max(array.shape) > LONGEST:
+        raise UsageError(
+            f"{where}: its metadata claims the shape {array.shape}, and an axis has at most "
+            f"{LONGEST}"
+        )
     stored, decoded = stored_bytes(path), math.prod(array.shape) * array.dtype.itemsize
     document = {
         "path": str(path), "shape": array.shape, "chunks": array.chunks, "shards": array.shards,
@@ -116,13 +121,13 @@ def _open_any(place: str | Path, name: str) -> Packed:
 
 def _open_array_alone(path: Path, where: str) -> PackedArray:
     if (path / "attributes.json").is_file():
-        n5 = json.loads((path / "attributes.json").read_text())
+        n5 = parsed_json((path / "attributes.json").read_text())
         shape, chunks = tuple(n5["dimensions"]), tuple(n5["blockSize"])
         dtype = np.dtype(n5["dataType"]).newbyteorder(">")
         axes = ("sample", *map(str, range(1, len(shape))))
         return PackedArray("data", path, axes, shape, chunks, None, dtype, 2, "", "/", ())
     metadata = next(path / n for n in (".zarray", "zarr.json") if (path / n).is_file())
-    ndim = len(json.loads(metadata.read_text())["shape"])
+    ndim = len(parsed_json(metadata.read_text())["shape"])
     entry = {"path": path.name, "axes": ["sample", *map(str, range(1, ndim))]}
     return open_packed_array(path.parent, "data", entry, where)
 

@@ -210,6 +210,8 @@ def read_yaml(path: Path, asked: str = "--config") -> dict[str, Any]:
         settings = yaml.safe_load(path.read_text())
     except OSError as error:
         raise UsageError(f"{asked} {path}: {error.strerror}") from error
+    except RecursionError:
+        raise UsageError(f"{asked} {path} is nested too deeply") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"{asked} {path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(settings, dict):

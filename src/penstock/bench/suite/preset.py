@@ -8,7 +8,6 @@ needs as many GPUs as it has ranks. Any other preset runs on every machine.
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -16,7 +15,17 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, model_validator
 
-from ...base import Knobs, Natural, Positive, Refused, TrainConfig, UsageError, describe, plural
+from ...base import (
+    Knobs,
+    Natural,
+    Positive,
+    Refused,
+    TrainConfig,
+    UsageError,
+    describe,
+    parsed_json,
+    plural,
+)
 
 PRESETS = {
     "laptop": "laptop_rtx3080ti",
@@ -75,7 +84,7 @@ class SuitePreset(Knobs):
 def named_preset(name: str) -> SuitePreset:
     """One of `PRESETS`."""
     file = resources.files(__package__) / "presets" / f"{PRESETS[name]}.json"
-    return _preset(json.loads(file.read_text()), f"preset {name}")
+    return _preset(parsed_json(file.read_text()), f"preset {name}")
 
 
 def read_preset(path: Path) -> SuitePreset:
@@ -86,7 +95,7 @@ def read_preset(path: Path) -> SuitePreset:
     """
     where = f"--config {path}"
     try:
-        settings = json.loads(path.read_text())
+        settings = parsed_json(path.read_text())
     except OSError as error:
         raise UsageError(f"{where}: {error.strerror}") from error
     except ValueError as error:

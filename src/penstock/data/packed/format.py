@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError
+from ...base import UsageError, parsed_json
 
 FORMAT, VERSION = "penstock-packed", 1
 DOCUMENT = "dataset.json"
@@ -53,7 +52,7 @@ def parse_document(text: str, where: str, name: str = DOCUMENT) -> dict[str, Any
         UsageError: the text is no document of a packed data set.
     """
     try:
-        document = json.loads(text)
+        document = parsed_json(text)
     except ValueError as error:
         raise UsageError(f"{where}: {name} cannot be read: {error}") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
@@ -276,10 +275,10 @@ def open_packed_array(root: Path, name: str, entry: Mapping[str, Any], where: st
     """
     path = root / entry["path"]
     if (path / ".zarray").is_file():
-        metadata = json.loads((path / ".zarray").read_text())
+        metadata = parsed_json((path / ".zarray").read_text())
         version, chunks, shards, dtype = 2, metadata["chunks"], None, metadata["dtype"]
     elif (path / "zarr.json").is_file():
-        metadata = json.loads((path / "zarr.json").read_text())
+        metadata = parsed_json((path / "zarr.json").read_text())
         version, shards, dtype = 3, None, metadata["data_type"]
         chunks = metadata["chunk_grid"]["configuration"]["chunk_shape"]
         if metadata["codecs"][0]["name"] == "sharding_indexed":

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError
+from ...base import UsageError, parsed_json
 
 _MISSING = ("_FillValue", "missing_value")
 NAMES = (
@@ -144,11 +143,11 @@ def check_not_packed(place: str) -> None:
     """
     for name, dtype_name in (("zarr.json", "data_type"), (".zarray", "dtype")):
         try:
-            metadata = json.loads(_text(place, name) or "{}")
+            metadata = parsed_json(_text(place, name) or "{}")
             dtype = np.dtype(metadata[dtype_name]).newbyteorder("=")
             attributes, fill = metadata.get("attributes", {}), None
             if name == ".zarray":
-                attributes = json.loads(_text(place, ".zattrs") or "{}")
+                attributes = parsed_json(_text(place, ".zattrs") or "{}")
                 said = metadata["fill_value"]
                 fill = None if said is None else _number(said, dtype)
         except (KeyError, TypeError, ValueError):

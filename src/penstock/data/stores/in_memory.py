@@ -119,7 +119,8 @@ def open_npy(path: str, *, name: str) -> MemorySource:
     if not is_file(file, where):
         raise UsageError(f"{where}: no such file")
     try:
-        array = np.lib.format.open_memmap(file, mode="r")
+        with np.errstate(over="ignore"):  # a shape that overflows raises an error as well
+            array = np.lib.format.open_memmap(file, mode="r")
     except (ValueError, EOFError, OSError) as error:
         if "mmap length" in str(error):
             raise UsageError(f"{where}: the file ends before the array does") from error

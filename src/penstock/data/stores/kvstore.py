@@ -4,7 +4,6 @@ words.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-from ...base import UsageError, absolute, describe, redact, require, scrub
+from ...base import UsageError, absolute, describe, parsed_json, redact, require, scrub
 
 
 def read_object(url: str, key: str, *, strict: bool = False) -> bytes | None:
@@ -116,7 +115,12 @@ def kvstore_of(path: str) -> Any:
     if "|" in path:  # TensorStore's own chain of stores, such as a zip file in a bucket
         return path
     if "://" not in path:
-        return {"driver": "file", "path": f"{absolute(path)}/"}
+        folder = absolute(path)
+        for marker in STORE_MARKERS:
+            if Path(folder, marker).exists() and not Path(folder, marker).is_file():
+                # To open a pipe would wait for ever for its other end.
+                raise UsageError(f"{scrub(path)}: {marker} is no regular file")
+        return {"driver": "file", "path": f"{folder}/"}
     place, mark, query = path.rstrip("/").partition("?")
     path = f"{place.rstrip('/')}/{mark}{query}"  # names below it come before the query
     endpoint = os.environ.get("AWS_ENDPOINT_URL")
@@ -194,7 +198,7 @@ def check_deletable(root: Any, where: str, arrays: Sequence[str] = ()) -> None:
 def _members(text: bytes) -> Mapping[str, Any]:
     """The JSON object in ``text``; empty if it is none."""
     try:
-        parsed = json.loads(text)
+        parsed = parsed_json(text)
     except ValueError:
         return {}
     return parsed if isinstance(parsed, dict) else {}

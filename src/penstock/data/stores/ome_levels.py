@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ...base import UsageError
+from ...base import UsageError, parsed_json
 from .protocols import AXES, axis_letter, physical_size
 
 
@@ -74,9 +73,10 @@ def _transform(
 
 def first_level_of(place: str) -> str:
     """The largest array of an OME-Zarr image in a folder of this machine; else the place itself."""
-    for marker in (".zattrs", "zarr.json"):
+    # To read a pipe would wait for ever for its other end.
+    for marker in filter(lambda name: Path(place, name).is_file(), (".zattrs", "zarr.json")):
         try:
-            document = json.loads(Path(place, marker).read_text())
+            document = parsed_json(Path(place, marker).read_text())
             attributes = document if marker == ".zattrs" else document["attributes"]
             image = attributes.get("ome", attributes)["multiscales"][0]
             return f"{place}/{array_below(image['datasets'][0]['path'], place)}"

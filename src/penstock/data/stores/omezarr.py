@@ -5,7 +5,6 @@ Only metadata is handled here; every voxel goes through TensorStore.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...base import UsageError, scrub
+from ...base import UsageError, parsed_json, scrub
 from ..box import Box
 from .added import and_added
 from .kvstore import (
@@ -352,7 +351,7 @@ def _read_json(root: Any, key: str, where: str) -> dict[str, Any]:
     with explained_errors(where):
         read = root.read(key).result()
     try:
-        parsed: dict[str, Any] = json.loads(read.value) if read.state == "value" else {}
+        parsed: dict[str, Any] = parsed_json(read.value) if read.state == "value" else {}
     except ValueError as error:
         raise UsageError(f"{where}: {key} is not valid JSON: {error}") from error
     return parsed

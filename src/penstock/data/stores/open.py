@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError, blaming, system_errors
+from ...base import UsageError, blaming, parsed_json, system_errors
 from ..box import Box
 from . import in_memory as memory
 from .added import OURS, added_store, and_added, checked
-from .protocols import AXES, OUTPUT_DTYPES, Sink, Source, Spec, check_dtype, is_file, suffix_of
+from .protocols import (
+    AXES,
+    LONGEST,
+    OUTPUT_DTYPES,
+    Sink,
+    Source,
+    Spec,
+    check_dtype,
+    is_file,
+    suffix_of,
+)
 
 
 def open_source(
@@ -48,6 +57,11 @@ def open_source(
     for axis, length in zip(AXES, source.domain.shape, strict=True):
         if length == 0:
             raise UsageError(f"{where}: has 0 along {axis}; there is nothing to read")
+        if length > LONGEST:
+            raise UsageError(
+                f"{where}: its metadata claims {length} along {axis}, and an axis has at most "
+                f"{LONGEST}"
+            )
     return source
 
 
@@ -184,11 +198,9 @@ def parse_spec(text_or_mapping: Spec, name: str = "--in-spec") -> dict[str, Any]
 
 def _parse_json(text: str, where: str) -> dict[str, Any]:
     try:
-        parsed = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UsageError(
-            f"{where}: not valid JSON at line {error.lineno} column {error.colno}: {error.msg}"
-        ) from error
+        parsed = parsed_json(text)
+    except ValueError as error:
+        raise UsageError(f"{where}: not valid JSON: {error}") from error
     if not isinstance(parsed, dict):
         raise UsageError(f"{where}: expected a JSON object, got {type(parsed).__name__}")
     return parsed

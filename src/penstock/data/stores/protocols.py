@@ -267,6 +267,11 @@ def check_dtype(dtype: Any, where: str, allowed: Sequence[str] = INPUT_DTYPES) -
     return np.dtype(dtype_name)
 
 
+LONGEST = 2**31 - 1
+"""The most voxels along an axis. Plans hold some bytes for each patch along an axis, and metadata
+that claims more is damaged or hostile."""
+
+
 def physical_size(value: Any) -> float | None:
     """The size of a voxel by its metadata; None where it is unknown. Other programs write an
     unknown size as 0, as an empty text or as a number that is not finite.

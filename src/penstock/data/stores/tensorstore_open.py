@@ -6,7 +6,6 @@ open mode.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...base import UsageError, scrub
+from ...base import UsageError, parsed_json, scrub
 from ..box import Box
 from .cf_packing import Packing, packing_of
 from .kvstore import (
@@ -111,7 +110,7 @@ def _packing(array: Any, dtype: np.dtype[Any], where: str) -> Packing | None:
         if spec["driver"] == "zarr":  # which keeps attributes beside its metadata
             text, fill = object_in(array.kvstore, ".zattrs"), array.fill_value
             with suppress(ValueError):
-                attributes = json.loads(text or "{}")
+                attributes = parsed_json(text or "{}")
         fill = None if fill is None or fill.size != 1 else float(fill)
         return packing_of(attributes, dtype, where, fill)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ...base import UsageError, require
+from ...base import UsageError, parsed_json, require
 from ...data import chunk_names
 
 numcodecs = require("numcodecs", "loaders")
@@ -70,7 +70,7 @@ def read_layout(url: str) -> ChunkLayout:
     for name, parse in ((".zarray", _layout_v2), ("zarr.json", _layout_v3)):
         if (path := Path(folder, name)).is_file():
             try:
-                return parse(folder, json.loads(path.read_text()))
+                return parse(folder, parsed_json(path.read_text()))
             except UsageError:
                 raise
             except (KeyError, TypeError, json.JSONDecodeError) as error:

@@ -1,0 +1,150 @@
+"""Files that claim, nest or wait without end, and streams that are closed or full."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.cli import main
+
+HUGE = 2**62
+DEEP = 100_000
+KNOBS = "--out-spec out.zarr --model-type identity --patch 8 --overlap 2 --devices cpu".split()
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An empty working folder, and 3 GiB of addresses beyond those that are taken."""
+    monkeypatch.chdir(tmp_path)
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + (3 << 30), before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The sentence with which a command is refused."""
+    assert main([*words]) == 2
+    *others, sentence = capsys.readouterr().err.splitlines()
+    assert others == [] and "defect" not in sentence and len(sentence) < 400
+    return sentence
+
+
+def v3(shape: tuple[int, ...], chunk: tuple[int, ...]) -> str:
+    return json.dumps(
+        {"zarr_format": 3, "node_type": "array", "shape": shape, "data_type": "uint8",
+         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk}},
+         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+         "fill_value": 0, "codecs": [{"name": "bytes"}]}
+    )  # fmt: skip
+
+
+V2 = {"zarr_format": 2, "chunks": [8, 8, 8], "dtype": "|u1", "compressor": None, "fill_value": 0,
+      "order": "C", "filters": None}  # fmt: skip
+N5 = {"blockSize": [8, 8], "dataType": "uint8", "compression": {"type": "raw"}}
+NESTED = "[" * DEEP + "]" * DEEP
+FILES = {
+    "v3": ("zarr.json", v3((HUGE, 8, 8), (8, 8, 8)), "an axis has at most"),
+    "v3 of one chunk": ("zarr.json", v3((2**40, 8, 8), (2**40, 8, 8)), "an axis has at most"),
+    "v3 of a huge chunk": ("zarr.json", v3((HUGE, 8, 8), (HUGE, 8, 8)), "overflow|at most"),
+    "v2": (".zarray", json.dumps({**V2, "shape": [8, HUGE, 8]}), "an axis has at most"),
+    "n5": (
+        "attributes.json",
+        json.dumps({**N5, "dimensions": [8, 8, HUGE]}),
+        "an axis has at most",
+    ),
+    "nested": ("zarr.json", NESTED, "nested too deeply|not JSON"),
+    "nested attributes": (".zattrs", '{"multiscales":' * DEEP, "nested too deeply|neither"),
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize(
+    "words", [["infer", "--in-spec", "in.zarr", *KNOBS], ["bench", "loader", "in.zarr"]]
+)
+def test_what_metadata_claims_is_checked_before_memory_is_taken(
+    kind: str, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, text, sentence = FILES[kind]
+    Path("in.zarr").mkdir()
+    Path("in.zarr", name).write_text(text)
+    error = said(capsys, *words)
+    assert any(part in error for part in sentence.split("|")) or "in.zarr" in error
+    assert not Path("out.zarr").exists()
+
+
+def test_a_npy_that_claims_too_much(capsys: pytest.CaptureFixture[str]) -> None:
+    np.save("in.npy", np.zeros((9, 8, 8), "uint8"))
+    content = Path("in.npy").read_bytes()
+    header = content.replace(b"(9, 8, 8), }" + b" " * 18, b"(%d, 8, 8), }" % HUGE)
+    Path("in.npy").write_bytes(header)
+    assert "in.npy" in said(capsys, "infer", "--in-spec", "in.npy", *KNOBS)
+
+
+LAUGHS = "".join(f"- &a{i} [{','.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 30))
+
+
+@pytest.mark.parametrize(
+    "text", ["patch: " + NESTED[:20000], "patch: [" * 9999, f"tag:\n- &a0 [x]\n{LAUGHS}"]
+)
+def test_settings_that_nest(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Aliases of aliases would be 9 to the power of 29 words."""
+    Path("a.yaml").write_text(text)
+    said(capsys, "infer", "--in-spec", "in.npy", *KNOBS, "--config", "a.yaml")
+    assert "nested too deeply" in said(capsys, "infer", "--in-spec", '{"a":' * DEEP, *KNOBS)
+
+
+def ended(*words: str, **streams: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "penstock", *words]
+    return subprocess.run(command, text=True, timeout=120, **streams)
+
+
+def test_a_pipe_in_place_of_metadata_is_not_waited_for(tmp_path: Path) -> None:
+    Path("in.zarr").mkdir()
+    os.mkfifo("in.zarr/zarr.json")
+    for words in (["infer", "--in-spec", "in.zarr", *KNOBS], ["bench", "loader", "in.zarr"]):
+        done = ended(*words, stderr=subprocess.PIPE)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1, words
+        assert "in.zarr" in done.stderr
+
+
+def test_a_full_disk_under_stdout_is_said_in_one_sentence() -> None:
+    np.save("in.npy", np.ones((8, 8, 8), "uint8"))
+    with Path("/dev/full").open("w") as full:
+        for words in (["infer", "--in-spec", "in.npy", *KNOBS], ["infer", "--help"], ["doctor"]):
+            done = ended(*words, stdout=full, stderr=subprocess.PIPE)
+            assert done.returncode == 1, words
+            assert done.stderr.count("\n") == 1 and "No space left" in done.stderr, done.stderr
+            assert "defect" not in done.stderr
+
+
+def test_a_closed_stderr_changes_nothing() -> None:
+    np.save("in.npy", np.ones((8, 8, 8), "uint8"))
+    for source, code in (("in.npy", 0), ("no.npy", 2)):
+        words = ["infer", "--in-spec", source, *KNOBS]
+        done = ended(*words, stdout=subprocess.PIPE, preexec_fn=lambda: os.close(2))
+        assert done.returncode == code
+        assert "penstock infer: " not in done.stdout
+
+
+def test_more_shares_than_parts_are_fine(capsys: pytest.CaptureFixture[str]) -> None:
+    np.save("in.npy", np.ones((8, 8, 8), "uint8"))
+    words = ["infer", "--in-spec", "in.npy", *KNOBS, "--normalize", "none"]
+    for step in (
+        "--prepare --workers 9",
+        "--part 5/9",
+        *(f"--part {i}/9" for i in range(1, 10)),
+        "--finish",
+    ):
+        assert main([*words, *step.split()]) == 0, step
+    assert "Complete" in capsys.readouterr().out
