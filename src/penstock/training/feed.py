@@ -8,6 +8,7 @@ The order is computed, so a feed can begin at any batch of any epoch without rea
 from __future__ import annotations
 
 import contextlib
+import shutil
 import signal
 import warnings
 from collections import deque
@@ -16,6 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,8 @@ SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name)
 )
 """The signals of a batch system and of Ctrl-C that end a training; Windows has no SIGUSR1."""
+SHARED, LEAST_SHARED = Path("/dev/shm"), 2**18
+"""The memory that processes share, and the bytes that the locks of workers take there."""
 
 
 class TorchFeed:
@@ -63,7 +67,7 @@ class TorchFeed:
 
     def epoch(self, epoch: int, first: int) -> Iterator[tuple[Items, Batch]]:
         self._batches.at = Position(epoch, first)
-        with _torch_says_nothing(), _signals_wait():
+        with _torch_says_nothing(), _signals_wait(), _room_to_share(self._loader.num_workers):
             self._iterator = iter(self._loader)
         return _or_raised(self._iterator)
 
@@ -74,6 +78,24 @@ class TorchFeed:
         if end_workers is not None:
             end_workers()
         self._iterator = None
+
+
+@contextlib.contextmanager
+def _room_to_share(workers: int = 0) -> Iterator[None]:
+    """A context that turns a full /dev/shm, as in a container, into one sentence."""
+    full = UsageError(
+        "--num-workers: /dev/shm has no room for what worker processes share; give --num-workers "
+        "0, or a larger /dev/shm"
+    )
+    try:
+        # Torch prints a traceback of its own where it meets this while it starts workers.
+        if workers and SHARED.is_dir() and shutil.disk_usage(SHARED).free < LEAST_SHARED:
+            raise OSError("No space left on device")
+        yield
+    except (OSError, RuntimeError) as error:
+        if "No space left on device" in str(error) or "shared memory" in str(error):
+            raise full from error
+        raise
 
 
 class ThreadFeed:
@@ -129,10 +151,11 @@ def feed_of(split: str, workload: Workload, order: Order, config: TrainConfig, p
 
 
 def _or_raised(batches: Iterator[tuple[Items, Batch]]) -> Iterator[tuple[Items, Batch]]:
-    for items, batch in batches:
-        if isinstance(batch, PenstockError):
-            raise batch
-        yield items, batch
+    with _room_to_share():
+        for items, batch in batches:
+            if isinstance(batch, PenstockError):
+                raise batch
+            yield items, batch
 
 
 def _note(workers: int) -> str:
