@@ -38,6 +38,7 @@ from .scenes.objects import Objects as Objects
 from .scenes.preprocess import Done as Done
 from .scenes.preprocess import check_chips_output as check_chips_output
 from .scenes.preprocess import preprocess_scenes as preprocess_scenes
+from .scenes.record import ChipRecord as ChipRecord
 from .scenes.scene import CHANNELS as CHANNELS
 from .scenes.scene import SPLITS as SPLITS
 from .scenes.scene import Scene as Scene
@@ -53,6 +54,7 @@ from .scenes.synthetic_files import clear_data_set as clear_data_set
 from .scenes.synthetic_files import write_data_set as write_data_set
 from .scenes.windows import Cut as Cut
 from .scenes.windows import cuts_of as cuts_of
+from .scenes.windows import empty_band as empty_band
 from .scenes.windows import model_view as model_view
 from .scenes.windows import planes_of as planes_of
 from .scenes.windows import read_row as read_row

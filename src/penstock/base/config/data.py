@@ -173,7 +173,7 @@ class PredictConfig(OnCluster, Labels):
     """The knobs of ``penstock predict``."""
 
     groups: ClassVar = {
-        "the detector": "backbone chip_size overlap channels",
+        "the detector": "backbone chip_size overlap dtype channels",
         "arithmetic": "amp threads",
     }
 
@@ -206,6 +206,9 @@ class PredictConfig(OnCluster, Labels):
         None,
         help="pixels that neighbouring windows share (default: as the run's chips)",
         unit="pixels",
+    )
+    dtype: Literal["float16", "float32"] | None = flag(
+        None, help="dtype of its chips, to which values are rounded (default: the run's)"
     )
 
     batch_size: Positive = flag(8, help="windows of a batch")
