@@ -8,7 +8,15 @@ import math
 
 import numpy as np
 
-from ..base import ScoreConfig, UsageError, add_flags, check_outputs, from_flags, write_output
+from ..base import (
+    ScoreConfig,
+    UsageError,
+    add_flags,
+    check_outputs,
+    from_flags,
+    plural,
+    write_output,
+)
 from ..data import (
     Objects,
     XView3Score,
@@ -54,8 +62,23 @@ def run(args: argparse.Namespace) -> int:
         write_output(
             "--output", config.output, json.dumps(score.as_dict()), replace=config.overwrite
         )
-    print("\n".join(lines(score, config)))
+    print("\n".join([*lines(score, config), *_scenes_apart(predicted, labels)]))
     return 0
+
+
+def _scenes_apart(predicted: Objects, labels: Objects) -> list[str]:
+    """Say which scenes have predictions and no label."""
+    scenes, true = ({*map(str, of.scene)} for of in (predicted, labels))
+    if not (apart := sorted(scenes - true)):
+        return []
+    if apart == sorted(scenes):
+        return [
+            f"No scene id of --inference-file is one of --label-file ({apart[0]} is none of "
+            f"{plural(len(true), 'scene')}, such as {min(true)}): no prediction can match a label."
+        ]
+    return [
+        f"{len(apart)} of {len(scenes)} scenes of --inference-file have no label, such as {apart[0]}."
+    ]
 
 
 def _of_scenes(scenes: tuple[str, ...], *sides: Objects) -> list[Objects]:

@@ -232,8 +232,8 @@ def _record(of_run: ChipRecord | None, config: PredictConfig, weights: Path) -> 
     asked = replace(of_run, **{name: value for name, value in said.items() if value is not None})
     if differing := of_run.differing(asked):
         raise UsageError(
-            f"--{asked.told(differing).replace('_', '-')}: {weights} was trained on chips of "
-            f"{of_run.told(differing)}; leave the flag out"
+            f"--{differing.replace('_', '-')}: {weights} was trained on chips of "
+            f"{of_run.told(differing)}, not {asked.told(differing)}; leave the flag out"
         )
     return asked
 

@@ -52,7 +52,7 @@ class ChipRecord:
     def told(self, name: str) -> str:
         """One of its values in words, such as ``channels vh,vv``."""
         value = getattr(self, name)
-        return f"{name} {','.join(value) if name == 'channels' else value}"
+        return f"{name.replace('_', ' ')} {','.join(value) if name == 'channels' else value}"
 
     def differing(self, other: ChipRecord) -> str:
         """The first thing that a model would see otherwise, as ``channels``; empty if none. How far

@@ -79,6 +79,13 @@ class DetectorWorkload:
             "compiled_operators": compiled_operators(),
         }
         self.notes = [seen] if (seen := seen_again(train, self.chips)) else []
+        for chips in (train, self.chips):
+            if chips.labels_unseen:
+                labels = sum(map(len, chips.labels.values()))
+                self.notes.append(
+                    f"{chips.labels_unseen} of {labels} labels of {chips.folder} lie where radar "
+                    "has no value"
+                )
         self.train = Pictures(train, chosen(train.num_points, config.background, config.seed))
         self.val = Pictures(self.chips, np.arange(len(self.chips)))
 
