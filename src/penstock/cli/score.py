@@ -71,14 +71,12 @@ def _scenes_apart(predicted: Objects, labels: Objects) -> list[str]:
     scenes, true = ({*map(str, of.scene)} for of in (predicted, labels))
     if not (apart := sorted(scenes - true)):
         return []
-    if apart == sorted(scenes):
-        return [
-            f"No scene id of --inference-file is one of --label-file ({apart[0]} is none of "
-            f"{plural(len(true), 'scene')}, such as {min(true)}): no prediction can match a label."
-        ]
-    return [
-        f"{len(apart)} of {len(scenes)} scenes of --inference-file have no label, such as {apart[0]}."
-    ]
+    if len(apart) == len(scenes):
+        others = f"{plural(len(true), 'scene')} such as {min(true)}"
+        line = f"No scene id of --inference-file, such as {apart[0]}, is in --label-file ({others})"
+        return [f"{line}: no prediction can match a label."]
+    line = f"{len(apart)} of {len(scenes)} scenes of --inference-file have no label"
+    return [f"{line}, such as {apart[0]}."]
 
 
 def _of_scenes(scenes: tuple[str, ...], *sides: Objects) -> list[Objects]:

@@ -169,10 +169,13 @@ def pixel_metres(file: Any) -> tuple[float, float] | None:
         degrees = np.array(transform(file.crs, "EPSG:4326", x.tolist(), y.tolist()))
     except require("rasterio.errors", "scenes").RasterioError:
         return None
-    around = np.cos(np.deg2rad(degrees[1, 0]))
-    east, north = (np.diff(degrees[:, [0, i]], axis=1)[:, 0] for i in (2, 1))
-    sides = [111_195 * np.hypot(side[0] * around, side[1]) for side in (east, north)]
-    return float(sides[0]), float(sides[1])
+    # The ellipsoid WGS 84 has these radii along a parallel and along a meridian.
+    at, flat = np.deg2rad(degrees[1, 0]), 0.00669438
+    bend = 1 - flat * np.sin(at) ** 2
+    radii = 6378137 / bend**0.5 * np.array([np.cos(at), (1 - flat) / bend])
+    along = np.deg2rad(degrees[:, 1:] - degrees[:, :1]) * radii[:, None]
+    width, height = np.hypot(*along).tolist()
+    return height, width
 
 
 def decoded(file: Any, read: Any) -> FloatArray:
@@ -278,7 +281,7 @@ class _Halves:
             else (min(page.rowsperstrip, height), self._width)
         )
         self._left_out = np.float16(0 if nodata is None else nodata)
-        self._missing = np.float16(NODATA if nodata is None else nodata).view(np.uint16)
+        self._missing = _halves_of(NODATA if nodata is None else nodata)
 
     def read(self, rows: tuple[int, int], columns: tuple[int, int]) -> Values:
         """A window; NaN where a value is missing."""
@@ -288,8 +291,10 @@ class _Halves:
             values = self._pieces(rows, columns)
         values = values.astype(np.float16, copy=False)
         bits = values.view(np.uint16)  # five times as fast as floats
-        missing = bits == self._missing if self._missing & 0x7FFF else bits & 0x7FFF == 0
-        bits[missing | (bits & _INFINITE == _INFINITE)] = _NAN_BITS
+        missing = bits & _INFINITE == _INFINITE
+        for other in self._missing:
+            missing |= bits == other
+        bits[missing] = _NAN_BITS
         return values
 
     def _lines(self, rows: tuple[int, int]) -> Values:
@@ -334,6 +339,17 @@ class _Halves:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _halves_of(value: float) -> set[int]:
+    """The bits of the 16-bit floats that may stand for a value: those on both sides of one that is
+    none of them, and for 0 also -0."""
+    with np.errstate(over="ignore"):
+        half = np.float16(value)
+    halves = [np.float16(0.0), np.float16(-0.0)] if value == 0 else [half]
+    if float(half) != value and not np.isnan(value):  # GDAL rounds towards 0
+        halves.append(np.nextafter(half, np.float16(np.copysign(np.inf, value - float(half)))))
+    return {int(bits) for bits in np.array(halves).view(np.uint16)}
 
 
 def is_missing(values: Values) -> NDArray[np.bool_]:
