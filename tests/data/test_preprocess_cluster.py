@@ -16,10 +16,10 @@ import pytest
 
 from penstock.base import lock_file
 from penstock.cli import main
+from penstock.data.scenes.chip_record import ChipRecord
 from penstock.data.scenes.cluster_cut import LOCK, _moved, cut_task
 from penstock.data.scenes.cutting import SceneJob
 from penstock.data.scenes.labels import read_labels
-from penstock.data.scenes.record import ChipRecord
 from penstock.data.scenes.scene import scene_folders
 
 from ..preloaded import forked_workers, started

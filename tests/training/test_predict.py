@@ -285,8 +285,8 @@ def test_a_device_that_is_not_there_is_refused(
         ("--scenes abc", "--scenes abc: there is no such scene in --data-root", "", {}),
         (f"--overlap {CHIP}", f"--overlap {CHIP} must be less than --chip-size {CHIP}", "", {}),
         (
-            "--score-threshold 0.01",
-            "--score-threshold '0.01': input should be greater",
+            "--score-threshold 0",
+            "--score-threshold .0.: input should be greater than 0",
             "",
             {},
         ),

@@ -26,6 +26,7 @@ from .packed.volume import write_volume as write_volume
 from .packed.write import write_dataset as write_dataset
 from .scenes.average_precision import ImageResult as ImageResult
 from .scenes.average_precision import coco_ap as coco_ap
+from .scenes.chip_record import ChipRecord as ChipRecord
 from .scenes.chips import Chip as Chip
 from .scenes.chips import Chips as Chips
 from .scenes.chips import seen_again as seen_again
@@ -38,7 +39,6 @@ from .scenes.objects import Objects as Objects
 from .scenes.preprocess import Done as Done
 from .scenes.preprocess import check_chips_output as check_chips_output
 from .scenes.preprocess import preprocess_scenes as preprocess_scenes
-from .scenes.record import ChipRecord as ChipRecord
 from .scenes.scene import CHANNELS as CHANNELS
 from .scenes.scene import SPLITS as SPLITS
 from .scenes.scene import Scene as Scene

@@ -25,7 +25,7 @@ from ..data import (
     planes_of,
     read_row,
 )
-from ..models import load_weights, make_detector
+from ..models import LEAST_SCORE, load_weights, make_detector
 from .workloads.detector_workload import joined, owned, picture
 
 
@@ -34,7 +34,7 @@ class Settings:
     """The settings of a detector and of its windows."""
 
     record: ChipRecord
-    """How scenes are cut into windows: as the chips were that the detector was trained on."""
+    """The cut of scenes into windows, as the chips were that the detector was trained on."""
     backbone: str
     threshold: float
     """The lowest score of a detection that is kept."""
@@ -49,6 +49,7 @@ def load_detector(weights: Path, settings: Settings) -> nn.Module:
     net: nn.Module = make_detector(
         planes_of(channels),
         settings.backbone,  # type: ignore[arg-type]
+        score_threshold=min(LEAST_SCORE, settings.threshold),
         most_detections=settings.max_dets,
     )
     description = f"the detector on {settings.backbone} that sees {', '.join(channels)}"

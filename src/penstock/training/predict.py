@@ -67,7 +67,7 @@ class PredictionSummary:
     """The objects of all scenes."""
     settings: Settings
     notes: list[str]
-    """What a user should know of the scenes, in words."""
+    """Things to know of the scenes, in words."""
 
 
 def predict_scenes(
@@ -97,19 +97,13 @@ def predict_scenes(
     if weights.is_file():  # refuse a damaged file before its run is read
         read_state(weights, "WEIGHTS")
     settings = settings_of(weights, config)
-    channels = settings.record.channels
-    folders = wanted_scenes(config.data_root, config.scenes, channels)
+    folders = wanted_scenes(config.data_root, config.scenes, settings.record.channels)
     parts = _FinishedScenes.open(config, weights, settings)
     objects_of = parts.read(folders)
     folders = {name: folder for name, folder in folders.items() if name not in objects_of}
-    total, noted = 0, Counter[str]()
-    for folder in folders.values():
-        with Scene(folder, channels) as scene:
-            total += math.prod(cut.num for cut in windows_of(scene, settings.record))
-            noted.update(scene.notes)
+    total, notes = _look_ahead(folders, settings.record)
     device = None if workers else device_of(config.device)
     net = load_detector(weights, settings).to(device) if device else None
-
     progress = begin(total)
     passed, seen = 0, 0
 
@@ -122,7 +116,7 @@ def predict_scenes(
         if workers is not None:
             yield from detect_on_cluster(workers, folders, weights, settings, config, advance)
         for name, folder in folders.items() if net is not None else ():
-            with Scene(folder, channels) as scene, torch_threads(config.threads):
+            with Scene(folder, settings.record.channels) as scene, torch_threads(config.threads):
                 assert net is not None
                 yield name, detect(net, scene, settings, config, advance)
 
@@ -134,8 +128,17 @@ def predict_scenes(
         write_predictions(draft, objects)
     parts.remove()
     skipped = len(objects_of) - len(folders)
-    notes = [f"{scenes} of {len(folders)} scenes: {note}" for note, scenes in noted.items()]
     return PredictionSummary(len(folders), skipped, seen, passed - seen, objects, settings, notes)
+
+
+def _look_ahead(folders: Mapping[str, Path], record: ChipRecord) -> tuple[int, list[str]]:
+    """The windows of all scenes, and what a user should know of the scenes."""
+    total, noted = 0, Counter[str]()
+    for folder in folders.values():
+        with Scene(folder, record.channels) as scene:
+            total += math.prod(cut.num for cut in windows_of(scene, record))
+            noted.update(scene.notes)
+    return total, [f"{num} of {len(folders)} scenes: {note}" for note, num in noted.items()]
 
 
 class _FinishedScenes:

@@ -195,7 +195,7 @@ class PredictConfig(OnCluster, Labels):
     backbone: Literal["auto", "mobilenet", "resnet50"] = flag(
         "auto", help="backbone of its feature pyramid; auto: the run's"
     )
-    score_threshold: Annotated[float, Field(ge=0.05, le=1)] | None = flag(
+    score_threshold: Annotated[float, Field(gt=0, le=1)] | None = flag(
         None,
         help="least score of a detection (default: the run's best on its validation scenes)",
     )

@@ -87,10 +87,10 @@ def read_preset(path: Path) -> SuitePreset:
         UsageError: the file cannot be read or is wrong; the message names the first error.
     """
     where = f"--config {path}"
-    own = resources.files(__package__) / "presets" / path.name
+    shipped = resources.files(__package__) / "presets" / path.name
     try:
-        if path.parent.name == "configs" and not path.exists() and own.is_file():
-            return _preset(json.loads(own.read_text()), where)
+        if path.parent.name == "configs" and not path.exists() and shipped.is_file():
+            return _preset(json.loads(shipped.read_text()), where)
         settings = json.loads(path.read_text())
     except OSError as error:
         raise UsageError(f"{where}: {error.strerror}") from error

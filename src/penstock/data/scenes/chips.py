@@ -25,9 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import UsageError, describe, read_json, require
+from .chip_record import ChipRecord
 from .coarse import Coarse
 from .objects import Objects
-from .record import ChipRecord
 from .scene import CHANNELS, radar_of
 from .windows import Cut, Span, cuts_of, model_view
 

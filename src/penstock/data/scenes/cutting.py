@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import Stopped, UsageError, require, write_json
+from .chip_record import ChipRecord
 from .chips import (
     ARRAY,
     FORMAT,
@@ -28,7 +29,6 @@ from .chips import (
 )
 from .objects import Objects
 from .rasters import is_missing
-from .record import ChipRecord
 from .scene import CHANNELS, Scene, radar_of
 from .windows import Cut, cuts_of, empty_band, read_row
 

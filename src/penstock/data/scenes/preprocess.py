@@ -30,11 +30,11 @@ from ...base import (
     writing_output,
 )
 from ...cluster import Workers
+from .chip_record import ChipRecord
 from .chips import DTYPE, FORMAT, INDEX, MANIFEST, VERSION, Chips, read_document
 from .cluster_cut import cut_on_cluster
 from .cutting import Result, SceneJob
 from .objects import Objects
-from .record import ChipRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Done:
     chips: int
     """Chips with at least one valid pixel."""
     empty_chips: int
-    """Those of them without an object of their own."""
+    """Chips among them without an object of their own."""
     empty_scenes: int
     """Scenes without a label."""
     rounded: int
@@ -54,11 +54,11 @@ class Done:
     """Scenes that an earlier run had finished."""
     labels: int
     labels_unseen: int
-    """Those of them at whose pixel the radar has no value."""
+    """Labels at whose pixel the radar has no value."""
     valid: Mapping[str, float]
-    """For each channel the share of pixels that have a value."""
+    """The share of pixels that have a value, by channel."""
     notes: Mapping[str, int]
-    """What a user should know of scenes, and the number of scenes."""
+    """Things to know of scenes, each with the number of scenes."""
 
 
 def preprocess_scenes(

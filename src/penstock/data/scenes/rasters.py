@@ -25,7 +25,7 @@ Values = NDArray[Any]
 """16-bit floats where the raster holds them, 32-bit ones otherwise; NaN is missing."""
 
 NODATA = -32768.0
-"""What is missing in the rasters of xView3, and in a file that says nothing of it."""
+"""No value, in the rasters of xView3 and in any file that names no other."""
 
 
 SLAB = 64

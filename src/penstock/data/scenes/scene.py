@@ -40,7 +40,7 @@ class Raster:
     scale: float
     """A model sees ``(value - offset) / scale``: the same in every scene and chip."""
     units: tuple[str, ...] = ()
-    """How a file may spell the unit of its values, in small letters."""
+    """The unit of its values as a file may spell it, in small letters."""
     zero_is_missing: bool = False
 
 
@@ -107,7 +107,7 @@ class Scene(AbstractContextManager["Scene"]):
                 check_same_grid(paths[name], self._files[name], first_path, first)
                 self._pixels[name] = Pixels(paths[name], self._files[name])
             self.notes = _notes(first)
-            """What a user should know of the scene, in words."""
+            """Things to know of the scene, in words."""
             self.coarse: dict[str, Coarse] = {
                 name: read_coarse(
                     paths[name],

@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import UsageError
+from .chip_record import ChipRecord
 from .coarse import Coarse
 from .rasters import is_missing
-from .record import ChipRecord
 from .scene import CHANNELS, Scene, radar_of
 
 Span = tuple[int, int]

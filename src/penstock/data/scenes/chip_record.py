@@ -23,7 +23,7 @@ class ChipRecord:
     dtype: str
     """The dtype of the radar's values, ``float16`` or ``float32``."""
     scaling: tuple[tuple[float, float], ...]
-    """For each channel the offset and the scale: a model sees ``(value - offset) / scale``."""
+    """The offset and the scale of each channel: a model sees ``(value - offset) / scale``."""
 
     @classmethod
     def of(cls, channels: Sequence[str], chip_size: int, overlap: int, dtype: str) -> ChipRecord:
