@@ -45,7 +45,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
             shutil.copymode(path, draft)
         draft.replace(path)
     except OSError as error:
-        if error.filename in (None, str(draft)):  # such as a full disk
+        if error.errno and error.filename in (None, str(draft)):  # such as a full disk
             error.filename = str(path)
         raise
     finally:
