@@ -52,14 +52,14 @@ class Coarse:
             for at, first, length in zip(near, (top, left), values.shape, strict=True)
         ]
         outside = [(at < 0) | (at >= n) for at, n in zip(near, self.values.shape, strict=True)]
-        nearest = np.ascontiguousarray(values[index[0][:, None], index[1]])
-        window = nearest
-        if self.kind != "nearest":
-            down, right = down - top, right - left
-            window = _smooth(self.kind, values, lambda of: _linear(of, down, right))
-            window[np.isnan(nearest)] = np.nan
-        window[outside[0]] = np.nan
-        window[:, outside[1]] = np.nan
+        if self.kind == "nearest":
+            window = values[np.ix_(*index)]
+        else:
+            window = _smooth(self.kind, values, lambda of: _linear(of, down - top, right - left))
+            if (missing := np.isnan(values)).any():
+                window[missing[np.ix_(*index)]] = np.nan
+        if outside[0].any() or outside[1].any():
+            window[outside[0][:, None] | outside[1]] = np.nan
         return window
 
     def count_valid(self, size: tuple[int, int]) -> int:
