@@ -21,6 +21,7 @@ if not all(map(find_spec, ("rasterio", "tifffile"))):
     pytest.skip("rasterio or tifffile is not installed", allow_module_level=True)
 
 import rasterio
+import rasterio.control
 from rasterio.warp import reproject, transform
 
 UTM, NORTH, EAST = "EPSG:32655", 6_890_000.0, 300_000.0
@@ -34,7 +35,7 @@ VH, DEPTH = CHANNELS["vh"].file, CHANNELS["bathymetry"].file
 def tif(
     path: Path,
     values: np.ndarray,
-    place: rasterio.Affine = UP,
+    place: rasterio.Affine | None = UP,
     crs: str | None = UTM,
     after: Callable[[Any], None] = lambda file: None,
     **profile: Any,
@@ -237,6 +238,15 @@ def in_unit(unit: str) -> Callable[[Any], None]:
     return lambda file: setattr(file, "units", (unit,))
 
 
+def by_points(folder: Path) -> None:
+    points = [
+        rasterio.control.GroundControlPoint(row, column, EAST + 10 * column, NORTH - 10 * row)
+        for row in (0, SIZE[0]) for column in (0, SIZE[1])
+    ]  # fmt: skip
+    for name in ("vh", "vv"):
+        tif(folder / CHANNELS[name].file, radar(), None, UTM, gcps=points)
+
+
 REFUSED: list[tuple[Callable[[Path], object], str]] = [
     (lambda f: tif(f / VH, radar("complex64")), "VH_dB.tif has complex samples .complex64."),
     (lambda f: tif(f / VH, radar(), count=2), "VH_dB.tif has 2 bands, and a channel is one"),
@@ -244,6 +254,11 @@ REFUSED: list[tuple[Callable[[Path], object], str]] = [
     (two_images, "VH_dB.tif holds 2 images, and a channel is one"),
     (gone, "VH_dB.tif has no place on Earth .no transform., and VV_dB.tif has one"),
     (deep(place=rasterio.Affine.identity(), crs=None), "bathymetry.tif has no place on Earth"),
+    (
+        by_points,
+        "VH_dB.tif has no place .* ground control points: warp it .*try.tif has one",
+    ),
+    (deep(crs='LOCAL_CS["mine",UNIT["m",1]]'), "bathymetry.tif cannot be warped .*: no way leads"),
     (deep(crs=None), "bathymetry.tif has no coordinate system .CRS., and VH_dB.tif has one"),
     (elsewhere(), "VV_dB.tif lies elsewhere than VH_dB.tif: a corner is 500 pixels away"),
     (elsewhere(place=UP, crs="EPSG:32633"), "VV_dB.tif lies elsewhere than VH_dB.tif"),

@@ -144,6 +144,8 @@ def _warped(
     column, row = fine.width / 2, fine.height / 2
     around = places_in(coarse, fine, [column, column + 1, column], [row, row, row + 1])
     step = float(np.hypot(*(around[:, 1:] - around[:, :1])).max())
+    if not np.isfinite(step):
+        raise ValueError("no way leads from one coordinate system to the other")
     every = max(1, int(1 / (FINER * step)))
     # A pixel more on all sides, so that nothing lies beyond the last centres.
     at = np.linalg.inv([[every, 0, -every], [0, every, -every], [0, 0, 1]])

@@ -78,15 +78,16 @@ def places_in(other: Any, of: Any, columns: Any, rows: Any) -> NDArray[np.float6
         rows: likewise from the upper edge.
 
     Returns:
-        Columns and rows in ``other``, shape (2, n); not finite where there is none.
+        Columns and rows in ``other``, shape (2, n); NaN where there is none.
     """
     x, y, ones = map_of(of) @ [columns, rows, np.ones(len(columns))]
     if of.crs != other.crs:
         try:
             transform = require("rasterio.warp", "scenes").transform
             x, y = np.asarray(transform(of.crs, other.crs, x.tolist(), y.tolist()))
-        except require("rasterio.errors", "scenes").RasterioError:
-            return np.full((2, len(columns)), np.inf)
+        except Exception:  # of GDAL, which has many kinds
+            x = y = np.full(len(columns), np.nan)
+        x, y = np.where(np.isfinite([x, y]), [x, y], np.nan)
     return np.asarray(np.linalg.inv(map_of(other)) @ [x, y, ones])[:2]
 
 
@@ -125,9 +126,8 @@ def check_same_grid(path: Path, file: Any, first_path: Path, first: Any) -> None
     corners = np.array([[0, file.width, 0, file.width], [0, 0, file.height, file.height]])
     apart = np.abs(places_in(first, file, *corners) - corners).max()
     if not apart <= OFF_GRID:
-        raise UsageError(
-            f"{path} lies elsewhere than {first_path.name}: a corner is {apart:,.4g} pixels away"
-        )
+        away = f": a corner is {apart:,.4g} pixels away" if apart > 0 else " on Earth"
+        raise UsageError(f"{path} lies elsewhere than {first_path.name}{away}")
 
 
 def check_comparable(path: Path, file: Any, first_path: Path, first: Any) -> None:
@@ -148,7 +148,9 @@ def check_comparable(path: Path, file: Any, first_path: Path, first: Any) -> Non
     ):
         if one != other:
             lacks, has = (first_path, path) if one else (path, first_path)
-            raise UsageError(f"{lacks} has no {what}, and {has.name} has one")
+            points = (first if one else file).gcps[0]
+            but = ", but ground control points: warp it to a grid first" if points else ""
+            raise UsageError(f"{lacks} has no {what}{but}, and {has.name} has one")
 
 
 def pixel_metres(file: Any) -> tuple[float, float] | None:
@@ -167,7 +169,7 @@ def pixel_metres(file: Any) -> tuple[float, float] | None:
         transform = require("rasterio.warp", "scenes").transform
         x, y, _ = map_of(file) @ [[column, column + 1, column], [row, row, row + 1], [1, 1, 1]]
         degrees = np.array(transform(file.crs, "EPSG:4326", x.tolist(), y.tolist()))
-    except require("rasterio.errors", "scenes").RasterioError:
+    except Exception:  # of GDAL, which has many kinds
         return None
     # The ellipsoid WGS 84 has these radii along a parallel and along a meridian.
     at, flat = np.deg2rad(degrees[1, 0]), 0.00669438
