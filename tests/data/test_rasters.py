@@ -165,7 +165,7 @@ def depths(shape: tuple[int, int]) -> np.ndarray:
 
 def over_the_radar(crs: str, pixel: float, shape: tuple[int, int]) -> rasterio.Affine:
     """A place of a raster whose middle lies over that of the radar."""
-    middle = UP @ (SIZE[1] / 2, SIZE[0] / 2)
+    middle = EAST + 5 * SIZE[1], NORTH - 5 * SIZE[0]
     (x,), (y,) = transform(UTM, crs, [middle[0]], [middle[1]])
     return rasterio.Affine(pixel, 0, x - pixel * shape[1] / 2, 0, -pixel, y + pixel * shape[0] / 2)
 
