@@ -132,7 +132,7 @@ def lines_of(document: Mapping[str, Any]) -> list[str]:
         f"{document['time'][:10]}, {document['machine']}; "
         f"load average {load:.1f} before. Faster R-CNN, "
         f"MobileNet FPN, {training['parameters']:,} parameters, channels "
-        f"{', '.join(facts['channels'])}; nms and roi_align are {operators} "
+        f"{', '.join(facts['chips']['channels'])}; nms and roi_align are {operators} "
         f"(torchvision {facts['torchvision']})."
     )
     header = ("localisation F1", "shore F1", "vessel F1", "fishing F1", "length", "aggregate")

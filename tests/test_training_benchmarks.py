@@ -29,7 +29,11 @@ def some_run(f1: float, minutes: float) -> dict[str, Any]:
     step = {"seconds": 60 * minutes, "cpu_s": 100.0, "step": "train", "command": "train --fast"}
     training = {"parameters": 1234, "steps": 90, "batch_size": 4, "epochs": 6, "samples_per_s": 2.5}
     training |= {"judge": "val_loc_fscore", "best": {"epoch": 3, "score": 0.875}}
-    training["facts"] = {"channels": ["vh"], "compiled_operators": False, "torchvision": "0.1"}
+    training["facts"] = {
+        "chips": {"channels": ["vh"]},
+        "compiled_operators": False,
+        "torchvision": "0.1",
+    }
     about = {"time": "2026-01-02T03:04:05", "machine": "a computer", "load": 0.5, "scenes": 4}
     parts = {"steps": [step], "training": training, "score": scores, "strict_official": scores}
     return {**about, **parts}

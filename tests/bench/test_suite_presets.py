@@ -75,6 +75,21 @@ def test_a_file_of_the_seed_is_taken_as_it_is(tmp_path: Path) -> None:
     assert fit_preset(custom, [], anyway=False)[1] == "", "it names no device"
 
 
+def test_a_path_of_the_seed_is_its_preset_where_no_file_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = Path("configs/dgx_a100.json")
+    assert read_preset(path) == named_preset("dgx-a100")
+    for absent in (Path("configs/mine.json"), Path("elsewhere/dgx_a100.json")):
+        with pytest.raises(UsageError, match=f"--config {absent}: No such file"):
+            read_preset(absent)
+    path.parent.mkdir()
+    own = named_preset("quick").model_dump(mode="json", exclude_none=True)
+    path.write_text(json.dumps({**own, "name": "mine"}))
+    assert read_preset(path).name == "mine"
+
+
 def test_what_the_training_may_be_told_besides(tmp_path: Path) -> None:
     path = tmp_path / "custom.json"
     further = {"amp": True, "backbone": "mobilenet", "max_steps": 3}

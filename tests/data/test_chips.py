@@ -18,6 +18,7 @@ import pytest
 
 from penstock.base.errors import UsageError
 from penstock.cli import main
+from penstock.data.scenes.chip_record import ChipRecord
 from penstock.data.scenes.chips import Chips
 from penstock.data.scenes.labels import read_labels
 from penstock.data.scenes.rasters import NODATA
@@ -122,7 +123,8 @@ def test_a_wind_that_is_missing_is_no_calm(data: Path, tmp_path: Path, missing: 
         with Scene(folder, channels) as scene:
             whole = (0, SIZE[0]), (0, SIZE[1])
             radar = np.stack([scene.read(name, *whole) for name in radar_of(channels)])
-            image, valid = model_view(channels, radar, scene.coarse, *whole)
+            record = ChipRecord.of(channels, SIZE[0], 0, "float16")
+            image, valid = model_view(record, radar, scene.coarse, *whole)
         assert len(image) + len(valid) == planes_of(channels)
         return image, valid
 
@@ -209,7 +211,7 @@ def test_folders_that_hold_no_chips_are_refused(chipped: Path, tmp_path: Path) -
         Chips(tmp_path)
     index = json.loads((chipped / "train" / "index.json").read_text())
     (tmp_path / "index.json").write_text(json.dumps({**index, "version": 9}))
-    with pytest.raises(UsageError, match="is of version 9; this Penstock reads 1"):
+    with pytest.raises(UsageError, match="is of version 9; this Penstock reads 2"):
         Chips(tmp_path)
     shutil.copytree(chipped / "train", tmp_path / "c")
     for path in (tmp_path / "c").rglob("c/**/*"):
@@ -235,13 +237,11 @@ def test_rounding_is_told_and_dtype_keeps_all(
     words = words_of(data, tmp_path / "c", "--overlap", "0")
     assert main(words) == 0
     output = capsys.readouterr().out
-    assert (
-        "float32; chips store them as float16" in output and "--dtype float32 keeps all" in output
-    )
+    assert "of 1 scenes have more digits than float16" in output and "--dtype float32" in output
     assert main([*words, "--dtype", "float32"]) == 2
     assert "was made with other dtype" in capsys.readouterr().err
     assert main([*words, "--dtype", "float32", "--overwrite-preproc"]) == 0
-    assert "store them as" not in capsys.readouterr().out
+    assert "more digits" not in capsys.readouterr().out
     chips = Chips(tmp_path / "c" / "train")
     name = chips.scenes[0]
     with Scene(scene_folders(data, "train")[name], NAMES) as scene:

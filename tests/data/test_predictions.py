@@ -42,7 +42,6 @@ def test_predictions_come_back(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("scene_id\na\n", "has no column detect_scene_row"),
-        (f"{HEADER},speed\n", "has a column 'speed', which labels do not have"),
         (
             f"{HEADER}\n1,2,a,maybe,,,1,HIGH\n",
             "line 2: is_vessel: 'maybe' may be True, False or empty",
@@ -77,6 +76,26 @@ def test_what_is_wrong_with_labels_is_said_in_one_sentence(
     error = capsys.readouterr().err
     assert message in error and str(labels) in error
     assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("scenes", "sentence"),
+    [
+        ("xy", "No scene id of --inference-file, such as x, is in --label-file (1 scene such as a"),
+        ("ax", "1 of 2 scenes of --inference-file have no label, such as x."),
+        ("a", ""),
+    ],
+)
+def test_scene_ids_that_match_nothing_are_told(
+    scenes: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    labels = tmp_path / "labels.csv"
+    labels.write_text(f"{HEADER}\n1,2,a,True,False,20,1,HIGH\n")
+    write_predictions(tmp_path / "p.csv", Objects.of([*scenes], [[1, 2]] * len(scenes)))
+    words = ["--inference_file", str(tmp_path / "p.csv"), "--label_file", str(labels)]
+    assert main(["score", "xview3", *words]) == 0
+    output = capsys.readouterr().out
+    assert (sentence in output) if sentence else ("--inference-file" not in output)
 
 
 def test_the_command_says_what_is_missing(

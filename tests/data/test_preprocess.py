@@ -19,6 +19,7 @@ import pytest
 from penstock.base.errors import UsageError
 from penstock.cli import main
 from penstock.data.scenes.chips import Chips
+from penstock.data.scenes.labels import read_labels
 from penstock.data.scenes.rasters import NODATA
 from penstock.data.scenes.scene import scene_folders
 
@@ -113,7 +114,17 @@ def test_a_raster_that_changed_is_cut_again_only_when_told(
     words = words_of(tmp_path / "d", tmp_path / "c", "--overlap", str(OVERLAP))
     assert main(words) == 0
     assert "2 scenes were done before" in capsys.readouterr().out
-    next((tmp_path / "d" / "train").glob("*/VH_dB.tif")).touch()
+    raster = next((tmp_path / "d" / "train").glob("*/VH_dB.tif"))
+    raster.touch()
+    shards = {path: path.stat().st_mtime_ns for path in (tmp_path / "c").rglob("c/*/0/0/0/0")}
+    assert main(words) == 0
+    assert "2 scenes were done before" in capsys.readouterr().out, "what is in it is the same"
+    assert all(path.stat().st_mtime_ns == when for path, when in shards.items())
+    manifests = everything(tmp_path / "c")
+    assert main(words) == 0 and everything(tmp_path / "c").keys() == manifests.keys()
+    pixels = bytearray(raster.read_bytes())
+    pixels[-3] ^= 1
+    raster.write_bytes(pixels)
     assert main(words) == 2
     assert "was made with other inputs" in capsys.readouterr().err
 
@@ -148,6 +159,61 @@ def drop_labels(data: Path) -> None:
     path.write_text("\n".join([header, *(row for row in rows if name not in row)]) + "\n")
 
 
+def test_a_scene_without_a_label_is_background_and_labels_in_no_data_are_counted(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import rasterio
+
+    shutil.copytree(data, tmp_path / "d")
+    drop_labels(tmp_path / "d")
+    names = sorted(scene_folders(tmp_path / "d", "train"))
+    labels = read_labels(tmp_path / "d" / "labels" / "train.csv")[names[1]]
+    with rasterio.open(tmp_path / "d" / "train" / names[1] / "VH_dB.tif", "r+") as file:
+        values = file.read(1)
+        before = values == NODATA
+        values[:150] = NODATA
+        file.write(values, 1)
+        missing = values == NODATA
+    with rasterio.open(tmp_path / "d" / "train" / names[0] / "VH_dB.tif") as file:
+        other = file.read(1) == NODATA
+    rows, columns = labels.points.astype(int).T
+    unseen = missing[rows, columns].sum()
+    assert unseen > before[rows, columns].sum()
+    words = words_of(tmp_path / "d", tmp_path / "c", "--overlap", str(OVERLAP))
+    assert main(words) == 0
+    output = capsys.readouterr().out
+    chips = Chips(tmp_path / "c" / "train")
+    assert [len(chips.labels[name]) for name in names] == [0, len(labels)]
+    empty = (chips.num_points == 0).sum()
+    assert f"{empty} of {len(chips)} chips hold no object, with 1 scenes without a la" in output
+    assert f"{unseen} of {len(labels)} labels lie where radar has no value" in output
+    assert chips.labels_unseen == unseen
+    share = 100 * (1 - (missing.sum() + other.sum()) / 2 / missing.size)
+    assert f"pixels with a value: vh {share:.4g} %" in output
+    assert main([*words, "--overwrite-preproc", "--partial"]) == 0
+    assert Chips(tmp_path / "c" / "train").scenes == (names[1],)
+
+
+def test_values_that_16_bits_do_not_hold_are_refused(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import rasterio
+
+    shutil.copytree(data, tmp_path / "d")
+    for path in (tmp_path / "d").glob("*/*/V?_dB.tif"):
+        with rasterio.open(path) as file:
+            profile = {**file.profile, "dtype": "uint16", "nodata": 0}
+        with rasterio.open(path, "w", **profile) as file:
+            file.write(np.full(SIZE, 65_520, np.uint16), 1)
+    words = words_of(tmp_path / "d", tmp_path / "c", "--overlap", "0")
+    assert main(words) == 2
+    sentence = "VH_dB.tif has values such as 65520, which chips of float16 do not hold; cut them"
+    assert sentence in capsys.readouterr().err
+    assert main([*words, "--dtype", "float32"]) == 0
+    image = Chips(tmp_path / "c" / "train").read(0).image
+    assert (image[:2] == np.float32((65_520 + 40) / 15)).all()
+
+
 def put_outside(data: Path) -> None:
     path = data / "labels" / "train.csv"
     with path.open(newline="") as file:
@@ -178,7 +244,6 @@ def nothing_valid(data: Path) -> None:
             drop_a_scene,
             "t of .*train.csv has no folder with a raster .1 of 2 scenes.; --partial takes only",
         ),
-        (drop_labels, "t has no label in .*train.csv .1 of 2 scenes.; --partial takes only"),
         (put_outside, r"train.csv line 3: row 330, column \d+ is outside scene .* 330 x 470"),
         (no_train, "--data-root .* has no folder train or training"),
         (nothing_valid, "2 scenes under .*train give no chip with a valid pixel"),

@@ -16,6 +16,7 @@ import pytest
 
 from penstock.base import lock_file
 from penstock.cli import main
+from penstock.data.scenes.chip_record import ChipRecord
 from penstock.data.scenes.cluster_cut import LOCK, _moved, cut_task
 from penstock.data.scenes.cutting import SceneJob
 from penstock.data.scenes.labels import read_labels
@@ -147,11 +148,9 @@ def test_a_worker_that_was_taken_for_dead_spoils_nothing(data: Path, tmp_path: P
     """It cuts on while another has cut the scene and moved it into place."""
     name, folder = min(scene_folders(data, "train").items())
     labels = read_labels(data / "labels" / "train.csv")[name]
-    settings = {
-        "channels": [*NAMES], "chip_size": CHIP, "overlap": OVERLAP, "dtype": "float16"
-    }  # fmt: skip
+    record = ChipRecord.of(NAMES, CHIP, OVERLAP, "float16")
     out = tmp_path / name
-    job = SceneJob(folder, labels, Path("train.csv"), out, settings, False)
+    job = SceneJob(folder, labels, Path("train.csv"), out, record, False)
     late, first = tmp_path / name / ".penstock-late.part", cut_task(job)
     before = everything(out)
     late.mkdir()

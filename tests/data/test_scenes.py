@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from penstock.base.errors import UsageError
 from penstock.cli import main
 from penstock.data.scenes.labels import COLUMNS, NO_SHORE_KM, read_labels
+from penstock.data.scenes.objects import Objects
 from penstock.data.scenes.rasters import NODATA, is_missing
 from penstock.data.scenes.scene import CHANNELS, Scene, channels_of, scene_folders
 from penstock.data.scenes.shoreline import read_shoreline
@@ -330,7 +331,7 @@ def test_rasters_that_do_not_fit_each_other_are_refused(folder: Path, tmp_path: 
     with pytest.raises(UsageError, match=r"VV_dB.tif has 330 x 480 pixels and VH_dB.tif 330 x 470"):
         Scene(tmp_path / "a", ("vh", "vv"))
     (tmp_path / "b" / "bathymetry.tif").replace(tmp_path / "a" / "bathymetry.tif")
-    with pytest.raises(UsageError, match=r"bathymetry.tif is in EPSG:\d+, and the radar in EPSG"):
+    with pytest.raises(UsageError, match=r"bathymetry.tif lies elsewhere: it covers no pixel of"):
         Scene(tmp_path / "a", ("vh", "bathymetry"))
 
 
@@ -362,17 +363,21 @@ def test_labels_keep_what_is_unknown_apart(tmp_path: Path) -> None:
             {"is_vessel": "True", "is_fishing": "False", "vessel_length_m": "12.5"},
             {"is_vessel": "True", "confidence": "low", "distance_from_shore_km": "9999.99"},
             {"scene_id": "0", "detect_scene_row": "7.0", "is_vessel": "nan"},
-            {"is_vessel": "False", "is_fishing": "", "confidence": "MEDIUM"},
+            {"is_vessel": "False", "confidence": "", "flag": "HR", "detect_id": "a_3"},
+            {"scene_id": "b", "detect_scene_row": "", "detect_scene_column": "", "confidence": ""},
         ],
-        ["", *COLUMNS],  # the row numbers that pandas writes
+        ["", *COLUMNS, "flag"],  # the row numbers that pandas writes, and a column of our own
     )
     labels = read_labels(path)
-    assert list(labels) == ["0", "a"]
+    assert list(labels) == ["0", "a", "b"] and len(labels["b"]) == 0
     objects = labels["a"]
     assert objects.points.tolist() == [[3, 4]] * 3
     assert objects.is_vessel.tolist() == [1, 1, 0]
     assert objects.is_fishing.tolist() == [0, -1, -1]
-    assert objects.confidence.tolist() == [2, 0, 1]
+    assert objects.confidence.tolist() == [2, 0, -1]
+    assert objects.more.tolist() == [{}, {}, {"flag": "HR", "detect_id": "a_3"}]
+    again = Objects.of("a", **objects.as_lists())
+    assert (again.more == objects.more).all() and (again.confidence == objects.confidence).all()
     assert objects.lines.tolist() == [2, 3, 5]
     np.testing.assert_array_equal(objects.length_m, np.array([12.5, np.nan, np.nan]))
     np.testing.assert_array_equal(objects.shore_km, np.array([np.nan, 9999.99, np.nan]))

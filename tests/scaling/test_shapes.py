@@ -49,6 +49,7 @@ LOGS = (
     log("5", 4, None, done=3, epochs=6)
     + lines(BAR, 4, label=True)
     + log("5", 4, 60.0, first=3, epochs=6),
+    MEASURED + lines(OURS.replace("{epoch}", "{epoch} of 9"), 1),
     MEASURED + our_log(results(2, 5.0), {"SLURM_JOB_ID": "31"}) + lines(OURS, 9),
     lines(BAR.replace("{epoch}", "{epoch}/50"), 50) + "".join(OTHERS),
 )

@@ -231,6 +231,47 @@ def test_labels_of_other_chips_are_refused(chips: dict[str, Path], tmp_path: Pat
         workload_of(chips, tmp_path, train_label_file=chips["val_label_file"])
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        ("dtype", "float32", "has dtype float32 and --train-chips-path dtype float16"),
+        ("chip_size", 112, "has chip size 112 and --train-chips-path chip size 64"),
+        ("scaling", [[0, 1], [0, 1]], "has scaling .*0, 1.* and --train-chips-path scaling .*-40"),
+    ],
+)
+def test_chips_that_were_cut_otherwise_are_not_validated_on(
+    key: str, value: Any, sentence: str, chips: dict[str, Path], tmp_path: Path
+) -> None:
+    shutil.copytree(chips["val_chips_path"], tmp_path / "val")
+    for path in (tmp_path / "val").rglob("*.json"):
+        if "format" in (document := json.loads(path.read_text())):
+            path.write_text(json.dumps({**document, key: value}))
+    with pytest.raises(UsageError, match=f"--val-chips-path {sentence}"):
+        workload_of(chips, tmp_path, val_chips_path=tmp_path / "val")
+
+
+def test_what_is_found_in_a_scene_without_an_object_is_false(
+    chips: dict[str, Path], tmp_path: Path
+) -> None:
+    """Its chips are background to train on, and count in the score."""
+    shutil.copytree(chips["val_chips_path"], tmp_path / "val")
+    path = next((tmp_path / "val").glob("*/manifest.json"))
+    document = json.loads(path.read_text())
+    bare = {name: [] for name in document["labels"]}
+    path.write_text(json.dumps({**document, "labels": bare}))
+    labels = tmp_path / "none.csv"
+    labels.write_text(chips["val_label_file"].read_text().splitlines()[0] + "\n")
+    changed = {"val_chips_path": tmp_path / "val", "val_label_file": labels}
+    workload = workload_of(chips, tmp_path, **changed)
+    box = np.array([[10.0, 10.0, 20.0, 20.0]])
+    found = {"points": [[15.0, 15.0]], "is_vessel": [1], "is_fishing": [0], "length_m": [50.0],
+             "score": [0.9], "boxes": box, "scores": [0.9], "labels": [1],
+             "true_boxes": np.zeros((0, 4)), "true_labels": []}  # fmt: skip
+    answer = {name: np.asarray(values) for name, values in found.items()}
+    assert len(workload.val) == len(workload.chips) and not workload.chips.num_points.any()
+    assert workload.scores({0: answer})["val_loc_fscore"] == 0
+
+
 def test_scenes_that_chips_were_not_cut_from_are_refused(
     chips: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -265,7 +306,7 @@ def test_what_it_was_measured_with_is_recorded(
     config = detector_config(chips, tmp_path, max_steps=1, num_workers=usable_cores() + 1)
     results = train_workload("detector", config, say=said.append)
     assert results["facts"]["compiled_operators"] == compiled_operators()
-    assert results["facts"]["channels"] == ["vh", "vv"]
+    assert results["facts"]["chips"]["channels"] == ["vh", "vv"]
     # A torch that counts on shapes alone has none, because a detector looks at values.
     assert results["flops_per_sample"] or "on shapes alone" in results["flops_note"]
     assert "they take turns" in said[-1], "in our words, and torch's own warning is no error here"

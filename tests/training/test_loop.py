@@ -251,6 +251,6 @@ def test_the_command_trains_and_tells(tmp_path: Path, capsys: pytest.CaptureFixt
     code = main(["train", "spiral", *words, "--output_dir", str(tmp_path), "--device", "cpu"])
     assert code == 0
     output = capsys.readouterr()
-    assert "epoch 1, step 10 of 10: loss" in output.err
+    assert "epoch 2 of 2, step 10 of 10: loss" in output.err
     assert "spiral: 70 parameters, 1 x cpu, 10 steps of 32 samples" in output.out
     assert "284 samples in" in output.out

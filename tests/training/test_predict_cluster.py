@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),
 ]
 SETTINGS = ["--channels", "vh,vv,bathymetry", "--backbone", "mobilenet", "--chip-size", "48",
-            "--overlap", "16", "--score-threshold", "0.05", "--device", "cpu",
+            "--overlap", "16", "--dtype", "float16", "--score-threshold", "0.05", "--device", "cpu",
             "--threads", "1", "--batch-size", "3"]  # fmt: skip
 
 

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.base import files
 from penstock.base.config.train import TrainConfig
-from penstock.base.errors import Incomplete, UsageError
+from penstock.base.errors import Incomplete, PenstockError, UsageError
 from penstock.cli import main
 from penstock.instruments.phases import PhaseTimer
 
@@ -193,6 +194,28 @@ def test_a_run_that_was_stopped_before_its_first_checkpoint_begins_anew(
     assert main([*words, "--resume", "--epochs", "2"]) == 0
     assert "anew" not in capsys.readouterr().err
     assert json.loads((out / "training_results.json").read_text())["resumed_at_steps"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device is always full")
+@pytest.mark.parametrize(("folder", "file"), [("checkpoints", "last.pt"), ("run", "args.json")])
+def test_a_full_disk_is_named_with_the_file(
+    folder: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch tells of a full disk that a position is unexpected."""
+    real = files._draft
+
+    def full(parent: Path) -> Path:
+        draft = real(parent)
+        if parent.name == folder:
+            draft.unlink()
+            draft.symlink_to("/dev/full")
+        return draft
+
+    monkeypatch.setattr(files, "_draft", full)
+    out = tmp_path / "run"
+    with pytest.raises(PenstockError, match=rf"{file} could not be saved: no space left on device"):
+        train_workload("spiral", config_of(out, epochs=1))
+    assert not list(out.rglob("*.part")) and not (out / "checkpoints" / "last.pt").exists()
 
 
 def test_to_resume_where_nothing_is_is_to_begin_and_removes_no_result(tmp_path: Path) -> None:

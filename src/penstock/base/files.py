@@ -44,6 +44,10 @@ def replacing(path: str | Path) -> Iterator[Path]:
         if path.exists():
             shutil.copymode(path, draft)
         draft.replace(path)
+    except OSError as error:
+        if error.errno and error.filename in (None, str(draft)):  # such as a full disk
+            error.filename = str(path)
+        raise
     finally:
         draft.unlink(missing_ok=True)
 

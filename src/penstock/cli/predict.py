@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         f"{done.windows} windows{passed}, in {took:.1f} s{skipped}"
     )
     print(f"least score {done.settings.threshold:.3f}, {done.settings.because}")
-    for note in notes:
+    for note in (*done.notes, *notes):
         print(note)
     if not done.skipped:  # else the seconds cover only a part of the scenes
         work = {"scenes": done.scenes, "windows": done.windows}

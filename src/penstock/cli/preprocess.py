@@ -103,13 +103,28 @@ def _cut(
         f"{done.labels} labels, in {took:.1f} s"
         + (f"; {done.resumed} scenes were done before" if done.resumed else "")
     )
-    if done.rounded:
-        print(
-            f"{config.output_dir / name}: the rasters of {done.rounded} scenes are float32; "
-            "chips store them as float16, rounded to about 3 digits; --dtype float32 keeps all "
-            "digits (with --overwrite-preproc if chips exist)"
-        )
+    for line in summary_lines(done):
+        print(f"{config.output_dir / name}: {line}")
     return done, took
+
+
+def summary_lines(done: Done) -> list[str]:
+    """Lines on the values and the labels of a split."""
+    shares = ", ".join(f"{name} {100 * share:.4g} %" for name, share in done.valid.items())
+    lines = [f"pixels with a value: {shares}"]
+    if done.empty_chips:
+        bare = f", with {done.empty_scenes} scenes without a label" * bool(done.empty_scenes)
+        lines.append(f"{done.empty_chips} of {done.chips} chips hold no object{bare}: background")
+    if done.labels_unseen:
+        lines.append(f"{done.labels_unseen} of {done.labels} labels lie where radar has no value")
+    if done.rounded:
+        lines.append(
+            f"the rasters of {done.rounded} scenes have more digits than float16, to which chips "
+            "round them (about 3 digits); --dtype float32 keeps more (with --overwrite-preproc if "
+            "chips exist)"
+        )
+    of = f"of {done.scenes} scenes"
+    return [*lines, *(f"{scenes} {of}: {note}" for note, scenes in done.notes.items())]
 
 
 def _check_apart(out: Path, scenes: Mapping[str, Path]) -> None:
@@ -123,17 +138,15 @@ def _check_apart(out: Path, scenes: Mapping[str, Path]) -> None:
 def _matched(
     folders: Mapping[str, Path], labels: Mapping[str, Objects], file: Path, partial: bool
 ) -> dict[str, Path]:
-    """Folders of the scenes that have both a folder and labels. Unless ``partial``, all must."""
-    for lacking, have, what in (
-        (sorted(folders.keys() - labels.keys()), folders, f"has no label in {file}"),
-        (sorted(labels.keys() - folders.keys()), labels, f"of {file} has no folder with a raster"),
-    ):
-        if lacking and not partial:
-            raise UsageError(
-                f"scene {lacking[0]} {what} ({len(lacking)} of {len(have)} scenes); "
-                "--partial takes only scenes with both"
-            )
+    """Folders of the scenes to cut. One without labels is background; each label must have a
+    folder. With ``partial`` only scenes with both are cut."""
     both = {name: path for name, path in folders.items() if name in labels}
+    lacking = sorted(labels.keys() - folders.keys())
+    if lacking and not partial:
+        raise UsageError(
+            f"scene {lacking[0]} of {file} has no folder with a raster ({len(lacking)} of "
+            f"{len(labels)} scenes); --partial takes only scenes with both"
+        )
     if not both:
         raise UsageError(f"no scene has both a folder and labels in {file}")
-    return both
+    return both if partial else dict(folders)

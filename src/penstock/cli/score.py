@@ -8,7 +8,15 @@ import math
 
 import numpy as np
 
-from ..base import ScoreConfig, UsageError, add_flags, check_outputs, from_flags, write_output
+from ..base import (
+    ScoreConfig,
+    UsageError,
+    add_flags,
+    check_outputs,
+    from_flags,
+    plural,
+    write_output,
+)
 from ..data import (
     Objects,
     XView3Score,
@@ -54,8 +62,21 @@ def run(args: argparse.Namespace) -> int:
         write_output(
             "--output", config.output, json.dumps(score.as_dict()), replace=config.overwrite
         )
-    print("\n".join(lines(score, config)))
+    print("\n".join([*lines(score, config), *_scenes_apart(predicted, labels)]))
     return 0
+
+
+def _scenes_apart(predicted: Objects, labels: Objects) -> list[str]:
+    """Say which scenes have predictions and no label."""
+    scenes, true = ({*map(str, of.scene)} for of in (predicted, labels))
+    if not (apart := sorted(scenes - true)):
+        return []
+    if len(apart) == len(scenes):
+        others = f"{plural(len(true), 'scene')} such as {min(true)}"
+        line = f"No scene id of --inference-file, such as {apart[0]}, is in --label-file ({others})"
+        return [f"{line}: no prediction can match a label."]
+    line = f"{len(apart)} of {len(scenes)} scenes of --inference-file have no label"
+    return [f"{line}, such as {apart[0]}."]
 
 
 def _of_scenes(scenes: tuple[str, ...], *sides: Objects) -> list[Objects]:

@@ -8,7 +8,7 @@ replaces) has two spellings: ``--train-labels`` is ``--train-label-file``, ``--t
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,7 @@ from .benchmarks import (
     shown_launches,
 )
 from .drawing import figures_of
+from .progress import say
 
 KINDS = {
     "preprocess": "cut scenes into chips, like penstock preprocess",
@@ -163,7 +164,9 @@ def _benchmark(args: argparse.Namespace) -> int:
         if config.resume:
             check_resumed_suite(config, cases, checked.environment["machine_key"])
         system = {**checked.environment, "devices": gpus}
-        print(*_plan(cases, config, gpus, notes), sep="\n", flush=True)
+        samples = checked.facts["train_samples"]
+        notes += [few for preset in presets if (few := _few_samples(preset, samples))]
+        print(*_plan(cases, config, checked.facts, notes), sep="\n", flush=True)
         with held_alone(out / "suite.lock", "runs a suite"):
             prepare_suite(config, system)
             with shown_launches(suite_case_name, _outcome) as progress:
@@ -212,7 +215,10 @@ def _presets(args: argparse.Namespace) -> list[SuitePreset]:
     if args.config is not None and args.use_default_configs:
         raise UsageError("--config and --use-default-configs both say what to run; give one")
     if args.config is not None:
-        return [read_preset(args.config)]
+        preset = read_preset(args.config)
+        if not args.config.exists():
+            say(f"--config {args.config} is not here: this is Penstock's own {preset.name}")
+        return [preset]
     if args.use_default_configs:
         return [named_preset(name) for name in PRESET_DEFAULTS]
     raise UsageError(
@@ -242,9 +248,24 @@ def _fitted(
     return presets, notes + [f"left out: {str(error).partition(';')[0]}" for error in refused]
 
 
-def _plan(cases: list[Case], config: SuiteConfig, gpus: list[str], notes: list[str]) -> list[str]:
-    launches, devices = launches_of(config.effort), ", ".join(gpus) or "no GPU"
-    return [f"{len(cases)} runs, {launches_each(launches)}; {devices}", *notes]
+def _few_samples(preset: SuitePreset, samples: int) -> str:
+    """A warning if the batches of a preset are larger than all that there is to train on."""
+    most = max(preset.batch_sizes) * preset.world_size
+    if most <= samples:
+        return ""
+    return (
+        f"preset {preset.name} has batches of up to {most} and there is only "
+        f"{plural(samples, 'sample')} to train on: larger batches are not full"
+    )
+
+
+def _plan(
+    cases: list[Case], config: SuiteConfig, facts: Mapping[str, Any], notes: list[str]
+) -> list[str]:
+    launches, devices = launches_of(config.effort), ", ".join(facts["gpus"]) or "no GPU"
+    samples = f"{plural(facts['train_samples'], 'sample')} to train on"
+    samples += f" and {facts['val_samples']} to validate on"
+    return [f"{len(cases)} runs, {launches_each(launches)}; {samples}; {devices}", *notes]
 
 
 def _outcome(record: Record) -> str:

@@ -141,8 +141,8 @@ def summary_lines(results: dict[str, Any], out: Path) -> list[str]:
         lines.append(f"rank {rank['rank']}: at most {held} memory")
     if best is not None:
         lines.append(
-            f"best {results['judge']} {best['score']:.4f} after epoch {best['epoch']}: "
-            f"{out / 'best_model.pth'}"
+            f"best {results['judge']} {best['score']:.4f} after epoch "
+            f"{best['epoch'] + 1} of {results['epochs']}: {out / 'best_model.pth'}"
         )
     if results.get("profile"):
         from ..training import profile_lines
@@ -154,7 +154,8 @@ def summary_lines(results: dict[str, Any], out: Path) -> list[str]:
 def epoch_line(now: TrainProgress) -> str:
     first = list(now.scores.items())[:MOST_SCORES]
     scores = ", ".join(f"{name} {value:.4f}" for name, value in first)
-    return f"epoch {now.epoch}, step {now.step} of {now.steps}: loss {now.loss:.4f}; {scores}"
+    epoch = f"epoch {now.epoch} of {now.epochs}"
+    return f"{epoch}, step {now.step} of {now.steps}: loss {now.loss:.4f}; {scores}"
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ from .packed.volume import write_volume as write_volume
 from .packed.write import write_dataset as write_dataset
 from .scenes.average_precision import ImageResult as ImageResult
 from .scenes.average_precision import coco_ap as coco_ap
+from .scenes.chip_record import ChipRecord as ChipRecord
 from .scenes.chips import Chip as Chip
 from .scenes.chips import Chips as Chips
 from .scenes.chips import seen_again as seen_again
@@ -53,6 +54,7 @@ from .scenes.synthetic_files import clear_data_set as clear_data_set
 from .scenes.synthetic_files import write_data_set as write_data_set
 from .scenes.windows import Cut as Cut
 from .scenes.windows import cuts_of as cuts_of
+from .scenes.windows import empty_band as empty_band
 from .scenes.windows import model_view as model_view
 from .scenes.windows import planes_of as planes_of
 from .scenes.windows import read_row as read_row

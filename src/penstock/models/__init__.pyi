@@ -1,4 +1,5 @@
 from .checkpointing import recompute_activations as recompute_activations
+from .detector import LEAST_SCORE as LEAST_SCORE
 from .detector import make_detector as make_detector
 from .detector import points_of as points_of
 from .detector import targets_of as targets_of

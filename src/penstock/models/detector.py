@@ -47,6 +47,8 @@ _ADMITTED = (  # the kinds that a label leaves open
     (0, 1, 1, 1),
 )
 PIXEL_M = 10.0
+LEAST_SCORE = 0.05
+"""The least probability of a detection that is kept, unless another is asked for."""
 PIXEL_CENTRE = 0.5
 """A point (3, 5) means the pixel that spans 3 to 4 and 5 to 6 in the coordinates of boxes."""
 LEAST_SIDE, MOST_SIDE, USUAL_SIDE = 10.0, 40.0, 14.0
@@ -274,7 +276,7 @@ def make_detector(
     *,
     norm: Literal["group", "batch"] = "group",
     width: int | None = None,
-    score_threshold: float = 0.05,
+    score_threshold: float = LEAST_SCORE,
     nms_threshold: float = 0.3,
     most_detections: int = 300,
 ) -> Detector:

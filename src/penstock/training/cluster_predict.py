@@ -17,7 +17,7 @@ from torch import nn
 from ..base import PredictConfig, absolute, torch_threads, usable_cores
 from ..cluster import UnfitWorker, Workers, share_pieces, wait_for_worker
 from ..data import Objects, Scene
-from .detecting import Settings, detect, load_detector, windows_of
+from .detecting import Settings, detect, load_detector
 from .ranks import device_of
 
 DETECTOR_LIBRARIES = ("penstock-dl", "numpy", "torch", "torchvision", "rasterio")
@@ -103,9 +103,8 @@ def detect_task(work: SceneToSearch) -> tuple[Objects, int, int]:
         nonlocal passed, seen
         passed, seen = passed + windows, seen + valid
 
-    windows = windows_of(work.folder, settings)
-    with Scene(work.folder, settings.channels) as scene, torch_threads(config.threads):
-        objects = detect(net, scene, windows, settings, config, advance)
+    with Scene(work.folder, settings.record.channels) as scene, torch_threads(config.threads):
+        objects = detect(net, scene, settings, config, advance)
     return objects, passed, seen
 
 

@@ -15,16 +15,17 @@ from torch import nn
 
 from ..base import PredictConfig
 from ..data import (
+    ChipRecord,
     Cut,
     Objects,
     Scene,
     cuts_of,
+    empty_band,
     model_view,
     planes_of,
-    radar_of,
     read_row,
 )
-from ..models import load_weights, make_detector
+from ..models import LEAST_SCORE, load_weights, make_detector
 from .workloads.detector_workload import joined, owned, picture
 
 
@@ -32,10 +33,9 @@ from .workloads.detector_workload import joined, owned, picture
 class Settings:
     """The settings of a detector and of its windows."""
 
-    channels: tuple[str, ...]
+    record: ChipRecord
+    """The cut of scenes into windows, as the chips were that the detector was trained on."""
     backbone: str
-    chip_size: int
-    overlap: int
     threshold: float
     """The lowest score of a detection that is kept."""
     because: str
@@ -45,43 +45,43 @@ class Settings:
 
 
 def load_detector(weights: Path, settings: Settings) -> nn.Module:
-    planes = planes_of(settings.channels)
+    channels = settings.record.channels
     net: nn.Module = make_detector(
-        planes,
+        planes_of(channels),
         settings.backbone,  # type: ignore[arg-type]
+        score_threshold=min(LEAST_SCORE, settings.threshold),
         most_detections=settings.max_dets,
     )
-    description = f"the detector on {settings.backbone} that sees {', '.join(settings.channels)}"
+    description = f"the detector on {settings.backbone} that sees {', '.join(channels)}"
     load_weights(net, description, weights, "WEIGHTS")
     return net.eval()
 
 
-def windows_of(folder: Path, settings: Settings) -> tuple[Cut, Cut]:
-    with Scene(folder, settings.channels) as scene:
-        return cuts_of(scene.size, settings.chip_size, settings.overlap)
+def windows_of(scene: Scene, record: ChipRecord) -> tuple[Cut, Cut]:
+    return cuts_of(scene.size, record.chip_size, record.overlap)
 
 
 @torch.no_grad()
 def detect(
     net: nn.Module,
     scene: Scene,
-    cuts: tuple[Cut, Cut],
     settings: Settings,
     config: PredictConfig,
     advance: Callable[[int, int], None],
 ) -> Objects:
     """The objects of a scene. ``advance`` is called after each row of windows, with their number
     and the number of them that the detector ran on."""
-    rows, columns = cuts
+    record = settings.record
+    rows, columns = windows_of(scene, record)
     device = next(net.parameters()).device
     half = torch.float16 if device.type == "cuda" else torch.bfloat16
     parts: list[dict[str, NDArray[Any]]] = []
-    for row, (band, counts) in enumerate(_rows_ahead(scene, rows, columns, settings.chip_size)):
+    for row, (band, counts) in enumerate(_rows_ahead(scene, rows, columns, record)):
         valid, here = np.flatnonzero(counts).tolist(), rows.read(row)
         for first in range(0, len(valid), config.batch_size):
             some = valid[first : first + config.batch_size]
             images = [
-                picture(*model_view(scene.channels, band[of], scene.coarse, here, columns.read(of)))
+                picture(*model_view(record, band[of], scene.coarse, here, columns.read(of)))
                 for of in some
             ]
             with torch.autocast(device.type, dtype=half, enabled=config.amp):
@@ -95,19 +95,17 @@ def detect(
 
 
 def _rows_ahead(
-    scene: Scene, rows: Cut, columns: Cut, side: int
-) -> Iterator[tuple[NDArray[np.float16], NDArray[np.int64]]]:
-    """The radar of each row of windows, float16 (column, channel, y, x), and the number of valid
-    pixels of each window.
+    scene: Scene, rows: Cut, columns: Cut, record: ChipRecord
+) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
+    """The radar of each row of windows (column, channel, y, x), and the number of valid pixels of
+    each window.
 
     The next row is prefetched into a second buffer. An array is valid until the next one is taken.
     """
-    radar = radar_of(scene.channels)
-    shape = (columns.num, len(radar), side, side)
-    bands = [np.full(shape, np.nan, np.float16) for _ in range(min(2, rows.num))]
+    bands = [empty_band(columns, record) for _ in range(min(2, rows.num))]
 
     def read(row: int) -> NDArray[np.int64]:
-        return read_row(scene, radar, rows.read(row), columns, bands[row % 2])
+        return read_row(scene, rows, row, columns, bands[row % 2])[0]
 
     with ThreadPoolExecutor(1, thread_name_prefix="read") as reader:
         ahead = reader.submit(read, 0)

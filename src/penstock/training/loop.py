@@ -26,10 +26,12 @@ A signal (SIGTERM, SIGUSR1) sets a flag. All ranks read it at the end of a step,
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from ..base import (
@@ -74,6 +76,9 @@ class TrainProgress:
     steps: int
     """The number of steps of the whole run."""
     epoch: int
+    """The epoch that the step is of, from 1."""
+    epochs: int
+    """The number of epochs of the whole run."""
     loss: float
     """The newest loss that was read from the device."""
     scores: Mapping[str, float]
@@ -126,9 +131,24 @@ def train_workload(
                 say(f"--resume: {config.output_dir} holds no checkpoint yet; the run begins anew")
         set_cuda_flags(config.tf32, config.cudnn_benchmark)
         made = make_workload(workload, config)
+        held.enter_context(_full_disk(config.output_dir))
         run = _Training(fabric, made, workload, config, stop, progress, say, clock)
         with contextlib.closing(run), keep_traceback_in(config.output_dir):
             return run.run()
+
+
+@contextlib.contextmanager
+def _full_disk(out: Path) -> Iterator[None]:
+    """Say of a full disk or quota which file could not be written."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)):
+            raise
+        raise PenstockError(
+            f"{error.filename or out} could not be saved: {str(error.strerror).lower()}; what was "
+            "saved before is whole, and --resume goes on from it"
+        ) from error
 
 
 @names_parameters(TrainConfig)
@@ -302,8 +322,10 @@ class _Training:
         self.pending.clear()
 
     def _tell(self, epoch: int, scores: Mapping[str, float], validated: bool = False) -> None:
-        steps = self.schedule.num_steps
-        self.progress(TrainProgress(self.state.step, steps, epoch, self.loss, scores, validated))
+        steps, epochs = self.schedule.num_steps, self.config.epochs
+        self.progress(
+            TrainProgress(self.state.step, steps, epoch + 1, epochs, self.loss, scores, validated)
+        )
 
     def _epoch_done(self, epoch: int, scores: dict[str, float], val_s: float) -> None:
         state = self.state

@@ -13,9 +13,11 @@ run that was stopped goes on with ``--resume`` at the first scene that it did no
 from __future__ import annotations
 
 import hashlib
+import math
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ from ..base import (
 from ..cluster import Workers
 from ..data import (
     CHANNELS,
+    ChipRecord,
     Objects,
     Scene,
     channels_of,
@@ -63,6 +66,8 @@ class PredictionSummary:
     objects: Objects
     """The objects of all scenes."""
     settings: Settings
+    notes: list[str]
+    """Things to know of the scenes, in words."""
 
 
 def predict_scenes(
@@ -92,15 +97,14 @@ def predict_scenes(
     if weights.is_file():  # refuse a damaged file before its run is read
         read_state(weights, "WEIGHTS")
     settings = settings_of(weights, config)
-    folders = wanted_scenes(config.data_root, config.scenes, settings.channels)
+    folders = wanted_scenes(config.data_root, config.scenes, settings.record.channels)
     parts = _FinishedScenes.open(config, weights, settings)
     objects_of = parts.read(folders)
     folders = {name: folder for name, folder in folders.items() if name not in objects_of}
-    cuts = {name: windows_of(folder, settings) for name, folder in folders.items()}
+    total, notes = _look_ahead(folders, settings.record)
     device = None if workers else device_of(config.device)
     net = load_detector(weights, settings).to(device) if device else None
-
-    progress = begin(sum(rows.num * columns.num for rows, columns in cuts.values()))
+    progress = begin(total)
     passed, seen = 0, 0
 
     def advance(windows: int, valid: int) -> None:
@@ -112,9 +116,9 @@ def predict_scenes(
         if workers is not None:
             yield from detect_on_cluster(workers, folders, weights, settings, config, advance)
         for name, folder in folders.items() if net is not None else ():
-            with Scene(folder, settings.channels) as scene, torch_threads(config.threads):
+            with Scene(folder, settings.record.channels) as scene, torch_threads(config.threads):
                 assert net is not None
-                yield name, detect(net, scene, cuts[name], settings, config, advance)
+                yield name, detect(net, scene, settings, config, advance)
 
     for name, objects in found():
         objects_of[name] = objects
@@ -124,7 +128,17 @@ def predict_scenes(
         write_predictions(draft, objects)
     parts.remove()
     skipped = len(objects_of) - len(folders)
-    return PredictionSummary(len(folders), skipped, seen, passed - seen, objects, settings)
+    return PredictionSummary(len(folders), skipped, seen, passed - seen, objects, settings, notes)
+
+
+def _look_ahead(folders: Mapping[str, Path], record: ChipRecord) -> tuple[int, list[str]]:
+    """The windows of all scenes, and what a user should know of the scenes."""
+    total, noted = 0, Counter[str]()
+    for folder in folders.values():
+        with Scene(folder, record.channels) as scene:
+            total += math.prod(cut.num for cut in windows_of(scene, record))
+            noted.update(scene.notes)
+    return total, [f"{num} of {len(folders)} scenes: {note}" for note, num in noted.items()]
 
 
 class _FinishedScenes:
@@ -143,8 +157,8 @@ class _FinishedScenes:
         asked = {
             "weights": hashlib.sha256(weights.read_bytes()).hexdigest(),
             "scenes": str(config.data_root.resolve()),
-            **{k: v for k, v in asdict(settings).items() if k != "because"},
-            "channels": list(settings.channels),
+            **{k: v for k, v in asdict(settings).items() if k not in ("because", "record")},
+            **settings.record.as_document(),
             "amp": config.amp,
         }
         parts = cls(folder, asked)
@@ -188,37 +202,47 @@ _ASKED = "asked.json"
 
 
 def settings_of(weights: Path, config: PredictConfig) -> Settings:
-    """The settings of a detector: the user's flags, and for the rest the settings of the run that
-    trained the weights. Raises `UsageError` if a setting is in neither."""
+    """The settings of a detector: those of the run that trained the weights, and the user's flags.
+    Raises `UsageError` if a setting is in neither, or a flag contradicts the run."""
     if not weights.is_file():
         raise UsageError(f"there are no weights {weights}")
     args, results = (_json(weights.parent / name) for name in (ARGS, RESULTS))
     if args and (of := args.get("workload")) != "detector":
         raise UsageError(f"{weights.parent / ARGS} is of workload {of}, and this takes detectors")
-    facts = results.get("facts", {})
-
-    def known(flag: str, said: Any, of_run: Any) -> Any:
-        value = of_run if said is None else said
-        if value is None:
-            raise UsageError(
-                f"give {flag}: the run of {weights} is not beside it, or does not tell"
-            )
-        return value
-
-    of_run = ",".join(facts["channels"]) if "channels" in facts else None
+    of_run = results.get("facts", {}).get("chips")
+    record = None if of_run is None else ChipRecord.read(of_run, str(weights.parent / RESULTS))
+    backbone = args.get("backbone") if config.backbone == "auto" else config.backbone
+    if backbone is None:
+        raise _unknown("--backbone", weights)
     threshold, because = _threshold(config, args, results)
-    return Settings(
-        channels_of(known("--channels", config.channels, of_run)),
-        known(
-            "--backbone", None if config.backbone == "auto" else config.backbone,
-            args.get("backbone"),
-        ),
-        known("--chip-size", config.chip_size, facts.get("chip_size")),
-        known("--overlap", config.overlap, facts.get("overlap")),
-        threshold,
-        because,
-        args.get("max_dets", TrainConfig.model_fields["max_dets"].default),
-    )  # fmt: skip
+    max_dets = args.get("max_dets", TrainConfig.model_fields["max_dets"].default)
+    return Settings(_record(record, config, weights), backbone, threshold, because, max_dets)
+
+
+def _record(of_run: ChipRecord | None, config: PredictConfig, weights: Path) -> ChipRecord:
+    """How to cut: as the chips that the detector was trained on. Without its run, as flags say.
+
+    Raises `UsageError` if the flags contradict the run, or say too little.
+    """
+    said: dict[str, Any] = {
+        "channels": config.channels and channels_of(config.channels),
+        "chip_size": config.chip_size, "overlap": config.overlap, "dtype": config.dtype,
+    }  # fmt: skip
+    if of_run is None:
+        if lacking := [name for name, value in said.items() if value is None]:
+            raise _unknown(f"--{lacking[0].replace('_', '-')}", weights)
+        return ChipRecord.of(**said)
+    asked = replace(of_run, **{name: value for name, value in said.items() if value is not None})
+    if differing := of_run.differing(asked):
+        raise UsageError(
+            f"--{differing.replace('_', '-')}: {weights} was trained on chips of "
+            f"{of_run.told(differing)}, not {asked.told(differing)}; leave the flag out"
+        )
+    return asked
+
+
+def _unknown(flag: str, weights: Path) -> UsageError:
+    return UsageError(f"give {flag}: the run of {weights} is not beside it, or does not tell")
 
 
 def _threshold(

@@ -40,7 +40,11 @@ class StepLog:
 
     def flush(self) -> None:
         """Write the rows to the file, so that they are kept if the process is killed."""
-        self._file.flush()
+        try:
+            self._file.flush()
+        except OSError as error:
+            error.filename = str(self.path)
+            raise
 
     def summary(self) -> dict[str, dict[str, float] | None]:
         """The total and median seconds of the step and of each phase; None for a phase without

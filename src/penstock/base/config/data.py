@@ -173,7 +173,7 @@ class PredictConfig(OnCluster, Labels):
     """The knobs of ``penstock predict``."""
 
     groups: ClassVar = {
-        "the detector": "backbone chip_size overlap channels",
+        "the detector": "backbone chip_size overlap dtype channels",
         "arithmetic": "amp threads",
     }
 
@@ -195,7 +195,7 @@ class PredictConfig(OnCluster, Labels):
     backbone: Literal["auto", "mobilenet", "resnet50"] = flag(
         "auto", help="backbone of its feature pyramid; auto: the run's"
     )
-    score_threshold: Annotated[float, Field(ge=0.05, le=1)] | None = flag(
+    score_threshold: Annotated[float, Field(gt=0, le=1)] | None = flag(
         None,
         help="least score of a detection (default: the run's best on its validation scenes)",
     )
@@ -206,6 +206,9 @@ class PredictConfig(OnCluster, Labels):
         None,
         help="pixels that neighbouring windows share (default: as the run's chips)",
         unit="pixels",
+    )
+    dtype: Literal["float16", "float32"] | None = flag(
+        None, help="dtype of its chips, to which values are rounded (default: the run's)"
     )
 
     batch_size: Positive = flag(8, help="windows of a batch")

@@ -90,11 +90,16 @@ def named_preset(name: str) -> SuitePreset:
 def read_preset(path: Path) -> SuitePreset:
     """A preset from a user's file.
 
+    Where there is no file, ``configs/NAME.json`` is the preset that we ship under the seed's name.
+
     Raises:
         UsageError: the file cannot be read or is wrong; the message names the first error.
     """
     where = f"--config {path}"
+    shipped = resources.files(__package__) / "presets" / path.name
     try:
+        if path.parent.name == "configs" and not path.exists() and shipped.is_file():
+            return _preset(parsed_json(shipped.read_text()), where)
         settings = parsed_json(path.read_text())
     except OSError as error:
         raise UsageError(f"{where}: {error.strerror}") from error

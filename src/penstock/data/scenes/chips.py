@@ -1,6 +1,6 @@
 """Chips on disk, the training data of a detector: a scene is a few files.
 
-    OUT/index.json                    the list of scenes, written last
+    OUT/index.json                    the record of the cut and the list of scenes, written last
     OUT/SCENE/chips.zarr              radar (row, column, channel, y, x), a shard is a row of chips
     OUT/SCENE/bathymetry.npy, ...     the 500 m rasters as they are
     OUT/SCENE/manifest.json           written after the chips: a scene without one does not count
@@ -25,12 +25,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import UsageError, describe, read_json, require
+from .chip_record import ChipRecord
+from .coarse import Coarse
 from .objects import Objects
-from .rasters import Coarse
 from .scene import CHANNELS, radar_of
 from .windows import Cut, Span, cuts_of, model_view
 
-FORMAT, VERSION = "penstock-chips", 1
+FORMAT, VERSION = "penstock-chips", 2
 INDEX, MANIFEST, ARRAY = "index.json", "manifest.json", "chips.zarr"
 DTYPE = "float16"
 """The dtype of the values, if no other is asked for."""
@@ -41,7 +42,7 @@ class Chip:
     """A chip and all labels inside it. It owns those in its ``core``."""
 
     image: NDArray[np.float32]
-    """Scaled by `scenes.CHANNELS`, 0 where a value is missing; shape (channels, y, x)."""
+    """Scaled as the record says, 0 where a value is missing; shape (channels, y, x)."""
     valid: NDArray[np.bool_]
     """Masks of shape (masks, y, x). The first is true where the radar has values, another one where
     other rasters have values. See `windows.model_view`."""
@@ -65,10 +66,8 @@ class Chips:
     def __init__(self, folder: Path) -> None:
         index = _read_index(folder)
         self.folder = folder
-        self.channels = tuple(str(name) for name in index["channels"])
-        self.radar = radar_of(self.channels)
-        self.chip_size = int(index["chip_size"])
-        self.overlap = int(index["overlap"])
+        self.record = ChipRecord.read(index, str(folder / INDEX))
+        self.channels, self.radar = self.record.channels, radar_of(self.record.channels)
         self.scenes = tuple(str(name) for name in index["scenes"])
         self.labels: dict[str, Objects] = {}
         """The labels of each scene, in its own coordinates."""
@@ -77,12 +76,14 @@ class Chips:
         self._manifests: dict[str, dict[str, Any]] = {}
         for name in self.scenes:
             manifest = read_document(folder / name / MANIFEST)
-            if any(manifest[key] != index[key] for key in ("channels", "chip_size", "overlap")):
+            if ChipRecord.read(manifest, str(folder / name / MANIFEST)) != self.record:
                 raise UsageError(
                     f"{folder / name} is of other settings than {folder / INDEX}: a run that "
                     "replaces them was not finished; run penstock preprocess again"
                 )
-            self._cuts[name] = cuts_of(tuple(manifest["size"]), self.chip_size, self.overlap)
+            self._cuts[name] = cuts_of(
+                tuple(manifest["size"]), self.record.chip_size, self.record.overlap
+            )
             self.labels[name] = Objects.of(name, **manifest.pop("labels"))
             kept = np.argwhere(np.asarray(manifest.pop("valid_pixels")) > 0)
             self._manifests[name] = manifest
@@ -98,6 +99,11 @@ class Chips:
     def input_bytes(self, scene: str) -> dict[str, int]:
         """The size of each channel's raster file when the scene was cut."""
         return {of: size for of, (size, _) in self._manifests[scene]["inputs"].items()}
+
+    @property
+    def labels_unseen(self) -> int:
+        """The labels at whose pixel the radar has no value."""
+        return sum(int(manifest["labels_unseen"]) for manifest in self._manifests.values())
 
     @cached_property
     def num_points(self) -> NDArray[np.int64]:
@@ -119,7 +125,7 @@ class Chips:
         offset = (rows.start(row), columns.start(column))
         labels = self.labels[name]
         labels = labels[_inside(labels.points, *window)]
-        image, valid = model_view(self.channels, radar, coarse, *window)
+        image, valid = model_view(self.record, radar, coarse, *window)
         return Chip(
             image=image,
             valid=valid,
@@ -132,10 +138,10 @@ class Chips:
     def _radar(self, name: str, row: int, column: int) -> NDArray[np.floating[Any]]:
         """The radar channels of a chip as they are stored."""
         array = self.folder / name / ARRAY
-        shape = (len(self.radar), self.chip_size, self.chip_size)
+        shape = (len(self.radar), self.record.chip_size, self.record.chip_size)
         try:
-            values = _read_chunk(shard_path(array, row), column, self._cuts[name][1].num)
-            dtype = np.dtype(self._manifests[name]["dtype"]).newbyteorder("<")
+            values = read_chunk(shard_path(array, row), column, self._cuts[name][1].num)
+            dtype = np.dtype(self.record.dtype).newbyteorder("<")
             return np.frombuffer(values, dtype).reshape(shape)
         except (OSError, ValueError, OverflowError, RuntimeError) as error:
             raise UsageError(
@@ -243,8 +249,17 @@ def write_shard(path: Path, chips: NDArray[np.floating[Any]]) -> None:
         file.write(places.tobytes())
 
 
-def _read_chunk(path: Path, number: int, of: int) -> bytes:
-    """Chunk ``number`` of a shard of ``of`` chunks, decoded."""
+def read_chunk(path: Path, number: int, of: int) -> bytes:
+    """One chip as it is stored.
+
+    Args:
+        path: the file of a shard.
+        number: the number of the chip in it.
+        of: the number of its chips.
+
+    Returns:
+        The bytes of its values, decoded.
+    """
     with path.open("rb") as file:
         file.seek(-16 * of, os.SEEK_END)
         offset, size = np.frombuffer(file.read(), "<u8").reshape(of, 2)[number].tolist()

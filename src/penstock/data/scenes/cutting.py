@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...base import Stopped, UsageError, require, write_json
+from .chip_record import ChipRecord
 from .chips import (
     ARRAY,
     FORMAT,
     MANIFEST,
     VERSION,
     metadata,
+    read_chunk,
     read_document,
     shard_path,
     synced,
     write_shard,
 )
 from .objects import Objects
+from .rasters import is_missing
 from .scene import CHANNELS, Scene, radar_of
-from .windows import cuts_of, read_row
+from .windows import Cut, cuts_of, empty_band, read_row
 
 Result = tuple[dict[str, Any], bool]
 """The manifest of a scene, and whether its chips existed before."""
@@ -42,7 +46,7 @@ class SceneJob:
     """The file that the labels are from."""
     out: Path
     """The folder of its chips."""
-    settings: Mapping[str, Any]
+    record: ChipRecord
     overwrite: bool
     """True if chips of other settings are replaced."""
 
@@ -62,24 +66,29 @@ class SceneJob:
         """
         env = require("rasterio", "scenes").Env
         # GDAL would keep a twentieth of the memory in blocks that are never read again.
-        with env(GDAL_CACHEMAX=64), Scene(self.folder, self.settings["channels"]) as scene:
+        with env(GDAL_CACHEMAX=64), Scene(self.folder, self.record.channels) as scene:
             self.labels.check_inside(scene.size, self.label_file)
-            manifest = _manifest(scene, self.labels, self.settings)
+            manifest = _manifest(scene, self.labels, self.record)
             earlier = earlier_manifest(self.out / MANIFEST, manifest, self.overwrite)
-            if earlier is not None:
-                return earlier, True
-            return _cut_scene(scene, manifest, into or self.out, stop), False
+            if earlier is None:
+                return _cut_scene(scene, self, manifest, into or self.out, stop), False
+            if earlier["inputs"] != manifest["inputs"]:  # of another time
+                if not _holds(self.out, earlier, scene, self.record, stop):
+                    raise UsageError(_other("inputs", self.out))
+                earlier["inputs"] = manifest["inputs"]
+                write_json(self.out / MANIFEST, earlier, indent=None)
+            return earlier, True
 
 
-def _manifest(scene: Scene, labels: Objects, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything that a scene's chips depend on. The cut adds the numbers of valid pixels."""
+def _manifest(scene: Scene, labels: Objects, record: ChipRecord) -> dict[str, Any]:
+    """Everything that a scene's chips depend on. The cut adds what it counts."""
     stats = {name: (scene.folder / CHANNELS[name].file).stat() for name in scene.channels}
     return {
         "format": FORMAT,
         "version": VERSION,
         "scene": scene.name,
         "size": list(scene.size),
-        **settings,
+        **record.as_document(),
         "inputs": {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()},
         "labels": labels.as_lists(),
     }
@@ -99,43 +108,67 @@ def earlier_manifest(
         The manifest; None if the scene is to be cut.
 
     Raises:
-        UsageError: it is of other inputs or settings.
+        UsageError: it is of other settings, or of inputs of other sizes.
     """
     if overwrite or not path.exists():
         return None
     earlier = read_document(path)
-    differing = [key for key in manifest if earlier.get(key) != manifest[key]]
-    if differing:
-        raise UsageError(
-            f"{path.parent} was made with other {differing[0]}; "
-            "use --overwrite-preproc to replace it"
-        )
+    before, now = ({**of, "inputs": _sizes(of["inputs"])} for of in (earlier, manifest))
+    if differing := [key for key in now if before.get(key) != now[key]]:
+        raise UsageError(_other(differing[0], path.parent))
     return earlier
 
 
+def _sizes(inputs: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    return {name: size for name, (size, _) in inputs.items()}
+
+
+def _other(what: str, out: Path) -> str:
+    return f"{out} was made with other {what}; use --overwrite-preproc to replace it"
+
+
+def _holds(
+    out: Path, earlier: Mapping[str, Any], scene: Scene, record: ChipRecord, stop: threading.Event
+) -> bool:
+    """Whether existing chips have the values that the scene's rasters have now."""
+    rows, columns = cuts_of(scene.size, record.chip_size, record.overlap)
+    band = empty_band(columns, record)
+    for index in _rows(rows.num, stop):
+        read_row(scene, rows, index, columns, band)
+        shard = shard_path(out / ARRAY, index)
+        if any(chip.tobytes() != read_chunk(shard, i, columns.num) for i, chip in enumerate(band)):
+            return False
+    return all(
+        earlier["coarse"][name] == [*raster.origin, *raster.step]
+        and np.array_equal(np.load(out / f"{name}.npy"), raster.values, equal_nan=True)
+        for name, raster in scene.coarse.items()
+    )
+
+
 def _cut_scene(
-    scene: Scene, manifest: dict[str, Any], out: Path, stop: threading.Event
+    scene: Scene, job: SceneJob, manifest: dict[str, Any], out: Path, stop: threading.Event
 ) -> dict[str, Any]:
     """Write one scene's chips and its manifest."""
     # The manifest is removed first and written last: a scene without one counts as not cut.
     (out / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(out / ARRAY, ignore_errors=True)
-    radar, chip = radar_of(scene.channels), manifest["chip_size"]
-    rows, columns = cuts_of(scene.size, chip, manifest["overlap"])
-    shape = (rows.num, columns.num, len(radar), chip, chip)
+    radar, record = radar_of(scene.channels), job.record
+    rows, columns = cuts_of(scene.size, record.chip_size, record.overlap)
     (out / ARRAY).mkdir(parents=True)
-    dtype = manifest["dtype"]
-    write_json(out / ARRAY / "zarr.json", metadata(shape, dtype), indent=None)
-    valid = np.zeros(shape[:2], np.int64)
     # Two, so that one is written while the other is filled.
-    bands = [np.full(shape[1:], np.nan, dtype) for _ in range(min(2, rows.num))]
+    bands = [empty_band(columns, record) for _ in range(min(2, rows.num))]
+    shape = (rows.num, *bands[0].shape)
+    write_json(out / ARRAY / "zarr.json", metadata(shape, record.dtype), indent=None)
+    valid, of_channels, unseen = np.zeros(shape[:2], np.int64), np.zeros(len(radar), np.int64), 0
     written: list[Future[None]] = []
     with ThreadPoolExecutor(1, thread_name_prefix="write") as writer:
         for index in _rows(rows.num, stop):
             if index > 1:
                 written[index - 2].result()
             band = bands[index % 2]
-            valid[index] = read_row(scene, radar, rows.read(index), columns, band)
+            valid[index], here = read_row(scene, rows, index, columns, band)
+            of_channels += here
+            unseen += _unseen(job.labels, rows, index, columns, band)
             written.append(writer.submit(write_shard, shard_path(out / ARRAY, index), band))
     for write in written:
         write.result()
@@ -143,11 +176,31 @@ def _cut_scene(
         with synced(out / f"{name}.npy") as file:
             np.save(file, raster.values)
     places = {name: [*raster.origin, *raster.step] for name, raster in scene.coarse.items()}
-    manifest |= {"valid_pixels": valid.tolist(), "coarse": places}
-    if any(scene.dtype(name).itemsize > np.dtype(dtype).itemsize for name in radar):
+    by_channel = dict(zip(radar, of_channels.tolist(), strict=True))
+    by_channel |= {name: of.count_valid(scene.size) for name, of in scene.coarse.items()}
+    manifest |= {
+        "valid_pixels": valid.tolist(),
+        "valid_by_channel": {name: by_channel[name] for name in scene.channels},
+        "labels_unseen": unseen,
+        "notes": scene.notes,
+        "coarse": places,
+    }
+    if any(scene.dtype(name).itemsize > np.dtype(record.dtype).itemsize for name in radar):
         manifest["rounded"] = True
     write_json(out / MANIFEST, manifest, indent=None)
     return manifest
+
+
+def _unseen(labels: Objects, rows: Cut, index: int, columns: Cut, band: NDArray[Any]) -> int:
+    """The labels in the cores of a row of windows at whose pixel the radar has no value."""
+    first, stop = rows.core(index)
+    points = labels.points[(labels.points[:, 0] >= first) & (labels.points[:, 0] < stop)]
+    down, right = points.astype(np.intp).T
+    begins = np.array([columns.core(number)[0] for number in range(columns.num)])
+    window = np.searchsorted(begins, right, "right") - 1
+    starts = np.array([columns.start(number) for number in range(columns.num)])
+    values = band[window, :, down - rows.start(index), right - starts[window]]
+    return int(is_missing(values).any(axis=1).sum())
 
 
 def _rows(num: int, stop: threading.Event) -> Iterator[int]:

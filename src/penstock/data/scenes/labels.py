@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,47 +40,61 @@ _TERNARY = {
 def read_labels(path: Path) -> dict[str, Objects]:
     """The labels of every scene that a CSV names, sorted by scene.
 
+    A line with a ``scene_id`` alone is of a scene without an object. Columns that it has beside
+    those that are needed are carried, in ``more``.
+
     Raises:
         UsageError: the file cannot be read or a row is wrong; the message names file and line.
     """
-    columns: dict[str, dict[str, list[Any]]] = {}
-    for line, cells in _rows(path, str(path), NEEDED, {*COLUMNS, *_INDEX_COLUMNS}):
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for line, cells in _rows(path, str(path), NEEDED):
         if None in cells:
             raise UsageError(f"{path} line {line} has more cells than columns")
+        scene = cells["scene_id"].strip()
+        of_scene = rows.setdefault(scene, [])
+        if scene and not any(cells[name].strip() for name in NEEDED if name != "scene_id"):
+            continue  # a scene that was searched, without an object
         try:
-            row: dict[str, Any] = {
-                "points": [
-                    _place(cells["detect_scene_row"], "detect_scene_row"),
-                    _place(cells["detect_scene_column"], "detect_scene_column"),
-                ],
-                "is_vessel": _ternary(cells["is_vessel"], "is_vessel"),
-                "is_fishing": _ternary(cells["is_fishing"], "is_fishing"),
-                "length_m": _measure(cells["vessel_length_m"], "vessel_length_m"),
-                "confidence": _confidence(cells["confidence"]),
-                "shore_km": _measure(cells["distance_from_shore_km"], "distance_from_shore_km"),
-                "lines": line,
-            }
-            if not cells["scene_id"].strip():
+            of_scene.append(_label(cells))
+            of_scene[-1]["lines"] = line
+            if not scene:
                 raise ValueError("scene_id is empty")
         except ValueError as error:
             raise UsageError(f"{path} line {line}: {error}") from None
-        of_scene = columns.setdefault(cells["scene_id"].strip(), {name: [] for name in row})
-        for name, value in row.items():
-            of_scene[name].append(value)
-    return {scene: Objects.of(scene, **columns[scene]) for scene in sorted(columns)}
+    return {
+        scene: Objects.of(
+            scene, **{"points": [], **{name: [row[name] for row in of] for name in (of or [{}])[0]}}
+        )
+        for scene, of in sorted(rows.items())
+    }
 
 
-def _rows(
-    path: Path, where: str, needed: Iterable[str], permitted: Collection[str] = ()
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The line and the cells of each row of a CSV, which has all ``needed`` columns and, if any are
-    ``permitted``, no others than these."""
+def _label(cells: Mapping[str, str]) -> dict[str, Any]:
+    """Columns of `Objects` from a line of labels; `ValueError` if a cell is wrong."""
+    return {
+        "points": [
+            _place(cells["detect_scene_row"], "detect_scene_row"),
+            _place(cells["detect_scene_column"], "detect_scene_column"),
+        ],
+        "is_vessel": _ternary(cells["is_vessel"], "is_vessel"),
+        "is_fishing": _ternary(cells["is_fishing"], "is_fishing"),
+        "length_m": _measure(cells["vessel_length_m"], "vessel_length_m"),
+        "confidence": _confidence(cells["confidence"]),
+        "shore_km": _measure(cells["distance_from_shore_km"], "distance_from_shore_km"),
+        "more": {
+            name: text
+            for name, text in cells.items()
+            if text and name not in (*NEEDED, *_INDEX_COLUMNS)
+        },
+    }
+
+
+def _rows(path: Path, where: str, needed: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The line and the cells of each row of a CSV, which has all ``needed`` columns."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, restval="")
             names = reader.fieldnames or ()
-            if unknown := [name for name in names if permitted and name not in permitted]:
-                raise UsageError(f"{where} has a column {unknown[0]!r}, which labels do not have")
             if lacking := [name for name in needed if name not in names]:
                 raise UsageError(f"{where} has no column {lacking[0]}")
             for row in reader:
@@ -127,7 +141,10 @@ def _number(text: str, name: str = "") -> float:
 
 
 def _confidence(text: str) -> int:
+    """-1 for an empty cell: the score then takes it neither for LOW nor for sure."""
     word = text.strip().upper()
+    if word in ("", "NAN"):
+        return -1
     if word not in CONFIDENCE:
         raise ValueError(f"confidence is {text!r}; it may be {', '.join(CONFIDENCE)}")
     return CONFIDENCE.index(word)

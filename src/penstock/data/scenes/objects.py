@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from ...base import UsageError
 
 UNKNOWN, NO, YES = -1, 0, 1
-_OF_LABELS = ("points", "is_vessel", "is_fishing", "length_m", "confidence", "shore_km")
+_OF_LABELS = ("points", "is_vessel", "is_fishing", "length_m", "confidence", "shore_km", "more")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,13 +30,15 @@ class Objects:
     length_m: NDArray[np.float64]
     """NaN where it is unknown."""
     confidence: NDArray[np.int8]
-    """0 LOW, 1 MEDIUM, 2 HIGH for a label; -1 for a prediction."""
+    """0 LOW, 1 MEDIUM, 2 HIGH for a label; -1 where none was given, and for a prediction."""
     shore_km: NDArray[np.float64]
     """Distance of a label from the shore; 9999.99 where there is none, NaN where it is unknown."""
     score: NDArray[np.float64]
     """The score of a prediction from 0 to 1; NaN where none was given."""
     lines: NDArray[np.int32]
     """The line of a label in its file, from 1 with the header; 0 where it is not from a file."""
+    more: NDArray[np.object_]
+    """The other cells of a label's line by the name of their column; empty ones are left out."""
 
     @classmethod
     def of(
@@ -51,6 +53,7 @@ class Objects:
         shore_km: ArrayLike = math.nan,
         score: ArrayLike = math.nan,
         lines: ArrayLike = 0,
+        more: Sequence[Mapping[str, str]] = (),
     ) -> Objects:
         """Objects from columns of one length; a single value stands for all of them.
 
@@ -60,10 +63,11 @@ class Objects:
             is_vessel: 1 yes, 0 no, -1 unknown.
             is_fishing: likewise.
             length_m: metres; None or NaN where unknown.
-            confidence: of labels, 0 LOW, 1 MEDIUM, 2 HIGH.
+            confidence: of labels, 0 LOW, 1 MEDIUM, 2 HIGH; -1 where none was given.
             shore_km: of labels, kilometres from the shore; None or NaN where unknown.
             score: of predictions, from 0 to 1; NaN where there is none.
             lines: of labels, the line of their file.
+            more: of labels, further cells by the name of their column; none if it is empty.
 
         Returns:
             The objects.
@@ -83,6 +87,7 @@ class Objects:
             column(shore_km, np.float64),
             column(score, np.float64),
             column(lines, np.int32),
+            np.array([*map(dict, more or [{}] * len(points)), None], object)[:-1],
         )
 
     def __len__(self) -> int:

@@ -7,11 +7,14 @@ last. `chips` describes the files.
 
 from __future__ import annotations
 
+import math
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +30,8 @@ from ...base import (
     writing_output,
 )
 from ...cluster import Workers
-from .chips import DTYPE, FORMAT, INDEX, MANIFEST, VERSION, read_document
+from .chip_record import ChipRecord
+from .chips import DTYPE, FORMAT, INDEX, MANIFEST, VERSION, Chips, read_document
 from .cluster_cut import cut_on_cluster
 from .cutting import Result, SceneJob
 from .objects import Objects
@@ -40,11 +44,21 @@ class Done:
     scenes: int
     chips: int
     """Chips with at least one valid pixel."""
+    empty_chips: int
+    """Chips among them without an object of their own."""
+    empty_scenes: int
+    """Scenes without a label."""
     rounded: int
     """Scenes whose rasters have more bits than their chips."""
     resumed: int
     """Scenes that an earlier run had finished."""
     labels: int
+    labels_unseen: int
+    """Labels at whose pixel the radar has no value."""
+    valid: Mapping[str, float]
+    """The share of pixels that have a value, by channel."""
+    notes: Mapping[str, int]
+    """Things to know of scenes, each with the number of scenes."""
 
 
 def preprocess_scenes(
@@ -67,7 +81,7 @@ def preprocess_scenes(
 
     Args:
         folders: the folder of each scene.
-        labels: the labels of each scene.
+        labels: the labels of each scene; one without any is background.
         label_file: the file of the labels.
         out: the folder of the split.
         channels: names of `CHANNELS`.
@@ -89,19 +103,19 @@ def preprocess_scenes(
         Incomplete: scenes failed on a cluster.
     """
     check_chips_output(out, folders, overwrite, replace)
-    settings = {
-        "channels": [*channels], "chip_size": chip_size, "overlap": overlap, "dtype": dtype
-    }  # fmt: skip
+    record = ChipRecord.of(channels, chip_size, overlap, dtype)
+    labels = {name: labels.get(name, Objects.of(name, [])) for name in folders}
     jobs = {
-        name: SceneJob(folder, labels[name], label_file, out / name, settings, overwrite)
+        name: SceneJob(folder, labels[name], label_file, out / name, record, overwrite)
         for name, folder in folders.items()
     }
-    finished = _cut_all(jobs, out, workers, cluster, progress)
-    done = _done(finished, out)
-    index = {"format": FORMAT, "version": VERSION, **settings, "scenes": sorted(jobs)}
+    manifests, resumed = zip(*_cut_all(jobs, out, workers, cluster, progress), strict=True)
+    if not any(np.any(manifest["valid_pixels"]) for manifest in manifests):
+        raise UsageError(f"{len(manifests)} scenes under {out} give no chip with a valid pixel")
+    index = {"format": FORMAT, "version": VERSION, **record.as_document(), "scenes": sorted(jobs)}
     with writing_output(out / INDEX, replace=replace) as draft:
         write_json(draft, index, indent=None)
-    return done
+    return _done(manifests, sum(resumed), Chips(out))
 
 
 def _cut_all(
@@ -130,17 +144,22 @@ def _cut_all(
     return _run_all(work, sorted(jobs), workers, stop, progress)
 
 
-def _done(finished: Sequence[Result], out: Path) -> Done:
-    manifests = [manifest for manifest, _ in finished]
-    chips = sum(int(np.count_nonzero(manifest["valid_pixels"])) for manifest in manifests)
-    if not chips:
-        raise UsageError(f"{len(manifests)} scenes under {out} give no chip with a valid pixel")
+def _done(manifests: Sequence[Mapping[str, Any]], resumed: int, chips: Chips) -> Done:
+    pixels = sum(math.prod(manifest["size"]) for manifest in manifests)
     return Done(
         scenes=len(manifests),
-        chips=chips,
+        chips=len(chips),
+        empty_chips=int((chips.num_points == 0).sum()),
+        empty_scenes=sum(not len(labels) for labels in chips.labels.values()),
         rounded=sum(bool(manifest.get("rounded")) for manifest in manifests),
-        resumed=sum(was_done for _, was_done in finished),
-        labels=sum(len(manifest["labels"]["points"]) for manifest in manifests),
+        resumed=resumed,
+        labels=sum(map(len, chips.labels.values())),
+        labels_unseen=sum(manifest["labels_unseen"] for manifest in manifests),
+        valid={
+            name: sum(manifest["valid_by_channel"][name] for manifest in manifests) / pixels
+            for name in chips.channels
+        },
+        notes=Counter(note for manifest in manifests for note in manifest["notes"]),
     )
 
 

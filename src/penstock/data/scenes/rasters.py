@@ -1,19 +1,17 @@
-"""The pixels of a scene's rasters: windows of 10 m pixels, and 500 m rasters between their pixels.
+"""The pixels of a scene's rasters of 10 m, by windows, and what their files say of them.
 
-A raster of 10 m is read only where a window lies. One of 500 m is small: it is held whole and
-interpolated for the window, so that it never grows to the scene. A missing value is NaN. A raster
-that cannot be read is an error, never zeros.
+A file says where it has values (a no-data value, a mask, an alpha band; NaN and infinities are
+missing anyhow), how its numbers become values (scale and offset) and in which unit, and where it
+lies on Earth. All of it holds, or the file is refused. A missing value is NaN. A raster that cannot
+be read is an error, never zeros.
 
-Coordinates on Earth and the small rasters are read by rasterio. The pixels of the large ones are
-read by tifffile: they are 16-bit floats, and GDAL would widen each, at several times the cost of
-reading.
+rasterio reads the pixels, but for 16-bit floats, as xView3 has them: GDAL would widen each, at
+several times the cost of reading, so tifffile reads these.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -27,40 +25,196 @@ Values = NDArray[Any]
 """16-bit floats where the raster holds them, 32-bit ones otherwise; NaN is missing."""
 
 NODATA = -32768.0
+"""No value, in the rasters of xView3 and in any file that names no other."""
 
 
 SLAB = 64
 """Rows of a scene that stay in the processor's cache while they are worked on."""
 ENDS_EARLY = "the file ends before its pixels do"
+OFF_GRID = 0.1
+"""Pixels by which rasters of 10 m may lie apart."""
+_PLAIN = (1, 8, 32946)
+"""TIFF's numbers for pixels that are not compressed, or deflated."""
+
+
+def check_raster(path: Path, file: Any, units: Collection[str]) -> None:
+    """Refuse a raster that is not one band of real numbers in the channel's unit.
+
+    Args:
+        path: its path.
+        file: the raster, open in rasterio.
+        units: spellings of the channel's unit, in small letters; none where it has no unit.
+
+    Raises:
+        UsageError: the raster is another one.
+    """
+    alpha = require("rasterio.enums", "scenes").ColorInterp.alpha
+    bands = [band for band, of in zip(file.indexes, file.colorinterp, strict=True) if of != alpha]
+    unit = (file.units[0] or "").strip()
+    if file.subdatasets:
+        raise UsageError(f"{path} holds {len(file.subdatasets)} images, and a channel is one")
+    if bands != [1]:
+        raise UsageError(f"{path} has {len(bands)} bands, and a channel is one")
+    if file.dtypes[0].startswith("complex"):
+        raise UsageError(
+            f"{path} has complex samples ({file.dtypes[0]}); a channel of radar is real, in dB"
+        )
+    if unit and units and unit.lower() not in units:
+        raise UsageError(f"{path} is in {unit!r}, and the model takes {next(iter(units))}")
+
+
+def is_placed(file: Any) -> bool:
+    """Whether a raster has a place on Earth or on another plane, and not pixels alone."""
+    return not file.transform.is_identity
+
+
+def places_in(other: Any, of: Any, columns: Any, rows: Any) -> NDArray[np.float64]:
+    """Where places of one raster lie in another one.
+
+    Args:
+        other: the raster to find them in, open in rasterio.
+        of: the raster that they are given in.
+        columns: pixels, from the left edge.
+        rows: likewise from the upper edge.
+
+    Returns:
+        Columns and rows in ``other``, shape (2, n); NaN where there is none.
+    """
+    x, y, ones = map_of(of) @ [columns, rows, np.ones(len(columns))]
+    if of.crs != other.crs:
+        try:
+            transform = require("rasterio.warp", "scenes").transform
+            x, y = np.asarray(transform(of.crs, other.crs, x.tolist(), y.tolist()))
+        except Exception:  # of GDAL, which has many kinds
+            x = y = np.full(len(columns), np.nan)
+        x, y = np.where(np.isfinite([x, y]), [x, y], np.nan)
+    return np.asarray(np.linalg.inv(map_of(other)) @ [x, y, ones])[:2]
+
+
+def map_of(file: Any) -> NDArray[np.float64]:
+    """The map from columns and rows of a raster to its coordinates.
+
+    Args:
+        file: the raster, open in rasterio.
+
+    Returns:
+        The affine map as a matrix, shape (3, 3).
+    """
+    return np.reshape(file.transform, (3, 3))
+
+
+def check_same_grid(path: Path, file: Any, first_path: Path, first: Any) -> None:
+    """Refuse a raster of 10 m whose pixels are not those of the first one.
+
+    Args:
+        path: the path of the raster.
+        file: the raster, open in rasterio.
+        first_path: the path of the first raster.
+        first: that raster.
+
+    Raises:
+        UsageError: size, place or coordinates differ.
+    """
+    if file.shape != first.shape:
+        raise UsageError(
+            f"{path} has {file.height} x {file.width} pixels and "
+            f"{first_path.name} {first.height} x {first.width}"
+        )
+    check_comparable(path, file, first_path, first)
+    if not is_placed(first):
+        return
+    corners = np.array([[0, file.width, 0, file.width], [0, 0, file.height, file.height]])
+    apart = np.abs(places_in(first, file, *corners) - corners).max()
+    if not apart <= OFF_GRID:
+        away = f": a corner is {apart:,.4g} pixels away" if apart > 0 else " on Earth"
+        raise UsageError(f"{path} lies elsewhere than {first_path.name}{away}")
+
+
+def check_comparable(path: Path, file: Any, first_path: Path, first: Any) -> None:
+    """Refuse a raster if it and the first one do not both lie on Earth, or both not.
+
+    Args:
+        path: the path of the raster.
+        file: the raster, open in rasterio.
+        first_path: the path of the first raster.
+        first: that raster.
+
+    Raises:
+        UsageError: one has a place and the other has none.
+    """
+    for what, one, other in (
+        ("place on Earth (no transform)", is_placed(file), is_placed(first)),
+        ("coordinate system (CRS)", bool(file.crs), bool(first.crs)),
+    ):
+        if one != other:
+            lacks, has = (first_path, path) if one else (path, first_path)
+            points = (first if one else file).gcps[0]
+            but = ", but ground control points: warp it to a grid first" if points else ""
+            raise UsageError(f"{lacks} has no {what}{but}, and {has.name} has one")
+
+
+def pixel_metres(file: Any) -> tuple[float, float] | None:
+    """The height and width on the ground of the pixel in the middle of a raster, in metres.
+
+    Args:
+        file: the raster, open in rasterio.
+
+    Returns:
+        The sides, None where the place on Earth is not known.
+    """
+    if not (file.crs and is_placed(file)):
+        return None
+    column, row = file.width / 2, file.height / 2
+    try:
+        transform = require("rasterio.warp", "scenes").transform
+        x, y, _ = map_of(file) @ [[column, column + 1, column], [row, row, row + 1], [1, 1, 1]]
+        degrees = np.array(transform(file.crs, "EPSG:4326", x.tolist(), y.tolist()))
+    except Exception:  # of GDAL, which has many kinds
+        return None
+    # The ellipsoid WGS 84 has these radii along a parallel and along a meridian.
+    at, flat = np.deg2rad(degrees[1, 0]), 0.00669438
+    bend = 1 - flat * np.sin(at) ** 2
+    radii = 6378137 / bend**0.5 * np.array([np.cos(at), (1 - flat) / bend])
+    along = np.deg2rad(degrees[:, 1:] - degrees[:, :1]) * radii[:, None]
+    width, height = np.hypot(*along).tolist()
+    return height, width
+
+
+def decoded(file: Any, read: Any) -> FloatArray:
+    """The values of pixels that rasterio read with their mask.
+
+    Args:
+        file: the raster.
+        read: numbers as the file stores them, a masked array.
+
+    Returns:
+        Values in the file's unit, NaN where it has none.
+    """
+    values: FloatArray = read.data.astype(np.float32)
+    missing = np.ma.getmaskarray(read) | ~np.isfinite(values)
+    if says_nothing_of_missing(file):
+        missing |= values == NODATA
+    if (file.scales[0], file.offsets[0]) != (1, 0):
+        values = (read.data * file.scales[0] + file.offsets[0]).astype(np.float32)
+    values[missing] = np.nan
+    return values
+
+
+def says_nothing_of_missing(file: Any) -> bool:
+    """Whether a file has no no-data value, no mask and no alpha band."""
+    return require("rasterio.enums", "scenes").MaskFlags.all_valid in file.mask_flag_enums[0]
 
 
 class Pixels:
-    """The pixels of a TIFF, in strips or tiles, deflated or not: only those that a window needs."""
+    """The pixels of a raster of one band: only those that a window needs."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        tifffile = require("tifffile", "scenes")
-        self._file = path.open("rb")
-        try:
-            self._tiff = tifffile.TiffFile(self._file)
-            self._page: Any = self._tiff.pages[0]
-        except Exception as error:  # a damaged header may raise anything
-            self.close()
-            raise UsageError(f"{path} is not a TIFF that can be read: {describe(error)}") from error
-        page = self._page
-        if page.samplesperpixel != 1:
-            self.close()
-            raise UsageError(f"{path} has {page.samplesperpixel} values a pixel; a scene has one")
-        self.dtype = np.dtype(np.float16 if page.dtype == np.float16 else np.float32)
-        height, self._width = page.imagelength, page.imagewidth
-        self._piece = (
-            (page.tilelength, page.tilewidth)
-            if page.is_tiled
-            else (min(page.rowsperstrip, height), self._width)
-        )
-
-        tall = self._piece[0]
-        self.rows_at_once: int = tall if page.is_tiled else max(1, SLAB // tall) * tall
+    def __init__(self, path: Path, file: Any) -> None:
+        self._path, self._file = path, file
+        self._halves = _Halves.of(path, file)
+        self.dtype = np.dtype(np.float32 if self._halves is None else np.float16)
+        tall, wide = file.block_shapes[0] if self._halves is None else self._halves.piece
+        strips = wide >= file.width
+        self.rows_at_once: int = max(1, SLAB // tall) * tall if strips else tall
 
     def read(self, rows: tuple[int, int], columns: tuple[int, int]) -> Values:
         """A window; NaN where a value is missing.
@@ -76,15 +230,74 @@ class Pixels:
             UsageError: the file cannot be read there.
         """
         try:
-            if self._page.is_final:
-                values = self._lines(rows)[:, slice(*columns)]
-            else:
-                values = self._pieces(rows, columns)
-        except Exception as error:  # damaged pixels may raise anything too
+            if self._halves is not None:
+                return self._halves.read(rows, columns)
+            return decoded(self._file, self._file.read(1, window=(rows, columns), masked=True))
+        except Exception as error:  # damaged pixels may raise anything
             raise UsageError(
-                f"{self._path} cannot be read at rows {rows[0]} to {rows[1]}: {describe(error)}"
+                f"{self._path} cannot be read at rows {rows[0]} to {rows[1]}: "
+                f"{describe(error.__cause__ or error)}"
             ) from error
-        return _marked(values.astype(self.dtype, copy=False))
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._halves is not None:
+            self._halves.close()
+
+
+class _Halves:
+    """16-bit floats in strips or tiles of a TIFF, deflated or not."""
+
+    @classmethod
+    def of(cls, path: Path, file: Any) -> _Halves | None:
+        """The pixels of a raster; None if it has others, or more to say of them than a no-data
+        value."""
+        flags = require("rasterio.enums", "scenes").MaskFlags
+        plain = (file.scales[0], file.offsets[0]) == (1, 0) and file.mask_flag_enums[0] in (
+            [flags.nodata], [flags.all_valid]
+        )  # fmt: skip
+        halves = file.tags(1, ns="IMAGE_STRUCTURE").get("NBITS") == "16"
+        if not (plain and (halves or file.dtypes[0] == "float16") and file.driver == "GTiff"):
+            return None
+        made = cls(path, file.nodata)
+        page = made._page
+        if page.dtype == np.float16 and page.compression in _PLAIN and page.predictor == 1:
+            return made
+        made.close()
+        return None
+
+    def __init__(self, path: Path, nodata: float | None) -> None:
+        tifffile = require("tifffile", "scenes")
+        self._file = path.open("rb")
+        try:
+            self._tiff = tifffile.TiffFile(self._file)
+            self._page: Any = self._tiff.pages[0]
+        except Exception as error:  # a damaged header may raise anything
+            self.close()
+            raise UsageError(f"{path} is not a TIFF that can be read: {describe(error)}") from error
+        page = self._page
+        height, self._width = page.imagelength, page.imagewidth
+        self.piece: tuple[int, int] = (
+            (page.tilelength, page.tilewidth)
+            if page.is_tiled
+            else (min(page.rowsperstrip, height), self._width)
+        )
+        self._left_out = np.float16(0 if nodata is None else nodata)
+        self._missing = _halves_of(NODATA if nodata is None else nodata)
+
+    def read(self, rows: tuple[int, int], columns: tuple[int, int]) -> Values:
+        """A window; NaN where a value is missing."""
+        if self._page.is_final:
+            values = self._lines(rows)[:, slice(*columns)]
+        else:
+            values = self._pieces(rows, columns)
+        values = values.astype(np.float16, copy=False)
+        bits = values.view(np.uint16)  # five times as fast as floats
+        missing = bits & _INFINITE == _INFINITE
+        for other in self._missing:
+            missing |= bits == other
+        bits[missing] = _NAN_BITS
+        return values
 
     def _lines(self, rows: tuple[int, int]) -> Values:
         """Whole rows of a raster that is stored uncompressed and contiguous, in one read."""
@@ -98,7 +311,7 @@ class Pixels:
 
     def _pieces(self, rows: tuple[int, int], columns: tuple[int, int]) -> Values:
         """A window, read from the strips or tiles that it touches."""
-        (tall, wide), page = self._piece, self._page
+        (tall, wide), page = self.piece, self._page
         window: Values = np.empty((rows[1] - rows[0], columns[1] - columns[0]), page.dtype)
         across = -(-self._width // wide)
         pieces = [
@@ -110,12 +323,18 @@ class Pixels:
             [of[i] for i in pieces] for of in (page.dataoffsets, page.databytecounts)
         )
         for data, index in self._tiff.filehandle.read_segments(offsets, counts, pieces):
-            if data is None or len(data) != page.databytecounts[index]:
+            if not page.databytecounts[index]:  # left out by who wrote the file
+                data = None
+            elif data is None or len(data) != page.databytecounts[index]:
                 raise EOFError(ENDS_EARLY)
             values, (_, _, top, left, _), (_, height, width, _) = page.decode(data, index)
             first, stop = max(top, rows[0]), min(top + height, rows[1])
             begin, end = max(left, columns[0]), min(left + width, columns[1])
-            part = values[0, first - top : stop - top, begin - left : end - left, 0]
+            part = (
+                self._left_out
+                if values is None
+                else values[0, first - top : stop - top, begin - left : end - left, 0]
+            )
             window[first - rows[0] : stop - rows[0], begin - columns[0] : end - columns[0]] = part
         return window
 
@@ -124,14 +343,15 @@ class Pixels:
         self._file.close()
 
 
-def _marked(values: Values) -> Values:
-    """Replace the raster's no-data value and infinities by NaN, in place."""
-    if values.dtype == np.float16:  # by its bits, five times as fast
-        bits = values.view(np.uint16)
-        bits[(bits == _NODATA_BITS) | (bits & _INFINITE == _INFINITE)] = _NAN_BITS
-    else:
-        values[(values == NODATA) | ~np.isfinite(values)] = np.nan
-    return values
+def _halves_of(value: float) -> set[int]:
+    """The bits of the 16-bit floats that may stand for a value: those on both sides of one that is
+    none of them, and for 0 also -0."""
+    with np.errstate(over="ignore"):
+        half = np.float16(value)
+    halves = [np.float16(0.0), np.float16(-0.0)] if value == 0 else [half]
+    if float(half) != value and not np.isnan(value):  # GDAL rounds towards 0
+        halves.append(np.nextafter(half, np.float16(np.copysign(np.inf, value - float(half)))))
+    return {int(bits) for bits in np.array(halves).view(np.uint16)}
 
 
 def is_missing(values: Values) -> NDArray[np.bool_]:
@@ -141,112 +361,4 @@ def is_missing(values: Values) -> NDArray[np.bool_]:
     return np.isnan(values)
 
 
-_NODATA_BITS, _INFINITE, _NAN_BITS = np.array([NODATA, np.inf, np.nan], np.float16).view(np.uint16)
-
-
-@dataclass(frozen=True, slots=True)
-class Coarse:
-    """A raster of 500 m, held whole, and the places of 10 m pixels in it.
-
-    Pixel ``i`` of an axis lies at ``origin + step * i``, counted between the centres of the pixels
-    of 500 m.
-    """
-
-    kind: str
-    values: FloatArray
-    origin: tuple[float, float]
-    step: tuple[float, float]
-
-    def read(self, rows: tuple[int, int], columns: tuple[int, int]) -> FloatArray:
-        """A window of 10 m pixels."""
-        down, right = (
-            self.origin[axis] + self.step[axis] * np.arange(*window, dtype=np.float64)
-            for axis, window in enumerate((rows, columns))
-        )
-        # Take only the 500 m pixels around the window.
-        top, bottom = _around(down, self.values.shape[0])
-        left, end = _around(right, self.values.shape[1])
-        values = np.asarray(self.values[top:bottom, left:end])
-        down, right = down - top, right - left
-        if self.kind == "nearest":
-            nearest = [
-                np.clip(np.rint(at), 0, length - 1).astype(np.intp)
-                for at, length in zip((down, right), values.shape, strict=True)
-            ]
-            return np.ascontiguousarray(values[nearest[0][:, None], nearest[1]])
-        if self.kind == "degrees":  # angles: halfway from 350 to 10 is 0, not 180
-            turns = np.deg2rad(values)
-            east, north = (_linear(part(turns), down, right) for part in (np.sin, np.cos))
-            return np.asarray(np.rad2deg(np.arctan2(east, north)) % 360, np.float32)
-        return _linear(values, down, right)
-
-
-def read_coarse(path: Path, coarse: Any, fine: Any, *, kind: str, zero_is_missing: bool) -> Coarse:
-    """A raster of 500 m, aligned with a 10 m raster by the coordinates in both open files. Without
-    coordinates both are taken to cover the same ground."""
-    if fine.crs and coarse.crs:
-        if fine.crs != coarse.crs:
-            raise UsageError(f"{path} is in {coarse.crs}, and the radar in {fine.crs}")
-        ours, theirs = fine.transform, coarse.transform
-        if any((ours.b, ours.d, theirs.b, theirs.d)):
-            raise UsageError(f"{path} and the radar must both have north at the top")
-        origin = ((ours.f - theirs.f) / theirs.e, (ours.c - theirs.c) / theirs.a)
-        step = (ours.e / theirs.e, ours.a / theirs.a)
-    else:
-        origin, step = (0.0, 0.0), (coarse.height / fine.height, coarse.width / fine.width)
-    try:
-        values = _marked(coarse.read(1, out_dtype=np.float32))
-    except require("rasterio.errors", "scenes").RasterioError as error:
-        raise UsageError(f"{path} cannot be read: {describe(error.__cause__ or error)}") from error
-    if zero_is_missing:
-        values[values == 0] = np.nan
-    # From edges to centres: pixel i of 10 m has its centre at i + 1/2.
-    centres = (origin[0] + step[0] / 2 - 0.5, origin[1] + step[1] / 2 - 0.5)
-    return Coarse(kind, values, centres, step)
-
-
-def _around(at: NDArray[np.float64], length: int) -> tuple[int, int]:
-    """The half-open range of pixels, of ``length``, around all places ``at``, which ascend."""
-    first = min(max(math.floor(at[0]), 0), length - 1)
-    return first, max(min(math.floor(at[-1]) + 2, length), first + 1)
-
-
-def _linear(
-    values: FloatArray, down: NDArray[np.float64], right: NDArray[np.float64]
-) -> FloatArray:
-    """Values between pixels. A missing pixel is left out of the mean and does not spread: the
-    result is missing only where the missing pixel is the nearest.
-    """
-    missing = np.isnan(values)
-    if not missing.any():
-        return _between(values, down, right)
-    weights = _between((~missing).astype(np.float32), down, right)
-    sums = _between(np.where(missing, np.float32(0), values), down, right)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(weights >= 0.5, sums / weights, np.float32(np.nan))
-
-
-def _between(
-    values: FloatArray, down: NDArray[np.float64], right: NDArray[np.float64]
-) -> FloatArray:
-    """Values between pixels, linear along both axes; beyond the ends, the end's value."""
-    lower, upper, part = _neighbours(right, values.shape[1])
-    lines = values[:, lower] + (values[:, upper] - values[:, lower]) * part
-    lower, upper, part = _neighbours(down, len(values))
-    between = np.empty((len(down), len(right)), np.float32)
-    # All lines between the same two at once: they stay in the processor's cache.
-    edges = [0, *np.flatnonzero(np.diff(lower)) + 1, len(down)]
-    for first, stop in pairwise(edges):
-        line, step = lines[lower[first]], lines[upper[first]] - lines[lower[first]]
-        between[first:stop] = line + step * part[first:stop, None]
-    return between
-
-
-def _neighbours(
-    at: NDArray[np.float64], length: int
-) -> tuple[NDArray[np.intp], NDArray[np.intp], FloatArray]:
-    """The pixels on both sides of each place, and its distance from the first one as a share of a
-    pixel."""
-    at = np.clip(at, 0, length - 1)
-    lower = np.floor(at).astype(np.intp)
-    return lower, np.minimum(lower + 1, length - 1), (at - lower).astype(np.float32)
+_INFINITE, _NAN_BITS = np.array([np.inf, np.nan], np.float16).view(np.uint16)

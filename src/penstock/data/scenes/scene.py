@@ -23,7 +23,8 @@ from typing import Any, Literal
 import numpy as np
 
 from ...base import UsageError, describe, require
-from .rasters import Coarse, Pixels, Values, read_coarse
+from .coarse import Coarse, read_coarse
+from .rasters import Pixels, Values, check_raster, check_same_grid, is_placed, pixel_metres
 
 PIXEL_M, COARSE_M = 10, 500
 
@@ -38,15 +39,21 @@ class Raster:
     offset: float
     scale: float
     """A model sees ``(value - offset) / scale``: the same in every scene and chip."""
+    units: tuple[str, ...] = ()
+    """The unit of its values as a file may spell it, in small letters."""
     zero_is_missing: bool = False
 
 
+DB = ("db", "decibel", "decibels")
+METRES = ("m", "metre", "metres", "meter", "meters")
+SPEED = ("m/s", "m s-1", "m.s-1", "ms-1", "m s**-1", "m s^-1")
+DEGREES = ("degrees", "degree", "deg", "°")
 CHANNELS = {
-    "vh": Raster("VH_dB.tif", "radar", -40, 15),
-    "vv": Raster("VV_dB.tif", "radar", -40, 15),
-    "bathymetry": Raster("bathymetry.tif", "linear", 0, 1000),
-    "wind_speed": Raster("owiWindSpeed.tif", "linear", 0, 20, zero_is_missing=True),
-    "wind_direction": Raster("owiWindDirection.tif", "degrees", 0, 360),
+    "vh": Raster("VH_dB.tif", "radar", -40, 15, DB),
+    "vv": Raster("VV_dB.tif", "radar", -40, 15, DB),
+    "bathymetry": Raster("bathymetry.tif", "linear", 0, 1000, METRES),
+    "wind_speed": Raster("owiWindSpeed.tif", "linear", 0, 20, SPEED, zero_is_missing=True),
+    "wind_direction": Raster("owiWindDirection.tif", "degrees", 0, 360, DEGREES),
     "wind_quality": Raster("owiWindQuality.tif", "nearest", 0, 3),
     "mask": Raster("owiMask.tif", "nearest", 0, 1),
 }
@@ -88,22 +95,24 @@ class Scene(AbstractContextManager["Scene"]):
         # The radar gives the 10 m grid, even if only 500 m rasters are asked for.
         radar = radar_of(channels) or ("vh",)
         try:
-            for name in dict.fromkeys([*radar, *channels]):
-                self._files[name] = self._open(folder / CHANNELS[name].file)
-            self._pixels = {name: Pixels(folder / CHANNELS[name].file) for name in radar}
-            first = self._files[radar[0]]
+            names = dict.fromkeys([*radar, *channels])
+            paths = {name: folder / CHANNELS[name].file for name in names}
+            for name, path in paths.items():
+                self._files[name] = self._open(path)
+                check_raster(path, self._files[name], CHANNELS[name].units)
+            first_path, first = paths[radar[0]], self._files[radar[0]]
             self.size: tuple[int, int] = (first.height, first.width)
             """Rows and columns of 10 m."""
             for name in radar:
-                if (size := self._files[name].shape) != self.size:
-                    raise UsageError(
-                        f"{folder / CHANNELS[name].file} has {size[0]} x {size[1]} pixels and "
-                        f"{CHANNELS[radar[0]].file} {self.size[0]} x {self.size[1]}"
-                    )
+                check_same_grid(paths[name], self._files[name], first_path, first)
+                self._pixels[name] = Pixels(paths[name], self._files[name])
+            self.notes = _notes(first)
+            """Things to know of the scene, in words."""
             self.coarse: dict[str, Coarse] = {
                 name: read_coarse(
-                    folder / CHANNELS[name].file,
+                    paths[name],
                     self._files[name],
+                    first_path,
                     first,
                     kind=CHANNELS[name].kind,
                     zero_is_missing=CHANNELS[name].zero_is_missing,
@@ -123,7 +132,7 @@ class Scene(AbstractContextManager["Scene"]):
             raise UsageError(f"{path} is missing")
         try:
             with warnings.catch_warnings():
-                # Rasters without a place on Earth are taken to cover the same ground.
+                # `_notes` says it.
                 warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
                 return rasterio.open(path)
         except rasterio.errors.RasterioIOError as error:
@@ -164,6 +173,19 @@ class Scene(AbstractContextManager["Scene"]):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _notes(radar: Any) -> list[str]:
+    """What a user should know of the place of a scene."""
+    if not is_placed(radar):
+        return ["the rasters have no place on Earth and are taken to cover the same ground"]
+    if not radar.crs:
+        return ["the rasters name no coordinate system (CRS), and are taken to share one"]
+    sides = pixel_metres(radar)
+    if sides is None or all(abs(side / PIXEL_M - 1) < 0.02 for side in sides):
+        return []
+    grid = f"{sides[0]:.3g} x {sides[1]:.3g} m"
+    return [f"pixels are {grid}; boxes, distances and scores count {PIXEL_M} m for each"]
 
 
 Split = Literal["train", "validation"]

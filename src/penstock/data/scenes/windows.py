@@ -22,7 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import UsageError
-from .rasters import Coarse, is_missing
+from .chip_record import ChipRecord
+from .coarse import Coarse
+from .rasters import is_missing
 from .scene import CHANNELS, Scene, radar_of
 
 Span = tuple[int, int]
@@ -88,45 +90,65 @@ def cuts_of(size: tuple[int, int], chip: int, overlap: int) -> tuple[Cut, Cut]:
     return Cut(size[0], chip, overlap), Cut(size[1], chip, overlap)
 
 
+def empty_band(columns: Cut, record: ChipRecord) -> NDArray[Any]:
+    """An array for a row of windows.
+
+    Args:
+        columns: the cut of the columns.
+        record: the channels, the size and the dtype.
+
+    Returns:
+        NaN of shape (windows, radar channels, y, x).
+    """
+    side = record.chip_size
+    return np.full((columns.num, len(radar_of(record.channels)), side, side), np.nan, record.dtype)
+
+
 def read_row(
-    scene: Scene, channels: Sequence[str], rows: Span, columns: Cut, band: NDArray[Any]
-) -> NDArray[np.int64]:
-    """Fill a row of windows from a scene, and count their valid pixels.
+    scene: Scene, rows: Cut, index: int, columns: Cut, band: NDArray[Any]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Fill a row of windows with the radar of a scene, and count their valid pixels.
 
     Pixels of a window below the scene become NaN; those to the right of it stay as they are.
 
     Args:
         scene: the open scene.
-        channels: names of `CHANNELS`.
-        rows: half-open rows of the windows.
+        rows: the cut of the rows.
+        index: the number of the row of windows.
         columns: the cut of the columns.
-        band: the array to fill, shape (windows, channels, y, x).
+        band: the array to fill, shape (windows, radar channels, y, x).
 
     Returns:
-        Pixels of each window where every radar channel has a value, shape (windows,).
+        Pixels of each window where every radar channel has a value, shape (windows,), and pixels of
+        each radar channel that have a value in the cores, shape (radar channels,).
+
+    Raises:
+        UsageError: a raster cannot be read, or the dtype of ``band`` does not hold its values.
     """
-    height = rows[1] - rows[0]
-    band[:, :, height:] = np.nan
-    spans = [columns.read(index) for index in range(columns.num)]
-    windows = [band[i, :, :height, : stop - first] for i, (first, stop) in enumerate(spans)]
-    for place, name in enumerate(channels):
-        if CHANNELS[name].kind == "radar":  # stored by lines, so each line is read whole and once
-            tall = scene.rows_at_once(name)
-            edges = [rows[0], *range((rows[0] // tall + 1) * tall, rows[1], tall), rows[1]]
-            for first, stop in pairwise(edges):
-                lines = scene.read(name, (first, stop), (0, scene.size[1]))
-                for window, span in zip(windows, spans, strict=True):
-                    window[place, first - rows[0] : stop - rows[0]] = lines[:, slice(*span)]
-        else:
+    begin, end = rows.read(index)
+    band[:, :, end - begin :] = np.nan
+    spans = [columns.read(number) for number in range(columns.num)]
+    windows = [band[i, :, : end - begin, : stop - first] for i, (first, stop) in enumerate(spans)]
+    radar = radar_of(scene.channels)
+    for place, name in enumerate(radar):  # stored by lines, so each line is read whole and once
+        tall = scene.rows_at_once(name)
+        edges = [begin, *range((begin // tall + 1) * tall, end, tall), end]
+        for first, stop in pairwise(edges):
+            lines = scene.read(name, (first, stop), (0, scene.size[1]))
+            if band.dtype == np.float16 != lines.dtype and (above := np.abs(lines) >= 65520).any():
+                raise UsageError(
+                    f"{scene.folder / CHANNELS[name].file} has values such as {lines[above][0]:g}, "
+                    "which chips of float16 do not hold; cut them with --dtype float32"
+                )
             for window, span in zip(windows, spans, strict=True):
-                window[place] = scene.read(name, rows, span)
-    radar = [channels.index(name) for name in radar_of(channels)]
-    return np.array([valid_pixels(window[radar]).sum() for window in windows])
-
-
-def valid_pixels(radar: NDArray[Any]) -> NDArray[np.bool_]:
-    """Where every radar channel (channels, y, x) has a value; shape (y, x)."""
-    return np.asarray(~np.any([is_missing(channel) for channel in radar], axis=0))
+                window[place, first - begin : stop - begin] = lines[:, slice(*span)]
+    valid, of_channels = np.zeros(columns.num, np.int64), np.zeros(len(radar), np.int64)
+    for number, window in enumerate(windows):
+        present = [~is_missing(channel) for channel in window]
+        valid[number] = np.logical_and.reduce(present).sum()
+        core = slice(*rows.own(index)), slice(*columns.own(number))
+        of_channels += [channel[core].sum() for channel in present]
+    return valid, of_channels
 
 
 def planes_of(channels: Sequence[str]) -> int:
@@ -135,7 +157,7 @@ def planes_of(channels: Sequence[str]) -> int:
 
 
 def model_view(
-    channels: Sequence[str],
+    record: ChipRecord,
     radar: NDArray[Any],
     coarse: Mapping[str, Coarse],
     rows: Span,
@@ -149,25 +171,26 @@ def model_view(
     each of them has a value.
 
     Args:
-        channels: names of `CHANNELS`, in the order of the image.
+        record: the channels in the order of the image, and their scaling.
         radar: the radar channels in their own unit, NaN missing, shape (channels, y, x).
         coarse: the other channels.
         rows: half-open rows of the window, inside the scene.
         columns: half-open columns of the window, inside the scene.
 
     Returns:
-        The image (channels, y, x), scaled by `CHANNELS`, and its masks (masks, y, x).
+        The image (channels, y, x), scaled, and its masks (masks, y, x).
     """
+    channels = record.channels
     image = np.full((len(channels), *radar.shape[1:]), np.nan, np.float32)
     inside = slice(rows[1] - rows[0]), slice(columns[1] - columns[0])
     of_radar = radar_of(channels)
-    for place, name in enumerate(channels):
+    for place, (name, (offset, scale)) in enumerate(zip(channels, record.scaling, strict=True)):
         if name in of_radar:
             image[place] = radar[of_radar.index(name)]
         else:
             image[place][inside] = coarse[name].read(rows, columns)
-        image[place] -= np.float32(CHANNELS[name].offset)
-        image[place] /= np.float32(CHANNELS[name].scale)
+        image[place] -= np.float32(offset)
+        image[place] /= np.float32(scale)
     missing = np.isnan(image)
     image[missing] = 0
     fine = np.array([name in of_radar for name in channels])

@@ -69,8 +69,8 @@ def heading(runs: Sequence[SuiteCell]) -> str:
     if training is not None:
         what += f", {training['parameters']:,} parameters, "
         what += f"{training['world_size']} × {training['device']}"
-    samples = runs[0].fact("train_samples")
-    of = f" of {samples} samples" if samples else ""
+    samples = next((n for run in runs if (n := run.fact("train_samples"))), None)
+    of = f" of {plural(samples, 'sample')}" if samples else ""
     epochs = f"{plural(case['epochs'], 'epoch')}{of}"
     return ", ".join([what, *(word.replace("_", " ") for word in switched), epochs])
 

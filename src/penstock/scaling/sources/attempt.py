@@ -35,7 +35,8 @@ _OURS = re.compile(r"[^:]+: [\d,]+ parameters, \d+ x ([^,]+), (\d{1,15}) steps o
 _STEP = re.compile(r"rank (\d{1,6}): ([\d.,]+) (m?)s a step: ")
 _SHARE = re.compile(rf"({'|'.join(PHASES)}) (\d{{1,3}})%")
 _PROGRESS = re.compile(r"Epoch (\d{1,9})(?:/(\d{1,9}))?: .*?(\d{1,9})/(\d{1,9}) \[")
-_OUR_EPOCH = re.compile(r"epoch (\d{1,9}), step \d+ of \d+: ")
+_OUR_EPOCH = re.compile(r"epoch (\d{1,9})( of \d{1,9})?, step \d+ of \d+: ")
+"""Epochs count from 1 where their number is said, and from 0 in older logs."""
 _DIVERGED = re.compile(r"\b(?:\w+_)?loss(?:_step|_epoch)?[= ][-+]?(?:nan|inf)\b", re.IGNORECASE)
 """A loss that is not finite, in a bar of progress or a line of an epoch."""
 _IN_NAME = re.compile(r"([\w-]*?)-epoch=\d+")
@@ -261,8 +262,9 @@ def _take_bar(attempt: Attempt, bar: re.Match[str]) -> None:
 
 
 def _take_our_epoch(attempt: Attempt, line: re.Match[str]) -> None:
-    attempt.take_end_of_epoch(int(line[1]))
-    _take_scores(attempt, line.string, int(line[1]))
+    epoch = int(line[1]) - (line[2] is not None)
+    attempt.take_end_of_epoch(epoch)
+    _take_scores(attempt, line.string, epoch)
 
 
 def _take_our_device(attempt: Attempt, line: re.Match[str]) -> None:

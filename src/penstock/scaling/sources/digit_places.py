@@ -24,7 +24,8 @@ _BAR = re.compile(
     rb"\[[\d:]+<[\d:?]+, *[\d.?]+(?:it/s|s/it)(?:, \w+=[-+.\w]+)*\] *"
 )
 _EPOCH = re.compile(
-    _LABEL + rb"epoch (\d{1,9}), step \d+ of \d+: loss [-+.\de]+;(?: \w+ [-+.\de]+,?)* *"
+    _LABEL
+    + rb"epoch (\d{1,9})( of \d{1,9})?, step \d+ of \d+: loss [-+.\de]+;(?: \w+ [-+.\de]+,?)* *"
 )
 """Plain lines of progress. They contain neither the end of a job nor a line of another rank."""
 _NOT_FINITE = re.compile(rb"nan|inf", re.IGNORECASE)
@@ -37,7 +38,7 @@ class NumberPlaces:
 
     epoch: slice
     of_all: bool
-    """True for "Epoch 1/50", which counts from 1."""
+    """True for "Epoch 1/50" and "epoch 1 of 50", which count from 1."""
     done: slice | None
     """The place of the number of steps done; None in a line that ends an epoch."""
     steps: slice | None
@@ -101,7 +102,7 @@ def places_in(line: bytes) -> NumberPlaces | None:
         counts = slice(*bar.span(3)), slice(*bar.span(4))
         return _with_scores(line, slice(*bar.span(1)), bar[2] is not None, *counts)
     if epoch := _EPOCH.fullmatch(line):
-        return _with_scores(line, slice(*epoch.span(1)), False, None, None)
+        return _with_scores(line, slice(*epoch.span(1)), epoch[2] is not None, None, None)
     return None
 
 

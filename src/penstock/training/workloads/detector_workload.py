@@ -68,20 +68,24 @@ class DetectorWorkload:
         self.config = config
         train = _open(config, "train")
         self.chips = _open(config, "val")
-        if train.channels != self.chips.channels:
-            raise UsageError(
-                f"--val-chips-path has channels {','.join(self.chips.channels)} and "
-                f"--train-chips-path {','.join(train.channels)}"
-            )
+        if differing := train.record.differing(self.chips.record):
+            val, of_train = (of.record.told(differing) for of in (self.chips, train))
+            raise UsageError(f"--val-chips-path has {val} and --train-chips-path {of_train}")
         self.in_channels = planes_of(train.channels)
         self.facts = {
-            "channels": list(train.channels),
-            "chip_size": train.chip_size,
-            "overlap": train.overlap,
+            "chips": train.record.as_document(),
+            "labels_unseen": {"train": train.labels_unseen, "val": self.chips.labels_unseen},
             "torchvision": import_torchvision().__version__,
             "compiled_operators": compiled_operators(),
         }
         self.notes = [seen] if (seen := seen_again(train, self.chips)) else []
+        for chips in (train, self.chips):
+            if chips.labels_unseen:
+                labels = sum(map(len, chips.labels.values()))
+                self.notes.append(
+                    f"{chips.labels_unseen} of {labels} labels of {chips.folder} lie where radar "
+                    "has no value"
+                )
         self.train = Pictures(train, chosen(train.num_points, config.background, config.seed))
         self.val = Pictures(self.chips, np.arange(len(self.chips)))
 
@@ -323,11 +327,11 @@ def _check_labels(chips: Chips, file: Path, split: Literal["train", "val"]) -> N
     """Refuse a file whose labels of a scene differ from those that its chips were cut with."""
     flag, given = f"--{split}-label-file {file}", read_labels(file)
     for scene, cut_with in chips.labels.items():
-        if scene not in given:
+        if scene not in given and len(cut_with):
             raise UsageError(
                 f"{flag} has no labels of scene {scene}, which --{split}-chips-path has"
             )
-        labels = given[scene]
+        labels = given.get(scene, cut_with)
         if len(labels) != len(cut_with):
             raise UsageError(
                 f"{flag} has {len(labels)} labels of scene {scene} and its chips were cut with "
@@ -346,6 +350,7 @@ def _differing(labels: Objects, others: Objects) -> list[int]:
     for field in fields(Objects):
         if field.name != "lines":
             one, other = getattr(labels, field.name), getattr(others, field.name)
-            equal = (one == other) | ((one != one) & (other != other))  # NaN is unknown in both
+            # NaN is unknown in both.
+            equal = ((one == other) | ((one != one) & (other != other))).astype(bool)
             same &= equal.all(axis=1) if equal.ndim > 1 else equal
     return np.flatnonzero(~same).tolist()
