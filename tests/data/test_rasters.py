@@ -73,7 +73,6 @@ def alpha(file: Any) -> None:
     mask = np.full(SIZE, 255, file.dtypes[1])
     mask[HOLE] = 0
     file.write(mask, 2)
-    file.colorinterp = [file.colorinterp[0], rasterio.enums.ColorInterp.alpha]
 
 
 def scaled(file: Any) -> None:
@@ -89,7 +88,7 @@ VALUES: dict[str, tuple[float, dict[str, Any]]] = {
     "nothing, so that of xView3": (-32768, {}),
     "an infinity that no tag names": (-np.inf, {"nodata": -9999}),
     "a mask": (7, {"after": masked}),
-    "an alpha band": (7, {"after": alpha, "count": 2, "dtype": "uint8", "alpha": "unspecified"}),
+    "an alpha band": (7, {"after": alpha, "count": 2, "dtype": "uint8", "alpha": "yes"}),
     "scaled integers": (-1, {"nodata": -1, "dtype": "int16", "after": scaled}),
     "16 bits": (-9999, {"nodata": -9999, **HALVES}),
     "16 bits, deflated": (0, {"nodata": 0, **HALVES, **PIECES}),
