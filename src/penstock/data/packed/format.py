@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import UsageError
+from ..stores.ome_levels import array_below
 
 FORMAT, VERSION = "penstock-packed", 1
 DOCUMENT = "dataset.json"
@@ -50,7 +51,7 @@ def parse_document(text: str, where: str, name: str = DOCUMENT) -> dict[str, Any
         The document.
 
     Raises:
-        UsageError: the text is no document of a packed data set.
+        UsageError: the text is no document of a packed data set, or names what is not below it.
     """
     try:
         document = json.loads(text)
@@ -58,6 +59,12 @@ def parse_document(text: str, where: str, name: str = DOCUMENT) -> dict[str, Any
         raise UsageError(f"{where}: {name} cannot be read: {error}") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise UsageError(f"{where}: {name} is not that of a packed data set")
+    arrays = document.get("arrays")
+    entries = arrays.values() if isinstance(arrays, dict) else ()
+    named = [entry.get("path") for entry in entries if isinstance(entry, dict)]
+    for path in (*named, *map(document.get, ("ids", "checks", "statistics"))):
+        if isinstance(path, str):
+            array_below(path, where)
     return document
 
 

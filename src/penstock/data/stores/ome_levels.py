@@ -14,14 +14,14 @@ from .protocols import AXES
 
 
 def array_below(path: str, where: str) -> str:
-    """The path of an array or a group as the metadata of a group has it.
+    """The path of an array, a group or a file as the metadata above it have it.
 
     Raises `UsageError` if it leads out of the group: a file of a stranger must not choose what is
     read.
     """
     parts = PurePosixPath(unquote(path).replace("\\", "/")).parts
     if ".." in parts or parts[:1] == ("/",) or set(path) & set(":|?#\0"):
-        raise UsageError(f"{where}: its metadata names the array {path!r}, which is not below it")
+        raise UsageError(f"{where}: its metadata names {path!r}, which is not below it")
     return path
 
 

@@ -28,7 +28,7 @@ from .cf_packing import Packing
 from .frames import Framed, canonical, to_five, to_tczyx
 from .in_memory import MemorySource
 from .protocols import AXES, check_dtype, file_stamp, is_file, source_fingerprint
-from .tiff_frame import axes_of, chosen_series, frame_of, packing_in, pixels_of
+from .tiff_frame import axes_of, check_files, chosen_series, frame_of, packing_in, pixels_of
 
 tifffile = require("tifffile", "infer")
 
@@ -197,6 +197,7 @@ def open_ometiff_source(
             file.filehandle.set_lock(True)
             # The last of the sources that share the file closes it.
             weakref.finalize(file, file.filehandle.close)
+            check_files(file, where)
             number = chosen_series(file, series, where)
             levels = file.series[number].levels
             num_pages = len(file.pages)
@@ -211,7 +212,7 @@ def open_ometiff_source(
     letters, notes = axes_of(chosen, axes, where)
     address = str(file_path.resolve())
     stamp = source_fingerprint(address, *file_stamp(file_path), level, number, letters)
-    packing = None if raw else packing_in(file, chosen, where)
+    packing = None if raw else packing_in(file, file.series[number], where)
     frame = frame_of(file, number, level, letters, raw)
     frame["notes"] = (*notes, *frame["notes"], *([packing.note] if packing else ()))
     if chosen.dataoffset is None or packing is not None:

@@ -33,7 +33,7 @@ from .kvstore import (
     store_folder,
     ts,
 )
-from .ome_levels import Level
+from .ome_levels import Level, array_below
 from .protocols import (
     AXES,
     INPUT_DTYPES,
@@ -83,6 +83,8 @@ def open_tensorstore_source(
         array = ts.open(spec, context=cache_of(cache_bytes), **EXISTING).result()
         stored = array.spec().to_json()
         attributes = _attributes(array, _innermost(stored))
+    if key := _innermost(stored).get("scale_metadata", {}).get("key"):  # of precomputed
+        array_below(key, where)
     notes: list[str] = []
     if level is None:
         level, notes = _level_of(array, stored, where)

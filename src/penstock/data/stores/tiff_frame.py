@@ -16,6 +16,7 @@ import numpy as np
 from ...base import UsageError
 from .cf_packing import Packing, packing_of
 from .frames import physical_size, shown_channel, source_axes, to_tczyx, unit_name
+from .ome_levels import array_below
 from .protocols import AXES, check_dtype
 
 _REDUCED_OR_MASK = 0b101
@@ -23,6 +24,16 @@ _REDUCED_OR_MASK = 0b101
 _READ_KINDS = ("ome", "imagej", "shaped", "generic", "uniform")
 """Kinds of tifffile's series whose metadata is read here, or that have none."""
 _NODATA, _PIXEL_SCALE, _TIE_POINT, _MATRIX, _GEO_KEYS = 42113, 33550, 33922, 34264, 34735
+
+
+def check_files(file: Any, where: str) -> None:
+    """Refuse an OME-TIFF of several files of which one is not below its folder."""
+    root = _parsed(file.ome_metadata)
+    if root is None:
+        return
+    for uuid in root.iter():
+        if (named := uuid.get("FileName")) is not None and uuid.text != root.get("UUID"):
+            array_below(named, where)
 
 
 def chosen_series(file: Any, said: int | None, where: str) -> int:
@@ -66,12 +77,18 @@ def axes_of(series: Any, said: str | None, where: str) -> tuple[str, list[str]]:
 
 def pixels_of(file: Any, number: int) -> ElementTree.Element | None:
     """OME's metadata of a series; None if there is none or it is not XML."""
-    try:
-        images = ElementTree.fromstring(file.ome_metadata or "").findall("./{*}Image/{*}Pixels")
-    except ElementTree.ParseError:
-        return None
+    root = _parsed(file.ome_metadata)
+    images = [] if root is None else root.findall("./{*}Image/{*}Pixels")
     # An image of which the file holds no page is no series.
     return images[number] if len(images) == len(file.series) else None
+
+
+def _parsed(text: str | None) -> ElementTree.Element | None:
+    """The root of an XML text; None if it is none."""
+    try:
+        return ElementTree.fromstring(text or "")
+    except ElementTree.ParseError:
+        return None
 
 
 def packing_in(file: Any, series: Any, where: str) -> Packing | None:
@@ -190,15 +207,12 @@ def _imagej_channels(series: Any, imagej: Mapping[str, Any]) -> list[dict[str, A
 def _bands(file: Any) -> dict[int, dict[str, str]]:
     """The items of GDAL's metadata that have a role, by band and role."""
     bands: dict[int, dict[str, str]] = {}
-    try:
-        items = ElementTree.fromstring(file.gdal_metadata or "").iter("Item")
-        for item in items:
-            role, band = item.get("role"), item.get("sample")
-            if role and band:
-                bands.setdefault(int(band), {})[role] = item.text or ""
-    except (ElementTree.ParseError, ValueError):
-        return {}
-    return dict(sorted(bands.items()))
+    root = _parsed(file.gdal_metadata)
+    for item in () if root is None else root.iter("Item"):
+        role, band = item.get("role"), item.get("sample", "")
+        if role and band.isdecimal():
+            bands.setdefault(int(band), {})[role] = item.text or ""
+    return bands
 
 
 def _lost(file: Any, series: Any, raw: bool) -> Iterator[str]:
