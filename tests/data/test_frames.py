@@ -260,6 +260,62 @@ def test_arrays_of_xarray_are_listed(zarr_format: int, consolidated: bool, tmp_p
         open_source(tmp_path / "b.zarr")
 
 
+def image_of(folder: Path, axes: Any = "zyx", steps: Any = (), **more: Any) -> Path:
+    """An OME-Zarr image of three axes, with these transformations."""
+    dataset = {"path": "0", "coordinateTransformations": list(steps)}
+    named = [{"name": axis} if isinstance(axis, str) else axis for axis in axes]
+    group = ome_group(folder, {"multiscales": [{"axes": named, "datasets": [dataset]}], **more}, 4)
+    write("zarr", group / "0", DATA[0, 0], {"chunks": [4, 5, 6], "dtype": "<u2"})
+    return group
+
+
+ODD = [
+    ({"axes": [{"name": "lambda", "type": "channel"}, "y", "x"]}, {"axes": "cyx", "notes": ()}),
+    ({"steps": [{"type": "scale", "scale": [1, 2]}]}, "has a scale of 2 numbers for 3 axes"),
+    ({"steps": [{"type": "scale", "path": "s"}]}, "of type scale in a file; only"),
+    ({"axes": [{"name": "z", "unit": "um"}, "y", {"name": "x", "unit": "pixel"}]},
+     {"units": (None, None, "micrometer", None, None)}),
+    ({"axes": "cyx", "omero": {"channels": [{"label": "a"}]}}, {"omero": ()}),
+    ({"omero": {"channels": [{"label": 3, "color": "red", "window": {"start": 1}}]}},
+     {"omero": ({},)}),
+    ({"omero": {"channels": [{"color": "00ff00", "window": {"start": 1, "end": 2, "min": "x"}}]}},
+     {"omero": ({"color": "00FF00"},)}),
+    ({"multiscales": []}, "its multiscales metadata describes no image"),
+    ({"multiscales": [{"coordinateSystems": [], "datasets": [{}]}]}, "has coordinate systems, as"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("how", "outcome"), ODD, ids=lambda value: str(value)[:40])
+def test_odd_metadata_of_an_image(how: dict[str, Any], outcome: Any, tmp_path: Path) -> None:
+    group = image_of(tmp_path, **how)
+    if isinstance(outcome, str):
+        with pytest.raises(UsageError, match=outcome):
+            open_source(group)
+        alone = open_source(group / "0")  # can be read, and says what is not known of it
+        np.testing.assert_array_equal(values_of(alone)[0, 0], DATA[0, 0])
+        assert alone.notes or how == {"multiscales": []}
+        return
+    source = open_source(group)
+    for name, value in outcome.items():
+        assert getattr(source, name) == value
+    if how.get("axes") == "cyx":
+        assert "omero metadata has 1 channels and the array has 10" in source.notes[0]
+
+
+@pytest.mark.parametrize("file", [".zattrs", ".zarray"])
+def test_dimensions_as_the_library_of_netcdf_names_them(file: str, tmp_path: Path) -> None:
+    place = tmp_path / "a.zarr"
+    write("zarr", place, DATA[0, 0], {"chunks": [4, 5, 6], "dtype": "<u2"})
+    names = ["/time", "/lat", "/group/lon"]
+    said: dict[str, Any] = {"_nczarr_array": {"dimension_references": names}}
+    if file == ".zarray":
+        said = {**json.loads((place / file).read_text()), "_NCZARR_ARRAY": {"dimrefs": names}}
+    saved(place, file, json.dumps(said))
+    source = open_source(place)
+    assert source.axes == "tyx"
+    np.testing.assert_array_equal(values_of(source), five(DATA[0, 0], "tyx"))
+
+
 def test_what_documents_of_stores_name_lies_below_them(tmp_path: Path) -> None:
     info = {"driver": "neuroglancer_precomputed", "kvstore": f"file://{tmp_path}/a",
             "multiscale_metadata": {"data_type": "uint8", "num_channels": 1, "type": "image"},
@@ -354,6 +410,40 @@ def test_series_of_an_ome_tiff(tmp_path: Path) -> None:
                          {"label": "RFP", "color": "FFFFFF"})  # fmt: skip
     with pytest.raises(UsageError, match="--series 2 does not exist; it has 2"):
         open_source(tmp_path / "a.ome.tif", series=2)
+
+
+@pytest.mark.parametrize(
+    ("how", "note"),
+    [
+        ({"photometric": "miniswhite"}, "is MINISWHITE, and its numbers are read as stored"),
+        ({"resolution": (300, 300), "resolutionunit": 2}, "by inch or centimetre is not taken"),
+        ({}, None),
+    ],
+)
+def test_what_a_tiff_says_and_is_not_honoured_is_noted(
+    how: dict[str, Any], note: str | None, tmp_path: Path
+) -> None:
+    tifffile.imwrite(tmp_path / "a.tif", DATA[0, 0, 0], **how)
+    notes = open_source(tmp_path / "a.tif").notes
+    assert [note in each for each in notes if note] == [True] * (note is not None)
+
+
+def test_files_of_an_ome_tiff_lie_below_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    names = ["../secret.ome.tif", "a.ome.tif"]
+    files = "".join(
+        f'<TiffData FirstZ="{z}" IFD="0"><UUID FileName="{name}">urn:uuid:{z}</UUID></TiffData>'
+        for z, name in enumerate(names)
+    )
+    for z, name in enumerate(names):
+        ome = (
+            f'<?xml version="1.0"?><OME UUID="urn:uuid:{z}"><Image ID="Image:0"><Pixels '
+            'ID="Pixels:0" DimensionOrder="XYZCT" Type="uint16" SizeX="17" SizeY="13" SizeZ="2" '
+            f'SizeC="1" SizeT="1">{files}</Pixels></Image></OME>'
+        )
+        tifffile.imwrite(tmp_path / "in" / name, DATA[0, 0, z], description=ome, metadata=None)
+    with pytest.raises(UsageError, match=r"names '\.\./secret\.ome\.tif', which is not below it$"):
+        open_source(tmp_path / "in" / "a.ome.tif")
 
 
 def test_a_stack_of_unknown_meaning_is_z_with_a_note(tmp_path: Path) -> None:

@@ -240,7 +240,7 @@ def test_axes_and_series_of_both_arrays(tmp_path: Path) -> None:
 
     for workload in (pairs("a.npy", axes="tcyx"), pairs("a.ome.tif", series=1)):
         np.testing.assert_array_equal(workload.train[0][0], values[0, :, :8, :8])
-    with pytest.raises(UsageError, match="--in-spec has 5 channels; model .* takes 2"):
+    with pytest.raises(UsageError, match=r"--in-spec has 5 channels; model .* takes 2"):
         pairs("a.npy")
     with pytest.raises(UsageError, match=r"--in-spec .*a\.ome\.tif: holds 2 series"):
         pairs("a.ome.tif")

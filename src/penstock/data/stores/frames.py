@@ -112,7 +112,7 @@ def source_axes(
     if said is not None:
         return name_axes(list(said), rank, f"{where} with --axes {said}"), []
     axes = name_axes(labels, rank, where, "; --axes, such as --axes tyx, says what they are")
-    named = [label.lower() for label in labels or ()]
+    named = [{"time": "t", "channel": "c"}.get(each.lower(), each.lower()) for each in labels or ()]
     if not labels or named == list(axes) or named[0] == "dim_0":
         return axes, []
     taken = f"the input's dimensions {', '.join(labels)} are taken for {', '.join(axes)}"

@@ -64,6 +64,8 @@ def image_of(attributes: Mapping[str, Any], series: int | None, where: str) -> M
     if series is None and len(images) > 1:
         names = ", ".join(f"{i} {image.get('name', '')}".strip() for i, image in enumerate(images))
         raise UsageError(f"{where}: holds {len(images)} images ({names}); --series N takes one")
+    if not images:
+        raise UsageError(f"{where}: its multiscales metadata describes no image")
     if not 0 <= (series or 0) < len(images):
         raise UsageError(f"{where}: --series {series} does not exist; it has {len(images)}")
     return images[series or 0]
@@ -125,13 +127,16 @@ def _transform(
                 f"{where}: its metadata places it by a transformation of type {kind}"
                 f"{' in a file' * ('path' in transformation)}; only scale and translation are read"
             )
-        for axis in range(rank):
+        numbers = transformation.get(kind, [1.0] * rank)
+        if len(numbers) != rank:
+            raise UsageError(f"{where}: has a {kind} of {len(numbers)} numbers for {rank} axes")
+        for axis, number in enumerate(numbers):
             if kind == "scale":
-                factor = physical_size(transformation["scale"][axis]) or 1.0
+                factor = physical_size(number) or 1.0
                 sizes[axis] *= factor
                 position[axis] *= factor
             elif kind == "translation":
-                position[axis] += float(transformation["translation"][axis])
+                position[axis] += float(number)
     has_scale = any(transformation["type"] == "scale" for transformation in transformations)
     return {
         "scale": tuple(sizes) if has_scale else None,

@@ -140,8 +140,10 @@ def _attributes(array: Any, stored: Mapping[str, Any]) -> Mapping[str, Any]:
     """The attributes of a Zarr array."""
     attributes: Any = stored.get("metadata", {}).get("attributes", {})
     if stored["driver"] == "zarr":  # which keeps them beside its metadata
-        with suppress(ValueError):
-            attributes = json.loads(object_in(array.kvstore, ".zattrs") or "{}")
+        with suppress(ValueError, TypeError):
+            array_metadata = json.loads(object_in(array.kvstore, ".zarray") or "{}")
+            mine = {key: array_metadata[key] for key in array_metadata if key[:2] == "_N"}
+            attributes = {**mine, **json.loads(object_in(array.kvstore, ".zattrs") or "{}")}
     return attributes if isinstance(attributes, Mapping) else {}
 
 
@@ -151,7 +153,7 @@ def _labels(
     """The names of the dimensions of an array, as it is seen; None if it has none."""
     if any(array.domain.labels):
         return tuple(array.domain.labels)
-    names = attributes.get("_ARRAY_DIMENSIONS")
+    names = attributes.get("_ARRAY_DIMENSIONS", _names_of_netcdf(attributes))
     if names is None or _innermost(stored)["driver"] != "zarr":
         return None
     if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
@@ -164,6 +166,16 @@ def _labels(
         if "input_dimension" in output:
             seen[output["input_dimension"]] = name
     return seen
+
+
+def _names_of_netcdf(attributes: Mapping[str, Any]) -> list[str] | None:
+    """The names of dimensions as the C library of NetCDF writes them: paths in its group."""
+    for key, member in (("_nczarr_array", "dimension_references"), ("_NCZARR_ARRAY", "dimrefs")):
+        paths = attributes.get(key)
+        paths = paths.get(member) if isinstance(paths, Mapping) else None
+        if isinstance(paths, list):
+            return [str(path).rpartition("/")[2] for path in paths]
+    return None
 
 
 def _packing(

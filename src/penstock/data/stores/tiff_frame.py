@@ -21,8 +21,10 @@ from .protocols import AXES, check_dtype
 
 _REDUCED_OR_MASK = 0b101
 """Bits of NewSubfileType: a page that is a smaller copy of another, or its mask."""
-_READ_KINDS = ("ome", "imagej", "shaped", "generic", "uniform")
+_PLAIN = ("shaped", "generic", "uniform")
+_READ_KINDS = ("ome", "imagej", *_PLAIN)
 """Kinds of tifffile's series whose metadata is read here, or that have none."""
+_RESOLUTION_UNIT = 296
 _NODATA, _PIXEL_SCALE, _TIE_POINT, _MATRIX, _GEO_KEYS = 42113, 33550, 33922, 34264, 34735
 
 
@@ -128,7 +130,7 @@ def frame_of(file: Any, number: int, level: int, axes: str, raw: bool) -> dict[s
         place = AXES.index(axis)
         # A coarser level of a pyramid spans the same space in fewer voxels.
         scale[place] = size * whole[place] / shape[place]
-        units[place], start[place] = unit, -first * size
+        units[place], start[place] = unit, 0.0 - first * size
     return {
         "scale": tuple(scale) if sizes else None,
         "units": tuple(units),
@@ -233,5 +235,9 @@ def _lost(file: Any, series: Any, raw: bool) -> Iterator[str]:
         yield f"the output does not get the raster's {', '.join(lost)}"
     if any(int(each.keyframe.subfiletype) & 0b100 for each in file.series):
         yield "the input has a mask, which is not read: what it masks counts as values"
+    if series.keyframe.photometric.name in ("MINISWHITE", "PALETTE"):
+        yield f"the input is {series.keyframe.photometric.name}, and its numbers are read as stored"
+    if series.kind in _PLAIN and tags.valueof(_RESOLUTION_UNIT, 1) in (2, 3):
+        yield "the input's resolution by inch or centimetre is not taken for the size of voxels"
     if series.kind not in _READ_KINDS:
         yield f"the input is a TIFF of kind {series.kind}, whose sizes and channels are not read"
