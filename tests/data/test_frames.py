@@ -205,7 +205,11 @@ IMAGE = {"axes": [{"name": a} for a in "zyx"], "datasets": [{"path": "0"}]}
         ),
         ({"well": {"images": [{"path": "0"}]}}, r"is a well of fields \(0\); name .*g\.zarr/0$"),
         ({"labels": ["cells", "nuclei"]}, r"label images \(cells, nuclei\); .*g\.zarr/cells$"),
-        ({"bioformats2raw.layout": 3}, r"a group of images \(0\); name one, such as .*g\.zarr/0$"),
+        ({"bioformats2raw.layout": 3}, "is a group of images, and none is listed in it"),
+        (
+            {"bioformats2raw.layout": 3, "plate": {"wells": [{"path": "A/1"}]}},
+            r"is a plate of wells \(A/1\)",
+        ),
         ({"plate": {"wells": [{"path": "../A"}]}}, r"names '\.\./A', which is not below it$"),
         ({"well": {"images": [{"path": "/etc"}]}}, "names '/etc', which is not below it$"),
         ({"labels": ["a", "%2e%2e/b"]}, "names '%2e%2e/b', which is not below it$"),
@@ -217,7 +221,7 @@ IMAGE = {"axes": [{"name": a} for a in "zyx"], "datasets": [{"path": "0"}]}
         ),
         ({"multiscales": [{**IMAGE, "datasets": [{"path": "a?b"}]}]}, "which is not below it$"),
     ],
-    ids="plate well labels bf2raw plate-out well-out labels-out none odd two query".split(),
+    ids="plate well labels bf2raw hcs plate-out well-out labels-out none odd two query".split(),
 )
 def test_a_group_of_several_is_listed(
     attributes: dict[str, Any], message: str, version: int, tmp_path: Path
@@ -226,6 +230,29 @@ def test_a_group_of_several_is_listed(
     for read in (open_source, lambda place: penstock.Loader(place, batch_size=1)):
         with pytest.raises(UsageError, match=message):
             read(group)
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_images_of_bioformats2raw_are_listed(listed: bool, tmp_path: Path) -> None:
+    group = ome_group(tmp_path, {"bioformats2raw.layout": 3}, 4)
+    for name in ("0", "1", "OME"):
+        (group / name).mkdir()
+        saved(group / name, ".zattrs", '{"series": ["0", "1"]}' if listed else "{ }")
+    with pytest.raises(UsageError, match=r"a group of images \(0, 1\); name one, .*g\.zarr/0$"):
+        open_source(group)
+
+
+def test_an_image_that_the_file_does_not_hold_lends_no_size(tmp_path: Path) -> None:
+    ome = (
+        '<?xml version="1.0"?><OME><Image ID="Image:1"><Pixels ID="Pixels:1" SizeX="9" SizeY="9" '
+        'DimensionOrder="XYZCT" Type="uint16" SizeZ="1" SizeC="1" SizeT="1" PhysicalSizeX="7"/>'
+        '</Image><Image ID="Image:0"><Pixels ID="Pixels:0" DimensionOrder="XYZCT" Type="uint16" '
+        'SizeX="17" SizeY="13" SizeZ="1" SizeC="1" SizeT="1"><TiffData/></Pixels></Image></OME>'
+    )
+    tifffile.imwrite(tmp_path / "a.ome.tif", DATA[0, 0, 0], description=ome, metadata=None)
+    source = open_source(tmp_path / "a.ome.tif")
+    assert source.scale is None
+    assert source.notes[0].startswith("the input's OME metadata is no XML, or not of its images")
 
 
 def test_series_takes_an_image_of_a_group(tmp_path: Path) -> None:

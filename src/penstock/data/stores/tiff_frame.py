@@ -239,5 +239,7 @@ def _lost(file: Any, series: Any, raw: bool) -> Iterator[str]:
         yield f"the input is {series.keyframe.photometric.name}, and its numbers are read as stored"
     if series.kind in _PLAIN and tags.valueof(_RESOLUTION_UNIT, 1) in (2, 3):
         yield "the input's resolution by inch or centimetre is not taken for the size of voxels"
+    if file.ome_metadata and pixels_of(file, 0) is None:
+        yield "the input's OME metadata is no XML, or not of its images, and goes no further"
     if series.kind not in _READ_KINDS:
         yield f"the input is a TIFF of kind {series.kind}, whose sizes and channels are not read"

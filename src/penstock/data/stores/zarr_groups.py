@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +158,9 @@ def _choices(
         def below(key: str) -> bytes | None:
             return read(f"OME/{key}")
 
-        series = read_attributes(below, where)[1].get("series") or ["0"]
+        series = read_attributes(below, where)[1].get("series") or takewhile(
+            lambda name: read(f"{name}/.zattrs") or read(f"{name}/zarr.json"), map(str, range(100))
+        )
         return "a group of images", [(name, "") for name in series]
     return None
 
