@@ -214,7 +214,7 @@ IMAGE = {"axes": [{"name": a} for a in "zyx"], "datasets": [{"path": "0"}]}
         ({"well": {"images": [{"path": "/etc"}]}}, "names '/etc', which is not below it$"),
         ({"labels": ["a", "%2e%2e/b"]}, "names '%2e%2e/b', which is not below it$"),
         ({"labels": []}, "is a group of label images, and none is listed in it"),
-        ({"plate": {"wells": 3}}, "its OME metadata is malformed"),
+        ({"plate": {"wells": 3}}, "its metadata is malformed"),
         (
             {"multiscales": [{**IMAGE, "name": "raw"}, IMAGE]},
             r"holds 2 images \(0 raw, 1\); --series N takes one$",
@@ -230,6 +230,40 @@ def test_a_group_of_several_is_listed(
     for read in (open_source, lambda place: penstock.Loader(place, batch_size=1)):
         with pytest.raises(UsageError, match=message):
             read(group)
+
+
+KEYS = (
+    *("multiscales", "datasets", "path", "axes", "name", "type", "coordinateTransformations"),
+    *("scale", "translation", "omero", "channels", "window", "plate", "wells", "well", "images"),
+    *("labels", "bioformats2raw.layout", "metadata", "a/.zarray", "shape", "version", "unit"),
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 3) | st.sampled_from(["0", "../a", "z", "", "time"])
+    | st.just(float("nan")),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@COSTLY
+@given(
+    attributes=st.dictionaries(st.sampled_from(KEYS), JSON),
+    held=st.sampled_from([".zattrs", ".zmetadata", "zarr.json"]),
+)
+def test_any_json_about_a_group_is_an_image_or_one_sentence(
+    attributes: dict[str, Any], held: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    group = tmp_path_factory.mktemp("any")
+    write("zarr", group / "0", DATA[0, 0], {"chunks": [4, 5, 6], "dtype": "<u2"})
+    saved(group, ".zgroup", '{"zarr_format": 2}')
+    v3 = {"node_type": "group", "attributes": {"ome": attributes}}
+    saved(group, held, json.dumps(v3 if held == "zarr.json" else attributes))
+    for place in (group, group / "0"):
+        for read in (open_source, lambda place: penstock.Loader(place, batch_size=1)):
+            try:
+                read(place)
+            except UsageError as error:
+                assert "\n" not in str(error) and str(place) in str(error)
 
 
 @pytest.mark.parametrize("listed", [True, False])

@@ -13,12 +13,14 @@ from .frames import axis_letter, physical_size, shown_channel, to_tczyx, unit_na
 from .protocols import AXES
 
 
-def array_below(path: str, where: str) -> str:
+def array_below(path: Any, where: str) -> str:
     """The path of an array, a group or a file as the metadata above it have it.
 
     Raises `UsageError` if it leads out of the group: a file of a stranger must not choose what is
     read.
     """
+    if not isinstance(path, str):
+        raise UsageError(f"{where}: its metadata names {path!r}, which is no path")
     parts = PurePosixPath(unquote(path).replace("\\", "/")).parts
     if ".." in parts or parts[:1] == ("/",) or set(path) & set(":|?#\0"):
         raise UsageError(f"{where}: its metadata names {path!r}, which is not below it")

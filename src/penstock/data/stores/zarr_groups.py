@@ -64,18 +64,11 @@ def check_array(
     if any(map(_shape, (read_json(read, key, where) for key in _MARKERS))):
         return
     try:
-        said = _choices(read, attributes, where)
+        said = _choices(read, attributes, where) or _arrays(read, folder, where)
     except (KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"{where}: its OME metadata is malformed: {error!r}") from error
+        raise UsageError(f"{where}: its metadata is malformed: {error!r}") from error
     if said is None:
-        v3 = read_json(read, "zarr.json", where)
-        if v3.get("node_type") != "group" and not any(map(read, (".zgroup", "attributes.json"))):
-            return  # not even a group
-        arrays = dict(_listed(read, where)) or dict(_below(folder))
-        said = "a group of arrays", [
-            (f"{path}", " x ".join(map(str, shape))) for path, shape in sorted(arrays.items())
-            if len(shape) > 1
-        ]  # fmt: skip
+        return
     kind, names = said
     if not names:
         raise UsageError(f"{where}: is {kind}, and none is listed in it; name one by its path")
@@ -163,6 +156,20 @@ def _choices(
         )
         return "a group of images", [(name, "") for name in series]
     return None
+
+
+def _arrays(
+    read: Read, folder: Path | None, where: str
+) -> tuple[str, list[tuple[str, str]]] | None:
+    """The arrays of a group, with their shapes; None for what is no group."""
+    v3 = read_json(read, "zarr.json", where)
+    if v3.get("node_type") != "group" and not any(map(read, (".zgroup", "attributes.json"))):
+        return None
+    arrays = dict(_listed(read, where)) or dict(_below(folder))
+    return "a group of arrays", [
+        (path, " x ".join(map(str, shape)))
+        for path, shape in sorted(arrays.items()) if len(shape) > 1
+    ]  # fmt: skip
 
 
 def _listed(read: Read, where: str) -> Iterator[tuple[str, tuple[int, ...]]]:
