@@ -85,22 +85,12 @@ def open_tensorstore_source(
         attributes = _attributes(array, _innermost(stored))
     if key := _innermost(stored).get("scale_metadata", {}).get("key"):  # of precomputed
         array_below(key, where)
-    notes: list[str] = []
-    if level is None:
-        level, notes = _level_of(array, stored, where)
-    labels = _labels(array, stored, attributes, where) if level is None else level.labels
-    letters, taken = source_axes(axes, labels, array.rank, where)
-    if labels is None and axes is None:
-        letters = _by_rank(array, stored, letters)
-    frame = _dimension_units(array, letters)
-    if level is not None:
-        channels = array.shape[letters.index("c")] if "c" in letters else 1
-        frame = level.frame(letters, channels)
+    letters, frame = _frame(array, stored, attributes, level, axes, where)
     pools = cache_limits(spec)
     dtype = check_dtype(array.dtype.name, where, dtypes)
     packing = None if raw or "base" in stored else _packing(array, stored, attributes, dtype, where)
     if packing is not None:
-        notes.append(packing.note)
+        frame["notes"] += (packing.note,)
     return TensorStoreSource(
         name=title,
         spec=spec,
@@ -109,10 +99,34 @@ def open_tensorstore_source(
         dtype=dtype if packing is None else packing.dtype,
         packing=packing,
         cache_bytes=sum(pools) if pools else cache_bytes,
-        ome_version=None if level is None else level.version,
-        bands=any(label.lower() in ("band", "bands") for label in labels or ()),
-        **{**frame, "notes": (*taken, *frame.get("notes", ()), *notes)},
+        **frame,
     )
+
+
+def _frame(
+    array: Any, stored: Mapping[str, Any], attributes: Mapping[str, Any], level: Level | None,
+    said: str | None, where: str,
+) -> tuple[str, dict[str, Any]]:  # fmt: skip
+    """The stored axes of an array, and the members of `Framed` and ``ome_version``."""
+    notes: list[str] = []
+    if level is None:
+        level, notes = _level_of(array, stored, where)
+    labels = _labels(array, stored, attributes, where) if level is None else level.labels
+    axes, taken = source_axes(said, labels, array.rank, where)
+    if labels is None and said is None:
+        axes = _by_rank(array, stored, axes)
+    frame = _dimension_units(array, axes)
+    if level is None:
+        lost = "coordinates and grid mapping" if "grid_mapping" in attributes else "coordinates"
+        taken = [f"{note}; their {lost} go no further" for note in taken]
+    else:
+        frame = level.frame(axes, array.shape[axes.index("c")] if "c" in axes else 1)
+    return axes, {
+        **frame,
+        "notes": (*taken, *frame.get("notes", ()), *notes),
+        "ome_version": None if level is None else level.version,
+        "bands": any(label.lower() in ("band", "bands") for label in labels or ()),
+    }
 
 
 def _level_of(array: Any, stored: Mapping[str, Any], where: str) -> tuple[Level | None, list[str]]:
