@@ -106,7 +106,7 @@ class TestBadInput:
             (bad_multiscales, "multiscales metadata is malformed: KeyError\\('datasets'\\)"),
             (
                 lambda d: leads_out(d, "../secret"),
-                r"names the array '../secret', which",
+                r"names '../secret', which",
             ),
             (lambda d: leads_out(d, "a/../../secret"), "which is not below it$"),
             (lambda d: leads_out(d, f"{d}/secret"), "which is not below it$"),

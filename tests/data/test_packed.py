@@ -152,8 +152,13 @@ def test_overwrite_follows_no_path_out_of_the_folder(tmp_path: Path) -> None:
     root.mkdir()
     arrays = {"inputs": {"path": "../victim"}, "targets": {"path": "link.zarr"}}
     document = {"format": format.FORMAT, "version": 1, "arrays": arrays}
-    (root / "dataset.json").write_text(json.dumps(document))
     (root / "link.zarr").symlink_to(tmp_path / "victim")
+    (root / "dataset.json").write_text(json.dumps(document))
+    with pytest.raises(UsageError, match=r"names '\.\./victim', which is not below it$"):
+        write_small(root, overwrite=True)
+    assert (root / "link.zarr").is_symlink()
+    del arrays["inputs"]
+    (root / "dataset.json").write_text(json.dumps(document))
     write_small(root, overwrite=True)
     assert (tmp_path / "victim").is_dir()
     assert not (root / "link.zarr").is_symlink()

@@ -222,6 +222,30 @@ def test_bad_input_is_one_sentence(
     assert not (tmp_path / "out" / "checkpoints").exists()
 
 
+def test_axes_and_series_of_both_arrays(tmp_path: Path) -> None:
+    import tifffile
+
+    from penstock.training.workloads.pairs import Pairs
+
+    values = np.arange(5 * 2 * 20 * 24, dtype="f4").reshape(5, 2, 20, 24)
+    np.save(tmp_path / "a.npy", values)
+    with tifffile.TiffWriter(tmp_path / "a.ome.tif") as file:
+        for image in (values[:, 0], values):
+            file.write(image, metadata={"axes": "TCYX" if image.ndim == 4 else "TYX"})
+    how = {"model": "tests.training.kit:flat", "normalize": "none"}
+
+    def pairs(name: str, **more: Any) -> Any:
+        specs = {"in_spec": str(tmp_path / name), "target_spec": str(tmp_path / name)}
+        return Pairs(config_of(tmp_path, **how, **specs, **more))
+
+    for workload in (pairs("a.npy", axes="tcyx"), pairs("a.ome.tif", series=1)):
+        np.testing.assert_array_equal(workload.train[0][0], values[0, :, :8, :8])
+    with pytest.raises(UsageError, match=r"--in-spec has 5 channels; model .* takes 2"):
+        pairs("a.npy")
+    with pytest.raises(UsageError, match=r"--in-spec .*a\.ome\.tif: holds 2 series"):
+        pairs("a.ome.tif")
+
+
 def test_extents_must_agree(tmp_path: Path) -> None:
     from penstock.training.workloads.pairs import Pairs
 

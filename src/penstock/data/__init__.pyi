@@ -73,7 +73,6 @@ from .stores.lock_place import why_no_lock as why_no_lock
 from .stores.missing import ChunkCount as ChunkCount
 from .stores.missing import ChunkCounter as ChunkCounter
 from .stores.missing import check_knows_chunks as check_knows_chunks
-from .stores.ome_levels import first_level_of as first_level_of
 from .stores.open import open_sink as open_sink
 from .stores.open import open_source as open_source
 from .stores.protocols import AXES as AXES
@@ -92,6 +91,7 @@ from .stores.written import Written as Written
 from .stores.written import discard_damaged as discard_damaged
 from .stores.written import is_damage as is_damage
 from .stores.written import open_written as open_written
+from .stores.zarr_groups import first_level_of as first_level_of
 from .volumes import Specimen as Specimen
 from .volumes import clean_volume as clean_volume
 from .volumes import noisy as noisy

@@ -71,6 +71,9 @@ class Model:
     """The record of the training of its weights."""
     weightless_dtype: torch.dtype = torch.float32
     """The dtype of its input if it has no weights."""
+    says_channels: bool = True
+    """False if ``in_channels`` is a mere guess, as the user says nothing and the module has neither
+    such an attribute nor a convolution."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -165,6 +168,7 @@ def _described(
     """A module with the facts that a plan needs, from its attributes or its first convolution."""
     first = next((m for m in module.modules() if isinstance(m, nn.Conv2d | nn.Conv3d)), None)
     channels = in_channels or getattr(module, "in_channels", None)
+    says_channels = channels is not None or first is not None
     if channels is None:
         channels = first.in_channels if first is not None else 1
     axes = getattr(module, "spatial_axes", None)
@@ -180,6 +184,7 @@ def _described(
         weight_bytes=sum(t.numel() * t.element_size() for t in tensors),
         reference=reference,
         code=_code_hash(reference) if reference else "",
+        says_channels=says_channels,
     )
 
 

@@ -122,7 +122,7 @@ class InferConfig(Unattended, Labels):
     """The knobs of ``penstock infer`` and `penstock.run_inference`."""
 
     groups: ClassVar = {
-        "input and model": "trust_model in_channels level t c missing raw",
+        "input and model": "trust_model in_channels level series axes t c missing raw",
         "patches and seams": "block seam_mode trim_voxels halo min_blend_weight",
         "values": "norm_level eps clip_norm head_kind denormalize out_dtype",
         "arithmetic": "amp tf32 compile compile_mode compile_dynamic cudnn_benchmark threads",
@@ -144,6 +144,14 @@ class InferConfig(Unattended, Labels):
         None, help="channels that the model takes (default: those of its first layer)"
     )
     level: Natural = flag(0, help="resolution level of an OME-Zarr input")
+    series: Natural | None = flag(
+        None, help="image to take of a TIFF file, or of an OME-Zarr group, that holds several"
+    )
+    axes: str | None = flag(
+        None,
+        help="axes of the input as stored, such as tyx: letters of t c z y x (default: by its "
+        "names of dimensions, else by their number)",
+    )
     t: Selection = flag(("all",), help="time points: all, 0, 0:5 or several")
     c: Selection = flag(("all",), help="channels: all, 0, 0:2 or several")
 

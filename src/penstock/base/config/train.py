@@ -23,7 +23,7 @@ class TrainConfig(Labels):
         "trackers and profile": "track_every track_dir project profile_steps",
         "detector": "train_label_file val_label_file train_chips_path val_chips_path backbone "
         "background score_threshold max_dets",
-        "pairs": "in_spec target_spec model trust_model channels tile_size normalize "
+        "pairs": "in_spec target_spec axes series model trust_model channels tile_size normalize "
         "norm_lower norm_upper",
         "spiral": "num_samples noise hidden_dims dropout",
         "emulator": "latent_size chunks_per_epoch message_steps mesh_level grid_step",
@@ -50,6 +50,12 @@ class TrainConfig(Labels):
     val_chips_path: Path | None = flag(None, help="chips of the validation scenes (detector)")
     in_spec: Any = flag(None, help="input array, as infer takes it (pairs)")
     target_spec: Any = flag(None, help="target array of the same extent (pairs)")
+    axes: str | None = flag(
+        None, help="axes of both arrays as stored, such as tyx, as for infer (pairs)"
+    )
+    series: Natural | None = flag(
+        None, help="image to take of files or groups that hold several, as for infer (pairs)"
+    )
     output_dir: Path = flag(Path("outputs"), help="folder of results and checkpoints")
 
     # the run
@@ -229,8 +235,8 @@ TRAIN_KNOBS: dict[str, frozenset[str]] = {
         "grid_step".split()
     ),
     "pairs": frozenset(
-        "in_spec target_spec model trust_model channels tile_size normalize norm_lower norm_upper "
-        "dtype checkpointing channels_last".split()
+        "in_spec target_spec axes series model trust_model channels tile_size normalize norm_lower "
+        "norm_upper dtype checkpointing channels_last".split()
     ),
     "detector": frozenset(
         "train_data_root val_data_root train_label_file val_label_file train_chips_path "

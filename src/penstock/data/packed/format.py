@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import UsageError, parsed_json
+from ..stores.ome_levels import array_below
 
 FORMAT, VERSION = "penstock-packed", 1
 DOCUMENT = "dataset.json"
@@ -49,7 +50,7 @@ def parse_document(text: str, where: str, name: str = DOCUMENT) -> dict[str, Any
         The document.
 
     Raises:
-        UsageError: the text is no document of a packed data set.
+        UsageError: the text is no document of a packed data set, or names what is not below it.
     """
     try:
         document = parsed_json(text)
@@ -57,6 +58,12 @@ def parse_document(text: str, where: str, name: str = DOCUMENT) -> dict[str, Any
         raise UsageError(f"{where}: {name} cannot be read: {error}") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise UsageError(f"{where}: {name} is not that of a packed data set")
+    arrays = document.get("arrays")
+    entries = arrays.values() if isinstance(arrays, dict) else ()
+    named = [entry.get("path") for entry in entries if isinstance(entry, dict)]
+    for path in (*named, *map(document.get, ("ids", "checks", "statistics"))):
+        if isinstance(path, str):
+            array_below(path, where)
     return document
 
 

@@ -55,6 +55,11 @@ class Packing:
             text += f", NaN outside {self.lowest:g} to {self.highest:g}"
         return text
 
+    @property
+    def note(self) -> str:
+        """The sentence that a plan has on it."""
+        return f"the input's attributes say value = {self}; --raw reads what is stored"
+
     def decode(self, stored: NDArray[Any], out: NDArray[Any]) -> None:
         """Put the values into ``out``, which has the shape (..., y, x), plane by plane."""
         for plane in np.ndindex(stored.shape[:-2]):

@@ -18,20 +18,18 @@ from numpy.typing import NDArray
 
 from ...base import UsageError, describe
 from ..box import Box
+from .frames import Framed, canonical, name_axes, source_axes, to_five
 from .protocols import (
     OUTPUT_DTYPES,
-    canonical,
     check_dtype,
     file_stamp,
     is_file,
-    name_axes,
     source_fingerprint,
-    to_five,
 )
 
 
 @dataclass(eq=False, repr=False)
-class MemorySource:
+class MemorySource(Framed):
     """Reads a numpy array; made by `open_array_source`."""
 
     name: str
@@ -43,9 +41,6 @@ class MemorySource:
     fingerprint: str
     mapped: mmap.mmap | None = None
     """The mapped file that ``array`` views; None for an array in memory."""
-    scale: tuple[float, ...] | None = None
-    units: tuple[str | None, ...] = (None,) * 5
-    translation: tuple[float, ...] = (0.0,) * 5
     cache_bytes: int = 0
 
     def __post_init__(self) -> None:
@@ -107,13 +102,13 @@ class MemorySink:
         """Nothing to do: the array holds all."""
 
 
-def open_array_source(array: NDArray[Any], *, name: str) -> MemorySource:
-    """A source over ``array``; its axes follow from its rank: yx, zyx, czyx or tczyx."""
+def open_array_source(array: NDArray[Any], *, name: str, axes: str | None = None) -> MemorySource:
+    """A source over ``array``. Without ``axes`` its rank decides: yx, zyx, czyx or tczyx."""
     address = _address(array)
-    return _source(array, name, name, address, source_fingerprint(address, array.shape))
+    return _source(array, name, name, address, source_fingerprint(address, array.shape), axes)
 
 
-def open_npy(path: str, *, name: str) -> MemorySource:
+def open_npy(path: str, *, name: str, axes: str | None = None) -> MemorySource:
     """A source over a ``.npy`` file, mapped and so read on demand. Pickled objects are refused."""
     where, file = f"{name} {path}", Path(path).expanduser()
     if not is_file(file, where):
@@ -127,8 +122,9 @@ def open_npy(path: str, *, name: str) -> MemorySource:
         raise UsageError(f"{where}: not a .npy array: {describe(error)}") from error
     address = str(file.resolve())
     return _source(
-        array, path, where, address, source_fingerprint(address, *file_stamp(file)), array.base
-    )
+        array, path, where, address, source_fingerprint(address, *file_stamp(file)), axes,
+        array.base,
+    )  # fmt: skip
 
 
 def open_array_sink(array: NDArray[Any], *, name: str) -> MemorySink:
@@ -138,11 +134,13 @@ def open_array_sink(array: NDArray[Any], *, name: str) -> MemorySink:
 
 
 def _source(
-    array: NDArray[Any], name: str, where: str, address: str, fingerprint: str, mapped: Any = None
-) -> MemorySource:
-    axes = name_axes(None, array.ndim, where)
+    array: NDArray[Any], name: str, where: str, address: str, fingerprint: str, said: str | None,
+    mapped: Any = None,
+) -> MemorySource:  # fmt: skip
+    axes, _ = source_axes(said, None, array.ndim, where)
     dtype = check_dtype(array.dtype, where)
     five = to_five(array, axes)
+    fingerprint = f"{fingerprint}{(said and f' {said}') or ''}"
     return MemorySource(name, five, dtype, canonical(axes), address, fingerprint, mapped)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,17 @@ def object_in(root: Any, key: str, *, strict: bool = False) -> bytes | None:
             raise
         return None
     return bytes(read.value) if read.state == "value" else None
+
+
+def reader_of(root: Any, where: str) -> Callable[[str], bytes | None]:
+    """A function that reads the objects of an open ``ts.KvStore``, as `object_in`, and raises
+    errors in plain words."""
+
+    def read(key: str) -> bytes | None:
+        with explained_errors(where):
+            return object_in(root, key)
+
+    return read
 
 
 def read_key(url: str, key: str) -> str | None:

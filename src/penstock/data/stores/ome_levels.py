@@ -3,47 +3,115 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any
+from urllib.parse import unquote
 
-from ...base import UsageError, parsed_json
-from .protocols import AXES, axis_letter, physical_size
+from ...base import UsageError
+from .frames import axis_letter, physical_size, shown_channel, to_tczyx, unit_name
+from .protocols import AXES
 
 
-def array_below(path: str, where: str) -> str:
-    """The path of an array as the metadata of a group has it.
+def array_below(path: Any, where: str) -> str:
+    """The path of an array, a group or a file as the metadata above it have it.
 
     Raises `UsageError` if it leads out of the group: a file of a stranger must not choose what is
     read.
     """
-    parts = PurePosixPath(path.replace("\\", "/")).parts
-    if ".." in parts or parts[:1] == ("/",) or ":" in path or "|" in path:
-        raise UsageError(f"{where}: its metadata names the array {path!r}, which is not below it")
+    if not isinstance(path, str):
+        raise UsageError(f"{where}: its metadata names {path!r}, which is no path")
+    parts = PurePosixPath(unquote(path).replace("\\", "/")).parts
+    if ".." in parts or parts[:1] == ("/",) or set(path) & set(":|?#\0"):
+        raise UsageError(f"{where}: its metadata names {path!r}, which is not below it")
     return path
 
 
-def described(attributes: Mapping[str, Any], level: int, where: str) -> dict[str, Any]:
-    """Path, axis labels, scale, translation, units and version of one level."""
-    multiscale = attributes["multiscales"][0]
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One level of an image. What goes by axis is in the order of the stored axes."""
+
+    path: str
+    labels: tuple[str, ...]
+    """The names of the axes; ``t`` or ``c`` for one whose type says so."""
+    scale: tuple[float, ...] | None
+    """The size of a voxel."""
+    translation: tuple[float, ...]
+    """The position of the first voxel."""
+    units: tuple[str | None, ...]
+    version: str
+    omero: tuple[Mapping[str, Any], ...]
+    """See `Framed.omero`."""
+
+    def frame(self, axes: str, num_channels: int) -> dict[str, Any]:
+        """The members of `Framed` for the array, whose stored axes have these letters."""
+        fits = len(self.omero) in (0, num_channels)
+        note = (
+            f"its omero metadata has {len(self.omero)} channels and the array has {num_channels}, "
+            "so names and colours of channels go no further"
+        )
+        return {
+            "scale": self.scale and to_tczyx(self.scale, axes, 1.0),
+            "translation": to_tczyx(self.translation, axes, 0.0),
+            "units": to_tczyx(self.units, axes, None),
+            "omero": self.omero if fits else (),
+            "notes": () if fits else (note,),
+        }
+
+
+def image_of(attributes: Mapping[str, Any], series: int | None, where: str) -> Mapping[str, Any]:
+    """The image of a group, as its ``multiscales`` describe it: the only one, or that of
+    ``series``."""
+    images: Sequence[Mapping[str, Any]] = attributes["multiscales"]
+    if series is None and len(images) > 1:
+        names = ", ".join(f"{i} {image.get('name', '')}".strip() for i, image in enumerate(images))
+        raise UsageError(f"{where}: holds {len(images)} images ({names}); --series N takes one")
+    if not images:
+        raise UsageError(f"{where}: its multiscales metadata describes no image")
+    if not 0 <= (series or 0) < len(images):
+        raise UsageError(f"{where}: --series {series} does not exist; it has {len(images)}")
+    return images[series or 0]
+
+
+def described(
+    attributes: Mapping[str, Any], level: int, where: str, series: int | None = None
+) -> Level:
+    """One level of an image, by the attributes of its group."""
+    multiscale = image_of(attributes, series, where)
     datasets = multiscale["datasets"]
     if not 0 <= level < len(datasets):
         raise UsageError(f"{where}: level {level} does not exist; 0 to {len(datasets) - 1} do")
+    if "coordinateSystems" in multiscale:
+        raise UsageError(f"{where}: has coordinate systems, as OME-Zarr 0.6; 0.1 to 0.5 are read")
     # Axes were texts in 0.3 and not written down before that.
     axes = [{"name": a} if isinstance(a, str) else a for a in multiscale.get("axes", AXES)]
-    labels = [axis["name"] for axis in axes]
-    return {
-        "path": array_below(datasets[level]["path"], where),
-        "labels": labels,
-        **_transform(datasets[level], labels, multiscale),
-        "units": {axis_letter(axis["name"]): axis.get("unit") for axis in axes},
-        "ome_version": attributes.get("version") or multiscale.get("version", "0.4"),
-    }
+    omero = attributes.get("omero")
+    channels = omero.get("channels") if isinstance(omero, Mapping) else None
+    return Level(
+        path=array_below(datasets[level]["path"], where),
+        labels=tuple(map(_label, axes)),
+        **_transform(datasets[level], len(axes), multiscale, where),
+        units=tuple(unit_name(axis.get("unit") or "") for axis in axes),
+        version=str(attributes.get("version") or multiscale.get("version", "0.4")),
+        omero=tuple(
+            shown_channel(each.get("label"), each.get("color"), each.get("window"))
+            for each in (channels if isinstance(channels, list) else ())
+            if isinstance(each, Mapping)
+        ),
+    )
+
+
+def _label(axis: Mapping[str, Any]) -> str:
+    name, kind = str(axis["name"]), axis.get("type")
+    if axis_letter(name) not in tuple(AXES) and kind in ("time", "channel"):
+        return str(kind)
+    return name
 
 
 def _transform(
-    dataset: Mapping[str, Any], labels: Sequence[str], multiscale: Mapping[str, Any]
-) -> dict[str, dict[str, float] | None]:
-    """The size of a voxel and the position of the first one, by axis.
+    dataset: Mapping[str, Any], rank: int, multiscale: Mapping[str, Any], where: str
+) -> dict[str, Any]:
+    """The size of a voxel and the position of the first one.
 
     Transformations apply in order, the dataset's before those of all the datasets; so a later scale
     scales an earlier translation.
@@ -53,33 +121,26 @@ def _transform(
         for holder in (dataset, multiscale)
         for transformation in holder.get("coordinateTransformations", ())
     ]
-    sizes, position = [1.0] * len(labels), [0.0] * len(labels)
+    sizes, position = [1.0] * rank, [0.0] * rank
     for transformation in transformations:
         kind = transformation["type"]
-        for axis in range(len(labels)):
+        if kind not in ("identity", "scale", "translation") or "path" in transformation:
+            raise UsageError(
+                f"{where}: its metadata places it by a transformation of type {kind}"
+                f"{' in a file' * ('path' in transformation)}; only scale and translation are read"
+            )
+        numbers = transformation.get(kind, [1.0] * rank)
+        if len(numbers) != rank:
+            raise UsageError(f"{where}: has a {kind} of {len(numbers)} numbers for {rank} axes")
+        for axis, number in enumerate(numbers):
             if kind == "scale":
-                factor = physical_size(transformation["scale"][axis]) or 1.0
+                factor = physical_size(number) or 1.0
                 sizes[axis] *= factor
                 position[axis] *= factor
             elif kind == "translation":
-                position[axis] += float(transformation["translation"][axis])
-    letters = [axis_letter(label) for label in labels]
+                position[axis] += float(number)
     has_scale = any(transformation["type"] == "scale" for transformation in transformations)
     return {
-        "scale": dict(zip(letters, sizes, strict=True)) if has_scale else None,
-        "translation": dict(zip(letters, position, strict=True)),
+        "scale": tuple(sizes) if has_scale else None,
+        "translation": tuple(position),
     }
-
-
-def first_level_of(place: str) -> str:
-    """The largest array of an OME-Zarr image in a folder of this machine; else the place itself."""
-    # To read a pipe would wait for ever for its other end.
-    for marker in filter(lambda name: Path(place, name).is_file(), (".zattrs", "zarr.json")):
-        try:
-            document = parsed_json(Path(place, marker).read_text())
-            attributes = document if marker == ".zattrs" else document["attributes"]
-            image = attributes.get("ome", attributes)["multiscales"][0]
-            return f"{place}/{array_below(image['datasets'][0]['path'], place)}"
-        except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError):
-            continue  # no image by this file
-    return place

@@ -1,7 +1,5 @@
-"""TIFF files, OME-TIFF among them: read by tile or strip, decoded by the thread that asks.
-
-Axis letters are those of tifffile: ``S`` (samples, as in RGB) counts as c, and ``Q`` or ``I`` (a
-stack of unknown meaning) as z where there is no other. Physical sizes come from OME metadata.
+"""TIFF files, OME-TIFF among them: read by tile or strip, decoded by the thread that asks. What
+their metadata say of axes, sizes, channels and values is read in `tiff_frame`.
 
 tifffile reads a part of a damaged file and only logs the damage. Here that is an error: a
 truncated volume must not pass for a smaller one.
@@ -14,12 +12,11 @@ import math
 import re
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,19 +24,11 @@ from numpy.typing import NDArray
 from ...base import UsageError, describe, require
 from ..box import Box
 from ..grid import Grid, flatten, indices
+from .cf_packing import Packing
+from .frames import Framed, canonical, to_five, to_tczyx
 from .in_memory import MemorySource
-from .protocols import (
-    AXES,
-    canonical,
-    check_dtype,
-    file_stamp,
-    is_file,
-    name_axes,
-    physical_size,
-    source_fingerprint,
-    to_five,
-    unit_name,
-)
+from .protocols import AXES, check_dtype, file_stamp, is_file, source_fingerprint
+from .tiff_frame import axes_of, check_files, chosen_series, frame_of, packing_in, pixels_of
 
 tifffile = require("tifffile", "infer")
 
@@ -49,7 +38,7 @@ _HARMLESS = re.compile(
 )
 
 
-class TiffSource:
+class TiffSource(Framed):
     """Reads one series of a TIFF file; made by `open_ometiff_source`.
 
     tifffile sees a page in five dimensions: planar samples, z, y, x, interleaved samples. A
@@ -65,9 +54,12 @@ class TiffSource:
         series: Any,
         axes: str,
         fingerprint: str,
+        packing: Packing | None,
+        frame: Mapping[str, Any],
         cache_bytes: int,
     ) -> None:
-        self._arguments = (path, where, file, series, axes, fingerprint)
+        super().__init__(**frame)
+        self._arguments = (path, where, file, series, axes, fingerprint, packing, frame)
         self._file, self._series, self._stored_axes = file, series, axes
         page = series.keyframe
         self._grid = Grid(Box((0,) * 5, page.shaped), _segment_shape(page))
@@ -76,23 +68,30 @@ class TiffSource:
         self._lead = Box((0,) * (len(axes) - len(page.axes)), series.shape[: -len(page.axes)])
 
         self.name, self.cache_bytes = path, cache_bytes
-        self.axes, self.dtype = canonical(axes), check_dtype(series.dtype, where)
-        self.domain = Box((0,) * 5, _five(series.shape, axes))
-        num_kept = cache_bytes // (math.prod(self._grid.step) * self.dtype.itemsize)
+        self.packing, self._stored_dtype = packing, check_dtype(series.dtype, where)
+        self.axes, self.dtype = canonical(axes), packing.dtype if packing else self._stored_dtype
+        self.packed_itemsize = self._stored_dtype.itemsize if packing else 0
+        self.domain = Box((0,) * 5, to_tczyx(series.shape, axes, 1))
+        num_kept = cache_bytes // (math.prod(self._grid.step) * self._stored_dtype.itemsize)
         self._decoded = lru_cache(num_kept)(partial(_decode, file, series))
         steps = (*(1 for _ in self._lead.start), *(self._grid.step[a] for a in self._page_axes))
-        self.chunks = _five(steps, axes)
+        self.chunks = to_tczyx(steps, axes, 1)
         self.grid_origin: tuple[int, ...] = (0,) * 5
-        self.scale, self.units = _physical_size(file, self.domain.shape)
-        self.translation: tuple[float, ...] = (0.0,) * 5
         self.address = str(Path(path).expanduser().resolve())
         self.fingerprint = fingerprint
 
     def read(self, box: Box, out: NDArray[Any] | None = None) -> NDArray[Any]:
         assert box in self.domain, f"{box} is not in {self.domain}"
-        places, stored = self._stored(box)
         if out is None:
             out = np.empty(box.shape, self.dtype)
+        if self.packing is None:
+            return self._read_stored(box, out)
+        self.packing.decode(self._read_stored(box, np.empty(box.shape, self._stored_dtype)), out)
+        return out
+
+    def _read_stored(self, box: Box, out: NDArray[Any]) -> NDArray[Any]:
+        """Read a box as it is stored."""
+        places, stored = self._stored(box)
         others = tuple(i for i in range(len(AXES)) if i not in places)  # one voxel each
         array = out.transpose(*others, *places).squeeze(tuple(range(len(others))))
         num_lead = len(self._lead.start)
@@ -179,11 +178,13 @@ def _decode(file: Any, series: Any, page_number: int, number: int) -> NDArray[An
 
 
 def open_ometiff_source(
-    path: str, *, level: int, cache_bytes: int, name: str
-) -> TiffSource | MemorySource:
-    """Open the first series of a TIFF file, or a ``level`` of its pyramid.
+    path: str, *, level: int, cache_bytes: int, name: str, raw: bool = False,
+    axes: str | None = None, series: int | None = None,
+) -> TiffSource | MemorySource:  # fmt: skip
+    """Open a series of a TIFF file, or a ``level`` of its pyramid.
 
-    Samples stored in one piece are mapped into memory; else segments are read and decoded.
+    Samples that are stored in one piece, and are the values, are mapped into memory; else segments
+    are read and decoded.
     """
     where, file_path = f"{name} {path}", Path(path).expanduser()
     if "://" in path:
@@ -196,7 +197,9 @@ def open_ometiff_source(
             file.filehandle.set_lock(True)
             # The last of the sources that share the file closes it.
             weakref.finalize(file, file.filehandle.close)
-            levels = file.series[0].levels
+            check_files(file, where)
+            number = chosen_series(file, series, where)
+            levels = file.series[number].levels
             num_pages = len(file.pages)
     except UsageError:
         raise
@@ -204,30 +207,30 @@ def open_ometiff_source(
         raise UsageError(f"{where}: not a readable TIFF file: {describe(error)}") from error
     if not 0 <= level < len(levels):
         raise UsageError(f"{where}: level {level} does not exist; {len(levels)} levels do")
-    _check_size(file, levels[0], num_pages, where)
-    series = levels[level]
-    axes = _axes(series, where)
+    _check_size(file, number, num_pages, where)
+    chosen = levels[level]
+    letters, notes = axes_of(chosen, axes, where)
     address = str(file_path.resolve())
-    stamp = source_fingerprint(address, *file_stamp(file_path), level)
-    if series.dataoffset is None:
-        return TiffSource(path, where, file, series, axes, stamp, cache_bytes)
-    dtype = series.dtype.newbyteorder(file.byteorder)
-    needed = series.dataoffset + math.prod(series.shape) * dtype.itemsize
+    stamp = source_fingerprint(address, *file_stamp(file_path), level, number, letters)
+    packing = None if raw else packing_in(file, file.series[number], where)
+    frame = frame_of(file, number, level, letters, raw)
+    frame["notes"] = (*notes, *frame["notes"], *([packing.note] if packing else ()))
+    if chosen.dataoffset is None or packing is not None:
+        return TiffSource(path, where, file, chosen, letters, stamp, packing, frame, cache_bytes)
+    dtype = chosen.dtype.newbyteorder(file.byteorder)
+    needed = chosen.dataoffset + math.prod(chosen.shape) * dtype.itemsize
     if (size := file_path.stat().st_size) < needed:
         raise UsageError(f"{where}: is shorter than its header says: {size} bytes of {needed}")
-    mapped: Any = np.memmap(file_path, dtype, "r", series.dataoffset, series.shape)
-    array = to_five(mapped, axes)
-    scale, units = _physical_size(file, array.shape)
+    mapped: Any = np.memmap(file_path, dtype, "r", chosen.dataoffset, chosen.shape)
     return MemorySource(
         name=path,
-        array=array,
+        array=to_five(mapped, letters),
         dtype=check_dtype(dtype, where),
-        axes=canonical(axes),
+        axes=canonical(letters),
         address=address,
         fingerprint=stamp,
         mapped=mapped.base,
-        scale=scale,
-        units=units,
+        **frame,
     )
 
 
@@ -255,43 +258,29 @@ def _no_complaints(where: str) -> Iterator[None]:
             raise UsageError(f"{where}: is truncated or corrupt; tifffile says: {first}")
 
 
-def _check_size(file: Any, series: Any, num_pages: int, where: str) -> None:
+def _check_size(file: Any, number: int, num_pages: int, where: str) -> None:
     """Refuse a series whose size differs from its metadata or from the number of pages."""
-    size, pixels = math.prod(series.shape), _pixels(file)
+    series, pixels = file.series[number], pixels_of(file, number)
+    size = math.prod(series.shape)
     if pixels is not None:
         shape = [int(pixels.get(f"Size{axis.upper()}", 0)) for axis in AXES]
         source = "its OME metadata"
     else:
-        shape = list(file.shaped_metadata[0].get("shape", ())) if file.shaped_metadata else []
+        shaped = file.shaped_metadata or ()
+        shape = list(shaped[number].get("shape", ())) if number < len(shaped) else []
         source = "its metadata"
     if shape and math.prod(shape) not in (0, size):
         raise UsageError(
             f"{where}: is truncated or corrupt: {source} gives the shape {tuple(shape)}, the file "
             f"has {series.shape}"
         )
-    stored_by_page = series.dataoffset is None and series.kind in ("shaped", "imagej")
-    if stored_by_page and len(series) > num_pages:
-        raise UsageError(f"{where}: is truncated: {num_pages} pages of {len(series)} are there")
-
-
-def _pixels(file: Any) -> ElementTree.Element | None:
-    """The OME metadata of the first image; None if there is none or it is not XML."""
-    try:
-        return ElementTree.fromstring(file.ome_metadata or "").find(".//{*}Pixels")
-    except ElementTree.ParseError:
-        return None
-
-
-def _axes(series: Any, where: str) -> str:
-    letters = series.axes.replace("S", "C")
-    if "Z" not in letters:
-        letters = letters.replace("Q", "Z").replace("I", "Z")
-    axes = name_axes(list(letters), len(letters), where)
     if not series.axes.endswith(series.keyframe.axes):
         raise UsageError(
             f"{where}: pages of axes {series.keyframe.axes} in a series of axes {series.axes}"
         )
-    return axes
+    stored_by_page = series.dataoffset is None and series.kind in ("shaped", "imagej")
+    if stored_by_page and len(series) > num_pages:
+        raise UsageError(f"{where}: is truncated: {num_pages} pages of {len(series)} are there")
 
 
 def _segment_shape(page: Any) -> tuple[int, ...]:
@@ -299,26 +288,3 @@ def _segment_shape(page: Any) -> tuple[int, ...]:
     if page.is_tiled:
         return (1, page.tiledepth, page.tilelength, page.tilewidth, samples)
     return (1, 1, min(page.rowsperstrip, page.imagelength), page.imagewidth, samples)
-
-
-def _five(shape: tuple[int, ...], axes: str) -> tuple[int, ...]:
-    return tuple(shape[axes.index(axis)] if axis in axes else 1 for axis in AXES)
-
-
-def _physical_size(
-    file: Any, shape: tuple[int, ...]
-) -> tuple[tuple[float, ...] | None, tuple[str | None, ...]]:
-    """Voxel size and units along t c z y x of the first image, of ``shape`` at this level."""
-    scale: list[float] = [1.0] * len(AXES)
-    units: list[str | None] = [None] * len(AXES)
-    pixels = _pixels(file)
-    if pixels is None:
-        return None, tuple(units)
-    for place, axis in enumerate(AXES):
-        key = {"t": "TimeIncrement", "c": "none"}.get(axis, f"PhysicalSize{axis.upper()}")
-        if (size := physical_size(pixels.get(key))) is not None:
-            # A coarser level of a pyramid spans the same space in fewer voxels.
-            coarser = int(pixels.get(f"Size{axis.upper()}", shape[place])) / shape[place]
-            scale[place] = size * coarser
-            units[place] = unit_name(pixels.get(f"{key}Unit", "s" if axis == "t" else "µm"))
-    return tuple(scale) if any(units) else None, tuple(units)

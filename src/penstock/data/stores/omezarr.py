@@ -6,14 +6,14 @@ Only metadata is handled here; every voxel goes through TensorStore.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
 
-from ...base import UsageError, parsed_json, scrub
+from ...base import UsageError, scrub
 from ..box import Box
 from .added import and_added
 from .kvstore import (
@@ -25,6 +25,7 @@ from .kvstore import (
     kvstore_of,
     local_path,
     open_kvstore,
+    reader_of,
     ts,
 )
 from .ome_levels import described
@@ -35,6 +36,7 @@ from .tensorstore_open import (
     open_tensorstore_source,
     prepare_sink,
 )
+from .zarr_groups import check_array, read_attributes
 
 _SIDE = 128  # of a chunk in a volume: 4 MiB of uint16, the size that object stores serve well
 
@@ -54,6 +56,8 @@ def open_omezarr_source(
     cache_bytes: int,
     name: str,
     raw: bool = False,
+    axes: str | None = None,
+    series: int | None = None,
     dtypes: Sequence[str] = INPUT_DTYPES,
 ) -> TensorStoreSource:
     """Open one level of the OME-Zarr group at ``path``, or the array there.
@@ -63,24 +67,30 @@ def open_omezarr_source(
     """
     where = f"{name} {scrub(path)}"
     root = open_kvstore(kvstore_of(path), where)
-    try:
-        driver, attributes = _read_attributes(root, where)
-        image = described(attributes, level, where) if "multiscales" in attributes else None
-    except UsageError:
-        raise
-    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
-        raise UsageError(f"{where}: its multiscales metadata is malformed: {error!r}") from error
-    if image is None:
-        if level != 0:
-            raise UsageError(
-                f"{where}: level {level} does not exist; a plain array has level 0 only"
-            )
-        spec, image = {"driver": _array_driver(root, where), "kvstore": kvstore_of(path)}, {}
+    read = reader_of(root, where)
+    driver, attributes = read_attributes(read, where)
+    spec: dict[str, Any] = {"driver": driver, "kvstore": kvstore_of(path)}
+    image = None
+    if "multiscales" in attributes:
+        try:
+            image = described(attributes, level, where, series)
+        except UsageError:
+            raise
+        except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+            why = f"{where}: its multiscales metadata is malformed: {error!r}"
+            raise UsageError(why) from error
+        spec["path"] = image.path
     else:
-        spec = {"driver": driver, "kvstore": kvstore_of(path), "path": image.pop("path")}
+        check_array(read, local_path(root.spec()), attributes, scrub(path), name)
+        spec["driver"] = _array_driver(root, where)
+        if level or series:
+            asked = f"level {level}" if level else f"--series {series}"
+            only = "level 0 only" if level else "no series but 0"
+            raise UsageError(f"{where}: {asked} does not exist; a plain array has {only}")
     return open_tensorstore_source(
-        spec, cache_bytes=cache_bytes, name=name, title=path, dtypes=dtypes, raw=raw, **image
-    )
+        spec, cache_bytes=cache_bytes, name=name, title=path, dtypes=dtypes, raw=raw, axes=axes,
+        level=image,
+    )  # fmt: skip
 
 
 def open_omezarr_sink(
@@ -139,7 +149,7 @@ def open_omezarr_sink(
 def _array_paths(root: Any, where: str) -> list[str]:
     """The paths of the arrays that the group at ``root`` describes."""
     try:
-        multiscales = _read_attributes(root, where)[1].get("multiscales", ())
+        multiscales = read_attributes(reader_of(root, where), where)[1].get("multiscales", ())
         return [str(dataset["path"]) for image in multiscales for dataset in image["datasets"]]
     except (KeyError, TypeError, AttributeError, UsageError):
         return []
@@ -157,6 +167,8 @@ class _Layout:
     translation: tuple[float, ...]
     """Physical position of the first voxel."""
     units: tuple[str | None, ...]
+    omero: tuple[Mapping[str, Any], ...]
+    """See `Framed.omero`."""
 
 
 def _version(
@@ -208,6 +220,7 @@ def _lay_out(
     real = (like.axes if like else "") + "yx"
     kept = [i for i, axis in enumerate(AXES) if axis in real or domain.stop[i] > 1]
     scale = like.scale if like and like.scale else (1.0,) * len(AXES)
+    omero = getattr(like, "omero", ())
     zero = like.translation if like else (0.0,) * len(AXES)
     return _Layout(
         axes="".join(AXES[i] for i in kept),
@@ -218,6 +231,7 @@ def _lay_out(
         scale=tuple(scale[i] for i in kept),
         translation=tuple(zero[i] + at[i] * scale[i] for i in kept),
         units=tuple(like.units[i] if like else None for i in kept),
+        omero=omero if len(omero) == domain.shape[1] else (),
     )
 
 
@@ -298,12 +312,28 @@ _ARRAY_SPECS = {"0.4": _zarr2, "0.5": _zarr3, "n5": _n5}
 
 def _documents(version: str, layout: _Layout, path: str) -> dict[str, Any]:
     """The metadata files of the group, by key. The one that makes it a store comes first."""
-    multiscale = _multiscale(layout, path)
+    multiscale, shown = _multiscale(layout, path), _shown(layout)
     if version == "0.4":
-        attributes = {"multiscales": [{"version": "0.4", **multiscale}]}
+        attributes = {"multiscales": [{"version": "0.4", **multiscale}], **shown}
         return {".zgroup": {"zarr_format": 2}, ".zattrs": attributes}
-    ome = {"version": "0.5", "multiscales": [multiscale]}
+    ome = {"version": "0.5", "multiscales": [multiscale], **shown}
     return {"zarr.json": {"zarr_format": 3, "node_type": "group", "attributes": {"ome": ome}}}
+
+
+def _shown(layout: _Layout) -> dict[str, Any]:
+    """The member ``omero`` of a group. Its schema wants a colour and a window of every channel:
+    where none is known these are white, and the range of the dtype."""
+    if not any(layout.omero):
+        return {}
+    integers = layout.dtype.kind in "iu"
+    held = np.iinfo(layout.dtype) if integers else None
+    low, high = (int(held.min), int(held.max)) if held else (0, 1)
+    channels = []
+    for each in layout.omero:
+        window = {"start": low, "end": high, **each.get("window", {})}
+        ends = {"min": min(low, window["start"]), "max": max(high, window["end"])}
+        channels.append({"color": "FFFFFF", "active": True, **each, "window": ends | window})
+    return {"omero": {"channels": channels}}
 
 
 def _multiscale(layout: _Layout, path: str) -> dict[str, Any]:
@@ -339,19 +369,3 @@ def _array_driver(root: Any, where: str) -> str:
             f"{and_added()}"
         )
     return drivers[0]
-
-
-def _read_attributes(root: Any, where: str) -> tuple[str, dict[str, Any]]:
-    """The driver of a group's arrays and its OME attributes, empty where there are none."""
-    ome = _read_json(root, "zarr.json", where).get("attributes", {}).get("ome")
-    return ("zarr3", ome) if ome else ("zarr", _read_json(root, ".zattrs", where))
-
-
-def _read_json(root: Any, key: str, where: str) -> dict[str, Any]:
-    with explained_errors(where):
-        read = root.read(key).result()
-    try:
-        parsed: dict[str, Any] = parsed_json(read.value) if read.state == "value" else {}
-    except ValueError as error:
-        raise UsageError(f"{where}: {key} is not valid JSON: {error}") from error
-    return parsed

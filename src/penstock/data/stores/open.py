@@ -32,6 +32,8 @@ def open_source(
     level: int = 0,
     cache_bytes: int = 0,
     raw: bool = False,
+    axes: str | None = None,
+    series: int | None = None,
     name: str = "--in-spec",
 ) -> Source:
     """Open an array for reading.
@@ -43,7 +45,10 @@ def open_source(
         level: the resolution level of OME-Zarr or TIFF.
         cache_bytes: the most decoded bytes that the store keeps.
         raw: read the numbers of a Zarr array as they are stored, whatever ``scale_factor``,
-            ``_FillValue`` and the other attributes of the CF conventions say of them.
+            ``_FillValue`` and the other attributes of the CF conventions say of them; likewise
+            those of a GeoTIFF.
+        axes: the letters of the stored axes, such as ``"tyx"``, whatever the array says of them.
+        series: the image to take where a TIFF file or an OME-Zarr group holds several.
         name: the flag that messages name.
 
     Returns:
@@ -52,7 +57,8 @@ def open_source(
     Raises:
         UsageError: it cannot be opened, is empty, or has axes or a dtype that Penstock cannot take.
     """
-    source = _open_source(spec, level, cache_bytes, raw, name)
+    chosen: dict[str, Any] = {"axes": axes} if series is None else {"axes": axes, "series": series}
+    source = _open_source(spec, level, cache_bytes, raw, chosen, name)
     where = name if source.name == name else f"{name} {source.name}"
     for axis, length in zip(AXES, source.domain.shape, strict=True):
         if length == 0:
@@ -66,28 +72,37 @@ def open_source(
 
 
 def _open_source(
-    spec: Spec | NDArray[Any], level: int, cache_bytes: int, raw: bool, name: str
-) -> Source:
+    spec: Spec | NDArray[Any], level: int, cache_bytes: int, raw: bool, chosen: Mapping[str, Any],
+    name: str,
+) -> Source:  # fmt: skip
     parsed = spec if isinstance(spec, np.ndarray) else parse_spec(spec, name)
-    if level and (not isinstance(parsed, str) or suffix_of(parsed) == ".npy"):
-        raise UsageError(f"{name}: level {level} is asked but only OME-Zarr and TIFF have levels")
+    if not isinstance(parsed, str) or suffix_of(parsed) == ".npy":
+        if level:
+            why = f"level {level} is asked but only OME-Zarr and TIFF have levels"
+            raise UsageError(f"{name}: {why}")
+        if "series" in chosen:
+            raise UsageError(f"{name}: only OME-Zarr and TIFF have several series")
     if isinstance(parsed, np.ndarray):
-        return memory.open_array_source(parsed, name=name)
+        return memory.open_array_source(parsed, name=name, **chosen)
     if isinstance(parsed, dict):
         from .tensorstore_open import open_tensorstore_source
 
-        return open_tensorstore_source(parsed, cache_bytes=cache_bytes, raw=raw, name=name)
+        return open_tensorstore_source(
+            parsed, cache_bytes=cache_bytes, raw=raw, name=name, **chosen
+        )
     match suffix_of(parsed):
         case ".npy":
-            return memory.open_npy(parsed, name=name)
+            return memory.open_npy(parsed, name=name, **chosen)
         case ".tif" | ".tiff":
             from . import ometiff
 
             return ometiff.open_ometiff_source(
-                parsed, level=level, cache_bytes=cache_bytes, name=name
+                parsed, level=level, cache_bytes=cache_bytes, name=name, raw=raw, **chosen
             )
         case _ if (added := added_store(parsed)) is not None:
             where = f"{name} {parsed}"
+            if any(value is not None for value in chosen.values()):
+                raise UsageError(f"{where}: a store of another package takes no axes and no series")
             with blaming(added, where):
                 theirs = added.load().open_source(
                     parsed, level=level, cache_bytes=cache_bytes, name=name
@@ -97,7 +112,7 @@ def _open_source(
             from . import omezarr
 
             return omezarr.open_omezarr_source(
-                parsed, level=level, cache_bytes=cache_bytes, raw=raw, name=name
+                parsed, level=level, cache_bytes=cache_bytes, raw=raw, name=name, **chosen
             )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -23,20 +22,6 @@ from ..box import Box
 AXES = "tczyx"
 Spec = str | Path | Mapping[str, Any]
 
-_ALIASES = {"time": "t", "channel": "c"}
-_UNITS = {
-    "nm": "nanometer",
-    "um": "micrometer",
-    "µm": "micrometer",  # the micro sign, U+00B5
-    "μm": "micrometer",  # the Greek letter, U+03BC
-    "mm": "millimeter",
-    "cm": "centimeter",
-    "m": "meter",
-    "ms": "millisecond",
-    "s": "second",
-    "min": "minute",
-    "h": "hour",
-}
 INPUT_DTYPES = (
     *("bool", "uint8", "uint16", "uint32", "int8", "int16", "int32"),
     *("float16", "float32", "float64"),
@@ -223,42 +208,6 @@ def suffix_of(path: str) -> str:
     return Path(path.rstrip("/")).suffix.lower()
 
 
-def name_axes(labels: Sequence[str] | None, rank: int, where: str) -> str:
-    """The axes of an array, one letter each in stored order; by rank where it has no labels.
-
-    >>> name_axes(None, 3, "here"), name_axes(["X", "Y", "channel"], 3, "here")
-    ('zyx', 'xyc')
-    """
-    if labels is None:
-        if not 2 <= rank <= len(AXES):
-            raise UsageError(f"{where}: {rank} dimensions; 2 to 5 can be read")
-        return AXES[-rank:]
-    letters = [axis_letter(label) for label in labels]
-    if any(letter not in list(AXES) for letter in letters) or len(set(letters)) < len(letters):
-        raise UsageError(
-            f"{where}: axes {list(labels)}; each must be one of {', '.join(AXES)} and appear once"
-        )
-    if not {"y", "x"} <= set(letters):
-        raise UsageError(f"{where}: axes {list(labels)} lack y or x")
-    return "".join(letters)
-
-
-def axis_letter(label: str) -> str:
-    """``t``, ``c``, ``z``, ``y`` or ``x`` for the label of such an axis, else the label."""
-    return _ALIASES.get(label.lower(), label.lower())
-
-
-def canonical(axes: str) -> str:
-    """The same axes in the order t c z y x."""
-    return "".join(axis for axis in AXES if axis in axes)
-
-
-def to_five(array: Any, axes: str) -> Any:
-    """A view of ``array`` (numpy or TensorStore) along t c z y x; new axes have length 1."""
-    ordered = array.transpose([axes.index(axis) for axis in canonical(axes)])
-    return ordered[tuple(slice(None) if axis in axes else None for axis in AXES)]
-
-
 def check_dtype(dtype: Any, where: str, allowed: Sequence[str] = INPUT_DTYPES) -> np.dtype[Any]:
     """``dtype`` (or its name) in native byte order; `UsageError` where Penstock cannot take it."""
     dtype_name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
@@ -270,26 +219,3 @@ def check_dtype(dtype: Any, where: str, allowed: Sequence[str] = INPUT_DTYPES) -
 LONGEST = 2**31 - 1
 """The most voxels along an axis. Plans hold some bytes for each patch along an axis, and metadata
 that claims more is damaged or hostile."""
-
-
-def physical_size(value: Any) -> float | None:
-    """The size of a voxel by its metadata; None where it is unknown. Other programs write an
-    unknown size as 0, as an empty text or as a number that is not finite.
-
-    >>> physical_size("0.5"), physical_size(""), physical_size(float("nan"))
-    (0.5, None, None)
-    """
-    try:
-        size = float(value)
-    except (TypeError, ValueError):
-        return None
-    return size if size and math.isfinite(size) else None
-
-
-def unit_name(symbol: str) -> str | None:
-    """A unit in full, as OME-Zarr writes it; None for the empty symbol.
-
-    >>> unit_name("um"), unit_name("micrometer")
-    ('micrometer', 'micrometer')
-    """
-    return _UNITS.get(symbol, symbol) or None

@@ -21,6 +21,7 @@ from ...base import PenstockError
 from ..box import Box
 from ..grid import Grid
 from .cf_packing import Packing
+from .frames import Framed, canonical, to_five
 from .kvstore import (
     DELETING,
     address,
@@ -30,9 +31,7 @@ from .kvstore import (
 )
 from .protocols import (
     AXES,
-    canonical,
     source_fingerprint,
-    to_five,
 )
 from .specs import cache_limits, meaning
 
@@ -49,7 +48,7 @@ EXISTING = {"open": True, "create": False, "delete_existing": False, "read": Tru
 
 
 @dataclass(eq=False, repr=False)
-class TensorStoreSource:
+class TensorStoreSource(Framed):
     """Reads a TensorStore; made by `open_tensorstore_source`."""
 
     name: str
@@ -58,9 +57,6 @@ class TensorStoreSource:
     """The open TensorStore as stored."""
     stored_axes: str
     dtype: np.dtype[Any]
-    scale: tuple[float, ...] | None
-    units: tuple[str | None, ...]
-    translation: tuple[float, ...]
     cache_bytes: int
     ome_version: str | None
     """The version of OME-Zarr; None if the array is no level of an OME-Zarr group."""

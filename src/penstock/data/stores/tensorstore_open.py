@@ -16,6 +16,7 @@ import numpy as np
 from ...base import UsageError, parsed_json, scrub
 from ..box import Box
 from .cf_packing import Packing, packing_of
+from .frames import name_axes, source_axes, to_five, to_tczyx, unit_name
 from .kvstore import (
     IMPATIENT,
     address,
@@ -27,18 +28,17 @@ from .kvstore import (
     local_path,
     object_in,
     open_kvstore,
+    reader_of,
     store_folder,
     ts,
 )
+from .ome_levels import Level, array_below
 from .protocols import (
     AXES,
     INPUT_DTYPES,
     OUTPUT_DTYPES,
     check_dtype,
-    name_axes,
     source_fingerprint,
-    to_five,
-    unit_name,
 )
 from .specs import cache_limits, settled
 from .tensorstore import (
@@ -49,6 +49,7 @@ from .tensorstore import (
     cache_of,
     grid_origin,
 )
+from .zarr_groups import level_of
 
 
 def open_tensorstore_source(
@@ -57,11 +58,8 @@ def open_tensorstore_source(
     cache_bytes: int,
     name: str,
     title: str | None = None,
-    labels: Sequence[str] | None = None,
-    scale: Mapping[str, float] | None = None,
-    units: Mapping[str, str | None] | None = None,
-    translation: Mapping[str, float] | None = None,
-    ome_version: str | None = None,
+    level: Level | None = None,
+    axes: str | None = None,
     dtypes: Sequence[str] = INPUT_DTYPES,
     raw: bool = False,
 ) -> TensorStoreSource:
@@ -70,9 +68,10 @@ def open_tensorstore_source(
     The values are those that the array's own attributes say (see `cf_packing`), or as they are
     stored if ``raw``.
 
-    Its axes are named by ``labels``, else by the labels of its domain, else by its rank. ``scale``,
-    ``units`` and ``translation`` are by axis letter; without them the spec's dimension units count.
-    ``title`` is its name in messages, ``dtypes`` are the names of those that may be read.
+    Its axes are those that the user says, else those of ``level``, else those of its own metadata,
+    else they follow from its rank. A level of an OME-Zarr image is known as such also if its array
+    is named by itself. Where it is none, the units of the spec's dimensions count. ``title`` is its
+    name in messages, ``dtypes`` are the names of those that may be read.
     """
     spec = settled(spec)
     with explained_errors(name):
@@ -81,38 +80,125 @@ def open_tensorstore_source(
     with explained_errors(where):
         ts.open(spec, context=ts.Context(IMPATIENT), **EXISTING).result()
         array = ts.open(spec, context=cache_of(cache_bytes), **EXISTING).result()
-    axes = _axes(array, where, labels)
-    if scale is None:
-        scale, units = _dimension_units(array, axes)
+        stored = array.spec().to_json()
+        attributes = _attributes(array, _innermost(stored))
+    if key := _innermost(stored).get("scale_metadata", {}).get("key"):  # of precomputed
+        array_below(key, where)
+    letters, frame = _frame(array, stored, attributes, level, axes, where)
     pools = cache_limits(spec)
     dtype = check_dtype(array.dtype.name, where, dtypes)
-    packing = None if raw else _packing(array, dtype, where)
+    packing = None if raw or "base" in stored else _packing(array, stored, attributes, dtype, where)
+    if packing is not None:
+        frame["notes"] += (packing.note,)
     return TensorStoreSource(
         name=title,
         spec=spec,
         array=array,
-        stored_axes=axes,
+        stored_axes=letters,
         dtype=dtype if packing is None else packing.dtype,
         packing=packing,
-        scale=tuple(scale.get(axis, 1.0) for axis in AXES) if scale else None,
-        units=tuple((units or {}).get(axis) for axis in AXES),
-        translation=tuple((translation or {}).get(axis, 0.0) for axis in AXES),
         cache_bytes=sum(pools) if pools else cache_bytes,
-        ome_version=ome_version,
+        **frame,
     )
 
 
-def _packing(array: Any, dtype: np.dtype[Any], where: str) -> Packing | None:
+def _frame(
+    array: Any, stored: Mapping[str, Any], attributes: Mapping[str, Any], level: Level | None,
+    said: str | None, where: str,
+) -> tuple[str, dict[str, Any]]:  # fmt: skip
+    """The stored axes of an array, and the members of `Framed` and ``ome_version``."""
+    notes: list[str] = []
+    if level is None:
+        level, notes = _level_of(array, stored, where)
+    labels = _labels(array, stored, attributes, where) if level is None else level.labels
+    axes, taken = source_axes(said, labels, array.rank, where)
+    if labels is None and said is None:
+        axes = _by_rank(array, stored, axes)
+    frame = _dimension_units(array, axes)
+    if level is None:
+        lost = "coordinates and grid mapping" if "grid_mapping" in attributes else "coordinates"
+        taken = [f"{note}; their {lost} go no further" for note in taken]
+    else:
+        frame = level.frame(axes, array.shape[axes.index("c")] if "c" in axes else 1)
+    return axes, {
+        **frame,
+        "notes": (*taken, *frame.get("notes", ()), *notes),
+        "ome_version": None if level is None else level.version,
+        "bands": any(label.lower() in ("band", "bands") for label in labels or ()),
+    }
+
+
+def _level_of(array: Any, stored: Mapping[str, Any], where: str) -> tuple[Level | None, list[str]]:
+    """The level of OME-Zarr that a whole array is, by a group above it, and notes; None if it is
+    none."""
+    if stored["driver"] not in ("zarr", "zarr3") or "output" in stored.get("transform", {}):
+        return None, []
+    place = array.kvstore.spec().to_json()
+    parts = place["path"].rstrip("/").split("/")
+    for up in range(1, min(_ABOVE, len(parts)) + 1):
+        above = {**place, "path": "".join(f"{part}/" for part in parts[:-up])}
+        try:
+            read = reader_of(open_kvstore(above, where), where)
+            if (level := level_of(read, "/".join(parts[-up:]), where)) is not None:
+                return level, []
+        except (UsageError, KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+            return None, [f"the metadata of the group above the input is not read: {error}"]
+    return None, []
+
+
+_ABOVE = 2  # groups above an array in which its image may be described
+
+
+def _attributes(array: Any, stored: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The attributes of a Zarr array."""
+    attributes: Any = stored.get("metadata", {}).get("attributes", {})
+    if stored["driver"] == "zarr":  # which keeps them beside its metadata
+        with suppress(ValueError, TypeError):
+            array_metadata = parsed_json(object_in(array.kvstore, ".zarray") or "{}")
+            mine = {key: array_metadata[key] for key in array_metadata if key[:2] == "_N"}
+            attributes = {**mine, **parsed_json(object_in(array.kvstore, ".zattrs") or "{}")}
+    return attributes if isinstance(attributes, Mapping) else {}
+
+
+def _labels(
+    array: Any, stored: Mapping[str, Any], attributes: Mapping[str, Any], where: str
+) -> Sequence[str] | None:
+    """The names of the dimensions of an array, as it is seen; None if it has none."""
+    if any(array.domain.labels):
+        return tuple(array.domain.labels)
+    names = attributes.get("_ARRAY_DIMENSIONS", _names_of_netcdf(attributes))
+    if names is None or _innermost(stored)["driver"] != "zarr":
+        return None
+    if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
+        raise UsageError(f"{where}: its _ARRAY_DIMENSIONS is {names!r}, which is no list of names")
+    outputs = stored.get("transform", {}).get("output")
+    if outputs is None or len(outputs) != len(names):
+        return names
+    seen = [""] * array.rank  # through the view of the spec
+    for name, output in zip(names, outputs, strict=True):
+        if "input_dimension" in output:
+            seen[output["input_dimension"]] = name
+    return seen
+
+
+def _names_of_netcdf(attributes: Mapping[str, Any]) -> list[str] | None:
+    """The names of dimensions as the C library of NetCDF writes them: paths in its group."""
+    for key, member in (("_nczarr_array", "dimension_references"), ("_NCZARR_ARRAY", "dimrefs")):
+        paths = attributes.get(key)
+        paths = paths.get(member) if isinstance(paths, Mapping) else None
+        if isinstance(paths, list):
+            return [str(path).rpartition("/")[2] for path in paths]
+    return None
+
+
+def _packing(
+    array: Any, stored: Mapping[str, Any], attributes: Mapping[str, Any], dtype: np.dtype[Any],
+    where: str,
+) -> Packing | None:  # fmt: skip
     """What the attributes of a Zarr array say of its numbers."""
-    with explained_errors(where):
-        spec, fill = array.spec().to_json(), None
-        attributes: Any = spec.get("metadata", {}).get("attributes", {})
-        if spec["driver"] == "zarr":  # which keeps attributes beside its metadata
-            text, fill = object_in(array.kvstore, ".zattrs"), array.fill_value
-            with suppress(ValueError):
-                attributes = parsed_json(text or "{}")
-        fill = None if fill is None or fill.size != 1 else float(fill)
-        return packing_of(attributes, dtype, where, fill)
+    fill = array.fill_value if stored["driver"] == "zarr" else None
+    fill = None if fill is None or fill.size != 1 else float(fill)
+    return packing_of(attributes, dtype, where, fill)
 
 
 def open_tensorstore_sink(
@@ -234,33 +320,38 @@ def _complete(asked: Any, domain: Box, dtype: np.dtype[Any], where: str) -> Any:
     return asked
 
 
-def _axes(array: Any, where: str, labels: Sequence[str] | None = None) -> str:
-    """The axes of an open TensorStore or of a ``ts.Spec``, in stored order."""
-    if labels is None and any(array.domain.labels):
-        labels = array.domain.labels
-    if labels is not None and len(labels) != array.rank:
-        raise UsageError(f"{where}: {array.rank} dimensions but axes {list(labels)}")
+def _axes(array: Any, where: str) -> str:
+    """The axes of an output, an open TensorStore or a ``ts.Spec``, in stored order."""
+    stored = (array if isinstance(array, ts.Spec) else array.spec()).to_json()
+    attributes = {} if isinstance(array, ts.Spec) else _attributes(array, _innermost(stored))
+    labels = _labels(array, stored, attributes, where)
     axes = name_axes(labels, array.rank, where)
-    if labels is None and _driver(array) == "n5":
-        # N5 lists the fastest axis first: x y z. Its layout says so, also through a transpose.
-        order = array.chunk_layout.inner_order
-        axes = "".join(axes[order.index(a)] for a in range(array.rank))
-    return axes
+    return axes if labels is not None else _by_rank(array, stored, axes)
 
 
-def _driver(array: Any) -> str:
-    spec = (array if isinstance(array, ts.Spec) else array.spec()).to_json()
-    while isinstance(spec.get("base"), Mapping):
-        spec = spec["base"]
-    return str(spec["driver"])
+def _by_rank(array: Any, stored: Mapping[str, Any], axes: str) -> str:
+    """The axes of an array without names. N5 lists the fastest one first: x y z."""
+    if _innermost(stored)["driver"] != "n5":
+        return axes
+    order = array.chunk_layout.inner_order  # which says so, also through a transpose
+    return "".join(axes[order.index(a)] for a in range(array.rank))
 
 
-def _dimension_units(
-    array: Any, axes: str
-) -> tuple[dict[str, float] | None, dict[str, str | None]]:
-    named = {a: unit for a, unit in zip(axes, array.dimension_units, strict=True) if unit}
-    scale = {axis: float(unit.multiplier) for axis, unit in named.items()}
-    return scale or None, {axis: unit_name(unit.base_unit) for axis, unit in named.items()}
+def _innermost(stored: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The spec of the array that views and casts are of."""
+    while isinstance(stored.get("base"), Mapping):
+        stored = stored["base"]
+    return stored
+
+
+def _dimension_units(array: Any, axes: str) -> dict[str, Any]:
+    """The frame of an array by the units of its dimensions."""
+    units = array.dimension_units
+    if not any(units):
+        return {}
+    scale = [float(unit.multiplier) if unit else 1.0 for unit in units]
+    names = [unit_name(unit.base_unit) if unit else None for unit in units]
+    return {"scale": to_tczyx(scale, axes, 1.0), "units": to_tczyx(names, axes, None)}
 
 
 def _write_grid(five: Any, axes: str, where: str) -> tuple[int, ...]:

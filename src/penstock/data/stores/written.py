@@ -9,8 +9,9 @@ from typing import Any
 from ..box import Box
 from ..grid import Grid, indices
 from .added import added_store
+from .frames import to_five
 from .open import open_source, parse_spec
-from .protocols import AXES, OUTPUT_DTYPES, Source, Spec, to_five
+from .protocols import AXES, OUTPUT_DTYPES, Source, Spec
 
 _DAMAGE = ("DATA_LOSS", "FAILED_PRECONDITION", "INVALID_ARGUMENT", "OUT_OF_RANGE")
 """TensorStore's codes for damaged bytes. Other codes, of a network or of rights, say nothing about

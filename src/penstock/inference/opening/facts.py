@@ -28,6 +28,7 @@ def gather_facts(
     judging_bytes: int,
     values: str,
     peers: int = 1,
+    notes: Sequence[str] = (),
 ) -> Facts:
     """The facts of a job. ``judging_bytes`` is the memory that the test of the heads left in the
     heap. The base does not count it, as forwards use it again and are counted themselves.
@@ -70,7 +71,7 @@ def gather_facts(
         arithmetic=arithmetic_of(
             maker([source, *(o.sink for o in outputs)], devices, config.threads)
         ),
-        notes=tuple(_notes(config, source, devices, net, outputs)),
+        notes=(*notes, *_notes(config, source, devices, net, outputs)),
     )
 
 
@@ -88,8 +89,7 @@ def _notes(
 ) -> Iterator[str]:
     """Sentences that the plan prints about how the model is run."""
     yield from filter(None, (why_no_lock(output.sink) for output in outputs))
-    if (packing := getattr(source, "packing", None)) is not None:
-        yield f"the input's attributes say value = {packing}; --raw reads what is stored"
+    yield from getattr(source, "notes", ())  # stores of others need not have any
     dtype = str(net.model.dtype).removeprefix("torch.")
     if is_wide(source.dtype) and dtype != "float64":
         yield f"the model takes {dtype}, which does not hold all digits of {source.dtype}"

@@ -21,7 +21,7 @@ from ...base import (
     names_parameters,
     torch_threads,
 )
-from ...data import Sink, Source, check_knows_chunks, open_source
+from ...data import Sink, Source, check_knows_chunks
 from ...models import Model, find_devices, load_model, model_files
 from ..planning.memory import resident_bytes
 from ..planning.plan import Plan, make_plan
@@ -37,7 +37,7 @@ from .heads import HeadPart, Origin, plan_heads, split
 from .net import check_graphs, fit_net, with_workspaces
 from .normalisation import normalised_as
 from .outputs import open_outputs
-from .selection import select, volumes_of
+from .selection import open_input, select, uneven, volumes_of, with_bands
 
 
 class Job:
@@ -65,14 +65,15 @@ class Job:
         model = self._load_model()
         self.config, values = normalised_as(self.config, model.recipe)
         config = self.config
-        source = open_source(config.in_spec, level=config.level, raw=config.raw)
-        shape = patch_shape(config, "z" in source.axes, model.spatial_axes)
-        net = fit_net(config, self.devices, model, shape, source.dtype)
-        self.net = with_workspaces(net, config, self.devices)
+        source = open_input(config)
         start, stop = source.domain.start, source.domain.stop
         times = select(config.t, start[0], stop[0], "--t")
         channels = select(config.c, start[1], stop[1], "--c")
         self.selected = times, channels
+        model, at_once = with_bands(config, model, source, len(channels))
+        shape = patch_shape(config, "z" in source.axes, model.spatial_axes)
+        net = fit_net(config, self.devices, model, shape, source.dtype)
+        self.net = with_workspaces(net, config, self.devices)
         parts = split(self.net.footprint.heads, len(config.out_spec), model.name)
         self.volumes = volumes_of(times, channels, model.in_channels)
         if config.missing == "error":
@@ -91,7 +92,7 @@ class Job:
         self.heads = plan_heads(config, parts, kinds, dtypes, fine=fine)
         facts = gather_facts(
             config, source, self.devices, self.net, self.heads, self.outputs, len(self.volumes),
-            judging_bytes, values, self.peers,
+            judging_bytes, values, self.peers, [*at_once, *uneven(self.selected)],
         )  # fmt: skip
         self.run_dir = config.run_dir or default_run_dir(self.sinks[0])
         if config.joins:
@@ -101,7 +102,7 @@ class Job:
         self.source = source.with_cache(self.plan.cache_bytes)
         self.norm_source = self.source
         if config.norm_level is not None:
-            self.norm_source = open_source(config.in_spec, level=config.norm_level, raw=config.raw)
+            self.norm_source = open_input(config, config.norm_level)
         _check_own_files(config, self.run_dir, source, self.sinks)
 
     @property

@@ -13,6 +13,7 @@ from ...base import HeadKind, InferConfig, UsageError
 from ...data import Box, Sink, Source, open_sink, overlap, same_array
 from ..tiling.geometry import per_axis
 from .heads import HeadPart, Origin, default_dtype
+from .selection import as_selected
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +56,19 @@ def open_outputs(
     times, channels = selected
     outputs: list[Output] = []
     dtypes = _dtypes(config.out_dtype, source.dtype, parts, kinds)
-    for spec, part, dtype in zip(config.out_spec, parts, dtypes, strict=True):
+    for spec, part, dtype, (kind, _) in zip(config.out_spec, parts, dtypes, kinds, strict=True):
         shape = (len(times), len(channels) // at_once * part.channels, *source.domain.shape[2:])
         sink = open_sink(
             spec,
             domain=Box.of((0,) * 5, shape),
             dtype=dtype,
-            like=source,
+            like=as_selected(
+                source,
+                times,
+                channels,
+                named=part.channels == at_once and (at_once == 1 or kind == "intensity"),
+                windows=kind == "intensity" and config.denormalize,
+            ),
             chunks=_chunks(config),
             shards=config.shards and per_axis(config.shards, plane=False, thin=1),
             overwrite=config.overwrite,

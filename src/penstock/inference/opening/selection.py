@@ -1,15 +1,20 @@
-"""Which time points and channels of the input a job runs over."""
+"""The input of a job, and which of its time points and channels the job runs over."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+import copy
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from ...base import UsageError, plural
-from ...data import Box, Source
+from ...base import InferConfig, UsageError, plural
+from ...data import Box, Source, open_source
+
+if TYPE_CHECKING:
+    from ...models import Model
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +28,87 @@ class Volume:
         """Read its channels over a spatial box into ``out``, shape (channels, z, y, x)."""
         for i, channel in enumerate(self.channels):
             source.read(Box.of((self.t, channel), (1, 1)) + box, out[None, i : i + 1])
+
+
+def open_input(config: InferConfig, level: int | None = None) -> Source:
+    """The input, at the level of the settings or at another."""
+    return open_source(
+        config.in_spec, level=config.level if level is None else level, raw=config.raw,
+        axes=config.axes, series=config.series,
+    )  # fmt: skip
+
+
+def with_bands(
+    config: InferConfig, model: Model, source: Source, count: int
+) -> tuple[Model, list[str]]:
+    """The model as it takes ``count`` channels of the input, and notes on that.
+
+    The bands of a raster are channels of one picture: a model that says nothing of channels gets
+    all of them. Raises `UsageError` for one that takes another number.
+    """
+    if config.in_channels is not None or count in (1, model.in_channels):
+        return model, []
+    if not getattr(source, "bands", False):
+        note = (
+            f"the model does not say how many channels it takes, and gets each of the {count} as a "
+            f"volume of its own; --in-channels {count} gives it all at once"
+        )
+        return model, [] if model.says_channels else [note]
+    if not model.says_channels:
+        return replace(model, in_channels=count), [f"the model gets all {count} bands at once"]
+    raise UsageError(
+        f"--in-spec {source.name} has {count} bands and model {model.name} takes "
+        f"{plural(model.in_channels, 'channel')}: choose bands by --c, or give --in-channels "
+        f"{model.in_channels} if bands are to go through the model by themselves"
+    )
+
+
+def as_selected(
+    source: Source, times: Sequence[int], channels: Sequence[int], *, named: bool, windows: bool
+) -> Source:
+    """The source with the frame of the times and channels that a job runs over, for its output.
+
+    Args:
+        source: The input.
+        times: The time points of the output, in its order.
+        channels: The channels that the output's channels are made of.
+        named: Whether each channel of the output is made of one of them, in this order.
+        windows: Whether its values are intensities of the input.
+
+    Returns:
+        A copy that is not to be read from.
+    """
+    shown = copy.copy(source)
+    scale, position = list(source.scale or (1.0,) * 5), list(source.translation)
+    for axis, selected in ((0, times), (1, channels if named else (0,))):
+        position[axis] += selected[0] * scale[axis]
+        scale[axis] *= _step(selected) or 1
+    if source.scale or any(size != 1 for size in scale):
+        shown.scale = tuple(scale)
+    shown.translation = tuple(position)
+    omero = getattr(source, "omero", ())
+    first = source.domain.start[1]
+    kept = [dict(omero[i - first]) for i in channels] if named and omero else []
+    for each in kept if not windows else ():
+        each.pop("window", None)
+    shown.omero = tuple(kept)  # type: ignore[attr-defined]
+    return shown
+
+
+def uneven(selected: tuple[Sequence[int], Sequence[int]]) -> Iterator[str]:
+    """A note for times or channels whose places the output's metadata cannot say."""
+    for flag, indices in zip(("--t", "--c"), selected, strict=True):
+        if _step(indices) is None:
+            yield (
+                f"{flag} {','.join(map(str, indices))} is not evenly spaced: the output's metadata "
+                f"has the place of {indices[0]}, and steps of 1 from there"
+            )
+
+
+def _step(indices: Sequence[int]) -> int | None:
+    """The distance of evenly spaced indices, 1 for a single one; None for others."""
+    steps = {after - before for before, after in itertools.pairwise(indices)} or {1}
+    return steps.pop() if len(steps) == 1 else None
 
 
 def volumes_of(times: Sequence[int], channels: Sequence[int], at_once: int) -> list[Volume]:

@@ -12,8 +12,9 @@ from typing import Any
 
 from ...base import RUN_FILE, InferConfig, UsageError
 from ...cluster import FailedItem, Workers, share
-from ...data import Sink, open_source
+from ...data import Sink
 from ..opening.outputs import open_outputs
+from ..opening.selection import open_input
 from ..planning.plan import Plan
 from ..run_folder.ending import EndRequest
 from ..run_folder.folder import folder_at, read_document
@@ -49,7 +50,7 @@ class RemoteJob:
     def sinks(self) -> list[Sink]:
         """The outputs, opened here with what the worker has found out about the model's heads."""
         opened, config = self.opened, self.config
-        source = open_source(config.in_spec, level=config.level, raw=config.raw)
+        source = open_input(config)
         outputs = open_outputs(
             self.config, source, opened.selected, opened.at_once, opened.head_parts, opened.kinds
         )

@@ -45,8 +45,13 @@ class Pairs:
         for flag in ("in_spec", "target_spec"):
             if getattr(config, flag) is None:
                 raise UsageError(f"--{flag.replace('_', '-')} is required by pairs: an array")
-        source = open_source(config.in_spec, name="--in-spec")
-        target = open_source(config.target_spec, name="--target-spec")
+        source, target = (
+            open_source(spec, axes=config.axes, series=config.series, name=name)
+            for spec, name in (
+                (config.in_spec, "--in-spec"),
+                (config.target_spec, "--target-spec"),
+            )
+        )
         torch.manual_seed(config.seed)
         self._model = load_model(
             config.model, None, config.channels, untrained=True, trust=config.trust_model
@@ -54,7 +59,7 @@ class Pairs:
         if not any(p.requires_grad for p in self._model.module.parameters()):
             raise UsageError(f"--model {config.model} has no parameters to train")
         channels = source.domain.shape[_CHANNEL]
-        if channels != self._model.in_channels:
+        if self._model.says_channels and channels != self._model.in_channels:
             raise UsageError(
                 f"--in-spec has {channels} channels; model {config.model} takes "
                 f"{self._model.in_channels} (see --channels)"
@@ -70,7 +75,7 @@ class Pairs:
         self.train = Tiles(source, target, train, tile, scaling)
         self.val = Tiles(source, target, val, tile, scaling)
         self.facts = {"model": config.model, "scaling": asdict(scaling)}
-        self.notes = list[str]()
+        self.notes = [note for each in (source, target) for note in getattr(each, "notes", ())]
         if source.fingerprint == target.fingerprint:
             self.notes.append(
                 f"--target-spec {target.name} is --in-spec itself: all that there is to learn is "

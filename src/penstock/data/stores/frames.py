@@ -1,0 +1,167 @@
+"""The frame of an array: its axes by name, the place of its voxels in the world, its channels."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...base import UsageError
+from .protocols import AXES
+
+_NAMES = {
+    "t": "time times timepoint timepoints date datetime valid_time frame frames",
+    "c": "channel channels band bands wavelength",
+    "z": "depth level levels lev plev height altitude pressure pressure_level isobaricinhpa slice "
+    "plane",
+    "y": "lat latitude northing row rows rlat yc south_north projection_y_coordinate",
+    "x": "lon long longitude easting col cols column columns rlon xc west_east "
+    "projection_x_coordinate",
+}
+"""The names that the field gives to axes, in lower case."""
+_LETTERS = {name: letter for letter, names in _NAMES.items() for name in names.split()}
+_UNITS = {
+    "pm": "picometer",
+    "Å": "angstrom",
+    "nm": "nanometer",
+    "micron": "micrometer",
+    "microns": "micrometer",
+    "um": "micrometer",
+    "µm": "micrometer",  # the micro sign, U+00B5
+    "μm": "micrometer",  # the Greek letter, U+03BC
+    "mm": "millimeter",
+    "cm": "centimeter",
+    "m": "meter",
+    "metre": "meter",
+    "km": "kilometer",
+    "ms": "millisecond",
+    "s": "second",
+    "sec": "second",
+    "min": "minute",
+    "h": "hour",
+    # A distance in these says nothing of the world.
+    **dict.fromkeys(("pixel", "pixels", "voxel", "voxels", "reference frame"), ""),
+}
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class Framed:
+    """What the sources of ours say of their frame; the first three are those of `Source`."""
+
+    scale: tuple[float, ...] | None = None
+    units: tuple[str | None, ...] = (None,) * 5
+    translation: tuple[float, ...] = (0.0,) * 5
+    omero: tuple[Mapping[str, Any], ...] = ()
+    """Names and colours of channels: ``label``, ``color`` (RRGGBB) and ``window`` (``start``,
+    ``end``, and perhaps ``min`` and ``max``) of each. Empty where nothing is known."""
+    notes: tuple[str, ...] = ()
+    """Sentences on how the metadata were understood, and on what of them goes no further."""
+    bands: bool = False
+    """True if channels are samples of one picture, such as the bands of a raster."""
+
+
+def shown_channel(label: Any = None, color: Any = None, window: Any = None) -> dict[str, Any]:
+    """One entry of ``omero``, of those members that are what they should be."""
+    shown: dict[str, Any] = {}
+    if isinstance(label, str) and label.strip():
+        shown["label"] = label
+    if isinstance(color, str) and re.fullmatch("[0-9A-Fa-f]{6}", color):
+        shown["color"] = color.upper()
+    if isinstance(window, Mapping) and {"start", "end"} <= window.keys():
+        ends = {key: window[key] for key in ("min", "max", "start", "end") if key in window}
+        if all(isinstance(end, int | float) and math.isfinite(end) for end in ends.values()):
+            shown["window"] = ends
+    return shown
+
+
+def name_axes(labels: Sequence[str] | None, rank: int, where: str, hint: str = "") -> str:
+    """The axes of an array, one letter each in stored order; by rank where it has no labels.
+
+    ``hint`` ends a refusal of the labels.
+
+    >>> name_axes(None, 3, "here"), name_axes(["lon", "Lat", "channel"], 3, "here")
+    ('zyx', 'xyc')
+    """
+    if labels is not None and len(labels) != rank:
+        raise UsageError(f"{where}: {rank} dimensions but axes {list(labels)}{hint}")
+    # By these names xarray says that it knows none.
+    if labels is None or list(labels) == [f"dim_{i}" for i in range(rank)]:
+        if not 2 <= rank <= len(AXES):
+            raise UsageError(f"{where}: {rank} dimensions; 2 to 5 can be read")
+        return AXES[-rank:]
+    letters = [axis_letter(label) for label in labels]
+    if any(letter not in list(AXES) for letter in letters) or len(set(letters)) < len(letters):
+        raise UsageError(
+            f"{where}: axes {list(labels)}; each must be one of {', '.join(AXES)} and appear "
+            f"once{hint}"
+        )
+    if not {"y", "x"} <= set(letters):
+        raise UsageError(f"{where}: axes {list(labels)} lack y or x{hint}")
+    return "".join(letters)
+
+
+def source_axes(
+    said: str | None, labels: Sequence[str] | None, rank: int, where: str
+) -> tuple[str, list[str]]:
+    """The axes of an input, as `name_axes`, and sentences on what they were taken for.
+
+    ``said`` are the letters that the user gives, whatever ``labels`` the input has.
+    """
+    if said is not None:
+        return name_axes(list(said), rank, f"{where} with --axes {said}"), []
+    axes = name_axes(labels, rank, where, "; --axes, such as --axes tyx, says what they are")
+    named = [{"time": "t", "channel": "c"}.get(each.lower(), each.lower()) for each in labels or ()]
+    if not labels or named == list(axes) or named[0] == "dim_0":
+        return axes, []
+    taken = f"the input's dimensions {', '.join(labels)} are taken for {', '.join(axes)}"
+    return axes, [f"{taken}; --axes says otherwise"]
+
+
+def axis_letter(label: str) -> str:
+    """``t``, ``c``, ``z``, ``y`` or ``x`` for the name of such an axis, else the name."""
+    return _LETTERS.get(label.lower(), label.lower())
+
+
+def to_tczyx(values: Sequence[Any], axes: str, default: Any) -> tuple[Any, ...]:
+    """Values along ``axes`` in the order t c z y x, with ``default`` where there is no such axis.
+
+    >>> to_tczyx([7, 8], "xy", 1)
+    (1, 1, 1, 8, 7)
+    """
+    return tuple(values[axes.index(axis)] if axis in axes else default for axis in AXES)
+
+
+def canonical(axes: str) -> str:
+    """The same axes in the order t c z y x."""
+    return "".join(axis for axis in AXES if axis in axes)
+
+
+def to_five(array: Any, axes: str) -> Any:
+    """A view of ``array`` (numpy or TensorStore) along t c z y x; new axes have length 1."""
+    ordered = array.transpose([axes.index(axis) for axis in canonical(axes)])
+    return ordered[tuple(slice(None) if axis in axes else None for axis in AXES)]
+
+
+def physical_size(value: Any) -> float | None:
+    """The size of a voxel by its metadata; None where it is unknown. Other programs write an
+    unknown size as 0, as an empty text or as a number that is not finite.
+
+    >>> physical_size("0.5"), physical_size(""), physical_size(float("nan"))
+    (0.5, None, None)
+    """
+    try:
+        size = float(value)
+    except (TypeError, ValueError):
+        return None
+    return size if size and math.isfinite(size) else None
+
+
+def unit_name(symbol: str) -> str | None:
+    """A unit in full, as OME-Zarr writes it; None for the empty symbol and for pixels.
+
+    >>> unit_name("um"), unit_name("micrometer")
+    ('micrometer', 'micrometer')
+    """
+    return _UNITS.get(symbol.strip(), symbol.strip()) or None

@@ -1,0 +1,245 @@
+"""What the metadata of a TIFF file say: series, axes, sizes, channels, and what numbers stand for.
+
+OME's XML, ImageJ's description and the tags of GeoTIFF are read. Axis letters are those of
+tifffile: ``S`` (samples, as in RGB) counts as c, and ``Q`` or ``I`` (a stack of unknown meaning) as
+z where there is no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+
+from ...base import UsageError
+from .cf_packing import Packing, packing_of
+from .frames import physical_size, shown_channel, source_axes, to_tczyx, unit_name
+from .ome_levels import array_below
+from .protocols import AXES, check_dtype
+
+_REDUCED_OR_MASK = 0b101
+"""Bits of NewSubfileType: a page that is a smaller copy of another, or its mask."""
+_PLAIN = ("shaped", "generic", "uniform")
+_READ_KINDS = ("ome", "imagej", *_PLAIN)
+"""Kinds of tifffile's series whose metadata is read here, or that have none."""
+_RESOLUTION_UNIT = 296
+_NODATA, _PIXEL_SCALE, _TIE_POINT, _MATRIX, _GEO_KEYS = 42113, 33550, 33922, 34264, 34735
+
+
+def check_files(file: Any, where: str) -> None:
+    """Refuse an OME-TIFF of several files of which one is not below its folder."""
+    root = _parsed(file.ome_metadata)
+    if root is None:
+        return
+    for uuid in root.iter():
+        if (named := uuid.get("FileName")) is not None and uuid.text != root.get("UUID"):
+            array_below(named, where)
+
+
+def chosen_series(file: Any, said: int | None, where: str) -> int:
+    """The number of the series to read: the only one of pictures, or the one that is asked for."""
+    all_series = file.series
+    if said is not None:
+        if not 0 <= said < len(all_series):
+            raise UsageError(f"{where}: --series {said} does not exist; it has {len(all_series)}")
+        return said
+    pictures = [
+        number for number, each in enumerate(all_series)
+        if not int(each.keyframe.subfiletype) & _REDUCED_OR_MASK
+    ] or list(range(len(all_series)))  # fmt: skip
+    if len(pictures) > 1:
+        names = (
+            f"{number} {all_series[number].name} {' x '.join(map(str, all_series[number].shape))}"
+            for number in pictures[:12]
+        )
+        more = ", ..." if len(pictures) > 12 else ""
+        listed = ", ".join(" ".join(name.split()) for name in names)
+        raise UsageError(
+            f"{where}: holds {len(pictures)} series ({listed}{more}); --series N takes one"
+        )
+    return pictures[0]
+
+
+def axes_of(series: Any, said: str | None, where: str) -> tuple[str, list[str]]:
+    """The axes of a series in stored order, and sentences on how they were understood."""
+    letters = series.axes.replace("S", "C")
+    unknown = [letter for letter in "QI" if letter in letters and "Z" not in letters]
+    for letter in unknown:
+        letters = letters.replace(letter, "Z")
+    axes, notes = source_axes(said, list(letters), len(letters), where)
+    if said is None and unknown:
+        notes.append(
+            f"the input does not say what its pages are, and they are taken for z; --axes, such as "
+            f"--axes {axes.replace('z', 't')}, says otherwise"
+        )
+    return axes, notes
+
+
+def pixels_of(file: Any, number: int) -> ElementTree.Element | None:
+    """OME's metadata of a series; None if there is none or it is not XML."""
+    root = _parsed(file.ome_metadata)
+    images = [] if root is None else root.findall("./{*}Image/{*}Pixels")
+    # An image of which the file holds no page is no series.
+    return images[number] if len(images) == len(file.series) else None
+
+
+def _parsed(text: str | None) -> ElementTree.Element | None:
+    """The root of an XML text; None if it is none."""
+    try:
+        return ElementTree.fromstring(text or "")
+    except ElementTree.ParseError:
+        return None
+
+
+def packing_in(file: Any, series: Any, where: str) -> Packing | None:
+    """What the tags of a GeoTIFF say of its numbers: no-data, scale and offset."""
+    page, attributes = series.keyframe, dict[str, Any]()
+    samples = range(page.samplesperpixel)
+    if (tag := page.tags.get(_NODATA)) is not None:
+        attributes["_FillValue"] = str(tag.value).strip(" \0")
+    for role, name, default in (("scale", "scale_factor", "1"), ("offset", "add_offset", "0")):
+        values = {_bands(file).get(i, {}).get(role, default) for i in samples}
+        attributes[name] = values.pop()
+        if values:
+            raise UsageError(
+                f"{where}: its bands have different values of {role}; --raw reads what is stored"
+            )
+    return packing_of(attributes, check_dtype(series.dtype, where), where)
+
+
+def frame_of(file: Any, number: int, level: int, axes: str, raw: bool) -> dict[str, Any]:
+    """The members of `Framed` for a level of a series whose stored axes have these letters."""
+    series = file.series[number]
+    whole = to_tczyx(series.shape, axes, 1)
+    shape = to_tczyx(series.levels[level].shape, axes, 1)
+    pixels, imagej = pixels_of(file, number), file.imagej_metadata or {}
+    if pixels is not None:
+        sizes, channels = _ome_sizes(pixels), _ome_channels(pixels)
+    elif imagej:
+        sizes, channels = _imagej_sizes(series.keyframe, imagej), _imagej_channels(series, imagej)
+    else:
+        bands, samples = _bands(file), range(series.keyframe.samplesperpixel)
+        sizes = {}
+        channels = [shown_channel(bands.get(i, {}).get("description")) for i in samples]
+    scale = [1.0] * len(AXES)
+    units: list[str | None] = [None] * len(AXES)
+    start = [0.0] * len(AXES)
+    for axis, (size, unit, first) in sizes.items():
+        place = AXES.index(axis)
+        # A coarser level of a pyramid spans the same space in fewer voxels.
+        scale[place] = size * whole[place] / shape[place]
+        units[place], start[place] = unit, 0.0 - first * size
+    return {
+        "scale": tuple(scale) if sizes else None,
+        "units": tuple(units),
+        "translation": tuple(start),
+        "omero": tuple(channels) if len(channels) == shape[1] and any(channels) else (),
+        "notes": tuple(_lost(file, series, raw)),
+        "bands": "S" in series.axes,
+    }
+
+
+Sizes = dict[str, tuple[float, str | None, float]]
+"""Size of a voxel, its unit, and the voxel at the physical position 0, by axis."""
+
+
+def _ome_sizes(pixels: ElementTree.Element) -> Sizes:
+    sizes: Sizes = {}
+    for axis in "tzyx":
+        key = "TimeIncrement" if axis == "t" else f"PhysicalSize{axis.upper()}"
+        if (size := physical_size(pixels.get(key))) is not None:
+            unit = unit_name(pixels.get(f"{key}Unit", "s" if axis == "t" else "µm"))
+            sizes[axis] = size, unit, 0.0
+    return sizes
+
+
+def _ome_channels(pixels: ElementTree.Element) -> list[dict[str, Any]]:
+    channels = []
+    for channel in pixels.findall("./{*}Channel"):
+        color = channel.get("Color")
+        try:  # a signed number of red, green, blue and alpha
+            red_green_blue = None if color is None else f"{(int(color) >> 8) & 0xFFFFFF:06X}"
+        except ValueError:
+            red_green_blue = None
+        channels.append(shown_channel(channel.get("Name"), red_green_blue))
+    return channels
+
+
+def _imagej_sizes(page: Any, imagej: Mapping[str, Any]) -> Sizes:
+    sizes: Sizes = {}
+    unit = _imagej_unit(imagej.get("unit"))
+    x_per_pixel, y_per_pixel = (
+        physical_size(tag.value[1] / tag.value[0]) if tag and tag.value[0] else None
+        for tag in (page.tags.get("XResolution"), page.tags.get("YResolution"))
+    )
+    each = {"x": x_per_pixel, "y": y_per_pixel, "z": physical_size(imagej.get("spacing"))}
+    for axis, size in each.items():
+        named = _imagej_unit(imagej.get(f"{axis}unit")) or unit
+        if size is not None and named is not None:
+            sizes[axis] = size, named, float(imagej.get(f"{axis}origin") or 0)
+    if (interval := physical_size(imagej.get("finterval"))) is not None:
+        sizes["t"] = interval, _imagej_unit(imagej.get("tunit", "sec")), 0.0
+    return sizes
+
+
+def _imagej_unit(said: Any) -> str | None:
+    """A unit of ImageJ, which writes the micro sign as an escape."""
+    return unit_name(str(said or "").replace("\\u00B5", "µ").replace("\\u00b5", "µ"))
+
+
+def _imagej_channels(series: Any, imagej: Mapping[str, Any]) -> list[dict[str, Any]]:
+    count = int(imagej.get("channels", 1))
+    labels, tables = imagej.get("Labels") or (), imagej.get("LUTs") or ()
+    ends = list(imagej.get("Ranges") or ())
+    if not ends and count == 1 and {"min", "max"} <= imagej.keys():
+        ends = [imagej["min"], imagej["max"]]
+    windows = [ends[2 * i : 2 * i + 2] for i in range(count)] if len(ends) == 2 * count else []
+    return [
+        shown_channel(
+            labels[i] if len(labels) == count else None,  # else they are of pages
+            bytes(np.asarray(tables[i])[:, -1]).hex() if len(tables) == count else None,
+            dict(zip(("start", "end"), windows[i], strict=True)) if windows else None,
+        )
+        for i in range(count)
+    ]
+
+
+def _bands(file: Any) -> dict[int, dict[str, str]]:
+    """The items of GDAL's metadata that have a role, by band and role."""
+    bands: dict[int, dict[str, str]] = {}
+    root = _parsed(file.gdal_metadata)
+    for item in () if root is None else root.iter("Item"):
+        role, band = item.get("role"), item.get("sample", "")
+        if role and band.isdecimal():
+            bands.setdefault(int(band), {})[role] = item.text or ""
+    return bands
+
+
+def _lost(file: Any, series: Any, raw: bool) -> Iterator[str]:
+    """Sentences on what the file says and no output gets."""
+    tags = series.keyframe.tags
+    lost = []
+    if _GEO_KEYS in tags:
+        keys = series.keyframe.geotiff_tags
+        codes = (keys.get("ProjectedCSTypeGeoKey"), keys.get("GeographicTypeGeoKey"))
+        code = next((int(code) for code in codes if code is not None), 32767)
+        citation = keys.get("GTCitationGeoKey") or keys.get("GeogCitationGeoKey") or "of its own"
+        lost.append(f"CRS {citation if code == 32767 else f'EPSG:{int(code)}'}")
+    if any(tag in tags for tag in (_PIXEL_SCALE, _TIE_POINT, _MATRIX)):
+        lost.append("transform")
+    if _NODATA in tags and raw:
+        lost.append(f"no-data value {str(tags[_NODATA].value).strip()}")
+    if lost:
+        yield f"the output does not get the raster's {', '.join(lost)}"
+    if any(int(each.keyframe.subfiletype) & 0b100 for each in file.series):
+        yield "the input has a mask, which is not read: what it masks counts as values"
+    if series.keyframe.photometric.name in ("MINISWHITE", "PALETTE"):
+        yield f"the input is {series.keyframe.photometric.name}, and its numbers are read as stored"
+    if series.kind in _PLAIN and tags.valueof(_RESOLUTION_UNIT, 1) in (2, 3):
+        yield "the input's resolution by inch or centimetre is not taken for the size of voxels"
+    if file.ome_metadata and pixels_of(file, 0) is None:
+        yield "the input's OME metadata is no XML, or not of its images, and goes no further"
+    if series.kind not in _READ_KINDS:
+        yield f"the input is a TIFF of kind {series.kind}, whose sizes and channels are not read"

@@ -1,0 +1,159 @@
+"""The frame of an output: its axes, place and channels are those of what was selected of the input;
+the bands of a raster are channels of one picture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import penstock
+from penstock.base import UsageError
+
+from .kit import SMALL, values
+
+tifffile = pytest.importorskip("tifffile")
+pytestmark = pytest.mark.filterwarnings("ignore")
+KNOBS = {**SMALL, "normalize": "global"}
+
+
+def group_of(out: Path) -> dict[str, Any]:
+    file = out / "zarr.json"
+    if file.exists():
+        attributes: dict[str, Any] = json.loads(file.read_text())["attributes"]["ome"]
+        return attributes
+    found: dict[str, Any] = json.loads((out / ".zattrs").read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def movie(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A hyperstack of ImageJ: 4 times, 3 channels, sizes, names and windows."""
+    data = np.arange(4 * 3 * 12 * 14, dtype="u2").reshape(4, 3, 12, 14)
+    said = {"axes": "TCYX", "unit": "um", "finterval": 5.0, "Labels": ["a", "b", "d"],
+            "Ranges": (0.0, 10.0, 1.0, 11.0, 2.0, 12.0)}  # fmt: skip
+    path = tmp_path_factory.mktemp("movie") / "a.tif"
+    tifffile.imwrite(path, data, imagej=True, resolution=(4, 2), metadata=said)
+    return path, data
+
+
+@pytest.mark.parametrize("shards", [None, (8, 8, 8)])
+@pytest.mark.parametrize(
+    ("t", "c", "translation", "scale"),
+    [
+        (["all"], ["all"], (0, 0), (5, 1)),
+        (["2:"], ["1"], (10, 1), (5, 1)),
+        (["1", "3"], ["0", "2"], (5, 0), (10, 2)),
+        (["3"], ["1:"], (15, 1), (5, 1)),
+    ],
+)
+def test_an_output_has_the_frame_of_what_was_selected(
+    t: list[str], c: list[str], translation: Any, scale: Any, shards: Any,
+    movie: tuple[Path, Any], tmp_path: Path,
+) -> None:  # fmt: skip
+    path, data = movie
+    out = tmp_path / "out.zarr"
+    how = {} if shards is None else {"shards": shards, "chunks": (8, 8, 8)}
+    penstock.run_inference(path, out, t=t, c=c, in_channels=1, **KNOBS, **how)
+    source = penstock.open_source(out)
+    assert source.axes == "tcyx" and source.units[3:] == ("micrometer",) * 2
+    assert source.units[0] == "second"
+    assert source.scale == (*scale, 1, 0.5, 0.25)
+    assert source.translation == (*translation, 0, 0, 0)
+    times, channels = ([i for i in range(n) if _among(i, s)] for n, s in ((4, t), (3, c)))
+    np.testing.assert_array_equal(values(out)[:, :, 0], data[times][:, channels])
+    shown = group_of(out)["omero"]["channels"]
+    assert [each["label"] for each in shown] == ["abd"[i] for i in channels]
+    assert [each["window"]["start"] for each in shown] == [float(i) for i in channels]
+    assert all({"min", "max", "start", "end"} == each["window"].keys() for each in shown)
+    again = tmp_path / "again.zarr"  # from the array itself, through the group above it
+    penstock.run_inference(out / "0", again, in_channels=1, **KNOBS)
+    for what in ("scale", "units", "translation", "omero"):
+        assert getattr(penstock.open_source(again), what) == getattr(source, what)
+
+
+def _among(index: int, selection: list[str]) -> bool:
+    first = selection[0]
+    if first == "all" or (first.endswith(":") and index >= int(first[:-1])):
+        return True
+    return str(index) in selection
+
+
+def test_what_a_frame_cannot_say_is_noted(movie: tuple[Path, Any], tmp_path: Path) -> None:
+    notes = penstock.plan_inference(
+        movie[0], tmp_path / "out.zarr", t=["0", "1", "3"], **KNOBS
+    ).facts.notes
+    assert any("--t 0,1,3 is not evenly spaced: the output's metadata has" in n for n in notes)
+    assert any("gets each of the 3 as a volume of its own; --in-channels 3" in n for n in notes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "named", "window"),
+    [("intensity", True, 0.0), ("scores", True, 0), ("merged", False, None)],
+)
+def test_channels_of_another_making_do_not_take_names(
+    kind: str, named: bool, window: Any, movie: tuple[Path, Any], tmp_path: Path
+) -> None:
+    """Scores have the name of the channel that they were made of, and no window of intensities."""
+    merged = kind == "merged"
+    net = nn.Conv2d(3, 1, 1) if merged else nn.Conv2d(1, 1, 1)
+    head = "intensity" if merged else kind
+    how = KNOBS | {"model": net, "head_kind": head}
+    penstock.run_inference(movie[0], tmp_path / "out.zarr", **how)
+    shown = group_of(tmp_path / "out.zarr").get("omero", {}).get("channels", [])
+    assert [each["label"] for each in shown] == (["a", "b", "d"] if named else [])
+    if named:
+        assert shown[0]["window"]["start"] == window
+        assert (shown[2]["window"]["end"] == 12.0) == (kind == "intensity")
+
+
+# --- the bands of a raster -----------------------------------------------------------------------
+
+
+class Mixed(nn.Module):
+    """Without any convolution: a sum over channels, weighted as a matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(3, 2, bias=False)
+        self.mix.weight.data = torch.tensor([[1.0, 2.0, 4.0], [1.0, 0.0, 0.0]])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.mix(x.movedim(1, -1)).movedim(-1, 1)
+
+
+@pytest.mark.parametrize("interleave", ["pixel", "band"])
+@pytest.mark.parametrize("patch", [(8, 8), (1, 8, 8)], ids=["2-D", "3-D"])
+def test_bands_are_channels_of_one_picture(
+    patch: tuple[int, ...], interleave: str, tmp_path: Path
+) -> None:
+    rasterio = pytest.importorskip("rasterio")
+    data = np.arange(3 * 12 * 14, dtype="f4").reshape(3, 12, 14)
+    said = {"crs": "EPSG:32631", "transform": rasterio.Affine(10, 0, 5e5, 0, -10, 6e6)}
+    with rasterio.open(
+        tmp_path / "a.tif", "w", "GTiff", 14, 12, 3, dtype="float32", interleave=interleave, **said
+    ) as file:
+        file.write(data)
+        file.descriptions = ("red", "green", "nir")
+    how = SMALL | {"normalize": "none", "patch": patch, "overlap": 0, "head_kind": "intensity"}
+    plan = penstock.plan_inference(tmp_path / "a.tif", tmp_path / "out", **how | {"model": Mixed()})
+    assert plan.facts.num_volumes == 1 and "the model gets all 3 bands at once" in plan.facts.notes
+    lost = "the output does not get the raster's CRS EPSG:32631, transform"
+    assert lost in plan.facts.notes
+    out = tmp_path / "out.zarr"
+    penstock.run_inference(tmp_path / "a.tif", out, **how | {"model": Mixed()})
+    np.testing.assert_array_equal(values(out)[0, 0, 0], data[0] + 2 * data[1] + 4 * data[2])
+    np.testing.assert_array_equal(values(out)[0, 1, 0], data[0])
+    flat = nn.Conv2d if len(patch) == 2 else nn.Conv3d
+    for net, bands in ((flat(1, 1, 1), {}), (flat(2, 1, 1), {})):
+        with pytest.raises(UsageError, match=r"has 3 bands and model .* takes .*: choose bands by"):
+            penstock.plan_inference(tmp_path / "a.tif", out, **how | {"model": net, **bands})
+    alone = {"model": flat(1, 1, 1), "overwrite": True}
+    for more, volumes in (({"in_channels": 1}, 3), ({"c": "1"}, 1)):
+        plan = penstock.plan_inference(tmp_path / "a.tif", out, **how | alone | more)
+        assert plan.facts.num_volumes == volumes
