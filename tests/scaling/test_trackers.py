@@ -237,7 +237,7 @@ def test_an_experiment_of_comet_that_was_stopped_is_partial(tmp_path: Path) -> N
     archive(tmp_path / "b.zip", "k2", {"world_size": 2}, [])
     (run,) = read_runs([tmp_path / "b.zip"])
     assert run.status == "unknown" and not run.complete
-    assert run_mark(run) == "* k2: does not say how far it got; not compared."
+    assert run_mark(run) == "* k2: does not say how many epochs it did; not compared."
 
 
 @pytest.mark.parametrize("by_name", [True, False])

@@ -15,6 +15,7 @@ from email.utils import mktime_tz, parsedate_tz
 from ...base import leading_seconds
 from ...instruments import PHASES
 from ..runs import Status
+from .lightning_lines import LightningLines
 from .settings import COMPARED
 
 MOST_RANKS = 100_000
@@ -69,6 +70,7 @@ _OF_A_TRAINING = frozenset({
 _OF_THE_JOB = frozenset({
     "job id", "slurm_job_id", "job name", "slurm_job_name", "number of nodes", "slurm_nnodes",
     "number of tasks", "slurm_ntasks", "total gpus", "number of gpus", "gpu 0", "cuda available",
+    "members",
 })  # fmt: skip
 """Fields that hold for all attempts of a job."""
 _ASKED = _OF_A_TRAINING | _OF_THE_JOB | {
@@ -116,6 +118,7 @@ class Attempt:
     phases: dict[int, tuple[float, dict[str, int]]] = field(default_factory=dict)
     """The median step of each rank in seconds, and the percentages of its phases."""
     end: Status | None = None
+    lightning: LightningLines = field(default_factory=LightningLines)
     same_start: bool = False
     """True if no header of a job came before it, as after a requeue."""
     _readings: int = 0
@@ -125,7 +128,8 @@ class Attempt:
     @property
     def trained(self) -> bool:
         """Whether it has a line of a training, or of its end."""
-        return bool(self.fields.keys() & _OF_A_TRAINING or self.totals or self.done or self.end)
+        said = self.fields.keys() & (_OF_A_TRAINING | {"members"})
+        return bool(said or self.totals or self.done or self.end)
 
     @property
     def is_over(self) -> bool:
@@ -135,7 +139,9 @@ class Attempt:
     def of_the_job(self) -> Attempt:
         """A new attempt with the fields of this one's job."""
         fields = {name: text for name, text in self.fields.items() if name in _OF_THE_JOB}
-        return Attempt(fields, same_start=True)
+        if self.lightning.later:  # a process that says nothing of members is alone
+            fields.pop("members", None)
+        return Attempt(fields | self.lightning.later, same_start=True)
 
     def contradicts(self, other: Attempt) -> bool:
         """Whether a field of a training has another value in another attempt."""
@@ -178,11 +184,7 @@ class Attempt:
         Raises:
             ValueError: It has a time whose meaning is not known.
         """
-        kept = False
-        for match, keep in _KINDS:
-            if said := match(line):
-                kept = keep(self, said) is not False
-                break
+        kept = self.take_lightning(line) or self._take_kind(line)
         if end := end_in(line):
             # A job that is stopped or cancelled also ends with an error. SLURM's own message
             # decides.
@@ -190,6 +192,19 @@ class Attempt:
             if before in (None, "crashed") or (before == "stopped" and end != "crashed"):
                 self.end = end
         return kept or end is not None
+
+    def take_lightning(self, line: str) -> bool:
+        """Keep the content of a line of Lightning's. Returns False if it is none."""
+        fields = self.lightning.take(line)
+        for name, text in (fields or {}).items():
+            self.fields.setdefault(name, text)
+        return fields is not None
+
+    def _take_kind(self, line: str) -> bool:
+        for match, keep in _KINDS:
+            if said := match(line):
+                return keep(self, said) is not False
+        return False
 
     def take_progress(self, epoch: int, steps: int, *, ended: bool) -> None:
         """Note a bar of progress: its epoch from 0, the epoch's steps, and whether it ended."""
