@@ -258,13 +258,13 @@ def test_the_parts_of_an_experiment_that_went_on_are_one(tmp_path: Path, by_name
 
 def test_an_archive_with_an_impossible_time_hides_nothing_else(tmp_path: Path) -> None:
     archive(tmp_path / "bad.zip", "k1", {"world_size": 2, "training_time": -1}, [])
-    with pytest.raises(UsageError, match=r"bad.zip k1: the training time is -1 s"):
+    with pytest.raises(UsageError, match=r"bad.zip k1: training_time: '-1' is not a time"):
         read_runs([tmp_path])
     archive(tmp_path / "good.zip", "k2", {"world_size": 2, "epochs": 3}, epochs_told(0, 3))
     said: list[str] = []
     assert [run.job for run in read_runs([tmp_path], said.append)] == ["k2"]
     (sentence,) = said
-    assert "bad.zip k1: the training time is -1 s" in sentence
+    assert "bad.zip k1: training_time: '-1' is not a time" in sentence
     assert sentence.endswith("; it is passed over")
 
 
@@ -278,8 +278,8 @@ def test_runs_of_an_unknown_number_of_devices_are_left_out_with_a_word(tmp_path:
     said: list[str] = []
     assert [run.devices for run in read_runs([tmp_path], said.append)] == [2, 4]
     assert said == [
-        f"{tmp_path / 'mlflow.db'}: 1 run without a number of devices, left out",
-        f"{tmp_path / '2.zip'}: 1 run without a number of devices, left out",
+        f"{tmp_path / 'mlflow.db'}: 1 run without a number of devices, left out: spiral_1gpu",
+        f"{tmp_path / '2.zip'}: 1 run without a number of devices, left out: k2",
     ]
 
 

@@ -50,6 +50,9 @@ def parse_seconds(text: str | float) -> float:
     """Seconds of ``15min``, ``1.5 h``, ``2d``, ``12 minutes and 30 seconds``, ``1 day, 2:03:04``,
     SLURM's ``1-02:03:04``, or 30.
 
+    Raises:
+        ValueError: The ``text`` is no time, or one of several meanings.
+
     >>> parse_seconds("15min"), parse_seconds("1.5 hours"), parse_seconds("0:09:15")
     (900.0, 5400.0, 555.0)
     """

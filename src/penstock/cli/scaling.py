@@ -113,10 +113,7 @@ def run(args: argparse.Namespace) -> int:
     if args.metrics:
         print(*in_text([metrics_table(runs)]), sep="\n")
         return 0
-    try:
-        compared = studies(runs, args.baseline, args.anyway)
-    except NotComparable as error:
-        raise NotComparable(f"{error}, or --anyway") from None
+    compared = _compared(runs, args)
     devices = (one.device for one in runs if one.device not in (None, A_GPU) and not one.on_cpu)
     machine = args.machine or next(devices, None) or "an unnamed machine"
     asked = args.baseline is not None
@@ -139,6 +136,13 @@ def run(args: argparse.Namespace) -> int:
         _say("no run is complete and has a training time, so nothing is compared")
         return 3
     return 0
+
+
+def _compared(runs: list[TrainingRun], args: argparse.Namespace) -> list[Study]:
+    try:
+        return studies(runs, args.baseline, args.anyway)
+    except NotComparable as error:
+        raise NotComparable(f"{error}, or --anyway") from None
 
 
 def _fitting(args: argparse.Namespace, simulated: bool) -> None:

@@ -177,9 +177,10 @@ def in_no_study(runs: Iterable[TrainingRun], studies: Iterable[Study]) -> list[T
 
 
 def same_settings(runs: Sequence[TrainingRun]) -> None:
-    """Refuse runs that are not of one experiment.
+    """Refuse ``runs`` that are not of one experiment.
 
-    Raises `NotComparable` if they differ in a setting; the message names it and two of its values.
+    Raises:
+        NotComparable: They differ in a setting; the message names it and two of its values.
     """
     for difference in differences(runs):
         raise NotComparable(f"mixed experiments: {difference}; give the runs of one experiment")

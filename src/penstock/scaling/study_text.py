@@ -333,7 +333,10 @@ def scaling_markdown(
     Returns:
         The text of the page.
     """
-    parts = [f"# Training Results on {for_markdown(machine)}", _fenced(summary_table(runs, studies))]
+    parts = [
+        f"# Training Results on {for_markdown(machine)}",
+        _fenced(summary_table(runs, studies)),
+    ]
     for study in studies:
         seeds = [_fenced(speedup_table(study)), _fenced(results_table(study, machine))]
         ours = in_markdown(scaling_sections(study, asked)).rstrip()

@@ -60,9 +60,14 @@ def heading(run: TrainingRun) -> str:
 
 
 def summary_table(runs: Sequence[TrainingRun], studies: Sequence[Study] = ()) -> list[str]:
-    """A line for each run; a star marks a run that is not complete, and a line below says why.
+    """The seed's summary.
 
-    The last lines name what stands in none of these studies, and what diverged.
+    Args:
+        runs: All runs.
+        studies: The studies among them.
+
+    Returns:
+        A line for each run; a star marks one that is not complete. Then `notes`.
     """
     head, *lines = _aligned(summary_rows(runs), (10, 30, 6, 6, 10, 14, 9, 7))
     title = ["BENCHMARK RESULTS SUMMARY", "=" * WIDE, head, "-" * WIDE]
@@ -70,7 +75,15 @@ def summary_table(runs: Sequence[TrainingRun], studies: Sequence[Study] = ()) ->
 
 
 def notes(runs: Sequence[TrainingRun], studies: Sequence[Study]) -> list[str]:
-    """A sentence for each run that is not compared, or that diverged."""
+    """Sentences on runs.
+
+    Args:
+        runs: All runs.
+        studies: The studies among them.
+
+    Returns:
+        A sentence for each run that is not compared, with the reason, and for each that diverged.
+    """
     alone = (
         f"{run.job} ({run.source}): its batch or its samples are not known, and those of other "
         f"runs on {counted(run)} are; it is in no study."
@@ -105,7 +118,9 @@ def _aligned(rows: Sequence[Sequence[str]], least: Sequence[int]) -> list[str]:
         max(width, *map(len, column))
         for width, column in zip(least, zip(*rows, strict=True), strict=True)
     ]
-    return [" ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [
+        " ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
 
 
 def fixed(value: float | None, digits: int) -> str:
@@ -117,7 +132,7 @@ def run_mark(run: TrainingRun) -> str:
     if run.complete:
         return ""
     of = f" of {run.planned_epochs}" if run.planned_epochs else ""
-    epochs = f" after {run.epochs or 0}{of} epochs"
+    epochs = f" after {run.epochs or 0}{of} epochs" if run.epochs or of else ""
     if run.status == "unknown":
         return f"* {run.job}: {_BECAME[run.status]}; not compared."
     if run.status == "complete" and run.seconds is None:

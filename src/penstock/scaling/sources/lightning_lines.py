@@ -1,8 +1,8 @@
 """What Lightning itself prints of a training: its processes, its device, its end.
 
-    Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/4
-    Restored all states from the checkpoint at out/epoch=2-step=330.ckpt
-    `Trainer.fit` stopped: `max_epochs=5` reached.
+Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/4
+Restored all states from the checkpoint at out/epoch=2-step=330.ckpt
+`Trainer.fit` stopped: `max_epochs=5` reached.
 """
 
 from __future__ import annotations

@@ -42,7 +42,8 @@ _GLUED = re.compile(
     r"(?<=[\w.)\]=])(?=(?:Job (?:ID|Name)|Node\(s\)|Number of [A-Za-z]+|Max (?:epochs|steps)"
     r"|Workload|(?:Batch|Effective batch) size|Learning rate|Hidden dimensions|Dropout|Noise level"
     r"|Total training time|Time per epoch|Epochs done|(?:Samples|Steps) per epoch"
-    r"|`Trainer\.fit` stopped|Initializing distributed|Best (?:checkpoint|validation loss|validation accuracy))(?: ?\([^()]{1,60}\))?:)"
+    r"|`Trainer\.fit` stopped|Initializing distributed"
+    r"|Best (?:checkpoint|validation loss|validation accuracy))(?: ?\([^()]{1,60}\))?:)"
 )
 """The place where a rank's line begins within the line of another."""
 _ANEW = re.compile(r"\s*(?:Max epochs|SLURM_JOB_ID):")
@@ -99,7 +100,7 @@ def _take(attempts: list[Attempt], line: str) -> bool:
         # A script and its program may both print the header of a job.
         if piece.lstrip().startswith("Job ID:") and attempts[-1].trained:
             attempts.append(Attempt())
-        elif attempts[-1].is_over and _ANEW.match(piece) or (
+        elif (attempts[-1].is_over and _ANEW.match(piece)) or (
             attempts[-1].lightning.finished and FINISHED.search(piece)
         ):
             attempts.append(attempts[-1].of_the_job())
@@ -192,6 +193,7 @@ def _run(path: Path, plain: Path, attempt: Attempt, before: int) -> TrainingRun:
     goes_on = restarted or attempt.lightning.restored
     if over and done is None and (planned or goes_on):
         status = "unknown"
+    part = status == "unknown" or done not in (None, planned)
     on_cpu = fields.get("cuda available", "").startswith("False")
     device = attempt.device or fields.get("gpu 0") or ("cpu" if on_cpu else None)
     settings = settings_of(fields) | ({"device": device} if device else {})
@@ -209,7 +211,7 @@ def _run(path: Path, plain: Path, attempt: Attempt, before: int) -> TrainingRun:
         epochs=done,
         planned_epochs=planned,
         # A script may divide the time of its last attempt by the epochs of all.
-        epoch_seconds=attempt.per_epoch if done in (None, planned) else None,
+        epoch_seconds=None if part else attempt.per_epoch,
         # Ours counts the training samples; the seed's counts validation and test as well.
         samples=attempt.count("samples per epoch", "number of samples"),
         batch=batch,
