@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
@@ -202,7 +203,9 @@ def _turn(study: Study, peak: Interval | None) -> str:
     if peak is None:
         return "nothing shows a number of devices that is too many"
     ends = interval_text(peak, 1, 0).replace("inf", "no end")
-    fastest = f"fastest on {plural(round(peak.value), 'device')}"
+    ended = peak.high is not None and math.isfinite(peak.high)
+    fastest = "fastest" if ended else "its curve is highest"
+    fastest += f" on {plural(round(peak.value), 'device')}"
     fastest += f" [{ends}]" * (ends != "-")
     most = max(point.at.devices for point in study.points)
     return fastest if peak.value <= most else f"{fastest}, more than the {most} that were measured"
