@@ -31,6 +31,7 @@ _FIELDS = re.compile(r"\s{2,}|\s\|\s|\t")
 _ASIDE = re.compile(r"\([^()]*\)")
 _ACCUMULATED = re.compile(r"x (\d{1,6}) accumulated")
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf)")
+_NO_TIME = re.compile(r"[-+]\.?\d|nan|inf")
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 _OURS = re.compile(r"[^:]+: [\d,]+ parameters, \d+ x ([^,]+), (\d{1,15}) steps of \d+ samples$")
 _STEP = re.compile(r"rank (\d{1,6}): ([\d.,]+) (m?)s a step: ")
@@ -319,8 +320,11 @@ def _take_fields(attempt: Attempt, line: re.Match[str]) -> bool:
 
 def _take_field(attempt: Attempt, name: str, value: str) -> bool:
     if name in _TIMES:
-        seconds = leading_seconds(value)[0] if value[:1].isdigit() else _number(value)
-        if seconds is not None:  # what is below 0 or not finite is refused with its run
+        # What is below 0 or not finite is refused with its run.
+        seconds = _number(value) if _NO_TIME.match(value) else None
+        if seconds is None and COUNT.search(value):
+            seconds = leading_seconds(value)[0]
+        if seconds is not None:
             _TIMES[name](attempt, seconds)
     elif name in _NUMBERS:
         if (number := _number(value)) is not None:
