@@ -186,20 +186,21 @@ def compare_records(
         left_out=() if anyway else unlike,
         unlike=len(pairs.shared) - len(compared),
         hosts=_other_hosts(compared),
-        details=tuple(
-            _detail(pair, row, metric, judge, rng)
-            for pair, row in zip(compared, rows, strict=True)
-            if detailed
-        ),
+        details=_details(zip(compared, rows, strict=True), metric, judge, rng) if detailed else (),
     )
 
 
-def _detail(
-    pair: Pair, row: ComparedCase, metric: str, judge: Judge, rng: np.random.Generator
-) -> CaseDetail:
-    settings = settings_that_differ(pair.a, pair.b)
-    quantities = quantities_of(pair, row, metric, judge, rng)
-    return CaseDetail(pair.label, tuple(settings), tuple(quantities))
+def _details(
+    judged: Iterable[tuple[Pair, ComparedCase]], metric: str, judge: Judge, rng: np.random.Generator
+) -> tuple[CaseDetail, ...]:
+    return tuple(
+        CaseDetail(
+            pair.label,
+            tuple(settings_that_differ(pair.a, pair.b)),
+            tuple(quantities_of(pair, row, metric, judge, rng)),
+        )
+        for pair, row in judged
+    )
 
 
 def _other_hosts(pairs: Sequence[Pair]) -> str:
