@@ -72,9 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "paths",
         nargs="+",
         metavar="PATH",
-        help="output of SLURM jobs, folders of runs, ledgers, a CSV with a row for each run, and what "
-        "Comet, MLflow or W&B kept; a folder is searched for all but CSVs (logs: *.out, *.log, "
-        "or those with .gz)",
+        help="output of SLURM jobs, folders of runs, ledgers, a CSV with a row for each run, what "
+        "Comet, MLflow or W&B kept; a folder is searched for all but CSVs (logs: *.out, *.log, or "
+        "those with .gz)",
     )
     parser.add_argument(
         "--baseline",
