@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 
 import pytest
@@ -31,6 +32,12 @@ from penstock.base.units import leading_seconds, parse_seconds
         ("362,45", 362.45),
         ("7.4e+02", 740),
         (".5 h", 1800),
+        ("0 days 00:06:02.450000", 362.45),
+        ("2 days 22:15:10", 252910),
+        ("12,345,678 ms", 12345.678),
+        ("2 hours, 5 minutes and 3.5 seconds", 7503.5),
+        ("1.5e-3h", 5.4),
+        ("6m02s", 362),
     ],
 )
 def test_a_time_is_read_with_its_unit(text: str, seconds: float) -> None:
@@ -40,11 +47,70 @@ def test_a_time_is_read_with_its_unit(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["09:15", "3 fortnights", "1.295,23 s", "1:2:3", "12:34:56:78", "soon", "-5", "nan", ""]
+    "text",
+    [
+        "09:15",
+        "3 fortnights",
+        "1.295,23 s",
+        "1:2:3",
+        "12:34:56:78",
+        "soon",
+        "-5",
+        "nan",
+        "",
+        "0:12:34:56",
+        "1:60:00",
+        "00:99:99",
+        "1-30:00",
+        "1 hour 30",
+        "2d-03:04:05",
+        "1 295,5 s",
+        "1'295 s",
+        "1_000 s",
+        "4 Std.",
+        "250 us",
+        "1 week",
+        "PT1H30M",
+        "~362 s",
+        "1:30 h",
+    ],
 )
 def test_a_time_of_several_meanings_or_of_none_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="time"):
         leading_seconds(text)
+
+
+UNITS = {"d": 86400, "h": 3600, "min": 60, "s": 1, "ms": 0.001}
+
+
+@given(
+    st.lists(st.sampled_from(list(UNITS)), min_size=1, unique=True),
+    st.lists(st.integers(0, 5000), min_size=5, max_size=5),
+    st.sampled_from(["", " "]),
+    st.sampled_from(["", " ", ", ", " and "]),
+)
+def test_numbers_with_units_are_what_timedelta_makes_of_them(
+    units: list[str], counts: list[int], space: str, between: str
+) -> None:
+    ordered = sorted(units, key=lambda unit: -UNITS[unit])
+    parts = dict(zip(ordered, counts, strict=False))
+    names = {"d": "days", "h": "hours", "min": "minutes", "s": "seconds", "ms": "milliseconds"}
+    text = between.join(f"{count}{space}{unit}" for unit, count in parts.items())
+    whole = timedelta(**{names[unit]: count for unit, count in parts.items()})
+    assert parse_seconds(text) == pytest.approx(whole.total_seconds())
+
+
+@given(st.text("0123456789:.,-dhms ' _", max_size=14))
+def test_what_is_read_of_any_text_is_in_it(text: str) -> None:
+    """Each number of the text counts, or stands behind a time that is whole; else it is refused."""
+    try:
+        seconds, rest = leading_seconds(text)
+    except ValueError as error:
+        assert "time" in str(error)
+        return
+    taken = text[: len(text) - len(rest)]
+    assert seconds >= 0 and re.search(r"\d", taken)
+    assert not re.match(r"[\s'_-]*\d", rest) or re.search("s[, ]*$", taken)
 
 
 def test_two_times_beside_each_other_are_not_added_up() -> None:

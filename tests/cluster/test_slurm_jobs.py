@@ -12,6 +12,7 @@ import stat
 import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.base.config import cluster
 from penstock.base.config.cluster import SlurmConfig
 from penstock.base.config.knobs import build
 from penstock.base.errors import PenstockError, UsageError
@@ -27,7 +29,7 @@ from penstock.cluster import batch_script, slurm_states
 from penstock.cluster import slurm_jobs as slurm
 from penstock.cluster.presets import slurm_preset
 from penstock.cluster.slurm_states import JobState
-from penstock.cluster.slurm_steps import Command
+from penstock.cluster.slurm_steps import Command, array_ranges
 
 from ..places import DATA
 
@@ -103,6 +105,64 @@ def test_times_are_read_as_slurm_reads_them(time: str, seconds: int) -> None:
     assert config_of(time=time, signal=seconds - 61).time == time
     with pytest.raises(UsageError, match=f"--signal {seconds - 60}: a job of --time {time} would"):
         config_of(time=time, signal=seconds - 60)
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ({"time": "99:99:99"}, "--time: '99:99:99' has 99 minutes beside a larger unit"),
+        ({"time": "5:75"}, "--time: '5:75' has 75 seconds beside a larger unit"),
+        ({"time": "1-30:00"}, "--time: '1-30:00' has 30 hours beside a larger unit"),
+        ({"time": "1-2:3:400"}, "--time: '1-2:3:400' has 400 seconds beside a larger unit"),
+        ({"time": "99999999"}, "--time: '99999999' is longer than any job"),
+        ({"time": "2h"}, "--time: '2h' is not a time such as 30 (minutes), 12:00:00 or"),
+        ({"array": "7-0"}, "--array: '7-0': 7-0 counts no elements"),
+        ({"array": "1,0-9:0"}, "--array: '1,0-9:0': 0-9:0 counts no elements"),
+        ({"array": "1-4,3-8"}, "--array: '1-4,3-8' names element 3 twice"),
+        ({"array": "5,5%2"}, "--array: '5,5%2' names element 5 twice"),
+        ({"array": "64%0"}, "--array: '64%0' lets no element run"),
+        ({"array": "4000001"}, "--array: '4000001' goes beyond element 4,000,000, SLURM's last"),
+        ({"array": "0-99999999:9"}, "--array: '0-99999999:9' goes beyond element 4,000,000"),
+        ({"array": "1--4"}, "--array: '1--4' is not an array such as"),
+    ],
+)
+def test_arrays_and_times_are_checked(setting: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        config_of(setting)
+    assert sentence in str(refused.value)
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 30)] * 2, st.integers(0, 4)), min_size=1, max_size=3))
+def test_an_array_that_is_taken_counts_each_element_once(
+    parts: list[tuple[int, int, int]],
+) -> None:
+    """By Python's own counting."""
+    text = ",".join(f"{a}-{b}:{step}" for a, b, step in parts)
+    numbers = [n for a, b, step in parts if step for n in range(a, b + 1, step)]
+    good = all(step and a <= b for a, b, step in parts) and len({*numbers}) == len(numbers)
+    try:
+        taken = config_of(array=text).array
+    except UsageError as refused:
+        assert not good and "--array" in str(refused)
+        return
+    assert good and taken is not None
+    assert [n for each in array_ranges(taken) for n in each] == numbers
+
+
+@given(*[st.integers(0, most) for most in (20, 30, 70, 70)])
+def test_a_time_that_is_taken_is_that_of_the_clock(d: int, h: int, m: int, s: int) -> None:
+    for text, good, seconds in (
+        (f"{d}-{h}:{m}:{s}", h < 24 and m < 60 and s < 60, ((d * 24 + h) * 60 + m) * 60 + s),
+        (f"{h}:{m}:{s}", m < 60 and s < 60, (h * 60 + m) * 60 + s),
+        (f"{m}:{s}", s < 60, m * 60 + s),
+    ):
+        try:
+            time = config_of(time=text, signal=0).time
+        except UsageError:
+            assert not good
+            continue
+        assert good and time is not None
+        assert timedelta(seconds=seconds) == timedelta(seconds=cluster._seconds(time))
 
 
 def test_every_resource_has_its_line() -> None:

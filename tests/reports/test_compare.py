@@ -89,6 +89,66 @@ def test_a_change_of_ten_percent_is_found(level: float, verdict: str, runs: int)
     assert sum(right) >= 0.9 * runs
 
 
+def neighbours_alike(
+    rng: np.random.Generator, n: int, noise: float, level: float = 1.0
+) -> list[list[Record]]:
+    """All launches of A, then all of B, on a machine whose speed wanders: a launch has 0.8 of the
+    deviation of the one before."""
+    wander = np.empty(2 * n)
+    wander[0] = rng.normal(0, noise)
+    for i in range(1, 2 * n):
+        wander[i] = 0.8 * wander[i - 1] + rng.normal(0, 0.6 * noise)
+    times = np.exp(wander)[:, None] * rng.lognormal(0, 0.01, (2 * n, 50))
+    times[n:] *= level
+    both = [record(row.tolist(), i) for i, row in enumerate(times)]
+    return [both[:n], both[n:]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("n", "part"), [(5, 0.65), (8, 0.4)])
+def test_false_alarms_on_a_machine_whose_speed_wanders(
+    n: int, part: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A permutation test takes launches to be independent. Halves of a side's own launches, and how
+    alike neighbours are, tell where they are not; a change of 10 % on a quiet machine is found."""
+    runs = 120
+
+    def alarms(noise: float, level: float = 1.0) -> int:
+        rng = np.random.default_rng(3)
+        pairs = [neighbours_alike(rng, n, noise, level) for _ in range(runs)]
+        return sum(verdicts(a, b)[0] in ("slower", "faster") for a, b in pairs)
+
+    now, found, white = alarms(0.3), alarms(0.01, 1.1), alarms(1e-6)
+    monkeypatch.setattr("penstock.reports.verdicts.own_noise", lambda *sides: 0.0)
+    before, found_before = alarms(0.3), alarms(0.01, 1.1)
+    assert before >= 0.2 * runs and now <= part * before
+    assert found >= 0.95 * found_before and found >= 0.95 * runs
+    assert white <= 0.05 * runs
+
+
+def test_halves_that_differ_as_much_are_named() -> None:
+    """Here by more than B from A; a permutation test and the interval of the ratio are sure."""
+    sides = ((1.0, 1.3, 1.6, 1.0, 1.5), (1.7, 1.9, 2.6, 2.6, 1.7))
+    a, b = ([record([t], i) for i, t in enumerate(times)] for times in sides)
+    row = judged(a, b).rows[0]
+    assert row.p == pytest.approx(2 / 252) and row.ratio is not None and row.ratio.excludes(1)
+    assert row.ratio.value == pytest.approx(1.9 / 1.3) and row.verdict == "inconclusive"
+    assert row.reason.endswith(
+        "; not distinguishable: A or B differs from itself as much (up to 53 %)"
+    )
+    twice = [record([2 * t], i) for i, t in enumerate(sides[1])]
+    assert judged(a, twice).rows[0].verdict == "slower"
+
+
+def test_launches_are_taken_in_the_order_of_time() -> None:
+    """Whatever the order of the records: neighbours in time are alike."""
+    rng = np.random.default_rng(7)
+    a, b = neighbours_alike(rng, 8, 0.3)
+    timed = [r.model_copy(update={"time": f"2026-01-01T10:{i:02}"}) for i, r in enumerate(a + b)]
+    one, other = timed[:8], timed[8:]
+    assert judged(one, other).rows == judged(one[::-1], other[3:] + other[:3]).rows
+
+
 def test_quiet_launches_are_the_same_and_noisy_ones_inconclusive() -> None:
     rng = np.random.default_rng(0)
     assert verdicts(launches(rng, noise=0.002), launches(rng, noise=0.002)) == ["same"]

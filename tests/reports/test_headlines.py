@@ -69,6 +69,12 @@ def test_the_fastest_loader_is_named() -> None:
     assert line.startswith("Most samples a second of 2 cases: penstock, batch 4, 2 threads: 10.0,")
     (line,) = loader_headlines([*slow, *[record(i, 1.6) for i in range(3)]])
     assert "of 2 cases: zarr, batch 4" in line
+    even = [*[record(i, 0.4 + i / 50) for i in range(3)],
+            *[record(i, 0.41 + i / 50, loader="zarr") for i in range(3)]]  # fmt: skip
+    (line,) = loader_headlines(even)
+    assert line.endswith("3 launches], not distinguishable from 1 other.")
+    (line,) = loader_headlines([record(0, 0.4), record(0, 0.9, loader="zarr")])
+    assert line.endswith(", not compared with 1 other.")
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,9 @@ def test_the_verdict_of_a_sweep_turns_with_its_records() -> None:
     slower = TIMES | {(64, 1): 30.0}
     first = report_of_records(sized(slower), "l").verdict[0]
     assert "is fastest at tile 32, batch 2" in first and "1.14x" not in first
+    alike = report_of_records(sized(TIMES | {(32, 1): 12.01 / 4}), "l").verdict[0]
+    assert "(inference, cpu) has the most pixels a second at tile" in alike
+    assert ", not distinguishable from 1 other" in alike and "fastest" not in alike
     ok = sweep(TIMES, facts={"structure": "abc"})
     failed = launch(64, 2, status="oom_host")
     assert report_of_records([*ok, failed], "l").verdict[0].endswith("; 1 of 4 cases did not fit.")

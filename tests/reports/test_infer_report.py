@@ -32,8 +32,8 @@ def test_the_verdict_names_the_bound_the_gain_and_the_waiting(tmp_path: Path) ->
     first, second, *rest = report.verdict
     assert first == (
         "Bound by read: its 4 threads were busy 90% of the time; 0.8 of 4 cores were in use. "
-        "More --prep-workers, or an input of larger chunks would give at most 1.8x: then forward "
-        "would be the limit (one run, no interval)."
+        "More --prep-workers of infer, or an input of larger chunks would give at most 1.8x: then "
+        "forward would be the limit (one run, no interval)."
     )
     assert second == "The network waited 50% of the time [1 lane, 10 batches]."
     assert rest[0] == (

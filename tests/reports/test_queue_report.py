@@ -132,7 +132,7 @@ def test_a_queue_that_is_not_cleared_yet_shows_no_steady_state() -> None:
     said = sentences.sentences(group)
     assert any("queue of 4 in place of 1 does not change the steady state" in line for line in said)
     unseen = "The steady state was not reached within the 30 iterations with 1 worker, queue 8: "
-    assert f"{unseen}use more --iterations." in said
+    assert f"{unseen}use more --iterations of bench queue." in said
     assert not any("queue of 8" in line for line in said)
 
 

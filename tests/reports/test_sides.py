@@ -28,8 +28,8 @@ def test_two_trainings_phase_by_phase(tmp_path: Path, capsys: pytest.CaptureFixt
     assert run(a, b) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "training 31.2 ms 31.2 ms 1.000 1 + 1 inconclusive" in out  # 1 s over 32 samples
-    assert "data_wait 650 ms 200 ms 0.2857 [0.2857 to 0.3333] one launch each" in out
-    assert "forward changed most: 450 ms more, 3.500 [2.333 to 3.500] times as long." in out
+    assert "data_wait 650 ms 200 ms 0.3077 [0.2857 to 0.3333] one launch each" in out
+    assert "forward changed most: 450 ms more, 2.800 [2.333 to 3.500] times as long." in out
     assert "it says nothing about another launch. - No setting differs." in out
     assert "samples/s 640 640 1.000 no interval" in out
 
@@ -108,6 +108,37 @@ def test_a_run_that_is_not_done_has_no_times(tmp_path: Path) -> None:
     (broken / "summary.json").write_text('{"seconds": 1.0}')
     with pytest.raises(UsageError, match="not what Penstock left there"):
         launches_of(places_of(tmp_path / "u.penstock"))
+
+
+def test_one_quantity_has_one_ratio(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the table of the cases, phase by phase and in the sentences, whatever is resampled."""
+    rng = np.random.default_rng(5)
+    for side, level in (("a", 1.0), ("b", 1.3)):
+        store(tmp_path / side, launches(rng, noise=0.05, level=level))
+    assert run(tmp_path / "a", tmp_path / "b", "--phases", "--json", tmp_path / "c.json") == 1
+    document = json.loads((tmp_path / "c.json").read_text())
+    (row,), (detail,) = document["rows"], document["details"]
+    (step,) = (each for each in detail["quantities"] if each["name"] == "step")
+    assert step["ratio"] == row["ratio"] and step["verdict"] == row["verdict"]
+    ends = "{value:.3f} [{low:.3f} to {high:.3f}]".format(**row["ratio"])
+    assert " ".join(capsys.readouterr().out.split()).count(ends) == 4
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+def test_the_ratio_of_two_runs_is_that_of_the_times_beside_it(
+    tmp_path: Path, factor: float
+) -> None:
+    """Also where medians of stretches of their steps are other ones."""
+    rng = np.random.default_rng(1)
+    for side, level in (("a", 1.0), ("b", factor)):
+        times = (level * np.exp(rng.normal(0, 0.4, 61))).tolist()
+        store(tmp_path / side, [record(times, samples_s={"step": times, "forward": times})])
+    assert run(tmp_path / "a", tmp_path / "b", "--phases", "--json", tmp_path / "c.json") == 0
+    document = json.loads((tmp_path / "c.json").read_text())
+    for each in document["details"][0]["quantities"]:
+        assert each["ratio"]["value"] == pytest.approx(each["b"] / each["a"])
+        assert each["ratio"]["low"] <= each["ratio"]["value"] <= each["ratio"]["high"]
+    assert document["rows"][0]["ratio"]["value"] == each["ratio"]["value"]
 
 
 # --- commits --------------------------------------------------------------------------------------

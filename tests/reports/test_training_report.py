@@ -95,8 +95,8 @@ def test_the_verdict_of_a_training_turns_with_its_phases(tmp_path: Path) -> None
     first, speed, score, memory = report.verdict
     assert first == (
         "Bound by waiting for data: 65% of the time of steps [60%-70%, 2 epochs of one run]; "
-        "without it steps would be at most 2.9x as fast: more --num-workers, or chips that are "
-        "read faster."
+        "without it steps would be at most 2.9x as fast: train with more --num-workers, or chips "
+        "that are read faster."
     )
     assert speed == (
         "It is complete after 2 of 2 epochs: 640 samples a second on 1 x cpu; an epoch took "

@@ -143,7 +143,7 @@ def test_a_log_that_begins_as_json_does_is_a_log(tmp_path: Path, name: str, firs
     [
         ("empty.out", b""),
         ("poem.txt", b"Shall I compare thee\nto a summer's day?\n"),
-        ("numbers.csv", b"a,b\n1,2\n"),
+        ("empty.csv", b"devices,seconds\n"),
         ("list.json", b"[1, 2]"),
         ("picture.png", b"\x89PNG\r\n\x1a\n\x00\x00"),
     ],

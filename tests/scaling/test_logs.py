@@ -13,6 +13,7 @@ from penstock.scaling.sources.read import read_runs
 from penstock.scaling.sources.settings import plain, settings_of
 from penstock.scaling.sources.slurm_log import raw_lines, read_log, text_of
 from penstock.scaling.study import Configuration, studies
+from penstock.scaling.tables import run_mark
 
 from ..places import SHARED
 from .kit import MEASURED, log, one, our_log, read_text, results, run_folder, write
@@ -205,14 +206,20 @@ def test_a_log_in_which_srun_names_the_tasks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("total", "seconds"),
-    [("1.5 hours", 5400), ("1 day, 2:03:04", 93784), ("12 minutes and 30 seconds", 750)],
+    [
+        ("1.5 hours", 5400),
+        (".5 h", 1800),
+        ("N/A", None),
+        ("1 day, 2:03:04", 93784),
+        ("12 minutes and 30 seconds", 750),
+    ],
 )
-def test_a_total_is_read_with_its_unit(tmp_path: Path, total: str, seconds: float) -> None:
+def test_a_total_is_read_with_its_unit(tmp_path: Path, total: str, seconds: float | None) -> None:
     (run,) = read_text(tmp_path, f"Job ID: 1\nMax epochs: 5\nTotal training time: {total}\n")
     assert run.seconds == seconds
 
 
-@pytest.mark.parametrize("total", ["09:15", "3 fortnights"])
+@pytest.mark.parametrize("total", ["09:15", "3 fortnights", "~362 s", "PT1H30M", "1:60:00"])
 def test_a_total_of_several_meanings_is_refused_with_its_line(tmp_path: Path, total: str) -> None:
     with pytest.raises(UsageError, match=f"slurm-77.out: Total training time: {total}: '{total}'"):
         read_text(tmp_path, f"Job ID: 1\nMax epochs: 5\nTotal training time: {total}\n")
@@ -309,3 +316,95 @@ def test_a_loss_of_ours_that_is_null_was_nan(tmp_path: Path) -> None:
     document["history"][1]["val_loss"] = None
     (run,) = read_runs([run_folder(tmp_path / "run", document)])
     assert run.diverged
+
+
+BARS = "".join(
+    f"Epoch {e}: {n:3}%|█| {n}/100 [00:01<00:00, 9it/s]\n" for e in range(5) for n in (0, 100)
+)
+LIGHTNING = (
+    "GPU available: True (cuda), used: True\nTPU available: False, using: 0 TPU cores\n"
+    "{members}You are using a CUDA device ('NVIDIA A100-SXM4-40GB') that has Tensor Cores.\n"
+    f"{BARS}`Trainer.fit` stopped: `max_epochs=5` reached.\n{BARS[-40:]}"
+)
+MEMBERS = "".join(
+    f"Initializing distributed: GLOBAL_RANK: {r}, MEMBER: {r + 1}/4\n" for r in range(4)
+)
+
+
+def test_a_plain_log_of_lightning_is_of_its_members_and_finished(tmp_path: Path) -> None:
+    (run,) = read_text(tmp_path, LIGHTNING.format(members=MEMBERS))
+    assert (run.devices, run.status, run.epochs, run.planned_epochs) == (4, "complete", 5, 5)
+    assert (run.device, run.seconds, run.complete) == ("NVIDIA A100-SXM4-40GB", None, False)
+    assert run_mark(run) == "* 77: finished, but its training time is not known; not compared."
+    (timed,) = read_text(
+        tmp_path, LIGHTNING.format(members=MEMBERS) + "Total training time: 90 s\n"
+    )
+    assert timed.complete and timed.seconds == 90
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("MEMBER 1/4\nEpoch 0:  50%|█| 5/10 [", {"devices": 4, "status": "unfinished"}),
+        (
+            ("distributed_backend=nccl\nAll distributed processes registered. Starting with 16 "
+            "processes\n`Trainer.fit` stopped: `max_steps=900` reached.\n"),
+            {"devices": 16, "status": "complete", "planned_epochs": None},
+        ),
+        (
+            ("GPU available: True (cuda), used: False\n"
+             "`Trainer.fit` stopped: `max_epochs=2` reached."),
+            {"devices": 1, "device": "cpu", "epochs": 2},
+        ),
+        (
+            ("GPU available: False, used: False\nTPU available: True, using: 8 TPU cores\n"
+            "MEMBER: 1/8\n"),
+            {"devices": 8, "device": "TPU"},
+        ),
+        (
+            ("Number of tasks: 1\nMEMBER: 1/4\nEpoch 1: 100%|█| 9/9 [0<0]`Trainer.fit` stopped: "
+            "`max_epochs=2` reached.\n"),
+            {"devices": 4, "status": "complete"},
+        ),
+        (
+            ("Restored all states from the checkpoint at /a/epoch=29-step=9.ckpt\n"
+            "`Trainer.fit` stopped: `max_epochs=50` reached.\nTotal training time: 40 s\n"),
+            {"epochs": 20, "planned_epochs": 50, "per_epoch": 2.0, "complete": False},
+        ),
+        (
+            ("Restoring states from the checkpoint path at /a/hpc_ckpt_1.ckpt\n"
+            "`Trainer.fit` stopped: `max_epochs=50` reached.\nTotal training time: 40 s\n"),
+            {"epochs": None, "status": "unknown", "per_epoch": None},
+        ),
+    ],
+)  # fmt: skip
+def test_what_lightning_says(tmp_path: Path, text: str, values: dict[str, object]) -> None:
+    (run,) = read_text(tmp_path, f"Job ID: 1\n{text}")
+    assert {name: getattr(run, name) for name in values} == values
+
+
+def test_what_lightning_prints_to_the_error_file_counts(tmp_path: Path) -> None:
+    err = f"{MEMBERS}`Trainer.fit` stopped: `max_epochs=5` reached.\n"
+    out, _ = write(tmp_path, {"slurm-7.out": BARS, "slurm-7.err": err})
+    run = one(out)
+    assert (run.devices, run.status, run.epochs) == (4, "complete", 5)
+
+
+def test_two_trainings_of_lightning_are_two_runs(tmp_path: Path) -> None:
+    """Also if only the first is distributed, and if a test of the model follows on one device."""
+    first, alone = (LIGHTNING.format(members=members) for members in (MEMBERS, ""))
+    runs = read_text(tmp_path, f"Job ID: 5\n{first}Total training time: 9 s\n{alone}")
+    assert [(run.devices, run.seconds) for run in runs] == [(4, 9), (1, None)]
+    tested = f"Job ID: 5\n{first}GPU available: True (cuda), used: True\nTotal training time: 9 s\n"
+    assert [(run.devices, run.seconds) for run in read_text(tmp_path, tested)] == [(4, 9)]
+
+
+def test_the_time_of_a_requeued_job_is_divided_by_the_epochs_that_it_did(tmp_path: Path) -> None:
+    """The seed's script divides it by all of them; without a bar nobody knows how many it did."""
+    end = "*** JOB 9 ON n1 CANCELLED AT 2026-01-01 DUE TO PREEMPTION ***\n"
+    first = log("9", 4, None, done=20, end=end)
+    _, again = read_text(tmp_path, first + log("9", 4, 60.0, first=20))
+    assert (again.seconds, again.epochs, again.per_epoch) == (60, 30, 2.0)
+    _, quiet = read_text(tmp_path, first + log("9", 4, 60.0, done=0))
+    assert (quiet.epochs, quiet.per_epoch, quiet.complete) == (None, None, False)
+    assert run_mark(quiet) == ("* 9: does not say how many epochs it did; not compared.")

@@ -230,6 +230,8 @@ def test_four_sizes_fit_both_laws() -> None:
     assert "USL: sigma 0.0" in text
     assert "5 runs of each size]" in text
     assert "fastest on" in text and "more than the 8 that were measured" in text
+    once = sentences(repeated(lambda n: n / (1 + 0.05 * n * (n - 1)), (1, 2, 4, 8), runs=1))
+    assert "its curve is highest on 4 devices" in once and "fastest" not in once
     straight = sentences([run(n, 100 / n, job=str(n)) for n in (1, 2, 4, 8)])
     assert "nothing shows a number of devices that is too many" in straight
     assert "the USL is refused" not in text.lower()

@@ -233,6 +233,29 @@ def test_a_loader_that_was_too_slow_stays_so_on_every_device() -> None:
     assert many.bound_by == "data"
 
 
+@pytest.mark.parametrize(
+    ("fields", "devices", "bound"),
+    [
+        ({}, 4096, "computing"),
+        ({"jitter": 0.4}, 4, "computing"),
+        ({"jitter": 0.4}, 4096, "the slowest device"),
+        ({"reads_s": 0.2}, 8, "data"),
+        ({"reads_s": 0.05, "jitter": 1.0}, 64, "the slowest device"),
+        ({"data_s": 0.3}, 8, "data"),
+        ({"gradient_bytes": 1e10}, 64, "the sum"),
+        ({"seen": (2, 0.5)}, 64, "what is not in the model"),
+    ],
+)
+def test_what_takes_most_of_a_step_is_named(
+    fields: dict[str, Any], devices: int, bound: str
+) -> None:
+    one = replace(DeviceStep(0.1, 0.06, 32, 1e6), **fields)
+    (made,) = predict_steps(one, replace(a100(4), overlap=0.0), [devices])
+    assert made.bound_by == bound
+    assert sum(made.parts.values()) == pytest.approx(made.step_s)
+    assert made.parts[bound] == max(made.parts.values())
+
+
 def test_a_run_without_workers_reads_before_each_step() -> None:
     totals = {"data_wait": 5.0, "forward": 4.0, "backward": 6.0}
     settings = {"parameters": "25e6", "number of workers": "0"}

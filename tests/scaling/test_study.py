@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import io
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +12,9 @@ from hypothesis import strategies as st
 from penstock.base.errors import NotComparable, UsageError
 from penstock.scaling.laws import Amdahl, Usl, karp_flatt, peak, usl
 from penstock.scaling.runs import TrainingRun
-from penstock.scaling.study import studies
+from penstock.scaling.study import in_no_study, studies
+from penstock.scaling.study_text import points_to_csv
+from penstock.scaling.tables import summary_table
 
 from .kit import SEED, only, run, seed_runs, strong, weak
 
@@ -144,3 +149,52 @@ def test_runs_that_broke_off_are_not_compared() -> None:
     study = only([run(1, 100), broken, resumed])
     assert [p.at.devices for p in study.points] == [1]
     assert studies([broken], None, False) == []
+
+
+def test_anyway_drops_no_complete_run() -> None:
+    """Also one of the baseline's size whose work is another, or is not known."""
+    bare = {"batch": None, "global_batch": None, "samples": None}
+    for other in ({"batch": 64, "global_batch": 64}, bare):
+        runs = [run(1, 100), run(1, 60, job="other", **other), run(4, 30), strong(4, 33)]
+        compared = studies(runs, None, True)
+        assert in_no_study(runs, compared) == []
+        last = compared[-1]
+        assert last.kind == "undetermined"
+        assert [len(point.at.runs) for point in last.points] == [2, 2]
+
+
+def test_a_run_in_no_study_is_named_with_its_reason() -> None:
+    runs = [run(1, 100), run(1, 60, job="other", batch=None, global_batch=None), run(4, 30)]
+    compared = studies(runs, None, False)
+    assert [one.job for one in in_no_study(runs, compared)] == ["other"]
+    assert summary_table(runs, compared)[-1] == (
+        "other (slurm-1.out): its batch or its samples are not known, and those of other runs on 1 "
+        "GPU are; it is in no study."
+    )
+    rows = list(csv.DictReader(io.StringIO(points_to_csv(compared, runs))))
+    assert [(row["kind"], row["seconds"]) for row in rows][-1] == ("not compared", "60")
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from((1, 2, 4)), st.sampled_from((None, 16, 32)), st.booleans()),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_every_complete_run_is_compared_or_named(sizes: list[tuple[int, int | None, bool]]) -> None:
+    runs = [
+        run(n, 10.0 + i, job=str(i), batch=batch, global_batch=batch and batch * n,
+            status="complete" if ended else "crashed")
+        for i, (n, batch, ended) in enumerate(sizes)
+    ]  # fmt: skip
+    assert in_no_study(runs, studies(runs, None, True)) == []
+    try:
+        compared = studies(runs, None, False)
+    except NotComparable as error:
+        assert "slurm-" in str(error)
+        return
+    text = "\n".join(summary_table(runs, compared))
+    taken = {id(one) for study in compared for point in study.points for one in point.at.runs}
+    for one in runs:
+        assert id(one) in taken or f"\n{one.job} (" in text or f"\n* {one.job}:" in text

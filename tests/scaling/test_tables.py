@@ -188,3 +188,17 @@ def test_accuracies_that_differ_are_not_called_equal() -> None:
     worse = run(8, 57.14, val_acc=0.80)
     *_, last = results_block(only([*runs[:2], worse]), "x")
     assert last == "Validation accuracy is from 80% to 95%."
+
+
+@pytest.mark.parametrize("seconds", [93784.0, 12.0, 5_400_000.0])
+def test_every_cell_stands_below_the_head_of_its_column(seconds: float) -> None:
+    """Also 1563.1 min, a job of an array, and a time of a week."""
+    runs = [run(1, 1.5 * seconds, job="1234567_12345"), run(4, seconds, job="b" * 40)]
+    block, summary = results_block(only(runs), "x"), summary_table(runs)
+    for lines, heads in ((block, ("Time", "Speedup", "Efficiency")),
+                         (summary, ("Configuration", "Time (s)", "Val Acc"))):  # fmt: skip
+        row = next(i for i, line in enumerate(lines) if heads[0] in line and heads[-1] in line)
+        for head in heads:
+            place = lines[row].index(head)
+            for line in lines[row + 2 : row + 4]:
+                assert line[place - 1] == " " and line[place] != " ", line

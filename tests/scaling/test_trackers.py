@@ -171,6 +171,17 @@ def test_experiments_of_comet_as_rows(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_a_time_of_comet_is_read_with_its_unit_or_refused(tmp_path: Path) -> None:
+    archive(tmp_path / "a.zip", "k1", {"world_size": 2, "training_time": "1.5 hours"}, [])
+    (run,) = read_runs([tmp_path / "a.zip"])
+    assert run.seconds == 5400
+    archive(tmp_path / "b.zip", "k2", {"world_size": 2, "training_time": "09:15"}, [])
+    (path,) = write(tmp_path, {"x.csv": "Name,num_gpus,duration\na,1,09:15\n"})
+    for place in (tmp_path / "b.zip", path):
+        with pytest.raises(UsageError, match="'09:15'"):
+            read_runs([place])
+
+
 def archive(
     path: Path, key: str, params: Mapping[str, Any], rows: list[dict[str, Any]],
     others: Mapping[str, Any] = MappingProxyType({}),
@@ -237,7 +248,7 @@ def test_an_experiment_of_comet_that_was_stopped_is_partial(tmp_path: Path) -> N
     archive(tmp_path / "b.zip", "k2", {"world_size": 2}, [])
     (run,) = read_runs([tmp_path / "b.zip"])
     assert run.status == "unknown" and not run.complete
-    assert run_mark(run) == "* k2: does not say how far it got; not compared."
+    assert run_mark(run) == "* k2: does not say how many epochs it did; not compared."
 
 
 @pytest.mark.parametrize("by_name", [True, False])
@@ -258,13 +269,13 @@ def test_the_parts_of_an_experiment_that_went_on_are_one(tmp_path: Path, by_name
 
 def test_an_archive_with_an_impossible_time_hides_nothing_else(tmp_path: Path) -> None:
     archive(tmp_path / "bad.zip", "k1", {"world_size": 2, "training_time": -1}, [])
-    with pytest.raises(UsageError, match=r"bad.zip k1: the training time is -1 s"):
+    with pytest.raises(UsageError, match=r"bad.zip k1: training_time: '-1' is not a time"):
         read_runs([tmp_path])
     archive(tmp_path / "good.zip", "k2", {"world_size": 2, "epochs": 3}, epochs_told(0, 3))
     said: list[str] = []
     assert [run.job for run in read_runs([tmp_path], said.append)] == ["k2"]
     (sentence,) = said
-    assert "bad.zip k1: the training time is -1 s" in sentence
+    assert "bad.zip k1: training_time: '-1' is not a time" in sentence
     assert sentence.endswith("; it is passed over")
 
 
@@ -278,8 +289,8 @@ def test_runs_of_an_unknown_number_of_devices_are_left_out_with_a_word(tmp_path:
     said: list[str] = []
     assert [run.devices for run in read_runs([tmp_path], said.append)] == [2, 4]
     assert said == [
-        f"{tmp_path / 'mlflow.db'}: 1 run without a number of devices, left out",
-        f"{tmp_path / '2.zip'}: 1 run without a number of devices, left out",
+        f"{tmp_path / 'mlflow.db'}: 1 run without a number of devices, left out: spiral_1gpu",
+        f"{tmp_path / '2.zip'}: 1 run without a number of devices, left out: k2",
     ]
 
 

@@ -39,8 +39,8 @@ _LENGTH = re.compile(
     rf"(?:{_N} *{_SECONDS}(?![a-z]))?{_NEXT}(?:{_N} *m(?:illi)?s(?:econds?)?(?![a-z]))?"
 )
 """Numbers with units, the longest unit first, so two times beside each other are not added up."""
-_CLOCK = re.compile(rf"(?:{_DAYS},? *)?(\d+):(\d\d):(\d\d(?:[.,]\d+)?){_END}")
-_OF_SLURM = re.compile(rf"(\d+)-(\d\d?)(?::(\d\d))?(?::(\d\d))?{_END}")
+_CLOCK = re.compile(rf"(?:{_DAYS},? *)?(\d+):([0-5]\d):([0-5]\d(?:[.,]\d+)?){_END}")
+_OF_SLURM = re.compile(rf"(\d+)-([01]?\d|2[0-3])(?::([0-5]\d))?(?::([0-5]\d))?{_END}")
 """Days, hours, minutes and seconds as SLURM prints them."""
 _BARE = re.compile(_N + _END)
 _UNITS = (86400.0, 3600.0, 60.0, 1.0, 1e-3)
@@ -49,6 +49,9 @@ _UNITS = (86400.0, 3600.0, 60.0, 1.0, 1e-3)
 def parse_seconds(text: str | float) -> float:
     """Seconds of ``15min``, ``1.5 h``, ``2d``, ``12 minutes and 30 seconds``, ``1 day, 2:03:04``,
     SLURM's ``1-02:03:04``, or 30.
+
+    Raises:
+        ValueError: The ``text`` is no time, or one of several meanings.
 
     >>> parse_seconds("15min"), parse_seconds("1.5 hours"), parse_seconds("0:09:15")
     (900.0, 5400.0, 555.0)
@@ -83,8 +86,12 @@ def leading_seconds(text: str) -> tuple[float, str]:
         rest = text[said.end() :]
         if pattern is _BARE:
             units = _UNITS[3:]
-            if re.match(" *[a-zµ]", rest):
+            if re.match(r" *[^\W\d_]", rest):
                 raise ValueError(f"{text!r} has a unit of time that is not known")
+        # 1 295, 1'295 and 1_295 may be thousands; 1 hour 30 and 2d-03:04:05 go on.
+        whole = pattern is _LENGTH and any(said.groups()[3:])
+        if not whole and re.match(r"[\s'’_-]*\d", rest):
+            raise ValueError(f"{text!r} is no time, or one of several meanings")
         counts = zip(said.groups(), units, strict=False)  # not all patterns have all units
         return sum(_decimal(number) * unit for number, unit in counts if number), rest
     raise ValueError(f"{text!r} begins with no time such as 30s, 15min, 2h or 1:30:00")

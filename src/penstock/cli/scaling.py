@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base import (
+    NotComparable,
     Overwriting,
     SimulateConfig,
     UsageError,
@@ -31,13 +32,13 @@ from ..scaling import (
     assumptions_of,
     device_of_run,
     metrics_table,
+    notes,
     plot_scaling,
     points_to_csv,
     predict_steps,
     prediction_table,
     read_runs,
     results_table,
-    run_mark,
     runs_to_csv,
     same_settings,
     scaling_markdown,
@@ -71,8 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "paths",
         nargs="+",
         metavar="PATH",
-        help="output of SLURM jobs, folders of runs, ledgers, exports of Comet, MLflow or W&B; a "
-        "folder is searched for all of these (logs are *.out and *.log, or those with .gz)",
+        help="output of SLURM jobs, folders of runs, ledgers, a CSV with a row for each run, what "
+        "Comet, MLflow or W&B kept; a folder is searched for all but CSVs (logs: *.out, *.log, or "
+        "those with .gz)",
     )
     parser.add_argument(
         "--baseline",
@@ -112,16 +114,16 @@ def run(args: argparse.Namespace) -> int:
     if args.metrics:
         print(*in_text([metrics_table(runs)]), sep="\n")
         return 0
-    compared = studies(runs, args.baseline, args.anyway)
+    compared = _compared(runs, args)
     devices = (one.device for one in runs if one.device not in (None, A_GPU) and not one.on_cpu)
     machine = args.machine or next(devices, None) or "an unnamed machine"
     asked = args.baseline is not None
     if args.csv:
         print(points_to_csv(compared, runs) if compared else runs_to_csv(runs), end="")
-        for note in filter(None, map(run_mark, runs)):
+        for note in notes(runs, compared):
             _say(note.removeprefix("* "))
     else:
-        print(*summary_table(runs), sep="\n")
+        print(*summary_table(runs, compared), sep="\n")
         for study in compared:
             blocks = [speedup_table(study), in_text(scaling_sections(study, asked))]
             if len(compared) > 1:  # put the title before the table, which does not name its kind
@@ -132,9 +134,16 @@ def run(args: argparse.Namespace) -> int:
         written = _write(args.output, runs, compared, machine, asked, replace)
         print(*(f"Written: {path}" for path in written), sep="\n", file=sys.stderr)
     if not compared:
-        _say("no run is complete, so nothing is compared")
+        _say("no run is complete and has a training time, so nothing is compared")
         return 3
     return 0
+
+
+def _compared(runs: list[TrainingRun], args: argparse.Namespace) -> list[Study]:
+    try:
+        return studies(runs, args.baseline, args.anyway)
+    except NotComparable as error:
+        raise NotComparable(f"{error}, or --anyway") from None
 
 
 def _fitting(args: argparse.Namespace, simulated: bool) -> None:

@@ -57,8 +57,10 @@ from .stats.intervals import median_interval as median_interval
 from .stats.intervals import quantile as quantile
 from .stats.significance import Resampled as Resampled
 from .stats.significance import benjamini_hochberg as benjamini_hochberg
+from .stats.significance import differences_of_halves as differences_of_halves
 from .stats.significance import hierarchical_bootstrap_ratio as hierarchical_bootstrap_ratio
 from .stats.significance import launch_medians as launch_medians
+from .stats.significance import own_noise as own_noise
 from .stats.significance import permutation_test as permutation_test
 from .stats.significance import relabellings as relabellings
 from .stats.significance import resampled as resampled

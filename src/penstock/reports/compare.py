@@ -5,7 +5,8 @@ verdict on a pair combines chance and size:
 
     slower, faster   chance does not explain the difference (p of a permutation test of the launch
                      medians, corrected for the number of cases; interval of the ratio without 1),
-                     and the best estimate is beyond the threshold
+                     the best estimate is beyond the threshold, and beyond what halves of one
+                     side's own launches differ by
     same             the whole interval of the ratio is within the threshold
     inconclusive     neither; more launches may decide
     fails, mended    launches of B fail where those of A ran, or the other way round
@@ -185,13 +186,21 @@ def compare_records(
         left_out=() if anyway else unlike,
         unlike=len(pairs.shared) - len(compared),
         hosts=_other_hosts(compared),
-        details=tuple(_detail(pair, judge, rng) for pair in compared if detailed),
+        details=_details(zip(compared, rows, strict=True), metric, judge, rng) if detailed else (),
     )
 
 
-def _detail(pair: Pair, judge: Judge, rng: np.random.Generator) -> CaseDetail:
-    settings = settings_that_differ(pair.a, pair.b)
-    return CaseDetail(pair.label, tuple(settings), tuple(quantities_of(pair, judge, rng)))
+def _details(
+    judged: Iterable[tuple[Pair, ComparedCase]], metric: str, judge: Judge, rng: np.random.Generator
+) -> tuple[CaseDetail, ...]:
+    return tuple(
+        CaseDetail(
+            pair.label,
+            tuple(settings_that_differ(pair.a, pair.b)),
+            tuple(quantities_of(pair, row, metric, judge, rng)),
+        )
+        for pair, row in judged
+    )
 
 
 def _other_hosts(pairs: Sequence[Pair]) -> str:
@@ -216,7 +225,10 @@ class PairedCases:
 
 def pair_cases(a: Sequence[Record], b: Sequence[Record], metric: str) -> PairedCases:
     """Pair the cases of two sides. Raises `NotComparable` if they have none in common."""
-    a_cases, b_cases = (group_by(side, lambda record: record.key) for side in (a, b))
+    a_cases, b_cases = (
+        group_by(sorted(side, key=lambda record: record.time), lambda record: record.key)
+        for side in (a, b)
+    )
     labels = _labels([*a, *b])
     shared = [
         Pair(key, labels[key], left, right, _times(left, metric), _times(right, metric))

@@ -9,7 +9,7 @@ from .compare import CaseDetail, Comparison
 from .content import Chapter, Report, clipped
 from .quantities import HEAD, ONE_RUN
 from .table import Section, in_markdown
-from .verdicts import ComparedCase, ratio_words
+from .verdicts import ALIKE, ComparedCase, ratio_words
 from .words import or_dash
 
 MOST_ROWS = 20
@@ -45,10 +45,11 @@ def _words(detail: CaseDetail) -> list[str]:
         assert most.a is not None and most.b is not None and most.ratio is not None
         by = f"{format_seconds(abs(most.b - most.a))} {'more' if most.b > most.a else 'less'}"
         doubt = "" if most.ratio.excludes(1) else ", which may be chance"
+        doubt = f", {ALIKE}" if most.verdict == ALIKE else doubt
         lines.append(
             f"{most.name} changed most: {by}, {ratio_words(most.ratio)} times as long{doubt}."
         )
-    if any(q.verdict == ONE_RUN for q in detail.quantities):
+    if any(q.verdict in (ONE_RUN, ALIKE) for q in detail.quantities):
         lines.append(
             "The intervals are over the steps of these two runs: with one launch on a side, it "
             "says nothing about another launch."

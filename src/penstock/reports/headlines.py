@@ -13,7 +13,7 @@ import numpy as np
 
 from ..base import format_count, format_seconds, group_by, plural, significant
 from ..instruments import CONFIDENCE, Interval, Record
-from .cell import DRAWS, cell_ratio, middle, speed_up
+from .cell import DRAWS, Cell, cell_ratio, middle, speed_up
 from .loader.cell import LoaderCell, loader_cells
 from .loader.rungs import RUNGS, Ladder, ladders_of
 from .model.cell import ModelCell, model_cells
@@ -52,10 +52,13 @@ def _of_cells(cells: Sequence[ModelCell]) -> str:
     kind = "useful pixels" if best.haloed else "pixels"
     step = f"{format_seconds(best.time.value)} a step"
     ends = bracket(best.time, plural(best.launches, "launch"))
+    others = [cell for cell in measured if cell is not best]
+    doubt = _doubt(best, others, "useful_pixels")
+    most = " has the most pixels a second" if doubt else " is fastest" if others else ""
     line = (
-        f"{best.case['model']} ({best.case['mode']}, {best.case['device']}) is fastest at tile "
+        f"{best.case['model']} ({best.case['mode']}, {best.case['device']}){most} at tile "
         f"{best.name}: {format_count(best.rate('useful_pixels') or 0.0)} {kind} a second, "
-        f"{step} {ends}"
+        f"{step} {ends}{doubt}"
     )
     gain = speed_up(cell_ratio(least, best), least, best, "useful_pixels")
     if gain is not None and gain.excludes(1):
@@ -159,12 +162,24 @@ def _fastest(cells: Sequence[LoaderCell]) -> list[str]:
             continue
         where = f"batch {best.batch}, {plural(best.threads, 'thread')}"
         ends = bracket(best.time, plural(best.launches, "launch"))
+        others = [c for c in group if c is not best and c.time is not None]
         lines.append(
             f"Most samples a second of {plural(len(group), 'case')}: {best.loader}, {where}: "
             f"{significant(best.speed('samples') or 0.0)}, {format_seconds(best.time.value)} a "
-            f"batch {ends}."
+            f"batch {ends}{_doubt(best, others, 'samples')}."
         )
     return lines
+
+
+def _doubt(best: Cell, others: Sequence[Cell], work: str) -> str:
+    """Words on the cells that may do as many units a second as the best; empty if none may."""
+    single = [cell for cell in others if min(cell.launches, best.launches) < 2]
+    gains = (
+        speed_up(cell_ratio(cell, best), cell, best, work) for cell in others if cell not in single
+    )
+    alike = sum(gain is None or not gain.excludes(1) for gain in gains)
+    words = f", not distinguishable from {plural(alike, 'other')}" if alike else ""
+    return words + (f", not compared with {plural(len(single), 'other')}" if single else "")
 
 
 def queue_headlines(records: Iterable[Record]) -> list[str]:
@@ -190,7 +205,7 @@ def _of_queue(group: Sequence[QueueCell]) -> str:
     if not settled:
         return (
             f"No case of {len(group)} reached the steady state, so it is not known how long "
-            "the accelerator waits; use more --iterations."
+            "the accelerator waits; use more --iterations of bench queue."
         )
     best = max(settled, key=lambda cell: round(float(np.median(cell.steady_utilisations)), 3))
     waits = [1 - used for used in best.steady_utilisations]

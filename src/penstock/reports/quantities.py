@@ -7,6 +7,7 @@ launch, so there is no verdict. A quantity with one value in each launch has no 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from ..base import format_bytes, format_seconds, significant
-from ..instruments import Interval, Record, hierarchical_bootstrap_ratio
-from .verdicts import Judge, Pair, chances, ratio_words
+from ..instruments import Interval, Record, hierarchical_bootstrap_ratio, own_noise
+from .verdicts import ALIKE, ComparedCase, Judge, Pair, chances, ratio_words
 from .words import or_dash
 
 BLOCKS = 20
@@ -57,11 +58,15 @@ _FORMS: dict[str, Callable[[float], str]] = {
 HEAD = ("quantity", "A", "B", "B / A", "of it")
 
 
-def quantities_of(pair: Pair, judge: Judge, rng: np.random.Generator) -> list[Quantity]:
+def quantities_of(
+    pair: Pair, row: ComparedCase, metric: str, judge: Judge, rng: np.random.Generator
+) -> list[Quantity]:
     """Every quantity that a side of a case has.
 
     Args:
         pair: The launches of a case on both sides.
+        row: The verdict on the case.
+        metric: The phase that the verdict is on.
         judge: The rules of a verdict.
         rng: The source of random numbers.
 
@@ -71,6 +76,10 @@ def quantities_of(pair: Pair, judge: Judge, rng: np.random.Generator) -> list[Qu
     a, b = ([record for record in side if record.ok] for side in (pair.a, pair.b))
     names = dict.fromkeys(name for record in (*a, *b) for name in record.samples_s)
     rows = [_of_phase(pair, name, judge, rng) for name in names]
+    if row.ratio is not None and row.ratio.low is not None:
+        # Resampled once: one quantity has one ratio, and one verdict.
+        said = Quantity(metric, "seconds", row.a_seconds, row.b_seconds, row.ratio, row.verdict)
+        rows = [said if each.name == metric else each for each in rows]
     rows += _of_values(a, b, "rate", lambda record: record.facts.get("rates") or {})
     rows += _of_values(a, b, "score", lambda record: record.facts.get("scores") or {})
     rows += _of_values(a, b, "bytes", lambda record: record.memory.model_dump())
@@ -96,8 +105,12 @@ def _of_phase(pair: Pair, name: str, judge: Judge, rng: np.random.Generator) -> 
     of_a, of_b = (_stretches(side[0]) if len(side) == 1 else side for side in (of_a, of_b))
     if min(len(of_a), len(of_b)) < 2:
         return Quantity(name, "seconds", a, b, Interval(b / a, None, None, 1), _NO_INTERVAL)
-    ratio = hierarchical_bootstrap_ratio(of_a, of_b, _DRAWS, rng, judge.confidence)
-    return Quantity(name, "seconds", a, b, ratio, ONE_RUN)
+    drawn = hierarchical_bootstrap_ratio(of_a, of_b, _DRAWS, rng, judge.confidence)
+    assert drawn.low is not None and drawn.high is not None
+    # The median of stretches is not that of all steps, whose ratio the table shows.
+    ratio = Interval(b / a, min(drawn.low, b / a), max(drawn.high, b / a), drawn.n)
+    alike = abs(math.log(b / a)) <= math.log1p(own_noise(of_a, of_b))
+    return Quantity(name, "seconds", a, b, ratio, ALIKE if alike and b != a else ONE_RUN)
 
 
 def _stretches(times: Sequence[float]) -> list[Any]:

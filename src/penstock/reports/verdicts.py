@@ -16,14 +16,17 @@ from ..instruments import (
     Interval,
     Record,
     benjamini_hochberg,
+    differences_of_halves,
     hierarchical_bootstrap_ratio,
     launch_medians,
+    own_noise,
     permutation_test,
-    relabellings,
 )
 
 Verdict = Literal["faster", "slower", "same", "inconclusive", "fails", "mended"]
 
+ALIKE = "not distinguishable: A or B differs from itself as much"
+"""The reason where halves of one side differ by more than the sides; see `own_noise`."""
 _DRAWS = 2000
 _LEAST, _MOST = 0.02, 0.10
 """Bounds of a threshold that is measured."""
@@ -118,6 +121,10 @@ class Judge:
                 f"{enough} of each can{notes}"
             )
         verdict, why = self._by_size(ratio, p)
+        if verdict in ("slower", "faster"):
+            noise = own_noise(pair.a_times, pair.b_times)
+            if abs(math.log(ratio.value)) <= math.log1p(noise):
+                verdict, why = "inconclusive", f"{ALIKE} (up to {percent_words(noise)})"
         chance = f"B takes {ratio_words(ratio)} times as long, p {significant(p, 2)}"
         return verdict, f"{chance}; {why}{notes}"
 
@@ -151,13 +158,7 @@ def noise_threshold(pairs: Sequence[Pair], rng: np.random.Generator) -> tuple[fl
     changes = []
     for launches in (side for pair in pairs for side in (pair.a_times, pair.b_times)):
         if len(launches) >= 4:
-            half = len(launches) // 2
-            halves = relabellings(half, len(launches) - half, rng)
-            logs = np.broadcast_to(np.log(launch_medians(launches)), halves.shape)
-            one, other = (
-                np.median(logs[side].reshape(len(halves), -1), axis=1) for side in (halves, ~halves)
-            )
-            changes.append(np.abs(one - other))
+            changes.append(differences_of_halves(launches, rng))
     if not changes:
         return _LEAST, "the least; too few launches to measure noise"
     noise = float(np.expm1(np.quantile(np.concatenate(changes), 0.95)))

@@ -31,7 +31,7 @@ from .study_text import points_to_csv as points_to_csv
 from .study_text import runs_to_csv as runs_to_csv
 from .study_text import scaling_markdown as scaling_markdown
 from .study_text import scaling_sections as scaling_sections
+from .tables import notes as notes
 from .tables import results_table as results_table
-from .tables import run_mark as run_mark
 from .tables import speedup_table as speedup_table
 from .tables import summary_table as summary_table

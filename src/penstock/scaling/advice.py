@@ -101,7 +101,9 @@ def _causes(study: Study, point: ScalingPoint) -> str:
         causes.append((communication, cause))
     waiting = share(point.at.runs, "data_wait") or 0.0
     if waiting >= NOTABLE:
-        cause = f"steps wait for data for {waiting:.0%} of their time; raise --num-workers"
+        cause = (
+            f"steps wait for data for {waiting:.0%} of their time; train with more --num-workers"
+        )
         causes.append((waiting, cause))
     if (slower := _slower(study, point, here, base)) is not None and slower >= 1 + NOTABLE:
         why = "the devices share something, such as cores, memory or power"

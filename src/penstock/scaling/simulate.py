@@ -26,7 +26,7 @@ measured, its time beyond the model is added to every step of several devices.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from statistics import NormalDist, median
 from typing import Literal
@@ -96,6 +96,8 @@ class Prediction:
     """The part of the all-reduce that devices wait for."""
     data_s: float
     """Time until each device has its batch."""
+    parts: Mapping[str, float]
+    """The seconds of a step by what they are spent on."""
     step_s: float
     samples_per_s: float
     efficiency: float
@@ -106,10 +108,8 @@ class Prediction:
 
     @property
     def bound_by(self) -> str:
-        """The part that takes most of a step: data, the sum, or computing."""
-        if self.data_s >= self.step_s:
-            return "data"
-        return "the sum" if self.exposed_s > self.step_s / 2 else "computing"
+        """The part that takes most of a step."""
+        return max(self.parts, key=self.parts.__getitem__)
 
 
 def predict_steps(device: DeviceStep, network: Network, sizes: Iterable[int]) -> list[Prediction]:
@@ -136,13 +136,25 @@ def _at(device: DeviceStep, network: Network, n: int) -> Prediction:
 
     alone = rate(1, 0.0)
     summed, exposed = _sum(device, network, n)
+    step, each = _step(device, network, n), device.reads_s + device.compute_s
+    more = step - _explained(device, network, n)
+    parts = {
+        "computing": device.compute_s,
+        "data": device.reads_s,
+        "the slowest device": each * device.jitter * _largest(n),
+        "the sum": exposed,
+        "what is not in the model": more,
+    }
+    if device.data_s >= step - more:  # a loader hides all of it
+        parts = {"data": device.data_s, "what is not in the model": more}
     return Prediction(
         devices=n,
         nodes=-(-n // network.per_node),
         sum_s=summed,
         exposed_s=exposed,
         data_s=device.data_s,
-        step_s=_step(device, network, n),
+        parts=parts,
+        step_s=step,
         samples_per_s=rate(n, network.overlap),
         efficiency=rate(n, network.overlap) / (n * alone),
         worst=rate(n, 0.0) / (n * alone),

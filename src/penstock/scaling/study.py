@@ -27,7 +27,7 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from ..base import NotComparable, UsageError, plural
+from ..base import NotComparable, UsageError, group_by, plural
 from ..instruments import Interval
 from .laws import AMDAHL_SIZES, USL_SIZES, Amdahl, Usl, amdahl, karp_flatt, peak, usl
 from .means import Floats, drawn_interval, drawn_means, ratio
@@ -141,38 +141,49 @@ def studies(runs: Iterable[TrainingRun], baseline: int | None, anyway: bool) -> 
         several = "s" * (sizes != "1")
         raise UsageError(f"--baseline {baseline}: the complete runs are of {sizes} device{several}")
     if not anyway:
-        same_settings(whole, ", or --anyway")
+        same_settings(whole)
     of_base = (run for run in whole if run.devices == base_devices)
     base = min(of_base, key=lambda run: run.nodes or 0)
     kinds: dict[Kind, dict[tuple[int, int], list[TrainingRun]]] = {}
     for run in whole:
         for kind in _kinds(base, run) or _refused(base, run, anyway):
             of_kind = kinds.setdefault(kind, {})
-            of_kind.setdefault((run.devices, run.nodes or 0), []).append(run)
+            of_kind.setdefault(_size(run), []).append(run)
     # Runs of the baseline's size fit every kind. They are a study only if there are no others.
     grown = {k: v for k, v in kinds.items() if any(size[0] != base_devices for size in v)}
     if not grown:
         grown = {"undetermined": kinds.get("undetermined") or next(iter(kinds.values()))}
+    taken = {id(run) for v in grown.values() for same in v.values() for run in same}
+    if anyway and any(id(run) not in taken for run in whole):
+        grown["undetermined"] = group_by(whole, _size)
     return [
         study(kind, [Configuration(tuple(v[size])) for size in sorted(v)], base_devices)
         for kind, v in grown.items()
     ]
 
 
-def same_settings(runs: Sequence[TrainingRun], cure: str = "") -> None:
-    """Refuse runs that are not of one experiment.
+def _size(run: TrainingRun) -> tuple[int, int]:
+    return run.devices, run.nodes or 0
 
-    Args:
-        runs: The runs.
-        cure: Words at the end of the message, such as ", or --anyway".
+
+def in_no_study(runs: Iterable[TrainingRun], studies: Iterable[Study]) -> list[TrainingRun]:
+    """The complete runs that no study takes.
+
+    Runs of the baseline's size are a study only with others, and without batch or samples they fit
+    none of known kind.
+    """
+    taken = {id(run) for study in studies for point in study.points for run in point.at.runs}
+    return [run for run in runs if run.complete and id(run) not in taken] if taken else []
+
+
+def same_settings(runs: Sequence[TrainingRun]) -> None:
+    """Refuse ``runs`` that are not of one experiment.
 
     Raises:
         NotComparable: They differ in a setting; the message names it and two of its values.
     """
     for difference in differences(runs):
-        raise NotComparable(
-            f"mixed experiments: {difference}; give the runs of one experiment{cure}"
-        )
+        raise NotComparable(f"mixed experiments: {difference}; give the runs of one experiment")
 
 
 def differences(runs: Sequence[TrainingRun]) -> Iterator[str]:
@@ -221,7 +232,7 @@ def _refused(base: TrainingRun, run: TrainingRun, anyway: bool) -> list[Kind]:
     )
     raise NotComparable(
         f"mixed experiments: {both} are neither weak, strong nor hybrid scaling; give the runs of "
-        "one experiment, or --anyway"
+        "one experiment"
     )
 
 

@@ -14,7 +14,7 @@ from .sources.read import read_runs
 from .speedup_figures import figures_of
 from .study import Study, studies
 from .study_text import scaling_sections
-from .tables import diverged, label, run_mark, summary_rows
+from .tables import label, notes, summary_rows
 
 _CAPTIONS = {
     "speedup": "Speed-up over the baseline: measured, ideal, and by the fitted laws.",
@@ -46,19 +46,17 @@ def report_of_scaling(
         UsageError: A path cannot be read, or holds no run.
     """
     runs = read_runs(list(paths), say, others)
-    marks = [*filter(None, map(run_mark, runs)), *diverged(runs)]
-    listed = Chapter("Runs", [Section("Runs", summary_rows(runs), marks)])
+    compared: list[Study] = []
     try:
         compared = studies(runs, None, False)
+        sizes = plural(len({run.devices for run in runs if run.complete}), "size")
+        why = f"it takes two sizes, and there is {plural(len(runs), 'run')} of {sizes}"
     except NotComparable as error:
-        line = f"No scaling study: {error}."
-        return Report(title, [line], [plural(len(runs), "run")], [listed])
+        why = str(error)
+    listed = Chapter("Runs", [Section("Runs", summary_rows(runs), notes(runs, compared))])
     several = [study for study in compared if len(study.points) > 1]
     if not several:
-        sizes = plural(len({run.devices for run in runs if run.complete}), "size")
-        there = f"{plural(len(runs), 'run')} of {sizes}"
-        line = f"No scaling study: it takes two sizes, and there is {there}."
-        return Report(title, [line], [plural(len(runs), "run")], [listed])
+        return Report(title, [f"No scaling study: {why}."], [plural(len(runs), "run")], [listed])
     chapters = [_chapter(study, len(several) > 1) for study in several]
     verdict = [line for study in several for line in _verdict(study)]
     return Report(title, verdict, [_of_runs(runs)], [*chapters, listed])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
@@ -25,7 +26,7 @@ from .advice import advice, exposed, interval_text, quality, rank_lines
 from .laws import Amdahl, Usl
 from .means import why_none
 from .runs import TrainingRun
-from .study import ScalingPoint, Study, differences
+from .study import ScalingPoint, Study, differences, in_no_study
 from .tables import (
     counted,
     diverged,
@@ -202,7 +203,9 @@ def _turn(study: Study, peak: Interval | None) -> str:
     if peak is None:
         return "nothing shows a number of devices that is too many"
     ends = interval_text(peak, 1, 0).replace("inf", "no end")
-    fastest = f"fastest on {plural(round(peak.value), 'device')}"
+    ended = peak.high is not None and math.isfinite(peak.high)
+    fastest = "fastest" if ended else "its curve is highest"
+    fastest += f" on {plural(round(peak.value), 'device')}"
     fastest += f" [{ends}]" * (ends != "-")
     most = max(point.at.devices for point in study.points)
     return fastest if peak.value <= most else f"{fastest}, more than the {most} that were measured"
@@ -239,13 +242,16 @@ def points_to_csv(studies: Iterable[Study], runs: Iterable[TrainingRun]) -> str:
 
     Args:
         studies: The studies; each configuration is a row.
-        runs: All runs; each that is not complete is a row, of the kind "not compared".
+        runs: All runs; each that is in no study is a row, of the kind "not compared".
 
     Returns:
         The text of the CSV.
     """
-    rows = [_point_row(study, point) for study in studies for point in study.points]
-    return _csv(COLUMNS, rows + [_left_row(run) for run in runs if not run.complete])
+    compared, runs = list(studies), list(runs)
+    rows = [_point_row(study, point) for study in compared for point in study.points]
+    alone = in_no_study(runs, compared)
+    left = [run for run in runs if not run.complete or run in alone]
+    return _csv(COLUMNS, rows + [_left_row(run) for run in left])
 
 
 def _left_row(run: TrainingRun) -> dict[str, Any]:
@@ -258,7 +264,7 @@ def _left_row(run: TrainingRun) -> dict[str, Any]:
         "seconds_per_epoch": run.per_epoch,
         "val_loss": run.val_loss,
         "val_acc": run.val_acc,
-        "status": "partial" if run.status == "complete" else run.status,
+        "status": "partial" if run.status == "complete" and not run.complete else run.status,
     }
 
 
@@ -330,7 +336,10 @@ def scaling_markdown(
     Returns:
         The text of the page.
     """
-    parts = [f"# Training Results on {for_markdown(machine)}", _fenced(summary_table(runs))]
+    parts = [
+        f"# Training Results on {for_markdown(machine)}",
+        _fenced(summary_table(runs, studies)),
+    ]
     for study in studies:
         seeds = [_fenced(speedup_table(study)), _fenced(results_table(study, machine))]
         ours = in_markdown(scaling_sections(study, asked)).rstrip()

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from ..base import plural
 from .runs import TrainingRun
-from .study import Study
+from .study import Study, in_no_study
 
 WIDE, NARROW = 100, 80
 
@@ -22,7 +22,7 @@ _BECAME = {
     "timeout": "ran out of its time",
     "stopped": "was stopped by a signal",
     "unfinished": "did not finish",
-    "unknown": "does not say how far it got",
+    "unknown": "does not say how many epochs it did",
     "complete": "is complete",
 }
 
@@ -59,11 +59,37 @@ def heading(run: TrainingRun) -> str:
     return f"{kind} ({', '.join(filter(None, [counted(run), on_nodes(run)]))})"
 
 
-def summary_table(runs: Sequence[TrainingRun]) -> list[str]:
-    """A line for each run; a star marks a run that is not complete, and a line below says why."""
-    head_, *lines = (_cells(row, (10, 30, 6, 6, 10, 14, 9, 7)) for row in summary_rows(runs))
-    title = ["BENCHMARK RESULTS SUMMARY", "=" * WIDE, head_, "-" * WIDE]
-    return [*title, *lines, "=" * WIDE, *filter(None, map(run_mark, runs)), *diverged(runs)]
+def summary_table(runs: Sequence[TrainingRun], studies: Sequence[Study] = ()) -> list[str]:
+    """The seed's summary.
+
+    Args:
+        runs: All runs.
+        studies: The studies among them.
+
+    Returns:
+        A line for each run; a star marks one that is not complete. Then `notes`.
+    """
+    head, *lines = _aligned(summary_rows(runs), (10, 30, 6, 6, 10, 14, 9, 7))
+    title = ["BENCHMARK RESULTS SUMMARY", "=" * WIDE, head, "-" * WIDE]
+    return [*title, *lines, "=" * WIDE, *notes(runs, studies)]
+
+
+def notes(runs: Sequence[TrainingRun], studies: Sequence[Study]) -> list[str]:
+    """Sentences on runs.
+
+    Args:
+        runs: All runs.
+        studies: The studies among them.
+
+    Returns:
+        A sentence for each run that is not compared, with the reason, and for each that diverged.
+    """
+    alone = (
+        f"{run.job} ({run.source}): its batch or its samples are not known, and those of other "
+        f"runs on {counted(run)} are; it is in no study."
+        for run in in_no_study(runs, studies)
+    )
+    return [*filter(None, map(run_mark, runs)), *alone, *diverged(runs)]
 
 
 def summary_rows(runs: Sequence[TrainingRun]) -> list[tuple[str, ...]]:
@@ -86,8 +112,15 @@ def _summary_row(run: TrainingRun) -> tuple[str, ...]:
     )
 
 
-def _cells(cells: Sequence[str], widths: Sequence[int]) -> str:
-    return " ".join(f"{c:<{w}}" for c, w in zip(cells, widths, strict=True)).rstrip()
+def _aligned(rows: Sequence[Sequence[str]], least: Sequence[int]) -> list[str]:
+    """The rows as lines, their columns as wide as the seed's or as the longest cell."""
+    widths = [
+        max(width, *map(len, column))
+        for width, column in zip(least, zip(*rows, strict=True), strict=True)
+    ]
+    return [
+        " ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
 
 
 def fixed(value: float | None, digits: int) -> str:
@@ -99,9 +132,11 @@ def run_mark(run: TrainingRun) -> str:
     if run.complete:
         return ""
     of = f" of {run.planned_epochs}" if run.planned_epochs else ""
-    epochs = f" after {run.epochs or 0}{of} epochs"
+    epochs = f" after {run.epochs or 0}{of} epochs" if run.epochs or of else ""
     if run.status == "unknown":
         return f"* {run.job}: {_BECAME[run.status]}; not compared."
+    if run.status == "complete" and run.seconds is None:
+        return f"* {run.job}: finished, but its training time is not known; not compared."
     if run.status == "complete":
         return f"* {run.job}: its time is of {run.epochs}{of} epochs; not compared."
     attempt = f", attempt {run.restarts + 1}" if run.restarts else ""
@@ -170,8 +205,8 @@ def results_table(study: Study, machine: str) -> list[str]:
         ),
     ]
     first_column = max(19, *(len(row[0]) + 1 for row in rows))
-    head, *body = (_cells(row, (first_column, 9, 9, 10)) for row in rows)
-    lines += ["", head, "-" * (first_column + 31), *body]
+    head, *body = _aligned(rows, (first_column, 9, 9, 10))
+    lines += ["", head, "-" * max(first_column + 31, *map(len, body)), *body]
     means = (point.at.mean(lambda run: run.scored(run.val_acc)) for point in study.points)
     accuracies = sorted(100 * mean for mean in means if mean is not None)
     if len(accuracies) < len(study.points):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -30,6 +30,19 @@ def _duration(value: object) -> object:
         # YAML reads 1:00:00 as the number 3600, which SLURM would take for minutes.
         raise ValueError(f"write {value} in quotes, or YAML makes a number of hours and minutes")
     return value
+
+
+def _in_range(time: str) -> str:
+    """Refuse a time with a field that has more than fits, which SLURM would add up."""
+    days, dash, rest = time.rpartition("-")
+    fields = rest.split(":")
+    names = ("hours", "minutes", "seconds")[not dash and len(fields) < 3 :]
+    for name, text in [*zip(names, fields, strict=False)][0 if dash else 1 :]:
+        if int(text[-9:]) >= (24 if name == "hours" else 60) or len(text) > 2:
+            raise ValueError(f"{time!r} has {text} {name} beside a larger unit")
+    if max(len(days), len(fields[0])) > 7:
+        raise ValueError(f"{time!r} is longer than any job")
+    return time
 
 
 def _settings(value: object) -> object:
@@ -60,11 +73,34 @@ def _counted(array: str) -> str:
     ('1-64', '1-64%8', '0-7', '3,5')
     """
     number, percent, most = array.partition("%")
+    if percent and int(most) == 0:
+        raise ValueError(f"{array!r} lets no element run: a number of 1 or more stands after %")
     if not number.isdecimal():
+        _check_elements(array, number.split(","))
         return array
     if int(number) == 0:
         raise ValueError(f"{array!r} has no elements; 0-0 has one, number 0")
+    _check_elements(array, [number])
     return f"1-{number}{percent}{most}"
+
+
+_LAST_ELEMENT = 4_000_000
+"""The largest number of an element that any SLURM takes; a cluster may take fewer."""
+
+
+def _check_elements(array: str, parts: Sequence[str]) -> None:
+    """Refuse an array that sbatch refuses, or in which an element stands twice, which it drops."""
+    elements: set[int] = set()
+    for part in parts:
+        first, last, step = (int(n) for n in re.fullmatch(_PART, part).groups("-1"))  # type: ignore[union-attr]
+        if max(first, last) > _LAST_ELEMENT:
+            raise ValueError(f"{array!r} goes beyond element {_LAST_ELEMENT:,}, SLURM's last")
+        if step == 0 or -1 < last < first:
+            raise ValueError(f"{array!r}: {part} counts no elements")
+        numbers = range(first, max(first, last) + 1, abs(step))
+        if not elements.isdisjoint(numbers):
+            raise ValueError(f"{array!r} names element {min(elements & {*numbers})} twice")
+        elements.update(numbers)
 
 
 # sbatch removes quotes by rules of its own: a backslash escapes even between single quotes.
@@ -90,12 +126,14 @@ _Time = Annotated[
     str,
     _said("a time such as 30 (minutes), 12:00:00 or 1-12:00:00", r"(\d+-)?\d+(:\d+){0,2}"),
     BeforeValidator(_duration),
+    AfterValidator(_in_range),
 ]
 _Features = Annotated[str, _said("a constraint such as gpu or a&b", r"[\w\[(][\w.&|*,()\[\]-]*")]
-_RANGE = r"\d+(-\d+(:\d+)?)?"
+_RANGE = r"\d{1,10}(-\d{1,10}(:\d{1,10})?)?"
+_PART = r"(\d+)(?:-(\d+)(?::(\d+))?)?"
 _Array = Annotated[
     str,
-    _said("an array such as 64, 0-7 or 1,4,8%2", rf"{_RANGE}(,{_RANGE})*(%\d+)?"),
+    _said("an array such as 64, 0-7 or 1,4,8%2", rf"{_RANGE}(,{_RANGE})*(%\d{{1,10}})?"),
     AfterValidator(_counted),
 ]
 _AFTER = r"[a-z]+(:\d[\w+]*)*"

@@ -180,6 +180,55 @@ def relabellings(n: int, m: int, rng: np.random.Generator) -> NDArray[np.bool_]:
     return labels
 
 
+def differences_of_halves(launches: Sequence[ArrayLike], rng: np.random.Generator) -> Floats:
+    """How far apart halves of the same launches are, which nothing but noise can cause.
+
+    Args:
+        launches: the samples of each launch of one side.
+        rng: the source of random numbers, for many launches.
+
+    Returns:
+        The absolute logarithm of the ratio of the halves' medians, for each way to halve.
+    """
+    half = len(launches) // 2
+    halves = relabellings(half, len(launches) - half, rng)
+    logs = np.broadcast_to(np.log(launch_medians(launches)), halves.shape)
+    one, other = (
+        np.median(logs[side].reshape(len(halves), -1), axis=1) for side in (halves, ~halves)
+    )
+    return np.asarray(np.abs(one - other))
+
+
+_MOST_ALIKE = 0.8
+"""The largest correlation of launches beside each other that is reckoned with; a few launches do
+not tell a larger one from a trend."""
+
+
+def own_noise(*sides: Sequence[ArrayLike]) -> float:
+    """The relative change that two measurements of the same thing show on this machine.
+
+    95 % of the halves of a side's own launches differ by less. All halvings, and all relabellings
+    of a permutation test, are equally likely only where launches do not depend on each other. On a
+    machine that is slow for some minutes neighbours are alike, and all of A is measured before B.
+    So the change grows with the correlation r of neighbours, by sqrt((1 + r) / (1 - r)), as the
+    error of the mean of such a series does (Bayley and Hammersley 1946). A short series
+    underestimates r by (1 + 3 r) / n (Kendall 1954), which is added.
+
+    Args:
+        sides: the samples of each launch of a side, in the order of time; two launches at least.
+
+    Returns:
+        The change: 0.05 for 5 %.
+    """
+    rng = np.random.default_rng(0)
+    changes = np.concatenate([differences_of_halves(side, rng) for side in sides])
+    rests = [logs - logs.mean() for logs in (np.log(launch_medians(side)) for side in sides)]
+    together = sum(float(rest @ rest) for rest in rests)
+    r = sum(float(rest[1:] @ rest[:-1]) for rest in rests) / together if together else 0.0
+    r = min(max(0.0, r + (1 + 3 * r) / min(map(len, sides))), _MOST_ALIKE) if together else 0.0
+    return float(np.expm1(np.quantile(changes, 0.95) * math.sqrt((1 + r) / (1 - r))))
+
+
 def _welch(logs: Floats, labels: NDArray[np.bool_]) -> Floats:
     """|t| of every case (rows) under every labelling (columns)."""
     logs = logs - logs.mean(axis=1, keepdims=True)

@@ -21,15 +21,15 @@ _FULL = 0.85
 _STARVED = 0.7
 """A computing stage that had a core for a smaller share of its time had to wait for one."""
 _CURES = {
-    "read": "more --prep-workers, or an input of larger chunks",
-    "normalise": "more --prep-workers",
-    "write": "more --writer-workers, or an output of a faster codec",
+    "read": "more --prep-workers of infer, or an input of larger chunks",
+    "normalise": "more --prep-workers of infer",
+    "write": "more --writer-workers of infer, or an output of a faster codec",
     "upload": "a faster link to the accelerator",
     "download": "a faster link to the accelerator",
-    "stitch": "larger patches, or less --overlap",
-    "statistics": "--normalize none, or percentiles of a level of the pyramid",
-    "checksum": "more --writer-workers",
-    "note": "a faster disk for the run folder (--run-dir)",
+    "stitch": "larger patches, or less --overlap of infer",
+    "statistics": "--normalize none of infer, or percentiles of a level of the pyramid",
+    "checksum": "more --writer-workers of infer",
+    "note": "a faster disk for the run folder (infer --run-dir)",
 }
 
 
@@ -112,7 +112,7 @@ def processor_had(run: InferenceRun, stage: str) -> float | None:
 def _cure(run: InferenceRun, stage: str) -> str:
     if stage == "forward":
         what = "A second device" if run.on_gpu else "A processor with twice the arithmetic"
-        return f"{what} or a smaller --overlap"
+        return f"{what} or a smaller --overlap of infer"
     words = _CURES.get(stage, f"More threads for {stage}")
     return words[:1].upper() + words[1:]
 

@@ -169,7 +169,7 @@ def troubles(group: Sequence[LoaderCell]) -> list[str]:
     lines += [
         f"* {cell.loader}, batch {cell.batch}, {plural(cell.threads, 'thread')}: "
         f"{100 * cell.read_ahead:.0f} % was read before it was waited for, so the waits are too "
-        "short and are not compared; use more --batches."
+        "short and are not compared; use more --batches of bench loader."
         for cell in group
         if cell.launches and cell.read_ahead
     ]

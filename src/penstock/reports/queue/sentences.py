@@ -169,7 +169,7 @@ def _of_utilisation(measured: Sequence[QueueCell]) -> list[str]:
     if unseen := [cell for cell in measured if not cell.settled]:
         lines.append(
             f"The steady state was not reached within the {unseen[0].iterations} iterations with "
-            f"{'; '.join(cell.name for cell in unseen)}: use more --iterations."
+            f"{'; '.join(cell.name for cell in unseen)}: use more --iterations of bench queue."
         )
     if not shown:
         return lines

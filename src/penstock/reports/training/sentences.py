@@ -18,10 +18,10 @@ _LIMITS = {
     "communication": ("communication",),
 }
 _CURES = {
-    "waiting for data": "more --num-workers, or chips that are read faster",
-    "transfer": "a larger --batch-size",
-    "computing": "--amp, or a faster device",
-    "communication": "a larger --batch-size on each device",
+    "waiting for data": "train with more --num-workers, or chips that are read faster",
+    "transfer": "train with a larger --batch-size",
+    "computing": "train with --amp, or on a faster device",
+    "communication": "train with a larger --batch-size on each device",
 }
 _NOTABLE = 0.1
 """A rank is named as slow if its own work takes longer by at least this share."""

@@ -31,7 +31,7 @@ _SUMS = ("nccl", "gloo:", "c10d::allreduce", "allreduce", "all_reduce")
 """Beginnings of the names of communication in a trace."""
 _NO_TRACE = (
     "How much of the sum over ranks is hidden behind computing is not known: no trace of a "
-    "profiler shows it (--profile)."
+    "profiler shows it (train --profile)."
 )
 
 

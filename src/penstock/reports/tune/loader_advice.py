@@ -252,7 +252,8 @@ def ceiling(rungs: Mapping[str, LoaderCell], best: ReadAlone, goal: Goal) -> str
         return (
             f"No ceiling is named: {_up_to(noise[0])} alone took {_at_best(measured[noise[0]])}, "
             f"and the whole loader {spread_words(best.interval)}. A part that takes longer than "
-            "the whole is noise, such as other work on this machine; use more --launches."
+            "the whole is noise, such as other work on this machine; use more --launches of tune "
+            "loader."
         )
     last = measured[max(measured)]
     if last.launches < 2:

@@ -15,6 +15,7 @@ from email.utils import mktime_tz, parsedate_tz
 from ...base import leading_seconds
 from ...instruments import PHASES
 from ..runs import Status
+from .lightning_lines import LightningLines
 from .settings import COMPARED
 
 MOST_RANKS = 100_000
@@ -30,6 +31,7 @@ _FIELDS = re.compile(r"\s{2,}|\s\|\s|\t")
 _ASIDE = re.compile(r"\([^()]*\)")
 _ACCUMULATED = re.compile(r"x (\d{1,6}) accumulated")
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf)")
+_NO_TIME = re.compile(r"[-+]\.?\d|nan|inf")
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 _OURS = re.compile(r"[^:]+: [\d,]+ parameters, \d+ x ([^,]+), (\d{1,15}) steps of \d+ samples$")
 _STEP = re.compile(r"rank (\d{1,6}): ([\d.,]+) (m?)s a step: ")
@@ -70,6 +72,7 @@ _OF_A_TRAINING = frozenset({
 _OF_THE_JOB = frozenset({
     "job id", "slurm_job_id", "job name", "slurm_job_name", "number of nodes", "slurm_nnodes",
     "number of tasks", "slurm_ntasks", "total gpus", "number of gpus", "gpu 0", "cuda available",
+    "members",
 })  # fmt: skip
 """Fields that hold for all attempts of a job."""
 _ASKED = _OF_A_TRAINING | _OF_THE_JOB | {
@@ -117,6 +120,7 @@ class Attempt:
     phases: dict[int, tuple[float, dict[str, int]]] = field(default_factory=dict)
     """The median step of each rank in seconds, and the percentages of its phases."""
     end: Status | None = None
+    lightning: LightningLines = field(default_factory=LightningLines)
     same_start: bool = False
     """True if no header of a job came before it, as after a requeue."""
     _readings: int = 0
@@ -126,7 +130,8 @@ class Attempt:
     @property
     def trained(self) -> bool:
         """Whether it has a line of a training, or of its end."""
-        return bool(self.fields.keys() & _OF_A_TRAINING or self.totals or self.done or self.end)
+        said = self.fields.keys() & (_OF_A_TRAINING | {"members"})
+        return bool(said or self.totals or self.done or self.end)
 
     @property
     def is_over(self) -> bool:
@@ -136,7 +141,9 @@ class Attempt:
     def of_the_job(self) -> Attempt:
         """A new attempt with the fields of this one's job."""
         fields = {name: text for name, text in self.fields.items() if name in _OF_THE_JOB}
-        return Attempt(fields, same_start=True)
+        if self.lightning.later:  # a process that says nothing of members is alone
+            fields.pop("members", None)
+        return Attempt(fields | self.lightning.later, same_start=True)
 
     def contradicts(self, other: Attempt) -> bool:
         """Whether a field of a training has another value in another attempt."""
@@ -179,11 +186,7 @@ class Attempt:
         Raises:
             ValueError: It has a time whose meaning is not known.
         """
-        kept = False
-        for match, keep in _KINDS:
-            if said := match(line):
-                kept = keep(self, said) is not False
-                break
+        kept = self.take_lightning(line) or self._take_kind(line)
         if end := end_in(line):
             # A job that is stopped or cancelled also ends with an error. SLURM's own message
             # decides.
@@ -191,6 +194,19 @@ class Attempt:
             if before in (None, "crashed") or (before == "stopped" and end != "crashed"):
                 self.end = end
         return kept or end is not None
+
+    def take_lightning(self, line: str) -> bool:
+        """Keep the content of a line of Lightning's. Returns False if it is none."""
+        fields = self.lightning.take(line)
+        for name, text in (fields or {}).items():
+            self.fields.setdefault(name, text)
+        return fields is not None
+
+    def _take_kind(self, line: str) -> bool:
+        for match, keep in _KINDS:
+            if said := match(line):
+                return keep(self, said) is not False
+        return False
 
     def take_progress(self, epoch: int, steps: int, *, ended: bool) -> None:
         """Note a bar of progress: its epoch from 0, the epoch's steps, and whether it ended."""
@@ -306,8 +322,11 @@ def _take_fields(attempt: Attempt, line: re.Match[str]) -> bool:
 
 def _take_field(attempt: Attempt, name: str, value: str) -> bool:
     if name in _TIMES:
-        seconds = leading_seconds(value)[0] if value[:1].isdigit() else _number(value)
-        if seconds is not None:  # what is below 0 or not finite is refused with its run
+        # What is below 0 or not finite is refused with its run.
+        seconds = _number(value) if _NO_TIME.match(value) else None
+        if seconds is None and COUNT.search(value):
+            seconds = leading_seconds(value)[0]
+        if seconds is not None:
             _TIMES[name](attempt, seconds)
     elif name in _NUMBERS:
         if (number := _number(value)) is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import math
 import zipfile
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...base import UsageError, group_by
+from .run_table import table_runs
 from .tracked import NAMES_OF_TRACKERS, Series, TrackedRun
 
 _SPELLINGS: Mapping[str, tuple[str, ...]] = {
@@ -25,13 +25,12 @@ _SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "setting": ("valueCurrent", "value"),
     "time": ("timestamp",),
     "step": ("step", "epoch"),
-    "duration": ("duration", "Duration"),
 }
 """The names of a field in Comet's API, its exports and its web page."""
 
 
 def comet_runs(value: Any, path: Path) -> Iterator[TrackedRun]:
-    """Experiments of a JSON or the rows of a CSV.
+    """Experiments of a JSON or the rows of a CSV; none if it has neither of these forms.
 
     There is either one entry for each value of a metric (``metricName``, ``metricValue``,
     ``timestamp``, and ``experimentKey`` if there are several experiments), or one entry for each
@@ -54,11 +53,7 @@ def comet_runs(value: Any, path: Path) -> Iterator[TrackedRun]:
         for key, rows in by_key.items():
             yield _experiment(path, key, key, _texts(rows[0]), rows)
     elif any(name in _names(entry) for entry in entries for name in NAMES_OF_TRACKERS["devices"]):
-        for number, entry in enumerate(entries):
-            key = str(_field(entry, "experiment", "name") or number)
-            duration = _field(entry, "duration")
-            seconds = None if duration is None else _seconds(str(duration))
-            yield TrackedRun(path, key, key, _texts(entry), {}, None, 0.0, seconds)
+        yield from table_runs(entries, path)
 
 
 @dataclass(frozen=True)
@@ -174,10 +169,3 @@ def _field(row: Mapping[str, Any], *fields: str) -> Any:
 
 def _names(entry: Mapping[str, Any]) -> set[str]:
     return {str(name).lower().replace(" ", "_") for name in entry}
-
-
-def _seconds(text: str) -> float | None:
-    """Seconds from ``362.45``, or from ``00:06:02``."""
-    with contextlib.suppress(ValueError):
-        return functools.reduce(lambda sum_, part: 60 * sum_ + float(part), text.split(":"), 0.0)
-    return None

@@ -6,6 +6,7 @@
     MLflow                       a store of files (``mlruns``) or a database of SQLite
     Comet                        metrics as JSON or CSV, or the archive of an offline experiment
     W&B                          files of offline runs
+    CSV                          a row for each run; see `run_table`
 
 Runs that several files hold are taken once. With several paths, or below a folder, a file that
 cannot be read or has no run is skipped with a sentence; a single path is refused.
@@ -26,6 +27,7 @@ from ..runs import TrainingRun
 from .comet import CometArchive, comet_archive, comet_experiment, comet_runs, experiments_of
 from .mlflow import mlflow_database, mlflow_files
 from .once import contradiction, each_once
+from .run_table import table_runs
 from .slurm_log import read_log
 from .tracked import Say, TrackedRun, training_runs
 from .trainings import results_run, rows_of, runs_of_ledger
@@ -137,7 +139,7 @@ def _each(
 def _holds_none(path: Path) -> UsageError:
     return UsageError(
         f"{path} holds no run: it is neither the output of a SLURM job, nor a folder with "
-        f"{RESULTS}, a ledger of training, or what MLflow, Comet or W&B kept"
+        f"{RESULTS}, a ledger of training, a table of runs (CSV), or what MLflow, Comet or W&B kept"
     )
 
 
@@ -181,7 +183,8 @@ def runs_of_file(path: Path) -> Iterable[KeptRun]:
     if path.name.endswith((".jsonl", ".jsonl.gz")):
         return runs_of_ledger(path)
     if path.suffix == ".csv":
-        return comet_runs(rows_of(path), path)
+        rows = rows_of(path)
+        return list(comet_runs(rows, path)) or table_runs(rows, path)
     if path.suffix == ".json":
         return _runs_of_json(path)
     runs = read_log(path)  # a log may begin with "[rank: 0]", as JSON does

@@ -27,6 +27,7 @@ from ...base import UsageError, system_errors
 from ..runs import A_GPU, Rank, Status, TrainingRun
 from .attempt import COUNT, Attempt, end_in, without_commas
 from .digit_places import Shapes
+from .lightning_lines import FINISHED
 from .settings import settings_of
 
 _CHUNK = 1 << 20
@@ -41,6 +42,7 @@ _GLUED = re.compile(
     r"(?<=[\w.)\]=])(?=(?:Job (?:ID|Name)|Node\(s\)|Number of [A-Za-z]+|Max (?:epochs|steps)"
     r"|Workload|(?:Batch|Effective batch) size|Learning rate|Hidden dimensions|Dropout|Noise level"
     r"|Total training time|Time per epoch|Epochs done|(?:Samples|Steps) per epoch"
+    r"|`Trainer\.fit` stopped|Initializing distributed"
     r"|Best (?:checkpoint|validation loss|validation accuracy))(?: ?\([^()]{1,60}\))?:)"
 )
 """The place where a rank's line begins within the line of another."""
@@ -48,6 +50,7 @@ _ANEW = re.compile(r"\s*(?:Max epochs|SLURM_JOB_ID):")
 """The first line of a training without a job's header."""
 _FIRST_EPOCH = re.compile(rb"(?:\s*\d{1,6}: ?)?(?:Epoch 0:|Epoch 1/\d|epoch 0, step )")
 """The begin of a line of progress in the first epoch of a training."""
+_FIRST_BAR = re.compile(rb"(?:\s*\d{1,6}: ?)?Epoch 0: +0%")
 
 
 def read_log(path: Path) -> list[TrainingRun]:
@@ -57,7 +60,7 @@ def read_log(path: Path) -> list[TrainingRun]:
     """
     attempts, shapes = [Attempt()], Shapes()
     for line in raw_lines(path):
-        if attempts[-1].totals and _FIRST_EPOCH.match(line):
+        if _begins(line, attempts[-1]):
             attempts.append(attempts[-1].of_the_job())
         if not shapes.take(line, attempts[-1]):
             text = text_of(line)
@@ -69,7 +72,7 @@ def read_log(path: Path) -> list[TrainingRun]:
     plain = path.with_suffix("") if path.suffix == ".gz" else path
     last = attempts[-1]
     if len(attempts) == 1 and not last.totals and plain.suffix != ".err":
-        last.end = _end_beside(plain.with_suffix(".err")) or last.end
+        _take_beside(last, plain.with_suffix(".err"))
     # Our own training names its device at its end, which not every attempt reaches.
     devices = {_job(plain, attempt): attempt.device for attempt in attempts if attempt.device}
     runs: list[TrainingRun] = []
@@ -82,6 +85,13 @@ def read_log(path: Path) -> list[TrainingRun]:
     return runs
 
 
+def _begins(line: bytes, before: Attempt) -> bool:
+    """Whether a line of progress begins a training after the one before."""
+    # Lightning prints its last bar again after its end.
+    anew = before.lightning.finished and _FIRST_BAR.match(line)
+    return bool(anew or (before.totals and _FIRST_EPOCH.match(line)))
+
+
 def _take(attempts: list[Attempt], line: str) -> bool:
     """Take a line into the last attempt, or into a new one that it begins. Returns False if nothing
     of the line is kept."""
@@ -90,7 +100,9 @@ def _take(attempts: list[Attempt], line: str) -> bool:
         # A script and its program may both print the header of a job.
         if piece.lstrip().startswith("Job ID:") and attempts[-1].trained:
             attempts.append(Attempt())
-        elif _ANEW.match(piece) and attempts[-1].is_over:
+        elif (attempts[-1].is_over and _ANEW.match(piece)) or (
+            attempts[-1].lightning.finished and FINISHED.search(piece)
+        ):
             attempts.append(attempts[-1].of_the_job())
         kept |= attempts[-1].take(piece)
     return kept
@@ -140,19 +152,20 @@ def text_of(line: bytes) -> str:
     return text if text.isprintable() else _ESCAPE.sub("", text)
 
 
-def _end_beside(path: Path) -> Status | None:
-    """How a job ended, by its error file; the last attempt counts."""
+def _take_beside(attempt: Attempt, path: Path) -> None:
+    """Take what a job's error file says of its end and of Lightning's devices; the end of the last
+    attempt counts."""
     if not path.is_file():
         path = path.with_name(f"{path.name}.gz")
     if not path.is_file():
-        return None
+        return
     end: Status | None = None
-    for line in raw_lines(path):
-        if (status := end_in(text_of(line))) and (
-            status not in ("crashed", "stopped") or end is None
-        ):
+    for line in map(text_of, raw_lines(path)):
+        if attempt.take_lightning(line):
+            continue
+        if (status := end_in(line)) and (status not in ("crashed", "stopped") or end is None):
             end = status
-    return end
+    attempt.end = end or attempt.end
 
 
 def _job(path: Path, attempt: Attempt) -> str:
@@ -172,21 +185,22 @@ def _run(path: Path, plain: Path, attempt: Attempt, before: int) -> TrainingRun:
     (batch, global_batch), devices = _batches(attempt), _devices(attempt)
     # With a limit of steps, only the log's own count tells how many epochs were done.
     planned = None if attempt.count("max steps") else attempt.count("max epochs")
-    # Our own times are of all attempts. A log without a bar of progress shows only its end.
-    all_done = attempt.count("epochs done") if attempt.totals else None
-    done = all_done or (planned if attempt.totals else None)
-    if attempt.done and all_done is None:  # from where this attempt began
-        least, greatest = attempt.done
-        done = greatest + 1 - min(attempt.first_epoch or 0, least)
-    status: Status = "complete" if attempt.totals else attempt.end or "unfinished"
+    over = bool(attempt.totals or attempt.lightning.finished)
+    restarts = COUNT.match(fields.get("restarts") or fields.get("slurm_restart_count") or "")
+    restarted = int(restarts[0]) if restarts else before
+    done = _epochs_done(attempt, planned if over else None, restarted)
+    status: Status = "complete" if over else attempt.end or "unfinished"
+    goes_on = restarted or attempt.lightning.restored
+    if over and done is None and (planned or goes_on):
+        status = "unknown"
+    part = status == "unknown" or done not in (None, planned)
     on_cpu = fields.get("cuda available", "").startswith("False")
-    device = attempt.device or ("cpu" if on_cpu else fields.get("gpu 0"))
+    device = attempt.device or fields.get("gpu 0") or ("cpu" if on_cpu else None)
     settings = settings_of(fields) | ({"device": device} if device else {})
     if not device and _on_gpus(attempt):
         device = A_GPU
     if attempt.workload:
         settings.setdefault("workload", attempt.workload)
-    restarts = COUNT.match(fields.get("restarts") or fields.get("slurm_restart_count") or "")
     return TrainingRun(
         source=str(path),
         job=_job(plain, attempt),
@@ -196,7 +210,8 @@ def _run(path: Path, plain: Path, attempt: Attempt, before: int) -> TrainingRun:
         seconds=max(attempt.totals, default=None),
         epochs=done,
         planned_epochs=planned,
-        epoch_seconds=attempt.per_epoch,
+        # A script may divide the time of its last attempt by the epochs of all.
+        epoch_seconds=None if part else attempt.per_epoch,
         # Ours counts the training samples; the seed's counts validation and test as well.
         samples=attempt.count("samples per epoch", "number of samples"),
         batch=batch,
@@ -206,7 +221,7 @@ def _run(path: Path, plain: Path, attempt: Attempt, before: int) -> TrainingRun:
         val_acc=attempt.accuracy,
         diverged=attempt.diverged,
         status=status,
-        restarts=int(restarts[0]) if restarts else before,
+        restarts=restarted,
         device=device or None,
         rank_seconds=tuple(attempt.totals),
         ranks=tuple(_ranks(attempt)) if attempt.all_steps else (),
@@ -218,6 +233,26 @@ def _run(path: Path, plain: Path, attempt: Attempt, before: int) -> TrainingRun:
         began=attempt.began,
         settings=settings,
     )
+
+
+def _epochs_done(attempt: Attempt, planned: int | None, restarts: int) -> int | None:
+    """The epochs of the attempt's time; None if the log does not tell.
+
+    ``planned`` is the number of its last epoch if it came to its end, else None.
+    """
+    all_done = attempt.count("epochs done") if attempt.totals else None
+    if all_done is not None:  # our own times are of all attempts
+        return all_done
+    first = attempt.lightning.first_epoch
+    if attempt.done:  # from where this attempt began
+        least, greatest = attempt.done
+        return greatest + 1 - min(attempt.first_epoch or 0, least)
+    # A log without a bar of progress shows only its end.
+    if planned is None or "workload" in attempt.fields:
+        return planned
+    if first is not None:
+        return max(planned - first, 0) or None
+    return None if restarts or attempt.lightning.restored else planned
 
 
 def _on_gpus(attempt: Attempt) -> bool:
@@ -242,7 +277,9 @@ def _batches(attempt: Attempt) -> tuple[int | None, int | None]:
 
 
 def _devices(attempt: Attempt) -> int:
-    """The number of devices by the batches, else by SLURM's tasks, else by variables."""
+    """The number of devices by Lightning, else by the batches, SLURM's tasks, or variables."""
+    if members := attempt.count("members"):
+        return members
     batch, global_batch = _batches(attempt)
     each = (batch or 0) * (attempt.count("accumulated") or 1)
     if each and global_batch and global_batch % each == 0:

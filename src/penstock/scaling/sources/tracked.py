@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from ...base import plural
+from ...base import UsageError, parse_seconds, plural
 from ..runs import Status, TrainingRun
 from .settings import settings_of
 
@@ -46,6 +46,8 @@ NAMES_OF_TRACKERS: Mapping[str, tuple[str, ...]] = {
     "job": ("launch.job_id", "slurm_job_id", "job_id"),
     "seconds": ("training_time", "total_training_time", "train_time"),
 }
+WHOLE = "time_of_the_whole_run"
+"""The parameter of a run of a table that names the column of a time that is not of training."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,12 @@ class TrackedRun:
         """The training time that the run measured itself, as a total or summed over epochs."""
         if training := self.values("training_s"):
             return training[-1] + sum(self.values("validation_s")[-1:])
+        for key in NAMES_OF_TRACKERS["seconds"]:
+            if (text := self.texts.get(key)) is not None:
+                try:
+                    return parse_seconds(text)
+                except ValueError as error:
+                    raise UsageError(f"{self.path} {self.key}: {key}: {error}") from error
         if (seconds := self.number("seconds")) is not None:
             return seconds
         by_epoch = self.values("train_s")
@@ -149,14 +157,22 @@ def training_runs(tracked: Iterable[TrackedRun], path: Path, say: Say) -> Iterat
     Yields:
         The runs as trainings.
     """
-    left = 0
+    left: list[str] = []
+    whole = ""
     for run in tracked:
         devices = run.whole("devices")
-        left += devices is None
-        if devices is not None:
-            yield _training_run(run, devices)
+        if devices is None:
+            left.append(run.name)
+            continue
+        whole = run.texts.get(WHOLE, whole)
+        yield _training_run(run, devices)
+    if whole:
+        say(
+            f"{path}: its times ({whole}) are of whole runs, which take longer than their trainings"
+        )
     if left:
-        say(f"{path}: {plural(left, 'run')} without a number of devices, left out")
+        names = ", ".join(left[:3]) + f" and {len(left) - 3} more" * (len(left) > 3)
+        say(f"{path}: {plural(len(left), 'run')} without a number of devices, left out: {names}")
 
 
 def _training_run(run: TrackedRun, devices: int) -> TrainingRun:

@@ -22,9 +22,12 @@ _GPU_BUSY = re.compile(r"system/gpu(\d+)_util_percent")
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV, whose fields are parted by commas, semicolons or tabs."""
     try:
         with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
-            return list(csv.DictReader(file))
+            mark = max(",;\t", key=file.readline().count)
+            file.seek(0)
+            return list(csv.DictReader(file, delimiter=mark, skipinitialspace=True))
     except (OSError, csv.Error) as error:
         raise UsageError(f"{path} is not a CSV: {error}") from error
 
