@@ -315,7 +315,8 @@ def test_a_number_is_the_elements_of_an_array(
 def test_an_array_of_infer_is_a_chain(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--array", "64%8", "--gpus-per-node", "1", "--dependency", "afterok:5",
              "--output", "logs/%A-%a.txt", "--error", "%a.err", "--venv", "/env"]  # fmt: skip
-    scripts = rendered(capsys, *flags, "--", *INFER)
+    infer = [*INFER, "--normalize", "percentile"]
+    scripts = rendered(capsys, *flags, "--", *infer)
     begin, parts, finish = map(directives, scripts)
     named = [job["--job-name"] for job in (begin, parts, finish)]
     assert named == ["penstock-prepare", "penstock-parts", "penstock-finish"]
@@ -332,7 +333,7 @@ def test_an_array_of_infer_is_a_chain(capsys: pytest.CaptureFixture[str]) -> Non
     assert [job["--error"] for job in (begin, parts, finish)] == [
         "prepare.err", "%a.err", "finish.err",
     ]  # fmt: skip
-    line = f"exec python -u -m penstock {LAUNCH}{shlex.join(INFER)}"
+    line = f"exec python -u -m penstock {LAUNCH}{shlex.join(infer)}"
     assert list(map(last_line, scripts)) == [
         f"{line} --prepare --workers 64 ${{SLURM_RESTART_COUNT:+--resume}}",
         f'{line} --part "${{SLURM_ARRAY_TASK_ID}}/64"',

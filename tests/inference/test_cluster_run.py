@@ -173,7 +173,7 @@ def test_a_client_that_is_killed_is_taken_over_by_another(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--cluster", "nowhere"), "is none of local, local:N, slurm, slurm:PRESET and an"),
+        (("--cluster", "nowhere"), "is none of local, local:N and an address"),
         (("--cluster", "local:1", "--part", "1/2"), "--part is a step of an array"),
     ],
 )

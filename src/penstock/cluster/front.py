@@ -82,7 +82,6 @@ def wait_for_worker(workers: Workers, check: Callable[[], object] = lambda: None
     Raises:
         UsageError: No worker may take part.
         Incomplete: No worker came within ``--worker-timeout``.
-        PenstockError: SLURM refused a job.
     """
     while True:
         check()
