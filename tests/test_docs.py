@@ -45,7 +45,6 @@ ELSEWHERE = {
     "tensorboard": "it serves until it is stopped; test_tracking reads its files",
     "comet upload": "it needs a key; test_comet uploads to a cloud of ours",
     "wandb": "it needs a key, or a terminal; test_wandb has W&B read what it wrote",
-    'eval "$(register-python-argcomplete': "test_completion presses keys in such a shell",
     "nvidia-smi": "it needs a GPU, and never ends",
     "penstock plot gpu_metrics.csv": "nvidia-smi has not written it; test_figures has such a log",
     "penstock dashboard outputs logs": "it never ends; test_runs_server starts it",

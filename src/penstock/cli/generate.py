@@ -54,7 +54,6 @@ penstock generate ufs-p1 data/ufs --samples 64               # synthetic weather
 penstock generate xview3 scenes --scenes 4                   # synthetic radar scenes, as xView3
 penstock generate --from FILE.nc data/mine                   # a NetCDF, packed
 """
-OFFERED = {"preset": (*PRESETS, VOLUME, XVIEW3)}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
