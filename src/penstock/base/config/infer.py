@@ -67,7 +67,7 @@ class Unattended(Sharing):
     """The knobs of a job that runs unattended, and of what it leaves on record."""
 
     groups: ClassVar = {
-        "faults": "retry_for stall_timeout oom grace resume_anyway take_over require_lock",
+        "faults": "retry_for stall_timeout grace resume_anyway take_over require_lock",
         "records": "run_dir metrics_json metrics_interval trace",
     }
 
@@ -80,12 +80,6 @@ class Unattended(Sharing):
         1800.0,
         help="how long a block may make no progress in a stage before the job ends with exit code "
         "3 and the stacks of its threads in the run folder; 0: no limit (default: 30min)",
-    )
-    oom: Literal["stop", "halve"] = flag(
-        "stop",
-        help="when a device has no memory left for a batch: stop: end with exit code 3, and name "
-        "the batch that fits; halve: run its patches in smaller batches, which may change their "
-        "last bits, and list their blocks",
     )
     grace: Seconds = flag(
         20.0,

@@ -11,7 +11,7 @@ from .bucket_folder import RemoteFolder
 from .bucket_log import RemoteLog
 from .local import LocalFolder
 from .log_file import LogFile
-from .names import HALVED_FILE, LOG_FILE, of_each, read_blocks
+from .names import LOG_FILE
 
 Folder: TypeAlias = LocalFolder | RemoteFolder
 """The folder of a run: both kinds have the same methods."""
@@ -42,12 +42,6 @@ def read_document(folder: Folder, name: str) -> dict[str, Any] | None:
             "anew"
         ) from error
     return document
-
-
-def halved_in(folder: Folder) -> set[tuple[int, ...]]:
-    """The blocks of a run whose patches ran in smaller batches, from the lists of all processes."""
-    names = folder.names(HALVED_FILE, of_each(HALVED_FILE))
-    return set().union(*(read_blocks(folder.read(name) or b"") for name in names))
 
 
 def lost_lines(folder: Folder, damaged: int, named: int, planned: int) -> str:

@@ -20,7 +20,6 @@ from .folder import Folder, Log, folder_at, lost_lines, read_document
 from .names import (
     ALIVE_FOLDER,
     ENDING_FILE,
-    HALVED_FILE,
     LOG_FILE,
     METRICS_FILE,
     RETRIES_FILE,
@@ -39,7 +38,7 @@ _OF_ONE_START = (SUMMARY_FILE, WORKERS_FILE, ENDING_FILE, TRACEBACK_FILE,
 _OF_ONE_RUN = (
     SCALINGS_FILE,
     f"{STATISTICS_FOLDER}/",
-    *map(of_each, (LOG_FILE, SUMMARY_FILE, METRICS_FILE, HALVED_FILE)),
+    *map(of_each, (LOG_FILE, SUMMARY_FILE, METRICS_FILE)),
 )
 """Files that are also removed when a run begins anew."""
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...base import scrubbed
-from .block_log import Key
-from .folder import folder_at, halved_in
+from .folder import folder_at
 from .names import own_name
 
 
@@ -41,10 +40,6 @@ class OwnFiles:
     def own_rows(self, name: str) -> Path | None:
         """The local file to which this process appends rows."""
         return None if self.folder is None else self.folder.rows(self.own_name(name))
-
-    def halved(self) -> set[Key]:
-        """The blocks whose patches ran in smaller batches, from the lists of all processes."""
-        return set() if self.folder is None else halved_in(self.folder)
 
     def named(self, name: str) -> str:
         """The path of a file of the folder, for messages."""

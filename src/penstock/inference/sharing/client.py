@@ -282,9 +282,7 @@ class _Client:
         if self.job.config.mixed_arithmetic or self.job.config.resume_anyway:
             notes += maker_notes(journal)
         planned, skipped, voxels = plan.num_blocks, journal.skipped, plan.voxels - before
-        together = merged(
-            self.summaries, seconds, planned, len(journal.halved()), notes, journal.retried
-        )
+        together = merged(self.summaries, seconds, planned, notes, journal.retried)
         return replace(
             together,
             # From the logs, as workers that died did not report their last blocks.

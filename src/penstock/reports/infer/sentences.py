@@ -253,11 +253,6 @@ def trouble_lines(run: InferenceRun) -> list[str]:
             f"{chunks['absent']:,} of {plural(chunks['read'], 'chunk')} of the input were missing "
             "and read as the fill value."
         )
-    if summary.get("halved"):
-        lines.append(
-            f"{plural(summary['halved'], 'block')} had patches in smaller batches, as memory ran "
-            "out: their last bits may differ from another run's."
-        )
     if run.status.retries:
         lines.append(
             f"Reads and writes failed {plural(run.status.retries, 'time')} and were tried again, "
