@@ -172,16 +172,6 @@ def test_nothing_of_a_job_stays_on_the_device() -> None:
 
 
 @on_gpu
-def test_graphs_are_recorded_in_the_lanes_of_one_job_after_another() -> None:
-    volume = np.random.default_rng(4).normal(size=(70, 90, 110)).astype("float32")
-    knobs: dict[str, Any] = {"patch": 32, "overlap": 8, "normalize": "global", "amp": "off"}
-    eager = run(volume, conv(), "cuda:0", **knobs)
-    for _ in range(2):
-        out = run(volume, conv(), "cuda:0", compile=True, compile_mode="reduce-overhead", **knobs)
-        assert np.abs(out - eager).max() < 1e-3 * np.abs(eager).max()
-
-
-@on_gpu
 @pytest.mark.parametrize("knobs", [{"amp": "off", "tf32": False}, {"tf32": True}, {"amp": "fp16"}])
 def test_the_plan_holds_what_the_device_takes_workspaces_of_cudnn_included(
     knobs: dict[str, Any],

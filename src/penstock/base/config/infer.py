@@ -119,7 +119,7 @@ class InferConfig(Unattended, Labels):
         "input and model": "trust_model in_channels level t c missing raw",
         "patches and seams": "block seam_mode trim_voxels halo min_blend_weight",
         "values": "norm_level eps clip_norm head_kind denormalize out_dtype",
-        "arithmetic": "amp tf32 compile compile_mode compile_dynamic cudnn_benchmark threads",
+        "arithmetic": "amp tf32 compile compile_dynamic threads",
         "queues": "prep_workers writer_workers max_inflight_batches",
         "a new output": "chunks shards",
     }
@@ -242,9 +242,6 @@ class InferConfig(Unattended, Labels):
     )
     tf32: bool = flag(False, help="let CUDA use TF32 in float32 arithmetic")
     compile: bool = flag(False, help="torch.compile the model")
-    compile_mode: Literal[
-        "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
-    ] = flag("default", help="mode of torch.compile")
     compile_dynamic: Annotated[Literal["auto", "true", "false"], BeforeValidator(_spelled)] = flag(
         "false",
         help="shapes of torch.compile: false: fixed, since all batches have one shape; true: any; "
@@ -252,7 +249,6 @@ class InferConfig(Unattended, Labels):
         alias="--no-compile-dynamic",
         const="false",
     )
-    cudnn_benchmark: bool = flag(False, help="let cuDNN time its algorithms first")
     threads: Positive | None = flag(None, help="threads of torch on the CPU (default: torch's own)")
 
     # flow
