@@ -35,9 +35,9 @@ from penstock.inference.run_folder.block_log import (
 )
 from penstock.inference.run_folder.block_set import BlockSet
 from penstock.inference.run_folder.checks import check_of
+from penstock.inference.run_folder.folder import Notes
 from penstock.inference.run_folder.journal import Journal
 from penstock.inference.run_folder.local import LocalFolder
-from penstock.inference.run_folder.notes import Notes
 from penstock.inference.run_folder.reader import open_run
 from penstock.inference.sharing.completeness import maker_notes, missing_parts, voxels_of
 from penstock.inference.stages.summary import Summary, merged
@@ -391,7 +391,7 @@ def test_blocks_count_for_their_makers(tmp_path: Path) -> None:
     for name, lines in logs.items():
         (tmp_path / name).write_text("".join(lines))
     makers = [{"code": "old"}]
-    assert Notes(LocalFolder(tmp_path), "", makers).counts() == {0: 1, 1: 3}
+    assert Notes(LocalFolder(tmp_path), "", makers).counted()[1] == {0: 1, 1: 3}
     assert makers == [{"code": "old"}, {"code": "new"}]
     assert {*Notes(LocalFolder(tmp_path), "", []).blocks()} == {a, b, c, d}
 

@@ -11,9 +11,8 @@ from typing import Any, Literal
 
 from ..base import RUN_FILE, SUMMARY_FILE, format_seconds, plural, significant, system_errors
 from .run_folder.block_set import BlockSet
-from .run_folder.folder import Folder, folder_at, lost_lines, read_document
+from .run_folder.folder import Folder, Notes, folder_at, lost_lines, read_document
 from .run_folder.names import ENDING_FILE, RETRIES_FILE, WORKERS_FILE, of_each, rows_of
-from .run_folder.notes import Notes
 
 State = Literal["running", "prepared", "done", "ended", "killed"]
 _OF_WORKERS = ("present", "died", "unfit", "retried")
