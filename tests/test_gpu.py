@@ -313,7 +313,7 @@ def assert_close(one: Mapping[str, Any], other: Mapping[str, Any], tolerance: fl
         assert torch.allclose(one[name], other[name], rtol=tolerance, atol=tolerance), name
 
 
-def assert_told(out: Path, results: Mapping[str, Any], device: str) -> None:
+def assert_logged(out: Path, results: Mapping[str, Any], device: str) -> None:
     """Each step has its phases, and the peaks are of the device that trained."""
     with (out / "steps" / "rank0.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -334,7 +334,7 @@ def assert_told(out: Path, results: Mapping[str, Any], device: str) -> None:
 
 def test_the_spiral_is_trained_as_on_the_cpu(device: str, tmp_path: Path) -> None:
     results = spiral(tmp_path / "there", device)
-    assert_told(tmp_path / "there", results, device)
+    assert_logged(tmp_path / "there", results, device)
     here = spiral(tmp_path / "here", "cpu", num_samples=POINTS[device])
     assert results["samples"] == here["samples"]
     assert results["final"]["val_loss"] == pytest.approx(here["final"]["val_loss"], rel=1e-2)
@@ -392,7 +392,7 @@ def test_mixed_precision_learns_with_clipped_gradients(
     words += ["--device", device, "--output-dir", str(out)]
     assert main(["train", "pairs", *words, "--epochs", "4", "--schedule", "constant"]) == 0
     results = json.loads((out / "training_results.json").read_text())
-    assert_told(out, results, device)
+    assert_logged(out, results, device)
     history = results["history"]
     assert history[-1]["train_loss"] < history[0]["train_loss"]
     assert np.isfinite(results["final"]["val_psnr"])
@@ -414,7 +414,7 @@ def test_accumulated_batches_equal_the_big_one_and_all_are_timed(
     )
     assert (small["steps"], small["global_batch_size"]) == (big["steps"], 6)
     assert small["samples"] == big["samples"]
-    assert_told(out, small, device)
+    assert_logged(out, small, device)
     one, other = (read(tmp_path / name, "best_model.pth") for name in ("big", "small"))
     assert_close(one, other, 1e-4 if device == "cpu" else 1e-2)
     for name in one if device == "cpu" else ():

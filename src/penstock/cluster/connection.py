@@ -99,25 +99,25 @@ def _reached(
 
 @contextlib.contextmanager
 def _counting(workers: Workers) -> Iterator[None]:
-    """Context in which deaths and faults are counted, as Dask tells of them."""
+    """Context in which deaths and faults are counted, as Dask reports them."""
 
-    def hear_worker(event: tuple[float, Any]) -> None:
+    def count_death(event: tuple[float, Any]) -> None:
         word = event[1]
         if word.get("action") != "remove-worker":
             return
         # Its nanny may start another one at the same address, which is to be admitted anew.
         was_fit = workers.fit.pop(word["worker"], None) is not None
-        # Dask gives a worker its first item before we hear that the worker was admitted.
+        # Dask gives a worker its first item before the answer that it was admitted is here.
         begun = any(str(key).startswith(workers.token) for key in word["processing-tasks"])
         if (was_fit or begun) and not word["expected"]:
             workers.note_death(word["worker"])
 
-    def hear_fault(event: tuple[float, Any]) -> None:
+    def count_fault(event: tuple[float, Any]) -> None:
         workers.retried += 1
 
-    topics = {"all": hear_worker, workers.token: hear_fault}
-    for topic, hear in topics.items():
-        workers.client.subscribe_topic(topic, hear)
+    topics = {"all": count_death, workers.token: count_fault}
+    for topic, count in topics.items():
+        workers.client.subscribe_topic(topic, count)
     try:
         yield
     finally:

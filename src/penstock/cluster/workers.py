@@ -38,7 +38,7 @@ class Workers:
     refill: Callable[[], None] = lambda: None
     """Function that restarts workers of this machine whose nannies have ended."""
     token: str = field(default_factory=lambda: f"penstock-{uuid.uuid4().hex[:12]}")
-    """Name of the resource that an item takes, and the topic under which its faults are told."""
+    """Name of the resource that an item takes, and the topic of reports of its faults."""
     fit: dict[str, str] = field(default_factory=dict)
     """The host of each worker that takes items now, by address."""
     left_out: dict[str, str] = field(default_factory=dict)

@@ -301,7 +301,7 @@ def _value(value: Any) -> str:
 
 
 def memory_table(run: InferenceRun) -> list[tuple[str, ...]]:
-    """The parts of the plan's ceiling; empty for a run of an older version."""
+    """The parts of the plan's ceiling; empty if the run has no plan."""
     parts = run.plan.get("memory") or {}
     if not parts:
         return []
