@@ -38,7 +38,7 @@ lowest-torch: $(VENV)-lowest-torch/ready ## the same, and all that computes, wit
 # Tests that need nothing but the core.
 CORE = $(addprefix tests/, test_platforms.py base/test_labels.py base/test_threads.py \
 	base/test_words.py bench/test_boundary.py bench/test_launch.py bench/test_suite_presets.py \
-	bench/test_sweep.py cli/test_completion.py cli/test_doctor.py cli/test_help.py \
+	bench/test_sweep.py cli/test_doctor.py cli/test_help.py \
 	cluster/test_place.py cluster/test_slurm_jobs.py \
 	cluster/test_slurm_submit.py data/test_grid.py \
 	data/test_normalize.py data/test_preprocess.py data/test_volumes.py data/test_weather.py \

@@ -4,7 +4,7 @@
     python benchmarks/cluster.py --size 128 --rounds 1     a smoke test; README stays as it is
 
 Contenders take turns. Each launch is a fresh process, and its output is compared with that of one
-thread. Computing seconds run from the first part to the last unit; the rest is the begin and the
+thread. Computing seconds run from the first part to the last unit; the rest is the start and the
 end of processes. A run begins its first patch when it takes the first sample of its memory.
 No-op items are timed through `cluster.share` and through bare Dask, in turns.
 """

@@ -124,7 +124,7 @@ def test_threads_are_those_of_the_calling_thread_alone() -> None:
 def test_inference_leaves_all_as_it_was(threads: int | None, fails: bool) -> None:
     model, before, out = asking(fails), state(), np.zeros_like(VOLUME)
     knobs: dict[str, Any] = {"patch": 8, "overlap": 2, "normalize": "none", "threads": threads}
-    knobs |= {"tf32": True, "cudnn_benchmark": True}
+    knobs |= {"tf32": True}
     with contextlib.suppress(penstock.PenstockError):
         penstock.plan_inference(VOLUME, out, model=model, **knobs)
         assert state() == before

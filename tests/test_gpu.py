@@ -78,7 +78,7 @@ def test_cuda_agrees_with_the_cpu(seam: str) -> None:
 
 
 @on_gpu
-def test_a_batch_that_does_not_fit_is_named_or_halved() -> None:
+def test_a_batch_that_does_not_fit_is_named() -> None:
     import torch
     from torch import nn
 
@@ -98,7 +98,6 @@ def test_a_batch_that_does_not_fit_is_named_or_halved() -> None:
     with pytest.raises(penstock.StageError, match="a batch of 16 should fit") as caught:
         run(volume, Hungry(), "cuda:0", **knobs)
     assert caught.value.exit_code == 3
-    assert (run(volume, Hungry(), "cuda:0", **knobs, oom="halve") == volume).all()
 
 
 @on_gpu
@@ -170,16 +169,6 @@ def test_nothing_of_a_job_stays_on_the_device() -> None:
         run(volume, "identity", "cuda:0", patch=32, overlap=overlap, seam_mode="blend")
         gc.collect()
         assert torch.cuda.memory_allocated() == held
-
-
-@on_gpu
-def test_graphs_are_recorded_in_the_lanes_of_one_job_after_another() -> None:
-    volume = np.random.default_rng(4).normal(size=(70, 90, 110)).astype("float32")
-    knobs: dict[str, Any] = {"patch": 32, "overlap": 8, "normalize": "global", "amp": "off"}
-    eager = run(volume, conv(), "cuda:0", **knobs)
-    for _ in range(2):
-        out = run(volume, conv(), "cuda:0", compile=True, compile_mode="reduce-overhead", **knobs)
-        assert np.abs(out - eager).max() < 1e-3 * np.abs(eager).max()
 
 
 @on_gpu
@@ -324,7 +313,7 @@ def assert_close(one: Mapping[str, Any], other: Mapping[str, Any], tolerance: fl
         assert torch.allclose(one[name], other[name], rtol=tolerance, atol=tolerance), name
 
 
-def assert_told(out: Path, results: Mapping[str, Any], device: str) -> None:
+def assert_logged(out: Path, results: Mapping[str, Any], device: str) -> None:
     """Each step has its phases, and the peaks are of the device that trained."""
     with (out / "steps" / "rank0.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -345,7 +334,7 @@ def assert_told(out: Path, results: Mapping[str, Any], device: str) -> None:
 
 def test_the_spiral_is_trained_as_on_the_cpu(device: str, tmp_path: Path) -> None:
     results = spiral(tmp_path / "there", device)
-    assert_told(tmp_path / "there", results, device)
+    assert_logged(tmp_path / "there", results, device)
     here = spiral(tmp_path / "here", "cpu", num_samples=POINTS[device])
     assert results["samples"] == here["samples"]
     assert results["final"]["val_loss"] == pytest.approx(here["final"]["val_loss"], rel=1e-2)
@@ -403,7 +392,7 @@ def test_mixed_precision_learns_with_clipped_gradients(
     words += ["--device", device, "--output-dir", str(out)]
     assert main(["train", "pairs", *words, "--epochs", "4", "--schedule", "constant"]) == 0
     results = json.loads((out / "training_results.json").read_text())
-    assert_told(out, results, device)
+    assert_logged(out, results, device)
     history = results["history"]
     assert history[-1]["train_loss"] < history[0]["train_loss"]
     assert np.isfinite(results["final"]["val_psnr"])
@@ -425,7 +414,7 @@ def test_accumulated_batches_equal_the_big_one_and_all_are_timed(
     )
     assert (small["steps"], small["global_batch_size"]) == (big["steps"], 6)
     assert small["samples"] == big["samples"]
-    assert_told(out, small, device)
+    assert_logged(out, small, device)
     one, other = (read(tmp_path / name, "best_model.pth") for name in ("big", "small"))
     assert_close(one, other, 1e-4 if device == "cpu" else 1e-2)
     for name in one if device == "cpu" else ():

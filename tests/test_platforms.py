@@ -47,12 +47,12 @@ import penstock, penstock.cli
 for found in pkgutil.iter_modules(penstock.cli.__path__):
     importlib.import_module(f"penstock.cli.{found.name}")
 for verb in penstock.cli.VERBS:
-    with contextlib.redirect_stdout(io.StringIO()) as told:
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
         try:
             penstock.cli.main([verb, "--help"])
         except SystemExit as end:
             assert end.code == 0, verb
-    assert "usage: penstock" in told.getvalue()
+    assert "usage: penstock" in printed.getvalue()
 """
 
 

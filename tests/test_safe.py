@@ -74,9 +74,9 @@ def test_a_terminal_is_moved_by_nobody(
         assert main(words) == 2
     with pytest.raises(SystemExit):
         main(["plot", "--\x1b[2J"])
-    heard = "".join(capsys.readouterr())
-    assert "\\x1b[2Jb\\x9b\\u202e\\udcff.csv" in heard and '"\\x1b[2J\\x07"' in heard
-    assert not {char for char in heard if not char.isprintable()} - {"\n"}
+    printed = "".join(capsys.readouterr())
+    assert "\\x1b[2Jb\\x9b\\u202e\\udcff.csv" in printed and '"\\x1b[2J\\x07"' in printed
+    assert not {char for char in printed if not char.isprintable()} - {"\n"}
 
 
 def test_a_bar_of_the_users_model_stays_one_line() -> None:
@@ -178,9 +178,9 @@ def test_what_is_no_key_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             monkeypatch.delenv(name)
 
 
-def leaks(folder: Path, heard: str) -> list[str]:
+def leaks(folder: Path, printed: str) -> list[str]:
     """Where a secret stands: in what was printed, or in a file or its name."""
-    places = ["printed" for secret in SECRETS if secret in heard]
+    places = ["printed" for secret in SECRETS if secret in printed]
     for path in (path for path in folder.rglob("*") if path.is_file()):
         text = str(path).encode() + path.read_bytes()
         places += [f"{path}: {secret}" for secret in SECRETS if secret.encode() in text]
@@ -285,9 +285,9 @@ def test_a_key_in_any_argument_of_any_verb_stays_there(
             code: Any = main(words)
         except SystemExit as end:
             code = end.code
-        heard = "".join(capsys.readouterr())
-        assert code == 2 and heard, words
-        assert not leaks(tmp_path, heard), words
+        printed = "".join(capsys.readouterr())
+        assert code == 2 and printed, words
+        assert not leaks(tmp_path, printed), words
         assert not [path for path in tmp_path.rglob("*") if "hunter2word" in path.name], words
 
 

@@ -33,7 +33,7 @@ COMMON: dict[str, Any] = {
 
 
 def weather(folder: Path, samples: int = SAMPLES, seed: int = 0, zarr_format: int = 2) -> Path:
-    world = World(GRID, seed, 2.0)
+    world = World(GRID, seed)
     write_dataset(
         folder, WEATHER.layouts(GRID), range(samples), lambda index: world.sample(WEATHER, index),
         codec="blosc-lz4", zarr_format=zarr_format, shards=None, workers=1, overwrite=False,

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from datetime import datetime, timedelta
 from importlib.util import find_spec
@@ -19,7 +18,7 @@ import pytest
 from penstock.base.config.bench import BenchModelConfig
 from penstock.base.config.knobs import build
 from penstock.base.errors import PenstockError, UsageError
-from penstock.bench.launch import alone, on_cluster, supervisor
+from penstock.bench.launch import on_cluster, supervisor
 from penstock.bench.launch.launcher import Launch
 from penstock.bench.launch.on_cluster import RemoteLaunch, launch_here
 from penstock.bench.launch.supervisor import LaunchRequest
@@ -44,7 +43,7 @@ ZOO = str(Path(__file__).parent / "zoo.py")
 def _zoo(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Launches are those of the zoo, which takes no torch. No other test's lie beside them."""
     locks = str(tmp_path_factory.mktemp("locks"))
-    monkeypatch.setattr(alone.tempfile, "gettempdir", lambda: locks)
+    monkeypatch.setattr(on_cluster.tempfile, "gettempdir", lambda: locks)
     monkeypatch.setattr(supervisor, "WORKER", (sys.executable, ZOO))
     monkeypatch.setattr(environment, "WATCH_S", 0.0)
 
@@ -82,7 +81,7 @@ def test_a_launch_runs_where_the_client_was_started_and_says_where_it_ran(
     seen = {n: v for n, v in record.environment["variables"].items() if n.endswith("_THREADS")}
     assert seen == threads
     worker = record.environment["worker"]
-    assert (worker["address"], worker["beside"]) == ("tcp://somewhere", 0)
+    assert worker["address"] == "tcp://somewhere"
     assert worker["host"] == os.uname().nodename
     assert record.environment["machine_key"] and draft is None
 
@@ -159,62 +158,14 @@ def test_the_client_keeps_what_workers_bring(
 # --- what it holds --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("scenario", "device", "visible", "gpu", "cores"),
-    [
-        ("model", "cpu", "2,3", None, True),
-        ("model", "cuda", "2,3", "gpu-2", False),
-        ("model", "auto", "", None, True),
-        ("train", "auto", "GPU-ab/1", "gpu-GPU-ab_1", True),  # it reads, so it takes cores too
-        ("loader", None, "0", None, True),
-    ],
-)
-def test_what_a_case_takes(
-    scenario: str, device: str | None, visible: str, gpu: str | None, cores: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    names = alone.taken_by(scenario, {"device": device} if device else {})
-    assert [name for name in names if name.startswith("gpu")] == [gpu] * bool(gpu)
-    assert bool([name for name in names if name.startswith("core")]) == cores
-    words = alone.taken_words(names)
-    assert words[:1] == [gpu] if gpu else words[0].endswith(("core", "cores"))
-
-
-def test_no_two_cases_hold_one_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alone.tempfile, "gettempdir", lambda: str(tmp_path))
-    monkeypatch.setattr(alone, "LOOK_EVERY_S", 0.001)
-    running, together = set[str](), list[set[str]]()
-
-    def work(name: str, cores: list[str]) -> None:
-        for _ in range(20):
-            with alone.held(cores, wanted):
-                running.add(name)
-                together.append(set(running))
-                time.sleep(0.001)
-                running.remove(name)
-
-    cores = {"a": ["core-0", "core-1"], "b": ["core-1", "core-2"]}
-    threads = [threading.Thread(target=work, args=item) for item in cores.items()]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(together) == 40 and {"a", "b"} not in together
-    with alone.held(["core-0"], wanted), alone.held(["core-1"], lambda: False):
-        pass  # cores of their own: neither waits
-    assert not list(tmp_path.rglob("case-*"))
-
-
-def test_cases_of_other_workers_are_counted(
+def test_one_launch_at_a_time_is_made_on_a_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(alone.tempfile, "gettempdir", lambda: str(tmp_path))
-    assert alone.running_beside() == 0
+    monkeypatch.setattr(on_cluster.tempfile, "gettempdir", lambda: str(tmp_path))
     hold = (
         "import sys, tempfile; tempfile.tempdir = sys.argv[1]\n"
-        "from penstock.bench.launch import alone\n"
-        "with alone.held(['gpu-1'], lambda: True):\n"
+        "from penstock.bench.launch.on_cluster import host_held\n"
+        "with host_held(lambda: True):\n"
         "    print('held', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
@@ -222,15 +173,13 @@ def test_cases_of_other_workers_are_counted(
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     ) as other:  # fmt: skip
         assert other.stdout is not None and other.stdout.readline() == "held\n"
-        with alone.held(["gpu-0"], wanted):
-            assert alone.running_beside() == 1
         nobody = pytest.raises(PenstockError, match="no client waits")
-        with nobody, alone.held(["gpu-1"], lambda: False):
+        with nobody, on_cluster.host_held(lambda: False):
             raise AssertionError
         other.kill()  # and what it held is free
         other.wait()
-        with alone.held(["gpu-1"], lambda: False):
-            assert alone.running_beside() == 0
+        with on_cluster.host_held(lambda: False):
+            pass
 
 
 def test_variables_of_a_worker_are_those_of_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,7 +281,7 @@ def test_a_benchmark_on_workers(place: Path, capsys: pytest.CaptureFixture[str])
     for record in ran:
         assert record.environment["machine_key"] == here["machine_key"]
         if record.ok:
-            assert record.environment["worker"]["alone_on"] == alone.taken_words(alone._cores())
+            assert record.environment["worker"]["host"] == os.uname().nodename
         else:
             assert record.status == "crash" and record.error is not None
             assert record.error.message.startswith("3 workers died on it")

@@ -229,8 +229,8 @@ def supervisor_of_three(path: Path, reader: int, first: str = "") -> ForkServerP
 
 def test_an_interrupted_supervisor_takes_the_worker_with_it(fifo: tuple[Path, int]) -> None:
     path, reader = fifo
-    heard = "import signal; signal.signal(signal.SIGTERM, signal.default_int_handler)"
-    process = supervisor_of_three(path, reader, heard)
+    received = "import signal; signal.signal(signal.SIGTERM, signal.default_int_handler)"
+    process = supervisor_of_three(path, reader, received)
     process.terminate()
     assert os.read(reader, 1) == b""
     process.join()

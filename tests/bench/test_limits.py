@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -91,7 +92,7 @@ def test_one_read_from_the_cache_spoils_the_rest(
 def test_the_file_of_a_disk_read_has_no_name(tmp_path: Path) -> None:
     scenario = scenarios.DiskRead({"folder": str(tmp_path), "bytes": 16 * MIB})
     assert not list(tmp_path.iterdir())
-    scenario._file.truncate(9 * MIB)
+    os.truncate(scenario._file.opened[0], 9 * MIB)
     with pytest.raises(WrongResult, match=str(9 * MIB)):
         scenario.step(phase)
     scenario.close()

@@ -77,23 +77,17 @@ PartitionName=low Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP PriorityTier
 PartitionName=high Nodes=n1,n2 MaxTime=INFINITE State=UP PriorityTier=10
 """
 SLOW_NET = """
-import itertools, time, torch
-from pathlib import Path
-
-FORWARDS, HOLD = itertools.count(), Path(__file__).with_name("hold")
+import time, torch
 
 class Slow(torch.nn.Module):
     def forward(self, x):
-        while next(FORWARDS) > 60 and HOLD.exists():
-            time.sleep(0.05)
         time.sleep(0.05)
         return x * 2
 
 def slow():
     return Slow()
 """
-"""The file of a model of which each forward takes a moment, and of which a process computes no more
-than some while there is a file."""
+"""The file of a model of which each forward takes a moment."""
 CGROUP_CONF = "CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\n"
 
 

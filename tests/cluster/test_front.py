@@ -288,17 +288,17 @@ def test_a_worker_that_never_comes_is_waited_for_so_long_and_no_longer(
 ) -> None:
     now, said = [0.0], list[str]()
     monkeypatch.setattr(waiting.time, "monotonic", lambda: now[0])
-    wait = Waiting("slurm", 300, said.append)
-    wait.note(0, None)
+    wait = Waiting("local", 300, said.append)
+    wait.note(0)
     now[0] = 250
-    wait.note(0, "PENDING, Resources")
-    wait.note(1, None)
+    wait.note(0)
+    wait.note(1)
     now[0] = 500
-    wait.note(0, None)
-    assert said[0] == "waiting for a worker of slurm, 4 min 10 s so far (PENDING, Resources)"
+    wait.note(0)
+    assert said[0] == "waiting for a worker of local, 4 min 10 s so far"
     now[0] = 551
-    with pytest.raises(Incomplete, match="no worker of slurm was there for 5 min 1 s"):
-        wait.note(0, None)
+    with pytest.raises(Incomplete, match="no worker of local was there for 5 min 1 s"):
+        wait.note(0)
 
 
 def test_workers_that_die_and_come_again_end_no_wait_unless_there_is_progress(
@@ -306,20 +306,20 @@ def test_workers_that_die_and_come_again_end_no_wait_unless_there_is_progress(
 ) -> None:
     now = [0.0]
     monkeypatch.setattr(waiting.time, "monotonic", lambda: now[0])
-    wait = Waiting("slurm", 300)
+    wait = Waiting("local", 300)
     for seconds in range(0, 1000, 100):  # each death is followed by progress
         now[0], wait.died = seconds, True
         wait.progressed()
-        wait.note(1, None)
+        wait.note(1)
     for seconds in (1000, 1100, 1199):
         now[0], wait.died = seconds, True
-        wait.note(1, None)
+        wait.note(1)
     now[0], wait.limit = 1200, " (memory limit 1.00 GiB)"
     with pytest.raises(
         Incomplete,
-        match=r"of slurm \(memory limit 1.00 GiB\) died, and there was no progress for 5 min 0 s",
+        match=r"of local \(memory limit 1.00 GiB\) died, and there was no progress for 5 min 0 s",
     ):
-        wait.note(1, None)
+        wait.note(1)
 
 
 def dies(number: int) -> int:

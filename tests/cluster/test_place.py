@@ -218,8 +218,8 @@ def test_a_job_that_gets_nowhere_is_not_put_back_for_ever(
         """Its exit code, what it said, and how often the job was put back so far."""
         code = main(in_a_job(text))
         said = capsys.readouterr().err
-        heard = tmp_path / "requeued"
-        return code, said, len(heard.read_text().splitlines()) if heard.exists() else 0
+        received = tmp_path / "requeued"
+        return code, said, len(received.read_text().splitlines()) if received.exists() else 0
 
     nothing = "penstock launch: job 123456 was stopped before it had saved anything new"
     assert lived(too_early) == (138, f"{nothing} and goes back into the queue\n", 1)

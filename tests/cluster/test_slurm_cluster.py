@@ -326,7 +326,7 @@ def test_a_chain_whose_first_job_fails_runs_its_last_and_nothing_waits_for_ever(
 def test_a_chain_of_which_slurm_refuses_a_job_is_cancelled(
     cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["infer", "--model-type", "identity", "--in-spec", "a", "--out-spec", "b"]
+    words = "infer --model-type identity --in-spec a --out-spec b --normalize percentile".split()
     folder = ["--folder", str(tmp_path)]
     assert main(["slurm", "submit", *folder, *ONE_OF_EACH, "--array", "5000", "--", *words]) == 2
     said = capsys.readouterr().err.splitlines()
@@ -365,7 +365,20 @@ def test_an_infer_that_is_stopped_says_so_and_one_that_is_restarted_goes_on(
     assert main(["generate", "volume", volume, "--shape", "48", "48", "64"]) == 0
     words = ["infer", "--model-type", f"{tmp_path}/slow.py:make", "--in-spec", volume]
     words += ["--out-spec", str(out), "--patch", "16", "--overlap", "0", "--in-channels", "1"]
-    words += ["--chunks", "16", "16", "16", "--block", "16", "16", "16", "--devices", "cpu"]
+    words += [
+        "--chunks",
+        "16",
+        "16",
+        "16",
+        "--block",
+        "16",
+        "16",
+        "16",
+        "--devices",
+        "cpu",
+        "--normalize",
+        "percentile",
+    ]
     folder, done = tmp_path / "jobs", tmp_path / "out.zarr.penstock" / "done.log"
 
     def written() -> int:

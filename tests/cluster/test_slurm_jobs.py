@@ -182,7 +182,7 @@ def test_every_resource_has_its_line() -> None:
 def recorder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A program that notes its arguments and the variable VALUE, each ended by a NUL."""
     path = tmp_path_factory.mktemp("recorder") / "python"
-    path.write_text('#!/bin/sh\nprintf "%s\\0" "$VALUE" "$@" > "$0.heard"\n')
+    path.write_text('#!/bin/sh\nprintf "%s\\0" "$VALUE" "$@" > "$0.received"\n')
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return path
 
@@ -212,9 +212,9 @@ def test_what_is_asked_is_what_is_run(
     subprocess.run(["bash", "-n"], input=text.encode(), check=True)
     ended = subprocess.run(["bash"], input=text.encode(), capture_output=True, check=True)
     assert (ended.stdout, ended.stderr) == (b"", b"")
-    heard = Path(f"{recorder}.heard").read_bytes().decode().split("\0")[:-1]
+    received = Path(f"{recorder}.received").read_bytes().decode().split("\0")[:-1]
     launch = ["-m", "penstock", "launch", "slurm", "--requeue", "--"]
-    assert heard == [value, *launch, *SPIRAL, *words]
+    assert received == [value, *launch, *SPIRAL, *words]
 
 
 def test_an_environment_with_a_hostile_name_is_activated(tmp_path: Path, recorder: Path) -> None:
@@ -227,7 +227,7 @@ def test_an_environment_with_a_hostile_name_is_activated(tmp_path: Path, recorde
         ["bash"], input=text.encode(), cwd=tmp_path, check=True,
         env={"PATH": os.environ["PATH"], "HERE": str(recorder.parent)},
     )  # fmt: skip
-    assert Path(f"{recorder}.heard").read_bytes().endswith(b"spiral\0--epochs\x002\0")
+    assert Path(f"{recorder}.received").read_bytes().endswith(b"spiral\0--epochs\x002\0")
     assert [path.name for path in tmp_path.iterdir()] == [home.name]
 
 
@@ -509,11 +509,11 @@ def spoken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
     def speak(**said: tuple[int, str]) -> None:
         for name in ("squeue", "scontrol", "sacct"):
             code, text = said.get(name, (1, "slurm_load_jobs error: Invalid job id specified\n"))
-            heard = tmp_path / f"{name}.txt"
-            heard.write_text(text)
+            received = tmp_path / f"{name}.txt"
+            received.write_text(text)
             stream = "2" if code else "1"
             (tmp_path / name).write_text(
-                f"#!/bin/sh\n/bin/cat {shlex.quote(str(heard))} >&{stream}\nexit {code}\n"
+                f"#!/bin/sh\n/bin/cat {shlex.quote(str(received))} >&{stream}\nexit {code}\n"
             )
             (tmp_path / name).chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path))

@@ -198,7 +198,7 @@ def test_no_value_of_a_preset_becomes_a_line(
 
 
 @pytest.mark.parametrize(
-    ("words", "heard", "resumes"),
+    ("words", "received", "resumes"),
     [
         (INFER, INFER, True),
         (["penstock", *INFER], INFER, True),
@@ -212,19 +212,19 @@ def test_no_value_of_a_preset_becomes_a_line(
     ],
 )  # fmt: skip
 def test_a_verb_takes_the_place_of_the_script(
-    words: list[str], heard: list[str] | None, resumes: bool, capsys: pytest.CaptureFixture[str]
+    words: list[str], received: list[str] | None, resumes: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (text,) = rendered(capsys, "--venv", "/env", "--", *words)
     got = directives(text)
-    heard, again = heard or words, " ${SLURM_RESTART_COUNT:+--resume}" if resumes else ""
-    goes_back = heard[0] != "plan"
+    received, again = received or words, " ${SLURM_RESTART_COUNT:+--resume}" if resumes else ""
+    goes_back = received[0] != "plan"
     assert got["--signal"] == f"B:{'USR1' if goes_back else 'TERM'}@120" and "--requeue" in got
     launch = LAUNCH if goes_back else ""
-    assert last_line(text) == f"exec python -u -m penstock {launch}{shlex.join(heard)}{again}"
+    assert last_line(text) == f"exec python -u -m penstock {launch}{shlex.join(received)}{again}"
     for flags in (["--no-requeue"], ["--max-requeues", "0"]):
         (text,) = rendered(capsys, "--venv", "/env", *flags, "--", *words)
         assert directives(text)["--signal"] == "B:TERM@120"
-        assert last_line(text) == f"exec python -u -m penstock {shlex.join(heard)}{again}"
+        assert last_line(text) == f"exec python -u -m penstock {shlex.join(received)}{again}"
 
 
 def test_a_program_gets_its_words_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
@@ -260,10 +260,10 @@ def test_what_a_verb_is_given_is_what_it_hears(
         ["bash"], input=text.encode(), capture_output=True, check=True, env=environment
     )
     assert (ended.stdout, ended.stderr) == (b"", b"")
-    heard = Path(f"{recorder}.heard").read_bytes().decode().split("\0")[1:-1]
+    received = Path(f"{recorder}.received").read_bytes().decode().split("\0")[1:-1]
     numbered = [word.replace("%j", "70_7") for word in words]
     more = ["--resume"] if restarted else []
-    assert heard == ["-u", "-m", "penstock", "infer", *numbered, "--part", "7/64", *more]
+    assert received == ["-u", "-m", "penstock", "infer", *numbered, "--part", "7/64", *more]
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,8 @@ def test_a_number_is_the_elements_of_an_array(
 def test_an_array_of_infer_is_a_chain(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--array", "64%8", "--gpus-per-node", "1", "--dependency", "afterok:5",
              "--output", "logs/%A-%a.txt", "--error", "%a.err", "--venv", "/env"]  # fmt: skip
-    scripts = rendered(capsys, *flags, "--", *INFER)
+    infer = [*INFER, "--normalize", "percentile"]
+    scripts = rendered(capsys, *flags, "--", *infer)
     begin, parts, finish = map(directives, scripts)
     named = [job["--job-name"] for job in (begin, parts, finish)]
     assert named == ["penstock-prepare", "penstock-parts", "penstock-finish"]
@@ -332,7 +333,7 @@ def test_an_array_of_infer_is_a_chain(capsys: pytest.CaptureFixture[str]) -> Non
     assert [job["--error"] for job in (begin, parts, finish)] == [
         "prepare.err", "%a.err", "finish.err",
     ]  # fmt: skip
-    line = f"exec python -u -m penstock {LAUNCH}{shlex.join(INFER)}"
+    line = f"exec python -u -m penstock {LAUNCH}{shlex.join(infer)}"
     assert list(map(last_line, scripts)) == [
         f"{line} --prepare --workers 64 ${{SLURM_RESTART_COUNT:+--resume}}",
         f'{line} --part "${{SLURM_ARRAY_TASK_ID}}/64"',
@@ -394,10 +395,12 @@ def test_the_number_of_an_array_in_the_file_of_ended_jobs_is_that_of_its_last_el
     tmp_path: Path, spoken: Callable[..., None]
 ) -> None:
     spoken()
-    heard = "sacct: error: Unknown type ArrayJobId: 5\nsacct: error: Unknown type ArrayTaskId: 5\n"
+    refusal = (
+        "sacct: error: Unknown type ArrayJobId: 5\nsacct: error: Unknown type ArrayTaskId: 5\n"
+    )
     (tmp_path / "sacct").write_text(
         f'#!/bin/sh\n[ "$4" = --completion ] || [ "$3" = --completion ] || exit 1\n'
-        f"printf '{heard}' >&2\necho '5|COMPLETED|n1'\necho '50|COMPLETED|n1'\n"
+        f"printf '{refusal}' >&2\necho '5|COMPLETED|n1'\necho '50|COMPLETED|n1'\n"
     )
     assert slurm_states.job_states(["5", "50"]) == {
         "5": [], "50": [JobState("50", "COMPLETED", nodes="n1", restarts=0)],

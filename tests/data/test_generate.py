@@ -25,7 +25,7 @@ def test_generate_packs_a_preset(tmp_path: Path, capsys: pytest.CaptureFixture[s
     words = ["generate", "ufs-p1", str(root), "--samples", "3", "--grid", "8", "16", "--seed", "5"]
     assert main(words) == 0
     packed = open_dataset(root)
-    world = World(GRID, 5, 2.0)
+    world = World(GRID, 5)
     for index in range(3):
         sample = world.sample(PRESETS["ufs-p1"], index)
         for name, values in sample.items():

@@ -26,8 +26,7 @@ import pytest
 from penstock.base.config.infer import InferConfig
 from penstock.base.config.knobs import build
 from penstock.cli import main
-from penstock.inference.run_folder.folder import folder_at
-from penstock.inference.run_folder.notes import Notes
+from penstock.inference.run_folder.folder import Notes, folder_at
 from penstock.inference.run_folder.reader import open_run
 from penstock.inference.sharing import on_worker as worker_side
 from penstock.inference.sharing import remote_job
@@ -173,7 +172,7 @@ def test_a_client_that_is_killed_is_taken_over_by_another(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--cluster", "nowhere"), "is none of local, local:N, slurm, slurm:PRESET and an"),
+        (("--cluster", "nowhere"), "is none of local, local:N and an address"),
         (("--cluster", "local:1", "--part", "1/2"), "--part is a step of an array"),
     ],
 )

@@ -35,9 +35,9 @@ from penstock.inference.run_folder.block_log import (
 )
 from penstock.inference.run_folder.block_set import BlockSet
 from penstock.inference.run_folder.checks import check_of
+from penstock.inference.run_folder.folder import Notes
 from penstock.inference.run_folder.journal import Journal
 from penstock.inference.run_folder.local import LocalFolder
-from penstock.inference.run_folder.notes import Notes
 from penstock.inference.run_folder.reader import open_run
 from penstock.inference.sharing.completeness import maker_notes, missing_parts, voxels_of
 from penstock.inference.stages.summary import Summary, merged
@@ -236,7 +236,7 @@ def share(voxels: int, seconds: float) -> Summary:
 def test_lanes_whose_processes_are_started_again_are_weighed_by_their_time() -> None:
     """Two lanes that always work, for 100 s; the process of each is killed nine times."""
     lives = {f"host-{number}": share(10_000_000, 10.0) for number in range(20)}
-    together = replace(merged(lives, 100.0, 9, 0), worker_seconds=200.0)
+    together = replace(merged(lives, 100.0, 9), worker_seconds=200.0)
     (line,) = [line for line in together.lines() if line.startswith("Workers: ")]
     assert line.startswith("Workers: 20 (2.0 at a time), 1.00 to 1.00 Mvox/s each while at work")
     assert "together 100% of" in line
@@ -244,7 +244,7 @@ def test_lanes_whose_processes_are_started_again_are_weighed_by_their_time() -> 
 
 def test_a_worker_that_is_much_slower_than_the_median_is_named() -> None:
     speeds = {"a": share(10_000_000, 10.0), "b": share(8_000_000, 10.0), "c": share(10**6, 10.0)}
-    lines = [*merged(speeds, 10.0, 9, 0).lines()]
+    lines = [*merged(speeds, 10.0, 9).lines()]
     assert [line for line in lines if "was slow" in line] == [
         "  c was slow: 0.10 Mvox/s over 10.0 s"
     ]
@@ -391,7 +391,7 @@ def test_blocks_count_for_their_makers(tmp_path: Path) -> None:
     for name, lines in logs.items():
         (tmp_path / name).write_text("".join(lines))
     makers = [{"code": "old"}]
-    assert Notes(LocalFolder(tmp_path), "", makers).counts() == {0: 1, 1: 3}
+    assert Notes(LocalFolder(tmp_path), "", makers).counted()[1] == {0: 1, 1: 3}
     assert makers == [{"code": "old"}, {"code": "new"}]
     assert {*Notes(LocalFolder(tmp_path), "", []).blocks()} == {a, b, c, d}
 

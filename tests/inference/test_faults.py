@@ -22,13 +22,12 @@ from penstock.data.stores.in_memory import MemorySink, MemorySource
 from penstock.inference import run as infer
 from penstock.inference.lanes import out_of_memory
 from penstock.inference.run_folder import journal
-from penstock.inference.run_folder.names import read_blocks
 from penstock.inference.stages import reading
 from penstock.inference.tiling import stitch
 
 from ..preloaded import forked_workers
 from .faulty_s3 import distinct, write_model
-from .kit import SMALL, arange, conv, job, values
+from .kit import SMALL, arange, conv, job
 
 
 class Broken(RuntimeError):
@@ -238,70 +237,20 @@ def words(folder: Path, model: str) -> list[str]:
 
 
 @pytest.mark.parametrize("body", [FULL.format(1, 5), REALLY], ids=["a device", "the host"])
-def test_the_job_ends_with_a_sentence_and_resumes(
+def test_the_job_ends_with_a_sentence(
     body: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = words(tmp_path, write_model(tmp_path, "full", body))
     assert main(command) == 3
     error = capsys.readouterr().err
     assert error.startswith("penstock infer: forward failed at brick ")
-    assert "the host has no memory left for 2 patches at a time; run again with --resume" in error
+    assert "no memory left for 2 patches at a time; run again with --resume when" in error
     assert len(error.strip().splitlines()) == 1
-    assert main([*command, "--resume", "--oom", "halve"]) == 0
-    assert (values(tmp_path / "out.zarr") == distinct(16)).all()
-
-
-def test_what_ran_in_smaller_batches_is_listed_and_survives_a_resume(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The voxel of value 5 lies in the first patch, which shares its forward with the second."""
-    command = [*words(tmp_path, write_model(tmp_path, "full", FULL.format(1, 5))), "--oom", "halve"]
-    assert main(command) == 0
-    assert "Halved: " in capsys.readouterr().out
-    folder = tmp_path / "out.zarr.penstock"
-    rows = [
-        json.loads(line)["block"] for line in (folder / "halved.jsonl").read_text().splitlines()
-    ]
-    assert rows == [[0, 0, 0, 0], [0, 0, 0, 1]]
-    assert json.loads((folder / "summary.json").read_text())["halved"] == len(rows)
-    with (folder / "halved.jsonl").open("a") as torn:
-        torn.write('{"block": [0, 0')
-    (folder / "halved.jsonl").write_text('{"block": [0, 0')
-    lines = (folder / "done.log").read_text().splitlines(keepends=True)
-    (folder / "done.log").write_text("".join(x for x in lines if not x.startswith("0 0 0 ")))
-    (folder / "summary.json").unlink()
-    assert main([*command, "--resume"]) == 0
-    assert "Halved: 2 " in capsys.readouterr().out
-    assert len(read_blocks((folder / "halved.jsonl").read_bytes())) == 2
-    assert main([*command, "--overwrite", "--oom", "stop"]) == 3
-    assert not (folder / "halved.jsonl").exists()
-
-
-def test_elements_that_are_started_again_count_each_block_once_and_a_new_run_none(
-    tmp_path: Path,
-) -> None:
-    command = words(tmp_path, write_model(tmp_path, "full", FULL.format(1, 5)))
-    folder = tmp_path / "out.zarr.penstock"
-
-    def shared(elements: int, *started: int, more: list[str]) -> Any:
-        parts = [f"--part={element}/{elements}" for element in started]
-        for step in ["--prepare", *parts, "--finish"]:
-            count = ["--workers", str(elements)] if step == "--prepare" else []
-            anew = [word for word in more if word != "--overwrite" or step == "--prepare"]
-            assert main([*command, step, *count, *anew]) == 0
-        return json.loads((folder / "summary.json").read_text())
-
-    assert shared(2, 1, 1, 2, more=["--oom", "halve"])["halved"] == 2
-    command[command.index("--model-type") + 1] = "identity"
-    anew = shared(1, 1, more=["--overwrite"])
-    assert anew["halved"] == 0
-    assert [worker["name"] for worker in anew["workers"]] == ["part-1-of-1"]
-    assert anew["blocks_written"] == 8 and not [*folder.glob("halved*")]
 
 
 def test_one_patch_that_does_not_fit_ends_the_job(tmp_path: Path) -> None:
     model = write_model(tmp_path, "full", FULL.format(0, 1000))
-    knobs = {"oom": "halve", "normalize": "none", "head_kind": "intensity", "model_type": model}
+    knobs = {"normalize": "none", "head_kind": "intensity", "model_type": model}
     with pytest.raises(StageError, match="smaller --patch") as caught:
         infer.run_job(job(tmp_path, **knobs))
     assert caught.value.exit_code == 3

@@ -18,12 +18,11 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.torch_version import TorchVersion
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.base.config.infer import InferConfig
 from penstock.base.config.knobs import build
-from penstock.base.errors import StageError, UsageError
+from penstock.base.errors import StageError
 from penstock.data import Scaling
 from penstock.data.stores.lock import OutputLock
 from penstock.inference.lanes import equipment, scatter, transfers
@@ -32,7 +31,6 @@ from penstock.inference.lanes.forward import Forward
 from penstock.inference.lanes.lane import Lane
 from penstock.inference.lanes.scatter import PatchScatter
 from penstock.inference.lanes.transfers import GpuClock, Transfers
-from penstock.inference.opening import job
 from penstock.inference.opening.job import Job
 from penstock.inference.planning import cuts
 from penstock.inference.run import run_job
@@ -384,39 +382,6 @@ def test_bricks_have_no_gaps_at_the_edges_either(shape: tuple[int, ...]) -> None
     assert gaps
 
 
-class Reached(Exception):
-    """There is no device to go on with."""
-
-
-def reach(*args: Any, **knobs: Any) -> None:
-    raise Reached(args[0])
-
-
-@pytest.mark.parametrize(
-    ("mode", "devices", "version", "said"),
-    [
-        ("reduce-overhead", ("cuda:0",), "2.12.1+cu130", "2.13 or later, and this is 2.12.1"),
-        ("max-autotune", ("cuda:0",), "2.13.0.dev20260518", "needs torch 2.13 or later"),
-        ("reduce-overhead", ("cuda:0", "cuda:1"), "2.13.0", "up between the 2 devices of one"),
-        ("max-autotune", ("cuda:0", "cuda:1"), "2.14.0", "max-autotune-no-cudagraphs"),
-        ("reduce-overhead", ("cuda:1",), "2.13.0+cu130", None),
-        ("reduce-overhead", ("cpu",), "2.4.0", None),
-        ("default", ("cuda:0", "cuda:1"), "2.4.0", None),
-        ("max-autotune-no-cudagraphs", ("cuda:0", "cuda:1"), "2.4.0", None),
-    ],
-)
-def test_graphs_that_torch_would_mix_up_are_refused(
-    mode: str, devices: tuple[str, ...], version: str, said: str | None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
-    lanes = [torch.device(name) for name in devices]
-    monkeypatch.setattr(job, "find_devices", lambda names: lanes)
-    monkeypatch.setattr(job, "load_model", functools.partial(reach, "not refused"))
-    with pytest.raises((UsageError, Reached), match=said or "not refused"):
-        started(arange((8, 8, 8)), compile=True, compile_mode=mode)
-
-
 def test_a_part_takes_over_the_net_and_the_arrays_of_the_one_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -438,16 +403,6 @@ def test_a_part_takes_over_the_net_and_the_arrays_of_the_one_before(
     assert begun.journal.written == 2
     assert made == [CPU]
     assert run.queues.equipment is first
-
-
-def test_a_net_that_records_graphs_is_made_anew_for_the_threads_of_each_part(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(torch, "compile", lambda module, **how: module)  # the real one is slow
-    for mode, kept in (("default", True), ("reduce-overhead", False)):
-        begun = started(arange((16, 16, 16)), compile=True, compile_mode=mode)
-        tools = begun.queues.equipment
-        assert (tools.forward_on(CPU) is tools.forward_on(CPU)) is kept
 
 
 class Heads(nn.Module):

@@ -21,7 +21,6 @@ import penstock
 from penstock.base.config.infer import InferConfig
 from penstock.cli import main
 from penstock.inference import reopening
-from penstock.inference.lanes.out_of_memory import Halvings
 from penstock.inference.opening.job import Job
 from penstock.inference.recompute import Recomputed, difference_of
 from penstock.inference.run_folder.block_log import read_lines
@@ -147,29 +146,6 @@ def test_blocks_that_are_computed_anew_have_the_same_bits_in_other_parts_too(
     monkeypatch.setattr(reopening, "Job", Smaller)
     assert verify("--recompute", "100%") == 0
     assert "8 of 8 blocks (--seed 0): 8 have the same bits" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("when", ["in the run", "now"])
-def test_blocks_of_smaller_batches_claim_no_bits_and_others_still_do(
-    when: str, done: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    forge((0, 1, 1))
-    if when == "in the run":
-        Path("out.zarr.penstock/halved.jsonl").write_text('{"block": [0, 0, 1, 1]}\n')
-    else:
-        halved = property(lambda self: {(0, 0, 1, 1)}, lambda self, blocks: None)
-        monkeypatch.setattr(Halvings, "blocks", halved, raising=False)
-    capsys.readouterr()
-    assert verify("--recompute", "100%", "--json", "found.json") == 0
-    said = capsys.readouterr().out
-    assert "1 of other code, versions or machines, or with smaller batches, differ by at" in said
-    assert "Halved: 1 block of them had patches in smaller batches" in said
-    assert json.loads(Path("found.json").read_text())["recomputed"]["halved"] == 1
-    forge((0, 1, 0))
-    forge((0, 1, 1))  # by now two, more than the tolerance
-    assert verify("--recompute", "100%") == 1
-    said = capsys.readouterr().out
-    assert "Different: block (0, 1, 0)" in said and "Different: block (0, 1, 1)" in said
 
 
 def test_the_heads_of_a_job_are_computed_anew_together(

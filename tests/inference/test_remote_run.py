@@ -25,7 +25,7 @@ from penstock.inference.run_folder import bucket_log as remote_log
 from penstock.inference.run_folder.block_log import Key, line_of
 from penstock.inference.run_folder.bucket_folder import RemoteFolder
 from penstock.inference.run_folder.bucket_log import RemoteLog
-from penstock.inference.run_folder.notes import Notes
+from penstock.inference.run_folder.folder import Notes
 from penstock.inference.status import RunStatus, read_status
 
 from ..preloaded import started

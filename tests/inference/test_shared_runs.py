@@ -31,7 +31,7 @@ from penstock.inference.opening.job import Job
 from penstock.inference.planning import cuts
 from penstock.inference.run_folder.ending import EndRequest
 from penstock.inference.run_folder.journal import Journal, Prepared
-from penstock.inference.run_folder.log_file import LogFile
+from penstock.inference.run_folder.local import LogFile
 from penstock.inference.sharing import on_worker as worker_side
 from penstock.inference.sharing.on_worker import JobOrder, Share, compute_share_of, count_share_of
 from penstock.inference.stages import counting

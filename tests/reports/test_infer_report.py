@@ -71,13 +71,13 @@ def test_a_run_that_is_not_done_has_no_verdict_on_its_bound(tmp_path: Path) -> N
 @pytest.mark.usefixtures("undrawn")
 def test_faults_seams_and_what_nothing_is_known_of(tmp_path: Path) -> None:
     clipped = [{"output": HOSTILE, "dtype": "uint16", "clipped": 500, "values": 1000}]
-    folder = run_folder(tmp_path / "a", READ, clipped=clipped, halved=2,
+    folder = run_folder(tmp_path / "a", READ, clipped=clipped,
                         chunks={"read": 8, "absent": 1}, notes=["a worker died"])  # fmt: skip
     page = page_of(report_of_run(folder))
     scripts = [attrs for tag, attrs in page.elements if tag == "script"]
     assert page.asked() == [] and [a for a in scripts if "data-figure" not in a] == [{}]
     for said in ("500 of 1,000 values (50.00%) were clipped to uint16", "1 of 8 chunks of the",
-                 "2 blocks had patches in smaller batches", "a worker died",
+                 "a worker died",
                  "there are 1 + 4 + 4 planes between patches", "at least 8 x 8 x 8 voxels",
                  "The limits of this machine are not known"):  # fmt: skip
         assert said in page.text

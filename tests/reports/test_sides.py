@@ -1,26 +1,23 @@
-"""Sides of a comparison: runs phase by phase, commits of a ledger, a gate, a summary."""
+"""Sides of a comparison: runs phase by phase, a gate, a summary."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from penstock.base.errors import UsageError
-from penstock.instruments.commits import commit_named
-from penstock.instruments.record import Record
-from penstock.reports.launches import launches_at, launches_named, launches_of
+from penstock.reports.launches import launches_named, launches_of
 from penstock.reports.places import places_of
 
+from .kit import record
 from .pages import HOSTILE, run_folder
-from .test_compare import launches, record, run, store
+from .test_compare import launches, run, store
 from .test_training_report import COMPUTING, WAITING, training
 
 READ = {"read": (36.0, 2.0, 4), "forward": (5.0, 5.0, 1)}
-ONE, TWO = "ab12" + "0" * 36, "ab13" + "0" * 36
 
 
 def test_two_trainings_phase_by_phase(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,6 +96,10 @@ def test_a_summary_shows_changes_first_and_takes_names_as_text(tmp_path: Path) -
 
 
 def test_a_run_that_is_not_done_has_no_times(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is no file or folder"):
+        launches_named(str(tmp_path / "main"))
+    with pytest.raises(UsageError, match="holds neither records"):
+        launches_named(str(tmp_path))
     with pytest.raises(UsageError, match="is not done, and has no times yet"):
         launches_of(places_of(run_folder(tmp_path / "a")))
     folder = training(tmp_path / "t", WAITING, epoch_times_s=[])
@@ -139,63 +140,3 @@ def test_the_ratio_of_two_runs_is_that_of_the_times_beside_it(
         assert each["ratio"]["value"] == pytest.approx(each["b"] / each["a"])
         assert each["ratio"]["low"] <= each["ratio"]["value"] <= each["ratio"]["high"]
     assert document["rows"][0]["ratio"]["value"] == each["ratio"]["value"]
-
-
-# --- commits --------------------------------------------------------------------------------------
-
-
-def made_at(commit: str, number: int = 0, dirty: bool = False) -> Record:
-    git = {"commit": commit, "dirty": dirty}
-    return record(launch=number, environment={"machine_key": "here", "git": git})
-
-
-def test_a_commit_stands_for_the_launches_made_at_it(tmp_path: Path) -> None:
-    both = [made_at(ONE), made_at(ONE, 1), made_at(TWO, 2), made_at(TWO, 3, dirty=True)]
-    ledger = store(tmp_path / "l", both)
-    assert [r.launch for r in launches_named("ab12", [ledger])] == [0, 1]
-    assert [r.launch for r in launches_named(TWO, [tmp_path])] == [2]
-    assert [r.launch for r in launches_at("ab13+dirty", both, "l")] == [3]
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("ef11", "ef11 is not one but ef11111111 and ef11222222 in l"),
-        ("ab1", "was made at it: it has launches of ab12000000, ab13000000"),
-        ("beef", "beef is no path, and no launch of l was made at it"),
-        ("--all", "--all is no path, and no launch of l was made at it"),
-        ("ab13", r"ab13\+dirty names its launches with changes"),
-    ],
-)
-def test_a_commit_that_is_not_there_is_one_sentence(name: str, message: str) -> None:
-    alike = [made_at("ef11" + "1" * 36), made_at("ef11" + "2" * 36)]
-    records = [made_at(ONE), made_at(TWO, dirty=True), *alike]
-    with pytest.raises(UsageError, match=message):
-        launches_at(name, records, "l")
-    with pytest.raises(UsageError, match="no launch of it names a commit"):
-        launches_at(name, [record()], "l")
-    with pytest.raises(UsageError, match="name its ledger with --ledger"):
-        launches_named(name, [])
-
-
-def test_a_name_of_git_stands_for_its_commit_and_a_flag_for_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In a repository of three commits, the newest first by its clock."""
-    monkeypatch.chdir(tmp_path)
-
-    def git(*words: str) -> str:
-        who = ("-c", "user.name=a", "-c", "user.email=a@b")
-        done = subprocess.run(["git", *who, *words], check=True, capture_output=True, text=True)
-        return done.stdout.strip()
-
-    git("init", "-q", "-b", "main")
-    commits = []
-    for number in range(3):
-        date = f"200{9 - number}-01-01T00:00:00Z"
-        git("commit", "-q", "--allow-empty", "-m", str(number), "--date", date)
-        commits.append(git("rev-parse", "HEAD"))
-    assert commit_named("main~1", tmp_path) == commits[1]
-    assert commit_named("--all", tmp_path) is None
-    records = [made_at(commit, number) for number, commit in enumerate(commits)]
-    assert [r.launch for r in launches_at("HEAD~2", records, "l")] == [0]

@@ -294,10 +294,10 @@ def test_a_step_time_that_says_too_little_is_refused(flags: str, sentence: str) 
 
 def tried(batch: int, *reads: ReadAlone, step_times: dict[int, float] | None = None) -> BatchTrial:
     steps = step_times or {16: 0.16}  # 10 ms for each sample
-    step_s, told_for = step_of(batch, steps)
+    step_s, given_batch = step_of(batch, steps)
     memory = {1: 3 * batch * 2**20, 2: 4 * batch * 2**20}  # a batch's worth of scratch
     goal = Goal(step_s, batch, 0.9)
-    return BatchTrial(goal, told_for, steps[told_for], batch * 2**20, memory, reads)
+    return BatchTrial(goal, given_batch, steps[given_batch], batch * 2**20, memory, reads)
 
 
 @pytest.mark.parametrize(

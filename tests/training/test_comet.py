@@ -23,7 +23,7 @@ from .track_kit import (
     TRACKED_RUNS,
     WORDS,
     Series,
-    assert_told,
+    assert_logged,
     needs,
     no_file_holds,
     stop_after_21,
@@ -86,7 +86,7 @@ def test_without_a_key_comet_is_an_archive_and_a_run_that_goes_on_two_of_one_exp
         kinds = {message["type"] for message in messages}
         assert kinds <= {"log_other", "parameter_msg", "metric_msg"}
     assert strategies == {True: "create", False: "get"}
-    assert_told(values, tmp_path)
+    assert_logged(values, tmp_path)
 
 
 def at_home(folder: Path, *settings: dict[str, str]) -> dict[str, str]:
@@ -149,7 +149,7 @@ def test_a_key_without_a_network_is_an_archive_that_comet_uploads(
     command = [sys.executable, "-m", "comet_ml.scripts.comet_upload"]
     archives = map(str, out.glob("track/comet/*.zip"))
     subprocess.run([*command, *archives], check=True, env=home | cloud.environment())
-    assert_told(cloud.metrics(), out)
+    assert_logged(cloud.metrics(), out)
     assert {each["offline"] for each in cloud.posted("add/run")} == {True}
 
 
@@ -163,7 +163,7 @@ def test_comet_is_live_with_no_setting_but_a_key(cloud: Cloud, tmp_path: Path) -
     assert set(cloud.asked) == {f"{HOST}:443"}
     (made,) = cloud.posted("add/run")
     assert (made["experimentKey"], made["projectName"]) == (tracker["run"], "seas")
-    assert_told(cloud.metrics(), out)
+    assert_logged(cloud.metrics(), out)
     parameters = {
         each["parameterName"]: each["parameterValue"]
         for batch in cloud.posted("experiment/parameter") for each in batch["values"]

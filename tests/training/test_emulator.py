@@ -57,15 +57,15 @@ def test_messages_equal_a_loop_over_edges() -> None:
     torch.manual_seed(0)
     layer = Messages(5)
     sending, receiving = torch.randn(2, len(points), 5), torch.randn(2, len(vertices), 5)
-    heard = torch.zeros(2, len(vertices), 5)
+    received = torch.zeros(2, len(vertices), 5)
     counts = torch.zeros(len(vertices))
     for (sender, receiver), where in zip(pairs.tolist(), graph.where, strict=True):
         message = layer.where(where) + layer.sender(sending[:, sender])
         message = message + layer.receiver(receiving[:, receiver])
-        heard[:, receiver] += layer.tell(torch.nn.functional.silu(message))
+        received[:, receiver] += layer.tell(torch.nn.functional.silu(message))
         counts[receiver] += 1
-    heard /= counts.clamp(min=1)[:, None]
-    changed = layer.norm(layer.change(torch.cat([receiving, heard], dim=-1)))
+    received /= counts.clamp(min=1)[:, None]
+    changed = layer.norm(layer.change(torch.cat([receiving, received], dim=-1)))
     expected = receiving + changed
     torch.testing.assert_close(layer(sending, receiving, graph), expected)
 

@@ -22,7 +22,7 @@ from .track_kit import (
     TRACKED_RUNS,
     WORDS,
     Series,
-    assert_told,
+    assert_logged,
     best_weights,
     needs,
     no_file_holds,
@@ -66,7 +66,7 @@ def test_a_run_is_read_back_from_a_server(
     results = tracked(tmp_path, "mlflow", resume=True, name="mine", tag={"a": "b"})
     assert results["trackers"] == [first]
     run, values = read_mlflow(server, first["run"])
-    assert_told(values, tmp_path)
+    assert_logged(values, tmp_path)
     assert (run.info.run_name, run.info.status) == ("mine", "FINISHED")
     params = run.data.params
     assert (params["batch_size"], params["hidden_dims"]) == ("8", "8 4")
@@ -129,7 +129,7 @@ def test_runs_at_once_are_side_by_side_in_a_database(
     (renamed,) = client.search_runs([experiment.experiment_id], "tags.more = 'yes'")
     assert (renamed.info.run_name, renamed.data.tags["parity"]) == ("renamed", "even")
     assert len(client.search_runs([experiment.experiment_id])) == 2
-    assert_told(read_mlflow(f"sqlite:///{store}/mlflow.db", even.info.run_id)[1], tmp_path / "0")
+    assert_logged(read_mlflow(f"sqlite:///{store}/mlflow.db", even.info.run_id)[1], tmp_path / "0")
 
 
 def test_a_server_that_hangs_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,10 +137,10 @@ def test_a_server_that_hangs_stops_nothing(tmp_path: Path, monkeypatch: pytest.M
     import torch
 
     monkeypatch.setattr(tracking, "COMPLETE_WITHIN_S", 3.0)
-    with socket.socket() as deaf:
-        deaf.bind(("127.0.0.1", 0))
-        deaf.listen()
-        url = f"http://127.0.0.1:{deaf.getsockname()[1]}"
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         monkeypatch.setenv("MLFLOW_TRACKING_URI", url)
         results = tracked(tmp_path / "with", "mlflow")
     (tracker,) = results["trackers"]

@@ -128,16 +128,17 @@ def test_top_k_keeps_the_best_and_ties_go_to_the_earlier(tmp_path: Path) -> None
     def write(path: Path, state: Mapping[str, Any]) -> None:
         path.write_text(str(state["epoch"]))
 
-    kept = Checkpoints(tmp_path, write, writes=True, keep=2, judge="rmse", higher=False)
+    kept = Checkpoints(tmp_path, write, writes=True, judge="rmse", higher=False)
     firsts = []
     for epoch, score in enumerate([3.0, math.nan, 2.0, 2.0, 5.0, 1.0]):
         firsts.append(kept.rank(epoch, {"rmse": score}))
         kept.save({"epoch": epoch})
         kept.tidy(epoch)
     assert firsts == [True, False, True, False, False, True]
-    assert [entry["epoch"] for entry in kept.best] == [5, 2]
+    assert [entry["epoch"] for entry in kept.best] == [5, 2, 3]
     read = {path.name: path.read_text() for path in (tmp_path / "checkpoints").iterdir()}
-    assert read == {"last.pt": "5", "epoch=05-rmse=1.0000.pt": "5", "epoch=02-rmse=2.0000.pt": "2"}
+    best = {f"epoch=0{n}-rmse={score:.4f}.pt": str(n) for n, score in ((5, 1), (2, 2), (3, 2))}
+    assert read == {"last.pt": "5", **best}
     assert kept.last.samefile(kept.last.with_name("epoch=05-rmse=1.0000.pt")), "held once"
     (tmp_path / "checkpoints" / "epoch=02-rmse=2.0000.pt").unlink()
     kept.tidy(5)
@@ -152,7 +153,7 @@ def test_a_write_that_fails_leaves_the_checkpoint_before(tmp_path: Path) -> None
         if state["text"] == "second":
             raise OSError("disk full")
 
-    kept = Checkpoints(tmp_path, write, writes=True, keep=1, judge="x", higher=True)
+    kept = Checkpoints(tmp_path, write, writes=True, judge="x", higher=True)
     kept.save({"text": "first"})
     with pytest.raises(OSError, match="disk full"):
         kept.save({"text": "second"})

@@ -318,8 +318,8 @@ def test_no_file_of_a_run_holds_a_key(
     words += ["--track-dir", str(tmp_path / "store")]
     assert main(words) == 0
     assert KEY not in "".join(capfd.readouterr())
-    told_of = json.loads((tmp_path / "training_results.json").read_text())["trackers"]
-    assert [each["status"] for each in told_of] == ["ok"] * 4
+    outcomes = json.loads((tmp_path / "training_results.json").read_text())["trackers"]
+    assert [each["status"] for each in outcomes] == ["ok"] * 4
     written = {path.name for path in tmp_path.rglob("*") if path.is_file()}
     assert {"metrics.jsonl", "mlflow.db", "rank0.json", "args.json"} <= written
     assert no_file_holds(KEY, tmp_path)

@@ -18,7 +18,7 @@ from .track_kit import (
     NO_NETWORK,
     TRACKED_RUNS,
     Series,
-    assert_told,
+    assert_logged,
     needs,
     no_file_holds,
     stop_after_21,
@@ -76,7 +76,7 @@ def test_a_run_that_goes_on_leaves_two_parts_of_one_run_without_a_network(
     assert "again=yes" in runs[1]["tags"]
     (settings,) = [each["update"] for each in of_kind(first, "config") if "update" in each]
     assert (settings["batch_size"], settings["tag.study"]) == (8, "a")
-    assert_told(points(parts), tmp_path)
+    assert_logged(points(parts), tmp_path)
     assert [each["exit_code"] for each in of_kind(second, "exit")] == [0]
     assert no_file_holds(KEY, tmp_path)
 

@@ -88,7 +88,7 @@ def expected(out: Path) -> Series:
     return series
 
 
-def assert_told(series: Series, out: Path) -> None:
+def assert_logged(series: Series, out: Path) -> None:
     """Whether a tracker has the metrics of a run, those of the machine among them."""
     wanted = expected(out)
     assert {name: sorted(set(series[name])) for name in wanted} == wanted

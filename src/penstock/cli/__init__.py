@@ -226,10 +226,6 @@ def entry() -> None:
 
     The last garbage collection skips existing objects: with those of torch it took 0.3 s.
     """
-    if "_ARGCOMPLETE" in os.environ:
-        from .completion import complete
-
-        complete(parser_of(os.environ["COMP_LINE"].split()[1:]))
     quiet_openmp()
     _end_dead_requests()
     code = _run_safely(None)

@@ -131,7 +131,7 @@ def launcher_of(
             "--device cuda"
         )
     gpus = len(Nvml()()) if device.startswith(("auto", "cuda")) else 0
-    if config.cluster == "local" and not gpus:  # cases share the cores: run one at a time
+    if config.cluster == "local":  # a host runs one case at a time
         config = config.model_copy(update={"cluster": "local:1"})
     variables = dict(os.environ)
     with connect(config, say, libraries=BENCH_LIBRARIES, gpus=gpus) as workers:

@@ -17,7 +17,7 @@ EXAMPLES = """
 penstock compare logs/stage2_bench.ledger after.ledger   # a verdict on every case
 penstock compare denoised.ome.zarr other-denoised.ome.zarr   # two runs of infer, phase by phase
 penstock compare outputs/1 outputs/2 --html page.html    # two trainings, in a browser
-penstock compare main HEAD --ledger logs --fail-if-slower 5% --markdown summary.md
+penstock compare before.ledger after.ledger --fail-if-slower 5% --markdown summary.md
 """
 EPILOG = (
     "exit codes: 0 no case regressed; 1 a case is slower or newly fails; 2 wrong usage; 3 with "
@@ -28,17 +28,9 @@ EPILOG = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    sides = "a ledger (a folder or .jsonl), a run, a folder of these, or a commit of --ledger"
+    sides = "a ledger (a folder or .jsonl), a run, or a folder of these"
     parser.add_argument("a", metavar="A", help=f"before: {sides}")
     parser.add_argument("b", metavar="B", help="after; may be A, see --set-a")
-    parser.add_argument(
-        "--ledger",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="PATH",
-        help="where to look for the launches of a commit: a ledger, or a folder of several",
-    )
     _add_limits(parser)
     parser.add_argument(
         "--confidence",
@@ -115,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
     if args.seed < 0:
         raise UsageError(f"--seed {args.seed} must be 0 or more")
     replace = from_flags(Overwriting, args).overwrite
-    inputs = [path for path in (Path(args.a), Path(args.b), *args.ledger) if path.exists()]
+    inputs = [path for path in (Path(args.a), Path(args.b)) if path.exists()]
     outputs = [(flag, getattr(args, flag[2:])) for flag in ("--json", "--markdown", "--html")]
     for flag, path in outputs:
         if path is not None and not path.parent.is_dir():
@@ -184,7 +176,7 @@ def _named(args: argparse.Namespace) -> list[list[Record]]:
         raise UsageError(f"--set-a {a_knobs} and --set-b {b_knobs} must name the same knobs")
     sides = []
     for name, (flag, wanted) in zip((args.a, args.b), settings.items(), strict=True):
-        records = select_records(launches_named(name, args.ledger), wanted)
+        records = select_records(launches_named(name), wanted)
         if not records:
             knobs = " ".join(f"{knob}={value}" for knob, value in wanted.items())
             raise UsageError(f"{name} holds no launch{f' with {flag} {knobs}' if knobs else ''}")

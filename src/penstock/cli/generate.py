@@ -40,7 +40,7 @@ VOLUME, XVIEW3 = "volume", "xview3"
 
 _PACKED = {"samples", "codec", "zarr_format", "shards", "workers", "overwrite"}
 KNOBS = {
-    "a preset": _PACKED | {"grid", "seed", "slope"},
+    "a preset": _PACKED | {"grid", "seed"},
     "--from": _PACKED | {"inputs", "targets", "offsets", "target_offset"},
     "a volume": {"seed", "shape", "chunks", "clean", "shards", "workers", "overwrite"},
     "xview3": {"seed", "scenes", "validation", "size", "objects", "tiff", "overwrite"},
@@ -54,7 +54,6 @@ penstock generate ufs-p1 data/ufs --samples 64               # synthetic weather
 penstock generate xview3 scenes --scenes 4                   # synthetic radar scenes, as xView3
 penstock generate --from FILE.nc data/mine                   # a NetCDF, packed
 """
-OFFERED = {"preset": (*PRESETS, VOLUME, XVIEW3)}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -115,8 +114,8 @@ def _what(args: argparse.Namespace) -> tuple[str, Path]:
 def _pack(name: str, out: Path, config: GenerateConfig) -> Packed:
     preset, samples = PRESETS[name], config.samples or PRESET_SAMPLES
     grid = (config.grid[0], config.grid[1])
-    world = World(grid, config.seed, config.slope)
-    facts = {"preset": name, "grid": grid, "seed": config.seed, "slope": config.slope}
+    world = World(grid, config.seed)
+    facts = {"preset": name, "grid": grid, "seed": config.seed}
     return _write(
         out,
         preset.layouts(grid),

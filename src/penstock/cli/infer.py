@@ -12,7 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from ..base import InferConfig, add_flags, format_seconds, from_flags, one_heap, signals_handled
-from ..models import REGISTRY, check_model_name
+from ..models import check_model_name
 from .progress import Bar, drawn_bar, say
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ EXAMPLES = r"""
 penstock infer --in-spec noisy.ome.zarr --out-spec denoised.ome.zarr \
     --model-type denoise-tiny --patch 48 64 64 --overlap 16
 """
-OFFERED = {"model_type": REGISTRY}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -6,14 +6,13 @@ import argparse
 import re
 
 from ..base import InferConfig, ScaleConfig, UsageError, add_flags, from_flags
-from ..models import REGISTRY, check_model_name
+from ..models import check_model_name
 from .infer import print_plan
 
 EXAMPLES = r"""
 penstock plan --in-spec noisy.ome.zarr --out-spec denoised.ome.zarr \
     --model-type denoise-tiny --patch 48 64 64 --overlap 16
 """
-OFFERED = {"model_type": REGISTRY}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -80,7 +80,6 @@ penstock slurm status outputs                               # the states of the 
 penstock slurm collect outputs --into study                 # their logs and results together
 penstock slurm cancel outputs
 """
-OFFERED = {"preset": shipped_presets()}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

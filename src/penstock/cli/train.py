@@ -44,7 +44,6 @@ penstock train --train-chips-path chips/train --val-chips-path chips/val \
     --output-dir run                                    # the detector of the xView3 scenes
 penstock train emulator --train-data-root data/ufs --val-data-root data/ufs   # a graph network
 """
-OFFERED = {"workload": TRAIN_DEFAULTS}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _measure(data: str, config: TuneLoaderConfig, fit: Fit, ledger: Ledger) -> BatchTrial:
     """Measure how fast batches of one size come, for each number of threads."""
-    step_s, told_for = step_of(fit.batch, config.steps)
+    step_s, given_batch = step_of(fit.batch, config.steps)
     print(f"Batches of {fit.batch}, steps of {format_seconds(step_s)}:")
     records = _read_alone(data, config, threads_of(config), fit.batch, max(fit.memory), ledger)
     reads = readings_of(records)
@@ -122,8 +122,8 @@ def _measure(data: str, config: TuneLoaderConfig, fit: Fit, ledger: Ledger) -> B
         failure = next((record.error for record in records if record.error is not None), None)
         raise UsageError(f"{data}: {failure.message if failure else 'nothing was measured'}")
     goal = Goal(step_s, fit.batch, UTILISATION)
-    told_s = config.steps[told_for]
-    return BatchTrial(goal, told_for, told_s, fit.batch_bytes, fit.memory, reads)
+    given_s = config.steps[given_batch]
+    return BatchTrial(goal, given_batch, given_s, fit.batch_bytes, fit.memory, reads)
 
 
 def threads_of(config: TuneLoaderConfig) -> list[int]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -108,11 +108,6 @@ def examples_of(prog: str) -> list[str]:
     """The examples of a verb such as ``penstock bench``, or of a kind such as ``bench model``."""
     commands = re.split(r"\n(?! )", _module(prog).EXAMPLES.strip("\n"))
     return [command for command in commands if f"{command} ".startswith(f"{prog} ")]
-
-
-def named_words(prog: str) -> Mapping[str, Collection[str]]:
-    """Words that a shell offers for arguments that take a name or a path, by argument."""
-    return getattr(_module(prog), "OFFERED", {}) if " " in prog else {}
 
 
 def _module(prog: str) -> Any:

@@ -134,9 +134,8 @@ def _lines(
 def _recomputed(run: RunFolder, done: Recomputed, seed: int) -> Iterator[str]:
     words = [f"{done.equal:,} have the same bits"]
     if done.near:
-        batches = ", or with smaller batches," * (done.halved > 0)
         words.append(
-            f"{done.near:,} of other code, versions or machines{batches} differ by at most "
+            f"{done.near:,} of other code, versions or machines differ by at most "
             f"{done.largest:.3g}, within the tolerance"
         )
     if done.findings:
@@ -151,11 +150,6 @@ def _recomputed(run: RunFolder, done: Recomputed, seed: int) -> Iterator[str]:
         f"({out.written.source.dtype.name})"
         for out, limit in pairs
     )
-    if done.halved:
-        yield (
-            f"Halved: {plural(done.halved, 'block')} of them had patches in smaller batches, as "
-            "memory ran out: their bits may differ, within the tolerance"
-        )
     yield f"Tolerance if code, versions or machine differ: {limits}; none if they are the same"
     chances = [
         f"{significant(100 * done.chance(count))} % for {plural(count, 'block')}"
@@ -188,7 +182,6 @@ def _as_dict(run: RunFolder, proof: Proof, done: Recomputed | None) -> dict[str,
             "of": done.population,
             "equal": done.equal,
             "within_tolerance": done.near,
-            "halved": done.halved,
             "largest_difference": done.largest,
             "tolerances": list(done.tolerances),
             "chance_to_see": {str(k): done.chance(k) for k in damages(done.population)},

@@ -3,6 +3,7 @@ from .batch_script import with_job_number as with_job_number
 from .batch_script import with_ranks as with_ranks
 from .connection import connect as connect
 from .front import share as share
+from .front import share_pieces as share_pieces
 from .front import wait_for_worker as wait_for_worker
 from .items import FailedItem as FailedItem
 from .items import UnfitWorker as UnfitWorker
@@ -13,7 +14,6 @@ from .job_status import is_job_number as is_job_number
 from .job_status import job_statuses as job_statuses
 from .job_status import table_of as table_of
 from .leaving import before_leaving as before_leaving
-from .pieces import share_pieces as share_pieces
 from .place import NOT_A_RANK as NOT_A_RANK
 from .place import Place as Place
 from .place import find_place as find_place

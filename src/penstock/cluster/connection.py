@@ -1,5 +1,4 @@
-"""Connects to Dask workers: starts them here, reaches them at an address, or submits them to
-SLURM."""
+"""Connects to Dask workers: starts them here, or reaches them at the address of a scheduler."""
 
 from __future__ import annotations
 
@@ -11,7 +10,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from ..base import (
@@ -25,18 +23,15 @@ from ..base import (
 )
 from . import leaving
 from .items import versions_of
-from .slurm_workers import (
-    LOST_S,
-    WORKER_ENVIRONMENT,
-    WORKER_SETTINGS,
-    WorkerJobs,
-    slurm_workers,
-)
+from .worker_side import WORKER_ENVIRONMENT, WORKER_SETTINGS
 from .worker_wait import Waiting
 from .workers import Workers
 
 CONNECT_S = 30.0
 """Seconds within which a scheduler must answer."""
+LOST_S = 60
+"""Seconds after which a lost worker of this machine is replaced. Before that, its nanny may restart
+it."""
 DEATHS = 3
 """Deaths of workers of this machine on one item after which it is given up. At a scheduler of the
 user's own, its setting ``distributed.scheduler.allowed-failures`` says so."""
@@ -49,8 +44,6 @@ def connect(
     *,
     libraries: Sequence[str] = (),
     gpus: int = 0,
-    count: int | None = None,
-    logs: Path = Path("outputs"),
     preload: str | None = None,
 ) -> Iterator[Workers]:
     """Connect to the workers that ``--cluster`` names, or start them, until the context ends.
@@ -61,8 +54,6 @@ def connect(
         libraries: Distributions whose versions decide what an item gives. Workers with others are
             left out, unless ``--mixed-arithmetic`` takes them.
         gpus: GPUs of this machine that local workers take, one each.
-        count: Number of jobs of SLURM; None for the ranks of the preset.
-        logs: Folder of the logs of those jobs.
         preload: A module that workers of this machine load when they start.
 
     Yields:
@@ -70,11 +61,10 @@ def connect(
 
     Raises:
         UsageError: The address is not valid, or no scheduler answers there.
-        PenstockError: SLURM does not answer.
     """
     mixed = isinstance(knobs, OnCluster) and knobs.mixed_arithmetic
     versions = versions_of([] if mixed else libraries)
-    with _reached(str(knobs.cluster), gpus, count, logs, preload) as (client, where, how):
+    with _reached(str(knobs.cluster), gpus, preload) as (client, where, how):
         waiting = Waiting(where, knobs.worker_timeout, say)
         workers = Workers(client, waiting, knobs.part_retries, versions=versions, **how)
         if isinstance(knobs, OnCluster):
@@ -86,7 +76,7 @@ def connect(
 
 @contextlib.contextmanager
 def _reached(
-    address: str, gpus: int, count: int | None, logs: Path, preload: str | None
+    address: str, gpus: int, preload: str | None
 ) -> Iterator[tuple[Any, str, dict[str, Any]]]:
     """The client of Dask, the workers in words, and the `Workers` attributes of their kind."""
     distributed = require("distributed", "cluster")
@@ -101,38 +91,33 @@ def _reached(
         _check_scheduler(distributed, address)
         with _client(distributed, address) as client:
             yield client, address, {}
-    elif slurm := re.fullmatch(r"slurm(?::(.+))?", address):
-        jobs = WorkerJobs.of(slurm[1], count, logs)
-        with slurm_workers(jobs) as kept, _client(distributed, kept.cluster) as client:
-            yield client, address, {"slurm": kept}
     else:
         raise UsageError(
-            f"--cluster {address} is none of local, local:N, slurm, slurm:PRESET and an address "
-            "such as tcp://HOST:8786"
+            f"--cluster {address} is none of local, local:N and an address such as tcp://HOST:8786"
         )
 
 
 @contextlib.contextmanager
 def _counting(workers: Workers) -> Iterator[None]:
-    """Context in which deaths and faults are counted, as Dask tells of them."""
+    """Context in which deaths and faults are counted, as Dask reports them."""
 
-    def hear_worker(event: tuple[float, Any]) -> None:
+    def count_death(event: tuple[float, Any]) -> None:
         word = event[1]
         if word.get("action") != "remove-worker":
             return
         # Its nanny may start another one at the same address, which is to be admitted anew.
         was_fit = workers.fit.pop(word["worker"], None) is not None
-        # Dask gives a worker its first item before we hear that the worker was admitted.
+        # Dask gives a worker its first item before the answer that it was admitted is here.
         begun = any(str(key).startswith(workers.token) for key in word["processing-tasks"])
         if (was_fit or begun) and not word["expected"]:
             workers.note_death(word["worker"])
 
-    def hear_fault(event: tuple[float, Any]) -> None:
+    def count_fault(event: tuple[float, Any]) -> None:
         workers.retried += 1
 
-    topics = {"all": hear_worker, workers.token: hear_fault}
-    for topic, hear in topics.items():
-        workers.client.subscribe_topic(topic, hear)
+    topics = {"all": count_death, workers.token: count_fault}
+    for topic, count in topics.items():
+        workers.client.subscribe_topic(topic, count)
     try:
         yield
     finally:

@@ -105,11 +105,11 @@ def _forgotten(job: SlurmJob, states: Sequence[JobState]) -> Iterator[str]:
     if job.array is None:
         yield from [job.id] * (not states)
         return
-    heard = {state.id for state in states}
+    named = {state.id for state in states}
     shared = [state.id for state in states if "[" in state.id]
     for number in (n for each in array_ranges(job.array) for n in each):
         element = f"{job.id}_{number}"
-        if element not in heard and not any(waits_in(element, row) for row in shared):
+        if element not in named and not any(waits_in(element, row) for row in shared):
             yield element
 
 

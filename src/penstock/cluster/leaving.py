@@ -36,7 +36,7 @@ def before_leaving(name: str, end: Callable[[], None] | None) -> None:
 
 
 def dask_setup(server: Any) -> None:
-    """Prepare a process of Dask that is told to load this module. Dask calls this.
+    """Prepare a process of Dask that loads this module as a preload. Dask calls this.
 
     A nanny gives its worker all the time that the worker wants after SIGTERM. A worker ignores
     Ctrl-C: in a shared terminal, the client answers it.
@@ -46,7 +46,7 @@ def dask_setup(server: Any) -> None:
     """
     if hasattr(server, "plugin_add") and hasattr(server, "state"):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        # Dask hears its logs again before a worker that has left sees its connection end.
+        # Dask turns its logs on again before a worker that has left sees its connection end.
         logging.getLogger("distributed.core").setLevel(logging.CRITICAL)
         return
     closing: set[asyncio.Task[Any]] = set()  # the loop itself holds no task

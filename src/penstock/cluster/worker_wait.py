@@ -36,12 +36,11 @@ class Waiting:
         """Note that an item is done, or that some of one is saved."""
         self.died = False
 
-    def note(self, present: int, standing: str | None) -> None:
+    def note(self, present: int) -> None:
         """Note how many workers take items now.
 
         Args:
             present: Their number.
-            standing: The states of the workers' jobs, if known.
 
         Raises:
             Incomplete: The wait has lasted too long.
@@ -62,5 +61,4 @@ class Waiting:
             )
         if not present and now >= self._due:
             self._due = now + SAY_S
-            more = f" ({standing})" if standing else ""
-            self.say(f"waiting for a worker of {self.where}, {waited} so far{more}")
+            self.say(f"waiting for a worker of {self.where}, {waited} so far")

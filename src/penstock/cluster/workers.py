@@ -12,7 +12,6 @@ from typing import Any
 
 from ..base import UsageError, describe, format_bytes, plural
 from .items import PENSTOCK, PYTHON, admit, dismiss
-from .slurm_workers import SlurmWorkers
 from .worker_wait import Waiting
 
 ANSWER_S = 10.0
@@ -36,12 +35,10 @@ class Workers:
     """The client's versions of what a worker must have, by name."""
     cure: str = ""
     """End of the reason why a worker with other versions is left out: what to do."""
-    slurm: SlurmWorkers | None = None
-    """The SLURM jobs of the workers; None for other workers."""
     refill: Callable[[], None] = lambda: None
     """Function that restarts workers of this machine whose nannies have ended."""
     token: str = field(default_factory=lambda: f"penstock-{uuid.uuid4().hex[:12]}")
-    """Name of the resource that an item takes, and the topic under which its faults are told."""
+    """Name of the resource that an item takes, and the topic of reports of its faults."""
     fit: dict[str, str] = field(default_factory=dict)
     """The host of each worker that takes items now, by address."""
     left_out: dict[str, str] = field(default_factory=dict)
@@ -58,7 +55,6 @@ class Workers:
         """Look which workers are there, let newcomers take items, and replace those that are gone.
 
         Raises:
-            PenstockError: SLURM refused a job.
             UsageError: No worker may take part, and none ever could.
             Incomplete: There was no worker, or no progress, for too long.
         """
@@ -67,8 +63,7 @@ class Workers:
             address = min(self._facts.keys() & self.left_out.keys())
             why = self.left_out[address]
             raise UsageError(f"--cluster: no worker can take part. {address}: {why}")
-        standing = self.slurm.tend(len(self.fit)) if self.slurm else None
-        self.waiting.note(len(self.fit), standing)
+        self.waiting.note(len(self.fit))
 
     def none_fits(self) -> bool:
         """Look which workers are there. Returns whether all are left out, and none ever served."""
@@ -165,16 +160,9 @@ class Workers:
         have_gpus = any("GPU" in facts["resources"] for facts in self._facts.values())
         return {self.token: 1, **({"GPU": 1} if have_gpus else {})}
 
-    @property
-    def expected(self) -> int:
-        """Number of items that can run at the same time when all workers have come."""
-        return max(1, self.slurm.jobs.count if self.slurm else 0, len(self.fit))
-
     def peers(self) -> int:
         """Largest number of workers on one host."""
-        most = max(Counter(self.fit.values()).values(), default=1)
-        # The preset knows of the workers that have not come yet.
-        return max(most, min(self.slurm.jobs.count, self.slurm.jobs.per_node) if self.slurm else 1)
+        return max(Counter(self.fit.values()).values(), default=1)
 
     def notes(self, kind: str) -> list[str]:
         """Sentences on the workers that matter for the results.

@@ -118,10 +118,10 @@ def _levels(variable: str) -> tuple[int | None, ...]:
 class World:
     """Every variable at every time step, from one seed.
 
-    The amplitude of a wave of k cycles around the globe falls as ``k ** -slope`` for large k.
+    The amplitude of a wave of k cycles around the globe falls as ``k ** -2`` for large k.
     """
 
-    def __init__(self, grid: tuple[int, int], seed: int, slope: float) -> None:
+    def __init__(self, grid: tuple[int, int], seed: int) -> None:
         if min(grid) < 2 or any(side % 2 for side in grid):
             raise ValueError(f"grid {grid}: both sides must be even and 2 or more")
         self.grid = grid
@@ -130,7 +130,7 @@ class World:
         north = np.fft.fftfreq(num_lat, 1 / num_lon)[:, None]
         east = np.fft.rfftfreq(num_lon, 1 / num_lon)[None, :]
         cycles = np.hypot(north, east)
-        amplitude = (_LARGEST**2 + cycles**2) ** (-slope / 2)
+        amplitude = 1 / (_LARGEST**2 + cycles**2)
         amplitude[0, 0] = 0  # a field has mean 0
         # All waves but those of the first and the last column stand for their mirror image too.
         copies = np.where((east == 0) | (east == num_lon / 2), 1, 2)

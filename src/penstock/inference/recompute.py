@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 import threading
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -22,7 +22,7 @@ from .opening.job import Job
 from .reopening import reopened
 from .run_folder.block_log import Key
 from .run_folder.block_set import BlockSet
-from .run_folder.folder import halved_in, read_document
+from .run_folder.folder import read_document
 from .run_folder.journal import Journal
 from .run_folder.names import SCALINGS_FILE
 from .run_folder.reader import RunFolder, Stored
@@ -46,10 +46,7 @@ class Recomputed:
     equal: int = 0
     """Blocks that have the same bits."""
     near: int = 0
-    """Blocks of another maker, or with patches in smaller batches, that differ within the
-    tolerance."""
-    halved: int = 0
-    """Blocks with patches in smaller batches, as memory ran out in the run or now."""
+    """Blocks of another maker that differ within the tolerance."""
     largest: float = 0.0
     """The largest difference among those blocks, on the scale of the tolerance."""
     findings: list[Finding] = field(default_factory=list)
@@ -97,8 +94,8 @@ def recompute_blocks(
         run: The run.
         proof: The result of `verify_run`.
         keys: The blocks.
-        config: The model and the devices, and the tolerance for blocks whose bits may differ: those
-            of another maker, and those with patches in smaller batches.
+        config: The model and the devices, and the tolerance for blocks of another maker, whose
+            bits may differ.
         progress: A function that is called with the number of blocks that are done.
 
     Returns:
@@ -124,7 +121,6 @@ def recompute_blocks(
     journal.done = BlockSet(run.keys())
     journal.done -= {*keys}
     anew = Run(job, journal, OutputLock())
-    comparison.halved_now = anew.watch.halvings.blocks
     with anew.at_work():
         scalings = find_scalings(anew)
         compute(anew, range(len(anew.parts)), scalings, lambda now: progress(now.blocks_done))
@@ -149,10 +145,6 @@ class _StoredComparison:
         self.same = [
             alike and all(maker.get(name) == mine[name] for name in mine) for maker in run.makers
         ]
-        self.halved: Set[Key] = halved_in(run.folder)
-        """Blocks with patches in smaller batches in the run, so that their bits may differ."""
-        self.halved_now: Set[Key] = frozenset()
-        """Blocks with patches in smaller batches when they are computed anew."""
         self.differences: dict[Key, list[float | None]] = {key: [] for key in keys}
         """The largest difference of each block, for each output; None for equal bits."""
         self.lock = threading.Lock()
@@ -169,14 +161,11 @@ class _StoredComparison:
             if difference is None:
                 return
             maker = self.run.notes[key].maker
-            same = maker < len(self.same) and self.same[maker] and not self._is_halved(key)
+            same = maker < len(self.same) and self.same[maker]
             if same or not difference <= self.done.tolerances[number]:
                 limit = "" if same else f", more than {self.done.tolerances[number]:g},"
                 what = f"differs by up to {difference:.3g}{limit} when computed anew"
                 self.done.findings.append(Finding(key, "different", stored.written.name, what))
-
-    def _is_halved(self, key: Key) -> bool:
-        return key in self.halved or key in self.halved_now
 
     def _key(self, stored: Stored, box: Box) -> Key:
         volume = [tuple(place) for place in stored.places].index(box.start[:2])
@@ -185,7 +174,6 @@ class _StoredComparison:
 
     def finish(self) -> None:
         """Count the blocks once all are compared."""
-        self.done.halved = sum(map(self._is_halved, self.differences))
         bad = {finding.key for finding in self.done.findings}
         for key in self.differences.keys() - bad:
             largest = max((d for d in self.differences[key] if d is not None), default=None)

@@ -11,11 +11,10 @@ from typing import Any, Literal
 
 from ..base import RUN_FILE, SUMMARY_FILE, format_seconds, plural, significant, system_errors
 from .run_folder.block_set import BlockSet
-from .run_folder.folder import Folder, folder_at, lost_lines, read_document
+from .run_folder.folder import Folder, Notes, folder_at, lost_lines, read_document
 from .run_folder.names import ENDING_FILE, RETRIES_FILE, WORKERS_FILE, of_each, rows_of
-from .run_folder.notes import Notes
 
-State = Literal["running", "prepared", "done", "ended", "killed"]
+State = Literal["running", "prepared", "done", "incomplete", "ended", "killed"]
 _OF_WORKERS = ("present", "died", "unfit", "retried")
 
 
@@ -24,8 +23,9 @@ class RunStatus:
     """The state of a run."""
 
     state: State
-    """``prepared`` is a run that waits for parts, ``ended`` one that stopped by itself, and
-    ``killed`` one that left no reason."""
+    """``prepared`` is a run that waits for parts, ``incomplete`` one that was done and whose logs
+    name fewer blocks than it wrote, ``ended`` one that stopped by itself, and ``killed`` one that
+    left no reason."""
     why: str
     """The reason why it ended, what is to be done next, and what is lost of its logs; may be
     empty."""
@@ -112,7 +112,7 @@ class RunLook:
         self._look(str(run.get("run")))
         planned = int(run.get("blocks") or 0)
         processes = folder.at_work()
-        state, *why = self._state(run, processes > 0)
+        state, *why = self._state(run, processes > 0, len(self._blocks) < planned)
         why.append(lost_lines(folder, len(self._damaged), len(self._blocks), planned))
         tails = folder.telemetry()
         last = [tail[-1].get("gauges") or {} for tail in tails]
@@ -148,11 +148,11 @@ class RunLook:
             self._damaged = self._notes.damaged
         self._blocks.update(self._notes.blocks())
 
-    def _state(self, run: Mapping[str, Any], at_work: bool) -> tuple[State, str]:
+    def _state(self, run: Mapping[str, Any], at_work: bool, lacks: bool) -> tuple[State, str]:
         if at_work:
             return "running", ""
         if self.folder.names(SUMMARY_FILE):
-            return "done", ""
+            return "incomplete" if lacks else "done", ""
         if self.folder.names(ENDING_FILE):
             return "ended", str(self._read(ENDING_FILE).get("error", ""))
         if run.get("settings", {}).get("prepare") and not self.folder.killed():

@@ -1,6 +1,3 @@
-from .commits import commit_named as commit_named
-from .commits import is_hash as is_hash
-from .commits import short_commit as short_commit
 from .conditions import condition_warnings as condition_warnings
 from .conditions import read_conditions as read_conditions
 from .cuda import Gpu as Gpu

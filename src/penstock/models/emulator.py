@@ -77,9 +77,9 @@ class Messages(nn.Module):
         sent = self.where(graph.where) + self.sender(sending).index_select(1, graph.senders)
         sent = sent + self.receiver(receiving).index_select(1, graph.receivers)
         sent = self.tell(functional.silu(sent))
-        heard = sent.new_zeros(len(sent), receiving.shape[1], sent.shape[2])
-        heard = heard.index_add(1, graph.receivers, sent) * graph.share.to(sent.dtype)
-        changed = self.change(torch.cat([receiving, heard.to(receiving.dtype)], dim=-1))
+        received = sent.new_zeros(len(sent), receiving.shape[1], sent.shape[2])
+        received = received.index_add(1, graph.receivers, sent) * graph.share.to(sent.dtype)
+        changed = self.change(torch.cat([receiving, received.to(receiving.dtype)], dim=-1))
         return receiving + self.norm(changed)
 
 

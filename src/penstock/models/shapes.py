@@ -1,4 +1,4 @@
-"""The outputs of common operators as shapes alone, told by the kernels of the CPU.
+"""The outputs of common operators as shapes alone, given by the kernels of the CPU.
 
 Torch answers an operator on the meta device in Python, and at its first answers it imports sympy
 and its compiler: a second of each process. The operators of most nets are answered here instead.

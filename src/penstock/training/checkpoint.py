@@ -26,6 +26,8 @@ from ..models import read_tensors
 
 FORMAT, VERSION = "penstock-training", 2
 LAST = "last.pt"
+BEST_KEPT = 3
+"""The best checkpoints that are kept beside the last one."""
 
 State = dict[str, Any]
 Write = Callable[[Path, Mapping[str, Any]], None]
@@ -35,12 +37,10 @@ Write = Callable[[Path, Mapping[str, Any]], None]
 class Checkpoints:
     """The checkpoints of one output folder. Every rank makes the same calls."""
 
-    def __init__(
-        self, out: Path, write: Write, *, writes: bool, keep: int, judge: str, higher: bool
-    ) -> None:
+    def __init__(self, out: Path, write: Write, *, writes: bool, judge: str, higher: bool) -> None:
         self._out, self._folder = out, out / CHECKPOINTS
         self.last = self._folder / LAST
-        self._write, self._writes, self._keep = write, writes, keep
+        self._write, self._writes = write, writes
         self._judge, self._sign = judge, 1.0 if higher else -1.0
         self.best: list[dict[str, Any]] = []
         """The best epochs, best first: each with ``score``, ``epoch``, ``file`` and ``scores``."""
@@ -59,7 +59,7 @@ class Checkpoints:
             [*self.best, entry],
             key=lambda e: -(self._sign * e["score"] if np.isfinite(e["score"]) else -np.inf),
         )
-        self.best = ranked[: max(1, self._keep)]
+        self.best = ranked[:BEST_KEPT]
         return self.best[0] is entry
 
     def tidy(self, epoch: int) -> None:
@@ -67,7 +67,7 @@ class Checkpoints:
         checkpoints that are no longer among the best."""
         if not self._writes:
             return
-        wanted = {entry["file"]: entry["epoch"] for entry in self.best[: self._keep]}
+        wanted = {entry["file"]: entry["epoch"] for entry in self.best}
         for path in self._folder.glob("epoch=*.pt"):
             if path.name not in wanted:
                 path.unlink()

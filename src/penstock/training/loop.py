@@ -200,7 +200,6 @@ class _Training:
             config.output_dir,
             fabric.save,
             writes=first,
-            keep=config.keep_top,
             judge=workload.judge,
             higher=workload.higher_is_better,
         )

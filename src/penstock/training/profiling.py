@@ -7,7 +7,7 @@
     OUT/profile/operators.txt    the slowest operators of rank 0
 
 Phases are written into the trace from their ends on the host's clock. They are no annotations of
-the profiler's: it needs a name at the begin of one, and the name of a phase is known at its end,
+the profiler's: it needs a name at the start of one, and the name of a phase is known at its end,
 which may be in autograd's thread. The trace and the host's clock meet at the end of each step.
 """
 

@@ -81,7 +81,7 @@ class RunReport:
         self._fabric.barrier()
 
     def facts(self) -> dict[str, Any]:
-        """What trackers are told of the run as it begins."""
+        """What trackers log of the run as it begins."""
         device = self._fabric.device
         facts = {
             "global_batch_size": self._global_batch,

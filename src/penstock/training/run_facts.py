@@ -23,7 +23,7 @@ def run_facts(
     labels: Mapping[str, Any],
     facts: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What trackers are told of a run as it begins.
+    """What trackers log of a run as it begins.
 
     Args:
         workload: Its name.

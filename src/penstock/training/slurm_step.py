@@ -148,21 +148,21 @@ def _supervise(command: Sequence[str], environ: Mapping[str, str]) -> tuple[int,
     Afterwards this process and the commands that it starts ignore both signals: after `scontrol
     requeue` SLURM sends SIGTERM to all processes of the job, scontrol among them.
     """
-    heard: list[int] = []
+    received: list[int] = []
     process: subprocess.Popen[bytes] | None = None
 
-    def tell(number: int, frame: FrameType | None) -> None:
-        heard.append(number)
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        received.append(number)
         if process is not None:
             process.send_signal(signal.SIGUSR1)  # srun passes this one on, and ends at others
 
     for number in (signal.SIGUSR1, signal.SIGTERM):
-        signal.signal(number, tell)
+        signal.signal(number, pass_on)
     try:
         process = subprocess.Popen(
             command, env=dict(environ), preexec_fn=death_signal(signal.SIGTERM)
         )
-        if heard:
+        if received:
             process.send_signal(signal.SIGUSR1)
         code = process.wait()
     except FileNotFoundError as error:
@@ -170,7 +170,7 @@ def _supervise(command: Sequence[str], environ: Mapping[str, str]) -> tuple[int,
     finally:
         for number in (signal.SIGUSR1, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
-    return (code if code >= 0 else 128 - code), signal.SIGUSR1 in heard
+    return (code if code >= 0 else 128 - code), signal.SIGUSR1 in received
 
 
 def _was_stopped(code: int) -> bool:

@@ -56,7 +56,7 @@ QUIET = {
     "WANDB_ERROR_REPORTING": "false",
 }
 """Variables of the processes, where the user has not set them: report nothing to the makers of a
-library, and give up on a server before the run is tired of waiting."""
+library, and give up on a server before the run ends its wait."""
 PACKAGES = {
     "comet": ("comet_ml", "pytorch_lightning"),
     "mlflow": ("mlflow", "pytorch_lightning"),
@@ -158,14 +158,14 @@ class Tracking:
             if self._sampler is not None:
                 self._sampler.stop()
             self._tell(self._step, _totals(results))
-            within, tired = STOP_WITHIN_S, lambda: False
+            within, stop_waiting = STOP_WITHIN_S, lambda: False
             if status == "complete":
-                within, tired = COMPLETE_WITHIN_S, stopped
+                within, stop_waiting = COMPLETE_WITHIN_S, stopped
             until = time.monotonic() + within
             for process in self._processes:
                 process.end(status)
             for process in self._processes:
-                process.wait(until, tired, say)
+                process.wait(until, stop_waiting, say)
             self._outcome = [process.outcome() for process in self._processes]
         return self._outcome
 
@@ -223,11 +223,13 @@ class _TrackerProcess:
         with contextlib.suppress(OSError):  # half a line may be left in it
             pipe.close()
 
-    def wait(self, until: float, tired: Callable[[], bool], say: Callable[[str], None]) -> None:
-        """Wait until a moment or until the user is tired of it, then kill the process."""
+    def wait(
+        self, until: float, stop_waiting: Callable[[], bool], say: Callable[[str], None]
+    ) -> None:
+        """Wait until a moment, or until the user ends the wait, then kill the process."""
         said = time.monotonic() + 2.0
         while self._process.poll() is None:
-            if time.monotonic() > until or tired():
+            if time.monotonic() > until or stop_waiting():
                 self._late = True
                 self._process.kill()
                 self._process.wait()

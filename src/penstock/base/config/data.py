@@ -24,9 +24,6 @@ class GenerateConfig(Knobs):
         (192, 384), help="cells of latitude and longitude of a preset, both even"
     )
     seed: Natural = flag(0, help="seed of a preset, a volume or scenes")
-    slope: Annotated[float, Field(ge=0)] = flag(
-        2.0, help="power of the wave number by which the amplitude of a preset's waves falls"
-    )
     codec: Literal["blosc-lz4", "blosc-zstd", "zstd", "none"] = flag(
         "blosc-lz4", help="compression of the chunks; blosc shuffles the bytes first"
     )

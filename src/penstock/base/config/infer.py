@@ -67,7 +67,7 @@ class Unattended(Sharing):
     """The knobs of a job that runs unattended, and of what it leaves on record."""
 
     groups: ClassVar = {
-        "faults": "retry_for stall_timeout oom grace resume_anyway take_over require_lock",
+        "faults": "retry_for stall_timeout grace resume_anyway take_over require_lock",
         "records": "run_dir metrics_json metrics_interval trace",
     }
 
@@ -80,12 +80,6 @@ class Unattended(Sharing):
         1800.0,
         help="how long a block may make no progress in a stage before the job ends with exit code "
         "3 and the stacks of its threads in the run folder; 0: no limit (default: 30min)",
-    )
-    oom: Literal["stop", "halve"] = flag(
-        "stop",
-        help="when a device has no memory left for a batch: stop: end with exit code 3, and name "
-        "the batch that fits; halve: run its patches in smaller batches, which may change their "
-        "last bits, and list their blocks",
     )
     grace: Seconds = flag(
         20.0,
@@ -125,7 +119,7 @@ class InferConfig(Unattended, Labels):
         "input and model": "trust_model in_channels level series axes t c missing raw",
         "patches and seams": "block seam_mode trim_voxels halo min_blend_weight",
         "values": "norm_level eps clip_norm head_kind denormalize out_dtype",
-        "arithmetic": "amp tf32 compile compile_mode compile_dynamic cudnn_benchmark threads",
+        "arithmetic": "amp tf32 compile compile_dynamic threads",
         "queues": "prep_workers writer_workers max_inflight_batches",
         "a new output": "chunks shards",
     }
@@ -256,9 +250,6 @@ class InferConfig(Unattended, Labels):
     )
     tf32: bool = flag(False, help="let CUDA use TF32 in float32 arithmetic")
     compile: bool = flag(False, help="torch.compile the model")
-    compile_mode: Literal[
-        "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
-    ] = flag("default", help="mode of torch.compile")
     compile_dynamic: Annotated[Literal["auto", "true", "false"], BeforeValidator(_spelled)] = flag(
         "false",
         help="shapes of torch.compile: false: fixed, since all batches have one shape; true: any; "
@@ -266,7 +257,6 @@ class InferConfig(Unattended, Labels):
         alias="--no-compile-dynamic",
         const="false",
     )
-    cudnn_benchmark: bool = flag(False, help="let cuDNN time its algorithms first")
     threads: Positive | None = flag(None, help="threads of torch on the CPU (default: torch's own)")
 
     # flow

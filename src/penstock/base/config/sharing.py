@@ -37,14 +37,13 @@ class OnWorkers(Overwriting):
 
     cluster: str | None = flag(
         None,
-        help="workers of Dask: local or local:N, processes of this machine; the address of a "
-        "scheduler, such as tcp://HOST:8786; slurm or slurm:PRESET",
+        help="workers of Dask: local or local:N, processes of this machine, or the address of a "
+        "scheduler, such as tcp://HOST:8786",
     )
     worker_timeout: Seconds = flag(
         86400.0,
-        help="how long a job of a cluster waits while no worker is there, in the queue of SLURM "
-        "for one, or while workers die and nothing is done, before it ends with exit code 3 "
-        "(default: 24h)",
+        help="how long a job of a cluster waits while no worker is there, or while workers die "
+        "and nothing is done, before it ends with exit code 3 (default: 24h)",
     )
     part_retries: Natural = flag(
         2, help="how often a part (or scene, or case) that failed is tried again, with --cluster"
@@ -77,8 +76,8 @@ class Sharing(OnCluster):
 
     workers: Positive | None = flag(
         None,
-        help="workers that the job is cut for, and jobs of --cluster slurm (default: those of the "
-        "cluster or the preset, or the elements of the array)",
+        help="workers that the job is cut for (default: those of the cluster, or the elements of "
+        "the array)",
     )
     parts: Positive | None = flag(
         None, help="least number of parts that the job is cut into (default: as workers need)"

@@ -19,7 +19,7 @@ class TrainConfig(Labels):
         "optimiser": "grad_accum_steps optimizer weight_decay schedule warmup_steps clip_norm",
         "input": "prefetch_factor",
         "arithmetic": "dtype checkpointing compile channels_last cudnn_benchmark tf32 threads",
-        "checkpoints": "checkpoint_every keep_top",
+        "checkpoints": "checkpoint_every",
         "trackers and profile": "track_every track_dir project profile_steps",
         "detector": "train_label_file val_label_file train_chips_path val_chips_path backbone "
         "background score_threshold max_dets",
@@ -107,7 +107,6 @@ class TrainConfig(Labels):
     checkpoint_every: Positive | None = flag(
         None, help="steps between checkpoints within an epoch (default: only at its end)"
     )
-    keep_top: Natural = flag(3, help="best checkpoints to keep beside the last one")
     resume: bool = flag(
         False, help="go on from the last checkpoint in --output-dir; without one, begin"
     )

@@ -5,16 +5,20 @@
 
 A worker supervises a launch as `in_turn` does on one machine, with the same process, deadline and
 memory limit. It works in the folder in which the client was started, so that relative paths of a
-case mean the same. A launch locks the GPU or the cores that it uses (`alone`). The record has the
-environment of the worker's machine. A training is written into its own folder, which the client
-moves into place; so a worker that only seemed dead, and goes on, does no harm.
+case mean the same. One launch at a time is made on a host, as launches share its memory bandwidth,
+caches and disk. The record has the environment of the worker's machine. A training is written into
+its own folder, which the client moves into place; so a worker that only seemed dead, and goes on,
+does no harm.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import platform
 import secrets
 import shutil
+import tempfile
 import time
 import uuid
 from collections import Counter
@@ -28,9 +32,11 @@ from typing import Any
 from ...base import (
     ARGS,
     Incomplete,
+    PenstockError,
     UsageError,
     absolute,
     is_draft,
+    lock_file,
     read_json,
     scrubbed,
     write_json,
@@ -46,7 +52,6 @@ from ...cluster import (
     worker_address,
 )
 from ...instruments import Failure, Record, case_key, collect_environment, parse_record
-from .alone import held, running_beside, taken_by, taken_words
 from .launcher import Launch
 from .supervisor import LaunchPlace, run_launch
 
@@ -214,9 +219,31 @@ def launch_task(work: RemoteLaunch) -> tuple[str, str | None]:
     Raises:
         UnfitWorker: the worker does not see what the launch needs, or is of another kind.
     """
-    request, wanted = work.launch.request, still_wanted()
-    with held(taken_by(request.scenario, request.case), wanted):
+    wanted = still_wanted()
+    with host_held(wanted):
         return launch_here(work, worker_address(), wanted)
+
+
+@contextlib.contextmanager
+def host_held(wanted: Callable[[], bool]) -> Iterator[None]:
+    """Hold this host once no other worker of this user measures on it. The lock ends with the
+    process.
+
+    Args:
+        wanted: called now and then; when it returns False, the worker stops waiting.
+
+    Raises:
+        PenstockError: no client waits for the launch any more.
+    """
+    path = Path(tempfile.gettempdir(), f"penstock-launch-{os.getuid()}.lock")
+    # The folder is everybody's: a link that lies there is not followed.
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor) as file:
+        while not lock_file(file):
+            if not wanted():
+                raise PenstockError("no client waits for this launch any more")
+            time.sleep(_LOOK_S)
+        yield
 
 
 def launch_here(
@@ -248,16 +275,10 @@ def launch_here(
     if OUT in case:
         draft = str(absolute(case[OUT]).parent / f".penstock-{secrets.token_hex(8)}.part")
         launch = replace(launch, request=replace(launch.request, case={**case, OUT: draft}))
-    worker = {
-        "host": here,
-        "address": address,
-        "alone_on": taken_words(taken_by(launch.request.scenario, case)),
-        "beside": running_beside(),
-    }
     place = LaunchPlace(
         folder=work.folder if work.folder.is_dir() else None,
         variables=variables_of_client(work.variables),
-        facts={"worker": worker},
+        facts={"worker": {"host": here, "address": address}},
         wanted=wanted,
     )
     record = run_launch(launch.request, **launch.how, place=place)

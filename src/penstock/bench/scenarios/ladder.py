@@ -1,6 +1,6 @@
 """Scenario ``ladder``: the same batches, one step more at each rung; see `reports.loader`.
 
-    L0  read the bytes of the batch's chunks, which are copied into one file for that
+    L0  read as many bytes as the batch's chunks have, from one file
     L1  open and read the file of each chunk
     L2  and decode it, into reused memory
     L3  and copy it into the batch, whose memory is reused
@@ -8,14 +8,11 @@
     L5  the loader, and the copy of its batch to the device
 
 Up to L3, the threads take one chunk after the other until the batch is done. The file of L0 is in
-the folder of the data. It is unlinked before it is filled, so it vanishes with its process.
+the folder of the data.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -26,12 +23,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError, require, system_errors
+from ...base import UsageError, require
 from ...data import Audit
-from ...instruments import PAGE_BLOCK, drop_pages, residency
+from ...instruments import drop_pages_of, residency
 from ...loading import EngineKnobs, PatchGrid, Selection, locate, open_engine, with_checks
 from . import Phase, Scenario, Work, WrongResult
 from .loader_scenario import OURS, LoaderScenario
+from .roofs import ScratchFile
 from .sources import CaseData
 
 
@@ -107,58 +105,36 @@ class Rung:
 
 
 class DeviceRead(Rung):
-    """L0: each thread reads its share of the batch's bytes from one file."""
+    """L0: each thread reads its share of as many bytes as the batch has in files, from one file."""
 
-    _files: Sequence[int] = ()
+    _file: ScratchFile | None = None
 
     def set_up(self) -> None:
         self.near()
-        root = self.data.packed.root
+        root, threads = self.data.packed.root, self.case["threads"]
         files = [self.data.files_of(samples) for samples in self.batches]
         sizes = [sum(path.stat().st_size for path in of) for of in files]
-        if (free := shutil.disk_usage(root).free) < 2 * sum(sizes):
-            raise UsageError(
-                f"{root} has {free} bytes free; reading its device is measured with a file of "
-                f"{sum(sizes)} and as much room again"
-            )
-        with (
-            system_errors(f"{root} takes no file to measure with"),
-            tempfile.NamedTemporaryFile(dir=root) as file,
-        ):
-            # One for each thread: the kernel's readahead is separate for each open file.
-            opened = range(self.case["threads"])
-            self._files = [os.open(file.name, os.O_RDONLY) for _ in opened]
-            for path in (path for of in files for path in of):
-                with path.open("rb") as source:
-                    shutil.copyfileobj(source, file, PAGE_BLOCK)
-            file.flush()
-            if self.case["cache"] == "cold":
-                drop_pages([Path(file.name)])
-            self._resident = residency([Path(file.name)])
+        self._file = ScratchFile(root, str(root), sum(sizes), threads)
+        if self.case["cache"] == "cold":
+            drop_pages_of(self._file.opened[0])
+        self._resident = residency([Path(f"/proc/self/fd/{self._file.opened[0]}")])
         self._edges = np.concatenate([[0], np.cumsum(sizes)]).tolist()
-        self._buffers = [memoryview(bytearray(PAGE_BLOCK)) for _ in self._files]
 
     def own_facts(self) -> dict[str, Any]:
         stored = self._edges[-1] / len(self.batches)
         return {"resident": self._resident, "again": 0.0, "stored_bytes": stored}
 
     def read(self, batch: int) -> None:
+        assert self._file is not None
         start, stop = self._edges[batch : batch + 2]
-        parts = np.linspace(start, stop, len(self._files) + 1).astype(int).tolist()
-        pieces = zip(self._files, self._buffers, pairwise(parts), strict=True)
-        self.together(self._read_part, list(pieces))
-
-    def _read_part(self, piece: tuple[int, memoryview, tuple[int, int]]) -> None:
-        file, buffer, (place, stop) = piece
-        while place < stop:
-            count = os.preadv(file, [buffer[: stop - place]], place)
-            if count == 0:
-                raise WrongResult(f"the file ended {stop - place} bytes early")
-            place += count
+        threads = range(len(self._file.opened))
+        parts = np.linspace(start, stop, len(threads) + 1).astype(int).tolist()
+        read, pieces = self._file.read, zip(threads, pairwise(parts), strict=True)
+        self.together(lambda piece: read(piece[0], *piece[1]), list(pieces))
 
     def close(self) -> None:
-        for file in self._files:
-            os.close(file)
+        if self._file is not None:
+            self._file.close()
         super().close()
 
 

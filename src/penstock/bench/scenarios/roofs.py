@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from ...base import UsageError, describe, require, system_errors
+from ...base import UsageError, require, system_errors
 from ...instruments import PAGE_BLOCK, drop_pages_of
 from . import Phase, Work, WrongResult, flags_of_bench
 
@@ -66,6 +66,51 @@ class Matmul:
             raise WrongResult(f"an element of the product is {element}, not {exact}")
 
 
+class ScratchFile:
+    """A file of random bytes in a folder whose disk is measured. It has no name, so it cannot be
+    left behind, however the process ends."""
+
+    def __init__(self, folder: Path, named: str, size: int, threads: int = 1) -> None:
+        """Write ``size`` bytes, which ``threads`` will read. ``named`` is the folder in errors.
+
+        Raises `UsageError` if the folder takes no such file.
+        """
+        self.opened: list[int] = []
+        with system_errors(f"{named} takes no file of {size} bytes"):
+            if (free := shutil.disk_usage(folder).free) < 2 * size:
+                raise UsageError(
+                    f"{named} has {free} bytes free; reading it is measured with a file of {size} "
+                    "and as much room again"
+                )
+            with tempfile.NamedTemporaryFile(dir=folder) as file:
+                # One for each thread: the kernel's readahead is separate for each open file.
+                for _ in range(threads):
+                    self.opened.append(os.open(file.name, os.O_RDWR))
+            self._fill(size)
+        self._buffers = [memoryview(bytearray(PAGE_BLOCK)) for _ in self.opened]
+
+    def _fill(self, size: int) -> None:
+        """Write random blocks, because some file systems compress or deduplicate."""
+        random = np.random.default_rng(0)
+        with open(self.opened[0], "wb", closefd=False) as file:
+            for start in range(0, size, PAGE_BLOCK):
+                file.write(random.bytes(min(PAGE_BLOCK, size - start)))
+            file.flush()
+            os.fsync(file.fileno())  # pending writes would slow the reads
+
+    def read(self, thread: int, start: int, stop: int) -> None:
+        """Read some of the file in blocks. Raises `WrongResult` if it ends early."""
+        while start < stop:
+            count = os.preadv(self.opened[thread], [self._buffers[thread][: stop - start]], start)
+            if count == 0:
+                raise WrongResult(f"the file ended at {start} bytes, {stop - start} early")
+            start += count
+
+    def close(self) -> None:
+        while self.opened:
+            os.close(self.opened.pop())
+
+
 class DiskRead:
     """A file read from end to end; the phase ``read`` excludes the time to empty the page cache.
 
@@ -77,35 +122,17 @@ class DiskRead:
 
     def __init__(self, case: Mapping[str, Any]) -> None:
         self.device = "cpu"
-        self._folder = Path(case["folder"])
         self._size = case["bytes"] // PAGE_BLOCK * PAGE_BLOCK or PAGE_BLOCK
-        self._buffer = memoryview(bytearray(PAGE_BLOCK))
+        self._file = ScratchFile(Path(case["folder"]), f"--folder {case['folder']}", self._size)
         self.facts: dict[str, Any] = {}
         self.work: Work = {"bytes": self._size}
-        # A file without a name cannot be left behind, however the process ends.
-        with system_errors(f"--folder {self._folder} cannot be measured"):
-            if (free := shutil.disk_usage(self._folder).free) < 2 * self._size:
-                raise UsageError(
-                    f"--folder {self._folder} has {free} bytes free; reading it is measured with a "
-                    f"file of {self._size} and as much room again"
-                )
-            self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115
-        try:
-            self._fill()
-        except OSError as error:
-            self._file.close()
-            raise UsageError(
-                f"--folder {self._folder} takes no file of {self._size} bytes: {describe(error)}"
-            ) from error
 
     def step(self, phase: Phase) -> Work:
-        drop_pages_of(self._file.fileno())
+        drop_pages_of(self._file.opened[0])
         before = _fetched()
         with phase("read"):
-            count = self._read()
+            self._file.read(0, 0, self._size)
         after = _fetched()
-        if count != self._size:
-            raise WrongResult(f"{count} of {self._size} bytes were read")
         if before is None or after is None:
             self.facts["source"] = "unknown"
         else:
@@ -117,20 +144,6 @@ class DiskRead:
 
     def close(self) -> None:
         self._file.close()
-
-    def _fill(self) -> None:
-        """Fill it with random blocks, because some file systems compress or deduplicate."""
-        random = np.random.default_rng(0)
-        for _ in range(self._size // PAGE_BLOCK):
-            self._file.write(random.bytes(PAGE_BLOCK))
-        os.fsync(self._file.fileno())  # pending writes would slow the reads
-
-    def _read(self) -> int:
-        self._file.seek(0)
-        count = 0
-        while got := self._file.readinto(self._buffer):
-            count += got
-        return count
 
 
 def _fetched() -> int | None:

@@ -77,8 +77,8 @@ def is_damage(error: Exception) -> bool:
         False if the store did not give its bytes.
     """
     text = str(error.__cause__ or error)
-    told_by_others = "os_error_code" in text or "http_response_code" in text
-    return text.partition(":")[0] in _DAMAGE and not told_by_others
+    of_the_system = "os_error_code" in text or "http_response_code" in text
+    return text.partition(":")[0] in _DAMAGE and not of_the_system
 
 
 def discard_damaged(written: Written, box: Box) -> int:

@@ -10,7 +10,6 @@ import torch
 
 from ...base import Pool
 from ..opening.job import Job
-from ..opening.net import records_graphs
 from .forward import Forward
 from .transfers import pinned
 
@@ -30,11 +29,7 @@ class Equipment:
         self._forwards: dict[torch.device, Forward] = {}
 
     def forward_on(self, device: torch.device) -> Forward:
-        """The net on a device.
-
-        It is made when it is first needed. A net that records CUDA graphs is made anew each time,
-        as graphs belong to the thread that recorded them and each part has its own threads.
-        """
-        if device not in self._forwards or records_graphs(self._job.config):
+        """The net on a device, which is made when it is first needed."""
+        if device not in self._forwards:
             self._forwards[device] = Forward(device, self._job)
         return self._forwards[device]

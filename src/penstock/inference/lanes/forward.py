@@ -21,7 +21,7 @@ class Forward:
         self.module = placed(net.model.module, device, net.footprint.channels_last)
         if config.compile:
             dynamic = {"auto": None, "true": True, "false": False}[config.compile_dynamic]
-            self.module = torch.compile(self.module, mode=config.compile_mode, dynamic=dynamic)  # type: ignore[assignment]
+            self.module = torch.compile(self.module, dynamic=dynamic)  # type: ignore[assignment]
         self._dtypes: list[torch.dtype] = []
         """Dtypes of the heads, known after the first forward."""
 

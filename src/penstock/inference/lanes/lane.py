@@ -12,7 +12,7 @@ uploaded while the net works on this one (`transfers`). Everything between is th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from itertools import islice
 
@@ -26,7 +26,6 @@ from ..opening.job import Job
 from ..tiling.geometry import Brick
 from .bricks import Computed, Loaded, Slot
 from .equipment import Equipment
-from .out_of_memory import is_out_of_memory
 from .scatter import PatchScatter, slices_of, torch_dtype
 from .transfers import GpuClock, Transfers
 from .values import NOTHING
@@ -42,14 +41,12 @@ class Lane:
         probe: Probe,
         equipment: Equipment,
         before_batch: Callable[[int], None],
-        halved: Callable[[Iterable[Slot]], None] | None = None,
     ) -> None:
         """``before_batch`` is called with the number of patches before each batch; it may raise to
-        stop the lane. ``halved`` is called with the patches that run in smaller batches, as the
-        device has no memory left; without it that is an error."""
+        stop the lane."""
         self.device, self.job, self.probe = device, job, probe
         self.read_pool, self.brick_pool = equipment.read_pool, equipment.brick_pool
-        self.before_batch, self.halved = before_batch, halved
+        self.before_batch = before_batch
         self.forward = equipment.forward_on(device)
         self.scatter = PatchScatter(device, job, together=device.type != "cpu")
         self.clock = GpuClock(device, probe) if device.type == "cuda" else None
@@ -130,45 +127,24 @@ class Lane:
             self.clock.report()
         step = self.job.net.forward if self.device.type == "cpu" else self.job.net.batch
         for start in range(0, len(self._slots), step):
-            for first, outputs in self._heads(start, min(start + step, self.job.net.batch)):
-                slots = self._slots[first : first + len(outputs[0])]
-                span = self._span("stitch", slots[0].owner.brick)
-                with span, torch.inference_mode(), one_thread():
-                    for head, output_BCZYX in enumerate(outputs):
-                        self.scatter.put(head, output_BCZYX, slots)
+            slots = self._slots[start : start + step]
+            outputs = self._heads(slots[0].owner.brick, self._batch[start : start + step])
+            span = self._span("stitch", slots[0].owner.brick)
+            with span, torch.inference_mode(), one_thread():
+                for head, output_BCZYX in enumerate(outputs):
+                    self.scatter.put(head, output_BCZYX, slots)
         for slot in self._slots:
             slot.owner.remaining -= 1
         self._slots.clear()
 
-    def _heads(self, start: int, stop: int) -> Iterator[tuple[int, list[Tensor]]]:
-        """The heads of some rows of the batch, with the first of these rows.
-
-        If the device has no memory for all, they are computed in halves, where that is allowed.
-        """
-        slots = self._slots[start:stop]
-        if not slots:
-            return  # padding alone
-        brick, outputs = slots[0].owner.brick, None
+    def _heads(self, brick: Brick, batch: Tensor) -> list[Tensor]:
+        """The heads of some rows of the batch, of which the first is a patch of the brick."""
         try:
             # Not in inference mode: autocast would not keep the weights that it casts.
             with self._span("forward", brick), torch.no_grad():
-                outputs = self.forward.run(self._batch[start:stop])
+                return self.forward.run(batch)
         except PenstockError as error:  # it returned other heads
             raise StageError("forward", str(brick), error) from error
-        except RuntimeError as error:
-            if self.halved is None or stop - start == 1 or not is_out_of_memory(error):
-                raise
-        if outputs is not None:
-            yield start, outputs
-            return
-        # The error is gone by now, and so is the memory that the forward held.
-        assert self.halved is not None
-        self.halved(slots)
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-        middle = (start + stop) // 2
-        yield from self._heads(start, middle)
-        yield from self._heads(middle, stop)
 
     def _whole(self) -> Iterator[Computed]:
         while self._open and self._open[0].remaining == 0:

@@ -102,11 +102,6 @@ def _notes(
     if not net.footprint.channels_last:
         yield "the model fails on tensors in channels last layout, and is slower without it"
     on_cuda = all(device.type == "cuda" for device in devices)
-    if on_cuda and config.cudnn_benchmark:
-        yield (
-            "--cudnn-benchmark lets cuDNN take free memory of the device as workspace, which "
-            "device memory does not count"
-        )
     if config.amp == "auto" and on_cuda and dtype == "float32" and net.amp is None:
         yield (
             "autocast is off, as values that are not normalised to a range may be too large for "

@@ -34,7 +34,7 @@ from . import identity
 from .facts import gather_facts
 from .head_kinds import Seen, head_kinds, seen_patches
 from .heads import HeadPart, Origin, plan_heads, split
-from .net import check_graphs, fit_net, with_workspaces
+from .net import fit_net, with_workspaces
 from .normalisation import normalised_as
 from .outputs import open_outputs
 from .selection import open_input, select, uneven, volumes_of, with_bands
@@ -113,7 +113,6 @@ class Job:
         """The model; also finds its devices."""
         config = self.config
         self.devices = find_devices(config.devices)
-        check_graphs(config, self.devices)
         model = load_model(
             config.model_type, config.weights, config.in_channels, trust=config.trust_model
         )

@@ -31,10 +31,6 @@ GPU_BATCH = 16
 """Number of patches in one forward on a GPU, without --batch."""
 
 
-_RECORD_GRAPHS = ("reduce-overhead", "max-autotune")
-"""The modes of torch.compile that record CUDA graphs."""
-
-
 @dataclass(frozen=True)
 class Net:
     """A model fitted to a job."""
@@ -123,34 +119,6 @@ def fit_batch(
     return last, measure_footprint(model, (last, *patch))
 
 
-def check_graphs(config: InferConfig, devices: Sequence[torch.device]) -> None:
-    """Raise `UsageError` if torch would not keep the CUDA graphs of lanes apart.
-
-    Each lane has its own thread. Before 2.13, torch kept graphs for the thread that imported their
-    code, and failed in others. It still counts the forwards of all threads together. With a second
-    lane, a forward in several graphs could lose what one graph passes to the next.
-    """
-    lanes = sum(device.type == "cuda" for device in devices)
-    if not records_graphs(config) or not lanes:
-        return
-    why = f"--compile-mode {config.compile_mode} records CUDA graphs"
-    if torch.__version__ < "2.13":
-        raise UsageError(
-            f"{why}, for which infer needs torch 2.13 or later, and this is "
-            f"{torch.__version__}; or give --compile-mode max-autotune-no-cudagraphs"
-        )
-    if lanes > 1:
-        raise UsageError(
-            f"{why}, which torch mixes up between the {lanes} devices of one process; name one of "
-            "--devices, or give --compile-mode max-autotune-no-cudagraphs"
-        )
-
-
-def records_graphs(config: InferConfig) -> bool:
-    """Whether a net that is compiled with these settings records CUDA graphs on a GPU."""
-    return config.compile and config.compile_mode in _RECORD_GRAPHS
-
-
 def choose_amp(
     config: InferConfig, devices: Sequence[torch.device], dtype: torch.dtype
 ) -> torch.dtype | None:
@@ -173,11 +141,10 @@ def choose_amp(
 def with_workspaces(net: Net, config: InferConfig, devices: Sequence[torch.device]) -> Net:
     """The net with a footprint that counts the workspaces of libraries, too.
 
-    All CUDA devices count as alike. With ``--cudnn-benchmark`` nothing is measured: cuDNN then
-    tries algorithms that take all free memory once, and the plan has a note about it.
+    All CUDA devices count as alike.
     """
     gpus = [device for device in devices if device.type == "cuda"]
-    if not gpus or config.cudnn_benchmark:
+    if not gpus:
         return net
     with cuda_flags_kept():
         set_cuda_flags(config.tf32)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from ...base import SUMMARY_FILE, UsageError, plural
+from .block_log import Key, Note, read_entries, read_lines
+from .block_set import BlockSet
 from .bucket_folder import RemoteFolder
 from .bucket_log import RemoteLog
-from .local import LocalFolder
-from .log_file import LogFile
-from .names import HALVED_FILE, LOG_FILE, of_each, read_blocks
+from .local import LocalFolder, LogFile
+from .names import LOG_FILE
 
 Folder: TypeAlias = LocalFolder | RemoteFolder
 """The folder of a run: both kinds have the same methods."""
@@ -44,10 +46,54 @@ def read_document(folder: Folder, name: str) -> dict[str, Any] | None:
     return document
 
 
-def halved_in(folder: Folder) -> set[tuple[int, ...]]:
-    """The blocks of a run whose patches ran in smaller batches, from the lists of all processes."""
-    names = folder.names(HALVED_FILE, of_each(HALVED_FILE))
-    return set().union(*(read_blocks(folder.read(name) or b"") for name in names))
+class Notes:
+    """The logs of a run, each read on from where the last look ended.
+
+    A read gives the blocks noted since the last one; the first read gives all. Later reads do not
+    know the makers of blocks. Blocks are not taken off the list while a run is at work, so what an
+    earlier read gave stays true.
+    """
+
+    def __init__(
+        self, folder: Folder, run: str, makers: list[dict[str, Any]] | None = None
+    ) -> None:
+        """``makers`` are those of run.json. Makers that only logs name are added to them."""
+        self.folder, self.run = folder, run
+        self.makers = [{}] if makers is None else makers
+        self._seen: dict[str, int] = {}
+        """How far each log was read."""
+        self.damaged: list[bytes] = []
+        """The lines that cannot be read. While a process writes a log, its last line may be under
+        way."""
+
+    def fresh(self) -> dict[Key, Note]:
+        """The new blocks and their notes. Each takes some hundred bytes."""
+        notes: dict[Key, Note] = {}
+        for lines in self.folder.new_lines(self.run, self._seen):
+            notes |= read_lines(lines, self.makers, self.damaged)
+        return notes
+
+    def blocks(self) -> BlockSet:
+        """The new blocks."""
+        return self.counted()[0]
+
+    def counted(self) -> tuple[BlockSet, Counter[int]]:
+        """The new blocks, and their number for each maker. A block that two have made counts for
+        the first."""
+        every, counts = BlockSet(), Counter[int]()
+        for lines in self.folder.new_lines(self.run, self._seen):
+            made: dict[int, BlockSet] = defaultdict(BlockSet)
+            for key, note in read_entries(lines, self.makers, self.damaged):
+                if note is not None:
+                    made[note.maker].add(key)
+                    continue
+                for blocks in made.values():
+                    blocks.discard(key)
+            for maker, blocks in made.items():
+                before = len(every)
+                every.update(blocks)
+                counts[maker] += len(every) - before
+        return every, +counts
 
 
 def lost_lines(folder: Folder, damaged: int, named: int, planned: int) -> str:

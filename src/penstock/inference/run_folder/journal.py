@@ -1,6 +1,6 @@
 """The record of one run: which blocks are written, by whom, and what a resumed run goes on with.
 
-`files` names what lies in the folder of a run.
+`names` lists what lies in the folder of a run.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from typing import Any, NamedTuple
 from ...base import RUN_FILE, SUMMARY_FILE, TRACEBACK_FILE, UsageError, scrubbed
 from .block_log import CHECKSUM, Key, line_of, maker_line
 from .block_set import BlockSet
-from .folder import Folder, Log, folder_at, lost_lines, read_document
+from .folder import Folder, Log, Notes, folder_at, lost_lines, read_document
 from .names import (
     ALIVE_FOLDER,
     ENDING_FILE,
-    HALVED_FILE,
     LOG_FILE,
     METRICS_FILE,
     RETRIES_FILE,
@@ -29,9 +28,8 @@ from .names import (
     STATISTICS_FOLDER,
     WORKERS_FILE,
     of_each,
+    own_name,
 )
-from .notes import Notes
-from .own_files import OwnFiles
 
 _OF_ONE_START = (SUMMARY_FILE, WORKERS_FILE, ENDING_FILE, TRACEBACK_FILE,
                  *(f(n) for n in (RETRIES_FILE, STACKS_FILE) for f in (str, of_each)))  # fmt: skip
@@ -39,7 +37,7 @@ _OF_ONE_START = (SUMMARY_FILE, WORKERS_FILE, ENDING_FILE, TRACEBACK_FILE,
 _OF_ONE_RUN = (
     SCALINGS_FILE,
     f"{STATISTICS_FOLDER}/",
-    *map(of_each, (LOG_FILE, SUMMARY_FILE, METRICS_FILE, HALVED_FILE)),
+    *map(of_each, (LOG_FILE, SUMMARY_FILE, METRICS_FILE)),
 )
 """Files that are also removed when a run begins anew."""
 
@@ -81,6 +79,52 @@ class Prepared(NamedTuple):
                 "that all processes see, such as s3://BUCKET/PREFIX"
             )
         return cls(tuple(prepared["part"]), prepared["elements"])
+
+
+class OwnFiles:
+    """The folder of a run, and the names of this process's own files in it."""
+
+    def __init__(self, place: Path | str | None) -> None:
+        """``place`` is the path or URL of the folder, None for a run without one."""
+        self.folder = None if place is None else folder_at(place)
+        self.writer: str | None = None
+        """Name of this process among several that write the run; None if it writes alone."""
+        self._retries, self._retry_seconds = 0, 0.0
+
+    @property
+    def here(self) -> Path | None:
+        """A folder of this machine for the records of this process."""
+        return None if self.folder is None else self.folder.here
+
+    def save(self, name: str, content: Mapping[str, Any]) -> None:
+        """Write a JSON file of the folder, completely or not at all."""
+        if self.folder is not None:
+            text = json.dumps(scrubbed(content), indent=2, default=str) + "\n"
+            self.folder.write(name, text.encode())
+
+    def own_name(self, name: str) -> str:
+        """The name of this process's own file, if several processes share the run."""
+        return name if self.writer is None else own_name(name, self.writer)
+
+    def own_rows(self, name: str) -> Path | None:
+        """The local file to which this process appends rows."""
+        return None if self.folder is None else self.folder.rows(self.own_name(name))
+
+    def named(self, name: str) -> str:
+        """The path of a file of the folder, for messages."""
+        return name if self.folder is None else f"{self.folder}/{name}"
+
+    @property
+    def retried(self) -> tuple[int, float]:
+        """The number of tries outside the stages that failed and were followed by another, such as
+        of the lock or of the run folder, and their seconds."""
+        count, seconds = (0, 0.0) if self.folder is None else self.folder.retried
+        return self._retries + count, self._retry_seconds + seconds
+
+    def note_retries(self, count: int, seconds: float) -> None:
+        """Count tries of something that is no store of the job, such as the lock."""
+        self._retries += count
+        self._retry_seconds += seconds
 
 
 class Journal(OwnFiles):

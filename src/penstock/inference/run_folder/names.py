@@ -7,7 +7,6 @@
     statistics.json  exact global percentiles
     metrics.jsonl    rows of telemetry
     retries.jsonl    a row for each read or write that failed and was tried again
-    halved.jsonl     a row for each block with patches in a smaller batch, as memory ran out
     workers.json     the workers of a cluster: how many are there, died, or were left out
     stacks.txt       the stack of each thread, if the run stopped making progress
     ended.json       why a run ended before it was done; a run that was killed leaves none
@@ -32,7 +31,6 @@ LOG_FILE = "done.log"
 SCALINGS_FILE = "statistics.json"
 METRICS_FILE = "metrics.jsonl"
 RETRIES_FILE = "retries.jsonl"
-HALVED_FILE = "halved.jsonl"
 WORKERS_FILE = "workers.json"
 STACKS_FILE = "stacks.txt"
 ENDING_FILE = "ended.json"
@@ -42,7 +40,7 @@ LOGS_FOLDER = "done/"
 """Folder of the logs of a run folder in a bucket; see `bucket_log`."""
 ALIVE_FOLDER = "alive/"
 """Folder of the heartbeats in a bucket; see `bucket`."""
-RUN_FILES = (RUN_FILE, LOG_FILE, SCALINGS_FILE, METRICS_FILE, HALVED_FILE, SUMMARY_FILE,
+RUN_FILES = (RUN_FILE, LOG_FILE, SCALINGS_FILE, METRICS_FILE, SUMMARY_FILE,
              RETRIES_FILE, STACKS_FILE, WORKERS_FILE, ENDING_FILE, TRACEBACK_FILE)  # fmt: skip
 """The files of a run folder."""
 
@@ -88,15 +86,6 @@ def rows_of(tail: bytes) -> list[dict[str, Any]]:
             if isinstance(row, dict) and "time" in row:
                 rows.append(row)
     return rows
-
-
-def read_blocks(rows: bytes) -> set[tuple[int, ...]]:
-    """The blocks in the rows of a file, without a last row that a kill has torn."""
-    blocks = set()
-    for line in rows.splitlines():
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            blocks.add(tuple(json.loads(line)["block"]))
-    return blocks
 
 
 def default_run_dir(sink: Located) -> Path | None:

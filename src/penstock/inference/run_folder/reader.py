@@ -15,10 +15,9 @@ import numpy as np
 from ...base import RUN_FILE, InferConfig, PenstockError, UsageError, plural, redact, system_errors
 from ...data import Box, Grid, Written, indices, open_written, run_at
 from .block_log import Key, Note
-from .folder import Folder, folder_at, lost_lines, read_document
+from .folder import Folder, Notes, folder_at, lost_lines, read_document
 from .journal import made_anew
 from .names import default_run_dir, is_run
-from .notes import Notes
 
 _FACTS = frozenset(("domain", "block", "places", "volumes", "dtypes", "outputs", "heads"))
 """The facts of a fingerprint that are read here."""

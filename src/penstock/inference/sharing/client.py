@@ -40,7 +40,7 @@ from . import on_worker as worker_side
 from .completeness import maker_notes, missing_parts, voxels_of, written_in
 from .on_worker import MARGIN_S, JobOrder, Share
 from .remote_job import RemoteJob, opened_on
-from .settled import logs_of, settled, whole
+from .settled import settled, whole
 
 SHARES_PER_WORKER = 16
 """Number of shares, for each worker, into which the parts are cut at most. With fewer, the last
@@ -77,12 +77,11 @@ def run_on_cluster(
         PenstockError: The scheduler does not answer any more.
     """
     config, request = settled(config), request or EndRequest()
-    gpus, count, logs = len(Nvml()()), config.workers, logs_of(config)
     preload = "penstock.inference.opening.job"  # so that workers load torch side by side
-    with connect(config, say, gpus=gpus, count=count, logs=logs, preload=preload) as workers:
+    with connect(config, say, gpus=len(Nvml()()), preload=preload) as workers:
         wait_for_worker(workers, lambda: request.check(0))
         if config.workers is None:
-            config = config.model_copy(update={"workers": workers.expected})
+            config = config.model_copy(update={"workers": len(workers.fit)})
         job = opened_on(workers, config, request)
         show(job.plan)
         job.plan.refuse()
@@ -283,9 +282,7 @@ class _Client:
         if self.job.config.mixed_arithmetic or self.job.config.resume_anyway:
             notes += maker_notes(journal)
         planned, skipped, voxels = plan.num_blocks, journal.skipped, plan.voxels - before
-        together = merged(
-            self.summaries, seconds, planned, len(journal.halved()), notes, journal.retried
-        )
+        together = merged(self.summaries, seconds, planned, notes, journal.retried)
         return replace(
             together,
             # From the logs, as workers that died did not report their last blocks.

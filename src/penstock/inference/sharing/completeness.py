@@ -9,8 +9,8 @@ from ...base import plural
 from ...data import Box
 from ..planning.plan import Plan
 from ..run_folder.block_set import BlockSet
+from ..run_folder.folder import Notes
 from ..run_folder.journal import Journal
-from ..run_folder.notes import Notes
 from ..tiling.parts import Parts
 
 
@@ -59,7 +59,7 @@ def maker_notes(journal: Journal) -> Iterator[str]:
     if journal.folder is None:
         return
     makers = [*journal.makers]
-    counts = Notes(journal.folder, journal.run, makers).counts()
+    counts = Notes(journal.folder, journal.run, makers).counted()[1]
     if len(counts) < 2:
         return
     names = dict.fromkeys(name for number in counts for name in makers[number])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +32,6 @@ def settled(config: InferConfig) -> InferConfig:
             "model_type": model,
         }
     )
-
-
-def logs_of(config: InferConfig) -> Path:
-    """The folder for the logs of workers that are jobs of a batch system. It lies beside the run
-    folder, if that is known."""
-    spec = str(config.out_spec[0])
-    local = not isinstance(config.out_spec[0], dict) and not re.search(r"://|[{|]", spec)
-    beside = Path(f"{spec.rstrip('/')}.penstock" if local else "penstock")
-    run = config.run_dir if isinstance(config.run_dir, Path) else beside
-    return run.with_name(f"{run.name}.workers").absolute()
 
 
 def _absolute(spec: Any) -> Any:

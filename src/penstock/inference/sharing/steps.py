@@ -179,10 +179,9 @@ def _together(job: Job, journal: Journal) -> Summary:
         starts[writer.rpartition("-")[0]][writer] = _READ(folder.read(name) or b"")
     planned = job.plan.num_blocks
     each = {
-        element: merged(of, sum(summary.seconds for summary in of.values()), planned, halved=0)
+        element: merged(of, sum(summary.seconds for summary in of.values()), planned)
         for element, of in starts.items()
     }
     longest = max((summary.seconds for summary in each.values()), default=0.0)
     note = "The time is that of the slowest element; they may have run one after the other"
-    halved, retried = len(journal.halved()), journal.retried
-    return merged(each, longest, planned, halved, [note], retried)
+    return merged(each, longest, planned, [note], journal.retried)

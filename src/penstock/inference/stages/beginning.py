@@ -83,7 +83,7 @@ def joined(
     """Join a run that another process has begun.
 
     ``writer`` names this process's own files, None if it has none. ``run`` is the run that the
-    folder must hold, if its name was heard from another machine. If the process ``ends`` the run,
+    folder must hold, if another machine gave its name. If the process ``ends`` the run,
     the lock is released with the context, else it is left to the others. Raises `OtherMaker` if
     this machine may compute other bits, and otherwise as `begun`.
     """

@@ -120,7 +120,6 @@ class Pipeline:
 
     def _compute(self, number: int, device: torch.device) -> None:
         """Run one lane from its first brick to its last."""
-        halves = self.job.config.oom == "halve"
         with self.watch.stage("forward", device, timed=False), batch_named(self.job, device):
             if device.type == "cuda":
                 torch.cuda.set_device(device)
@@ -130,7 +129,6 @@ class Pipeline:
                 self.probe,
                 self.queues.equipment,
                 partial(self._before_batch, number),
-                self.watch.halvings.note if halves else None,
             )
         brick: Brick | None = None
         channel, coming = self.queues.loaded[number], None

@@ -92,7 +92,7 @@ class Run:
         telemetry is sampled."""
         config = self.job.config
         with cuda_flags_kept():
-            set_cuda_flags(config.tf32, config.cudnn_benchmark)
+            set_cuda_flags(config.tf32)
             sampling = self.watch.sampling(lambda: self.queues.lengths(), self.queues.limits())
             with sampling, frozen_garbage():
                 yield

@@ -73,9 +73,6 @@ class Summary:
     """Chunks of the input that this run read. None if the input does not tell which it holds."""
     unlocked: tuple[str, ...] = ()
     """One sentence for each output, or run folder, that was not locked, with the reason."""
-    halved: int = 0
-    """Blocks with patches that ran in smaller batches, as a device had no memory left. Those of
-    earlier starts of the run count too."""
     retries: int = 0
     """Reads and writes that failed and were tried again, each try counted."""
     retry_seconds: float = 0.0
@@ -135,12 +132,6 @@ class Summary:
             )
         if self.chunks is not None and self.chunks.absent:
             yield self.chunks.line()
-        if self.halved:
-            yield (
-                f"Halved: {plural(self.halved, 'block')} had patches in smaller batches, as memory "
-                "ran out; their last bits may differ from another run's; halved.jsonl in the run "
-                "folder lists them"
-            )
         if self.retries or self.requests_repeated:
             yield (
                 f"Retries: reads and writes failed {plural(self.retries, 'time')} and were tried "
@@ -182,7 +173,6 @@ def merged(
     each: Mapping[str, Summary],
     seconds: float,
     planned: int,
-    halved: int,
     notes: Sequence[str] = (),
     retried: tuple[int, float] = (0, 0.0),
 ) -> Summary:
@@ -192,7 +182,6 @@ def merged(
         each: What each process did, by its name; none may be missing.
         seconds: How long the job took.
         planned: The blocks of the job.
-        halved: `Summary.halved`. Two processes may have computed one block.
         notes: Sentences for `Summary.notes`.
         retried: `RunFiles.retried` of a process that took no part in the work.
 
@@ -224,7 +213,6 @@ def merged(
         if chunks
         else None,
         unlocked=tuple(dict.fromkeys(why for share in shares for why in share.unlocked)),
-        halved=halved,
         retries=sum((share.retries for share in shares), retried[0]),
         retry_seconds=sum((share.retry_seconds for share in shares), retried[1]),
         requests_repeated=sum(share.requests_repeated for share in shares),

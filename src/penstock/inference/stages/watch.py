@@ -22,12 +22,11 @@ from ...base import (
 )
 from ...data import ChunkCount, requests_repeated
 from ...instruments import Probe, Sampler, bottleneck, export_reference
-from ..lanes.out_of_memory import Halvings
 from ..opening.heads import Clipped
 from ..opening.job import Job
 from ..run_folder.ending import EndRequest
 from ..run_folder.journal import Journal
-from ..run_folder.names import HALVED_FILE, METRICS_FILE, RETRIES_FILE, STACKS_FILE
+from ..run_folder.names import METRICS_FILE, RETRIES_FILE, STACKS_FILE
 from ..tiling.parts import Extent
 from .retries import Retries, saying_full
 from .summary import Progress, Summary
@@ -49,7 +48,6 @@ class Watch:
         self.retries = Retries(
             job.config.retry_for, rows, self.probe.clock, self.watchdog.progressed
         )
-        self.halvings = Halvings(job, journal.own_rows(HALVED_FILE), resumed=bool(journal.done))
         self._requests_before = requests_repeated()
         self.patches_done = [0] * len(job.devices)
         """Number of patches that each lane has run."""
@@ -183,7 +181,6 @@ class Watch:
             not_finite=self._not_finite,
             chunks=chunks,
             unlocked=unlocked,
-            halved=len(self.halvings.blocks),
             retries=self.retries.count + retries,
             retry_seconds=self.retries.seconds + retry_seconds,
             requests_repeated=requests_repeated() - self._requests_before,

@@ -253,11 +253,6 @@ def trouble_lines(run: InferenceRun) -> list[str]:
             f"{chunks['absent']:,} of {plural(chunks['read'], 'chunk')} of the input were missing "
             "and read as the fill value."
         )
-    if summary.get("halved"):
-        lines.append(
-            f"{plural(summary['halved'], 'block')} had patches in smaller batches, as memory ran "
-            "out: their last bits may differ from another run's."
-        )
     if run.status.retries:
         lines.append(
             f"Reads and writes failed {plural(run.status.retries, 'time')} and were tried again, "
@@ -306,7 +301,7 @@ def _value(value: Any) -> str:
 
 
 def memory_table(run: InferenceRun) -> list[tuple[str, ...]]:
-    """The parts of the plan's ceiling; empty for a run of an older version."""
+    """The parts of the plan's ceiling; empty if the run has no plan."""
     parts = run.plan.get("memory") or {}
     if not parts:
         return []

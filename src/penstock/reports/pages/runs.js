@@ -7,7 +7,7 @@
   const { html, number, withUnit, known } = Charts;
   const PAGE = 25;
   const FIRST = { curves: 2, metrics: 5 };
-  const PLACES = { step: ["Step", ""], epoch: ["Epoch", ""], seconds: ["Time since the begin", "s"] };
+  const PLACES = { step: ["Step", ""], epoch: ["Epoch", ""], seconds: ["Time since the start", "s"] };
   const FIELDS = ["name", "status", "kind", "workload", "model", "machine", "source"];
   let data = JSON.parse(source.textContent);
   let entries = new Map(); // a case with its launches, or one launch, by key

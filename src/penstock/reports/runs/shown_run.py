@@ -33,7 +33,7 @@ _UNITS = (
 
 @dataclass(frozen=True)
 class RunCurve:
-    """The values of a metric, with the step, the epoch and the seconds since the begin of each. A
+    """The values of a metric, with the step, the epoch and the seconds since the start of each. A
     place that is not known is NaN."""
 
     values: NDArray[np.float64]
@@ -185,7 +185,7 @@ def curve_of(values: ArrayLike, of_machine: bool = False, **places: ArrayLike | 
 
 
 def curves_of_readings(rows: list[tuple[float, dict[str, float]]]) -> dict[str, RunCurve]:
-    """Curves of the machine from readings, each with its seconds since the begin."""
+    """Curves of the machine from readings, each with its seconds since the start."""
     points: dict[str, list[tuple[float, float]]] = {}
     for at, numbers in rows:
         for name, value in numbers.items():

@@ -49,7 +49,7 @@ _GLUED = re.compile(
 _ANEW = re.compile(r"\s*(?:Max epochs|SLURM_JOB_ID):")
 """The first line of a training without a job's header."""
 _FIRST_EPOCH = re.compile(rb"(?:\s*\d{1,6}: ?)?(?:Epoch 0:|Epoch 1/\d|epoch 0, step )")
-"""The begin of a line of progress in the first epoch of a training."""
+"""The start of a line of progress in the first epoch of a training."""
 _FIRST_BAR = re.compile(rb"(?:\s*\d{1,6}: ?)?Epoch 0: +0%")
 
 
