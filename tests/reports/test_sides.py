@@ -12,9 +12,8 @@ from penstock.base.errors import UsageError
 from penstock.reports.launches import launches_named, launches_of
 from penstock.reports.places import places_of
 
-from .kit import record
 from .pages import HOSTILE, run_folder
-from .test_compare import launches, run, store
+from .test_compare import launches, record, run, store
 from .test_training_report import COMPUTING, WAITING, training
 
 READ = {"read": (36.0, 2.0, 4), "forward": (5.0, 5.0, 1)}

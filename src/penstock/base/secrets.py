@@ -26,7 +26,7 @@ _LOGIN = re.compile(r"(?<=\w\w:)//?[^/\s\"']*@")
 """A login in a URL. `Path` leaves one slash of two."""
 _BUCKET_LOGIN = re.compile(r"\b(s3|gs)://?[^/\s\"'@]*:[^\s\"'@]*@", re.IGNORECASE)
 """A login before the name of a bucket, whose keys often hold a slash."""
-_BARE_LOGIN = re.compile(r"(?<![\w/.@:%+-])[\w.%+-]+:(?!/|\d+/)[^\s\"':@|]+@(?=[\w-])")
+_BARE_LOGIN = re.compile(r"(?<![\w/.@:%+-])[\w.%+-]+:(?!/|\d+/)[^\s\"':@|]+@(?=[\w-]*[A-Za-z.])")
 """A login without its URL, as libraries quote one that they take for the name of a host."""
 _QUERY = re.compile(r"(?<=\?)[^\s\"'<>|#)\]}]+")
 _SIGNATURE = re.compile(
