@@ -24,7 +24,15 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..base import LoaderConfig, UsageError, build, names_parameters, require, usable_cores
+from ..base import (
+    LoaderConfig,
+    UsageError,
+    build,
+    names_parameters,
+    plural,
+    require,
+    usable_cores,
+)
 from ..data import check_not_packed
 from .arguments import selection_of, stacks_of
 from .batch import Batch, BatchLayout, Transform
@@ -135,6 +143,21 @@ class Loader:
     def __len__(self) -> int:
         return self.order.num_batches
 
+    @property
+    def summary(self) -> str:
+        """What an epoch is, in a sentence: its items, its batches, and how many items repeat."""
+        order = self.order
+        text = (
+            f"{plural(order.num_items, 'item')} in an epoch, {plural(order.num_batches, 'batch')} "
+            f"of up to {order.batch_size} on rank {order.rank} of {order.world_size}"
+        )
+        if not order.num_repeated:
+            return text
+        return (
+            f"{text}; {plural(order.num_repeated, 'item')} repeated, where batch.mask is False, so "
+            "that all ranks have equally many (uneven='short' gives each item once)"
+        )
+
     def __iter__(self) -> Batches:
         return self.iterate()
 
@@ -223,7 +246,9 @@ class Loader:
 
     # --- torch -----------------------------------------------------------------------------------
 
-    def as_torch(self) -> torch.utils.data.IterableDataset[dict[str, torch.Tensor]]:
+    def as_torch(
+        self, mask: str | None = None
+    ) -> torch.utils.data.IterableDataset[dict[str, torch.Tensor]]:
         """This loader as a data set of torch: dicts of tensors that share the batch's memory.
 
         Give it to Lightning's ``fit`` as it is. Then a checkpoint holds its state, and a resumed
@@ -232,11 +257,19 @@ class Loader:
         with `state_dict`. With ``pin=True`` the tensors are pinned already. Their memory is reused
         once their own copies have ended. For plain batches the loader waits for all work of the
         devices instead, which fails while a CUDA graph is captured.
+
+        Args:
+            mask: The name under which the dicts hold `Batch.mask`; None leaves it out.
+
+        Raises:
+            UsageError: The batches have an array of this name.
         """
         require("torch", "loaders")
         from .torch_dataset import LoaderDataset
 
-        return LoaderDataset(self)
+        if mask in self.arrays:
+            raise UsageError(f"as_torch(mask={mask!r}): the batches have an array of this name")
+        return LoaderDataset(self, mask)
 
 
 class Batches(Iterator[Batch]):
@@ -297,4 +330,5 @@ def _order_of(config: LoaderConfig, fields: Mapping[str, Field]) -> Order:
         rank=config.rank,
         world_size=config.world_size,
         drop_last=config.drop_last,
+        uneven=config.uneven,
     )

@@ -62,6 +62,7 @@ class TorchFeed:
             )
 
     def epoch(self, epoch: int, first: int) -> Iterator[tuple[Items, Batch]]:
+        self.close()  # an epoch that was left early, to read its samples again
         self._batches.at = Position(epoch, first)
         with _torch_says_nothing(), _signals_wait():
             self._iterator = iter(self._loader)

@@ -21,7 +21,6 @@ from typing import Any
 
 from ..base import (
     ARGS,
-    RESULTS,
     PredictConfig,
     TrainConfig,
     UsageError,
@@ -42,7 +41,7 @@ from ..data import (
     scenes_in,
     write_predictions,
 )
-from ..models import read_state
+from ..models import read_state, read_training_folder
 from .cluster_predict import detect_on_cluster
 from .detecting import Settings, detect, load_detector, windows_of
 from .ranks import device_of
@@ -150,7 +149,9 @@ class _FinishedScenes:
         parts = cls(folder, asked)
         if not folder.exists():
             return parts
-        before = _json(folder / _ASKED)
+        before = read_json(folder / _ASKED) if (folder / _ASKED).is_file() else {}
+        if not isinstance(before, dict):
+            raise UsageError(f"{folder / _ASKED} is not of a run")
         if not before:  # a run that was stopped as it began, or another folder
             if any(path.suffix != ".part" for path in folder.iterdir()):
                 raise UsageError(
@@ -192,10 +193,11 @@ def settings_of(weights: Path, config: PredictConfig) -> Settings:
     trained the weights. Raises `UsageError` if a setting is in neither."""
     if not weights.is_file():
         raise UsageError(f"there are no weights {weights}")
-    args, results = (_json(weights.parent / name) for name in (ARGS, RESULTS))
-    if args and (of := args.get("workload")) != "detector":
-        raise UsageError(f"{weights.parent / ARGS} is of workload {of}, and this takes detectors")
-    facts = results.get("facts", {})
+    folder = read_training_folder(weights)
+    args, results, facts = folder.args, folder.results, folder.facts
+    if args and folder.workload != "detector":
+        of = f"of workload {folder.workload}"
+        raise UsageError(f"{folder.place / ARGS} is {of}, and this takes detectors")
 
     def known(flag: str, said: Any, of_run: Any) -> Any:
         value = of_run if said is None else said
@@ -232,14 +234,6 @@ def _threshold(
     if "score_threshold" in args:
         return args["score_threshold"], "as the run counted"
     raise UsageError("give --score-threshold: there is no run beside the weights that tells it")
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """The document in a file of a run, empty if there is no file."""
-    document = read_json(path) if path.exists() else {}
-    if not isinstance(document, dict):
-        raise UsageError(f"{path} is not of a run")
-    return document
 
 
 def wanted_scenes(
