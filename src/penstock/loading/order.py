@@ -79,22 +79,7 @@ class Order:
     into other batches than its beginning: see `resume`."""
 
     def __post_init__(self) -> None:
-        for name in "num_samples batch_size window chunk patches_per_sample world_size".split():
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} {getattr(self, name)} must be at least 1")
-        for name, choices in (("shuffle", get_args(Shuffle)), ("uneven", get_args(Uneven))):
-            if getattr(self, name) not in choices:
-                raise UsageError(
-                    f"{name} {getattr(self, name)!r} is not one of {', '.join(choices)}"
-                )
-        if not 0 <= self.rank < self.world_size:
-            raise UsageError(f"rank {self.rank} is not one of the {self.world_size} ranks from 0")
-        if self.drop_last and self.num_batches == 0:
-            raise UsageError(
-                f"an epoch of {self.num_items} items does not fill one global batch of "
-                f"{self.global_batch} ({self.batch_size} x {self.world_size} ranks); "
-                "lower batch_size, or keep the last batch with drop_last=False"
-            )
+        _check_settings(self)
 
     @property
     def num_items(self) -> int:
@@ -108,8 +93,7 @@ class Order:
 
     @property
     def num_batches(self) -> int:
-        """Batches in an epoch, the same on every rank. With ``uneven="short"`` those of this rank:
-        some may have one less than the others."""
+        """Batches in an epoch, the same on every rank unless ``uneven="short"`` takes the last."""
         cut = self.num_items - self.skip
         if self.drop_last:
             return cut // self.global_batch
@@ -132,14 +116,7 @@ class Order:
         return max(0, self.num_positions - self.num_items)
 
     def mask(self, batch: int) -> NDArray[np.bool_]:
-        """Which items of a batch count. The others fill it up, and are items of another batch too.
-
-        Args:
-            batch: The batch of the epoch, from 0.
-
-        Returns:
-            True where an item counts: (batch_size,), or fewer in a short last batch.
-        """
+        """True for each of the `items` of a batch, False for those that only fill it up."""
         return self._positions(batch) < self.num_items
 
     def items(self, epoch: int, batch: int) -> Items:
@@ -265,6 +242,23 @@ class Order:
         return position
 
 
+def _check_settings(order: Order) -> None:
+    for name in "num_samples batch_size window chunk patches_per_sample world_size".split():
+        if getattr(order, name) < 1:
+            raise UsageError(f"{name} {getattr(order, name)} must be at least 1")
+    for name, choices in (("shuffle", get_args(Shuffle)), ("uneven", get_args(Uneven))):
+        if getattr(order, name) not in choices:
+            raise UsageError(f"{name} {getattr(order, name)!r} is not one of {', '.join(choices)}")
+    if not 0 <= order.rank < order.world_size:
+        raise UsageError(f"rank {order.rank} is not one of the {order.world_size} ranks from 0")
+    if order.drop_last and order.num_batches == 0:
+        raise UsageError(
+            f"an epoch of {order.num_items} items does not fill one global batch of "
+            f"{order.global_batch} ({order.batch_size} x {order.world_size} ranks); "
+            "lower batch_size, or keep the last batch with drop_last=False"
+        )
+
+
 def _check_state(state: Mapping[str, Any], plan: Mapping[str, Any], num_items: int) -> None:
     """Refuse a state that is damaged, or of another plan or seed."""
     missing = [key for key in ("seed", "epoch", "items_done", "plan") if key not in state]
@@ -305,14 +299,7 @@ class Endless(Order):
         return 2**48
 
     def mask(self, batch: int) -> NDArray[np.bool_]:
-        """All items of a batch count, as each belongs to an epoch of its own.
-
-        Args:
-            batch: The batch, from 0.
-
-        Returns:
-            True for each item: (batch_size,).
-        """
+        """True for each of the `items` of a batch."""
         return np.ones(self.batch_size, bool)
 
     def items(self, epoch: int, batch: int) -> Items:

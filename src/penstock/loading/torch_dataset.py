@@ -21,6 +21,8 @@ class LoaderDataset(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
     def __init__(self, loader: Any, mask: str | None) -> None:
         self._loader = loader  # a `Loader`, whose module imports this one
         self._mask = mask
+        if mask in loader.arrays:
+            raise UsageError(f"as_torch(mask={mask!r}): the batches have an array of this name")
         self.set_epoch = loader.set_epoch
         self.state_dict = loader.state_dict
         self.load_state_dict = loader.load_state_dict

@@ -21,9 +21,9 @@ from .registry import check_model_name as check_model_name
 from .registry import model_files as model_files
 from .torchvision_ops import compiled_operators as compiled_operators
 from .torchvision_ops import import_torchvision as import_torchvision
-from .training_folder import TrainedHead as TrainedHead
-from .training_folder import TrainingFolder as TrainingFolder
-from .training_folder import read_training_folder as read_training_folder
+from .training_record import TrainedHead as TrainedHead
+from .training_record import TrainingRecord as TrainingRecord
+from .training_record import read_training_record as read_training_record
 from .user_code import error_in_user_code as error_in_user_code
 from .user_code import find_reference as find_reference
 from .weights import load_weights as load_weights

@@ -291,7 +291,10 @@ class _Training:
         for row, (place, step, taken) in zip(times, self.pending, strict=True):
             self.loss, epoch = float(taken.loss), place.epoch
             if not math.isfinite(self.loss):
-                self._not_finite(place, step)
+                share = min(self.config.grad_accum_steps, self.order.num_batches - place.batch)
+                again = islice(self.feed.epoch(*place), share)
+                why = why_not_finite(again, self.workload, self.config, self.fabric.world_size)
+                raise PenstockError(f"the loss is {self.loss} at step {step}: {why}")
             self.log.add(step, epoch, taken.samples, self.loss, row)
             rate = float(self.stepper.scheduler.base_lrs[0]) * self.schedule.rate(step - 1)
             self.tracking.step(step, epoch, self.loss, rate, row)
@@ -300,23 +303,6 @@ class _Training:
             place, *_ = self.pending[-1]
             self._tell(place.epoch, scores_of(history[-1]) if history else {})
         self.pending.clear()
-
-    def _not_finite(self, place: Position, step: int) -> NoReturn:
-        """End the run. The samples are looked at before the learning rate is blamed."""
-        share = min(self.config.grad_accum_steps, self.order.num_batches - place.batch)
-        caused, sentence = why_not_finite(
-            islice(self.feed.epoch(*place), share),
-            getattr(self.workload, "name_of", lambda index: ""),
-            getattr(self.workload, "leaves_out_not_finite", False),
-        )
-        what = f"the loss is {self.loss} at step {step}: {sentence}"
-        if not caused:
-            others = self.fabric.world_size > 1
-            what += (
-                f"; lower --learning-rate {self.config.learning_rate} or set --clip-norm"
-                f"{', unless another rank names a sample' if others else ''}"
-            )
-        raise PenstockError(what)
 
     def _tell(self, epoch: int, scores: Mapping[str, float], validated: bool = False) -> None:
         steps = self.schedule.num_steps

@@ -9,28 +9,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..base import describe, plural
+from ..base import TrainConfig, describe, plural
 from ..loading import Items
-from .workloads import Batch
+from .workloads import Batch, Workload
 
 _NAMED = 3
 """The samples that are named."""
 
 
 def why_not_finite(
-    batches: Iterable[tuple[Items, Batch]], name_of: Callable[[int], str], left_out: bool
-) -> tuple[bool, str]:
-    """What the samples of a step say of a loss that is not finite.
+    batches: Iterable[tuple[Items, Batch]], workload: Workload, config: TrainConfig, ranks: int
+) -> str:
+    """Why the loss of a step is not finite, as far as its samples tell.
 
     Args:
-        batches: The indices of the samples of each batch, and the batch.
-        name_of: A sample's name, from its index; empty if it has none.
-        left_out: Whether the loss leaves out values that are not finite, so that they are no cause.
+        batches: The indices of the samples of each of its batches, and the batch.
+        workload: The workload, whose ``name_of`` names a sample.
+        config: The settings of the training.
+        ranks: The number of ranks.
 
     Returns:
-        Whether they are the cause, and a sentence: which values of which samples are not finite, or
-        that none is and how great they are.
+        A sentence: which values of which samples are not finite; or that none is, how great they
+        are, and which settings may help.
     """
+    left_out = getattr(workload, "leaves_out_not_finite", False)
+    name_of: Callable[[int], str] = getattr(workload, "name_of", lambda index: "")
     counts: Counter[str] = Counter()
     largest = 0.0
     try:
@@ -43,14 +46,16 @@ def why_not_finite(
                     name = "a batch" if row is None else f"sample {items[row]}"
                     place = "" if row is None else name_of(int(items[row]))
                     counts[f"of the {part} of {name}" + (f" ({place})" if place else "")] += wrong
+        why = f"the values of its samples are finite, the greatest {largest:.3g} in size"
     except Exception as error:  # the loss is what the user must hear of
-        return False, f"its samples could not be looked at again ({describe(error)})"
-    if not counts:
-        return False, f"the values of its samples are finite, the greatest {largest:.3g} in size"
-    said = [f"{plural(count, 'value')} {of}" for of, count in list(counts.items())[:_NAMED]]
-    more = len(counts) - len(said)
-    also = f", and others of {plural(more, 'sample')} more," if more else ""
-    return True, f"{' and '.join(said)}{also} {'is' if counts.total() == 1 else 'are'} not finite"
+        why = f"its samples could not be read again ({describe(error)})"
+    if counts:
+        said = [f"{plural(count, 'value')} {of}" for of, count in list(counts.items())[:_NAMED]]
+        more = len(counts) - len(said)
+        also = f", and others of {plural(more, 'sample')} more," if more else ""
+        return f"{' and '.join(said)}{also} {'is' if counts.total() == 1 else 'are'} not finite"
+    others = ", unless another rank names a sample" if ranks > 1 else ""
+    return f"{why}; lower --learning-rate {config.learning_rate} or set --clip-norm{others}"
 
 
 def _leaves(batch: Any, rows: int, part: str = "") -> Iterator[tuple[int | None, str, Tensor]]:

@@ -41,7 +41,7 @@ from ..data import (
     scenes_in,
     write_predictions,
 )
-from ..models import read_state, read_training_folder
+from ..models import read_state, read_training_record
 from .cluster_predict import detect_on_cluster
 from .detecting import Settings, detect, load_detector, windows_of
 from .ranks import device_of
@@ -193,11 +193,11 @@ def settings_of(weights: Path, config: PredictConfig) -> Settings:
     trained the weights. Raises `UsageError` if a setting is in neither."""
     if not weights.is_file():
         raise UsageError(f"there are no weights {weights}")
-    folder = read_training_folder(weights)
-    args, results, facts = folder.args, folder.results, folder.facts
-    if args and folder.workload != "detector":
-        of = f"of workload {folder.workload}"
-        raise UsageError(f"{folder.place / ARGS} is {of}, and this takes detectors")
+    record = read_training_record(weights)
+    args, results, facts = record.args, record.results, record.facts
+    if args and record.workload != "detector":
+        of = f"of workload {record.workload}"
+        raise UsageError(f"{record.place / ARGS} is {of}, and this takes detectors")
 
     def known(flag: str, said: Any, of_run: Any) -> Any:
         value = of_run if said is None else said

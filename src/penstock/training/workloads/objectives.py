@@ -53,7 +53,7 @@ class Objective:
     kind: TargetKind
     loss: Loss
     returns: Returns
-    """What the head returns; the losses bce, dice and ce compare probabilities."""
+    """The numbers of the head; the losses bce, dice and ce compare probabilities."""
     channels: int
     """Channels of the head: classes, if the target is labels."""
     peak: float = 1.0
@@ -80,10 +80,10 @@ class Objective:
         Returns:
             The mean over all values that are known.
         """
-        known = target.isfinite()
-        wanted = torch.where(known, target, 0)
+        valid = target.isfinite()
+        wanted = torch.where(valid, target, 0)
         if self.loss == "dice":
-            return self._dice(made, wanted, known)
+            return self._dice(made, wanted, valid)
         if self.loss == "bce":
             far = functional.binary_cross_entropy_with_logits(
                 self._logits(made), wanted, reduction="none"
@@ -91,10 +91,10 @@ class Objective:
         elif self.loss == "ce":
             true = wanted[:, 0].long() if self.kind == "labels" else wanted
             far = functional.cross_entropy(self._logits(made), true, reduction="none")[:, None]
-            known = known.all(1, keepdim=True)
+            valid = valid.all(1, keepdim=True)
         else:
             far = (made - wanted) ** 2 if self.loss == "mse" else (made - wanted).abs()
-        return torch.where(known, far, 0).sum() / known.sum().clamp(min=1)
+        return torch.where(valid, far, 0).sum() / valid.sum().clamp(min=1)
 
     def of_samples(self, made: Tensor, target: Tensor, given: Tensor | None) -> list[Answer]:
         """What `scores` needs of each sample of a batch.
@@ -151,31 +151,31 @@ class Objective:
             return made
         return made.clamp(min=_TINY).log() if self._exclusive else torch.logit(made, _TINY)
 
-    def _dice(self, made: Tensor, wanted: Tensor, known: Tensor) -> Tensor:
+    def _dice(self, made: Tensor, wanted: Tensor, valid: Tensor) -> Tensor:
         """One less the overlap of a batch, the mean over channels."""
-        ours = self._probabilities(made) * known
+        ours = self._probabilities(made) * valid
         if self.kind == "labels":
             one_hot = functional.one_hot(wanted[:, 0].long(), self.channels).movedim(-1, 1)
-            wanted = one_hot * known
+            wanted = one_hot * valid
         axes = [axis for axis in range(ours.ndim) if axis != 1]
         both, each = (ours * wanted).sum(axes), ours.sum(axes) + wanted.sum(axes)
         return (1 - (2 * both + 1) / (each + 1)).mean()
 
     def _of_sample(self, made: Tensor, target: Tensor, given: Tensor | None) -> Answer:
-        known, shape = target.isfinite(), (self.channels, self.channels)
+        valid, shape = target.isfinite(), (self.channels, self.channels)
         if self.kind == "labels":
-            places = target[known].long() * self.channels + made.argmax(0, keepdim=True)[known]
+            places = target[valid].long() * self.channels + made.argmax(0, keepdim=True)[valid]
             return {"confusion": _counted(places, shape, made)}
         values = self._probabilities(made[None])[0]
-        answer: dict[str, Any] = {"known": int(known.sum())}
+        answer: dict[str, Any] = {"known": int(valid.sum())}
         for name, one in (("error", values), *([("given", given)] if given is not None else [])):
-            answer[name] = float(((one - target)[known].double() ** 2).sum())
+            answer[name] = float(((one - target)[valid].double() ** 2).sum())
         if self.kind != "intensity":
             binary = self.returns == "logits" and not self._exclusive
             logits = made if binary else torch.logit(values, _TINY)
             bins = ((logits / _WIDEST + 1) * (_BINS / 2)).floor().clamp(0, _BINS - 1)
             rows = torch.arange(len(made), device=made.device).reshape(-1, *[1] * (made.ndim - 1))
-            places = ((rows * 2 + (target >= 0.5)) * _BINS + bins.nan_to_num().long())[known]
+            places = ((rows * 2 + (target >= 0.5)) * _BINS + bins.nan_to_num().long())[valid]
             answer["counts"] = _counted(places, (len(made), 2, _BINS), made)
         return answer
 
@@ -195,8 +195,8 @@ def _ratio(part: Any, whole: Any) -> NDArray[np.float64]:
 
 def _mean(values: NDArray[np.float64]) -> float:
     """The mean of those that are not NaN, as a class that occurs nowhere has no score."""
-    there = values[~np.isnan(values)]
-    return float(there.mean()) if there.size else math.nan
+    numbers = values[~np.isnan(values)]
+    return float(numbers.mean()) if numbers.size else math.nan
 
 
 def _overlaps(hits: Any, too_many: Any, missed: Any) -> dict[str, float]:

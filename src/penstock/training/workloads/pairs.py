@@ -30,8 +30,8 @@ from ...data import AXES, Box, Scaling, Source, open_source
 from ...models import load_model
 from . import Answer
 from .objectives import LOSSES, Objective, Returns
-from .targets import Values, count_values, is_of_the_same_quantity, kind_of, percentiles_of
-from .tiles import CHANNEL, Tiles, extent_of, split, tile_of
+from .targets import CHANNEL, Values, count_values, is_of_the_same_quantity, kind_of, percentiles_of
+from .tiles import Tiles, extent_of, split, tile_of
 
 _WILD = 100.0
 """The standard deviation of an input at which only a network that ends in a sigmoid or the like
@@ -66,7 +66,7 @@ class Pairs:
         channels = target.domain.shape[CHANNEL]
         kind = kind_of(values, inputs, channels, made.shape[1], config.target_kind)
         self._check_made(kind, values, channels, made)
-        own, peak = _target_scaling(kind, values, scaling, target, parts[0], config)
+        span, peak = _target_scaling(kind, values, scaling, target, parts[0], config)
         loss = config.loss or LOSSES[kind][0]
         returns: Returns = "values"
         if loss in ("bce", "ce", "dice"):
@@ -74,14 +74,14 @@ class Pairs:
         self.objective = objective = Objective(kind, loss, returns, made.shape[1], peak)
         self.judge, self.higher_is_better = objective.judge, objective.higher_is_better
         self.train, self.val = (
-            Tiles(source, target, part, self._tile, scaling, own) for part in parts
+            Tiles(source, target, part, self._tile, scaling, span) for part in parts
         )
-        image = kind == "intensity" and own == scaling
+        image = kind == "intensity" and span == scaling
         self._comparable = image and channels == source.domain.shape[CHANNEL]
         head_kind: HeadKind = "intensity" if image else "scores"
         trained = {
             "kind": head_kind, "target": kind, "loss": loss, "returns": returns,
-            "scaling": None if image else asdict(own),
+            "scaling": None if image else asdict(span),
         }  # fmt: skip
         self.facts = {
             "model": config.model,
@@ -93,7 +93,7 @@ class Pairs:
         if kind == "intensity" and not image:
             self.notes.append(
                 f"--target-spec {target.name} is another quantity than --in-spec: it is trained on "
-                f"a scale of its own, (value - {own.lower:g}) / {own.scale:g}, and infer writes "
+                f"a scale of its own, (value - {span.lower:g}) / {span.scale:g}, and infer writes "
                 "what the model returns, on that scale"
             )
         if source.fingerprint == target.fingerprint:
@@ -235,7 +235,7 @@ def _target_scaling(
     if config.normalize == "global":
         lower, upper = config.norm_lower, config.norm_upper
     span = percentiles_of(target, part, lower, upper)
-    own = scaling
+    shared = scaling
     if config.normalize == "global" and not is_of_the_same_quantity(span, scaling):
-        own = span
-    return own, span.scale / own.scale
+        shared = span
+    return shared, span.scale / shared.scale

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import TargetKind, UsageError
-from ...data import Box, Grid, Histogram, Scaling, Source
+from ...data import AXES, Box, Grid, Histogram, Scaling, Source
 
+CHANNEL = AXES.index("c")
 _DISTINCT = 64
 """Most distinct values that are listed."""
 _FLAT = 0.5
@@ -99,7 +100,9 @@ def pieces(source: Source, part: Box) -> Iterator[NDArray[Any]]:
     Yields:
         The pieces, of five axes.
     """
-    domain = part.shift(source.domain.start)
+    start, shape = list(part.start), list(part.shape)
+    start[CHANNEL], shape[CHANNEL] = 0, source.domain.shape[CHANNEL]
+    domain = Box.of(start, shape).shift(source.domain.start)
     step = [min(a, b) for a, b in zip(source.chunks, domain.shape, strict=True)]
     for axis in reversed(range(len(step))):  # more than a chunk where chunks are small
         room = _VOXELS // int(np.prod(step))

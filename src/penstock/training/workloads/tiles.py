@@ -14,10 +14,10 @@ from torch import Tensor
 from ...base import TrainConfig, UsageError
 from ...data import AXES, Box, Scaling, Source
 from ...loading import PatchGrid
+from .targets import CHANNEL
 
 _VAL = 0.15
 """The smallest fraction of the array that is kept for validation."""
-CHANNEL = AXES.index("c")
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What a training leaves beside its weights: the settings that it had, what it read, and what each
 head of the network was trained to be.
 
-    OUT/best_model.pth  ──▶  OUT/args.json, OUT/training_results.json  ──▶  TrainingFolder
+    OUT/best_model.pth  ──▶  OUT/args.json, OUT/training_results.json  ──▶  TrainingRecord
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class TrainedHead:
     """One output of a network, as a training made it."""
 
     kind: HeadKind
-    """What it is for `infer`. A network that was trained on a mask, on labels or on probabilities
-    returns scores."""
+    """The kind that `infer` takes it for. A network that was trained on a mask, on labels or on
+    probabilities returns scores."""
     target: str
     """The kind of its target: intensity, mask, labels or probabilities."""
     loss: str
@@ -34,7 +34,7 @@ class TrainedHead:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingFolder:
+class TrainingRecord:
     """What the files of a training say."""
 
     place: Path
@@ -79,7 +79,7 @@ class TrainingFolder:
         return _scaling(self.facts.get("scaling"))
 
 
-def read_training_folder(weights: Path) -> TrainingFolder:
+def read_training_record(weights: Path) -> TrainingRecord:
     """Read what a training left beside its weights.
 
     Args:
@@ -92,10 +92,10 @@ def read_training_folder(weights: Path) -> TrainingFolder:
         UsageError: A file is not of a training.
     """
     place = weights if weights.is_dir() else weights.parent
-    if place.name == "checkpoints":
+    if place.name == "checkpoints" and place != weights:
         place = place.parent
     args, results = (_document(place / name) for name in (ARGS, RESULTS))
-    return TrainingFolder(place, args, results)
+    return TrainingRecord(place, args, results)
 
 
 def _document(path: Path) -> dict[str, Any]:
