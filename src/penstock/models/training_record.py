@@ -29,8 +29,8 @@ class TrainedHead:
     """values: what the target holds, on the scale that it had. logits: a sigmoid (bce, dice of a
     mask) or a softmax over the channels (ce) makes probabilities of them. probabilities."""
     scaling: tuple[float, float] | None
-    """Lower bound and scale of the target, whose values are ``output * scale + lower``; None for
-    the scale of the input."""
+    """Lower bound and scale of an intensity of another quantity than the input, which is
+    ``output * scale + lower``. None for other kinds, and for one on the scale of the input."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ LOSSES: Mapping[TargetKind, tuple[Loss, ...]] = {
 }
 _JUDGES = {
     "intensity": "val_psnr",
-    "mask": "val_f1",
+    "mask": "val_auc",
     "labels": "val_f1",
     "probabilities": "val_rmse",
 }

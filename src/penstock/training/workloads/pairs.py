@@ -59,7 +59,9 @@ class Pairs:
         self._check_arrays(source, target)
         self._tile = tile_of(config, self._model.spatial_axes)
         parts = split(source.domain.shape, self._tile)
-        inputs = count_values(source, parts, "--in-spec")
+        inputs = Values()
+        if source.dtype.kind == "f":  # integers are finite
+            inputs = count_values(source, parts, "--in-spec")
         values = count_values(target, parts, "--target-spec")
         scaling = _scaling(source, parts[0], config)
         head, made = self._head(Tiles(source, target, parts[0], self._tile, scaling, scaling))
@@ -81,7 +83,7 @@ class Pairs:
         head_kind: HeadKind = "intensity" if image else "scores"
         trained = {
             "kind": head_kind, "target": kind, "loss": loss, "returns": returns,
-            "scaling": None if image else asdict(span),
+            "scaling": asdict(span) if kind == "intensity" and not image else None,
         }  # fmt: skip
         self.facts = {
             "model": config.model,
@@ -174,7 +176,7 @@ class Pairs:
             said = "" if config.target_kind else "; if it is an image, say --target-kind intensity"
             raise UsageError(
                 f"--target-spec has labels ({plural(channels, 'channel')}, {values.text}), and "
-                "labels need one channel, and a model with a channel for each class from 0: "
+                "these need one channel, and a model with a channel for each class from 0 on: "
                 f"--model {config.model} makes {plural(outputs, 'channel')}{said}"
             )
         wanted = (outputs if kind == "labels" else channels, *self._tile.shape)
@@ -192,11 +194,11 @@ class Pairs:
 
     def _note(self, target: Source, values: Values) -> str:
         ours = self.objective
-        said = "" if self.config.target_kind else " (--target-kind says otherwise)"
+        said = "" if self.config.target_kind else ", as its values say (--target-kind sets another)"
         best = "highest" if ours.higher_is_better else "lowest"
         return (
-            f"--target-spec {target.name} is {ours.kind}, {values.text}{said}: the loss is "
-            f"{ours.loss} of the model's {ours.returns}; the best epoch has the {best} {ours.judge}"
+            f"--target-spec {target.name}, {values.text}, is {ours.kind}{said}; the loss is "
+            f"{ours.loss} of the model's {ours.returns}, the best epoch has the {best} {ours.judge}"
         )
 
 
@@ -209,7 +211,7 @@ def _notes_of_values(inputs: Values, values: Values) -> list[str]:
             ("--target-spec", values, "left out of loss and scores"),
         )
         if of.not_finite
-    ]
+    ] + [f"--target-spec has no other value than {values.text}"] * (values.low == values.high)
 
 
 def _scaling(source: Source, part: Box, config: TrainConfig) -> Scaling:

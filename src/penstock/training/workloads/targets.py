@@ -74,18 +74,19 @@ class Values:
     @property
     def within_one(self) -> bool:
         """Whether all lie from 0 to 1."""
-        return self.low >= 0 and self.high <= 1
+        return 0 <= self.low <= self.high <= 1
 
     @property
     def two(self) -> bool:
         """Whether they are 0 and one other value, or one of both."""
-        return self.whole and self.low >= 0 and len((self.distinct or {0, 1, 2}) - {0.0}) < 2
+        few = self.distinct is not None and len(self.distinct | {0.0}) <= 2
+        return few and self.whole and (self.low == 0 or self.high == 1)
 
     @property
     def text(self) -> str:
         """The values in words."""
         if self.distinct is not None and len(self.distinct) <= 4:
-            return " and ".join(f"{value:g}" for value in sorted(self.distinct))
+            return ", ".join(f"{value:g}" for value in sorted(self.distinct))
         whole = "whole numbers" if self.whole else "values"
         return f"{whole} from {self.low:g} to {self.high:g}"
 
