@@ -2,9 +2,9 @@
 
     kind           losses, the default first     scores
     intensity      mse, l1                       PSNR
-    mask           bce, dice, mse, l1            F1, IoU, AUC
+    mask           bce, dice, mse, l1            AUC, F1, IoU
     labels         ce, dice                      F1 and IoU, their means over classes; accuracy
-    probabilities  bce, ce, dice, mse, l1        RMSE; F1, IoU and AUC of what is at least one half
+    probabilities  bce, ce, dice, mse, l1        RMSE; AUC, F1 and IoU of what is at least one half
 
 Target values that are not finite are in no loss and in no score. A loss is the mean over the others
 of a batch; it is 0 if there are none.
@@ -133,7 +133,7 @@ class Objective:
         false, true = np.moveaxis(total("counts"), 1, 0)
         half = _BINS // 2
         sure = (true[:, half:].sum(1), false[:, half:].sum(1), true[:, :half].sum(1))
-        scores = {**_overlaps(*sure), "val_auc": _mean(_auc(true, false))}
+        scores = {"val_auc": _mean(_auc(true, false)), **_overlaps(*sure)}
         return scores if self.kind == "mask" else {"val_rmse": math.sqrt(error), **scores}
 
     @property
