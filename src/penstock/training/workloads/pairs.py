@@ -95,8 +95,8 @@ class Pairs:
         if kind == "intensity" and not image:
             self.notes.append(
                 f"--target-spec {target.name} is another quantity than --in-spec: it is trained on "
-                f"a scale of its own, (value - {span.lower:g}) / {span.scale:g}, and infer writes "
-                "what the model returns, on that scale"
+                f"a scale of its own, on which {span.lower:g} is 0 and {span.lower + span.scale:g} "
+                "is 1, and infer writes what the model returns, on that scale"
             )
         if source.fingerprint == target.fingerprint:
             self.notes.append(
@@ -172,12 +172,14 @@ class Pairs:
     def _check_made(self, kind: TargetKind, values: Values, channels: int, made: Tensor) -> None:
         """Refuse a network whose head does not fit the target, and a loss that does not."""
         config, outputs = self.config, made.shape[1]
-        if kind == "labels" and not (channels == 1 < outputs and values.high < outputs):
+        classes = channels == 1 < outputs and values.low >= 0 and values.high < outputs
+        if kind == "labels" and not classes:
             said = "" if config.target_kind else "; if it is an image, say --target-kind intensity"
             raise UsageError(
                 f"--target-spec has labels ({plural(channels, 'channel')}, {values.text}), and "
-                "these need one channel, and a model with a channel for each class from 0 on: "
-                f"--model {config.model} makes {plural(outputs, 'channel')}{said}"
+                "these need one channel, NaN where there is no class, and a model with a channel "
+                f"for each class from 0 on: --model {config.model} makes "
+                f"{plural(outputs, 'channel')}{said}"
             )
         wanted = (outputs if kind == "labels" else channels, *self._tile.shape)
         if made.shape[1:] != wanted:
