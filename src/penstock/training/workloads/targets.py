@@ -85,7 +85,7 @@ class Values:
     @property
     def text(self) -> str:
         """The values in words."""
-        if self.distinct is not None and len(self.distinct) <= 4:
+        if self.distinct is not None and len(self.distinct) <= 8:
             return ", ".join(f"{value:g}" for value in sorted(self.distinct))
         whole = "whole numbers" if self.whole else "values"
         return f"{whole} from {self.low:g} to {self.high:g}"
