@@ -321,7 +321,8 @@ def test_an_address_without_a_login_stays_as_it_is() -> None:
         "10:30",
         "net.py:make",
         "a: b@c",
-        "h:9/a@b", "B:USR1@120",
+        "h:9/a@b",
+        "B:USR1@120",
     ):
         assert redact(text) == text
 

@@ -63,11 +63,14 @@ def test_a_halo_alone_asks_for_percentiles_of_blocks_as_in_the_seed() -> None:
     assert (result(halo=1, normalize="global")[0] == result()[0]).all()
 
 
+HEAD = {"kind": "scores", "target": "mask", "loss": "bce", "returns": "logits"}
+
+
 @pytest.fixture
 def training(tmp_path: Path) -> Path:
     """The folder of a training, with only what `infer` reads."""
     torch.save(Shift().state_dict(), tmp_path / "best_model.pth")
-    record(tmp_path, {"scaling": {"lower": 100.0, "scale": 400.0}, "head_kind": "scores"})
+    record(tmp_path, {"scaling": {"lower": 100.0, "scale": 400.0}, "heads": {"out": HEAD}})
     return tmp_path
 
 
@@ -104,7 +107,7 @@ def test_what_is_said_comes_before_what_is_recorded(training: Path, knobs: dict[
     "facts",
     [None, [], {}, {"scaling": None}, {"scaling": {"lower": 1}},
      {"scaling": {"lower": 1, "scale": 0}}, {"scaling": {"lower": float("nan"), "scale": 2}},
-     {"scaling": {"lower": "x", "scale": 2}, "head_kind": "nose"}],
+     {"scaling": {"lower": "x", "scale": 2}}],
 )  # fmt: skip
 def test_a_record_that_does_not_tell_is_none(training: Path, facts: object) -> None:
     record(training, facts)

@@ -78,6 +78,27 @@ def test_each_item_once_and_in_one_order_whatever_the_threads(
             assert sorted(items) == list(range(12))
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("world", [1, 5, 9])
+def test_an_epoch_says_what_it_repeats(data: dict[str, Path], world: int, engine: str) -> None:
+    """12 samples: on 9 ranks 6 repeat, or with short batches some ranks have one less or none."""
+    seen: dict[str, list[int]] = {"repeat": [], "short": []}
+    for uneven, samples in seen.items():
+        for rank in range(world):
+            how: dict[str, Any] = {"uneven": uneven, "engine": engine, "shuffle": "global"}
+            with Loader(data, batch_size=2, rank=rank, world_size=world, **how) as loader:
+                loader.set_epoch(3)
+                for batch in loader:
+                    samples += batch.samples[batch.mask].tolist()
+                    assert uneven == "repeat" or batch.mask.all()
+                repeats = -12 % world if uneven == "repeat" else 0
+                assert (f"{repeats} items repeated, where batch.mask" in loader.summary) == bool(
+                    repeats
+                )
+                assert loader.epoch == 4
+    assert sorted(seen["repeat"]) == sorted(seen["short"]) == list(range(12))
+
+
 @given(
     stop=st.integers(0, 6),
     first=st.tuples(st.sampled_from([1, 2]), st.integers(1, 8)),

@@ -154,6 +154,33 @@ def test_an_epoch_holds_every_item_exactly_once(order: Order, epoch: int) -> Non
         assert 0 <= len(seen) - order.num_items < order.world_size
 
 
+@given(order=orders(), epoch=st.integers(0, 3), skip=st.integers(0, 9))
+def test_a_mask_or_short_batches_give_each_item_once(order: Order, epoch: int, skip: int) -> None:
+    """Also in the rest of an epoch, that begins after some items."""
+    skip = min(skip, order.num_items)
+    whole = np.sort(order.items_at(epoch, np.arange(skip, order.num_items)))
+    for uneven in ("repeat", "short"):
+        ranks = [
+            of_rank(order, rank, uneven=uneven, skip=skip, drop_last=False)
+            for rank in range(order.world_size)
+        ]
+        pairs = [
+            (one.items(epoch, batch), one.mask(batch))
+            for one in ranks
+            for batch in range(one.num_batches)
+        ]
+        empty = np.zeros(0, np.int64)
+        counted = np.concatenate([empty, *(items[mask] for items, mask in pairs)])
+        assert np.array_equal(np.sort(counted), whole)
+        repeated = sum(int((~mask).sum()) for _, mask in pairs)
+        assert (
+            repeated
+            == ranks[0].num_repeated
+            == (-len(whole) % order.world_size) * (uneven == "repeat")
+        )
+        assert all(len(items) == len(mask) > 0 for items, mask in pairs)
+
+
 @given(order=orders(), epoch=st.integers(0, 3))
 def test_ranks_share_each_batch_in_equal_rows(order: Order, epoch: int) -> None:
     world = order.world_size

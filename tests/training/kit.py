@@ -153,6 +153,27 @@ def tiny(in_channels: int = 1) -> nn.Module:
     )
 
 
+def four(in_channels: int = 1) -> nn.Module:
+    """A channel for each of four classes."""
+    from torch import nn
+
+    return nn.Sequential(
+        nn.Conv3d(in_channels, 4, 3, padding=1), nn.ReLU(), nn.Conv3d(4, 4, 3, padding=1)
+    )
+
+
+def sure(in_channels: int = 1) -> nn.Module:
+    from torch import nn
+
+    return nn.Sequential(tiny(in_channels), nn.Sigmoid())
+
+
+def soft(in_channels: int = 1) -> nn.Module:
+    from torch import nn
+
+    return nn.Sequential(four(in_channels), nn.Softmax(1))
+
+
 def flat(in_channels: int = 2) -> nn.Module:
     from torch import nn
 

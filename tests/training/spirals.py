@@ -26,6 +26,17 @@ class Struck(Spiral):
         return super().loss(model, batch)
 
 
+class Damaged(Spiral):
+    """Two spirals with a point that is nowhere."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.train.tensors[0][17] = torch.nan
+
+    def name_of(self, index: int) -> str:
+        return f"point {index}"
+
+
 class DamagedForOne(Spiral):
     """Two spirals whose third batch one rank cannot take, in a group that ends as NCCL's does:
     for all ranks at once."""

@@ -185,6 +185,45 @@ def test_an_emulator_on_two_ranks_equals_one_with_the_big_batch(tmp_path: Path) 
         assert two["final"][name] == pytest.approx(value, rel=1e-3), name
 
 
+def test_values_that_are_not_finite_are_left_out_and_counted(tmp_path: Path) -> None:
+    """A field that is unknown in one place, as an ocean's on land."""
+    import torch
+
+    from penstock.training.workloads.emulator_workload import EmulatorWorkload
+
+    small = {"latent_size": 4, "mesh_level": 0, "message_steps": 1, "device": "cpu"}
+    roots = {f"{n}_data_root": packed(tmp_path / n, 4) for n in ("train", "val")}
+    workload = EmulatorWorkload(
+        build(TrainConfig, TRAIN_DEFAULTS["emulator"], small, roots, {"output_dir": tmp_path})
+    )
+    torch.manual_seed(0)
+    model = workload.model()
+    rng = np.random.default_rng(1)
+    batch = {
+        "inputs": torch.from_numpy(rng.normal(size=(2, ROWS, COLUMNS, 3)).astype(np.float32)),
+        "targets": torch.from_numpy(rng.normal(size=(2, ROWS, COLUMNS, 2)).astype(np.float32)),
+    }
+    batch["inputs"][:, 2, 3, 1] = batch["targets"][0, 4, 5, 0] = torch.nan
+    loss, metrics = workload.loss(model, batch)
+    loss.backward()
+    assert loss.isfinite()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+    assert float(metrics["train_left_out"]) == pytest.approx(3 / (2 * ROWS * COLUMNS * 2))
+    with torch.no_grad():
+        answers = dict(enumerate(workload.answers(model.eval(), batch)))
+    scores = workload.scores(answers)
+    inputs, targets = (batch[n].double().movedim(-1, 1) for n in ("inputs", "targets"))
+    square = (inputs[:, workload.last] - targets) ** 2
+    area = model.area.double().expand_as(square)
+    valid = square.isfinite()
+    for channel, name in enumerate(workload.names):
+        there = valid[:, channel]
+        mean = np.average(square[:, channel][there], weights=area[:, channel][there])
+        assert scores[f"val_persistence_{name}"] == pytest.approx(np.sqrt(mean), rel=1e-6)
+    assert scores["val_left_out"] == pytest.approx(3 / (2 * ROWS * COLUMNS * 2))
+    assert np.isfinite(scores["val_relative_rmse"])
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not ERA.is_file(), reason=f"{ERA} is not here")
 def test_the_emulator_beats_persistence_on_a_transition_that_it_never_saw(tmp_path: Path) -> None:

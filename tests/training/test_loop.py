@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from penstock.base.config.knobs import build
@@ -160,8 +161,59 @@ def test_gradients_are_of_what_is_trained_in_its_dtype(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
-    with pytest.raises(PenstockError, match=r"the loss is nan at step \d+; lower --learning-rate"):
+    why = r"nan at step \d+: the values of its samples are finite, the greatest 1.* in size; lower"
+    with pytest.raises(PenstockError, match=why):
         train_workload("spiral", config_of(tmp_path, learning_rate=1e30))
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("share", [1, 3])
+def test_a_sample_that_is_not_finite_is_named(tmp_path: Path, share: int, workers: int) -> None:
+    """Before the learning rate is blamed, also where a step has several batches."""
+    how = {"grad_accum_steps": share, "num_workers": workers, "batch_size": 4}
+    why = r"step \d+: 2 values of the inputs of sample 17 \(point 17\) are not finite$"
+    with pytest.raises(PenstockError, match=why):
+        train_workload("tests.training.spirals:Damaged", config_of(tmp_path, **how))
+
+
+def test_what_is_not_finite_is_found_in_any_batch() -> None:
+    import torch
+
+    from penstock.training.not_finite import why_not_finite
+
+    def batch(items: list[int], rows: list[Any]) -> Any:
+        return np.array(items), rows
+
+    nan, config = torch.nan, config_of(Path("unused"))
+    boxes = [{"boxes": torch.tensor([[1.0, nan]])}, {"boxes": torch.ones(2, 2)}]
+    fields = {"inputs": torch.ones(2, 3), "targets": torch.tensor([[1.0], [torch.inf]])}
+    pictures = [torch.ones(2, 1, 4, 4), boxes, torch.tensor([1, 2])]
+    cases = [
+        (batch([5, 9], pictures), "1 value of the boxes of sample 5 is not finite"),
+        (batch([5, 9], [fields["inputs"], torch.ones(2)]), "are finite, the greatest 1 in size"),
+        ((np.array([5, 9]), fields), "1 value of the targets of sample 9 is not finite"),
+        (batch([5], [torch.tensor(nan)]), "1 value of the inputs of a batch is not finite"),
+    ]
+    for each, sentence in cases:
+        assert sentence in why_not_finite([each], object(), config, 1)  # type: ignore[arg-type]
+    many = (np.arange(9), torch.full((9, 2), nan))
+    said = why_not_finite([many], object(), config, 1)  # type: ignore[arg-type]
+    assert "of sample 2, and others of 6 samples more, are not finite" in said
+    said = why_not_finite(iter([5]), object(), config, 2)  # type: ignore[list-item, arg-type]
+    assert "could not be read again" in said
+    assert said.endswith("unless another rank names a sample")
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    import torch
+
+    from penstock.training.workloads.spiral import mlp
+
+    state = mlp((8, 4), 0.0).state_dict()
+    state["0.bias"][3] = torch.nan
+    torch.save(state, tmp_path / "w.pt")
+    with pytest.raises(UsageError, match=r"w\.pt: 0\.bias has values that are not finite"):
+        train_workload("spiral", config_of(tmp_path / "out", weights=tmp_path / "w.pt"))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from penstock.loading.fields import PatchGrid
 from penstock.reports.tune.model_advice import recommend, write_model_yaml
 
 from ..reports.kit import TIMES, sized
-from .kit import NET, train_workload
+from .kit import NET, tiny, train_workload
 
 
 def config_of(tmp_path: Path, **changes: Any) -> TrainConfig:
@@ -85,14 +86,15 @@ def test_tiles_cover_their_part_and_are_where_they_say() -> None:
     values = np.arange(2 * 3 * 7 * 9 * 10, dtype=np.float32).reshape(2, 3, 7, 9, 10)
     source, target = open_source(values), open_source(values[:, :1] * 2)
     part = Box.of((0, 0, 1, 0, 2), (2, 3, 6, 9, 8))
-    tiles = Tiles(source, target, part, PatchGrid((4, 5), axes=(3, 4)), Scaling(10.0, 4.0))
+    scalings = Scaling(10.0, 4.0), Scaling(20.0, 8.0)
+    tiles = Tiles(source, target, part, PatchGrid((4, 5), axes=(3, 4)), *scalings)
     seen = np.zeros(values.shape, bool)
     for index in range(len(tiles)):
         given_, wanted = tiles[index]
         assert given_.shape == (3, 4, 5)
         assert wanted.shape == (1, 4, 5)
         raw = given_.numpy() * 4 + 10
-        assert np.array_equal(wanted.numpy() * 4 + 10, raw[:1] * 2)
+        assert np.array_equal(wanted.numpy() * 8 + 20, raw[:1] * 2)
         where = np.isin(values, raw.round())
         assert where.sum() == raw.size
         seen |= where
@@ -109,10 +111,11 @@ def test_what_is_not_finite_is_shown_as_the_lower_bound() -> None:
     values[0, 0, :3] = np.nan, np.inf, -np.inf
     tiles = Tiles(
         open_source(values), open_source(values), Box.of((0,) * 5, (1, 1, 4, 8, 8)),
-        PatchGrid((4, 8, 8), axes=(2, 3, 4)), Scaling(),
+        PatchGrid((4, 8, 8), axes=(2, 3, 4)), Scaling(), Scaling(),
     )  # fmt: skip
-    given_, _ = tiles[0]
+    given_, wanted = tiles[0]
     assert given_[0, 0, 0, :4].tolist() == [0, 0, 0, 1]
+    assert wanted[0, 0, 0, :4].isfinite().tolist() == [False, False, False, True]
 
 
 def test_a_target_that_is_the_input_is_told(volumes: dict[str, Any], tmp_path: Path) -> None:
@@ -124,6 +127,8 @@ def test_a_target_that_is_the_input_is_told(volumes: dict[str, Any], tmp_path: P
 
 @pytest.mark.slow
 def test_a_model_learns_and_infer_runs_it(tmp_path: Path) -> None:
+    import torch
+
     from penstock.data.volumes import clean_volume
 
     clean = clean_volume((24, 32, 64), seed=1).astype(np.float32)
@@ -143,6 +148,19 @@ def test_a_model_learns_and_infer_runs_it(tmp_path: Path) -> None:
         patch=16, overlap=4, normalize="global", devices="cpu", head_kind="intensity",
     )  # fmt: skip
     assert np.mean((out - clean) ** 2) < 0.6 * np.mean((noisy - clean) ** 2)
+    # The score of the best epoch, in the unit of the image, tile by tile of what was held back.
+    net = tiny()
+    net.load_state_dict(torch.load(tmp_path / "out" / "best_model.pth", weights_only=True))
+    low, high = np.percentile(noisy[..., :48], (0.5, 99.9))
+    errors = []
+    for z, y in itertools.product((0, 8), (0, 16)):
+        place = np.s_[z : z + 16, y : y + 16, 48:]
+        shown = torch.from_numpy((noisy[place] - low) / (high - low)).float()[None, None]
+        made = net(shown).detach().numpy()[0, 0] * (high - low) + low
+        errors.append(np.mean((made - clean[place]) ** 2))
+    peak = np.diff(np.percentile(clean[..., :48], (0.5, 99.9))).item()
+    best = results["best"]["score"]
+    assert best == pytest.approx(10 * np.log10(peak**2 / np.mean(errors)), abs=0.01)
 
 
 def test_checkpointing_changes_nothing_but_memory(volumes: dict[str, Any], tmp_path: Path) -> None:
@@ -232,7 +250,9 @@ def test_axes_and_series_of_both_arrays(tmp_path: Path) -> None:
     with tifffile.TiffWriter(tmp_path / "a.ome.tif") as file:
         for image in (values[:, 0], values):
             file.write(image, metadata={"axes": "TCYX" if image.ndim == 4 else "TYX"})
-    how = {"model": "tests.training.kit:flat", "normalize": "none"}
+    net = tmp_path / "net.py"
+    net.write_text("import torch\ndef two():\n    return torch.nn.Conv2d(2, 2, 3, padding=1)\n")
+    how = {"model": f"{net}:two", "normalize": "none"}
 
     def pairs(name: str, **more: Any) -> Any:
         specs = {"in_spec": str(tmp_path / name), "target_spec": str(tmp_path / name)}

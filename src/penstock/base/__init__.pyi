@@ -48,7 +48,9 @@ from .config.sharing import share_of as share_of
 from .config.train import TRAIN_DEFAULTS as TRAIN_DEFAULTS
 from .config.train import TRAIN_FIXED as TRAIN_FIXED
 from .config.train import TRAIN_KNOBS as TRAIN_KNOBS
+from .config.train import Loss as Loss
 from .config.train import SuiteConfig as SuiteConfig
+from .config.train import TargetKind as TargetKind
 from .config.train import TrainConfig as TrainConfig
 from .config.verify_knobs import RepairConfig as RepairConfig
 from .config.verify_knobs import VerifyConfig as VerifyConfig

@@ -22,6 +22,7 @@ from ..base import (
     end_with_parent,
     format_bytes,
     format_seconds,
+    plural,
     read_yaml,
     significant,
 )
@@ -122,6 +123,11 @@ def summary_lines(results: dict[str, Any], out: Path) -> list[str]:
             f"{significant(results['samples_per_s'])} samples/s: {results['samples']:,} samples "
             f"in {format_seconds(results['training_s'])}, and "
             f"{format_seconds(results['validation_s'])} of validation"
+        )
+    if repeated := results.get("repeated_samples"):
+        lines.append(
+            f"{plural(repeated, 'sample')} of each epoch repeated, so that all "
+            f"{results['world_size']} ranks have equally many (validation counts each once)"
         )
     for rank in ranks:
         phases = dict(rank["phases"])

@@ -29,6 +29,8 @@ class Batch(dict[str, NDArray[Any]]):
         number: The place in the epoch, from 0.
         indices: The order's item of each row: sample * patches_per_sample + patch.
         samples: The sample of each row, along axis 0 of the arrays.
+        mask: True for each row that counts. The others repeat samples of the epoch, so that all
+            ranks have equally many rows: leave them out of a score. All True by default.
         seed: The seed of the order, for `rng`.
     """
 
@@ -41,9 +43,11 @@ class Batch(dict[str, NDArray[Any]]):
         samples: Items,
         *,
         seed: int,
+        mask: NDArray[np.bool_] | None = None,
     ) -> None:
         super().__init__(arrays)
         self.epoch, self.number, self.indices, self.samples = epoch, number, indices, samples
+        self.mask = np.ones(len(indices), bool) if mask is None else mask
         self.seed = seed
 
     def rng(self) -> np.random.Generator:
@@ -69,7 +73,10 @@ def transformed(batch: Batch, transform: Transform) -> Batch:
         raise StageError("transform", where, error) from error
     if result is None or result is batch:
         return batch
-    return Batch(result, batch.epoch, batch.number, batch.indices, batch.samples, seed=batch.seed)
+    return Batch(
+        result, batch.epoch, batch.number, batch.indices, batch.samples, seed=batch.seed,
+        mask=batch.mask,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ class EpochRun:
     ) -> None:
         self.engine, self.ring = engine, ring
         self.layout, self.transform = layout, transform
-        self.epoch, self.seed = start.epoch, order.seed
+        self.epoch, self.order = start.epoch, order
         self.traffic = Traffic()
 
         self.flow = flow = Flow()
@@ -148,8 +148,9 @@ class EpochRun:
         root = self.ahead.buffer()
         arrays = self.layout.cut(root, len(wanted.items))
         batch = Batch(
-            arrays, self.epoch, wanted.number, wanted.items, wanted.samples, seed=self.seed
-        )
+            arrays, self.epoch, wanted.number, wanted.items, wanted.samples, seed=self.order.seed,
+            mask=self.order.mask(wanted.number),
+        )  # fmt: skip
         out = self.layout.destinations(arrays)
         work = BatchWork(batch, out, self.ahead.begin(), len(tasks))
         if self.engine.reads_alone:

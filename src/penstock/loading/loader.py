@@ -24,7 +24,15 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..base import LoaderConfig, UsageError, build, names_parameters, require, usable_cores
+from ..base import (
+    LoaderConfig,
+    UsageError,
+    build,
+    names_parameters,
+    plural,
+    require,
+    usable_cores,
+)
 from ..data import check_not_packed
 from .arguments import selection_of, stacks_of
 from .batch import Batch, BatchLayout, Transform
@@ -38,7 +46,7 @@ from .order import Order, Position
 from .ring import Ring
 
 if TYPE_CHECKING:
-    import torch
+    from .torch_dataset import LoaderDataset
 
 
 class Loader:
@@ -135,6 +143,11 @@ class Loader:
     def __len__(self) -> int:
         return self.order.num_batches
 
+    @property
+    def summary(self) -> str:
+        """An epoch in a sentence: its items, its batches, and how many items repeat."""
+        return _summary_of(self.order)
+
     def __iter__(self) -> Batches:
         return self.iterate()
 
@@ -143,9 +156,6 @@ class Loader:
 
         Args:
             as_tensors: Devices copy only from tensors that share the batches' storage (`as_torch`).
-
-        Returns:
-            The batches.
         """
         _check_process(self._process)
         _stop_in(self._process, self._run)
@@ -162,7 +172,7 @@ class Loader:
     @property
     def ready(self) -> int:
         """The number of batches that are read and not yet taken."""
-        return self._run.ready if self._run is not None else 0
+        return self._run.ready if self._run else 0
 
     @property
     def traffic(self) -> Traffic:
@@ -223,20 +233,20 @@ class Loader:
 
     # --- torch -----------------------------------------------------------------------------------
 
-    def as_torch(self) -> torch.utils.data.IterableDataset[dict[str, torch.Tensor]]:
+    def as_torch(self, mask: str | None = None) -> LoaderDataset:
         """This loader as a data set of torch: dicts of tensors that share the batch's memory.
 
         Give it to Lightning's ``fit`` as it is. Then a checkpoint holds its state, and a resumed
         run goes on with the next batch. Without Lightning it also works in
         ``torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=0)``; save its place
-        with `state_dict`. With ``pin=True`` the tensors are pinned already. Their memory is reused
-        once their own copies have ended. For plain batches the loader waits for all work of the
-        devices instead, which fails while a CUDA graph is captured.
+        with `state_dict`. ``mask`` names `Batch.mask` in the dicts. Tensors are pinned if ``pin``
+        is. Their memory is reused once their own copies have ended; with plain batches the loader
+        waits for all work of the devices instead, which fails while a CUDA graph is captured.
         """
         require("torch", "loaders")
         from .torch_dataset import LoaderDataset
 
-        return LoaderDataset(self)
+        return LoaderDataset(self, mask)
 
 
 class Batches(Iterator[Batch]):
@@ -280,6 +290,19 @@ def _stop_in(process: int, run: EpochRun | None) -> None:
         run.stop()
 
 
+def _summary_of(order: Order) -> str:
+    text = (
+        f"{plural(order.num_items, 'item')} in an epoch, {plural(order.num_batches, 'batch')} "
+        f"of up to {order.batch_size} on rank {order.rank} of {order.world_size}"
+    )
+    if not order.num_repeated:
+        return text
+    return (
+        f"{text}; {plural(order.num_repeated, 'item')} repeated, where batch.mask is False, so "
+        "that all ranks have equally many (uneven='short' gives each item once)"
+    )
+
+
 def _order_of(config: LoaderConfig, fields: Mapping[str, Field]) -> Order:
     """The order of the items that are valid in every field."""
     patches = {name: field.patches_per_sample for name, field in fields.items()}
@@ -297,4 +320,5 @@ def _order_of(config: LoaderConfig, fields: Mapping[str, Field]) -> Order:
         rank=config.rank,
         world_size=config.world_size,
         drop_last=config.drop_last,
+        uneven=config.uneven,
     )

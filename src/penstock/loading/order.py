@@ -21,6 +21,7 @@ from itertools import groupby
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..base import UsageError
 from .permutation import Items, make_key, permute, permute_windows
@@ -28,6 +29,7 @@ from .permutation import Items, make_key, permute, permute_windows
 _AT_ONCE = 1024
 """Items that `batches_from` looks up at once."""
 Shuffle = Literal["none", "sample", "block", "global"]
+Uneven = Literal["repeat", "short"]
 
 
 class Position(NamedTuple):
@@ -41,13 +43,18 @@ class Position(NamedTuple):
 class Order:
     """The items of every batch of every epoch, for one rank of ``world_size``.
 
-    Every rank has equally many batches of equal length. With ``drop_last``, items that do not fill
-    a last global batch are dropped; with a shuffle each epoch drops different ones. Without it the
-    last batch is shorter, filled up to a multiple of ``world_size`` with the epoch's first items.
-    So a single rank sees every item exactly once.
+    Every rank has equally many batches of equal length, which ranks that sum gradients need. With
+    ``drop_last``, items that do not fill a last global batch are dropped; with a shuffle each epoch
+    drops different ones. Without it the last batch is shorter, filled up to a multiple of
+    ``world_size`` with the epoch's first items, which `mask` tells from the others. So a single
+    rank sees every item exactly once. With ``uneven="short"`` several ranks do too: the last batch
+    of some has an item less, or is none.
 
     >>> Order(num_samples=5, batch_size=2).items(epoch=0, batch=2).tolist()
     [4]
+    >>> last = Order(num_samples=3, batch_size=1, rank=1, world_size=2)
+    >>> last.items(epoch=0, batch=1).tolist(), last.mask(batch=1).tolist()
+    ([0], [False])
     """
 
     num_samples: int
@@ -65,26 +72,14 @@ class Order:
     rank: int = 0
     world_size: int = 1
     drop_last: bool = False
+    uneven: Uneven = "repeat"
+    """repeat: the last batch of each rank has as many items, some twice. short: each item once."""
     skip: int = 0
     """Items at the beginning of the epoch that are in no batch. So the rest of an epoch can be cut
     into other batches than its beginning: see `resume`."""
 
     def __post_init__(self) -> None:
-        for name in "num_samples batch_size window chunk patches_per_sample world_size".split():
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} {getattr(self, name)} must be at least 1")
-        if self.shuffle not in get_args(Shuffle):
-            raise UsageError(
-                f"shuffle {self.shuffle!r} is not one of {', '.join(get_args(Shuffle))}"
-            )
-        if not 0 <= self.rank < self.world_size:
-            raise UsageError(f"rank {self.rank} is not one of the {self.world_size} ranks from 0")
-        if self.num_batches == 0:
-            raise UsageError(
-                f"an epoch of {self.num_items} items does not fill one global batch of "
-                f"{self.global_batch} ({self.batch_size} x {self.world_size} ranks); "
-                "lower batch_size, or keep the last batch with drop_last=False"
-            )
+        _check_settings(self)
 
     @property
     def num_items(self) -> int:
@@ -98,17 +93,31 @@ class Order:
 
     @property
     def num_batches(self) -> int:
-        """Batches in an epoch, the same on every rank."""
+        """Batches in an epoch, the same on every rank unless ``uneven="short"`` takes the last."""
         cut = self.num_items - self.skip
-        return cut // self.global_batch if self.drop_last else -(-cut // self.global_batch)
+        if self.drop_last:
+            return cut // self.global_batch
+        short = self.rank if self.uneven == "short" else 0
+        return max(0, -(-(cut - short) // self.global_batch))
 
     @property
     def num_positions(self) -> int:
         """The position after the epoch's last batch: skipped and repeated items count."""
         if self.drop_last:
             return self.skip + self.num_batches * self.global_batch
+        if self.uneven == "short":
+            return self.num_items
         cut = self.num_items - self.skip
         return self.skip + -(-cut // self.world_size) * self.world_size
+
+    @property
+    def num_repeated(self) -> int:
+        """The items of an epoch that a rank gets and another one has had, of all ranks together."""
+        return max(0, self.num_positions - self.num_items)
+
+    def mask(self, batch: int) -> NDArray[np.bool_]:
+        """True for each of the `items` of a batch, False for those that only fill it up."""
+        return self._positions(batch) < self.num_items
 
     def items(self, epoch: int, batch: int) -> Items:
         """This rank's items of a batch.
@@ -233,6 +242,23 @@ class Order:
         return position
 
 
+def _check_settings(order: Order) -> None:
+    for name in "num_samples batch_size window chunk patches_per_sample world_size".split():
+        if getattr(order, name) < 1:
+            raise UsageError(f"{name} {getattr(order, name)} must be at least 1")
+    for name, choices in (("shuffle", get_args(Shuffle)), ("uneven", get_args(Uneven))):
+        if getattr(order, name) not in choices:
+            raise UsageError(f"{name} {getattr(order, name)!r} is not one of {', '.join(choices)}")
+    if not 0 <= order.rank < order.world_size:
+        raise UsageError(f"rank {order.rank} is not one of the {order.world_size} ranks from 0")
+    if order.drop_last and order.num_batches == 0:
+        raise UsageError(
+            f"an epoch of {order.num_items} items does not fill one global batch of "
+            f"{order.global_batch} ({order.batch_size} x {order.world_size} ranks); "
+            "lower batch_size, or keep the last batch with drop_last=False"
+        )
+
+
 def _check_state(state: Mapping[str, Any], plan: Mapping[str, Any], num_items: int) -> None:
     """Refuse a state that is damaged, or of another plan or seed."""
     missing = [key for key in ("seed", "epoch", "items_done", "plan") if key not in state]
@@ -271,6 +297,10 @@ class Endless(Order):
     def num_batches(self) -> int:
         """More batches than any benchmark takes."""
         return 2**48
+
+    def mask(self, batch: int) -> NDArray[np.bool_]:
+        """True for each of the `items` of a batch."""
+        return np.ones(self.batch_size, bool)
 
     def items(self, epoch: int, batch: int) -> Items:
         """The items of a batch, as `Order.items`; later batches are those of further epochs.

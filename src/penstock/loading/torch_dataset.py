@@ -18,8 +18,11 @@ from .batch import Batch
 class LoaderDataset(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
     """The batches of a loader as dicts of tensors. Epochs and state are the loader's."""
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: Any, mask: str | None) -> None:
         self._loader = loader  # a `Loader`, whose module imports this one
+        self._mask = mask
+        if mask in loader.arrays:
+            raise UsageError(f"as_torch(mask={mask!r}): the batches have an array of this name")
         self.set_epoch = loader.set_epoch
         self.state_dict = loader.state_dict
         self.load_state_dict = loader.load_state_dict
@@ -51,14 +54,14 @@ class LoaderDataset(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
                 "resumed would get other data than the one that was stopped"
             )
         batches = self._loader.iterate(as_tensors=True)
-        yield from map(_tensors, batches)  # a loop would hold the batch meanwhile
+        yield from map(self._tensors, batches)  # a loop would hold the batch meanwhile
+
+    def _tensors(self, batch: Batch) -> dict[str, torch.Tensor]:
+        tensors = {name: _tensor(array) for name, array in batch.items()}
+        return tensors | ({self._mask: torch.from_numpy(batch.mask)} if self._mask else {})
 
     def __len__(self) -> int:
         return len(self._loader)
-
-
-def _tensors(batch: Batch) -> dict[str, torch.Tensor]:
-    return {name: _tensor(array) for name, array in batch.items()}
 
 
 def _tensor(array: NDArray[Any]) -> torch.Tensor:

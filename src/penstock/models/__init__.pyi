@@ -17,12 +17,14 @@ from .load import Head as Head
 from .load import Model as Model
 from .load import float32_default as float32_default
 from .load import load_model as load_model
-from .recipe import Recipe as Recipe
 from .registry import REGISTRY as REGISTRY
 from .registry import check_model_name as check_model_name
 from .registry import model_files as model_files
 from .torchvision_ops import compiled_operators as compiled_operators
 from .torchvision_ops import import_torchvision as import_torchvision
+from .training_record import TrainedHead as TrainedHead
+from .training_record import TrainingRecord as TrainingRecord
+from .training_record import read_training_record as read_training_record
 from .user_code import error_in_user_code as error_in_user_code
 from .user_code import find_reference as find_reference
 from .weights import load_weights as load_weights

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from ..base import HeadKind, MissingDependency, UsageError, blaming, describe
 from ..data import is_file
 from . import user_code
-from .recipe import Recipe, recipe_of, weights_file
 from .registry import PROGRAMS, REGISTRY, added_model, check_model_name
+from .training_record import TrainingRecord, record_of_weights, weights_file
 from .weights import load_weights
 
 
@@ -67,7 +67,7 @@ class Model:
     """A hash of the file that the user named; empty for a model of the registry or a module."""
     kind: HeadKind | None = None
     """The kind of its heads, if its training or the registry says so."""
-    recipe: Recipe | None = None
+    trained: TrainingRecord | None = None
     """The record of the training of its weights."""
     weightless_dtype: torch.dtype = torch.float32
     """The dtype of its input if it has no weights."""
@@ -149,14 +149,14 @@ def load_model(
     entry = REGISTRY.get(model) if isinstance(model, str) else None
     if entry is not None and entry.needs_weights and weights is None and not untrained:
         raise UsageError(f"--model-type {model} has no weights of its own; give --weights")
-    recipe = None
+    trained = None
     if weights is not None:
         load_weights(module, name, weights_file(Path(weights)))
-        recipe = recipe_of(Path(weights))
+        trained = record_of_weights(Path(weights))
     module.eval()
     described = _described(name, module, in_channels, reference)
     kind = entry.kind if entry is not None else None
-    return replace(described, kind=(recipe and recipe.kind) or kind, recipe=recipe)
+    return replace(described, kind=(trained and trained.kind) or kind, trained=trained)
 
 
 def _described(

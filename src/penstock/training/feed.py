@@ -66,6 +66,7 @@ class TorchFeed:
             )
 
     def epoch(self, epoch: int, first: int) -> Iterator[tuple[Items, Batch]]:
+        self.close()  # an epoch that was left early, to read its samples again
         self._batches.at = Position(epoch, first)
         with _torch_says_nothing(), _signals_wait(), _room_to_share(self._loader.num_workers):
             self._iterator = iter(self._loader)

@@ -31,6 +31,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -55,6 +56,7 @@ from ..models import set_cuda_flags
 from .checkpoint import Checkpoints, seed_rank
 from .feed import feed_of
 from .log_lines import TRAIN_LOCK, TRAINS
+from .not_finite import why_not_finite
 from .profiling import ProfiledTimer, check_profiling
 from .ranks import Stop, gather, ranks_of
 from .results import RunReport, scores_of
@@ -204,7 +206,8 @@ class _Training:
             higher=workload.higher_is_better,
         )
         self.state = RunState(fabric, self.stepper, self.order, self.checkpoints, name, config)
-        self.pending: list[tuple[int, int, StepTaken]] = []
+        self.pending: list[tuple[Position, int, StepTaken]] = []
+        """Steps whose losses were not read yet: each with its epoch and first batch, and number."""
         self.loss = math.nan
         seed_rank(config.seed, fabric.global_rank)
         if config.resume:
@@ -261,17 +264,17 @@ class _Training:
         while number < last and self.state.step < self.schedule.num_steps:
             share = min(self.config.grad_accum_steps, last - number)
             taken = self.stepper.take(batches, share)
+            self.pending.append((Position(epoch, number), self.state.step + 1, taken))
             number += share
-            self._boundary(epoch, number, taken)
+            self._boundary(epoch, number)
         self._drain()
         return self.state.tally.steps > 0
 
-    def _boundary(self, epoch: int, done: int, taken: StepTaken) -> None:
+    def _boundary(self, epoch: int, done: int) -> None:
         """Account for a step that has ended; save or end the run if it is time."""
         self.state.step += 1
         step = self.state.step
         self.state.position = Position(epoch, done)
-        self.pending.append((step, epoch, taken))
         every = self.config.checkpoint_every
         # The end of an epoch is saved, too, because its validation may take long.
         ends = done == self.order.num_batches or step == self.schedule.num_steps
@@ -304,20 +307,20 @@ class _Training:
         tally, history = self.state.tally, self.state.history
         tally.seconds += now - self._since
         self._since = now
-        for row, (step, epoch, taken) in zip(times, self.pending, strict=True):
-            self.loss = float(taken.loss)
+        for row, (place, step, taken) in zip(times, self.pending, strict=True):
+            self.loss, epoch = float(taken.loss), place.epoch
             if not math.isfinite(self.loss):
-                raise PenstockError(
-                    f"the loss is {self.loss} at step {step}; lower --learning-rate "
-                    f"{self.config.learning_rate} or set --clip-norm"
-                )
+                share = min(self.config.grad_accum_steps, self.order.num_batches - place.batch)
+                again = islice(self.feed.epoch(*place), share)
+                why = why_not_finite(again, self.workload, self.config, self.fabric.world_size)
+                raise PenstockError(f"the loss is {self.loss} at step {step}: {why}")
             self.log.add(step, epoch, taken.samples, self.loss, row)
             rate = float(self.stepper.scheduler.base_lrs[0]) * self.schedule.rate(step - 1)
             self.tracking.step(step, epoch, self.loss, rate, row)
             tally.add(taken, self.fabric.world_size)
         if self.pending:
-            step, epoch, _ = self.pending[-1]
-            self._tell(epoch, scores_of(history[-1]) if history else {})
+            place, *_ = self.pending[-1]
+            self._tell(place.epoch, scores_of(history[-1]) if history else {})
         self.pending.clear()
 
     def _tell(self, epoch: int, scores: Mapping[str, float], validated: bool = False) -> None:

@@ -45,7 +45,7 @@ from ..data import (
     scenes_in,
     write_predictions,
 )
-from ..models import read_state
+from ..models import read_state, read_training_record
 from .cluster_predict import detect_on_cluster
 from .detecting import Settings, detect, load_detector, windows_of
 from .ranks import device_of
@@ -164,7 +164,9 @@ class _FinishedScenes:
         parts = cls(folder, asked)
         if not folder.exists():
             return parts
-        before = _json(folder / _ASKED)
+        before = read_json(folder / _ASKED) if (folder / _ASKED).is_file() else {}
+        if not isinstance(before, dict):
+            raise UsageError(f"{folder / _ASKED} is not of a run")
         if not before:  # a run that was stopped as it began, or another folder
             if any(path.suffix != ".part" for path in folder.iterdir()):
                 raise UsageError(
@@ -206,11 +208,13 @@ def settings_of(weights: Path, config: PredictConfig) -> Settings:
     Raises `UsageError` if a setting is in neither, or a flag contradicts the run."""
     if not weights.is_file():
         raise UsageError(f"there are no weights {weights}")
-    args, results = (_json(weights.parent / name) for name in (ARGS, RESULTS))
-    if args and (of := args.get("workload")) != "detector":
-        raise UsageError(f"{weights.parent / ARGS} is of workload {of}, and this takes detectors")
-    of_run = results.get("facts", {}).get("chips")
-    record = None if of_run is None else ChipRecord.read(of_run, str(weights.parent / RESULTS))
+    trained = read_training_record(weights)
+    args, results = trained.args, trained.results
+    if args and trained.workload != "detector":
+        of = f"of workload {trained.workload}"
+        raise UsageError(f"{trained.place / ARGS} is {of}, and this takes detectors")
+    of_run = trained.facts.get("chips")
+    record = None if of_run is None else ChipRecord.read(of_run, str(trained.place / RESULTS))
     backbone = args.get("backbone") if config.backbone == "auto" else config.backbone
     if backbone is None:
         raise _unknown("--backbone", weights)
@@ -256,14 +260,6 @@ def _threshold(
     if "score_threshold" in args:
         return args["score_threshold"], "as the run counted"
     raise UsageError("give --score-threshold: there is no run beside the weights that tells it")
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """The document in a file of a run, empty if there is no file."""
-    document = read_json(path) if path.exists() else {}
-    if not isinstance(document, dict):
-        raise UsageError(f"{path} is not of a run")
-    return document
 
 
 def wanted_scenes(

@@ -124,6 +124,7 @@ class RunReport:
             "epochs": len(rows),
             "steps": self._state.step,
             "samples": samples,
+            "repeated_samples": self._state.order.num_repeated,
             "training_s": trained,
             "validation_s": sum(r["val_s"] for r in rows),
             "session_s": seconds,

@@ -47,7 +47,7 @@ class RunState:
         name: str,
         config: TrainConfig,
     ) -> None:
-        self._fabric, self._stepper, self._order = fabric, stepper, order
+        self._fabric, self._stepper, self.order = fabric, stepper, order
         self._checkpoints, self._name, self._config = checkpoints, name, config
         self.position = Position(0, 0)
         self.step = 0
@@ -69,7 +69,7 @@ class RunState:
                 "optimizer": stepper.optimizer.state_dict(),
                 "scheduler": {"last_epoch": stepper.scheduler.last_epoch},
                 "scaler": fabric._precision.state_dict(),
-                "order": self._order.state_dict(*self.position),
+                "order": self.order.state_dict(*self.position),
                 "random": gather(random_state(fabric.device), ranks),
                 "step": self.step,
                 "tallies": gather(vars(self.tally), ranks),
@@ -109,7 +109,7 @@ class RunState:
                     "run goes on as it began, or begins anew with --weights"
                 )
         stepper.module.load_state_dict(state["model"])
-        self.position = self._order.from_state(state["order"])
+        self.position = self.order.from_state(state["order"])
         stepper.optimizer.load_state_dict(state["optimizer"])
         self._fabric._precision.load_state_dict(state["scaler"])
         self.step = state["step"]
@@ -123,7 +123,7 @@ class RunState:
     def _make_up_for_the_end_of_an_epoch(self) -> None:
         """Correct the state if the run ended before, during or after an epoch's validation."""
         if self.tally.steps and self.position.batch == 0:
-            self.position = Position(self.position.epoch - 1, self._order.num_batches)
+            self.position = Position(self.position.epoch - 1, self.order.num_batches)
         last = self.history[-1]["epoch"] if self.history else None
         if last == self.position.epoch:  # --max-steps ended inside this epoch, which goes on now
             self.history.pop()

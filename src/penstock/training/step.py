@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from ..base import TrainConfig
+from ..base import TrainConfig, UsageError
 from ..instruments import Clock, DevicePhaseTimer, PhaseTimer
 from ..loading import Items
 from ..models import channels_last, float32_default, load_weights, recompute_activations
@@ -56,6 +56,7 @@ class Stepper:
             module = workload.model()
         if config.weights is not None:
             load_weights(module, name, config.weights)
+            check_finite(module, f"--weights {config.weights}")
         if config.checkpointing:
             recompute_activations(module, name)
         if config.channels_last:
@@ -154,6 +155,13 @@ class Stepper:
         from lightning_utilities.core.apply_func import apply_to_collection
 
         return apply_to_collection(batch, Tensor, channels_last)
+
+
+def check_finite(module: torch.nn.Module, source: str) -> None:
+    """Refuse weights of which no loss can be finite."""
+    for name, weight in module.state_dict().items():
+        if isinstance(weight, Tensor) and not weight.isfinite().all():
+            raise UsageError(f"{source}: {name} has values that are not finite")
 
 
 def mark_computed(loss: Tensor, timer: PhaseTimer) -> None:

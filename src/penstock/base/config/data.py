@@ -106,6 +106,11 @@ class LoaderConfig(Knobs):
     drop_last: bool = flag(False, help="leave out the items that do not fill a last global batch")
     rank: Natural = flag(0, help="which of the processes this is")
     world_size: Positive = flag(1, help="processes that share an epoch")
+    uneven: Literal["repeat", "short"] = flag(
+        "repeat",
+        help="where the items are no multiple of the processes: repeat some, which a batch's mask "
+        "says, so that all have equally many (training), or give each item once (evaluation)",
+    )
 
     workers: Positive | None = flag(
         None, help="threads that decode (default: one for each CPU that this process may use)"

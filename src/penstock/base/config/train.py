@@ -11,6 +11,9 @@ from .knobs import TRUST_MODEL, Natural, Positive, Tile, Trackers, flag, many
 from .run_labels import Labels
 from .sharing import OnWorkers
 
+TargetKind = Literal["intensity", "mask", "labels", "probabilities"]
+Loss = Literal["mse", "l1", "bce", "dice", "ce"]
+
 
 class TrainConfig(Labels):
     """The knobs of ``penstock train``. A workload's own defaults stand in `TRAIN_DEFAULTS`."""
@@ -23,8 +26,8 @@ class TrainConfig(Labels):
         "trackers and profile": "track_every track_dir project profile_steps",
         "detector": "train_label_file val_label_file train_chips_path val_chips_path backbone "
         "background score_threshold max_dets",
-        "pairs": "in_spec target_spec axes series model trust_model channels tile_size normalize "
-        "norm_lower norm_upper",
+        "pairs": "in_spec target_spec target_kind loss axes series model trust_model channels "
+        "tile_size normalize norm_lower norm_upper",
         "spiral": "num_samples noise hidden_dims dropout",
         "emulator": "latent_size chunks_per_epoch message_steps mesh_level grid_step",
     }
@@ -55,6 +58,16 @@ class TrainConfig(Labels):
     )
     series: Natural | None = flag(
         None, help="image to take of files or groups that hold several, as for infer (pairs)"
+    )
+    target_kind: TargetKind | None = flag(
+        None,
+        help="what the target holds (pairs; default: found from its values and said): an image, "
+        "two values, class numbers, or floats from 0 to 1",
+    )
+    loss: Loss | None = flag(
+        None,
+        help="the loss (pairs; default: mse for intensity, bce for a mask or probabilities, ce for "
+        "labels)",
     )
     output_dir: Path = flag(Path("outputs"), help="folder of results and checkpoints")
 
@@ -155,7 +168,8 @@ class TrainConfig(Labels):
     )
     normalize: Literal["global", "fixed", "none"] = flag(
         "global",
-        help="scale both arrays by percentiles of the input (global) or by a range (fixed) (pairs)",
+        help="scale the input, and a target of the same quantity, by percentiles of the input "
+        "(global) or by a range (fixed) (pairs)",
     )
     norm_lower: float = flag(0.5, help="lower percentile, or lower intensity when fixed (pairs)")
     norm_upper: float = flag(99.9, help="upper percentile, or upper intensity when fixed (pairs)")
@@ -234,8 +248,8 @@ TRAIN_KNOBS: dict[str, frozenset[str]] = {
         "grid_step".split()
     ),
     "pairs": frozenset(
-        "in_spec target_spec axes series model trust_model channels tile_size normalize norm_lower "
-        "norm_upper dtype checkpointing channels_last".split()
+        "in_spec target_spec target_kind loss axes series model trust_model channels tile_size "
+        "normalize norm_lower norm_upper dtype checkpointing channels_last".split()
     ),
     "detector": frozenset(
         "train_data_root val_data_root train_label_file val_label_file train_chips_path "
@@ -247,9 +261,9 @@ TRAIN_KNOBS: dict[str, frozenset[str]] = {
 """
 TRAIN_FIXED = tuple(
     "batch_size grad_accum_steps optimizer learning_rate weight_decay schedule "
-    "warmup_steps clip_norm seed amp dtype model channels tile_size normalize norm_lower "
-    "norm_upper num_samples noise hidden_dims dropout latent_size message_steps mesh_level "
-    "grid_step backbone background".split()
+    "warmup_steps clip_norm seed amp dtype target_kind loss model channels tile_size "
+    "normalize norm_lower norm_upper num_samples noise hidden_dims dropout latent_size "
+    "message_steps mesh_level grid_step backbone background".split()
 )
 """Knobs that may not change when a run is resumed: it would be another run."""
 

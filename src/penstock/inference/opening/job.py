@@ -63,7 +63,7 @@ class Job:
 
     def _open(self, part: tuple[int, ...] | None) -> None:
         model = self._load_model()
-        self.config, values = normalised_as(self.config, model.recipe)
+        self.config, values = normalised_as(self.config, model.trained)
         config = self.config
         source = open_input(config)
         start, stop = source.domain.start, source.domain.stop

@@ -7,30 +7,32 @@ counted before the first patch.
 
 from __future__ import annotations
 
-from ...base import InferConfig
+from ...base import RESULTS, InferConfig
 from ...data import Scaling
-from ...models import Recipe
+from ...models import TrainingRecord
 
 
-def normalised_as(config: InferConfig, recipe: Recipe | None) -> tuple[InferConfig, str]:
+def normalised_as(config: InferConfig, trained: TrainingRecord | None) -> tuple[InferConfig, str]:
     """The settings with the normalisation decided, and a phrase that says which one it is."""
     said = config.asked_normalization
     ranged = config.model_fields_set & {"norm_lower", "norm_upper", "norm_level"}
-    if said is None and recipe is not None and recipe.scaling is not None and not ranged:
-        lower, upper = recipe.scaling.lower, recipe.scaling.lower + recipe.scaling.scale
+    if said is None and trained is not None and trained.scaling is not None and not ranged:
+        lower, scale = trained.scaling
+        upper = lower + scale
         update = {"normalize": "fixed", "norm_lower": lower, "norm_upper": upper}
-        return config.model_copy(update=update), f"{_range(lower, upper)}, as {recipe.file} says"
+        phrase = f"{_range(lower, upper)}, as {trained.place / RESULTS} says"
+        return config.model_copy(update=update), phrase
     by_default = ", by default" if said is None else ""
     config = config.model_copy(update={"normalize": said or "global"})
     lower, upper = config.norm_lower, config.norm_upper
-    phrase = {
+    phrases = {
         "none": "as they are",
         "fixed": _range(lower, upper),
         "global": f"percentiles {lower:g} and {upper:g} of the whole volume{by_default}",
         "percentile": f"percentiles {lower:g} and {upper:g} of each block and its halo, so they "
         "change with --block",
     }
-    return config, phrase[said or "global"]
+    return config, phrases[said or "global"]
 
 
 def _range(lower: float, upper: float) -> str:

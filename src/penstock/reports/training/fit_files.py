@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import ARGS, RESULTS, STEPS, UsageError, read_json
+from ...base import ARGS, STEPS, UsageError
 from ...instruments import PHASES
+from ...models import read_training_record
 
 MOST_STEPS = 500_000
 """Steps of a rank that a report reads."""
@@ -57,13 +58,10 @@ class TrainingFolder:
 
         Raises `UsageError` if it is none.
         """
-        args, results = (
-            read_json(folder / name) if (folder / name).is_file() else {}
-            for name in (ARGS, RESULTS)
-        )
-        if not isinstance(args, dict) or not isinstance(results, dict) or not (args or results):
+        record = read_training_record(folder)
+        if not (record.args or record.results):
             raise UsageError(f"{folder} is not the folder of a training")
-        return cls(folder, args, results)
+        return cls(folder, record.args, record.results)
 
     @cached_property
     def steps(self) -> Sequence[Steps]:

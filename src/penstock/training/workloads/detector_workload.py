@@ -123,6 +123,10 @@ class DetectorWorkload:
             )
         return rows
 
+    def name_of(self, index: int) -> str:
+        """Where a chip of the training comes from."""
+        return self.train.name_of(index)
+
     def scores(self, answers: Mapping[int, Answer]) -> dict[str, float]:
         objects = self.joined(answers)
         labels = Objects.join(self.chips.labels.values())
@@ -160,7 +164,6 @@ class DetectorWorkload:
         """
         most = sorted(answers, key=lambda index: -len(answers[index]["true_labels"]))[:MOST_SHOWN]
         arrays: dict[str, NDArray[Any]] = {}
-        names = []
         for number, index in enumerate(most):
             chip, answer = self.chips.read(index), answers[index]
             sure = answer["scores"] >= self._best_threshold
@@ -170,9 +173,7 @@ class DetectorWorkload:
                 f"predicted_{number}": answer["boxes"][sure].astype(np.float32),
                 f"scores_{number}": answer["scores"][sure].astype(np.float32),
             }
-            row, column = chip.offset
-            names.append(f"{self.chips.scene_of(index)}, row {row}, column {column}")
-        return {**arrays, "names": np.array(names)}
+        return {**arrays, "names": np.array([self.val.name_of(index) for index in most])}
 
     def joined(self, answers: Mapping[int, Answer]) -> Objects:
         """The detections of whole scenes with any score, each object once."""
@@ -202,6 +203,12 @@ class Pictures:
 
     def __len__(self) -> int:
         return len(self._which)
+
+    def name_of(self, index: int) -> str:
+        """The scene of a chip, and its place in it."""
+        chip = int(self._which[index])
+        row, column = self.chips.read(chip).offset
+        return f"{self.chips.scene_of(chip)}, row {row}, column {column}"
 
     def __getitem__(self, index: int) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         chip = self.chips.read(int(self._which[index]))

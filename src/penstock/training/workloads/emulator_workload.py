@@ -1,14 +1,17 @@
 """A weather emulator on packed fields: it forecasts the next step from the last ones.
 
 The net forecasts the change of a field. The forecast of no change is called *persistence*. The
-score is the RMSE, weighted by area, over that of persistence, averaged over channels. Batches come
-from `penstock.Loader`. As in the seed, an epoch may be read in ``--chunks-per-epoch`` pieces, each
-held in memory as a whole: more pieces need less memory. The order of samples, and so the result, is
-the same for any number of pieces.
+score is the RMSE, weighted by area, over that of persistence, averaged over channels. Values that
+are not finite, such as those of an ocean's field on land, enter the net as their channel's mean; a
+target is left out of the loss and of the scores where it, or its last value, is not finite, and the
+share of these is a metric. Batches come from `penstock.Loader`. As in the seed, an epoch may be
+read in ``--chunks-per-epoch`` pieces, each held in memory as a whole: more pieces need less memory.
+The order of samples, and so the result, is the same for any number of pieces.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +38,7 @@ class EmulatorWorkload:
     name = "emulator"
     judge = "val_relative_rmse"
     higher_is_better = False
+    leaves_out_not_finite = True
 
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
@@ -78,7 +82,13 @@ class EmulatorWorkload:
         shape = [n for n, axis in zip(self.inputs.shape, self.inputs.axes, strict=True)
                  if axis in ("lat", "lon")]  # fmt: skip
         rows = len(range(0, shape[0], self.config.grid_step))
-        mean, deviation = self._packed["train"].statistics()["inputs"]
+        train = self._packed["train"]
+        mean, deviation = train.statistics()["inputs"]
+        if not (np.isfinite(mean).all() and np.isfinite(deviation).all()):
+            raise UsageError(
+                f"--train-data-root {train.root}: its statistics of the inputs are not finite; "
+                "pack it again"
+            )
         net = Emulator(
             len(mean),
             len(self.last),
@@ -104,28 +114,43 @@ class EmulatorWorkload:
         inputs, targets = self._fields(batch)
         # The wrapped module is called, so that ranks sum their gradients.
         said, scaled, area = model(inputs, targets)
-        return ((said - scaled) ** 2 * area).mean(), {}
+        valid = scaled.isfinite()
+        square = (said - torch.where(valid, scaled, said.detach())) ** 2 * area
+        share = (valid * area).mean().clamp(min=1e-12)
+        return square.mean() / share, {"train_left_out": 1 - valid.float().mean()}
 
     def answers(self, model: nn.Module, batch: Any) -> Sequence[Answer]:
         inputs, targets = self._fields(batch)
         assert isinstance(model, Forecast)
         forecast, area = model.forecast(inputs).double(), model.area.double()
-        persistence = inputs[:, model.last].double()
+        persistence, targets = inputs[:, model.last].double(), targets.double()
+        valid = targets.isfinite() & persistence.isfinite()
 
-        def square(made: Tensor, target: Tensor) -> NDArray[np.float64]:
-            return ((made - target) ** 2 * area).mean((1, 2)).cpu().numpy()
+        def square(made: Tensor) -> NDArray[np.float64]:
+            return (torch.where(valid, (made - targets) ** 2, 0) * area).sum((2, 3)).cpu().numpy()
 
-        return [
-            {"square": square(ours, target), "persistence": square(unchanged, target)}
-            for ours, unchanged, target in zip(forecast, persistence, targets.double(), strict=True)
-        ]
+        columns = {
+            "square": square(forecast),
+            "persistence": square(persistence),
+            "area": (valid * area).sum((2, 3)).cpu().numpy(),
+            "left_out": 1 - valid.double().mean((1, 2, 3)).cpu().numpy(),
+        }
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def scores(self, answers: Mapping[int, Answer]) -> dict[str, float]:
-        rmse, persistence = (
-            np.sqrt(np.mean([answer[name] for answer in answers.values()], axis=0))
-            for name in ("square", "persistence")
-        )
-        scores = {"val_relative_rmse": float(np.mean(rmse / np.maximum(persistence, 1e-30)))}
+        total = {
+            name: np.sum([answer[name] for answer in answers.values()], axis=0)
+            for name in ("square", "persistence", "area", "left_out")
+        }
+        with np.errstate(invalid="ignore"):  # NaN for a channel of which nothing is known
+            rmse, persistence = (
+                np.sqrt(total[name] / total["area"]) for name in ("square", "persistence")
+            )
+        relative = (rmse / np.maximum(persistence, 1e-30))[total["area"] > 0]
+        scores = {
+            "val_relative_rmse": float(relative.mean()) if relative.size else math.nan,
+            "val_left_out": float(total["left_out"] / len(answers)),
+        }
         for name, ours, theirs in zip(self.names, rmse, persistence, strict=True):
             scores |= {f"val_rmse_{name}": float(ours), f"val_persistence_{name}": float(theirs)}
         return scores
@@ -141,13 +166,16 @@ class EmulatorWorkload:
         """The root mean square change of each target channel in a step, over some samples."""
         packed = self._packed["train"]
         some = min(packed.num_samples, _SAMPLES_FOR_SCALE)
-        squares = []
+        total, count = np.zeros((2, len(self.last)))
         with Loader(packed.root, batch_size=1) as loader:
             for batch, _ in zip(loader, range(some), strict=False):
                 before = np.moveaxis(batch["inputs"], self._inputs_axis, -1)[..., self.last]
                 after = np.moveaxis(batch["targets"], self._targets_axis, -1)
-                squares.append(((after - before.astype(np.float64)) ** 2).mean(axis=(0, 1, 2)))
-        return np.sqrt(np.mean(squares, axis=0))
+                square = (after - before.astype(np.float64)) ** 2
+                finite = np.isfinite(square)
+                total += np.where(finite, square, 0).sum(axis=(0, 1, 2))
+                count += finite.sum(axis=(0, 1, 2))
+        return np.sqrt(total / np.maximum(count, 1))
 
 
 class Forecast(nn.Module):
@@ -201,6 +229,7 @@ class Forecast(nn.Module):
     def _said(self, inputs: Tensor) -> Tensor:
         # Meridional winds are turned poleward, because the net does not know the hemisphere.
         fields = (inputs - self.mean) / self.deviation * self.turned_in
+        fields = torch.where(fields.isfinite(), fields, 0)
         said: Tensor = self.net(fields).float()
         return said * self.turned_out
 

@@ -1,0 +1,150 @@
+"""What a training leaves beside its weights: the settings that it had, what it read, and what each
+head of the network was trained to be.
+
+    OUT/best_model.pth  ──▶  OUT/args.json, OUT/training_results.json  ──▶  TrainingRecord
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from ..base import ARGS, BEST, CHECKPOINTS, HEAD_KINDS, RESULTS, HeadKind, UsageError, read_json
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedHead:
+    """One output of a network, as a training made it."""
+
+    kind: HeadKind
+    """The kind that `infer` takes it for. A network that was trained on a mask, on labels or on
+    probabilities returns scores."""
+    target: str
+    """The kind of its target: intensity, mask, labels or probabilities."""
+    loss: str
+    """The loss that it was trained with: mse, l1, bce, dice or ce."""
+    returns: str
+    """values: what the target holds, on the scale that it had. logits: a sigmoid (bce, dice of a
+    mask) or a softmax over the channels (ce) makes probabilities of them. probabilities."""
+    scaling: tuple[float, float] | None
+    """Lower bound and scale of an intensity of another quantity than the input, which is
+    ``output * scale + lower``. None for other kinds, and for one on the scale of the input."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRecord:
+    """What the files of a training say."""
+
+    place: Path
+    args: Mapping[str, Any]
+    """The settings that it was started with; empty if the file is not there."""
+    results: Mapping[str, Any]
+    """Its results; empty if the file is not there."""
+
+    @property
+    def workload(self) -> str | None:
+        """What was trained, such as ``pairs``."""
+        return self.args.get("workload")
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What the workload says of its data and its network."""
+        facts = self.results.get("facts")
+        return facts if isinstance(facts, Mapping) else {}
+
+    @property
+    def heads(self) -> dict[str, TrainedHead]:
+        """The heads of the network by name, as `Model.heads` names them. Empty if it is not said.
+
+        Raises `UsageError` if a head is described in another way.
+        """
+        try:
+            return {
+                str(name): _head(said) for name, said in (self.facts.get("heads") or {}).items()
+            }
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UsageError(f"{self.place / RESULTS}: its heads are damaged: {error!r}") from error
+
+    @property
+    def normalization(self) -> dict[str, Any]:
+        """The settings by which its input was normalised, as `infer` has them: ``normalize``,
+        ``norm_lower`` and ``norm_upper``. Empty unless ``pairs`` was trained."""
+        names = ("normalize", "norm_lower", "norm_upper")
+        return {n: self.args[n] for n in names if n in self.args and self.workload == "pairs"}
+
+    @property
+    def scaling(self) -> tuple[float, float] | None:
+        """Lower bound and scale of the input that it was trained on; None if it is not said."""
+        try:
+            lower, scale = _scaling(self.facts.get("scaling")) or (0.0, 0.0)
+        except (KeyError, TypeError, ValueError):
+            return None
+        return (lower, scale) if math.isfinite(lower) and 0 < scale < math.inf else None
+
+    @property
+    def kind(self) -> HeadKind | None:
+        """The kind of all its heads; None if it is not said, or if they differ."""
+        kinds = {head.kind for head in self.heads.values()}
+        return kinds.pop() if len(kinds) == 1 else None
+
+
+def weights_file(weights: Path) -> Path:
+    """The file of weights that a path means: the best ones, if it is the folder of a training."""
+    return weights / BEST if (weights / RESULTS).is_file() else weights
+
+
+def record_of_weights(weights: Path) -> TrainingRecord | None:
+    """What the training of a file of weights left beside it; None if no training wrote the file.
+
+    Args:
+        weights: The folder of a training, or a file. One of another name is not a training's.
+
+    Raises:
+        UsageError: A file is not of a training.
+    """
+    file = weights_file(weights)
+    if file.name != BEST and file.parent.name != CHECKPOINTS:
+        return None
+    record = read_training_record(file)
+    return record if record.facts else None
+
+
+def read_training_record(weights: Path) -> TrainingRecord:
+    """Read what a training left beside its weights.
+
+    Args:
+        weights: The folder of a training, or weights in it: ``best_model.pth``, or a checkpoint.
+
+    Returns:
+        What its files say; it is empty if there are none.
+
+    Raises:
+        UsageError: A file is not of a training.
+    """
+    place = weights if weights.is_dir() else weights.parent
+    if place.name == CHECKPOINTS and place != weights:
+        place = place.parent
+    args, results = (_document(place / name) for name in (ARGS, RESULTS))
+    return TrainingRecord(place, args, results)
+
+
+def _document(path: Path) -> dict[str, Any]:
+    document = read_json(path) if path.is_file() else {}
+    if not isinstance(document, dict):
+        raise UsageError(f"{path} is not of a training")
+    return document
+
+
+def _head(said: Mapping[str, Any]) -> TrainedHead:
+    if said["kind"] not in HEAD_KINDS:
+        raise ValueError(said["kind"])
+    target, loss, returns = (str(said[name]) for name in ("target", "loss", "returns"))
+    kind = cast("HeadKind", said["kind"])
+    return TrainedHead(kind, target, loss, returns, _scaling(said.get("scaling")))
+
+
+def _scaling(said: Mapping[str, Any] | None) -> tuple[float, float] | None:
+    return None if said is None else (float(said["lower"]), float(said["scale"]))
