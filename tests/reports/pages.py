@@ -99,7 +99,8 @@ def run_folder(
         **changes.pop("run", {}),
     }  # fmt: skip
     (folder / "run.json").write_text(json.dumps(run))
-    (folder / "done.log").write_text("")
+    done = 0 if stages is None else 4
+    (folder / "done.log").write_text("".join(f"0 0 0 {x}\n" for x in range(done)))
     header = {"schema": 1, "queues": {"prep": 6, "stitch": 6}, "interval": 1.0, "cpu_count": 4}
     rows = [
         {

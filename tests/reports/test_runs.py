@@ -216,7 +216,8 @@ def test_what_is_asked_for_is_picked_and_comes_first(tmp_path: Path) -> None:
     last = catalogue.runs[-1]
     data = page_data.page_data(catalogue, [last.key])
     assert data["picked"] == [last.case] and next(iter(data["details"])) == last.key
-    assert data["units"]["training_s"] == "s" and data["order"]["metrics"][0] == "training_s"
+    assert data["units"]["training_s"] == "s" and data["words"]["training_s"] == "training time"
+    assert data["order"]["metrics"][0] == "training_s"
     live = page_data.page_data(catalogue, [last.key], live=True)
     assert list(live["details"]) == [last.key], "a server gives the others when they are picked"
 
@@ -251,10 +252,10 @@ def test_curves_are_saved_with_all_points_and_no_formula(tmp_path: Path) -> None
     training(tmp_path / "a", name="=HYPERLINK(1)")
     catalogue = catalogue_of(tmp_path)
     rows = list(csv.DictReader(io.StringIO(curves_csv(catalogue, [catalogue.runs[0].key]))))
-    steps = [row for row in rows if row["metric"] == "step_s"]
+    steps = [row for row in rows if row["metric"] == "step time"]
     assert len(steps) == 12 and {row["unit"] for row in steps} == {"s"}
     assert {row["run"] for row in rows} == {"'=HYPERLINK(1)"}
-    assert [float(row["value"]) for row in rows if row["metric"] == "train_loss_step"] == [
+    assert [float(row["value"]) for row in rows if row["metric"] == "train loss step"] == [
         pytest.approx(1 / n) for n in range(1, 13)
     ]
 

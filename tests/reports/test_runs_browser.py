@@ -86,7 +86,7 @@ def test_a_comparison_is_on_the_first_screen(browser: Browser, tmp_path: Path, s
     opened(browser, page.as_uri())
     browser.until("document.querySelectorAll('#curve-figure svg').length > 0")
     settings = browser.run(CELLS.format("'Settings that differ'"))
-    assert settings == [["", "A", "B"], ["learning_rate", "0.1", "0.2"]]
+    assert settings == [["", "A", "B"], ["learning-rate", "0.1", "0.2"]]
     for part in ("#tables table", "#curve-figure svg"):
         assert browser.run(BOTTOM.format(part)) <= 800, part
     assert browser.run("document.documentElement.scrollWidth") <= SIZES[size][0]
@@ -104,7 +104,7 @@ def test_runs_are_picked_and_a_link_shows_them_again(browser: Browser, ours: Ser
     settings = browser.run(CELLS.format("'Settings that differ'"))
     assert settings[0] == ["", "on1", "on4"] and ["devices", "1", "4"] in settings
     results = browser.run(CELLS.format("'Results'"))
-    assert ["training_s", "100 s", "30 s", "0.3 x"] in results
+    assert ["training time", "100 s", "30 s", "0.3 x"] in results
     link = browser.run("location.hash")
     opened(browser, ours.address + link)
     browser.until(f"({CELLS.format(chr(39) + 'Settings that differ' + chr(39))}).length == 3")
@@ -150,9 +150,9 @@ def test_a_metric_is_drawn_against_a_setting(browser: Browser, ours: Served) -> 
     opened(browser, f"{ours.address}#pick=none&metric=training_s&knob=devices&group=size")
     for name in ("on1", "on2", "on4"):
         tick(browser, name)
-    head = ["size", "launches", "median training_s", "least", "most"]
-    browser.until(f"({CELLS.format(chr(39) + 'training_s by size' + chr(39))}).length == 4")
-    rows = browser.run(CELLS.format("'training_s by size'"))
+    head = ["size", "launches", "median training time", "least", "most"]
+    browser.until(f"({CELLS.format(chr(39) + 'training time by size' + chr(39))}).length == 4")
+    rows = browser.run(CELLS.format("'training time by size'"))
     assert rows[0] == head and rows[3] == ["s4", "1", "30 s", "30 s", "30 s"]
     clean(browser, ours.address)
 
@@ -188,9 +188,9 @@ def test_what_is_picked_is_saved(
         rows = list(csv.DictReader(file))
     if button == "runs-csv":
         (row,) = rows
-        assert row["tag size"] == "s1" and row["training_s (s)"] == "100"
+        assert row["tag size"] == "s1" and row["training time (s)"] == "100"
     else:
-        assert sum(row["metric"] == "step_s" for row in rows) == 12
+        assert sum(row["metric"] == "step time" for row in rows) == 12
 
 
 def test_nothing_hostile_runs_or_is_fetched(browser: Browser, tmp_path: Path) -> None:

@@ -116,6 +116,7 @@
   const picked = () => state.pick.map((key) => entries.get(key)).filter(Boolean);
   const details = (entry) => entry.runs.map((run) => data.details[run.key]).filter(Boolean);
   const namesOf = (kept, part) => [...new Set(kept.flatMap((entry) => details(entry).flatMap((each) => Object.keys(each[part]))))];
+  const words = (name) => data.words[name] || name;
   function settingOf(entry, name) {
     const values = [...new Set(details(entry).map((each) => each.settings[name] ?? "not set"))];
     return values.length > 3 ? `${values.length} values` : values.join(", ");
@@ -139,7 +140,7 @@
     // The two sides of a comparison have letters, which leave the heads of a phone's columns short.
     const letters = new Set(kept.map((entry) => /^[A-Z]: /.test(entry.name) ? entry.name[0] : ""));
     const names = letters.size === kept.length && !letters.has("") ? [...letters] : kept.map((entry) => entry.name);
-    const rows = namesOf(kept, "settings").map((name) => [name, ...kept.map((entry) => settingOf(entry, name))]);
+    const rows = namesOf(kept, "settings").map((name) => [words(name), ...kept.map((entry) => settingOf(entry, name))]);
     const differ = rows.filter((row) => new Set(row.slice(1)).size > 1);
     const equal = rows.filter((row) => new Set(row.slice(1)).size === 1);
     const metrics = data.order.metrics.filter((name) => namesOf(kept, "metrics").includes(name));
@@ -147,7 +148,7 @@
     const results = metrics.map((name) => {
       const values = kept.map((entry) => metricOf(entry, name));
       const ratio = two && values[0].value && known(values[1].value) ? [`${number(values[1].value / values[0].value, 3)} x`] : two ? ["-"] : [];
-      return [name, ...values.map((each) => each.text), ...ratio];
+      return [words(name), ...values.map((each) => each.text), ...ratio];
     });
     const head = ["", ...names, ...(two ? ["ratio"] : [])];
     const lines = results.map((row, place) => [metrics[place], row]);
@@ -235,7 +236,7 @@
         return curves.length ? linesOf(label, curves, place, share) : [];
       });
       const [place, unit] = PLACES[axis];
-      return { title: name, x: { name: place, unit, whole: axis !== "seconds" }, y: { name, unit: data.units[name] || "", zero: false, log: Boolean(state.log) }, series, note: `no value of ${name} by ${place.toLowerCase()}` };
+      return { title: words(name), x: { name: place, unit, whole: axis !== "seconds" }, y: { name: words(name), unit: data.units[name] || "", zero: false, log: Boolean(state.log) }, series, note: `no value of ${words(name)} by ${place.toLowerCase()}` };
     });
     return { panels, across: 2 };
   }
@@ -253,7 +254,7 @@
     }
   }
   function fill(select, names, shown, first = null) {
-    const options = names.map((name) => html("option", { value: name }, name));
+    const options = names.map((name) => html("option", { value: name }, words(name)));
     if (first !== null) options.unshift(html("option", { value: "" }, first));
     select.replaceChildren(...options);
     for (const option of select.options) option.selected = shown.includes(option.value);
@@ -283,14 +284,14 @@
       groups.set(name, [...(groups.get(name) || []), [at(each), each.metrics[metric]]]);
     }
     const series = [...groups].map(([label, pairs], place) => ({ label, kind: "points", colour: place, marker: place, x: pairs.map(([x]) => x), y: pairs.map(([, y]) => y) }));
-    const x = numeric ? { name: knob, log: Boolean(state.log) } : { name: knob, ticks: texts };
-    Charts.draw($("metric-figure"), { panels: [{ title: `${metric} against ${knob}`, x, y: { name: metric, unit: data.units[metric] || "", log: Boolean(state.log) }, series }] });
+    const x = numeric ? { name: words(knob), log: Boolean(state.log) } : { name: words(knob), ticks: texts };
+    Charts.draw($("metric-figure"), { panels: [{ title: `${words(metric)} against ${words(knob)}`, x, y: { name: words(metric), unit: data.units[metric] || "", log: Boolean(state.log) }, series }] });
     const unit = data.units[metric] || "";
     const rows = [...groups].map(([name, pairs]) => {
       const values = pairs.map(([, y]) => y);
       return [name, number(values.length), withUnit(middle(values), unit), withUnit(Math.min(...values), unit), withUnit(Math.max(...values), unit)];
     });
-    $("group-table").replaceChildren(tableOf([state.group || "run", "launches", `median ${metric}`, "least", "most"], rows, `${metric} by ${state.group || "run"}`));
+    $("group-table").replaceChildren(tableOf([words(state.group || "run"), "launches", `median ${words(metric)}`, "least", "most"], rows, `${words(metric)} by ${words(state.group || "run")}`));
   }
 
   // --- pictures, CSV --------------------------------------------------------------------------------
@@ -315,7 +316,7 @@
   function csvOf(kept) {
     const [settings, metrics] = [namesOf(kept, "settings"), namesOf(kept, "metrics")];
     const tags = [...new Set(kept.flatMap((entry) => entry.runs.flatMap((run) => Object.keys(run.tags || {}))))];
-    const rows = [["run", ...FIELDS.slice(1), "began", ...tags.map((name) => `tag ${name}`), ...settings, ...metrics.map((name) => (data.units[name] ? `${name} (${data.units[name]})` : name))]];
+    const rows = [["run", ...FIELDS.slice(1), "began", ...tags.map((name) => `tag ${name}`), ...settings.map(words), ...metrics.map((name) => (data.units[name] ? `${words(name)} (${data.units[name]})` : words(name)))]];
     for (const entry of kept) {
       for (const run of entry.runs) {
         const each = data.details[run.key] || { settings: {}, metrics: {} };
@@ -329,7 +330,7 @@
     for (const entry of kept) {
       for (const run of entry.runs) {
         for (const [name, curve] of Object.entries((data.details[run.key] || { curves: {} }).curves)) {
-          curve.values.forEach((value, place) => rows.push([run.name, name, data.units[name], ...Object.keys(PLACES).map((axis) => (curve[axis] || [])[place]), value]));
+          curve.values.forEach((value, place) => rows.push([run.name, words(name), data.units[name], ...Object.keys(PLACES).map((axis) => (curve[axis] || [])[place]), value]));
         }
       }
     }

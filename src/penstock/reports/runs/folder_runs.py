@@ -179,7 +179,8 @@ def _inference_details(folder: Path) -> RunDetails:
     devices = run.fingerprint.get("devices") or run.plan.get("devices") or []
     summary = dict(run.summary or {})
     done = {"blocks done": run.status.blocks_done, "blocks planned": run.status.blocks_planned}
-    metrics = numbers_of({name: v for name, v in summary.items() if name != "workers"}, done)
+    others = {n: v for n, v in summary.items() if n not in ("workers", "blocks_planned")}
+    metrics = numbers_of(others, done)
     if run.seconds and summary.get("voxels"):
         metrics["voxels_per_s"] = float(summary["voxels"]) / run.seconds
     used = {"devices": len(devices) or None, "device": devices, "cores": run.cores}

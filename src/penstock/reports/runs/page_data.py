@@ -16,7 +16,7 @@ import numpy as np
 from ...base import to_cell
 from ..charts.chart import document_of, thinned
 from .catalogue import Catalogue
-from .shown_run import RunCurve, RunDetails, ShownRun, label, unit_of
+from .shown_run import RunCurve, RunDetails, ShownRun, label, unit_of, words_of
 
 MOST_ROWS = 5_000
 """Rows that a page holds; it says how many runs it leaves out."""
@@ -70,7 +70,11 @@ def page_data(
     if more := len(catalogue.runs) - len(rows):
         notes.append(f"{more:,} older runs are left out: name a folder that holds fewer.")
     details = _details(catalogue, ordered[: len(first)] if live and first else ordered)
-    names = {part: {n for d in details.values() for n in d[part]} for part in ("metrics", "curves")}
+    parts = "metrics", "curves", "settings"
+    names = {part: {n for d in details.values() for n in d[part]} for part in parts}
+    numbers = names["metrics"] | names["curves"]
+    words = {name: name.replace("_", "-") for name in names["settings"]}  # as flags have them
+    words |= {name: words_of(name) for name in numbers}
     return {
         "live": live,
         "version": catalogue.version,
@@ -82,7 +86,8 @@ def page_data(
             "metrics": _first(_FIRST_METRICS, names["metrics"]),
             "curves": _first(_FIRST_CURVES, names["curves"]),
         },
-        "units": {n: unit for each in names.values() for n in each if (unit := unit_of(n))},
+        "units": {n: unit for n in numbers if (unit := unit_of(n))},
+        "words": {name: shown for name, shown in words.items() if shown != name},
     }
 
 
@@ -167,6 +172,6 @@ def curves_csv(catalogue: Catalogue, keys: Iterable[str]) -> str:
         for name, curve in catalogue.details(run).curves.items():
             empty = [""] * len(curve.values)
             places = [curve.places.get(axis, empty) for axis in ("step", "epoch", "seconds")]
-            named = [to_cell(run.name), to_cell(name), unit_of(name)]
+            named = [to_cell(run.name), to_cell(words_of(name)), unit_of(name)]
             writer.writerows([*named, *row] for row in zip(*places, curve.values, strict=True))
     return text.getvalue()

@@ -6,6 +6,7 @@ Texts are plain and clipped; the page escapes them.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,11 @@ _UNITS = (
     ("waited", "s"), ("per_epoch", "s"),
 )  # fmt: skip
 """Ends of names of metrics, and their units."""
+_WORDS = (
+    (r"(^|.*[._])rss(_bytes)?$", r"\1memory"), (r"(.+)_per_s$", r"\1 per second"),
+    (r"(^|.*[._])(ms|s|seconds)$", r"\1time"), (r"(.+)_(bytes|percent)$", r"\1"),
+)  # fmt: skip
+"""Names of metrics that end in their units, and what a reader sees of them."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +173,17 @@ def unit_of(name: str) -> str:
     ('s', 'B', '')
     """
     return next((unit for end, unit in _UNITS if name.endswith(end)), "")
+
+
+def words_of(name: str) -> str:
+    """A metric in words, without its unit, which stands with its values.
+
+    >>> words_of("step.median_s"), words_of("voxels_per_s"), words_of("peak_rss")
+    ('step median time', 'voxels per second', 'peak memory')
+    """
+    for pattern, words in _WORDS:
+        name = re.sub(pattern, words, name)
+    return re.sub(r"[._]+", " ", name)
 
 
 def curve_of(values: ArrayLike, of_machine: bool = False, **places: ArrayLike | None) -> RunCurve:
