@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +19,7 @@ from penstock.cli import main
 from penstock.cluster.slurm_jobs import read_study
 from penstock.cluster.slurm_states import JobState, job_states
 
-from .slurm_cluster import SLOW_NET, Cluster, missing, values, words
+from .slurm_cluster import NETWORK, SLOW_NET, Cluster, missing, values, words
 
 on_slurm = pytest.mark.skipif(missing() is not None, reason=f"no SLURM here: {missing()}")
 
@@ -142,3 +145,27 @@ def test_a_verb_in_a_job_goes_back_only_if_it_was_told_and_has_stopped_whole(
     signals[:] = [signal.SIGUSR1]
     assert main(launch) == 3
     assert asked.read_text() == "requeue 12\n"
+
+
+@pytest.mark.slurm
+@on_slurm
+def test_workers_of_dask_that_slurm_starts_do_a_volume(used: Cluster) -> None:
+    """As docs/slurm.md has it, with a scheduler on the nodes' network."""
+    np.save("in.npy", np.random.default_rng(0).normal(900, 200, (48, 64, 64)).astype("float32"))
+    Path("net.py").write_text(SLOW_NET)
+    address = f"tcp://{NETWORK}.254:8786"
+    python = [sys.executable, "-m"]
+    host = ["--host", f"{NETWORK}.254", "--port", "8786", "--no-dashboard"]
+    worker = [*python, "distributed.cli.dask_worker", address, "--nthreads", "1", "--no-dashboard"]
+    worker += ["--preload-nanny", "penstock.cluster.leaving", "--death-timeout", "60"]
+    with subprocess.Popen([*python, "distributed.cli.dask_scheduler", *host]) as scheduler:
+        asked = ["slurm", "submit", "--folder", str(JOBS), "--array", "2", "--time", "10"]
+        assert main([*asked, "--", "srun", *worker]) == 0
+        try:
+            assert main(words("out.zarr", "--cluster", address, "--workers", "2")) == 0
+        finally:
+            used.say("scancel", read_study(JOBS).jobs[-1].id)
+            scheduler.terminate()
+    assert json.loads(Path("out.zarr.penstock/summary.json").read_text())["workers"]
+    assert main(words("alone.zarr")) == 0
+    assert np.array_equal(values("out.zarr"), values("alone.zarr"))
