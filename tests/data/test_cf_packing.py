@@ -104,12 +104,23 @@ def test_values_are_those_of_the_conventions(
     np.testing.assert_array_equal(out, right.astype(np.float32))
 
 
+def test_bytes_that_a_file_calls_signed_are() -> None:
+    said = {"_Unsigned": "false", "_FillValue": 255, "valid_range": [-3, 100]}
+    packing = packing_of(said, np.dtype("uint8"), "here")
+    numbers, out = np.array([[0, 100, 101], [255, 253, 252]], np.uint8), np.empty((2, 3), "f4")
+    assert packing is not None
+    packing.decode(numbers, out)
+    np.testing.assert_array_equal(out, [[0, 100, np.nan], [np.nan, -3, np.nan]])
+
+
 @pytest.mark.parametrize(
     ("attributes", "why"),
     [
         ({"scale_factor": "a tenth"}, "its scale_factor is 'a tenth', which is no number"),
         ({"add_offset": [1, 2]}, r"its add_offset is \[1, 2\]; it must have 1 numbers"),
         ({"valid_range": 5}, "its valid_range is 5; it must have 2 numbers"),
+        ({"scale_factor": 0}, "its scale_factor is 0 and its add_offset 0, which leave nothing"),
+        ({"add_offset": "nan"}, "its scale_factor is 1 and its add_offset nan"),
     ],
 )
 def test_an_attribute_without_a_meaning_is_refused(attributes: Any, why: str) -> None:

@@ -33,7 +33,7 @@ class Packing:
     """How stored numbers stand for values."""
 
     stored: np.dtype[Any]
-    """The dtype of the stored numbers; without a sign if ``_Unsigned`` says so."""
+    """The dtype of the stored numbers; with a sign or without as ``_Unsigned`` says."""
     scale: float
     offset: float
     missing: tuple[float, ...]
@@ -100,8 +100,9 @@ def packing_of(
             raise UsageError(f"{where}: its {name} is {said!r}; it must have {count} numbers")
         return read
 
-    unsigned = str(attributes.get("_Unsigned", "")).lower() == "true" and dtype.kind == "i"
-    stored = np.dtype(f"u{dtype.itemsize}") if unsigned else dtype
+    says = {"true": "u", "false": "i"}.get(str(attributes.get("_Unsigned", "")).lower())
+    turned = dtype.kind in "iu" and says not in (None, dtype.kind)
+    stored = np.dtype(f"{says}{dtype.itemsize}") if turned else dtype
     scale, offset = numbers("scale_factor", 1) or [1.0], numbers("add_offset", 1) or [0.0]
     ends = numbers("valid_range", 2) or [-np.inf, np.inf]
     lowest, highest = numbers("valid_min", 1) or ends[:1], numbers("valid_max", 1) or ends[1:]
@@ -111,11 +112,17 @@ def packing_of(
     # Plain arrays of floats are full of zeros that are values.
     if fill is not None and (packed or (by_xarray and fill != 0)):
         missing.append(fill)
-    if unsigned:  # such a file says -1 for 255
-        size = 256.0**dtype.itemsize
-        missing = [each % size for each in missing]
+    if not (scale[0] and np.isfinite([scale[0], offset[0]]).all()):
+        raise UsageError(
+            f"{where}: its scale_factor is {scale[0]:g} and its add_offset {offset[0]:g}, which "
+            "leave nothing of the stored numbers; --raw reads those"
+        )
+    if turned:  # such a file says -1 for 255, or 255 for -1
+        size, least = 256.0**dtype.itemsize, float(np.iinfo(stored).min)
+        missing = [(each - least) % size + least for each in missing]
         lowest, highest = (
-            [end if np.isinf(end) else end % size for end in ends] for ends in (lowest, highest)
+            [end if np.isinf(end) else (end - least) % size + least for end in ends]
+            for ends in (lowest, highest)
         )
     # A NaN stands for no value already, and a number that the dtype does not hold is nowhere.
     missing = [each for each in missing if not np.isnan(each)]
