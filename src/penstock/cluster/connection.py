@@ -15,6 +15,7 @@ from typing import Any
 from ..base import (
     OnCluster,
     OnWorkers,
+    PenstockError,
     UsageError,
     describe,
     environment_kept,
@@ -154,7 +155,15 @@ def _local(distributed: Any, count: int, gpus: int, preload: str | None) -> Iter
         "distributed.scheduler.allowed-failures": DEATHS - 1,
     }
     with dask.config.set({**lost, **variables, **WORKER_SETTINGS}):
-        cluster = distributed.SpecCluster(workers=workers, scheduler=scheduler, silence_logs=quiet)
+        try:
+            cluster = distributed.SpecCluster(
+                workers=workers, scheduler=scheduler, silence_logs=quiet
+            )
+        except (OSError, RuntimeError) as error:  # of a nanny, which does not tell why
+            raise PenstockError(
+                f"--cluster: no worker process could be started ({describe(error)}); /dev/shm or "
+                "the folder for temporary files may be full"
+            ) from error
         with contextlib.closing(cluster):
             yield cluster
 

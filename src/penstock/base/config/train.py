@@ -26,7 +26,7 @@ class TrainConfig(Labels):
         "trackers and profile": "track_every track_dir project profile_steps",
         "detector": "train_label_file val_label_file train_chips_path val_chips_path backbone "
         "background score_threshold max_dets",
-        "pairs": "in_spec target_spec target_kind loss axes series model trust_model channels "
+        "pairs": "in_spec target_spec target_kind loss axes series raw model trust_model channels "
         "tile_size normalize norm_lower norm_upper",
         "spiral": "num_samples noise hidden_dims dropout",
         "emulator": "latent_size chunks_per_epoch message_steps mesh_level grid_step",
@@ -58,6 +58,9 @@ class TrainConfig(Labels):
     )
     series: Natural | None = flag(
         None, help="image to take of files or groups that hold several, as for infer (pairs)"
+    )
+    raw: bool = flag(
+        False, help="read numbers as they are stored, whatever attributes say, as for infer (pairs)"
     )
     target_kind: TargetKind | None = flag(
         None,
@@ -248,7 +251,7 @@ TRAIN_KNOBS: dict[str, frozenset[str]] = {
         "grid_step".split()
     ),
     "pairs": frozenset(
-        "in_spec target_spec target_kind loss axes series model trust_model channels tile_size "
+        "in_spec target_spec target_kind loss axes series raw model trust_model channels tile_size "
         "normalize norm_lower norm_upper dtype checkpointing channels_last".split()
     ),
     "detector": frozenset(

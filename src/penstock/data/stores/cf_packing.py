@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import binascii
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,12 +118,7 @@ def packing_of(
             "leave nothing of the stored numbers; --raw reads those"
         )
     if turned:  # such a file says -1 for 255, or 255 for -1
-        size, least = 256.0**dtype.itemsize, float(np.iinfo(stored).min)
-        missing = [(each - least) % size + least for each in missing]
-        lowest, highest = (
-            [end if np.isinf(end) else (end - least) % size + least for end in ends]
-            for ends in (lowest, highest)
-        )
+        missing, lowest, highest = (_turned(each, stored) for each in (missing, lowest, highest))
     # A NaN stands for no value already, and a number that the dtype does not hold is nowhere.
     missing = [each for each in missing if not np.isnan(each)]
     if stored.kind in "iu":
@@ -132,6 +127,12 @@ def packing_of(
     packing = Packing(stored, scale[0], offset[0], tuple(missing), lowest[0], highest[0])
     plain = Packing(dtype, 1.0, 0.0, (), -np.inf, np.inf)
     return None if packing == plain else packing
+
+
+def _turned(numbers: Sequence[float], stored: np.dtype[Any]) -> list[float]:
+    """Numbers that were said with another sign, as ``stored`` has them."""
+    size, least = 256.0**stored.itemsize, float(np.iinfo(stored).min)
+    return [each if np.isinf(each) else (each - least) % size + least for each in numbers]
 
 
 def _number(said: Any, dtype: np.dtype[Any]) -> float:

@@ -206,7 +206,9 @@ def _array(config: TrainConfig, knob: str) -> Source:
     flag = f"--{knob.replace('_', '-')}"
     if getattr(config, knob) is None:
         raise UsageError(f"{flag} is required by pairs: an array")
-    return open_source(getattr(config, knob), axes=config.axes, series=config.series, name=flag)
+    return open_source(
+        getattr(config, knob), axes=config.axes, series=config.series, raw=config.raw, name=flag
+    )
 
 
 def _notes_of_values(inputs: Values, values: Values) -> list[str]:
