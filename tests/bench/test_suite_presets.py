@@ -85,8 +85,8 @@ def test_a_path_of_the_seed_is_its_preset_where_no_file_is(
         with pytest.raises(UsageError, match=f"--config {absent}: No such file"):
             read_preset(absent)
     path.parent.mkdir()
-    own = named_preset("quick").model_dump(mode="json", exclude_none=True)
-    path.write_text(json.dumps({**own, "name": "mine"}))
+    theirs = named_preset("quick").model_dump(mode="json", exclude_none=True)
+    path.write_text(json.dumps({**theirs, "name": "mine"}))
     assert read_preset(path).name == "mine"
 
 

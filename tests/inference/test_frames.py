@@ -27,8 +27,8 @@ def group_of(out: Path) -> dict[str, Any]:
     if file.exists():
         attributes: dict[str, Any] = json.loads(file.read_text())["attributes"]["ome"]
         return attributes
-    found: dict[str, Any] = json.loads((out / ".zattrs").read_text())
-    return found
+    frame: dict[str, Any] = json.loads((out / ".zattrs").read_text())
+    return frame
 
 
 @pytest.fixture(scope="module")

@@ -264,10 +264,10 @@ def test_what_is_found_in_a_scene_without_an_object_is_false(
     changed = {"val_chips_path": tmp_path / "val", "val_label_file": labels}
     workload = workload_of(chips, tmp_path, **changed)
     box = np.array([[10.0, 10.0, 20.0, 20.0]])
-    found = {"points": [[15.0, 15.0]], "is_vessel": [1], "is_fishing": [0], "length_m": [50.0],
+    detected = {"points": [[15.0, 15.0]], "is_vessel": [1], "is_fishing": [0], "length_m": [50.0],
              "score": [0.9], "boxes": box, "scores": [0.9], "labels": [1],
              "true_boxes": np.zeros((0, 4)), "true_labels": []}  # fmt: skip
-    answer = {name: np.asarray(values) for name, values in found.items()}
+    answer = {name: np.asarray(values) for name, values in detected.items()}
     assert len(workload.val) == len(workload.chips) and not workload.chips.num_points.any()
     assert workload.scores({0: answer})["val_loc_fscore"] == 0
 

@@ -254,8 +254,8 @@ def test_losses_and_scores_equal_those_of_what_is_finite(
     sigmoid = sigmoid if kind == "labels" else 1 / (1 + np.exp(-logits))
     classes, planes = (channels, 1) if kind == "labels" else (2, channels)
     true = rng.integers(0, classes, (2, planes, 4, 5))
-    known = rng.random(true.shape) < data.draw(st.sampled_from((0.0, 0.3, 0.8, 1.0)))
-    target = torch.from_numpy(np.where(known, true, rng.choice((np.nan, np.inf), true.shape)))
+    finite = rng.random(true.shape) < data.draw(st.sampled_from((0.0, 0.3, 0.8, 1.0)))
+    target = torch.from_numpy(np.where(finite, true, rng.choice((np.nan, np.inf), true.shape)))
     direct = loss in ("mse", "l1")
     objective = Objective(kind, loss, "values" if direct else returns, channels)
     made = torch.from_numpy(logits if returns == "logits" and not direct else sigmoid)
@@ -270,24 +270,24 @@ def test_losses_and_scores_equal_those_of_what_is_finite(
         each = {"mse": (p - t) ** 2, "l1": abs(p - t)}.get(
             loss, -(t * np.log(p) + (1 - t) * np.log(1 - p))
         )
-    wanted = each[known].mean() if known.any() else 0.0
+    wanted = each[finite].mean() if finite.any() else 0.0
     if loss == "dice":
-        sums = [(a * known).sum((0, 2, 3)) for a in (p * t, p + t)]
+        sums = [(a * finite).sum((0, 2, 3)) for a in (p * t, p + t)]
         wanted = np.mean(1 - (2 * sums[0] + 1) / (sums[1] + 1))
     assert value.item() == pytest.approx(wanted, rel=1e-4, abs=1e-9)
     scores = objective.scores(objective.of_samples(made.detach(), target, None))
-    _assert_scores(scores, kind, p, true, known)
+    _assert_scores(scores, kind, p, true, finite)
 
 
-def _assert_scores(scores: dict[str, float], kind: str, p: Any, true: Any, known: Any) -> None:
+def _assert_scores(scores: dict[str, float], kind: str, p: Any, true: Any, finite: Any) -> None:
     f1, iou, auc = [], [], []
     best = p.argmax(1)[:, None]
     for c in range(p.shape[1]):
         if kind == "labels":
-            said, is_true = (best == c)[known], (true == c)[known]
+            said, is_true = (best == c)[finite], (true == c)[finite]
         else:
-            said, is_true = (p[:, c] >= 0.5)[known[:, c]], (true[:, c] == 1)[known[:, c]]
-            ranks = np.log(p / (1 - p))[:, c][known[:, c]]
+            said, is_true = (p[:, c] >= 0.5)[finite[:, c]], (true[:, c] == 1)[finite[:, c]]
+            ranks = np.log(p / (1 - p))[:, c][finite[:, c]]
             ranks = np.floor(ranks.clip(-15.99, 15.99) * 16)  # nearer ones count as equal
             yes, no = ranks[is_true][:, None], ranks[~is_true]
             if yes.size and no.size:
@@ -300,7 +300,7 @@ def _assert_scores(scores: dict[str, float], kind: str, p: Any, true: Any, known
         mean = np.mean(values) if values else np.nan
         assert scores[name] == pytest.approx(mean, abs=1e-6, nan_ok=True), name
     if kind == "labels":
-        right = (best == true)[known].mean() if known.any() else np.nan
+        right = (best == true)[finite].mean() if finite.any() else np.nan
         assert scores["val_accuracy"] == pytest.approx(right, nan_ok=True)
 
 

@@ -174,7 +174,8 @@ def kind_of(
             return "labels"
         if values.two:
             return "mask"
-        if values.whole and values.flat >= _FLAT:
+        # Classes and objects count from 0 or 1; a flat image may begin anywhere.
+        if values.whole and values.low <= 1 and values.flat >= _FLAT:
             return "labels"
         image = inputs.within_one or not values.within_one
         return "intensity" if values.whole or image else "probabilities"
