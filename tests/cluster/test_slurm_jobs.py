@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.base.config import cluster
-from penstock.base.config.cluster import SlurmConfig
+from penstock.base.config.cluster import SlurmConfig, array_ranges
 from penstock.base.config.knobs import build
 from penstock.base.errors import PenstockError, UsageError
 from penstock.cli import main
@@ -29,7 +29,7 @@ from penstock.cluster import batch_script, slurm_states
 from penstock.cluster import slurm_jobs as slurm
 from penstock.cluster.presets import slurm_preset
 from penstock.cluster.slurm_states import JobState
-from penstock.cluster.slurm_steps import Command, array_ranges
+from penstock.cluster.slurm_steps import Command
 
 from ..places import DATA
 

@@ -110,7 +110,8 @@ def test_a_training_says_what_its_head_is(
     assert record == read_training_record(tmp_path / "out")
     assert record == read_training_record(tmp_path / "out" / "checkpoints" / "last.pt")
     assert record.workload == "pairs"
-    assert record.normalization == {"normalize": "global", "norm_lower": 0.5, "norm_upper": 99.9}
+    wanted = {"normalize": "global", "norm_lower": 0.5, "norm_upper": 99.9}
+    assert {name: record.args[name] for name in wanted} == wanted
     low, high = np.percentile(IMAGE[..., :40].astype(np.float32), (0.5, 99.9))
     assert record.scaling == pytest.approx((low, high - low))
     first, last = (results["history"][i]["train_loss"] for i in (0, -1))
@@ -136,7 +137,7 @@ def test_a_record_that_is_none_or_damaged(tmp_path: Path) -> None:
     weights = tmp_path / "best_model.pth"
     assert read_training_record(weights).heads == {}
     (tmp_path / "args.json").write_text('{"workload": "spiral"}')
-    assert read_training_record(weights).normalization == {}
+    assert read_training_record(weights).args == {"workload": "spiral"}
     for heads in ({"out": {"kind": "colours"}}, ["out"], {"out": 3}):
         results = {"facts": {"heads": heads}}
         (tmp_path / "training_results.json").write_text(json.dumps(results))

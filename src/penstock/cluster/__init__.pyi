@@ -36,7 +36,6 @@ from .slurm_jobs import write_jobs as write_jobs
 from .slurm_states import cancel_jobs as cancel_jobs
 from .slurm_steps import Command as Command
 from .slurm_steps import Step as Step
-from .slurm_steps import array_ranges as array_ranges
 from .slurm_steps import steps_of as steps_of
 from .worker_side import client_variables as client_variables
 from .worker_side import still_wanted as still_wanted

@@ -8,11 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..base import RESULTS, UsageError, number_ranges
+from ..base import RESULTS, UsageError, array_ranges, number_ranges
 from .batch_script import with_job_number
 from .slurm_jobs import SlurmJob, read_study
 from .slurm_states import JobState, job_states, waits_in
-from .slurm_steps import array_ranges
 
 AGAIN = "it was stopped, and --resume continues it"
 PART = "it was stopped; the log of the finish job says how to do its part again"

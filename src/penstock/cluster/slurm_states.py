@@ -16,9 +16,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ..base import Incomplete, PenstockError, UsageError
+from ..base import Incomplete, PenstockError, UsageError, array_ranges
 from .slurm_jobs import ask_slurm, complaint_of
-from .slurm_steps import array_ranges
 
 ENDS = frozenset(
     "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY REVOKED TIMEOUT".split()

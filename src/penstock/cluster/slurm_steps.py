@@ -151,16 +151,3 @@ def _on_one_gpu(config: SlurmConfig) -> dict[str, Any]:
         kind, colon, _ = str(config.gpus_per_node).rpartition(":")
         changes["gpus_per_node"] = f"{kind}{colon}1"
     return changes
-
-
-def array_ranges(array: str) -> list[range]:
-    """The numbers of an array's elements.
-
-    >>> array_ranges("1,4-6%2"), array_ranges("0-8:2")
-    ([range(1, 2, 1), range(4, 7, 1)], [range(0, 9, 2)])
-    """
-    ranges = []
-    for part in array.partition("%")[0].split(","):
-        first, last, step = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part).groups()  # type: ignore[union-attr]
-        ranges.append(range(int(first), int(last or first) + 1, int(step or 1)))
-    return ranges

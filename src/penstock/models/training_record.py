@@ -69,13 +69,6 @@ class TrainingRecord:
             raise UsageError(f"{self.place / RESULTS}: its heads are damaged: {error!r}") from error
 
     @property
-    def normalization(self) -> dict[str, Any]:
-        """The settings by which its input was normalised, as `infer` has them: ``normalize``,
-        ``norm_lower`` and ``norm_upper``. Empty unless ``pairs`` was trained."""
-        names = ("normalize", "norm_lower", "norm_upper")
-        return {n: self.args[n] for n in names if n in self.args and self.workload == "pairs"}
-
-    @property
     def scaling(self) -> tuple[float, float] | None:
         """Lower bound and scale of the input that it was trained on; None if it is not said."""
         try:

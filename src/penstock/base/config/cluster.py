@@ -92,15 +92,31 @@ def _check_elements(array: str, parts: Sequence[str]) -> None:
     """Refuse an array that sbatch refuses, or in which an element stands twice, which it drops."""
     elements: set[int] = set()
     for part in parts:
-        first, last, step = (int(n) for n in re.fullmatch(_PART, part).groups("-1"))  # type: ignore[union-attr]
+        first, last, step = _ends(part)
         if max(first, last) > _LAST_ELEMENT:
             raise ValueError(f"{array!r} goes beyond element {_LAST_ELEMENT:,}, SLURM's last")
-        if step == 0 or -1 < last < first:
+        if step == 0 or last < first:
             raise ValueError(f"{array!r}: {part} counts no elements")
-        numbers = range(first, max(first, last) + 1, abs(step))
+        numbers = range(first, last + 1, step)
         if not elements.isdisjoint(numbers):
             raise ValueError(f"{array!r} names element {min(elements & {*numbers})} twice")
         elements.update(numbers)
+
+
+def array_ranges(array: str) -> list[range]:
+    """The numbers of the elements of an array that `SlurmConfig` has taken.
+
+    >>> array_ranges("1,4-6%2"), array_ranges("0-8:2")
+    ([range(1, 2, 1), range(4, 7, 1)], [range(0, 9, 2)])
+    """
+    ends = map(_ends, array.partition("%")[0].split(","))
+    return [range(first, last + 1, step) for first, last, step in ends]
+
+
+def _ends(part: str) -> tuple[int, int, int]:
+    """The first and the last element of a part of an array, such as ``0-8:2``, and the step."""
+    first, last, step = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part).groups()  # type: ignore[union-attr]
+    return int(first), int(last or first), int(step or 1)
 
 
 # sbatch removes quotes by rules of its own: a backslash escapes even between single quotes.
@@ -130,7 +146,6 @@ _Time = Annotated[
 ]
 _Features = Annotated[str, _said("a constraint such as gpu or a&b", r"[\w\[(][\w.&|*,()\[\]-]*")]
 _RANGE = r"\d{1,10}(-\d{1,10}(:\d{1,10})?)?"
-_PART = r"(\d+)(?:-(\d+)(?::(\d+))?)?"
 _Array = Annotated[
     str,
     _said("an array such as 64, 0-7 or 1,4,8%2", rf"{_RANGE}(,{_RANGE})*(%\d{{1,10}})?"),

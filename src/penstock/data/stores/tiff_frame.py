@@ -96,11 +96,11 @@ def _parsed(text: str | None) -> ElementTree.Element | None:
 def packing_in(file: Any, series: Any, where: str) -> Packing | None:
     """What the tags of a GeoTIFF say of its numbers: no-data, scale and offset."""
     page, attributes = series.keyframe, dict[str, Any]()
-    samples = range(page.samplesperpixel)
+    bands, samples = _bands(file), range(page.samplesperpixel)
     if (tag := page.tags.get(_NODATA)) is not None:
         attributes["_FillValue"] = str(tag.value).strip(" \0")
     for role, name, default in (("scale", "scale_factor", "1"), ("offset", "add_offset", "0")):
-        values = {_bands(file).get(i, {}).get(role, default) for i in samples}
+        values = {bands.get(i, {}).get(role, default) for i in samples}
         attributes[name] = values.pop()
         if values:
             raise UsageError(

@@ -4,7 +4,7 @@
     Name, State, Runtime, ...   W&B's table of runs, with configuration and summary as columns
     run_id, status, start_time, params.world_size, metrics.training_time, ...    MLflow's
 
-A row's time is the training time that it has, else the time from the run's begin to its end. A row
+A row's time is the training time that it has, else the time from the run's start to its end. A row
 without a status is of a run that was complete, if its epochs do not say otherwise.
 """
 

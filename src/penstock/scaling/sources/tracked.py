@@ -7,7 +7,7 @@ Trainings name the same things differently; `NAMES_OF_TRACKERS` holds the spelli
 of a run overrides its parameters: it names the device that was used, the parameters the one that
 was requested.
 
-If no metric has the training time, it is the time from the run's begin to its end. Comet exports
+If no metric has the training time, it is the time from the run's start to its end. Comet exports
 neither, so the times of its first and last metric are taken. If the first metric came at the end of
 the first epoch, that epoch is not in the time and is not counted.
 

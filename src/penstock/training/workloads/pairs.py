@@ -169,8 +169,7 @@ class Pairs:
     def _check_made(self, kind: TargetKind, values: Values, channels: int, made: Tensor) -> None:
         """Refuse a network whose head does not fit the target, and a loss that does not."""
         config, outputs = self.config, made.shape[1]
-        classes = channels == 1 < outputs and values.low >= 0 and values.high < outputs
-        if kind == "labels" and not classes:
+        if kind == "labels" and not values.are_classes(channels, outputs):
             said = "" if config.target_kind else "; if it is an image, say --target-kind intensity"
             raise UsageError(
                 f"--target-spec has labels ({plural(channels, 'channel')}, {values.text}), and "

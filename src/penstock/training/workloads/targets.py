@@ -82,6 +82,12 @@ class Values:
         few = self.distinct is not None and len(self.distinct | {0.0}) <= 2
         return few and self.whole and (self.low == 0 or self.high == 1)
 
+    def are_classes(self, channels: int, outputs: int) -> bool:
+        """Whether a network of so many outputs has one for each class of a target of so many
+        channels."""
+        one_each = self.whole and self.low >= 0 and self.high < outputs
+        return channels == 1 < outputs and one_each
+
     @property
     def text(self) -> str:
         """The values in words."""
@@ -168,9 +174,8 @@ def kind_of(
     Raises:
         UsageError: The values are not of the kind that the user says.
     """
-    classes = values.whole and values.low >= 0 and values.high < outputs
     if said is None:
-        if channels == 1 < outputs and classes:
+        if values.are_classes(channels, outputs):
             return "labels"
         if values.two:
             return "mask"
