@@ -82,6 +82,7 @@ types: $(VENV)/ready
 bench: $(VENV)/ready                ## benchmarks of this machine, recorded in benchmarks/
 	$(RUN) benchmarks/infer.py
 	$(RUN) benchmarks/harness.py
+	$(RUN) benchmarks/refusals.py
 	$(RUN) benchmarks/loader.py
 	$(RUN) benchmarks/loader_remote.py
 	$(RUN) benchmarks/drain.py
