@@ -84,11 +84,40 @@ def test_what_the_training_recorded_is_obeyed(training: Path) -> None:
     torch.save({"model": Shift().state_dict()}, checkpoint)
     for weights in (training, training / "best_model.pth", checkpoint):
         made, said = result(weights=weights)
-        np.testing.assert_allclose(made, (RAMP - 100.0) / 400.0 + 1, rtol=1e-5)
+        np.testing.assert_allclose(made, sigmoid((RAMP - 100.0) / 400.0 + 1), rtol=1e-5)
         assert (
             said
             == f"Values: 100 becomes 0 and 500 becomes 1, as {training}/training_results.json says"
         )
+
+
+def sigmoid(logits: Any) -> Any:
+    return 1 / (1 + np.exp(-logits))
+
+
+@pytest.mark.parametrize(
+    ("head", "right", "note"),
+    [
+        ({}, sigmoid, "out becomes probabilities, the sigmoid of"),
+        ({"target": "labels", "loss": "ce"}, np.ones_like, "the softmax of"),  # of one channel
+        ({"target": "probabilities", "loss": "ce"}, np.ones_like, "the softmax of"),
+        ({"returns": "probabilities"}, lambda made: made, ""),
+        ({"target": "intensity", "loss": "mse", "returns": "values",
+          "scaling": {"lower": -5.0, "scale": 20.0}}, lambda made: made * 20.0 - 5.0,
+         "out becomes the quantity that it was trained on: 0 becomes -5 and 1 15"),
+    ],
+)  # fmt: skip
+def test_an_output_is_what_the_network_was_trained_for(
+    training: Path, head: dict[str, Any], right: Any, note: str
+) -> None:
+    record(training, {"scaling": {"lower": 100.0, "scale": 400.0}, "heads": {"out": HEAD | head}})
+    plain = (RAMP - 100.0) / 400.0 + 1
+    np.testing.assert_allclose(result(weights=training)[0], right(plain), rtol=1e-5)
+    np.testing.assert_allclose(result(weights=training, head_kind="scores")[0], plain, rtol=1e-5)
+    job = Job(build(InferConfig, {"in_spec": RAMP, "out_spec": RAMP * 0, "model_type": Shift(),
+                                  "patch": 8, "overlap": 2, "weights": training}))  # fmt: skip
+    notes = [text for word, text in job.plan.lines() if word == "note"]
+    assert any(note in text for text in notes) if note else not any("out " in t for t in notes)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from .registry import check_model_name as check_model_name
 from .registry import model_files as model_files
 from .torchvision_ops import compiled_operators as compiled_operators
 from .torchvision_ops import import_torchvision as import_torchvision
+from .trained_outputs import as_trained as as_trained
 from .training_record import TrainedHead as TrainedHead
 from .training_record import TrainingRecord as TrainingRecord
 from .training_record import read_training_record as read_training_record

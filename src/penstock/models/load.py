@@ -93,18 +93,23 @@ class Model:
         Raises:
             UsageError: A head is no tensor.
         """
-        if isinstance(outputs, Mapping):
-            heads = {str(name): head for name, head in outputs.items()}
-        elif isinstance(outputs, list | tuple):
-            heads = {f"out{i}": head for i, head in enumerate(outputs)}
-        else:
-            heads = {"out": outputs}
-        for name, head in heads.items():
-            if not isinstance(head, Tensor):
-                raise UsageError(
-                    f"model {self.name} returns a {type(head).__name__} as {name}, not a tensor"
-                )
-        return heads
+        return named_heads(self.name, outputs)
+
+
+def named_heads(model: str, outputs: Any) -> dict[str, Tensor]:
+    """See `Model.heads`; ``model`` is its name in errors."""
+    if isinstance(outputs, Mapping):
+        heads = {str(name): head for name, head in outputs.items()}
+    elif isinstance(outputs, list | tuple):
+        heads = {f"out{i}": head for i, head in enumerate(outputs)}
+    else:
+        heads = {"out": outputs}
+    for name, head in heads.items():
+        if not isinstance(head, Tensor):
+            raise UsageError(
+                f"model {model} returns a {type(head).__name__} as {name}, not a tensor"
+            )
+    return heads
 
 
 def load_model(

@@ -33,6 +33,11 @@ class TrainedHead:
     """Lower bound and scale of an intensity of another quantity than the input, which is
     ``output * scale + lower``. None for other kinds, and for one on the scale of the input."""
 
+    @property
+    def exclusive(self) -> bool:
+        """Whether the channels of a voxel are probabilities that sum to 1."""
+        return self.target == "labels" or self.loss == "ce"
+
 
 @dataclass(frozen=True, slots=True)
 class TrainingRecord:

@@ -22,7 +22,7 @@ from ...base import (
     torch_threads,
 )
 from ...data import Sink, Source, check_knows_chunks
-from ...models import Model, find_devices, load_model, model_files
+from ...models import Model, as_trained, find_devices, load_model, model_files
 from ..planning.memory import resident_bytes
 from ..planning.plan import Plan, make_plan
 from ..run_folder.bucket_folder import RemoteFolder
@@ -92,7 +92,8 @@ class Job:
         self.heads = plan_heads(config, parts, kinds, dtypes, fine=fine)
         facts = gather_facts(
             config, source, self.devices, self.net, self.heads, self.outputs, len(self.volumes),
-            judging_bytes, values, self.peers, [*at_once, *uneven(self.selected)],
+            judging_bytes, values, self.peers,
+            [*self.as_trained, *at_once, *uneven(self.selected)],
         )  # fmt: skip
         self.run_dir = config.run_dir or default_run_dir(self.sinks[0])
         if config.joins:
@@ -116,6 +117,10 @@ class Job:
         model = load_model(
             config.model_type, config.weights, config.in_channels, trust=config.trust_model
         )
+        # What the user says of the heads wins over what their training recorded.
+        self.as_trained: list[str] = []
+        if config.head_kind is None:
+            model, self.as_trained = as_trained(model)
         # Before the first forward, as what the net caches in it does not count.
         self.attributes = identity.attributes(model.module)
         return model

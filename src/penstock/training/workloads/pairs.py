@@ -93,7 +93,7 @@ class Pairs:
             self.notes.append(
                 f"--target-spec {target.name} is another quantity than --in-spec: it is trained on "
                 f"a scale of its own, on which {span.lower:g} is 0 and {span.lower + span.scale:g} "
-                "is 1, and infer writes what the model returns, on that scale"
+                "is 1; infer gives it back on the target's own"
             )
         if source.fingerprint == target.fingerprint:
             self.notes.append(
