@@ -360,9 +360,6 @@ OUTPUTS: list[tuple[list[str], str]] = [
     (["bench", "queue", "{a}", "--output"], "mine.csv"),
     (["tune", "loader", "{a}", "--step-time", "1", "--output"], "mine.yaml"),
     (["predict", "{new}", "--data-root", "{a}", "--output"], "mine.csv"),
-    (["demo", "--out"], "before_after.png"),
-    (["demo", "--out"], "report.html"),
-    (["demo", "--out"], "noisy.ome.zarr/mine"),
     (["train", "spiral", "--max-steps", "1", "--output-dir"], "args.json"),
     (["train", "spiral", "--max-steps", "1", "--overwrite", "--output-dir"], "best_model.pth"),
 ]  # fmt: skip

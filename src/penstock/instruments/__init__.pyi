@@ -1,5 +1,3 @@
-from .conditions import condition_warnings as condition_warnings
-from .conditions import read_conditions as read_conditions
 from .cuda import Gpu as Gpu
 from .environment import ask_git as ask_git
 from .environment import available_memory as available_memory
