@@ -40,7 +40,6 @@ pytest.importorskip("tensorstore")
 @COSTLY
 @given(
     workers=st.integers(1, 16),
-    fetch=st.integers(0, 3),
     queue=st.integers(0, 5),
     batch_size=st.integers(1, 7),
     shuffle=st.sampled_from(["none", "sample", "block", "global"]),
@@ -50,7 +49,6 @@ pytest.importorskip("tensorstore")
 def test_each_item_once_and_in_one_order_whatever_the_threads(
     data: dict[str, Path],
     workers: int,
-    fetch: int,
     queue: int,
     batch_size: int,
     shuffle: Any,
@@ -63,7 +61,7 @@ def test_each_item_once_and_in_one_order_whatever_the_threads(
         pytest.MonkeyPatch.context() as patch,
         Loader(
             data, batch_size=batch_size, shuffle=shuffle, window=3, seed=seed, workers=workers,
-            fetch=fetch, queue=queue, engine="native", cache=cache,
+            queue=queue, engine="native", cache=cache,
         ) as loader,
     ):  # fmt: skip
         slow(patch, seed)

@@ -1,6 +1,6 @@
 """Batches of a chunked array, read ahead by threads, into reused memory.
 
-    order ──▶ plan ──tickets──▶ [fetch] ──▶ decode + scatter ──▶ done ──▶ [transform] ──▶ next()
+    order ──▶ plan ──tickets──▶ decode + scatter ──▶ done ──▶ [transform] ──▶ next()
                 │                                                                          │
                 └──────◀── Ring: a buffer comes back when the user holds no view of it ◀───┘
 
@@ -8,8 +8,8 @@ One thread plans. It takes the next batch of the order, waits until one more may
 buffer is free, and hands out the batch's tasks (chunks) as tickets. Workers take tickets in that
 order: all work on the oldest unfinished batch, and on the next one when it has no ticket left. A
 batch is handed on by number when its last task has ended. So the order and the bytes of batches
-depend on the seed alone, and not on the number or the speed of workers. A cache of decoded chunks
-looks at batches further ahead before it drops a chunk.
+depend on the seed alone, and not on the number or the speed of workers. For a cache of
+decoded chunks batches are planned further ahead, without being read.
 
 `next` raises the first error of any thread. Threads live for one iteration. They are gone after its
 end, a ``break``, an error, or `Loader.close`.
