@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
-
-from ..base import LoaderConfig, Refused, UsageError, format_bytes
+from ..base import LoaderConfig, Refused, format_bytes
 from .engines.engine import Engine
 
 
@@ -25,49 +22,32 @@ def scratch_bytes(engine: Engine, config: LoaderConfig) -> int:
     return engine.scratch_bytes + engine.bytes_in_flight(config.batch_size, ahead)
 
 
-def fit_memory(
-    engine: Engine, config: LoaderConfig, batch_bytes: int, open_native: Callable[[], Engine]
-) -> tuple[Engine, int | None]:
-    """The engine to read with, and the most batches in memory, None without a limit.
+def fit_memory(engine: Engine, config: LoaderConfig, batch_bytes: int) -> int | None:
+    """The most batches in memory, None without a limit. Where the engine takes too much, it is made
+    to save memory.
 
     Args:
         engine: The engine that was opened.
         config: The settings of the loader.
         batch_bytes: Bytes of one batch.
-        open_native: Opens the native engine for the same arrays.
 
     Raises:
         Refused: ``max_memory`` is too little. The message has both sizes and a remedy.
     """
     limit, needed = config.max_memory, num_buffers(config)
     if limit is None:
-        return engine, None
+        return None
     if limit < scratch_bytes(engine, config) + needed * batch_bytes:
-        engine = _saving_engine(engine, config, open_native)
+        engine.save_memory()
     scratch = scratch_bytes(engine, config)
     room = (limit - scratch) // batch_bytes
     if room < needed:
         remedy = f"queue {room - 1} would fit" if room >= 2 else "lower batch_size"
+        if engine.name != "native":
+            remedy += ", or take engine native where it reads the arrays: it needs less scratch"
         raise Refused(
             f"max_memory {format_bytes(limit)} is too little for {needed} batches of "
             f"{format_bytes(batch_bytes)} (queue {config.queue} and one in use) and "
             f"{format_bytes(scratch)} of scratch and cache; {remedy}"
         )
-    return engine, room
-
-
-def _saving_engine(
-    engine: Engine, config: LoaderConfig, open_native: Callable[[], Engine]
-) -> Engine:
-    """The engine with the least scratch memory: the native one, where ``auto`` allows it and it
-    needs less."""
-    engine.save_memory()
-    if config.engine != "auto" or engine.name == "native":
-        return engine
-    with contextlib.suppress(UsageError):  # the native engine cannot read these arrays
-        other = open_native()
-        other.save_memory()
-        other.reason = "it fits max_memory"
-        if scratch_bytes(other, config) < scratch_bytes(engine, config):
-            return other
-    return engine
+    return room

@@ -21,7 +21,6 @@ import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..base import (
@@ -112,8 +111,9 @@ class Loader:
         )  # fmt: skip
         cores = config.workers or usable_cores()
         how = EngineKnobs(cores, config.fetch, config.cache, config.missing)
-        engine = open_engine(config.engine, places, selection, how)
-        self.fields = engine.fields
+        self.engine = open_engine(config.engine, places, selection, how)
+        """The engine that reads. Its text has its name and why it was chosen."""
+        self.fields = self.engine.fields
         self.stacks = stacks_of(stack, self.fields, places, selection)
         """The arrays of a batch that hold several of ``fields``."""
         self.transform = transform
@@ -125,9 +125,7 @@ class Loader:
         """The arrays of a batch, by name."""
         self.batch_bytes = buffer_bytes(self._layout.nbytes(config.batch_size), config.pin)
         """Bytes of one buffer of the ring."""
-        native = partial(open_engine, "native", places, selection, how)
-        self.engine, most = fit_memory(engine, config, self.batch_bytes, native)
-        """The engine that reads. Its text has its name and why it was chosen."""
+        most = fit_memory(self.engine, config, self.batch_bytes)
         self._ring = Ring(self.batch_bytes, num_buffers(config), most, config.pin)
         self._position, self._begun = Position(0, 0), False
         self._run: EpochRun | None = None
