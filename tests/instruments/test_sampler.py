@@ -24,11 +24,11 @@ from penstock.instruments.sampler import (
     PSS_EVERY_S,
     Sampler,
     TelemetryReading,
+    export_reference,
     rates,
     read_rows,
     set_aside,
 )
-from penstock.instruments.seed_metrics import export_reference
 
 from ..anew import forked
 

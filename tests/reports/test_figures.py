@@ -13,7 +13,7 @@ import pytest
 
 from penstock.base.errors import UsageError
 from penstock.cli import plot as verb
-from penstock.instruments.seed_metrics import export_reference
+from penstock.instruments.sampler import export_reference
 from penstock.reports.charts.before_after import before_after_figure
 from penstock.reports.charts.chart import (
     Axis,

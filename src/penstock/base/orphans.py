@@ -34,7 +34,7 @@ def for_children(variables: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def end_with_parent(number: int = KILL) -> None:
-    """End this process by a signal within a second of its launcher's end, if that has set `PARENT`."""
+    """End this process within a second of its launcher's end, if that has set `PARENT`."""
     named = os.environ.get(PARENT, "")
     if not named.isdecimal() or int(named) == os.getpid():
         return

@@ -8,8 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +24,10 @@ from ..base import (
     significant,
     write_output,
 )
-from ..bench import SweepStep, default_ledger, measure_roofs, noise_floor
+from ..bench import default_ledger, measure_roofs, noise_floor
 from ..instruments import Ledger, collect_environment
 from .benchmarks import check_ledger
+from .progress import say
 
 Block = Mapping[str, Any]
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
@@ -86,14 +86,13 @@ def run(args: argparse.Namespace) -> int:
     findings: dict[str, Any] = {"environment": block, "device": device}
     if not args.no_measure:
         ledger = Ledger(args.ledger) if args.ledger else default_ledger()
-        noise = noise_floor(device, EFFORT, ledger, progress=_progress("noise floor"))
+        say("measuring the noise floor and the roofs, in fresh processes")
+        noise = noise_floor(device, EFFORT, ledger)
         if noise["threshold"] is None and args.device != "auto":
             raise UsageError(f"--device {device} cannot be measured: {noise['note']}")
         show("Noise floor", noise_lines(noise, device))
         dtypes = ["float32", "bfloat16"] + ["float16"] * device.startswith("cuda")
-        tops = measure_roofs(
-            device, dtypes, args.folder, EFFORT, ledger, progress=_progress("roofs")
-        )
+        tops = measure_roofs(device, dtypes, args.folder, EFFORT, ledger)
         show(f"Measured roofs of {device}", roof_lines(tops))
         print(f"The records are in {ledger.path}.\n")
         findings |= {"noise": noise, "roofs": tops, "ledger": str(ledger.path)}
@@ -134,19 +133,6 @@ def pick_device(asked: str, block: Block) -> str:
 
 def show(title: str, lines: Sequence[str]) -> None:
     print(title, *(f"  {line}" for line in lines), "", sep="\n", flush=True)
-
-
-def _progress(what: str) -> Callable[[SweepStep], None]:
-    """A function that shows the current launch in one line of a terminal, which it overwrites."""
-
-    def say(step: SweepStep) -> None:
-        if sys.stderr.isatty():
-            end = "\r" if step.record is None else "\r\x1b[K"
-            # The raw stream, because \r moves the cursor.
-            stream = getattr(sys.stderr, "rich_proxied_file", sys.stderr)
-            print(f"{what}: launch {step.number + 1} of {step.total}", end=end, file=stream)
-
-    return say
 
 
 def machine(block: Block) -> tuple[str, list[str]]:

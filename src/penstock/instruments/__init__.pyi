@@ -36,9 +36,9 @@ from .record import case_key as case_key
 from .record import parse_record as parse_record
 from .sampler import MIB as MIB
 from .sampler import Sampler as Sampler
+from .sampler import export_reference as export_reference
 from .sampler import read_rows as read_rows
 from .sampler import set_aside as set_aside
-from .seed_metrics import export_reference as export_reference
 from .spans import Clock as Clock
 from .spans import Probe as Probe
 from .spans import StageTotals as StageTotals
