@@ -6,7 +6,10 @@ RUN = $(VENV)/bin/python
 .PHONY: demo test check docs site lowest lowest-torch pythons lint types bench gpu slurm clean
 
 demo: $(VENV)/demo-ready            ## make a volume, denoise it, write a report of what was done
-	$(RUN) -m penstock demo
+	$(RUN) -m penstock generate volume demo/noisy.ome.zarr --shape 96 240 240 --overwrite
+	$(RUN) -m penstock infer --in-spec demo/noisy.ome.zarr --out-spec demo/denoised.ome.zarr \
+		--model-type denoise-tiny --patch 64 --overlap 16 --overwrite
+	$(RUN) -m penstock report demo/denoised.ome.zarr --output demo/report.html --overwrite
 
 test: $(VENV)/ready                 ## the default tests
 	OMP_NUM_THREADS=1 $(RUN) $(COVERED) -m pytest -n 3 --dist worksteal
@@ -43,8 +46,7 @@ CORE = $(addprefix tests/, test_platforms.py base/test_labels.py base/test_threa
 	cluster/test_slurm_submit.py data/test_grid.py \
 	data/test_normalize.py data/test_preprocess.py data/test_volumes.py data/test_weather.py \
 	data/test_windows.py \
-	instruments/test_conditions.py instruments/test_environment.py \
-	instruments/test_ledger.py instruments/test_page_cache.py instruments/test_sampler.py \
+	instruments/test_environment.py instruments/test_ledger.py instruments/test_page_cache.py instruments/test_sampler.py \
 	loading/test_cache.py loading/test_fields.py loading/test_order.py \
 	reports/test_cells.py reports/test_compare.py reports/test_csv.py reports/test_headlines.py \
 	reports/test_model_report.py reports/test_queue_model.py \

@@ -106,7 +106,7 @@ def test_threads_are_those_of_the_calling_thread_alone() -> None:
             assert torch.get_num_threads() == 1
             raise KeyError
         assert torch.get_num_threads() == 3
-    assert caller.in_threads(2, torch.get_num_threads) == 2
+    assert caller.torch_threads(2)(torch.get_num_threads)() == 2
 
 
 @pytest.mark.usefixtures("three_threads")

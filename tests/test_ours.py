@@ -349,7 +349,6 @@ OUTPUTS: list[tuple[list[str], str]] = [
     (["doctor", "--no-measure", "--json"], "mine"),
     (["compare", "{a}", "{a}", "--json"], "mine"),
     (["report", "{a}", "--output", "{new}", "--csv"], "mine"),
-    (["report", "{a}", "--output", "{new}", "--parquet"], "mine"),
     (["report", "{a}", "--output"], "report.md"),
     (["scaling", "{a}", "--output"], "runs.csv"),
     (["score", "xview3", "--inference-file", "{new}", "--label-file", "{new}", "--output"], "mine"),
@@ -360,9 +359,6 @@ OUTPUTS: list[tuple[list[str], str]] = [
     (["bench", "queue", "{a}", "--output"], "mine.csv"),
     (["tune", "loader", "{a}", "--step-time", "1", "--output"], "mine.yaml"),
     (["predict", "{new}", "--data-root", "{a}", "--output"], "mine.csv"),
-    (["demo", "--out"], "before_after.png"),
-    (["demo", "--out"], "report.html"),
-    (["demo", "--out"], "noisy.ome.zarr/mine"),
     (["train", "spiral", "--max-steps", "1", "--output-dir"], "args.json"),
     (["train", "spiral", "--max-steps", "1", "--overwrite", "--output-dir"], "best_model.pth"),
 ]  # fmt: skip

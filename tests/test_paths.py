@@ -123,17 +123,6 @@ def test_generated_samples_are_read_through_dots(
     assert format.open_dataset(Path("../set"), "--data").num_samples == 4
 
 
-@pytest.mark.slow
-def test_bench_loader_takes_dots(beside: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--samples", "4", "--grid", "8", "16", "--zarr-format", "2"]
-    assert main(["generate", "ufs-p2", "../set", *words]) == 0
-    words = "--threads 1 --batch-sizes 2 --loaders penstock-tensorstore --batches 2"
-    words += " --warmup 1 --effort quick --no-ladder"
-    assert main(["bench", "loader", "../set", *words.split(), "--output", "../l.csv"]) == 0
-    rows = (beside / "l.csv").read_text().splitlines()
-    assert len(rows) == 2 and ",ok," in f"{rows[1]},"
-
-
 # --- an output in the input ----------------------------------------------------------------------
 
 

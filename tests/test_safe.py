@@ -236,11 +236,11 @@ def planted_lines(verb: str, every_kind: bool) -> Iterator[list[str]]:
 
     Left out is what takes seconds until it is refused: data of ``bench``, which a process of its
     own asks for (`test_what_fails_tells_no_key`), and devices; and the name and tags of
-    ``bench`` and ``demo``, which need nothing else and would work for a while. Of kinds that take
-    the same arguments, the presets of ``suite``, one is asked unless all are.
+    ``bench``, which needs nothing else and would work for a while. Of kinds that take the same
+    arguments, the presets of ``suite``, one is asked unless all are.
     """
     asked = set[tuple[str, ...]]()
-    left_out = {"device", "name", "tag"} if verb in ("bench", "demo") else {"device"}
+    left_out = {"device", "name", "tag"} if verb == "bench" else {"device"}
     parser = argparse.ArgumentParser()
     import_module(f"penstock.cli.{verb}").add_arguments(parser)
     for words, actions in ends(parser, [verb]):

@@ -359,30 +359,6 @@ def test_a_killed_run_resumes_to_the_same_bytes(
     assert "had seam" in capsys.readouterr().err
 
 
-def test_an_interrupted_run_exits_3_and_says_how_to_go_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """tests/inference/test_endings.py has it in a process of its own."""
-    volume = np.zeros((32, 32, 32), "uint16")
-    source = zarr(tmp_path / "in.zarr", volume)
-    (tmp_path / "ended.py").write_text(
-        "import os, signal, time, torch\n"
-        "class Ended(torch.nn.Module):\n"
-        "    def forward(self, x):\n"
-        "        if x.device.type != 'meta':\n"
-        "            os.kill(os.getpid(), signal.SIGTERM)\n"
-        "            time.sleep(0.1)\n"
-        "        return x\n"
-    )
-    words = ["infer", "--in-spec", str(source), "--out-spec", str(tmp_path / "out.zarr"),
-             "--model-type", f"{tmp_path / 'ended.py'}:Ended", "--patch", "16",
-             "--overlap", "4", "--batch", "1", "--devices", "cpu"]  # fmt: skip
-    assert main(words) == 3
-    error = capsys.readouterr().err
-    assert "interrupted; run again with --resume" in error
-    assert "Traceback" not in error
-
-
 # --- told to nobody ----------------------------------------------------------------------------
 
 

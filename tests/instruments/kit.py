@@ -15,13 +15,6 @@ ENVIRONMENT: dict[str, Any] = {
     "libraries": {"python": "3.11", "torch": "2.13.0+cpu", "triton": None},
     "variables": {},
 }  # fmt: skip
-GPU = {
-    "index": 0, "processes": [], "throttle_reasons": 0,
-}  # fmt: skip
-NOW: dict[str, Any] = {
-    "governor": "performance", "throttled": 0, "steal_percent": 0.0, "swapped": 0, "busy": [],
-    "gpus": [],
-}  # fmt: skip
 
 
 def limits_of(**changes: Any) -> dict[str, Any]:

@@ -24,11 +24,11 @@ from penstock.instruments.sampler import (
     PSS_EVERY_S,
     Sampler,
     TelemetryReading,
+    export_reference,
     rates,
     read_rows,
     set_aside,
 )
-from penstock.instruments.seed_metrics import export_reference
 
 from ..anew import forked
 
@@ -126,49 +126,30 @@ def reading(t: float, **processes: Usage) -> TelemetryReading:
     return TelemetryReading(t, {keys[name]: usage for name, usage in processes.items()}, None, None)
 
 
+def used(cpu: float, disk: int | None) -> Usage:
+    return Usage(cpu, 0, 1, None if disk is None else (disk, 0))
+
+
+FIRST, THEN = reading(0, job=used(1, 10)), reading(1, job=used(2, 15))
+
+
 @pytest.mark.parametrize(
     ("before", "after", "cpu", "read"),
     [
-        (
-            reading(0, job=Usage(1, 0, 1, (10, 0)), child=Usage(900, 0, 1, (9000, 0))),
-            reading(1, job=Usage(2, 0, 1, (15, 0))),
-            100.0,
-            5.0,
-        ),  # a child ended: nothing is subtracted for it
-        (
-            reading(0, job=Usage(1, 0, 1, (10, 0))),
-            reading(1, job=Usage(1, 0, 1, (10, 0)), child=Usage(0.5, 0, 1, (7, 0))),
-            50.0,
-            7.0,
-        ),  # a child began: all it used counts
-        (
-            reading(0, child=Usage(900, 0, 1, (9000, 0))),
-            reading(1, later=Usage(0.25, 0, 1, (3, 0))),
-            25.0,
-            3.0,
-        ),  # an id used again is another process
-        (
-            reading(0, job=Usage(1, 0, 1, (10, 0)), child=Usage(0, 0, 1, None)),
-            reading(1, job=Usage(2, 0, 1, (15, 0)), child=Usage(0, 0, 1, None)),
-            100.0,
-            None,
-        ),  # a part of the sum is unknown, so the sum is
-        (None, reading(1, job=Usage(2, 0, 1, (15, 0))), None, None),  # the first row
-        (
-            TelemetryReading(0, None, None, None),
-            reading(1, job=Usage(2, 0, 1, (15, 0))),
-            None,
-            None,
-        ),  # the row before failed
-        (
-            reading(1, job=Usage(1, 0, 1, (10, 0))),
-            reading(1, job=Usage(2, 0, 1, (15, 0))),
-            None,
-            None,
-        ),  # no time has passed
+        # A child ended: nothing is subtracted for it. One began: all that it used counts.
+        (reading(0, job=used(1, 10), child=used(900, 9000)), THEN, 100.0, 5.0),
+        (FIRST, reading(1, job=used(1, 10), child=used(0.5, 7)), 50.0, 7.0),
+        # An id that is used again is another process.
+        (reading(0, child=used(900, 9000)), reading(1, later=used(0.25, 3)), 25.0, 3.0),
+        # A part of the sum is unknown, so the sum is.
+        (reading(0, job=used(1, 10), child=used(0, None)),
+         reading(1, job=used(2, 15), child=used(0, None)), 100.0, None),
+        (None, THEN, None, None),  # the first row
+        (TelemetryReading(0, None, None, None), THEN, None, None),  # the row before failed
+        (reading(1, job=used(1, 10)), THEN, None, None),  # no time has passed
         (reading(0), reading(1), 0.0, 0.0),  # an empty tree
     ],
-)
+)  # fmt: skip
 def test_rates_of_a_tree_that_changes(
     before: TelemetryReading | None, after: TelemetryReading, cpu: float | None, read: float | None
 ) -> None:

@@ -25,8 +25,6 @@ from .kit import SAMPLES, TRUTH, pack
 
 LIBRARY = {
     "zarr": "zarr",
-    "zarr-stacked": "zarr",
-    "zarrs": "zarrs",
     "tensorstore-loop": "tensorstore",
     "tensorstore-read": "tensorstore",
     "dask-sample": "dask",
@@ -86,7 +84,7 @@ ORDERS = {
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [*product(IN_PROCESS, ["shuffled"]), ("zarr-stacked", RANK)],
+    [*product(IN_PROCESS, ["shuffled"]), ("zarr", RANK)],
 )
 def test_batches_are_those_of_numpy_in_the_order_that_was_given(
     name: str, kind: str, packed: Packed
@@ -131,7 +129,7 @@ def test_torch_without_workers_reads_here(packed: Packed) -> None:
     loader.close()
 
 
-@pytest.mark.parametrize("name", ["zarr-stacked", "zarrs", "tensorstore-read", "dask-stacked"])
+@pytest.mark.parametrize("name", ["zarr", "tensorstore-read", "dask-stacked"])
 def test_nothing_of_a_loader_is_left_after_close(name: str, packed: Packed) -> None:
     needs(name)
     order = ORDERS["stored"]
@@ -156,7 +154,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-FEW = ["zarr-stacked", "zarrs", "tensorstore-loop"]
+FEW = ["zarr", "dask-stacked", "tensorstore-loop"]
 
 
 @pytest.mark.parametrize(
@@ -198,7 +196,7 @@ def test_what_cannot_be_read_is_refused(name: str, packed: Packed, tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["zarr-stacked", "tensorstore-loop", "dask-sample"])
+@pytest.mark.parametrize("name", ["zarr", "tensorstore-loop", "dask-sample"])
 def test_the_same_batches_come_over_a_network(
     name: str,
     packed: Packed,

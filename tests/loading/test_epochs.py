@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,6 @@ pytest.importorskip("tensorstore")
 @COSTLY
 @given(
     workers=st.integers(1, 16),
-    fetch=st.integers(0, 3),
     queue=st.integers(0, 5),
     batch_size=st.integers(1, 7),
     shuffle=st.sampled_from(["none", "sample", "block", "global"]),
@@ -50,7 +48,6 @@ pytest.importorskip("tensorstore")
 def test_each_item_once_and_in_one_order_whatever_the_threads(
     data: dict[str, Path],
     workers: int,
-    fetch: int,
     queue: int,
     batch_size: int,
     shuffle: Any,
@@ -63,7 +60,7 @@ def test_each_item_once_and_in_one_order_whatever_the_threads(
         pytest.MonkeyPatch.context() as patch,
         Loader(
             data, batch_size=batch_size, shuffle=shuffle, window=3, seed=seed, workers=workers,
-            fetch=fetch, queue=queue, engine="native", cache=cache,
+            queue=queue, engine="native", cache=cache,
         ) as loader,
     ):  # fmt: skip
         slow(patch, seed)
@@ -144,51 +141,6 @@ def test_a_resumed_epoch_is_the_rest_of_it_to_the_bit(
     assert [s.state_dict() for s in after] == [after[0].state_dict()] * len(after)
     for loader in [plain, *before, *after]:
         loader.close()
-
-
-@pytest.mark.parametrize(
-    ("sizes", "engine"),
-    [*product(((4, 1), (1, 5), (2, 4)), ["native"]), *product([(3, 2)], ENGINES)],
-)
-def test_an_epoch_goes_on_in_batches_of_another_size(
-    data: dict[str, Path], sizes: tuple[int, int], engine: str
-) -> None:
-    """4 of 12 items are done, which is no whole number of most of these global batches."""
-    world, batch_size = sizes
-    how: dict[str, Any] = {"shuffle": "global", "seed": 5, "engine": engine}
-    whole, order = arrays(data), Order(12, 2, 5, "global")
-    with Loader(data, batch_size=2, world_size=2, **how) as before:
-        next(iter(before))
-        state = json.loads(json.dumps(before.state_dict()))
-    assert state["items_done"] == 4
-    ranks = [
-        Loader(data, batch_size=batch_size, rank=rank, world_size=world, **how)
-        for rank in range(world)
-    ]
-    for loader in ranks:
-        loader.load_state_dict(state)
-        loader.set_epoch(0)
-    rest: list[int] = []
-    for batches in zip(*ranks, strict=True):
-        rest += _rows(batches)
-        for batch in batches:
-            for name, array in batch.items():
-                assert np.array_equal(array, whole[name][batch.samples])
-    wanted = order.items_at(0, np.arange(4, 12)).tolist()
-    assert rest[:8] == wanted
-    assert len(rest) - 8 == -8 % world
-    for loader in ranks:
-        assert loader.state_dict() == {**state, "epoch": 1, "items_done": 0}
-    again = [item for batches in zip(*ranks, strict=True) for item in _rows(batches)]
-    assert again[:12] == order.items_at(1, np.arange(12)).tolist(), "the next epoch is whole"
-    for loader in ranks:
-        loader.close()
-
-
-def _rows(batches: tuple[Batch, ...]) -> list[int]:
-    """The samples of a global batch in their order."""
-    rows: list[int] = np.stack([batch.samples for batch in batches], axis=1).ravel().tolist()
-    return rows
 
 
 def test_the_end_is_told_however_often_one_asks(data: dict[str, Path]) -> None:

@@ -48,7 +48,7 @@ def test_an_epoch_that_is_left_leaves_chunks_and_no_plans(
             next(old)
         loader.close()
         assert 19 * 480 < cache.used <= cache.budget  # chunks of 480 bytes and of 80
-        assert not cache._ahead and not cache.look()
+        assert not cache._ahead
         new = iter(loader)
         next(new)
         assert cache._ahead
@@ -156,17 +156,15 @@ def values_of(cache: NextUseCache[Any, Any]) -> list[NDArray[Any]]:
     return [resident.value for resident in cache._residents.values()]
 
 
-@pytest.mark.parametrize("fetch", [0, 2])
 def test_with_little_sight_and_many_threads_the_bytes_stay_the_same(
-    fetch: int, data: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    data: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However the looks ahead fall, and while who looks is slow."""
     whole = arrays(data)
     monkeypatch.setattr(Foresight, "_AT_FIRST", 20)
     monkeypatch.setattr(Foresight, "_FOR_EACH", 0)
     slow(monkeypatch, 3)
     with Loader(
-        data, batch_size=2, shuffle="global", workers=6, queue=3, fetch=fetch, cache=12 * 480,
+        data, batch_size=2, shuffle="global", workers=6, queue=3, cache=12 * 480,
         engine="native",
     ) as loader:  # fmt: skip
         for epoch in range(4):
@@ -197,12 +195,11 @@ def test_a_hundred_million_samples_are_foreseen_in_the_memory_that_is_said(
             lambda batch: [("inputs", i) for i in chunk_indices(field, batch.samples, None)],
             most,
         )
-        while foresight.look():
-            pass
+        foresight.take()
         held = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
-    assert most <= len(cache._ahead) < most + batch_size
+    assert most <= len(cache._ahead) < most + 2 * batch_size
     assert held < most * native._NOTE
 
 
@@ -222,15 +219,10 @@ def test_a_small_chunk_takes_no_more_of_the_cache_than_it_has(
         assert len(read) == 32 and cache_of(loader).used == room
 
 
-@pytest.mark.parametrize("fetch", [0, 2])
-def test_a_chunk_that_another_worker_has_put_is_read_all_the_same(
-    fetch: int, tmp_path: Path
-) -> None:
+def test_a_chunk_that_another_worker_has_put_is_read_all_the_same(tmp_path: Path) -> None:
     """Two batches want a chunk at once: both miss it, and one of them has put it."""
     path = write(tmp_path / "a.zarr", values := distinct((12, 8)), (6, 4))
-    with Loader(
-        path, batch_size=4, cache="1MiB", workers=2, fetch=fetch, engine="native"
-    ) as loader:
+    with Loader(path, batch_size=4, cache="1MiB", workers=2, engine="native") as loader:
         assert isinstance(loader.engine, native.NativeEngine)
         cache = loader.engine.cache
         assert cache is not None

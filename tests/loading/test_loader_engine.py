@@ -34,7 +34,7 @@ def stored(path: Path, chunks: tuple[int, ...] = (1, 4, 6), **how: Any) -> Path:
         ({"zarr_format": 3, "shards": (4, 8, 12)}, {}, "tensorstore", "it is sharded"),
         ({"compressors": numcodecs.LZ4()}, {}, "native", "TensorStore does not read this"),
         ({}, {"cache": "1MiB"}, "native", "will be used next"),
-        ({}, {"fetch": 2}, "native", "read ahead"),
+        ({}, {"fetch": 2, "cache": "1MiB"}, "tensorstore", "without Python's lock"),
         ({}, {"engine": "native"}, "native", "asked for"),
     ],
 )

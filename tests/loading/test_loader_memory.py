@@ -15,7 +15,7 @@ from penstock.loading.batch import Batch
 from penstock.loading.engines import native
 from penstock.loading.loader import Loader
 
-from .kit import ENGINES, arrays, distinct, write
+from .kit import ENGINES, arrays, write
 
 numcodecs = pytest.importorskip("numcodecs")
 pytest.importorskip("tensorstore")
@@ -142,33 +142,6 @@ def test_what_a_codec_decodes_into_counts_as_memory(how: str, tmp_path: Path) ->
             tracemalloc.stop()
         assert peak < engine.scratch_bytes + 200_000
         assert np.array_equal(batch["data"], values)
-
-
-def test_small_chunks_that_are_fetched_count_with_their_buffers(tmp_path: Path) -> None:
-    """A buffer fits the largest chunk of any array, and is lent for the smallest too."""
-    large = write(tmp_path / "a.zarr", distinct((8, 256, 512)), (1, 256, 512), compressors=None)
-    small = write(tmp_path / "b.zarr", distinct((8, 32)), (1, 1), compressors=None)
-    with Loader(
-        {"a": large, "b": small}, batch_size=2, workers=2, fetch=2, engine="native"
-    ) as loader:
-        engine = loader.engine
-        assert isinstance(engine, native.NativeEngine)
-        lent: list[int] = []
-        most, take, give = [0], engine.stored.take, engine.stored.give
-
-        def taking(*args: Any) -> Any:
-            lent.append(1)
-            most[0] = max(most[0], len(lent))
-            return take(*args)
-
-        def giving(array: Any) -> None:
-            lent.pop()
-            give(array)
-
-        engine.stored.take, engine.stored.give = taking, giving  # type: ignore[method-assign]
-        for batch in loader:
-            assert batch["a"].shape == (2, 256, 512)
-        assert 0 < most[0] * engine.fetched_nbytes <= engine.fetched_bytes
 
 
 def test_what_tensorstore_asks_for_at_once_counts_too(data: dict[str, Path]) -> None:

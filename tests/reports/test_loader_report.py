@@ -111,8 +111,8 @@ def test_sentences_follow_the_numbers() -> None:
 
 
 def test_who_failed_is_told_and_a_cache_that_was_not_as_asked_for() -> None:
-    text = said([*launches(0.4), record(0, 0.0, "unsupported", loader="zarrs")])
-    assert "zarrs is not supported here: pip install 'penstock-dl[loaders]'" in text
+    text = said([*launches(0.4), record(0, 0.0, "unsupported", loader="zarr")])
+    assert "zarr is not supported here: pip install 'penstock-dl[loaders]'" in text
     warm = [r.model_copy(update={"facts": {**r.facts, "resident": 0.5}}) for r in launches(0.4)]
     assert "The cache was not warm: as little as 50 % of the data was in memory" in said(warm)
     cold = [r.model_copy(update={"case": {**r.case, "cache": "cold"}}) for r in launches(0.4)]

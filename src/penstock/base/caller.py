@@ -18,13 +18,12 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
-
-Result = TypeVar("Result")
+from typing import Any, NamedTuple
 
 
-class torch_threads:
+class torch_threads(contextlib.ContextDecorator):
     """Context in which torch uses ``count`` threads in the calling thread; None changes nothing.
+    Called with a function, it gives one that does its work within.
 
     Entering it takes a microsecond, so it may be put around a single copy.
     """
@@ -45,21 +44,6 @@ class torch_threads:
             library = _library()
             library.set_openmp(self._before)
             library.set_mkl(self._mkl)
-
-
-def in_threads(count: int | None, work: Callable[..., Result], *args: Any) -> Result:
-    """Call a function within `torch_threads`.
-
-    Args:
-        count: Threads of torch, None for as many as before.
-        work: The function.
-        args: Its arguments.
-
-    Returns:
-        The function's result.
-    """
-    with torch_threads(count):
-        return work(*args)
 
 
 class _Threading(NamedTuple):

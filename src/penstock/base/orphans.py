@@ -1,9 +1,8 @@
 """Child processes that end when the process that started them ends, even if it is killed.
 
-A launcher leaves its process number in the variable `PARENT`; the child calls `end_with_parent`.
-On Linux the kernel then sends the child a signal. It does so when the *thread* that started the
-child ends, so a launcher starts a child in a thread that waits for it. On other systems, and if
-the launcher ended before the child could ask the kernel, a thread of the child checks every second.
+A launcher leaves its process number in the variable `PARENT`; the child calls `end_with_parent`,
+and from then on a thread of it checks every second. A child that is not ours can only be told by
+the kernel: `death_signal`, on Linux.
 """
 
 from __future__ import annotations
@@ -35,17 +34,11 @@ def for_children(variables: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def end_with_parent(number: int = KILL) -> None:
-    """End this process by a signal when its launcher ends, if the launcher has set `PARENT`.
-
-    Processes that this one forks end too.
-    """
+    """End this process within a second of its launcher's end, if that has set `PARENT`."""
     named = os.environ.get(PARENT, "")
     if not named.isdecimal() or int(named) == os.getpid():
         return
     parent = os.getppid()
-    if ask := death_signal(number):
-        ask()
-        _forks_too()
     watched = (parent, int(named), number)  # they differ if torchrun stands between
     threading.Thread(target=_watch, args=watched, name="parent", daemon=True).start()
 
@@ -53,7 +46,8 @@ def end_with_parent(number: int = KILL) -> None:
 def death_signal(number: int = KILL) -> Callable[[], None] | None:
     """A function that asks the kernel to send this process a signal when its parent ends.
 
-    It may be called in a process that was just forked. None where the system is not Linux.
+    The kernel does so when the *thread* that started the child ends. The function may be called in
+    a process that was just forked. None where the system is not Linux.
     """
     if sys.platform != "linux":
         return None
@@ -63,25 +57,6 @@ def death_signal(number: int = KILL) -> Callable[[], None] | None:
         prctl(_SET_DEATH_SIGNAL, number)
 
     return ask
-
-
-def _forks_too() -> None:
-    """Have forked processes, such as workers of a loader, killed when this process ends.
-
-    Only forks of the main thread: another thread may end before the process that it forked.
-    """
-    kill = death_signal(KILL)
-    in_main = True
-
-    def before() -> None:
-        nonlocal in_main
-        in_main = threading.current_thread() is threading.main_thread()
-
-    def after() -> None:
-        if in_main and kill is not None:
-            kill()
-
-    os.register_at_fork(before=before, after_in_child=after)
 
 
 def _lives(pid: int) -> bool:
@@ -97,6 +72,10 @@ def _lives(pid: int) -> bool:
 def _watch(parent: int, named: int, number: int) -> None:
     while os.getppid() == parent and _lives(named):
         time.sleep(LOOK_EVERY_S)
+    if number == KILL:  # which leaves no time to end its own children
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                child.kill()
     with contextlib.suppress(OSError):
         os.kill(os.getpid(), number)
     time.sleep(SAVE_WITHIN_S)

@@ -34,11 +34,10 @@ from .boundary import Limit, Trial, find_limits, pixels_of
 from .launch.launcher import in_turn
 from .launch.request import LaunchRequest
 from .launch.supervisor import run_launch
-from .launch.sweep import SweepStep, launches_of, run_sweep
+from .launch.sweep import launches_of, run_sweep
 
 Runner = Callable[..., Record]
 """A function with the arguments of `run_launch`."""
-Progress = Callable[[SweepStep], None]
 
 RULES: Mapping[str, Mapping[str, float]] = {
     "quick": {"seconds": 0.5, "warmup_seconds": 0.5, "precision": 0.01},
@@ -66,7 +65,6 @@ def measure_roofs(
     effort: str,
     ledger: Ledger,
     run: Runner = run_launch,
-    progress: Progress = lambda step: None,
 ) -> dict[str, dict[str, Any]]:
     """Measure the roofs of a device and of a disk.
 
@@ -78,7 +76,6 @@ def measure_roofs(
         effort: ``quick``, ``standard`` or ``rigorous``.
         ledger: takes the records.
         run: runs one launch.
-        progress: is called before and after each launch.
 
     Returns:
         Each roof by its name: ``unit``, ``value``, the 95 % interval ``low`` and ``high``, ``n``
@@ -91,7 +88,7 @@ def measure_roofs(
         ("disk", "disk", disk),
     ]
     return {
-        name: _roof(_launches(scenario, case, launches_of(effort), effort, ledger, run, progress))
+        name: _roof(_launches(scenario, case, launches_of(effort), effort, ledger, run))
         for name, scenario, case in asked
     }
 
@@ -189,7 +186,6 @@ def noise_floor(
     effort: str,
     ledger: Ledger,
     run: Runner = run_launch,
-    progress: Progress = lambda step: None,
 ) -> dict[str, Any]:
     """Measure the difference between launches of the same work on this machine.
 
@@ -198,7 +194,6 @@ def noise_floor(
         effort: ``quick``, ``standard`` or ``rigorous``.
         ledger: takes the records.
         run: runs one launch.
-        progress: is called before and after each launch.
 
     Returns:
         ``n``, the number of launches; ``disturbed``, the number of those that began beside busy
@@ -206,7 +201,7 @@ def noise_floor(
         ``high`` of A over A; ``threshold``; and a ``note`` on why these are None.
     """
     launches = 2 * max(LEAST_LAUNCHES, launches_of(effort))
-    records = _launches("matmul", _noise_case(device), launches, effort, ledger, run, progress)
+    records = _launches("matmul", _noise_case(device), launches, effort, ledger, run)
     return _noise(records)
 
 
@@ -249,7 +244,6 @@ def _launches(
     effort: str,
     ledger: Ledger,
     run: Runner,
-    progress: Progress,
 ) -> list[Record]:
     return run_sweep(
         scenario,
@@ -262,7 +256,6 @@ def _launches(
         seed=SEED,
         resume=False,
         launcher=partial(in_turn, run=run),
-        progress=progress,
     )
 
 

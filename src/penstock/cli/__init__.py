@@ -46,11 +46,9 @@ VERBS = {
     "dashboard": "compare runs in a browser, while they go on and after",
     "plot": "draw the figures of metrics or of a benchmark's CSV",
     "doctor": "say what this machine is, what limits it, how noisy it is",
-    "demo": "make a volume, denoise it, write a report of what was done",
 }
 EXTRAS = {
-    "demo": "demo", "train": "train", "suite": "train", "predict": "train", "launch": "train",
-    "dashboard": "plot",
+    "train": "train", "suite": "train", "predict": "train", "launch": "train", "dashboard": "plot",
 }  # fmt: skip
 """The pip extra that a verb needs. A verb that is not listed needs ``infer``."""
 AGAIN = {

@@ -8,8 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +24,14 @@ from ..base import (
     significant,
     write_output,
 )
-from ..bench import SweepStep, default_ledger, measure_roofs, noise_floor
-from ..instruments import Ledger, collect_environment, condition_warnings, read_conditions
+from ..bench import default_ledger, measure_roofs, noise_floor
+from ..instruments import Ledger, collect_environment
 from .benchmarks import check_ledger
+from .progress import say
 
 Block = Mapping[str, Any]
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
 EFFORT = "quick"
-NOISY = 0.05
-"""A noise floor above this share (0.05 = 5 %) hides most differences that people look for."""
 MISSING = "not readable here"
 
 
@@ -82,26 +80,22 @@ def run(args: argparse.Namespace) -> int:
         check_ledger(Ledger(args.ledger))
     check_device_name(args.device)
     block = collect_environment()
-    device, now = pick_device(args.device, block), read_conditions()
+    device = pick_device(args.device, block)
     for section in (machine, libraries, limited):
         show(*section(block))
-    findings: dict[str, Any] = {"environment": block, "readings": now, "device": device}
+    findings: dict[str, Any] = {"environment": block, "device": device}
     if not args.no_measure:
         ledger = Ledger(args.ledger) if args.ledger else default_ledger()
-        noise = noise_floor(device, EFFORT, ledger, progress=_progress("noise floor"))
+        say("measuring the noise floor and the roofs, in fresh processes")
+        noise = noise_floor(device, EFFORT, ledger)
         if noise["threshold"] is None and args.device != "auto":
             raise UsageError(f"--device {device} cannot be measured: {noise['note']}")
         show("Noise floor", noise_lines(noise, device))
         dtypes = ["float32", "bfloat16"] + ["float16"] * device.startswith("cuda")
-        tops = measure_roofs(
-            device, dtypes, args.folder, EFFORT, ledger, progress=_progress("roofs")
-        )
+        tops = measure_roofs(device, dtypes, args.folder, EFFORT, ledger)
         show(f"Measured roofs of {device}", roof_lines(tops))
         print(f"The records are in {ledger.path}.\n")
         findings |= {"noise": noise, "roofs": tops, "ledger": str(ledger.path)}
-    doubts = [*condition_warnings(block, now), *noise_warnings(findings.get("noise"))]
-    findings["warnings"] = doubts
-    show("Warnings", doubts or ["none"])
     if args.json:
         text = json.dumps(findings, indent=2, allow_nan=False) + "\n"
         write_output("--json", args.json, text, replace=replace)
@@ -139,19 +133,6 @@ def pick_device(asked: str, block: Block) -> str:
 
 def show(title: str, lines: Sequence[str]) -> None:
     print(title, *(f"  {line}" for line in lines), "", sep="\n", flush=True)
-
-
-def _progress(what: str) -> Callable[[SweepStep], None]:
-    """A function that shows the current launch in one line of a terminal, which it overwrites."""
-
-    def say(step: SweepStep) -> None:
-        if sys.stderr.isatty():
-            end = "\r" if step.record is None else "\r\x1b[K"
-            # The raw stream, because \r moves the cursor.
-            stream = getattr(sys.stderr, "rich_proxied_file", sys.stderr)
-            print(f"{what}: launch {step.number + 1} of {step.total}", end=end, file=stream)
-
-    return say
 
 
 def machine(block: Block) -> tuple[str, list[str]]:
@@ -203,8 +184,9 @@ def noise_lines(noise: Block, device: str) -> list[str]:
     spread, threshold = 100 * noise["spread"], 100 * noise["threshold"]
     ratio, low, high = (100 * (noise[name] - 1) for name in ("ratio", "low", "high"))
     interval = f"95 % interval {low:+.1f} to {high:+.1f} %"
+    busy = f"; others were busy as {noise['disturbed']} of them began" * bool(noise["disturbed"])
     return [
-        f"{noise['n']} launches of one matrix product on {device} lie within {spread:.1f} %.",
+        f"{noise['n']} launches of one matrix product on {device} lie within {spread:.1f} %{busy}.",
         f"As two sides of a comparison they differ by {ratio:+.1f} % ({interval}).",
         f"Differences under {threshold:.1f} % cannot be distinguished from noise here.",
     ]
@@ -224,13 +206,3 @@ def roof_lines(tops: Mapping[str, Block]) -> list[str]:
         note = roof["note"] and f"; {roof['note']}"
         lines.append(f"{text}   {spread}, {plural(roof['n'], 'launch')}{note}")
     return lines
-
-
-def noise_warnings(noise: Block | None) -> Iterator[str]:
-    if noise and noise["n"] and noise["disturbed"]:
-        yield (
-            f"Other processes were busy when {noise['disturbed']} of {noise['n']} launches of the "
-            "noise floor began; part of this noise is theirs."
-        )
-    if noise and noise["threshold"] is not None and noise["threshold"] > NOISY:
-        yield (f"The noise floor is {100 * noise['threshold']:.1f} %: try a quieter machine.")

@@ -93,8 +93,5 @@ from .stores.written import is_damage as is_damage
 from .stores.written import open_written as open_written
 from .stores.zarr_groups import first_level_of as first_level_of
 from .volumes import Specimen as Specimen
-from .volumes import clean_volume as clean_volume
-from .volumes import noisy as noisy
-from .volumes import psnr as psnr
 from .weather import PRESETS as PRESETS
 from .weather import World as World

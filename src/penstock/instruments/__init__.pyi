@@ -1,5 +1,3 @@
-from .conditions import condition_warnings as condition_warnings
-from .conditions import read_conditions as read_conditions
 from .cuda import Gpu as Gpu
 from .environment import ask_git as ask_git
 from .environment import available_memory as available_memory
@@ -13,7 +11,6 @@ from .gpus import TelemetryRow as TelemetryRow
 from .ledger import LEDGER_FILE as LEDGER_FILE
 from .ledger import Ledger as Ledger
 from .ledger import ledger_to_csv as ledger_to_csv
-from .ledger import ledger_to_parquet as ledger_to_parquet
 from .ledger import read_ledger as read_ledger
 from .ledger import record_cells as record_cells
 from .machine import ThisMachine as ThisMachine
@@ -39,9 +36,9 @@ from .record import case_key as case_key
 from .record import parse_record as parse_record
 from .sampler import MIB as MIB
 from .sampler import Sampler as Sampler
+from .sampler import export_reference as export_reference
 from .sampler import read_rows as read_rows
 from .sampler import set_aside as set_aside
-from .seed_metrics import export_reference as export_reference
 from .spans import Clock as Clock
 from .spans import Probe as Probe
 from .spans import StageTotals as StageTotals

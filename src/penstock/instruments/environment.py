@@ -282,22 +282,8 @@ def ask_git(words: Sequence[str], folder: Path | None = None) -> str | None:
     Returns:
         Its output; None where it fails, is absent or does not answer in time.
     """
-    if not _may_be_repository(folder):
-        return None
     # A file monitor is a program that a repository may name; it is not ours to start.
     return _said(["git", "--no-optional-locks", "-c", "core.fsmonitor=false", *words], folder)
-
-
-def _may_be_repository(folder: Path | None) -> bool:
-    """Whether git may find a repository. It looks for ``.git``, or for the ``HEAD`` of a bare one,
-    in the folder and in all above it, which is quicker done than git is started."""
-    try:
-        here = Path(os.path.realpath(folder or os.curdir))
-    except OSError:  # the current folder is gone, and git needs it
-        return False
-    return "GIT_DIR" in os.environ or any(
-        os.path.lexists(each / name) for each in (here, *here.parents) for name in (".git", "HEAD")
-    )
 
 
 def _said(command: list[str], folder: Path | None = None) -> str | None:

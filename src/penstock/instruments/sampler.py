@@ -40,7 +40,7 @@ from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
-from ..base import UsageError, describe
+from ..base import UsageError, describe, write_json
 from .environment import machine_and_commit
 from .gpus import Nvml, TelemetryRow
 from .machine import Answer, Pair, Processes, ThisMachine, Usage
@@ -320,3 +320,57 @@ def set_aside(path: Path) -> None:
     if path.exists():
         number = len(list(path.parent.glob(f"{path.stem}*{path.suffix}")))
         path.rename(path.with_stem(f"{path.stem}-{number}"))
+
+
+def export_reference(rows_path: Path, json_path: Path) -> None:
+    """Write rows as the one ``metrics.json`` that aind-torch-utils writes and plots.
+
+    It has two keys, ``queue_monitor`` and ``system_monitor``. ``cpu_percent`` is of the process
+    tree, disk and network are of the whole machine. An MB in ``ram_rss_mb`` and in
+    ``*_mbytes_sec`` is 2**20 bytes, in the reference as here.
+
+    Its plots cannot show null. So a series without any value is left out, and so is a row that
+    lacks a value of another series: always the first row, whose rates are null.
+
+    Args:
+        rows_path: the file of rows that `Sampler` wrote.
+        json_path: the file to write.
+    """
+    header, rows = read_rows(rows_path)
+
+    def samples(queue: str) -> list[TelemetryRow]:
+        sizes = ((row["t"], row["gauges"].get(queue)) for row in rows)
+        return [{"t_rel_s": t, "size": size} for t, size in sizes if size is not None]
+
+    queues = {
+        name: {"max_size": most, "samples": samples(name)}
+        for name, most in header["queues"].items()
+    }
+    metrics = {"queue_monitor": {"queues": queues}, "system_monitor": _reference_system(rows)}
+    write_json(json_path, metrics)
+
+
+_REFERENCE_SERIES = (
+    # (key, key within it, key of a row, its unit in ours)
+    ("cpu_percent", None, "cpu_percent", 1),
+    ("ram_rss_mb", None, "rss_bytes", MIB),
+    ("net_io_mbytes_sec", "sent", "net_sent_bytes_per_s", MIB),
+    ("net_io_mbytes_sec", "recv", "net_recv_bytes_per_s", MIB),
+    ("disk_io_mbytes_sec", "read", "machine_read_bytes_per_s", MIB),
+    ("disk_io_mbytes_sec", "write", "machine_write_bytes_per_s", MIB),
+)
+
+
+def _reference_system(rows: Sequence[TelemetryRow]) -> TelemetryRow:
+    read = [series for series in _REFERENCE_SERIES if any(r[series[2]] is not None for r in rows)]
+    whole = [row for row in rows if all(row[key] is not None for *_, key, _unit in read)]
+    if not read or not whole:
+        return {}
+    system: TelemetryRow = {"t_rel_s": [row["t"] for row in whole]}
+    for key, part, ours, unit in read:
+        values = [row[ours] / unit for row in whole]
+        if part is None:
+            system[key] = values
+        else:
+            system.setdefault(key, {})[part] = values
+    return system

@@ -1,11 +1,10 @@
 """A cache of chunks that knows which chunks will be used.
 
     batches to come ──▶ Foresight ──▶ announced uses ──▶ NextUseCache ──▶ evicts the chunk that is
-                            ▲                                 │           used furthest ahead
-                            └──── look: announce more ◀───────┘
+                                                                          used furthest ahead
 
-`NextUseCache` evicts the chunk whose next use is furthest ahead. `Foresight` announces as many
-future uses to it as make a difference. Neither depends on what a chunk is, and neither reads files.
+`NextUseCache` evicts the chunk whose next use is furthest ahead. `Foresight` announces future uses
+to it, as many as a bound of memory allows. Neither depends on what a chunk is or reads files.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ class NextUseCache(Generic[Key, Value]):
     needed, the chunk that is used furthest ahead goes first. A chunk without an announced use
     counts as furthest of all. Of two equal chunks the one touched longer ago goes. So without
     announced uses this is an LRU cache, and with all of them and chunks of one size no cache has
-    fewer misses. Uses may be announced late: if several chunks without an announced use could go,
-    the cache calls `look` before it chooses.
+    fewer misses.
 
     Threads may share it, and their uses may overtake one another. Of threads that miss a chunk at
     once, one gets None and makes it, and the others wait for its `put`. A caller that abandons
@@ -57,8 +55,6 @@ class NextUseCache(Generic[Key, Value]):
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.used = 0
-        self.look: Callable[[], bool] = lambda: False
-        """Announces further uses. False if there are none, or if no more may be announced."""
         # Reentrant: the garbage collector may end an iterator, which calls `forget`, at any line.
         self._changed = threading.Condition(threading.RLock())
         self._making: set[Key] = set()
@@ -68,8 +64,6 @@ class NextUseCache(Generic[Key, Value]):
         # Lists, since most have one or two numbers: an empty deque alone takes 600 bytes.
         self._ahead: dict[Key, list[int]] = {}
         self._residents: dict[Key, _Resident[Value]] = {}
-        self._idle: set[Key] = set()
-        """Chunks in the cache without an announced use."""
         self._heap: list[tuple[tuple[float, int], Key]] = []
         self._touches = 0
 
@@ -109,8 +103,6 @@ class NextUseCache(Generic[Key, Value]):
 
     def put(self, key: Key, value: Value, nbytes: int) -> bool:
         """Offer a chunk. False if it is not kept, because the cached chunks are used sooner."""
-        while self._must_guess(key, nbytes) and self.look():
-            pass
         with self._changed:
             kept = self._keep(key, value, nbytes)
             self.give_up(key)
@@ -149,7 +141,6 @@ class NextUseCache(Generic[Key, Value]):
             room += resident.nbytes
         for _, victim in victims:
             self.used -= self._residents.pop(victim).nbytes
-            self._idle.discard(victim)
         self._residents[key] = _Resident(value, nbytes, rank)
         self.used += nbytes
         self._push(rank, key)
@@ -162,13 +153,6 @@ class NextUseCache(Generic[Key, Value]):
             for key in self._residents:
                 self._rank(key, touch=False)
 
-    def _must_guess(self, key: Key, nbytes: int) -> bool:
-        """Whether a chunk has to go, and the next uses of several candidates are unknown."""
-        with self._changed:
-            if key in self._residents or not self.budget - self.used < nbytes <= self.budget:
-                return False
-            return len(self._idle) + (key not in self._ahead) > 1
-
     def _rank_of(self, key: Key, touched: int) -> tuple[float, int]:
         uses = self._ahead.get(key)
         return (-uses[0] if uses else -math.inf, touched)
@@ -180,7 +164,6 @@ class NextUseCache(Generic[Key, Value]):
         self._push(resident.rank, key)
 
     def _push(self, rank: tuple[float, int], key: Key) -> None:
-        (self._idle.discard if key in self._ahead else self._idle.add)(key)
         # Entries of older ranks stay in the heap. They are swept out before there are too many.
         if len(self._heap) > 2 * len(self._residents) + 64:
             self._heap = [(r.rank, k) for k, r in self._residents.items() if k != key]
@@ -189,22 +172,19 @@ class NextUseCache(Generic[Key, Value]):
 
 
 class Foresight(Generic[Batch, Key]):
-    """Batches to come. It announces as many of them to a cache as make a difference.
+    """Batches to come. It announces them to a cache ahead of their turn.
 
-    `take` hands batches on, one after another. When the cache would have to guess, `look` announces
-    one batch more. So the cache evicts what Belady's rule with sight of the whole epoch would
-    evict, and looks no further than that needs. Two bounds limit the sight. For memory, at most
-    ``most`` uses are in sight ahead of the batches that were taken. For time, since a reader waits
-    meanwhile, sight begins with `_AT_FIRST` uses and grows by `_FOR_EACH` for each use that was
-    taken.
+    `take` hands batches on, one after another, and keeps further ones in sight. Two bounds limit
+    the sight. For memory, at most ``most`` uses are in sight ahead of the batches that were taken,
+    and one batch to its end. For time, since the first reader waits meanwhile, sight begins with
+    `_AT_FIRST` uses and grows by `_FOR_EACH` for each use that was taken.
 
     A bounded sight costs few reads. Cut the epoch into stretches, each as long as the sight at its
     beginning. Within a stretch the cache does the best from where it began, since all uses to the
-    stretch's end are in sight when it would have to guess. So with a cache of C chunks a stretch
-    reads at most C more than in the best course of the epoch, and none more in the first stretch,
-    where both begin empty. The best course reads at least L - C in a stretch of L different chunks.
-    Together that is at most L / (L - C) times the reads of the best, with the smallest L of all
-    stretches but the last. Threads may share it.
+    stretch's end are in sight. So with a cache of C chunks a stretch reads at most C more than in
+    the best course of the epoch, and none more in the first stretch, where both begin empty. The
+    best course reads at least L - C in a stretch of L different chunks. Together that is at most
+    L / (L - C) times the reads of the best, with the smallest L of all stretches but the last.
     """
 
     _AT_FIRST = 1024
@@ -220,43 +200,33 @@ class Foresight(Generic[Batch, Key]):
         most: int,
     ) -> None:
         self._cache, self._batches, self._keys, self._most = cache, batches, keys, most
-        self._lock = cache._changed  # one for both: two locks could be taken in either order
         self._seen: deque[tuple[Batch, int, int]] = deque()
         """Batches that were announced and not taken: batch, first use, number of uses."""
         self._ahead = 0
         """The number of uses of these batches."""
         self._taken = 0
         """The number of uses of the batches that were taken."""
-        cache.look = self.look
-
-    def look(self) -> bool:
-        """Announce one batch more. False where there is none, or enough is in sight."""
-        with self._lock:
-            enough = min(self._most, self._AT_FIRST + self._FOR_EACH * self._taken)
-            return self._ahead < enough and self._announce()
 
     def take(self) -> tuple[Batch, int] | None:
         """The next batch and the number of its first use. None after the last."""
-        with self._lock:
-            if not self._seen and not self._announce():
-                return None
-            batch, first, count = self._seen.popleft()
-            self._ahead -= count
-            self._taken += count
-            return batch, first
-
-    def close(self) -> None:
-        """Drop all batches to come, with the uses that were announced."""
-        with self._lock:
-            self._batches = iter(())
-            self._seen.clear()
-            self._cache.look = lambda: False
-            self._cache.forget()
-
-    def _announce(self) -> bool:
-        for batch in self._batches:
+        enough = min(self._most, self._AT_FIRST + self._FOR_EACH * self._taken)
+        # The batch that is handed on is not ahead any more, so one is always announced.
+        while not self._seen or self._ahead - self._seen[0][2] < enough:
+            batch = next(self._batches, None)
+            if batch is None:
+                break
             keys = list(self._keys(batch))
             self._seen.append((batch, self._cache.expect(keys), len(keys)))
             self._ahead += len(keys)
-            return True
-        return False
+        if not self._seen:
+            return None
+        batch, first, count = self._seen.popleft()
+        self._ahead -= count
+        self._taken += count
+        return batch, first
+
+    def close(self) -> None:
+        """Drop all batches to come, with the uses that were announced."""
+        self._batches = iter(())
+        self._seen.clear()
+        self._cache.forget()

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import takewhile
 from typing import Any, cast
 
-from ..base import Budget, Channel, Flow, Stopped, UsageError
+from ..base import Channel, Flow, Stopped, UsageError
 from .batch import Batch, BatchLayout, Transform, transformed
 from .engines.engine import Begins, Check, Engine, Task, Traffic, Wanted
 from .order import Order, Position, batches_from
@@ -40,22 +40,16 @@ class EpochRun:
         self.ahead = ReadAhead(flow, ring, queue)
         self.own_reads = OwnReads(engine.drivers)
         self.planned: Channel[Ticket] = Channel(flow)
-        self.tickets = self.planned
         alone = engine.reads_alone
         self.done: Channel[BatchWork] = Channel(flow, producers=1 if alone else engine.drivers)
         self.out = self.done
-        if engine.fetchers:
-            self.budget = Budget(flow, engine.fetched_bytes)
-            self.tickets = Channel(flow, producers=engine.fetchers)
         if self.transform is not None:
             self.out = Channel(flow)
 
         batches = partial(next, engine.plan(_wanted(order, start, first_sample, flow.check)), None)
         self._spawn("plan", batches, self._plan, self.done if alone else self.planned)
-        for i in range(engine.fetchers):
-            self._spawn(f"fetch-{i}", self.planned.get, self._fetch, self.tickets)
         for i in range(0 if alone else engine.drivers):
-            self._spawn(f"work-{i}", self.tickets.get, self._work, self.done)
+            self._spawn(f"work-{i}", self.planned.get, self._work, self.done)
         if self.transform is not None:
             self._spawn("transform", self.done.get, self._transform, self.out)
 
@@ -121,7 +115,7 @@ class EpochRun:
             self.own_reads.let_end()
             self.engine.cancel()
         self.flow.settle()  # the first error is raised by `take`
-        for channel in (self.planned, self.tickets, self.done, self.out):
+        for channel in (self.planned, self.done, self.out):
             channel.clear()
         if first:
             self.engine.forget()
@@ -157,24 +151,12 @@ class EpochRun:
             self.own_reads.begin(work, cast("Sequence[Begins]", tasks), self.flow.check)
             self.done.put(work, work.place)
         else:
-            self.planned.put_all(tickets_of(work, tasks, self.engine.fetched_nbytes))
-
-    def _fetch(self, ticket: Ticket) -> None:
-        self.budget.acquire(self._held(ticket))
-        fetched = [task.fetch() for task in ticket.tasks]
-        self.tickets.put(ticket._replace(fetched=fetched))
-
-    def _held(self, ticket: Ticket) -> int:
-        """Bytes that a ticket may hold from when it is fetched until it has run."""
-        return len(ticket.tasks) * self.engine.fetched_nbytes
+            self.planned.put_all(tickets_of(work, tasks))
 
     def _work(self, ticket: Ticket) -> None:
         work, traffic = ticket.work, Traffic()
-        for i, task in enumerate(ticket.tasks):
-            fetched = ticket.fetched[i] if ticket.fetched is not None else None
-            traffic = traffic.plus(task.run(work.out, self.flow.check, fetched))
-        if ticket.fetched is not None:
-            self.budget.release(self._held(ticket))
+        for task in ticket.tasks:
+            traffic = traffic.plus(task.run(work.out, self.flow.check))
         with self.flow.changed:
             self.traffic = self.traffic.plus(traffic)
             work.tasks_left -= len(ticket.tasks)

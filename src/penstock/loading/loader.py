@@ -1,6 +1,6 @@
 """Batches of a chunked array, read ahead by threads, into reused memory.
 
-    order ──▶ plan ──tickets──▶ [fetch] ──▶ decode + scatter ──▶ done ──▶ [transform] ──▶ next()
+    order ──▶ plan ──tickets──▶ decode + scatter ──▶ done ──▶ [transform] ──▶ next()
                 │                                                                          │
                 └──────◀── Ring: a buffer comes back when the user holds no view of it ◀───┘
 
@@ -8,8 +8,8 @@ One thread plans. It takes the next batch of the order, waits until one more may
 buffer is free, and hands out the batch's tasks (chunks) as tickets. Workers take tickets in that
 order: all work on the oldest unfinished batch, and on the next one when it has no ticket left. A
 batch is handed on by number when its last task has ended. So the order and the bytes of batches
-depend on the seed alone, and not on the number or the speed of workers. A cache of decoded chunks
-looks at batches further ahead before it drops a chunk.
+depend on the seed alone, and not on the number or the speed of workers. For a cache of
+decoded chunks batches are planned further ahead, without being read.
 
 `next` raises the first error of any thread. Threads live for one iteration. They are gone after its
 end, a ``break``, an error, or `Loader.close`.
@@ -21,13 +21,14 @@ import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..base import (
     LoaderConfig,
+    Refused,
     UsageError,
     build,
+    format_bytes,
     names_parameters,
     plural,
     require,
@@ -36,7 +37,6 @@ from ..base import (
 from ..data import check_not_packed
 from .arguments import selection_of, stacks_of
 from .batch import Batch, BatchLayout, Transform
-from .buffer_memory import buffer_bytes, fit_memory, num_buffers, scratch_bytes
 from .engines.choose import open_engine
 from .engines.chunk_selection import locate
 from .engines.engine import EngineKnobs, Traffic
@@ -112,8 +112,9 @@ class Loader:
         )  # fmt: skip
         cores = config.workers or usable_cores()
         how = EngineKnobs(cores, config.fetch, config.cache, config.missing)
-        engine = open_engine(config.engine, places, selection, how)
-        self.fields = engine.fields
+        self.engine = open_engine(config.engine, places, selection, how)
+        """The engine that reads. Its text has its name and why it was chosen."""
+        self.fields = self.engine.fields
         self.stacks = stacks_of(stack, self.fields, places, selection)
         """The arrays of a batch that hold several of ``fields``."""
         self.transform = transform
@@ -123,12 +124,12 @@ class Loader:
         self._layout = BatchLayout(self.fields, self.stacks)
         self.arrays = self._layout.arrays
         """The arrays of a batch, by name."""
-        self.batch_bytes = buffer_bytes(self._layout.nbytes(config.batch_size), config.pin)
+        nbytes = self._layout.nbytes(config.batch_size)
+        # Torch rounds pinned memory up to powers of two.
+        self.batch_bytes = 1 << (nbytes - 1).bit_length() if config.pin else nbytes
         """Bytes of one buffer of the ring."""
-        native = partial(open_engine, "native", places, selection, how)
-        self.engine, most = fit_memory(engine, config, self.batch_bytes, native)
-        """The engine that reads. Its text has its name and why it was chosen."""
-        self._ring = Ring(self.batch_bytes, num_buffers(config), most, config.pin)
+        buffers = max(1, config.queue) + 1  # those ahead, and the one in use
+        self._ring = Ring(self.batch_bytes, buffers, _most_buffers(self, buffers), config.pin)
         self._position, self._begun = Position(0, 0), False
         self._run: EpochRun | None = None
         self._process = os.getpid()
@@ -136,7 +137,8 @@ class Loader:
     @property
     def scratch_bytes(self) -> int:
         """The most memory that is taken besides the batches, in bytes."""
-        return scratch_bytes(self.engine, self.config)
+        ahead, rows = max(1, self.config.queue), self.config.batch_size
+        return self.engine.scratch_bytes + self.engine.bytes_in_flight(rows, ahead)
 
     # --- iteration -------------------------------------------------------------------------------
 
@@ -274,6 +276,27 @@ class Batches(Iterator[Batch]):
     def close(self) -> None:
         """End this iteration and its threads."""
         self._end()
+
+
+def _most_buffers(loader: Loader, needed: int) -> int | None:
+    """The most batches in memory, None without a limit. Where the engine takes too much, it is made
+    to save memory. `Refused` where ``max_memory`` is too little."""
+    limit, nbytes = loader.config.max_memory, loader.batch_bytes
+    if limit is None:
+        return None
+    if limit < loader.scratch_bytes + needed * nbytes:
+        loader.engine.save_memory()
+    room = (limit - loader.scratch_bytes) // nbytes
+    if room < needed:
+        remedy = f"queue {room - 1} would fit" if room >= 2 else "lower batch_size"
+        if loader.engine.name != "native":
+            remedy += ", or take engine native where it reads the arrays: it needs less scratch"
+        raise Refused(
+            f"max_memory {format_bytes(limit)} is too little for {needed} batches of "
+            f"{format_bytes(nbytes)} (queue {loader.config.queue} and one in use) and "
+            f"{format_bytes(loader.scratch_bytes)} of scratch and cache; {remedy}"
+        )
+    return room
 
 
 def _check_process(process: int) -> None:

@@ -53,19 +53,13 @@ class Ticket(NamedTuple):
 
     work: BatchWork
     tasks: Sequence[Task]
-    fetched: Sequence[Any] | None = None
-    """The results of `Task.fetch`, None where the tasks read by themselves."""
 
 
-def tickets_of(work: BatchWork, tasks: Sequence[Task], held: int) -> Iterator[Ticket]:
-    """Tasks in tickets of at least `TICKET` bytes.
-
-    A task that is fetched beforehand counts with the ``held`` bytes of its buffer. Otherwise a
-    ticket of many small chunks would hold more than the budget.
-    """
+def tickets_of(work: BatchWork, tasks: Sequence[Task]) -> Iterator[Ticket]:
+    """Tasks in tickets of at least `TICKET` bytes."""
     first, nbytes = 0, 0
     for i, task in enumerate(tasks):
-        nbytes += max(task.nbytes, held)
+        nbytes += task.nbytes
         if nbytes >= TICKET or i == len(tasks) - 1:
             yield Ticket(work, tasks[first : i + 1])
             first, nbytes = i + 1, 0

@@ -102,37 +102,30 @@ def find_devices(names: Sequence[str]) -> list[torch.device]:
     Raises:
         UsageError: A device does not exist; the message says what this machine has instead.
     """
+    there = [torch.device("cpu")]
+    if torch.cuda.is_available():  # else the driver may count cards that this torch cannot use
+        there += [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
+    there += [torch.device("mps")] * torch.backends.mps.is_available()
     devices: list[torch.device] = []
     for name in names:
         if name == "auto":
-            return _all_devices()
+            return there[1:] or there
         try:
             device = torch.device(name)
         except RuntimeError as error:
             raise UsageError(
                 f"--devices {name!r} is not a device; try cpu, cuda:0 or mps"
             ) from error
-        count = torch.cuda.device_count()
-        if device.type == "cuda" and (device.index or 0) >= count:
-            raise UsageError(f"--devices {name}: this machine has {count} CUDA devices; try cpu")
-        if device.type == "mps" and not torch.backends.mps.is_available():
-            raise UsageError("--devices mps: this machine has no MPS device; try cpu")
-        if device.type not in ("cpu", "cuda", "mps"):
-            raise UsageError(f"--devices {name!r} is not supported; try cpu, cuda:0 or mps")
-        if device.type == "cuda":  # without an index it is the first device
-            device = torch.device("cuda", device.index or 0)
-        devices.append(device)
+        # Of CUDA without an index it is the first device; the others have no second.
+        index = (device.index or 0,) if device.type == "cuda" else ()
+        devices.append(torch.device(device.type, *index))
+        if devices[-1] not in there:
+            raise UsageError(f"--devices {name}: this machine has {', '.join(map(str, there))}")
     if not devices:
         raise UsageError("--devices names no device")
     if len(set(devices)) < len(devices):
         raise UsageError(f"--devices {' '.join(names)} names one device twice")
     return devices
-
-
-def _all_devices() -> list[torch.device]:
-    if torch.cuda.is_available():
-        return [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
-    return [torch.device("mps" if torch.backends.mps.is_available() else "cpu")]
 
 
 def set_cuda_flags(tf32: bool, cudnn_benchmark: bool = False) -> None:

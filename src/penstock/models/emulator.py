@@ -18,7 +18,6 @@ step away.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -184,45 +183,29 @@ def icosphere(level: int) -> tuple[Points, Pairs]:
     [12, 42, 162, 642]
     """
     golden = (1 + math.sqrt(5)) / 2
-    points = [
+    corners = [
         point
         for a in (-1.0, 1.0)
         for b in (-golden, golden)
         for point in ((0.0, a, b), (a, b, 0.0), (b, 0.0, a))
     ]
-    vertices = [np.array(point) / np.linalg.norm(point) for point in points]
-    side = 2 / math.sqrt(1 + golden**2)
-    near = [
-        [j for j in range(12) if math.isclose(np.linalg.norm(vertices[i] - vertices[j]), side)]
-        for i in range(12)
-    ]
-    faces = [
-        (i, j, k) for i in range(12) for j in near[i] for k in near[i] if i < j < k and k in near[j]
-    ]
-    edges: set[tuple[int, int]] = set()
-    for _ in range(level):
-        edges |= _edges(faces)
-        middles: dict[tuple[int, int], int] = {}
-
-        def middle(i: int, j: int, middles: dict[tuple[int, int], int] = middles) -> int:
-            pair = min(i, j), max(i, j)
-            if pair not in middles:
-                between = vertices[i] + vertices[j]
-                vertices.append(between / np.linalg.norm(between))
-                middles[pair] = len(vertices) - 1
-            return middles[pair]
-
-        cut = []
-        for i, j, k in faces:
-            ij, jk, ki = middle(i, j), middle(j, k), middle(k, i)
-            cut += [(i, ij, ki), (j, jk, ij), (k, ki, jk), (ij, jk, ki)]
-        faces = cut
-    edges |= _edges(faces)
-    return np.array(vertices), np.array(sorted(edges), np.int64)
+    points = np.array(corners) / math.hypot(1, golden)
+    edges = _edges(points)
+    every = [edges]
+    for _ in range(level):  # each edge gets a node in its middle
+        middles = points[edges].sum(axis=1)
+        points = np.concatenate([points, middles / np.linalg.norm(middles, axis=1, keepdims=True)])
+        edges = _edges(points)
+        every.append(edges)
+    pairs = np.concatenate(every)
+    return points, np.concatenate([pairs, pairs[:, ::-1]])
 
 
-def _edges(faces: Sequence[tuple[int, int, int]]) -> set[tuple[int, int]]:
-    return {(i, j) for face in faces for i in face for j in face if i != j}
+def _edges(points: Points) -> Pairs:
+    """The edges between points of a sphere: those of their convex hull's triangles, once each."""
+    faces = require("scipy.spatial", "train").ConvexHull(points).simplices
+    pairs = np.sort(np.concatenate([faces[:, [0, 1]], faces[:, [1, 2]], faces[:, [2, 0]]]), axis=1)
+    return np.unique(pairs, axis=0).astype(np.int64)
 
 
 def nearest(points: Points, vertices: Points) -> Pairs:

@@ -38,7 +38,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..base import UsageError
-from .prithvi_encoder import Attention, Encoder, FrozenLinear, Size
+from .prithvi_encoder import Attention, Encoder, Size
 
 SizeName = Literal["tiny", "100m", "300m", "600m"]
 
@@ -108,11 +108,10 @@ class Refiner(nn.Module):
 
     spatial_axes = 2  # although its patch embedding is a 3-D convolution
 
-    def __init__(self, size: Size, bands: Sequence[int], out_channels: int) -> None:
+    def __init__(self, size: Size, bands: int, out_channels: int) -> None:
         super().__init__()
-        self.bands = tuple(bands)
-        """Which of `BANDS` the input's channels are."""
-        self.in_channels = len(self.bands)
+        self.in_channels = bands
+        """The input's channels are the first of `BANDS`."""
         self.out_channels = out_channels
         self.patch = size.patch
         self.encoder = Encoder(size, self.in_channels)
@@ -165,7 +164,7 @@ class Refiner(nn.Module):
         unused = ("encoder.decoder", "encoder.mask_token", "encoder.temporal", "encoder.location")
         public = {k: v for k, v in named.items() if not k.startswith(unused)}
         if public[patches].shape[1] == len(BANDS):
-            public[patches] = public[patches][:, list(self.bands)]
+            public[patches] = public[patches][:, : self.in_channels]
         if "encoder.pos_embed" in public:
             public["encoder.pos_embed"] = public["encoder.pos_embed"][
                 :, : self.encoder.pos_embed.shape[1]
@@ -173,62 +172,43 @@ class Refiner(nn.Module):
         ours = {
             k: v
             for k, v in self.state_dict().items()
-            if not k.startswith("encoder.") or k.endswith(("lora_a", "lora_b", "scale"))
+            if not k.startswith("encoder.") or k.endswith(("lora_a", "lora_b"))
         }
         return ours | public
 
 
 def prithvi_refiner(
     size: SizeName,
-    bands: int | Sequence[int | str] = len(BANDS),
+    bands: int = len(BANDS),
     out_channels: int | None = None,
     *,
     lora_rank: int = 8,
     lora_alpha: float = 16.0,
-    weights_8bit: bool = False,
     seed: int = 0,
 ) -> Refiner:
     """A refiner with the weights that ``seed`` gives: the same in every process.
 
-    ``bands`` are 4 to 6 of `BANDS`, by name or index, in the order of the input's channels; a
-    number takes the first ones. By default there are as many output channels. ``lora_rank`` 0
-    leaves the adapters out. ``weights_8bit`` keeps the encoder's linear layers, nearly all of it,
-    in a quarter of the memory.
+    The input's channels are the first 4 to 6 of `BANDS`. By default there are as many output
+    channels. ``lora_rank`` 0 leaves the adapters out.
 
-    Raises `UsageError` for an unknown size, unknown or too few bands, or a rank below 0.
+    Raises `UsageError` for an unknown size, too few or too many bands, or a rank below 0.
     """
     if size not in SIZES:
         raise UsageError(f"prithvi-refiner has no size {size!r}; it is one of {', '.join(SIZES)}")
     if lora_rank < 0:
         raise UsageError(f"lora_rank {lora_rank} must be 0 (no adapters) or more")
-    chosen = _band_indices(bands)
+    if not 4 <= bands <= len(BANDS):
+        raise UsageError(f"prithvi-refiner takes the first 4 to {len(BANDS)} of {', '.join(BANDS)}")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        net = Refiner(SIZES[size], chosen, len(chosen) if out_channels is None else out_channels)
-        # Last, so that the other weights are the same with adapters, without, and in 8 bits.
+        net = Refiner(SIZES[size], bands, out_channels or bands)
+        # Last, so that the other weights are the same with adapters and without.
         if lora_rank:
             for layer in net.encoder.modules():
                 if isinstance(layer, Attention):
                     layer.qkv.adapt(lora_rank, lora_alpha)
                     layer.proj.adapt(lora_rank, lora_alpha)
-    if weights_8bit:
-        for layer in net.encoder.modules():
-            if isinstance(layer, FrozenLinear):
-                layer.quantise()
     return net
-
-
-def _band_indices(bands: int | Sequence[int | str]) -> tuple[int, ...]:
-    asked = range(bands) if isinstance(bands, int) else bands
-    indices: dict[int | str, int] = {key: i for i, name in enumerate(BANDS) for key in (i, name)}
-    unknown = [band for band in asked if band not in indices]
-    if unknown:
-        raise UsageError(f"there is no band {unknown[0]!r}; they are {', '.join(BANDS)}, or 0 to 5")
-    chosen = tuple(indices[band] for band in asked)
-    if not 4 <= len(set(chosen)) == len(chosen):
-        shown = ", ".join(BANDS[band] for band in chosen)
-        raise UsageError(f"prithvi-refiner takes 4 to 6 bands, each once, not {shown or 'none'}")
-    return chosen
 
 
 def _sized(size: SizeName, in_channels: int = len(BANDS)) -> nn.Module:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -34,35 +33,6 @@ class Size:
     head_width: int
 
 
-class _Int8Linear(torch.autograd.Function):
-    """A linear layer with 8-bit weights, made floats for the moment of each product.
-
-    Left to itself, autograd would keep the floats from the forward to the backward, which is the
-    memory that 8 bits are to save.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-        ctx.save_for_backward(weight, scale)
-        return F.linear(x, _floats(weight, scale, x.dtype), bias)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        weight, scale = ctx.saved_tensors
-        return grad @ _floats(weight, scale, grad.dtype), None, None, None
-
-
-def _floats(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    return weight.to(dtype) * scale.to(dtype)[:, None]
-
-
-def _int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows as whole numbers from -127 to 127, and the factor of each row."""
-    weight = weight.float()
-    scale = weight.abs().amax(dim=1).clamp(min=1e-12) / 127
-    return (weight / scale[:, None]).round().to(torch.int8), scale
-
-
 class FrozenLinear(nn.Module):
     """A linear layer that is not trained, ``y = W x + b``; with LoRA, ``+ alpha / rank * B A x``.
 
@@ -71,7 +41,6 @@ class FrozenLinear(nn.Module):
 
     lora_a: Tensor | None
     lora_b: Tensor | None
-    scale: Tensor | None
 
     def __init__(self, taken: int, given: int) -> None:
         super().__init__()
@@ -80,7 +49,6 @@ class FrozenLinear(nn.Module):
         nn.init.xavier_uniform_(self.weight)
         self.register_parameter("lora_a", None)
         self.register_parameter("lora_b", None)
-        self.register_buffer("scale", None)
 
     def adapt(self, rank: int, alpha: float) -> None:
         """Add adapters that learn. B begins as zero, so the layer begins as it was."""
@@ -90,26 +58,11 @@ class FrozenLinear(nn.Module):
         self.lora_strength = alpha / rank
         nn.init.kaiming_uniform_(self.lora_a, a=math.sqrt(5))
 
-    def quantise(self) -> None:
-        """Keep the weights in 8 bits, each row with a scale; products stay in the input's dtype."""
-        weight, self.scale = _int8(self.weight)
-        self.weight = nn.Parameter(weight, requires_grad=False)
-
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor
-        if self.scale is None:
-            y = F.linear(x, self.weight, self.bias)
-        else:
-            y = _Int8Linear.apply(x, self.weight, self.scale, self.bias)  # type: ignore[no-untyped-call]
+        y = F.linear(x, self.weight, self.bias)
         if self.lora_a is None or self.lora_b is None:
             return y
         return y + self.lora_strength * F.linear(F.linear(x, self.lora_a), self.lora_b)
-
-    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-        weight = state.get(f"{prefix}weight")
-        if self.scale is not None and weight is not None and weight.is_floating_point():
-            state[f"{prefix}weight"], state[f"{prefix}scale"] = _int8(weight)
-        super()._load_from_state_dict(state, prefix, *rest)
 
 
 class PatchEmbed(nn.Module):

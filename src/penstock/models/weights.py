@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -99,7 +98,7 @@ def load_weights(module: nn.Module, name: str, path: Path, flag: str = "--weight
     state = read_state(path, flag)
     from_public = getattr(module, "from_public", None)
     if from_public is not None:
-        state = from_public(named_as(state, ()))
+        state = from_public({_plain(key): value for key, value in state.items()})
     wanted = module.state_dict()
     state = named_as(state, wanted)
     missing, extra = sorted(wanted.keys() - state.keys()), sorted(state.keys() - wanted.keys())
@@ -124,17 +123,12 @@ def load_weights(module: nn.Module, name: str, path: Path, flag: str = "--weight
 
 def named_as(state: Mapping[str, Any], names: Collection[str]) -> State:
     """A state with the names of a module: words of wrappers are left out or put in. A name that
-    fits stays as it is, and so does one that could mean two tensors."""
-    plain = {key: _plain(key) for key in {*state, *names}}
-    if not names:
-        return {plain[key]: value for key, value in state.items()}
-    times = Counter(plain[key] for key in names)
-    given = Counter(plain[key] for key in state)
-    by_plain = {plain[key]: key for key in names if times[plain[key]] == 1}
+    fits stays as it is, and so does one whose other name is taken."""
+    by_plain = {_plain(name): name for name in names}
 
     def named(key: str) -> str:
-        fits = key in names or given[plain[key]] > 1
-        return key if fits else by_plain.get(plain[key], key)
+        other = by_plain.get(_plain(key), key)
+        return key if key in names or other in state else other
 
     return {named(key): value for key, value in state.items()}
 

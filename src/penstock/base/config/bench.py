@@ -162,7 +162,6 @@ class BenchLoaderConfig(SweepKnobs):
             "dask-stacked",
             "zarr",
             "torch",
-            "zarrs",
         ),
         help="loaders by name; the first is compared with each of the others",
     )

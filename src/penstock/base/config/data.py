@@ -116,7 +116,7 @@ class LoaderConfig(Knobs):
         None, help="threads that decode (default: one for each CPU that this process may use)"
     )
     fetch: Natural = flag(
-        0, help="threads that only read, ahead of those; 0: the workers read, best for local files"
+        0, help="requests of engine tensorstore at once, which hide latency; 0: as many as it likes"
     )
     queue: Natural = flag(2, help="batches that are ready ahead of the one in use")
     max_memory: Bytes | None = flag(

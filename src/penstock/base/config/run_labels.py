@@ -10,9 +10,10 @@ import re
 import secrets
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator
+from pydantic import AfterValidator, BeforeValidator
 
 from ..safe_text import for_terminal
 from ..secrets import scrubbed
@@ -38,13 +39,10 @@ def _line(text: str, most: int) -> str:
     return text
 
 
-def _name(value: object) -> object:
-    return _line(value, MOST_NAME) if isinstance(value, str) else value
-
-
 def _tags(value: object) -> dict[str, str]:
     """The tags of a mapping, as in YAML and in Python, or of words KEY=VALUE."""
-    pairs = list(value.items()) if isinstance(value, Mapping) else [_pair(w) for w in _words(value)]
+    words: Any = many(value)
+    pairs = value.items() if isinstance(value, Mapping) else map(_pair, words)
     tags = {}
     for key, text in pairs:
         key = _line(str(key), MOST_KEY)
@@ -58,12 +56,6 @@ def _tags(value: object) -> dict[str, str]:
     if len(tags) > MOST_TAGS:
         raise ValueError(f"{len(tags)} tags are given, and {MOST_TAGS} are the most")
     return tags
-
-
-def _words(value: object) -> list[object]:
-    words = many(value)
-    assert isinstance(words, list | tuple)
-    return list(words)
 
 
 def _pair(word: object) -> tuple[str, str]:
@@ -80,7 +72,7 @@ class Labels(Knobs):
         "name of the run": "name tag",
     }
 
-    name: Annotated[str, BeforeValidator(_name)] | None = flag(
+    name: Annotated[str, AfterValidator(partial(_line, most=MOST_NAME))] | None = flag(
         None,
         help="name of the run, for its records and trackers (default: what it is, its devices, the "
         "time and four random digits)",

@@ -18,7 +18,7 @@ from functools import partial
 
 import torch
 
-from ...base import in_threads, keep_traceback_in
+from ...base import keep_traceback_in, torch_threads
 from ...data import Scaling
 from ..lanes.lane import Lane
 from ..lanes.out_of_memory import batch_named
@@ -96,7 +96,7 @@ class Pipeline:
 
     def _spawn(self, name: str, work: Callable[[], None]) -> None:
         """Start a thread in which torch uses as many threads as --threads says."""
-        self.queues.flow.spawn(name, partial(in_threads, self.job.config.threads, work))
+        self.queues.flow.spawn(name, torch_threads(self.job.config.threads)(work))
 
     def _read(self, lane: int) -> None:
         """Read bricks until none is left, and prepare each for its lane."""

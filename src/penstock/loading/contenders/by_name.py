@@ -18,11 +18,9 @@ CONTENDERS = {
     "tensorstore-loop": "penstock.loading.contenders.tensorstore_read:TensorStoreLoop",
     "tensorstore-read": "penstock.loading.contenders.tensorstore_read:TensorStoreRead",
     "torch": "penstock.loading.contenders.torch_workers:TorchWorkers",
-    "dask-sample": "penstock.loading.contenders.dask_xarray:DaskSample",
-    "dask-stacked": "penstock.loading.contenders.dask_xarray:DaskStacked",
-    "zarr": "penstock.loading.contenders.zarr_python:Zarr",
-    "zarr-stacked": "penstock.loading.contenders.zarr_python:ZarrStacked",
-    "zarrs": "penstock.loading.contenders.zarr_python:Zarrs",
+    "dask-sample": "penstock.loading.contenders.array_by_array:DaskSample",
+    "dask-stacked": "penstock.loading.contenders.array_by_array:DaskStacked",
+    "zarr": "penstock.loading.contenders.array_by_array:Zarr",
 }
 """The loaders that a benchmark compares, each ``module:Class``. `make_contender` calls them."""
 

@@ -39,9 +39,6 @@ class Samples:
                 row[name] = array[sample]
         return row
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_arrays": None}
-
 
 def _one_thread(worker: int) -> None:
     """Read with one thread in a worker: there are several workers."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -198,24 +198,13 @@ class Normaliser:
         elif array.ndim > rows.mean.ndim:  # a view, whose two last axes cannot be one
             last = array.shape[-2:]
             rows = Rows(*(row.reshape((*row.shape[:-1], *last)) for row in rows))
-        for piece, mean, std in cls._pieces(array, rows.mean, rows.std):
+        step = max(1, cls._PIECE * len(array) // max(1, array.nbytes))
+        for start in range(0, len(array), step):
+            piece = array[start : start + step]
+            # Rows of channels along axis 0 are cut as the array is; all others have length 1 there.
+            mean, std = (row[start : start + step] if len(row) > 1 else row for row in rows)
             np.subtract(piece, mean, out=piece)
             np.divide(piece, std, out=piece)
-
-    @classmethod
-    def _pieces(cls, *arrays: NDArray[Any]) -> Iterator[tuple[NDArray[Any], ...]]:
-        """Small parts of arrays that broadcast against the first, the same part of each."""
-        first = arrays[0]
-        if first.nbytes <= cls._PIECE or first.ndim < 2:
-            yield arrays
-            return
-        if len(first) == 1:
-            yield from cls._pieces(*(a[0] for a in arrays))
-            return
-        step = max(1, cls._PIECE * len(first) // first.nbytes)
-        for start in range(0, len(first), step):
-            part = slice(start, start + step)
-            yield from cls._pieces(*(a[part] if len(a) > 1 else a for a in arrays))
 
 
 class Rows(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from ..fields import Field
 from ..permutation import Items
@@ -29,7 +29,7 @@ class EngineKnobs(NamedTuple):
     workers: int
     """Threads that decode and copy."""
     fetch: int
-    """Threads or requests that only read. 0 leaves their number to the engine."""
+    """Requests under way at once, of TensorStore. 0 leaves their number to it."""
     cache_bytes: int
     """The most bytes of decoded chunks that are kept."""
     missing: str
@@ -71,11 +71,8 @@ class Task(Protocol):
     def nbytes(self) -> int:
         """Bytes that it decodes. Work is shared out by this number."""
 
-    def fetch(self) -> Any:
-        """Read the stored bytes. `run` takes what this returns."""
-
-    def run(self, out: Arrays, check: Check, fetched: Any = None) -> Traffic:
-        """Write this piece into the batch. Without ``fetched`` it reads by itself."""
+    def run(self, out: Arrays, check: Check) -> Traffic:
+        """Read this piece into the batch."""
 
 
 class Reading(Protocol):
@@ -107,21 +104,12 @@ class Engine(ABC):
     fields: Mapping[str, Field]
     drivers: int
     """Threads that should run tasks."""
-    fetchers: int = 0
-    """Threads that should fetch for them. With 0 the thread that runs a task fetches too."""
     reads_alone: bool = False
     """True where tasks can be begun and need no thread of the caller; see `Begins`."""
-    fetched_nbytes: int = 0
-    """The most bytes that one fetched task holds until it has run."""
     scratch_bytes: int
     """The most memory that it takes, without the batches and `bytes_in_flight`."""
     foreseen: int = 0
     """The uses of chunks that its cache may see ahead, 0 without a cache."""
-
-    @property
-    def fetched_bytes(self) -> int:
-        """The most bytes that all fetched tasks hold together."""
-        return 2 * self.fetchers * max(self.fetched_nbytes, TICKET)
 
     def bytes_in_flight(self, rows: int, batches: int) -> int:
         """The most bytes that reads in flight hold, beside the batches.
@@ -152,7 +140,7 @@ class Engine(ABC):
     def plan(self, batches: Iterator[Wanted]) -> Iterator[tuple[Wanted, Sequence[Task]]]:
         """Each batch with its tasks, as it is asked for.
 
-        The engine may take batches further ahead, in any thread that runs a task.
+        The engine may take batches further ahead.
         """
         return ((batch, self.tasks(batch.samples, batch.patches)) for batch in batches)
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import Pool, StageError
+from ...base import Pool, StageError, UsageError
 from ..cache import Foresight, NextUseCache
 from ..chunk_reads import chunk_indices, chunk_reads
 from ..fields import ChunkRead, Field
@@ -78,10 +78,10 @@ def reason_for_native(
     metadata. `Unsupported` where this engine cannot read the arrays.
     """
     fields = _fields_of(_read_layouts(places), places, selection)
+    if knobs.fetch:
+        return None
     if knobs.cache_bytes:
         return "its cache knows which chunks will be used next"
-    if knobs.fetch:
-        return "it has threads that only read ahead"
     # TensorStore copies such chunks one by one, and Python's lock between two of them costs little.
     large = sum(
         field.item_nbytes
@@ -101,20 +101,22 @@ class NativeEngine(Engine):
     def __init__(
         self, places: Mapping[str, Location], selection: Selection, knobs: EngineKnobs
     ) -> None:
-        self.drivers, self.fetchers, self.missing = knobs.workers, knobs.fetch, knobs.missing
+        if knobs.fetch:
+            raise UsageError("fetch is of engine tensorstore; in engine native the workers read")
+        self.drivers, self.missing = knobs.workers, knobs.missing
         self.layouts = _read_layouts(places)
         self.fields = _fields_of(self.layouts, places, selection)
         self.normalisers = dict(selection.normalise)
         self._rows: dict[tuple[str, int], Rows] = {}
-        self.fetched_nbytes = max(f.chunk_nbytes for f in self.fields.values()) + _SLACK
-        self.stored = Pool(self.fetched_nbytes)
+        self.most_stored = max(f.chunk_nbytes for f in self.fields.values()) + _SLACK
+        """The most bytes of a chunk's file."""
+        self.stored = Pool(self.most_stored)
         self.cache: NextUseCache[Key, NDArray[Any]] | None = None
         self._foresight: Foresight[Wanted, Key] | None = None
         if knobs.cache_bytes:
             self.cache = NextUseCache(knobs.cache_bytes)
             self.foreseen = max(_FEW, int(knobs.cache_bytes * _NOTES) // _NOTE)
-        # A cache keeps chunks one by one, and one by one they are fetched beforehand.
-        if knobs.cache_bytes or knobs.fetch:
+        if knobs.cache_bytes:  # it keeps chunks one by one
             self.save_memory()
         else:
             self._set_aside({n: _beside(f, knobs.workers) for n, f in self.fields.items()})
@@ -130,13 +132,12 @@ class NativeEngine(Engine):
             rooms = dict.fromkeys(rooms, max(rooms.values()))
         pools = {size: Pool(size) for size in rooms.values()}
         self.decoded = {name: pools[size] for name, size in rooms.items()}
-        # A worker reads a chunk by itself that was in the cache, and so was not fetched.
         copies = max(
             self.layouts[name].copies * field.chunk_nbytes for name, field in self.fields.items()
         )
-        of_workers = self.drivers * (self.fetched_nbytes + sum(pools) + copies)
+        of_workers = self.drivers * (self.most_stored + sum(pools) + copies)
         of_cache = self.cache.budget + self.foreseen * _NOTE if self.cache is not None else 0
-        self.scratch_bytes = of_workers + self.fetched_bytes + of_cache
+        self.scratch_bytes = of_workers + of_cache
 
     def plan(self, batches: Iterator[Wanted]) -> Iterator[tuple[Wanted, Sequence[Task]]]:
         if self.cache is None:
@@ -242,16 +243,11 @@ class ChunkTask:
     def nbytes(self) -> int:
         return self.field.chunk_nbytes
 
-    def fetch(self) -> NDArray[np.uint8] | None:
-        """The bytes of the chunk's file, None where the chunk is in the cache."""
-        cache = self.engine.cache
-        return None if cache is not None and self.key in cache else self._read()
-
-    def _read(self) -> NDArray[np.uint8]:
+    def fetch(self) -> NDArray[np.uint8]:
         """The bytes of the chunk's file, in a buffer of ``engine.stored``."""
         engine = self.engine
         try:
-            return read_chunk_file(self.path, engine.stored, engine.fetched_nbytes)
+            return read_chunk_file(self.path, engine.stored, engine.most_stored)
         except FileNotFoundError:
             fill = self.layout.fill_value
             if fill is not None and engine.missing == "fill":
@@ -281,19 +277,17 @@ class ChunkTask:
         for to, of in self.read.copies:
             copy_runs(batch[to], chunk[of])
 
-    def run(self, out: Arrays, check: Check, fetched: NDArray[np.uint8] | None = None) -> Traffic:
+    def run(self, out: Arrays, check: Check) -> Traffic:
         engine, cache = self.engine, self.engine.cache
         cached = cache.get(self.key, self.use) if cache is not None else None
         if cached is not None:
-            self.discard(fetched)
             self.scatter(cached, out)
-            # Fetched bytes are not needed: another worker has put the chunk into the cache.
-            return Traffic(0 if fetched is None else fetched.nbytes)
+            return Traffic()
         try:
             check()  # the loader may have stopped while it waited for another worker
             pool = engine.decoded[self.field.name]
             chunk = pool.take(self.field.chunks, self.layout.dtype)
-            traffic = self.fill(chunk, fetched)
+            traffic = self.fill(chunk)
             kept = cache is not None and cache.put(self.key, chunk, self.nbytes)
         except BaseException:
             if cache is not None:
@@ -304,13 +298,13 @@ class ChunkTask:
             pool.give(chunk)
         return traffic
 
-    def fill(self, chunk: NDArray[Any], fetched: NDArray[np.uint8] | None = None) -> Traffic:
+    def fill(self, chunk: NDArray[Any]) -> Traffic:
         """Read, decode and normalise the chunk into an array of its shape."""
-        # Not `fetch`: another worker may have put the chunk into the cache since it was missed.
-        stored = self._read() if fetched is None else fetched
+        stored = self.fetch()
         self.decode(stored, chunk)
         traffic = Traffic(stored.nbytes, chunk.nbytes)
-        self.discard(stored)
+        if stored is not _FILL:
+            self.engine.stored.give(stored)
         self.engine.normalise(self.field, self.read.index, chunk)
         return traffic
 
@@ -332,11 +326,6 @@ class ChunkTask:
             )
         )
 
-    def discard(self, stored: NDArray[np.uint8] | None) -> None:
-        """Give the buffer of `fetch` back."""
-        if stored is not None and stored is not _FILL:
-            self.engine.stored.give(stored)
-
 
 @dataclass(slots=True, eq=False)
 class SideBySide:
@@ -356,10 +345,7 @@ class SideBySide:
     def nbytes(self) -> int:
         return sum(task.nbytes for task in self.tasks)
 
-    def fetch(self) -> None:
-        """Nothing: chunks that are fetched beforehand are tasks of their own."""
-
-    def run(self, out: Arrays, check: Check, fetched: None = None) -> Traffic:
+    def run(self, out: Arrays, check: Check) -> Traffic:
         first, traffic = self.tasks[0], Traffic()
         pool = first.engine.decoded[first.field.name]
         chunks = pool.take((len(self.tasks), *first.field.chunks), first.layout.dtype)

@@ -171,10 +171,7 @@ class FieldTask:
     def nbytes(self) -> int:
         return self.field.item_nbytes * len(self.samples)
 
-    def fetch(self) -> None:
-        """Nothing: TensorStore fetches by itself."""
-
-    def run(self, out: Arrays, check: Check, fetched: None = None) -> Traffic:
+    def run(self, out: Arrays, check: Check) -> Traffic:
         traffic = self.begin(out).wait(check)
         self.engine.normalise(self.field, out[self.field.name], self._wanted, self.patches)
         return traffic
