@@ -210,3 +210,59 @@ def test_planes_of_colours_and_of_several_channels() -> None:
         tifffile.imwrite(f"two/z{z}_c{c}.tif", ZYX[0])
     refused("two", "differ in 2 numbers")
     assert read("two/*_c1.tif")[0].domain.shape[2] == 2
+
+
+@pytest.fixture
+def rasters() -> Array:
+    """Two rasters of three bands side by side, in one VRT, each with no-data and a scale."""
+    rasterio = pytest.importorskip("rasterio")
+    values = np.random.default_rng(4).integers(1, 9000, (3, 60, 80), "uint16")
+    values[:, :5] = 0
+    for number in range(2):
+        with rasterio.open(
+            f"{number}.tif", "w", driver="GTiff", width=40, height=60, count=3, dtype="uint16",
+            tiled=True, blockxsize=16, blockysize=16, crs="EPSG:32633", nodata=0,
+            transform=rasterio.Affine(10, 0, 5e5 + 400 * number, 0, -10, 6e6),
+        ) as file:  # fmt: skip
+            file.write(values[:, :, 40 * number : 40 * number + 40])
+            file.scales = (0.5,) * 3
+            file.descriptions = ("B2", "B3", "B4")
+    parts = "".join(
+        f'<SimpleSource><SourceFilename relativeToVRT="1">{n}.tif</SourceFilename><SourceBand>{{0}}'
+        f'</SourceBand><SrcRect xOff="0" yOff="0" xSize="40" ySize="60"/><DstRect xOff="{40 * n}" '
+        'yOff="0" xSize="40" ySize="60"/></SimpleSource>'
+        for n in range(2)
+    )
+    bands = "".join(
+        f'<VRTRasterBand dataType="UInt16" band="{b}"><Description>B{b + 1}</Description>'
+        f"<NoDataValue>0</NoDataValue><Scale>0.5</Scale>{parts.format(b)}</VRTRasterBand>"
+        for b in (1, 2, 3)
+    )
+    Path("all.vrt").write_text(
+        '<VRTDataset rasterXSize="80" rasterYSize="60"><SRS>EPSG:32633</SRS>'
+        f"<GeoTransform>500000, 10, 0, 6000000, 0, -10</GeoTransform>{bands}</VRTDataset>"
+    )
+    return values
+
+
+def test_a_mosaic(rasters: Array) -> None:
+    source, made = read("all.vrt")
+    right = np.where(rasters == 0, np.nan, rasters * 0.5).astype("float32")
+    np.testing.assert_array_equal(made[0, :, 0], right)
+    assert source.axes == "cyx" and source.scale == (1, 1, 1, 10, 10) and source.bands
+    assert source.units[3] == "meter" and source.omero[2]["label"] == "B4"
+    assert "does not get the raster's CRS and transform" in " ".join(source.notes)
+    assert (read("all.vrt", raw=True)[1][0, :, 0] == rasters).all()
+    Path("1.tif").write_bytes(b"none")
+    with pytest.raises((OSError, ValueError, RuntimeError)):
+        read("all.vrt")
+    refused("none.vrt", "not a readable raster")
+
+
+def test_a_raster_behind_http(rasters: Array) -> None:
+    from tests.slow_server import Loopback
+
+    with Loopback(Path.cwd(), delay_s=0) as server:
+        source, made = read(f"{server.url}/1.tif", raw=True)
+        assert (made[0, :, 0] == rasters[:, :, 40:]).all() and source.chunks == (1, 1, 1, 16, 16)
+        refused(f"{server.url}/none.tif", "not a readable raster")

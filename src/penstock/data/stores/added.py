@@ -13,6 +13,7 @@ _TIFF, _HDF5 = "ometiff:open_ometiff_source", "hdf5:open_hdf5_source"
 _NIFTI = "nifti:open_nifti_source"
 READERS = {
     ".tif": _TIFF, ".tiff": _TIFF, ".nii": _NIFTI, ".gz": _NIFTI,
+    ".vrt": "raster:open_raster_source",
     **dict.fromkeys((".h5", ".hdf5", ".hdf", ".nwb", ".ims", ".nc", ".nc4"), _HDF5),
 }  # fmt: skip
 """The room and the function that opens a file of a format, by suffix."""
@@ -25,6 +26,13 @@ OURS = {
     **dict.fromkeys(READERS, False),
 }
 """The suffixes that Penstock opens itself, and whether an output may have them."""
+
+
+def reader_of(place: str) -> str | None:
+    """The room and the function that opens a file of one of our formats; None for a store. GDAL
+    reads a TIFF that is behind a URL, tifffile one on this machine."""
+    suffix = suffix_of(place)
+    return READERS.get(".vrt" if READERS.get(suffix) == _TIFF and "://" in place else suffix)
 
 
 def added_store(place: str) -> EntryPoint | None:

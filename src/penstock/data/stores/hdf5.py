@@ -63,7 +63,7 @@ def open_hdf5_source(
         return _plain(_chosen(handle, inside, path, name), raw, where)
 
     return open_sliced(
-        read, path=f"{path}::{inside}" if inside else path, file=file, inside=f"{inside} {level}",
+        read, path=path, inside=f"{inside} {level}",
         axes=axes, cache_bytes=cache_bytes, where=where,
     )  # fmt: skip
 

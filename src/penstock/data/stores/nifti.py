@@ -52,9 +52,7 @@ def open_nifti_source(
     def read(num_bytes: int) -> OpenedArray:
         return _opened(image, stored, file, raw, where)
 
-    return open_sliced(
-        read, path=path, file=file, inside="", axes=axes, cache_bytes=cache_bytes, where=where
-    )
+    return open_sliced(read, path=path, inside="", axes=axes, cache_bytes=cache_bytes, where=where)
 
 
 def _image(file: Path, where: str) -> Any:

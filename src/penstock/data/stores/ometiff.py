@@ -189,8 +189,6 @@ def open_ometiff_source(
     where, file_path = f"{name} {path}", Path(path).expanduser()
     if inside:
         raise UsageError(f"{where}: a TIFF file holds series, not names; --series N takes one")
-    if "://" in path:
-        raise UsageError(f"{where}: TIFF is read from local files only")
     if not is_file(file_path, where):
         raise UsageError(f"{where}: no such file")
     try:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ...base import UsageError, blaming, parsed_json, system_errors
 from ..box import Box
 from . import in_memory as memory
-from .added import OURS, READERS, added_store, and_added, checked
+from .added import OURS, added_store, and_added, checked, reader_of
 from .planes import open_planes_source, plane_files
 from .protocols import (
     AXES,
@@ -99,7 +99,7 @@ def _open_source(
     suffix = suffix_of(place)
     if suffix == ".npy":
         return memory.open_npy(parsed, name=name, **chosen)
-    if (reader := READERS.get(suffix)) is not None:
+    if (reader := reader_of(place)) is not None:
         module, _, function = reader.partition(":")
         read = getattr(import_module(f".{module}", __package__), function)
         return read(place, inside=inside, **_whole(settings))

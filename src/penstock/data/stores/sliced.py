@@ -42,6 +42,8 @@ class OpenedArray:
     omero: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
     packing: Packing | None = None
+    bands: bool = False
+    """See `Framed.bands`."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -94,15 +96,14 @@ class SlicedSource(Framed):
 
 
 def open_sliced(
-    read: Callable[[int], OpenedArray], *, path: str, file: Path, inside: str, axes: str | None,
+    read: Callable[[int], OpenedArray], *, path: str, inside: str, axes: str | None,
     cache_bytes: int, where: str,
 ) -> SlicedSource:  # fmt: skip
     """A source over what a format's reader opens.
 
     Args:
         read: Opens the array with a cache of so many bytes.
-        path: The user's name of it.
-        file: The file that it is in.
+        path: The file that it is in, or its URL.
         inside: Its name in the file; may be empty.
         axes: The letters of its axes, as the user says.
         cache_bytes: The most decoded bytes that are kept.
@@ -115,8 +116,10 @@ def open_sliced(
     rank = len(opened.array.shape)
     letters, taken = source_axes(axes, opened.labels, rank, where)
     dtype = check_dtype(np.dtype(opened.array.dtype).name, where)
-    address = str(file.resolve())
-    packing = opened.packing
+    remote, packing = "://" in path, opened.packing
+    file = Path(path).expanduser()
+    address = path if remote else str(file.resolve())
+    stamp = [] if remote else file_stamp(file)
     return SlicedSource(
         name=path,
         array=opened.array,
@@ -124,15 +127,16 @@ def open_sliced(
         dtype=dtype if packing is None else packing.dtype,
         chunks=to_tczyx(opened.chunks, letters, 1),
         address=address,
-        fingerprint=source_fingerprint(address, *file_stamp(file), inside, letters),
+        fingerprint=source_fingerprint(address, *stamp, inside, letters),
         packing=packing,
         cache_bytes=cache_bytes,
         reopen=lambda num_bytes: open_sliced(
-            read, path=path, file=file, inside=inside, axes=axes, cache_bytes=num_bytes, where=where
+            read, path=path, inside=inside, axes=axes, cache_bytes=num_bytes, where=where
         ),
         scale=None if opened.scale is None else to_tczyx(opened.scale, letters, 1.0),
         units=to_tczyx(opened.units or (None,) * rank, letters, None),
         translation=to_tczyx(opened.translation or (0.0,) * rank, letters, 0.0),
         omero=opened.omero,
+        bands=opened.bands,
         notes=(*taken, *opened.notes, *([packing.note] if packing else ())),
     )
