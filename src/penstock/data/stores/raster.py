@@ -22,7 +22,7 @@ _DEFAULT_CACHE = 2**26
 """Bytes of decoded tiles that GDAL keeps by default; its own is a share of all memory."""
 
 
-class _Raster:
+class _Bands:
     """The bands of a raster, as c y x. A dataset of GDAL belongs to one thread: each has one."""
 
     def __init__(self, place: str, level: int, cache_bytes: int) -> None:
@@ -89,7 +89,7 @@ def open_raster_source(
 def _opened(path: str, level: int, cache_bytes: int, raw: bool, where: str) -> OpenedArray:
     errors = require("rasterio.errors", "scenes")
     try:
-        raster = _Raster(path, level, cache_bytes)
+        raster = _Bands(path, level, cache_bytes)
     except (errors.RasterioError, ValueError, OSError) as error:
         raise UsageError(f"{where}: not a readable raster: {describe(error)}") from error
     dataset = raster.opened()
