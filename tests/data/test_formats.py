@@ -85,14 +85,15 @@ def test_axes_that_hdf5_says() -> None:
     assert open_source("a.h5::labelled", axes="zyx").axes == "zyx"
 
 
-def test_netcdf_is_read_as_xarray_reads_it() -> None:
+@pytest.mark.parametrize("form", ["NETCDF4", "NETCDF3_CLASSIC", "NETCDF3_64BIT"])
+def test_netcdf_is_read_as_xarray_reads_it(form: Any) -> None:
     xarray = pytest.importorskip("xarray")
     pytest.importorskip("netCDF4")
     values = np.random.default_rng(1).normal(280, 9, (3, 20, 30)).astype("float32")
     values[1, 2, 3] = np.nan
     packed = {"dtype": "int16", "scale_factor": 0.01, "add_offset": 280.0, "_FillValue": -32768}
     xarray.Dataset({"t2m": (("time", "latitude", "longitude"), values)}).to_netcdf(
-        "a.nc", encoding={"t2m": packed}
+        "a.nc", encoding={"t2m": packed}, format=form
     )
     source, made = read("a.nc")
     with xarray.open_dataset("a.nc") as right:

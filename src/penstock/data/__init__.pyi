@@ -79,6 +79,7 @@ from .stores.open import open_source as open_source
 from .stores.protocols import AXES as AXES
 from .stores.protocols import LONGEST as LONGEST
 from .stores.protocols import Located as Located
+from .stores.protocols import SeveralArrays as SeveralArrays
 from .stores.protocols import Sink as Sink
 from .stores.protocols import Source as Source
 from .stores.protocols import is_file as is_file

@@ -9,6 +9,7 @@ A dataset may say what its axes are: by dimension scales (NetCDF), by labels of 
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,10 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError, describe, require
+from ...base import UsageError, describe, require, system_errors
 from .cf_packing import packing_of
 from .frames import physical_size, shown_channel, unit_name
-from .protocols import is_file
+from .protocols import SeveralArrays, is_file
 from .sliced import OpenedArray, SlicedSource, open_sliced
 
 _SHOWN = 12  # names in a message
@@ -55,12 +56,15 @@ def open_hdf5_source(
         raise UsageError(f"{where}: an HDF5 file has no series; name an array as {path}::NAME")
 
     def read(num_bytes: int) -> OpenedArray:
-        handle = _opened(file, num_bytes, where)
+        classic = _begins(file, where) == b"CDF"
+        handle: Any = {} if classic else _opened(file, num_bytes, where)
         if "DataSetInfo" in handle and "DataSet" in handle and not inside:
             return _imaris(handle, level, where)
         if level:
             raise UsageError(f"{where}: level {level} is asked, but it has no levels")
-        return _plain(_chosen(handle, inside, path, name), raw, where)
+        if classic:
+            return _classic(file, inside, path, name, raw)
+        return _plain(_chosen(arrays_in(handle), inside, path, name), raw, where)
 
     return open_sliced(
         read, path=path, inside=f"{inside} {level}",
@@ -76,6 +80,33 @@ def _opened(file: Path, cache_bytes: int, where: str) -> Any:
         raise UsageError(f"{where}: not a readable HDF5 file: {describe(error)}") from error
 
 
+def _begins(file: Path, where: str) -> bytes:
+    with system_errors(where), file.open("rb") as stream:
+        return stream.read(3)
+
+
+def _classic(file: Path, inside: str, path: str, name: str, raw: bool) -> OpenedArray:
+    """An array of a file of classic NetCDF, which is mapped."""
+    where = f"{name} {path}"
+    try:
+        handle = require("scipy.io", "scenes").netcdf_file(file, "r", mmap=True)
+        arrays = {key: each for key, each in handle.variables.items() if len(each.dimensions) > 1}
+    except (OSError, ValueError, TypeError, IndexError) as error:
+        raise UsageError(f"{where}: not a readable NetCDF file: {describe(error)}") from error
+    chosen = _chosen(arrays, inside, path, name)
+    with warnings.catch_warnings():  # the file stays mapped as long as its array is there
+        warnings.simplefilter("ignore", RuntimeWarning)
+        handle.close()
+    attributes = {key: _plainly(value) for key, value in vars(chosen)["_attributes"].items()}
+    dtype = chosen.data.dtype.newbyteorder("=")
+    return OpenedArray(
+        array=chosen.data,
+        labels=list(chosen.dimensions),
+        chunks=_bands(chosen.shape),
+        packing=None if raw else packing_of(attributes, dtype, where),
+    )
+
+
 def arrays_in(handle: Any) -> dict[str, Any]:
     """The arrays of numbers of at least two axes, by name."""
     h5py, arrays = require("h5py", "hdf5"), {}
@@ -89,15 +120,19 @@ def arrays_in(handle: Any) -> dict[str, Any]:
     return arrays
 
 
-def _chosen(handle: Any, inside: str, path: str, name: str) -> Any:
-    where, arrays = f"{name} {path}", arrays_in(handle)
+def _chosen(arrays: Mapping[str, Any], inside: str, path: str, name: str) -> Any:
+    where = f"{name} {path}"
     if inside:
         if (key := inside.strip("/")) in arrays:
             return arrays[key]
         raise UsageError(f"{where}: has no array {inside}; {_listed(arrays)}")
     if len(arrays) != 1:
-        such = f", such as {name} {path}::{next(iter(arrays))}" if arrays else ""
-        raise UsageError(f"{where}: {_listed(arrays)}{such and '; name one'}{such}")
+        if not arrays:
+            raise UsageError(f"{where}: {_listed(arrays)}")
+        raise SeveralArrays(
+            f"{where}: {_listed(arrays)}; name one, such as {name} {path}::{next(iter(arrays))}",
+            [(f"{path}::{each}", " x ".join(map(str, a.shape))) for each, a in arrays.items()],
+        )
     return next(iter(arrays.values()))
 
 
@@ -120,6 +155,7 @@ def _plain(dataset: Any, raw: bool, where: str) -> OpenedArray:
     packing = None if raw or dtype.kind == "b" else packing_of(attributes, dtype, where)
     return OpenedArray(
         array=dataset, labels=labels, scale=scale, units=units, packing=packing,
+        codec=dataset.compression or "",
         chunks=dataset.chunks or _bands(dataset.shape),
     )  # fmt: skip
 

@@ -117,6 +117,7 @@ def _opened(path: str, level: int, cache_bytes: int, raw: bool, where: str) -> O
         notes=tuple(notes),
         packing=packing,
         bands=True,
+        codec=str(dataset.compression.value if dataset.compression else "").lower(),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -42,6 +43,8 @@ class OpenedArray:
     omero: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
     packing: Packing | None = None
+    codec: str = ""
+    """See `Framed.codec`."""
     bands: bool = False
     """See `Framed.bands`."""
 
@@ -79,10 +82,17 @@ class SlicedSource(Framed):
         else:
             self.packing.decode(np.ascontiguousarray(five, self.packing.stored), out)
         # Pages of a mapped file count as memory of this process, so they are given back.
-        mapped = getattr(self.array, "base", None)
-        if isinstance(mapped, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
-            mapped.madvise(mmap.MADV_DONTNEED)
+        if self._mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
+            self._mapped.madvise(mmap.MADV_DONTNEED)
         return out
+
+    @cached_property
+    def _mapped(self) -> mmap.mmap | None:
+        """The mapped file that the array is a view of; None where it is none."""
+        base: Any = self.array
+        while isinstance(base, np.ndarray):
+            base = base.base
+        return base if isinstance(base, mmap.mmap) else None
 
     @property
     def tells_absent(self) -> None:
@@ -138,5 +148,6 @@ def open_sliced(
         translation=to_tczyx(opened.translation or (0.0,) * rank, letters, 0.0),
         omero=opened.omero,
         bands=opened.bands,
+        codec=opened.codec,
         notes=(*taken, *opened.notes, *([packing.note] if packing else ())),
     )
