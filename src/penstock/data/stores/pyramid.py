@@ -10,7 +10,6 @@ were made, by how many threads and in how many goes.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,9 +30,6 @@ from .protocols import AXES, OUTPUT_DTYPES
 from .tensorstore import TensorStoreSink, TensorStoreSource, plainly
 from .tensorstore_open import open_tensorstore_source, prepare_sink
 from .zarr_groups import read_attributes, read_json
-
-_PIECE = 2**24
-"""About the voxels of the level above that are read at once."""
 
 
 def add_levels(
@@ -122,17 +118,15 @@ def _opened(
 def _make(
     above: TensorStoreSource, level: LevelBelow, sink: TensorStoreSink, rule: Rule, cell: Box
 ) -> int:
-    """Make one chunk or shard of a level. It is made slab by slab along z, so that a shard takes
-    little more memory than its own."""
+    """Make one chunk or shard of a level, a chunk of the level above at a time."""
     out = np.empty(cell.shape, above.dtype)
-    plane = cell.size // cell.shape[2]
-    thick = max(1, _PIECE // (plane * math.prod(level.halved)))
-    for low in range(0, cell.shape[2], thick):
-        high = min(low + thick, cell.shape[2])
-        start, stop = list(cell.start), list(cell.stop)
-        start[2], stop[2] = cell.start[2] + low, cell.start[2] + high
-        slab = level.above(Box(tuple(start), tuple(stop)), above.domain.shape)
-        out[:, :, low:high] = reduced(above.read(slab), level.halved, rule)
+    # A window must not lie in two pieces.
+    steps = zip(above.chunks, level.halved, strict=True)
+    step = tuple(n if n % by == 0 else n * by for n, by in steps)
+    for piece in Grid(level.above(cell, above.domain.shape), step, (0,) * 5):
+        ends = zip(piece.start, piece.stop, level.halved, strict=True)
+        start, stop = zip(*((a // by, -(-b // by)) for a, b, by in ends), strict=True)
+        out[Box(start, stop).within(cell)] = reduced(above.read(piece), level.halved, rule)
     sink.write(cell, out)
     return cell.size
 
