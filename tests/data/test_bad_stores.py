@@ -89,7 +89,6 @@ class TestBadInput:
             (lambda d: d / "none.npy", r"none\.npy: no such file$"),
             (lambda d: saved(d, "a.tif", "hello"), r"a\.tif: not a readable TIFF file: "),
             (lambda d: saved(d, "a.npy", "hello"), r"a\.npy: not a \.npy array: "),
-            (lambda d: "s3://b/a.tif", "TIFF is read from local files only"),
             (cut, r"a\.npy: the file ends before the array does$"),
             (pickled, r"a\.npy: not a \.npy array: .*objects"),
             (lambda d: '{"driver":\n zarr}', "--in-spec: not valid JSON: .*line 2 column 2"),

@@ -29,6 +29,8 @@ VERBS = {
     "status": "show the progress of a run of infer: blocks, rate, time left, faults",
     "verify": "prove by checksums that an output is complete and was written by its run",
     "repair": "compute the lost and damaged blocks of an output again, and nothing else",
+    "pyramid": "add the levels of an OME-Zarr image, each from the one above",
+    "info": "say what an input holds: arrays, levels, axes, voxels, chunks",
     "generate": "make data to measure with: fields, volumes, scenes, packed NetCDF",
     "preprocess": "cut satellite scenes into chips to train on",
     "train": "train a workload, with every step timed; stop and resume exactly",

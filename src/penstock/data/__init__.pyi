@@ -3,6 +3,7 @@ from .grid import Grid as Grid
 from .grid import flatten as flatten
 from .grid import indices as indices
 from .grid import reflect as reflect
+from .levels import levels_below as levels_below
 from .netcdf import open_netcdf as open_netcdf
 from .normalize import Histogram as Histogram
 from .normalize import Scaling as Scaling
@@ -78,11 +79,13 @@ from .stores.open import open_source as open_source
 from .stores.protocols import AXES as AXES
 from .stores.protocols import LONGEST as LONGEST
 from .stores.protocols import Located as Located
+from .stores.protocols import SeveralArrays as SeveralArrays
 from .stores.protocols import Sink as Sink
 from .stores.protocols import Source as Source
 from .stores.protocols import is_file as is_file
 from .stores.protocols import overlap as overlap
 from .stores.protocols import same_array as same_array
+from .stores.pyramid import add_levels as add_levels
 from .stores.tensorstore import plainly as plainly
 from .stores.transient import is_full as is_full
 from .stores.transient import is_transient as is_transient

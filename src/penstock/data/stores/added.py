@@ -9,11 +9,30 @@ from ...base import UsageError, extension_names, find_extension
 from .protocols import suffix_of
 
 _GROUP = "penstock.stores"
-OURS = {
-    "": True, ".n5": True, ".zarr": True,
-    ".json": False, ".npy": False, ".tif": False, ".tiff": False,
+_TIFF, _HDF5 = "ometiff:open_ometiff_source", "hdf5:open_hdf5_source"
+_NIFTI = "nifti:open_nifti_source"
+READERS = {
+    ".tif": _TIFF, ".tiff": _TIFF, ".nii": _NIFTI, ".gz": _NIFTI,
+    ".vrt": "raster:open_raster_source",
+    **dict.fromkeys((".h5", ".hdf5", ".hdf", ".nwb", ".ims", ".nc", ".nc4"), _HDF5),
 }  # fmt: skip
+"""The room and the function that opens a file of a format, by suffix."""
+OURS = {
+    "": True,
+    ".n5": True,
+    ".zarr": True,
+    ".json": False,
+    ".npy": False,
+    **dict.fromkeys(READERS, False),
+}
 """The suffixes that Penstock opens itself, and whether an output may have them."""
+
+
+def reader_of(place: str) -> str | None:
+    """The room and the function that opens a file of one of our formats; None for a store. GDAL
+    reads a TIFF that is behind a URL, tifffile one on this machine."""
+    suffix = suffix_of(place)
+    return READERS.get(".vrt" if READERS.get(suffix) == _TIFF and "://" in place else suffix)
 
 
 def added_store(place: str) -> EntryPoint | None:

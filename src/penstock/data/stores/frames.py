@@ -12,7 +12,7 @@ from ...base import UsageError
 from .protocols import AXES
 
 _NAMES = {
-    "t": "time times timepoint timepoints date datetime valid_time frame frames",
+    "t": "time times timepoint timepoints date datetime valid_time month frame frames",
     "c": "channel channels band bands wavelength",
     "z": "depth level levels lev plev height altitude pressure pressure_level isobaricinhpa slice "
     "plane",
@@ -58,6 +58,8 @@ class Framed:
     ``end``, and perhaps ``min`` and ``max``) of each. Empty where nothing is known."""
     notes: tuple[str, ...] = ()
     """Sentences on how the metadata were understood, and on what of them goes no further."""
+    codec: str = ""
+    """The encoding of chunks in a word or two; empty where they are plain, or it is unknown."""
     bands: bool = False
     """True if channels are samples of one picture, such as the bands of a raster."""
 

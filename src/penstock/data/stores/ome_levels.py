@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 from ...base import UsageError
 from .frames import axis_letter, physical_size, shown_channel, to_tczyx, unit_name
-from .protocols import AXES
+from .protocols import AXES, SeveralArrays
 
 
 def array_below(path: Any, where: str) -> str:
@@ -65,7 +65,11 @@ def image_of(attributes: Mapping[str, Any], series: int | None, where: str) -> M
     images: Sequence[Mapping[str, Any]] = attributes["multiscales"]
     if series is None and len(images) > 1:
         names = ", ".join(f"{i} {image.get('name', '')}".strip() for i, image in enumerate(images))
-        raise UsageError(f"{where}: holds {len(images)} images ({names}); --series N takes one")
+        place = where.partition(" ")[2]
+        raise SeveralArrays(
+            f"{where}: holds {len(images)} images ({names}); --series N takes one",
+            [(f"{place} --series {i}", str(each.get("name", ""))) for i, each in enumerate(images)],
+        )
     if not images:
         raise UsageError(f"{where}: its multiscales metadata describes no image")
     if not 0 <= (series or 0) < len(images):

@@ -179,7 +179,7 @@ def _decode(file: Any, series: Any, page_number: int, number: int) -> NDArray[An
 
 def open_ometiff_source(
     path: str, *, level: int, cache_bytes: int, name: str, raw: bool = False,
-    axes: str | None = None, series: int | None = None,
+    axes: str | None = None, series: int | None = None, inside: str = "",
 ) -> TiffSource | MemorySource:  # fmt: skip
     """Open a series of a TIFF file, or a ``level`` of its pyramid.
 
@@ -187,8 +187,8 @@ def open_ometiff_source(
     are read and decoded.
     """
     where, file_path = f"{name} {path}", Path(path).expanduser()
-    if "://" in path:
-        raise UsageError(f"{where}: TIFF is read from local files only")
+    if inside:
+        raise UsageError(f"{where}: a TIFF file holds series, not names; --series N takes one")
     if not is_file(file_path, where):
         raise UsageError(f"{where}: no such file")
     try:

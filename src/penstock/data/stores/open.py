@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from numpy.typing import NDArray
 from ...base import UsageError, blaming, parsed_json, system_errors
 from ..box import Box
 from . import in_memory as memory
-from .added import OURS, added_store, and_added, checked
+from .added import OURS, added_store, and_added, checked, reader_of
+from .planes import open_planes_source, plane_files
 from .protocols import (
     AXES,
     LONGEST,
@@ -90,30 +92,39 @@ def _open_source(
         return open_tensorstore_source(
             parsed, cache_bytes=cache_bytes, raw=raw, name=name, **chosen
         )
-    match suffix_of(parsed):
-        case ".npy":
-            return memory.open_npy(parsed, name=name, **chosen)
-        case ".tif" | ".tiff":
-            from . import ometiff
+    place, _, inside = parsed.partition("::")
+    settings = {"level": level, "cache_bytes": cache_bytes, "name": name, "raw": raw, **chosen}
+    if (files := plane_files(place)) is not None and not inside:
+        return open_planes_source(place, files, **_whole(settings))
+    suffix = suffix_of(place)
+    if suffix == ".npy":
+        return memory.open_npy(parsed, name=name, **chosen)
+    if (reader := reader_of(place)) is not None:
+        module, _, function = reader.partition(":")
+        read = getattr(import_module(f".{module}", __package__), function)
+        return read(place, inside=inside, **_whole(settings))
+    if (added := added_store(parsed)) is not None:
+        return _open_added(added, parsed, settings, chosen)
+    from . import omezarr
 
-            return ometiff.open_ometiff_source(
-                parsed, level=level, cache_bytes=cache_bytes, name=name, raw=raw, **chosen
-            )
-        case _ if (added := added_store(parsed)) is not None:
-            where = f"{name} {parsed}"
-            if any(value is not None for value in chosen.values()):
-                raise UsageError(f"{where}: a store of another package takes no axes and no series")
-            with blaming(added, where):
-                theirs = added.load().open_source(
-                    parsed, level=level, cache_bytes=cache_bytes, name=name
-                )
-                return checked(theirs, Source, where)
-        case _:
-            from . import omezarr
+    whole = f"{place}/{inside.strip('/')}" if inside else parsed
+    return omezarr.open_omezarr_source(whole, **_whole(settings))
 
-            return omezarr.open_omezarr_source(
-                parsed, level=level, cache_bytes=cache_bytes, raw=raw, name=name, **chosen
-            )
+
+def _open_added(
+    added: Any, place: str, settings: Mapping[str, Any], chosen: Mapping[str, Any]
+) -> Source:
+    """A source of another package's store."""
+    where = f"{settings['name']} {place}"
+    if any(value is not None for value in chosen.values()):
+        raise UsageError(f"{where}: a store of another package takes no axes and no series")
+    with blaming(added, where):
+        theirs = {key: settings[key] for key in ("level", "cache_bytes", "name")}
+        return checked(added.load().open_source(place, **theirs), Source, where)
+
+
+def _whole(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {"series": None, **settings}
 
 
 def open_sink(

@@ -140,6 +140,15 @@ class Sink(Protocol):
         """
 
 
+class SeveralArrays(UsageError):
+    """An address that means several arrays, of which the user must name one."""
+
+    def __init__(self, message: str, places: Sequence[tuple[str, str]]) -> None:
+        super().__init__(message)
+        self.places = places
+        """How each is named on a command line, and what it is."""
+
+
 def same_array(source: Source, sink: Sink) -> bool:
     """Whether creating or writing ``sink`` would touch what ``source`` reads.
 

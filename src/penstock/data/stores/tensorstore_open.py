@@ -124,8 +124,24 @@ def _frame(
         **frame,
         "notes": (*taken, *frame.get("notes", ()), *notes),
         "ome_version": None if level is None else level.version,
+        "codec": _codec(array),
         "bands": any(label.lower() in ("band", "bands") for label in labels or ()),
     }
+
+
+def _codec(array: Any) -> str:
+    """How chunks of an array are encoded, in words."""
+    said = array.codec.to_json() if array.codec is not None else {}
+    compressor = said.get("compressor") or said.get("compression") or {}
+    names = [str(compressor.get("id") or compressor.get("type") or said.get("encoding") or "")]
+    codecs = list(said.get("codecs", ()))
+    while codecs:
+        codec = codecs.pop(0)
+        names += [codec["name"].removesuffix("_indexed")] * (
+            codec["name"] not in ("bytes", "crc32c")
+        )
+        codecs = [*codec.get("configuration", {}).get("codecs", ()), *codecs]
+    return " ".join(name for name in names if name not in ("", "raw"))
 
 
 def _level_of(array: Any, stored: Mapping[str, Any], where: str) -> tuple[Level | None, list[str]]:

@@ -17,10 +17,11 @@ from ...base import UsageError
 from .cf_packing import Packing, packing_of
 from .frames import physical_size, shown_channel, source_axes, to_tczyx, unit_name
 from .ome_levels import array_below
-from .protocols import AXES, check_dtype
+from .protocols import AXES, SeveralArrays, check_dtype
 
 _REDUCED_OR_MASK = 0b101
 """Bits of NewSubfileType: a page that is a smaller copy of another, or its mask."""
+_CODEC = {"NONE": "", "ADOBE_DEFLATE": "deflate", "PACKBITS": "packbits"}
 _PLAIN = ("shaped", "generic", "uniform")
 _READ_KINDS = ("ome", "imagej", *_PLAIN)
 """Kinds of tifffile's series whose metadata is read here, or that have none."""
@@ -56,8 +57,13 @@ def chosen_series(file: Any, said: int | None, where: str) -> int:
         )
         more = ", ..." if len(pictures) > 12 else ""
         listed = ", ".join(" ".join(name.split()) for name in names)
-        raise UsageError(
-            f"{where}: holds {len(pictures)} series ({listed}{more}); --series N takes one"
+        place = where.partition(" ")[2]
+        raise SeveralArrays(
+            f"{where}: holds {len(pictures)} series ({listed}{more}); --series N takes one",
+            [
+                (f"{place} --series {number}", " x ".join(map(str, all_series[number].shape)))
+                for number in pictures
+            ],
         )
     return pictures[0]
 
@@ -138,6 +144,9 @@ def frame_of(file: Any, number: int, level: int, axes: str, raw: bool) -> dict[s
         "omero": tuple(channels) if len(channels) == shape[1] and any(channels) else (),
         "notes": tuple(_lost(file, series, raw)),
         "bands": "S" in series.axes,
+        "codec": _CODEC.get(
+            series.keyframe.compression.name, series.keyframe.compression.name.lower()
+        ),
     }
 
 

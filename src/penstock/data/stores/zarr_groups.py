@@ -14,6 +14,7 @@ from typing import Any
 
 from ...base import UsageError, parsed_json
 from .ome_levels import Level, array_below, described, image_of
+from .protocols import SeveralArrays
 
 Read = Callable[[str], bytes | None]
 """The bytes of a key of a store; None where it has no such key."""
@@ -74,9 +75,10 @@ def check_array(
     paths = [array_below(name, where).strip("/") for name, _ in names]
     shown = ", ".join(f"{name} ({more})" if more else name for name, more in names[:_SHOWN])
     others = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    raise UsageError(
+    raise SeveralArrays(
         f"{where}: is {kind} ({shown}{others}); name one, such as "
-        f"{flag} {joined(place, paths[0])}".replace("  ", " ")
+        f"{flag} {joined(place, paths[0])}".replace("  ", " "),
+        [(joined(place, path), more) for path, (_, more) in zip(paths, names, strict=True)],
     )
 
 

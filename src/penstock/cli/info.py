@@ -1,0 +1,92 @@
+"""``penstock info PATH``: what an input holds, as ``infer`` would read it."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+EXAMPLES = """
+penstock info noisy.ome.zarr
+penstock info brain.ims
+penstock info run.nwb::acquisition/TwoPhotonSeries/data
+"""
+
+
+_MOST_LEVELS = 32
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", metavar="PATH", help="a file, a folder, a store or a URL")
+    parser.add_argument("--series", type=int, metavar="N", help="the image to take of several")
+    parser.add_argument("--axes", metavar="AXES", help="the letters of the stored axes: tyx, zcyx")
+
+
+def run(args: argparse.Namespace) -> int:
+    from ..data import SeveralArrays, open_source
+
+    chosen = {"axes": args.axes, "series": args.series, "name": "PATH"}
+    try:
+        first = open_source(args.path, **chosen)
+    except SeveralArrays as several:
+        print(f"{args.path} holds several; name one:")
+        for place, words in several.places:
+            print(f"  penstock info {place}  {words}".rstrip())
+        return 0
+    for line in (*_of_array(first), *_of_levels(args.path, chosen)):
+        print(line)
+    for note in getattr(first, "notes", ()):
+        print(f"note      {note}")
+    name = PurePosixPath(args.path.partition("::")[0].partition("?")[0]).name.partition(".")[0]
+    command = ["penstock", "infer", "--in-spec", args.path, "--out-spec", f"{name}-out.ome.zarr"]
+    for flag in ("axes", "series"):
+        if (said := getattr(args, flag)) is not None:
+            command += [f"--{flag}", str(said)]
+    print(f"infer     {shlex.join([*command, '--model-type', 'MODEL'])}")
+    return 0
+
+
+def _of_array(source: Any) -> Iterator[str]:
+    from ..base import format_bytes
+
+    size = math.prod(source.domain.shape) * source.dtype.itemsize
+    yield f"array     {_sides(source.domain.shape, source)} {source.dtype}, {format_bytes(size)}"
+    if source.chunks != (1,) * 5:  # of an array in one piece
+        codec = getattr(source, "codec", "")
+        yield f"chunks    {_sides(source.chunks, source)}{f', {codec}' if codec else ''}"
+    yield f"voxel     {_voxel(source)}"
+    if names := [str(each.get("label", "")) for each in getattr(source, "omero", ())]:
+        yield f"channels  {', '.join(names)}"
+
+
+def _of_levels(path: str, chosen: Mapping[str, Any]) -> Iterator[str]:
+    """The levels below the first."""
+    from ..base import UsageError
+    from ..data import open_source
+
+    for level in range(1, _MOST_LEVELS):
+        try:
+            source = open_source(path, level=level, **chosen)
+        except UsageError:  # there are no further ones
+            return
+        yield f"level {level:<3} {_sides(source.domain.shape, source)}, {_voxel(source)}"
+
+
+def _sides(sides: Sequence[int], source: Any) -> str:
+    shown = [str(side) for side, axis in zip(sides, "tczyx", strict=True) if axis in source.axes]
+    return f"{source.axes} {' x '.join(shown)}"
+
+
+def _voxel(source: Any) -> str:
+    """The size of a voxel along the axes that have one."""
+    if source.scale is None:
+        return "of unknown size"
+    each = zip(source.scale, source.units, "tczyx", strict=True)
+    return ", ".join(
+        f"{axis} {size:g}{f' {unit}' if unit else ''}"
+        for size, unit, axis in each
+        if axis in source.axes and axis != "c"
+    )

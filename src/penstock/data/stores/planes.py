@@ -1,0 +1,166 @@
+"""A folder or a pattern of TIFF files, each a plane of a volume, in the order of their numbers."""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...base import UsageError, plural
+from ..box import Box
+from .frames import Framed
+from .protocols import Source, file_stamp, source_fingerprint
+
+_OPEN = 256
+"""Planes that are kept open. Each is a file, of which a process may have about a thousand."""
+_NUMBER = re.compile(r"\d+")
+_SHOWN = 6  # names in a message
+
+
+def plane_files(path: str) -> list[Path] | None:
+    """The TIFF files that a folder or a pattern means, in natural order; None for anything else."""
+    place = Path(path).expanduser()
+    if glob.has_magic(path) and not place.exists():
+        files = [Path(name) for name in glob.glob(str(place))]  # noqa: PTH207 -- absolute ones too
+    elif "://" not in path and place.is_dir():
+        files = [file for file in place.iterdir() if file.suffix.lower() in (".tif", ".tiff")]
+    else:
+        return None
+    return sorted(files, key=_natural) if files or glob.has_magic(path) else None
+
+
+def _natural(file: Path) -> list[tuple[int, str]]:
+    """A key by which plane 2 comes before plane 10."""
+    return [
+        (int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", file.name)
+    ]
+
+
+def check_numbers(files: Sequence[Path], where: str) -> None:
+    """Refuse files between whose numbers some are missing, or of which two have one number."""
+    numbers = [[int(each) for each in _NUMBER.findall(file.name)] for file in files]
+    if len({len(each) for each in numbers}) != 1 or not numbers[0]:
+        return  # named otherwise: their order by name is what there is
+    columns = [column for column in zip(*numbers, strict=True) if len(set(column)) > 1]
+    if len(columns) > 1:
+        raise UsageError(
+            f"{where}: its {plural(len(files), 'file')} differ in {len(columns)} numbers, such as "
+            f"{files[0].name} and {files[-1].name}: planes of one channel and one time make a "
+            "volume; name them by a pattern, in quotes"
+        )
+    if columns:
+        lacking = sorted({*range(columns[0][0], columns[0][-1])} - {*columns[0]})
+        steps = {b - a for a, b in zip(columns[0], columns[0][1:], strict=False)}
+        if lacking and len(steps) > 1:  # every second plane is no gap
+            shown = ", ".join(map(str, lacking[:_SHOWN])) + ", ..." * (len(lacking) > _SHOWN)
+            raise UsageError(
+                f"{where}: {plural(len(lacking), 'plane')} missing between {files[0].name} and "
+                f"{files[-1].name}: {shown}"
+            )
+
+
+class PlanesSource(Framed):
+    """Reads planes that lie in a file each; made by `open_planes_source`."""
+
+    def __init__(
+        self, name: str, files: Sequence[Path], open_plane: Any, first: Any, stamp: str,
+        cache_bytes: int,
+    ) -> None:  # fmt: skip
+        frame = {key: getattr(first, key) for key in Framed.__dataclass_fields__}
+        super().__init__(**frame)
+        self._arguments = (name, files, open_plane, first, stamp)
+        self.name, self.dtype, self.cache_bytes = name, first.dtype, cache_bytes
+        shape, chunks = list(first.domain.shape), list(first.chunks)
+        shape[2], chunks[2] = len(files), 1
+        self.domain = Box((0,) * 5, tuple(shape))
+        # A plane that is mapped, and so in no chunks, is read by whole rows.
+        self.chunks = tuple(chunks) if first.chunks != (1,) * 5 else (1, 1, 1, *shape[3:])
+        self.grid_origin: tuple[int, ...] = (0,) * 5
+        self.axes = "".join(axis for axis in "tczyx" if axis in first.axes + "z")
+        self.address, self.fingerprint = str(files[0].resolve().parent), stamp
+        self.packed_itemsize = getattr(first, "packed_itemsize", 0)
+        share = cache_bytes // min(len(files), _OPEN)
+
+        @lru_cache(_OPEN)
+        def plane(z: int) -> Source:
+            return open_plane(files[z], share)
+
+        self._plane = plane
+
+    def read(self, box: Box, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        assert box in self.domain, f"{box} is not in {self.domain}"
+        out = np.empty(box.shape, self.dtype) if out is None else out
+        for z in range(box.start[2], box.stop[2]):
+            start, stop = list(box.start), list(box.stop)
+            start[2], stop[2] = 0, 1
+            at = z - box.start[2]
+            out[:, :, at : at + 1] = self._plane(z).read(Box(tuple(start), tuple(stop)))
+        return out
+
+    @property
+    def tells_absent(self) -> None:
+        return None
+
+    def absent(self, cells: Sequence[Box]) -> list[Box]:
+        return []
+
+    def with_cache(self, num_bytes: int) -> PlanesSource:
+        return PlanesSource(*self._arguments, num_bytes)
+
+
+def open_planes_source(
+    path: str, files: Sequence[Path], *, level: int, cache_bytes: int, name: str, raw: bool,
+    axes: str | None, series: int | None,
+) -> PlanesSource:  # fmt: skip
+    """Open TIFF files as the planes of one volume.
+
+    Args:
+        path: The folder or pattern.
+        files: Its files, in order along z.
+        level: The level of each file's pyramid.
+        cache_bytes: The most decoded bytes that are kept of all.
+        name: The flag that messages name.
+        raw: Read what is stored.
+        axes: The letters of a plane's axes, as the user says.
+        series: The series of each file.
+
+    Raises:
+        UsageError: None is there, planes are missing, or they differ in size or dtype.
+    """
+    from .ometiff import open_ometiff_source
+
+    where = f"{name} {path}"
+    if not files:
+        raise UsageError(f"{where}: no file has such a name")
+    check_numbers(files, where)
+    settings: Mapping[str, Any] = {"level": level, "raw": raw, "axes": axes, "series": series}
+
+    def plane(file: Path, num_bytes: int) -> Any:
+        return open_ometiff_source(str(file), cache_bytes=num_bytes, name=name, **settings)
+
+    first = plane(files[0], 0)
+    for file in files:
+        opened = plane(file, 0)
+        if opened.domain.shape[2] > 1:
+            raise UsageError(
+                f"{name} {file}: holds {opened.domain.shape[2]} planes itself; name one such file, "
+                "or a folder of single planes"
+            )
+        if (opened.domain, opened.dtype) != (first.domain, first.dtype):
+            raise UsageError(
+                f"{name} {file}: has {_words(opened)}, where {files[0].name} has {_words(first)}"
+            )
+    stamps = [file_stamp(file) for file in files]
+    stamp = source_fingerprint(str(files[0].resolve().parent), stamps, level, first.axes)
+    return PlanesSource(path, files, plane, first, stamp, cache_bytes)
+
+
+def _words(source: Any) -> str:
+    channels, _, y, x = source.domain.shape[1:]
+    return f"{y} x {x} of {source.dtype}" + f", {channels} channels" * (channels > 1)

@@ -1,0 +1,191 @@
+"""Adds the levels of an OME-Zarr image that lacks them, each made of the one above it.
+
+    image/0  ──▶  image/1  ──▶  image/2 ...  ──▶  the group's metadata names them
+
+The metadata names a level once all levels are whole. What a killed run has written stays: a chunk
+that is stored is whole, and is not made again. So the levels have the same bytes whenever they
+were made, by how many threads and in how many goes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...base import UsageError, scrub
+from ..box import Box
+from ..grid import Grid
+from ..levels import LevelBelow, Rule, levels_below, reduced
+from .kvstore import kvstore_of, open_kvstore, reader_of, ts
+from .ome_levels import image_of
+from .omezarr import open_omezarr_source
+from .protocols import AXES, OUTPUT_DTYPES
+from .tensorstore import TensorStoreSink, TensorStoreSource, plainly
+from .tensorstore_open import open_tensorstore_source, prepare_sink
+from .zarr_groups import read_attributes, read_json
+
+
+def add_levels(
+    path: str, *, rule: Rule, count: int | None = None, overwrite: bool = False, threads: int = 1,
+    progress: Callable[[int], None] = lambda _: None, name: str = "",
+) -> list[LevelBelow]:  # fmt: skip
+    """Add levels to an image.
+
+    Args:
+        path: The OME-Zarr group, 0.4 or 0.5, of which level 0 is there.
+        rule: How voxels become one: ``mean``, or ``mode`` for labels.
+        count: The number of levels in all; by default as many as bring y and x down to 256.
+        overwrite: Replace levels that the metadata names already.
+        threads: Chunks that are made at a time.
+        progress: Told the number of voxels of a chunk that is done.
+        name: The flag that messages name.
+
+    Returns:
+        The levels that were added.
+
+    Raises:
+        UsageError: It is no such group, or has levels already.
+    """
+    where = f"{name} {scrub(path)}".strip()
+    root = open_kvstore(kvstore_of(path), where)
+    read = reader_of(root, where)
+    attributes = read_attributes(read, where)[1]
+    if "multiscales" not in attributes:
+        raise UsageError(f"{where}: is no OME-Zarr image; name an output to make one of it")
+    image = image_of(attributes, None, where)
+    first = open_omezarr_source(
+        path, level=0, cache_bytes=0, name=name, raw=True, dtypes=OUTPUT_DTYPES
+    )
+    if not image["datasets"][0].get("coordinateTransformations"):
+        raise UsageError(f"{where}: is OME-Zarr before 0.4; name an output to make a new one")
+    named = [str(each["path"]) for each in image["datasets"]]
+    if len(named) > 1 and not overwrite:
+        raise UsageError(f"{where}: has {len(named)} levels; --overwrite makes them anew")
+    levels = levels_below(first.domain.shape, first.scale, count)
+    _name_levels(root, read, image, [], where)  # until all are whole
+    for old in named[1:]:
+        root.delete_range(ts.KvStore.KeyRange(f"{old}/", f"{old}0")).result()
+    above, paths = first, _paths(named[0], len(levels))
+    with ThreadPoolExecutor(threads) as pool:
+        for level, place in zip(levels, paths, strict=True):
+            made, sink = _opened(above, level, first.spec["kvstore"], place, where)
+            cells = Grid(sink.domain, sink.write_grid, (0,) * 5)
+            make = partial(_make, above, level, sink, rule)
+            for size in _in_turn(pool, threads, make, _lacking(made, cells)):
+                progress(size)
+            sink.close()
+            above = made
+    below = [
+        {"path": place, "coordinateTransformations": _transformations(image, level.factors, first)}
+        for level, place in zip(levels, paths, strict=True)
+    ]
+    _name_levels(root, read, image, below, where)
+    return levels
+
+
+def _paths(first: str, count: int) -> list[str]:
+    """The paths of the levels below one, named as it is: 0, 1, 2 or s0, s1, s2."""
+    match = re.fullmatch(r"(.*?)0", first)
+    stem = match.group(1) if match else f"{first}-level"
+    return [f"{stem}{number}" for number in range(1, count + 1)]
+
+
+def _opened(
+    above: TensorStoreSource, level: LevelBelow, kvstore: Any, path: str, where: str
+) -> tuple[TensorStoreSource, TensorStoreSink]:
+    """The array of a level, as it is read and as it is written: like the one above but for its
+    shape. It is created if it is not there."""
+    like = above.array.spec(minimal_spec=False).to_json()
+    place = {"driver": like["driver"], "kvstore": kvstore, "path": path}
+    shape = [level.shape[AXES.index(axis)] for axis in above.stored_axes]
+    asked = ts.Spec({**place, "metadata": {**like["metadata"], "shape": shape}})
+    asked.update(open_mode=ts.OpenMode(create=True, open=True))
+    sink = prepare_sink(asked, Box((0,) * 5, level.shape), above.dtype, where)
+    sink.create()
+    made = open_tensorstore_source(
+        place, cache_bytes=0, name=where, raw=True, dtypes=OUTPUT_DTYPES, axes=above.stored_axes
+    )
+    return made, sink
+
+
+def _make(
+    above: TensorStoreSource, level: LevelBelow, sink: TensorStoreSink, rule: Rule, cell: Box
+) -> int:
+    """Make one chunk or shard of a level, a chunk of the level above at a time."""
+    out = np.empty(cell.shape, above.dtype)
+    # A window must not lie in two pieces.
+    steps = zip(above.chunks, level.halved, strict=True)
+    step = tuple(n if n % by == 0 else n * by for n, by in steps)
+    for piece in Grid(level.above(cell, above.domain.shape), step, (0,) * 5):
+        ends = zip(piece.start, piece.stop, level.halved, strict=True)
+        start, stop = zip(*((a // by, -(-b // by)) for a, b, by in ends), strict=True)
+        out[Box(start, stop).within(cell)] = reduced(above.read(piece), level.halved, rule)
+    sink.write(cell, out)
+    return cell.size
+
+
+def _lacking(made: TensorStoreSource, cells: Grid) -> Iterator[Box]:
+    for cell in cells:
+        with plainly():
+            if made.absent([cell]):
+                yield cell
+
+
+def _in_turn(
+    pool: ThreadPoolExecutor, ahead: int, make: Callable[[Box], int], cells: Iterator[Box]
+) -> Iterator[int]:
+    """What ``make`` gives for each cell, with a few under way at a time."""
+    under_way = deque[Future[int]]()
+    for cell in cells:
+        under_way.append(pool.submit(make, cell))
+        if len(under_way) > ahead:
+            yield under_way.popleft().result()
+    while under_way:
+        yield under_way.popleft().result()
+
+
+def _transformations(
+    image: Mapping[str, Any], factors: Sequence[int], first: TensorStoreSource
+) -> list[dict[str, Any]]:
+    """The scale and translation of a level: a voxel's centre is that of those it is made of."""
+    size, origin = [1.0] * len(first.stored_axes), [0.0] * len(first.stored_axes)
+    for each in image["datasets"][0]["coordinateTransformations"]:
+        if each["type"] == "scale":
+            size = [a * b for a, b in zip(size, each["scale"], strict=True)]
+            origin = [a * b for a, b in zip(origin, each["scale"], strict=True)]
+        elif each["type"] == "translation":
+            origin = [a + b for a, b in zip(origin, each["translation"], strict=True)]
+    times = [factors[AXES.index(axis)] for axis in first.stored_axes]
+    centre = [a + (by - 1) / 2 * one for a, by, one in zip(origin, times, size, strict=True)]
+    scale = {"type": "scale", "scale": [one * by for one, by in zip(size, times, strict=True)]}
+    return [scale, {"type": "translation", "translation": centre}] if any(centre) else [scale]
+
+
+def _name_levels(
+    root: Any, read: Callable[[str], bytes | None], image: Mapping[str, Any],
+    below: Sequence[Mapping[str, Any]], where: str,
+) -> None:  # fmt: skip
+    """Write the metadata of a group, in which its image has the first level and those below."""
+    documents = ((key, read_json(read, key, where)) for key in ("zarr.json", ".zattrs"))
+    key, document = next(each for each in documents if "multiscales" in _ome(each[1]))
+    datasets = [image["datasets"][0], *below]
+    if _ome(document)["multiscales"][0]["datasets"] == datasets:
+        return
+    _ome(document)["multiscales"][0]["datasets"] = datasets
+    # A list of all metadata would be out of date, and readers look without one.
+    document.pop("consolidated_metadata", None)
+    root.write(key, json.dumps(document, indent=2, allow_nan=False).encode()).result()
+    root.write(".zmetadata", None).result()
+
+
+def _ome(document: Mapping[str, Any]) -> Any:
+    """The OME attributes of a group's metadata file."""
+    attributes = document.get("attributes", document)
+    return attributes.get("ome", attributes)

@@ -1,0 +1,135 @@
+"""Rasters by rasterio: VRT mosaics, and TIFF files behind ``https://`` and ``s3://``.
+
+A file on this machine is read by `ometiff`, which decodes with all threads and knows all kinds of
+TIFF. GDAL reads of a remote file only the tiles that a window needs.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...base import UsageError, describe, require, scrub
+from .cf_packing import Packing, packing_of
+from .frames import shown_channel, unit_name
+from .protocols import check_dtype
+from .sliced import OpenedArray, SlicedSource, open_sliced
+
+_DEFAULT_CACHE = 2**26
+"""Bytes of decoded tiles that GDAL keeps by default; its own is a share of all memory."""
+
+
+class _Bands:
+    """The bands of a raster, as c y x. A dataset of GDAL belongs to one thread: each has one."""
+
+    def __init__(self, place: str, level: int, cache_bytes: int) -> None:
+        self._rasterio = require("rasterio", "scenes")
+        self._place, self._level = place, level
+        # Listing the folder of a remote file would ask for every file beside it.
+        self._options = {
+            "GDAL_CACHEMAX": cache_bytes or _DEFAULT_CACHE,
+            "GDAL_DISABLE_READDIR_ON_OPEN": "EMPTY_DIR",
+        }
+        self._threads = threading.local()
+        first = self.opened()
+        self.shape: tuple[int, ...] = (first.count, first.height, first.width)
+        self.dtype = np.dtype(first.dtypes[0])
+
+    def opened(self) -> Any:
+        """The dataset of this thread."""
+        if not hasattr(self._threads, "dataset"):
+            level = {} if self._level == 0 else {"overview_level": self._level - 1}
+            with self._rasterio.Env(**self._options):
+                self._threads.dataset = self._rasterio.open(self._place, **level)
+        return self._threads.dataset
+
+    def __getitem__(self, index: tuple[slice, ...]) -> NDArray[Any]:
+        bands, rows, columns = index
+        window = self._rasterio.windows.Window.from_slices(rows, columns)
+        with self._rasterio.Env(**self._options):
+            numbers = [band + 1 for band in range(self.shape[0])[bands]]
+            read: NDArray[Any] = self.opened().read(numbers, window=window)
+        return read
+
+
+def open_raster_source(
+    path: str, *, inside: str, level: int, cache_bytes: int, name: str, raw: bool,
+    axes: str | None, series: int | None,
+) -> SlicedSource:  # fmt: skip
+    """Open a raster.
+
+    Args:
+        path: A VRT file, or the URL of a raster.
+        inside: Empty, as it holds one array.
+        level: 0, or an overview.
+        cache_bytes: The most decoded bytes that GDAL keeps.
+        name: The flag that messages name.
+        raw: Read what is stored, whatever no-data, scales and offsets say.
+        axes: The letters of the stored axes (bands, rows, columns), as the user says.
+        series: None, as it has one image.
+
+    Raises:
+        UsageError: It cannot be read.
+    """
+    where = f"{name} {scrub(path)}"
+    if inside or series:
+        raise UsageError(f"{where}: a raster holds one array; it takes no name and no series")
+
+    def read(num_bytes: int) -> OpenedArray:
+        return _opened(path, level, num_bytes, raw, where)
+
+    return open_sliced(
+        read, path=path, inside=str(level), axes=axes, cache_bytes=cache_bytes, where=where
+    )
+
+
+def _opened(path: str, level: int, cache_bytes: int, raw: bool, where: str) -> OpenedArray:
+    errors = require("rasterio.errors", "scenes")
+    try:
+        raster = _Bands(path, level, cache_bytes)
+    except (errors.RasterioError, ValueError, OSError) as error:
+        raise UsageError(f"{where}: not a readable raster: {describe(error)}") from error
+    dataset = raster.opened()
+    if len(set(dataset.dtypes)) > 1:
+        raise UsageError(f"{where}: its bands have the dtypes {', '.join(dataset.dtypes)}")
+    packing, notes = (None if raw else _packing(dataset, where)), []
+    transform, crs = dataset.transform, dataset.crs
+    straight = transform.b == transform.d == 0 and not transform.is_identity
+    if crs is not None or not transform.is_identity:
+        notes.append("the output does not get the raster's CRS and transform")
+    per_dataset = require("rasterio.enums", "scenes").MaskFlags.per_dataset
+    if any(per_dataset in flags for flags in dataset.mask_flag_enums):
+        notes.append("the input has a mask, which is not read: what it masks counts as values")
+    unit = unit_name(crs.linear_units) if crs is not None and crs.is_projected else None
+    size = (abs(transform.e), transform.a) if straight else (1.0, 1.0)
+    shown = [shown_channel(text) for text in dataset.descriptions]
+    rows, columns = dataset.block_shapes[0]
+    return OpenedArray(
+        array=raster,
+        labels=["band", "y", "x"],
+        chunks=(1, rows, columns),
+        scale=(1.0, *size) if straight else None,
+        units=(None, unit, unit) if straight else (),
+        omero=tuple(shown) if any(shown) else (),
+        notes=tuple(notes),
+        packing=packing,
+        bands=True,
+        codec=str(dataset.compression.value if dataset.compression else "").lower(),
+    )
+
+
+def _packing(dataset: Any, where: str) -> Packing | None:
+    says: dict[str, Any] = {}
+    kinds = {"scale": dataset.scales, "offset": dataset.offsets, "no-data": dataset.nodatavals}
+    for kind, values in kinds.items():
+        if len({str(value) for value in values}) > 1:
+            raise UsageError(
+                f"{where}: its bands have different values of {kind}; --raw reads what is stored"
+            )
+    says = {"scale_factor": dataset.scales[0], "add_offset": dataset.offsets[0]}
+    if dataset.nodatavals[0] is not None:
+        says["_FillValue"] = dataset.nodatavals[0]
+    return packing_of(says, check_dtype(dataset.dtypes[0], where), where)

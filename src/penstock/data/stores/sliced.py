@@ -1,0 +1,153 @@
+"""An array that a library slices: what the reader of a format returns, and the source over it."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..box import Box
+from .cf_packing import Packing
+from .frames import Framed, canonical, source_axes, to_five, to_tczyx
+from .protocols import check_dtype, file_stamp, source_fingerprint
+
+
+class Sliced(Protocol):
+    """An array of which a library reads a part. It may be sliced by many threads at once."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> Any: ...
+    def __getitem__(self, index: tuple[slice, ...], /) -> Any: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedArray:
+    """What a format's reader says of an array. Members by axis are in the order of the array's."""
+
+    array: Sliced
+    labels: Sequence[str] | None
+    """A letter or a name for each axis; None where the file says nothing."""
+    chunks: Sequence[int]
+    """The smallest region that is decoded once."""
+    scale: Sequence[float] | None = None
+    units: Sequence[str | None] = ()
+    translation: Sequence[float] = ()
+    omero: tuple[Mapping[str, Any], ...] = ()
+    notes: tuple[str, ...] = ()
+    packing: Packing | None = None
+    codec: str = ""
+    """See `Framed.codec`."""
+    bands: bool = False
+    """See `Framed.bands`."""
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class SlicedSource(Framed):
+    """Reads an array that a library slices; made by `open_sliced`."""
+
+    name: str
+    array: Sliced
+    stored_axes: str
+    dtype: np.dtype[Any]
+    chunks: tuple[int, ...]
+    address: str
+    fingerprint: str
+    packing: Packing | None
+    cache_bytes: int
+    reopen: Callable[[int], SlicedSource] = field()
+    """This source with a cache of so many bytes."""
+
+    def __post_init__(self) -> None:
+        self.axes = canonical(self.stored_axes)
+        self.domain = Box((0,) * 5, to_tczyx(self.array.shape, self.stored_axes, 1))
+        self.grid_origin: tuple[int, ...] = (0,) * 5
+        self.packed_itemsize = 0 if self.packing is None else self.packing.stored.itemsize
+
+    def read(self, box: Box, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        assert box in self.domain, f"{box} is not in {self.domain}"
+        places = ["tczyx".index(axis) for axis in self.stored_axes]
+        stored = np.asarray(self.array[tuple(box.slices[place] for place in places)])
+        five = to_five(stored, self.stored_axes)
+        out = np.empty(box.shape, self.dtype) if out is None else out
+        if self.packing is None:
+            out[...] = five
+        else:
+            self.packing.decode(np.ascontiguousarray(five, self.packing.stored), out)
+        # Pages of a mapped file count as memory of this process, so they are given back.
+        if self._mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
+            self._mapped.madvise(mmap.MADV_DONTNEED)
+        return out
+
+    @cached_property
+    def _mapped(self) -> mmap.mmap | None:
+        """The mapped file that the array is a view of; None where it is none."""
+        base: Any = self.array
+        while isinstance(base, np.ndarray):
+            base = base.base
+        return base if isinstance(base, mmap.mmap) else None
+
+    @property
+    def tells_absent(self) -> None:
+        return None
+
+    def absent(self, cells: Sequence[Box]) -> list[Box]:
+        return []
+
+    def with_cache(self, num_bytes: int) -> SlicedSource:
+        return self.reopen(num_bytes)
+
+
+def open_sliced(
+    read: Callable[[int], OpenedArray], *, path: str, inside: str, axes: str | None,
+    cache_bytes: int, where: str,
+) -> SlicedSource:  # fmt: skip
+    """A source over what a format's reader opens.
+
+    Args:
+        read: Opens the array with a cache of so many bytes.
+        path: The file that it is in, or its URL.
+        inside: Its name in the file; may be empty.
+        axes: The letters of its axes, as the user says.
+        cache_bytes: The most decoded bytes that are kept.
+        where: What messages begin with.
+
+    Raises:
+        UsageError: It has axes or a dtype that Penstock cannot take.
+    """
+    opened = read(cache_bytes)
+    rank = len(opened.array.shape)
+    letters, taken = source_axes(axes, opened.labels, rank, where)
+    dtype = check_dtype(np.dtype(opened.array.dtype).name, where)
+    remote, packing = "://" in path, opened.packing
+    file = Path(path).expanduser()
+    address = path if remote else str(file.resolve())
+    stamp = [] if remote else file_stamp(file)
+    return SlicedSource(
+        name=path,
+        array=opened.array,
+        stored_axes=letters,
+        dtype=dtype if packing is None else packing.dtype,
+        chunks=to_tczyx(opened.chunks, letters, 1),
+        address=address,
+        fingerprint=source_fingerprint(address, *stamp, inside, letters),
+        packing=packing,
+        cache_bytes=cache_bytes,
+        reopen=lambda num_bytes: open_sliced(
+            read, path=path, inside=inside, axes=axes, cache_bytes=num_bytes, where=where
+        ),
+        scale=None if opened.scale is None else to_tczyx(opened.scale, letters, 1.0),
+        units=to_tczyx(opened.units or (None,) * rank, letters, None),
+        translation=to_tczyx(opened.translation or (0.0,) * rank, letters, 0.0),
+        omero=opened.omero,
+        bands=opened.bands,
+        codec=opened.codec,
+        notes=(*taken, *opened.notes, *([packing.note] if packing else ())),
+    )

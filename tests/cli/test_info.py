@@ -1,0 +1,61 @@
+"""`penstock info` says what an input holds, and the command that would take it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.cli import main
+from penstock.data import Box, open_sink
+
+
+def info(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+    assert main(["info", *words]) == code
+    return "".join(capsys.readouterr())
+
+
+def test_a_volume_with_levels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("tensorstore")
+    path = str(tmp_path / "a.ome.zarr")
+    box = Box((0,) * 5, (1, 2, 9, 40, 50))
+    sink = open_sink(path, domain=box, dtype=np.dtype("uint16"), chunks=(4, 16, 16))
+    sink.create()
+    sink.write(box, np.ones(box.shape, "uint16"))
+    assert main(["pyramid", path, "--levels", "2"]) == 0
+    capsys.readouterr()
+    assert info(capsys, path).splitlines() == [
+        "array     czyx 2 x 9 x 40 x 50 uint16, 70.3 KiB",
+        "chunks    czyx 1 x 4 x 16 x 16, blosc",
+        "voxel     z 1, y 1, x 1",
+        "level 1   czyx 2 x 5 x 20 x 25, z 2, y 2, x 2",
+        f"infer     penstock infer --in-spec {path} --out-spec a-out.ome.zarr --model-type MODEL",
+    ]
+
+
+def test_a_choice_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    h5py = pytest.importorskip("h5py")
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file["a"], file["b/c"] = np.zeros((3, 4, 5)), np.zeros((6, 7))
+    assert info(capsys, str(path)).splitlines()[1:] == [
+        f"  penstock info {path}::a  3 x 4 x 5",
+        f"  penstock info {path}::b/c  6 x 7",
+    ]
+    assert "array     yx 6 x 7 float64" in info(capsys, f"{path}::b/c")
+
+
+def test_series_and_axes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tifffile = pytest.importorskip("tifffile")
+    path = str(tmp_path / "a.tif")
+    with tifffile.TiffWriter(path) as file:
+        file.write(
+            np.zeros((3, 8, 9), "uint16"), photometric="minisblack", metadata={"axes": "ZYX"}
+        )
+        file.write(np.zeros((4, 8), "uint16"), compression="zlib")
+    assert f"penstock info {path} --series 1  4 x 8" in info(capsys, path)
+    assert "yx 4 x 8, deflate" in info(capsys, path, "--series", "1")
+    said = info(capsys, path, "--series", "0", "--axes", "tyx")
+    assert "array     tyx 3 x 8 x 9 uint16" in said and "--axes tyx --series 0" in said
+    assert "no such file" in info(capsys, str(tmp_path / "none.zarr"), code=2)

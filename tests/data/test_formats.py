@@ -1,0 +1,269 @@
+"""HDF5, NetCDF 4, NWB, Imaris, NIfTI and planes of TIFF, against the libraries that write them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from penstock.base.errors import UsageError
+from penstock.data import Box, open_source
+
+h5py = pytest.importorskip("h5py")
+nibabel = pytest.importorskip("nibabel")
+tifffile = pytest.importorskip("tifffile")
+ZYX = np.random.default_rng(0).integers(0, 60000, (5, 37, 41), "uint16")
+Array = NDArray[Any]
+
+
+def read(path: str, **knobs: Any) -> tuple[Any, Array]:
+    """The source, and all its voxels, read by boxes of odd sides through its cache."""
+    source = open_source(path, **knobs).with_cache(2**20)
+    whole = np.empty(source.domain.shape, source.dtype)
+    t, c, z, y, x = source.domain.shape
+    for low in range(0, y, 17):
+        box = Box((0, 0, 0, low, 0), (t, c, z, min(low + 17, y), x))
+        whole[box.slices] = source.read(box)
+    return source, whole
+
+
+def refused(path: str, *words: str, **knobs: Any) -> None:
+    with pytest.raises(UsageError) as error:
+        open_source(path, **knobs)
+    for word in words:
+        assert word in str(error.value), error.value
+    assert "\n" not in str(error.value)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("chunks", [None, (2, 16, 16)])
+def test_hdf5(chunks: Any) -> None:
+    with h5py.File("a.h5", "w") as file:
+        data = file.create_dataset("raw/volume", data=ZYX, chunks=chunks, compression=chunks and 4)
+        data.attrs["element_size_um"] = (2.0, 0.5, 0.25)
+        file["table"] = np.arange(4)
+    for path in ("a.h5", "a.h5::raw/volume", "a.h5::/raw/volume"):
+        source, made = read(path)
+        assert (made[0, 0] == ZYX).all() and source.scale == (1, 1, 2.0, 0.5, 0.25)
+        assert source.units[2] == "micrometer" and source.axes == "zyx"
+    assert open_source("a.h5").chunks == (1, 1, *(chunks or (5, 37, 41)))
+    refused("a.h5::raw/other", "has no array raw/other", "raw/volume (5 x 37 x 41)")
+    refused("a.h5", "level 1 is asked", level=1)
+
+
+def test_hdf5_that_holds_several_arrays_or_none() -> None:
+    with h5py.File("a.h5", "w") as file:
+        file["a"], file["b/c"] = ZYX, ZYX[0]
+    refused("a.h5", "a (5 x 37 x 41), b/c (37 x 41)", "--in-spec a.h5::a")
+    h5py.File("b.h5", "w").close()
+    refused("b.h5", "no array of two axes")
+    Path("c.h5").write_bytes(b"\x89HDF" + bytes(99))
+    refused("c.h5", "not a readable HDF5 file")
+    refused("d.h5", "no such file")
+
+
+def test_axes_that_hdf5_says() -> None:
+    with h5py.File("a.h5", "w") as file:
+        tags = json.dumps({"axes": [{"key": "x"}, {"key": "z"}, {"key": "y"}]})
+        file.create_dataset("tags", data=ZYX).attrs["axistags"] = tags
+        labelled = file.create_dataset("labelled", data=ZYX)
+        for dim, name in zip(labelled.dims, ("time", "lat", "lon"), strict=True):
+            dim.label = name
+    assert (read("a.h5::tags")[1][0, 0] == ZYX.transpose(1, 2, 0)).all()
+    source, made = read("a.h5::labelled")
+    assert source.axes == "tyx" and (made[:, 0, 0] == ZYX).all()
+    assert "time, lat, lon are taken for t, y, x" in source.notes[0]
+    assert open_source("a.h5::labelled", axes="zyx").axes == "zyx"
+
+
+@pytest.mark.parametrize("form", ["NETCDF4", "NETCDF3_CLASSIC", "NETCDF3_64BIT"])
+def test_netcdf_is_read_as_xarray_reads_it(form: Any) -> None:
+    xarray = pytest.importorskip("xarray")
+    pytest.importorskip("netCDF4")
+    values = np.random.default_rng(1).normal(280, 9, (3, 20, 30)).astype("float32")
+    values[1, 2, 3] = np.nan
+    packed = {"dtype": "int16", "scale_factor": 0.01, "add_offset": 280.0, "_FillValue": -32768}
+    xarray.Dataset({"t2m": (("time", "latitude", "longitude"), values)}).to_netcdf(
+        "a.nc", encoding={"t2m": packed}, format=form
+    )
+    source, made = read("a.nc")
+    with xarray.open_dataset("a.nc") as right:
+        np.testing.assert_allclose(made[:, 0, 0], right["t2m"].values, rtol=1e-6)
+    assert source.axes == "tyx" and "0.01 * stored + 280" in source.notes[-1]
+    assert read("a.nc", raw=True)[0].dtype == np.int16
+
+
+def test_nwb_has_x_before_y() -> None:
+    with h5py.File("a.nwb", "w") as file:
+        series = file.create_group("acquisition/TwoPhotonSeries")
+        series.attrs["neurodata_type"] = "TwoPhotonSeries"
+        series["data"] = ZYX
+    source, made = read("a.nwb")
+    assert source.axes == "tyx" and (made[:, 0, 0] == ZYX.transpose(0, 2, 1)).all()
+
+
+def letters(text: object) -> Array:
+    """A text as Imaris keeps it."""
+    return np.array(list(str(text)), "S1")
+
+
+def test_imaris_pads_its_chunks_and_says_the_size() -> None:
+    right = np.random.default_rng(2).integers(0, 99, (2, 2, 5, 37, 41), "uint8")
+    with h5py.File("a.ims", "w") as file:
+        image = file.create_group("DataSetInfo/Image")
+        ends = {"ExtMin0": 10, "ExtMax0": 10 + 41 * 0.5, "ExtMin1": 0, "ExtMax1": 37, "ExtMin2": 0,
+                "ExtMax2": 10, "X": 41, "Y": 37, "Z": 5, "Unit": "um"}  # fmt: skip
+        for key, value in ends.items():
+            image.attrs[key] = letters(value)
+        for c, name in enumerate(("DAPI", "GFP")):
+            file.create_group(f"DataSetInfo/Channel {c}").attrs["Name"] = letters(name)
+        for t, c in np.ndindex(2, 2):
+            group = file.create_group(f"DataSet/ResolutionLevel 0/TimePoint {t}/Channel {c}")
+            padded = np.zeros((8, 64, 64), "uint8")
+            padded[:5, :37, :41] = right[t, c]
+            group.create_dataset("Data", data=padded, chunks=(8, 32, 32), compression=2)
+            for axis, side in zip("ZYX", right.shape[2:], strict=True):
+                group.attrs[f"ImageSize{axis}"] = letters(side)
+    source, made = read("a.ims")
+    assert (made == right).all() and source.domain.shape == right.shape
+    assert source.scale == (1, 1, 2, 1, 0.5) and source.translation == (0, 0, 1, 0.5, 10.25)
+    assert [channel["label"] for channel in source.omero] == ["DAPI", "GFP"]
+    refused("a.ims", "level 1 does not exist; 1 level", level=1)
+
+
+@pytest.mark.parametrize("suffix", ["nii", "nii.gz"])
+@pytest.mark.parametrize("slope", [None, 0.5])
+def test_nifti_is_read_as_nibabel_reads_it(suffix: str, slope: float | None) -> None:
+    affine = np.diag([0.5, 1.0, 3.0, 1.0])
+    affine[:3, 3] = 7, -8, 9
+    stored = ZYX.transpose(2, 1, 0).astype("int16")
+    image = nibabel.Nifti1Image(stored, affine)
+    image.header.set_xyzt_units("mm", "sec")
+    nibabel.save(image, f"a.{suffix}")
+    if slope is not None:
+        _patched(Path(f"a.{suffix}"), 112, np.float32([slope, -3]))
+    right = nibabel.load(f"a.{suffix}").get_fdata()
+    source, made = read(f"a.{suffix}")
+    assert (made[0, 0].transpose(2, 1, 0) == right).all()
+    assert source.scale == (1, 1, 3, 1, 0.5) and source.translation == (0, 0, 9, -8, 7)
+    assert source.units[2:] == ("millimeter",) * 3
+    assert (read(f"a.{suffix}", raw=True)[1][0, 0].transpose(2, 1, 0) == stored).all()
+
+
+def _patched(path: Path, at: int, numbers: Array) -> None:
+    """Write numbers into a header."""
+    whole = path.read_bytes()
+    packed = path.suffix == ".gz"
+    whole = gzip.decompress(whole) if packed else whole
+    whole = whole[:at] + numbers.tobytes() + whole[at + numbers.nbytes :]
+    path.write_bytes(gzip.compress(whole) if packed else whole)
+
+
+def test_nifti_that_is_damaged() -> None:
+    nibabel.save(nibabel.Nifti1Image(ZYX.astype("int16"), np.eye(4)), "a.nii")
+    nibabel.save(nibabel.Nifti1Image(ZYX.astype("int16"), np.eye(4)), "b.nii.gz")
+    whole = Path("a.nii").read_bytes()
+    Path("short.nii").write_bytes(whole[:5000])
+    Path("short.nii.gz").write_bytes(Path("b.nii.gz").read_bytes()[:4000])
+    Path("none.nii").write_bytes(b"no" * 400)
+    _patched(Path("a.nii"), 80, np.float32([np.nan]))
+    refused("short.nii", "is shorter than its header says")
+    refused("short.nii.gz", "is truncated or corrupt")
+    refused("none.nii", "not a readable NIfTI file")
+    refused("a.nii", "that is not finite")
+
+
+@pytest.mark.parametrize("form", [{}, {"compression": "zlib"}, {"tile": (16, 16)}])
+def test_planes(form: dict[str, Any]) -> None:
+    Path("planes").mkdir()
+    for z, plane in enumerate(np.concatenate([ZYX, ZYX, ZYX])):
+        tifffile.imwrite(f"planes/img_{z}.tif", plane, **form)
+    for path in ("planes", "planes/", "planes/*.tif", "planes/img_*.tif"):
+        source, made = read(path)
+        assert (made[0, 0] == np.concatenate([ZYX, ZYX, ZYX])).all() and source.axes == "zyx"
+    Path("planes/img_7.tif").unlink()
+    refused("planes", "1 plane missing between img_0.tif and img_14.tif: 7")
+    tifffile.imwrite("planes/img_7.tif", ZYX[0].astype("uint8"))
+    refused("planes", "img_7.tif: has 37 x 41 of uint8, where img_0.tif has 37 x 41 of uint16")
+    tifffile.imwrite("planes/img_7.tif", ZYX[0, :9])
+    refused("planes/*.tif", "img_7.tif: has 9 x 41 of uint16")
+    refused("planes/none*.tif", "no file has such a name")
+
+
+def test_planes_of_colours_and_of_several_channels() -> None:
+    Path("rgb").mkdir()
+    colours = np.random.default_rng(3).integers(0, 255, (4, 20, 30, 3), "uint8")
+    for z in range(4):
+        tifffile.imwrite(f"rgb/{z:03d}.tif", colours[z], photometric="rgb")
+    source, made = read("rgb")
+    assert source.axes == "czyx" and (made[0] == colours.transpose(3, 0, 1, 2)).all()
+    Path("two").mkdir()
+    for z, c in np.ndindex(2, 2):
+        tifffile.imwrite(f"two/z{z}_c{c}.tif", ZYX[0])
+    refused("two", "differ in 2 numbers")
+    assert read("two/*_c1.tif")[0].domain.shape[2] == 2
+
+
+@pytest.fixture
+def rasters() -> Array:
+    """Two rasters of three bands side by side, in one VRT, each with no-data and a scale."""
+    rasterio = pytest.importorskip("rasterio")
+    values = np.random.default_rng(4).integers(1, 9000, (3, 60, 80), "uint16")
+    values[:, :5] = 0
+    for number in range(2):
+        with rasterio.open(
+            f"{number}.tif", "w", driver="GTiff", width=40, height=60, count=3, dtype="uint16",
+            tiled=True, blockxsize=16, blockysize=16, crs="EPSG:32633", nodata=0,
+            transform=rasterio.Affine(10, 0, 5e5 + 400 * number, 0, -10, 6e6),
+        ) as file:  # fmt: skip
+            file.write(values[:, :, 40 * number : 40 * number + 40])
+            file.scales = (0.5,) * 3
+            file.descriptions = ("B2", "B3", "B4")
+    parts = "".join(
+        f'<SimpleSource><SourceFilename relativeToVRT="1">{n}.tif</SourceFilename><SourceBand>{{0}}'
+        f'</SourceBand><SrcRect xOff="0" yOff="0" xSize="40" ySize="60"/><DstRect xOff="{40 * n}" '
+        'yOff="0" xSize="40" ySize="60"/></SimpleSource>'
+        for n in range(2)
+    )
+    bands = "".join(
+        f'<VRTRasterBand dataType="UInt16" band="{b}"><Description>B{b + 1}</Description>'
+        f"<NoDataValue>0</NoDataValue><Scale>0.5</Scale>{parts.format(b)}</VRTRasterBand>"
+        for b in (1, 2, 3)
+    )
+    Path("all.vrt").write_text(
+        '<VRTDataset rasterXSize="80" rasterYSize="60"><SRS>EPSG:32633</SRS>'
+        f"<GeoTransform>500000, 10, 0, 6000000, 0, -10</GeoTransform>{bands}</VRTDataset>"
+    )
+    return values
+
+
+def test_a_mosaic(rasters: Array) -> None:
+    source, made = read("all.vrt")
+    right = np.where(rasters == 0, np.nan, rasters * 0.5).astype("float32")
+    np.testing.assert_array_equal(made[0, :, 0], right)
+    assert source.axes == "cyx" and source.scale == (1, 1, 1, 10, 10) and source.bands
+    assert source.units[3] == "meter" and source.omero[2]["label"] == "B4"
+    assert "does not get the raster's CRS and transform" in " ".join(source.notes)
+    assert (read("all.vrt", raw=True)[1][0, :, 0] == rasters).all()
+    Path("1.tif").write_bytes(b"none")
+    with pytest.raises((OSError, ValueError, RuntimeError)):
+        read("all.vrt")
+    refused("none.vrt", "not a readable raster")
+
+
+def test_a_raster_behind_http(rasters: Array) -> None:
+    from tests.slow_server import Loopback
+
+    with Loopback(Path.cwd(), delay_s=0) as server:
+        source, made = read(f"{server.url}/1.tif", raw=True)
+        assert (made[0, :, 0] == rasters[:, :, 40:]).all() and source.chunks == (1, 1, 1, 16, 16)
+        refused(f"{server.url}/none.tif", "not a readable raster")
