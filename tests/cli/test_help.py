@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.base import knob_of
-from penstock.cli import VERBS, main, parser_of
+from penstock.cli import VERBS, main, parser_of, spelled
 from penstock.cli.verb_parser import VerbParser, examples_of
 
 
@@ -29,7 +29,7 @@ def test_each_example_is_a_command_that_the_verb_takes(verb: str) -> None:
     commands = examples_of(f"penstock {verb}")
     for command in commands:
         words = shlex.split(command.replace("\\\n", " "), comments=True)
-        assert words[0] == "penstock" and parser.parse_args(words[1:]).verb == verb
+        assert words[0] == "penstock" and parser.parse_args(spelled(words[1:])).verb == verb
         assert all(len(line) <= 100 for line in command.splitlines())
     for each in kinds_of(parser):
         assert examples_of(each.prog), f"{each.prog} has no example in EXAMPLES of its verb"
@@ -70,7 +70,7 @@ def test_help_is_short_and_help_all_has_every_flag(
     [
         ("infer --input a --threads 1", "penstock infer: there is no --input (perhaps --in-spec)"),
         ("bench model --tile=4", "there is no --tile=4 (perhaps --tile-sizes)"),
-        ("infer a.zarr b.zarr", "penstock infer: no flag takes a.zarr b.zarr"),
+        ("infer a.zarr b.zarr c.zarr --model m", "penstock infer: no flag takes c.zarr"),
         ("report x --zzz", "penstock report: there is no --zzz; penstock report --help-all lists"),
     ],
 )

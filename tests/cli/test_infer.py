@@ -179,6 +179,19 @@ def test_underscores_dashes_yaml_and_flags_say_the_same(
     assert "trim" in capsys.readouterr().out
 
 
+def test_input_and_output_may_stand_first(
+    tmp_path: Path, volume: np.ndarray, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = zarr(tmp_path / "in.zarr", volume)
+    flags = "--patch 16 --overlap 4".split()
+    assert infer(source, tmp_path / "a.zarr", "--model", "denoise-tiny", *flags) == 0
+    words = ["--in-spec", source, "--out-spec", tmp_path / "b.zarr", "--model-type", "denoise-tiny"]
+    assert infer(*words, *flags) == 0
+    assert (read(tmp_path / "a.zarr" / "0") == read(tmp_path / "b.zarr" / "0")).all()
+    assert infer(source, "--model", "denoise-tiny") == 2
+    assert "--out-spec" in capsys.readouterr().err
+
+
 def test_plan_and_dry_run_touch_nothing(
     volume: np.ndarray, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

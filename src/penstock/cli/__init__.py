@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import itertools
 import os
 import shlex
 import signal
@@ -120,7 +121,7 @@ def _main(argv: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     # Words after -- may belong to another program, so they stay as they are.
     end = words.index("--") if "--" in words else len(words)
-    words, others = [dashed(word) for word in words[:end]], words[end:]
+    words, others = spelled([dashed(word) for word in words[:end]]), words[end:]
     if "--debug" in words:  # for any verb, and for the processes that it starts
         words = [word for word in words if word != "--debug"]
         os.environ[_TRACED] = "1"
@@ -233,6 +234,17 @@ def entry() -> None:
         os._exit(code)
     gc.freeze()
     raise SystemExit(code)
+
+
+def spelled(words: list[str]) -> list[str]:
+    """``infer IN OUT --model M`` as ``infer --in-spec IN --out-spec OUT --model-type M``."""
+    if words[:1] not in (["infer"], ["plan"]):
+        return words
+    places = list(itertools.takewhile(lambda word: not word.startswith("-"), words[1:3]))
+    flags = zip(("--in-spec", "--out-spec"), places, strict=False)
+    others = words[1 + len(places) :]
+    named = {"--model": "--model-type"}
+    return [words[0], *itertools.chain(*flags), *(named.get(word, word) for word in others)]
 
 
 def dashed(word: str) -> str:

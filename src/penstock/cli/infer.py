@@ -23,6 +23,7 @@ PLAIN_EVERY_SECONDS = 10.0
 
 
 EXAMPLES = r"""
+penstock infer noisy.ome.zarr denoised.ome.zarr --model denoise-tiny
 penstock infer --in-spec noisy.ome.zarr --out-spec denoised.ome.zarr \
     --model-type denoise-tiny --patch 48 64 64 --overlap 16
 """
