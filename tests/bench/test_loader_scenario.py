@@ -16,7 +16,7 @@ from penstock.bench.scenarios import loader_scenario as measured_by
 from penstock.bench.scenarios.ladder import rung
 from penstock.bench.scenarios.loader_scenario import LoaderScenario, check
 from penstock.bench.scenarios.sources import Counters
-from penstock.data.packed.checksums import checksum
+from penstock.data.packed.format import checksum
 from penstock.instruments import page_cache as pagecache
 from penstock.loading.any_array import open_dataset_or_array, with_checks
 from penstock.loading.contenders import by_name

@@ -9,13 +9,13 @@ from .normalize import Scaling as Scaling
 from .normalize import block_scaling as block_scaling
 from .packed.audit import Audit as Audit
 from .packed.audit import num_shared_samples as num_shared_samples
-from .packed.checksums import checksum as checksum
 from .packed.format import CHECKS as CHECKS
 from .packed.format import DOCUMENT as DOCUMENT
 from .packed.format import UNFINISHED as UNFINISHED
 from .packed.format import Packed as Packed
 from .packed.format import PackedArray as PackedArray
 from .packed.format import check_version as check_version
+from .packed.format import checksum as checksum
 from .packed.format import chunk_names as chunk_names
 from .packed.format import open_dataset as open_dataset
 from .packed.format import open_packed_array as open_packed_array

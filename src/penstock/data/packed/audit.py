@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .checksums import checksum
-from .format import Packed
+from .format import Packed, checksum
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -310,6 +311,11 @@ def open_packed_array(root: Path, name: str, entry: Mapping[str, Any], where: st
         *chunk_names(metadata),
         tuple(entry.get("channels", ())),
     )
+
+
+def checksum(array: NDArray[Any]) -> int:
+    """CRC-32 of the C-contiguous bytes of an array."""
+    return zlib.crc32(np.ascontiguousarray(array).data)
 
 
 def stored_bytes(path: Path) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import uuid
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from ..stores.lock import OutputLock
 from ..stores.lock_place import is_locked
 from ..stores.open import open_sink, open_source
 from ..stores.protocols import Sink
-from .checksums import PlaneChecks
 from .data_folder import check_outside, check_room, clear, finish, in_order, mark_unfinished
 from .format import CHECKS, DOCUMENT, IDS, UNFINISHED, VOLUME, Packed, open_dataset
 
@@ -45,8 +45,9 @@ def write_volume(
 ) -> Packed:
     """Write a volume of uint16 (z, y, x).
 
-    Memory depends on the pieces and not on the volume, but for 4 bytes for each plane and for each
-    row of a plane. The result depends neither on ``workers`` nor on how the volume is cut.
+    Memory depends on the pieces, which span whole rows, and not on the number of rows and planes,
+    but for 4 bytes for each plane. The result depends neither on ``workers`` nor on how the volume
+    is cut.
 
     Args:
         root: the folder to write, ``*.zarr``.
@@ -122,31 +123,35 @@ def _write_pieces(
     sink: Sink, domain: Box, make: Make, root: Path, workers: int, progress: Callable[[int], None]
 ) -> NDArray[np.uint32]:
     """The checksum of each plane."""
-    checks, done = PlaneChecks(domain.shape, _DTYPE.itemsize), 0
+    checks, done = np.zeros(domain.shape[0], np.uint32), 0
 
-    def write_piece(piece: Box) -> tuple[Box, NDArray[np.uint32]]:
+    def write_piece(piece: Box) -> tuple[Box, NDArray[np.uint16]]:
         try:
             values = make(piece)
             sink.write(_AHEAD + piece, values[None, None])
-            return piece, checks.of_piece(piece, values)
+            return piece, values
         except Exception as error:
             raise StageError("generate", f"{piece} of {root}", error) from error
 
-    for piece, check in in_order(write_piece, Grid(domain, _piece(sink.write_grid[2:])), workers):
-        checks.add(piece, check)
+    pieces = Grid(domain, _piece(sink.write_grid[2:], domain.shape[2]))
+    for piece, values in in_order(write_piece, pieces, workers):
+        # Pieces hold whole rows and come in the order of rows: a plane's checksum goes on.
+        for z, plane in enumerate(values, piece.start[0]):
+            checks[z] = zlib.crc32(np.ascontiguousarray(plane).data, checks[z])
         done += piece.size
         progress(done)
     sink.close()
-    return checks.result()
+    return checks
 
 
-def _piece(chunk: Sequence[int]) -> tuple[int, ...]:
-    """The shape of a piece: whole chunks, up to `PIECE` along each axis and its cube in all.
+def _piece(chunk: Sequence[int], columns: int) -> tuple[int, ...]:
+    """The shape of a piece: whole rows of chunks, up to `PIECE` planes and rows and its cube in
+    all.
 
-    >>> _piece((64, 128, 128)), _piece((1, 512, 512)), _piece((256, 256, 256))
-    ((128, 128, 128), (8, 512, 512), (256, 256, 256))
+    >>> _piece((64, 128, 128), 128), _piece((1, 512, 512), 500), _piece((64, 128, 128), 1000)
+    ((128, 128, 128), (8, 512, 512), (64, 128, 1024))
     """
-    sides = list(chunk)
-    for axis, side in enumerate(chunk):
-        sides[axis] *= max(1, min(math.ceil(PIECE / side), PIECE**3 // math.prod(sides)))
+    sides = [*chunk[:2], -(-columns // chunk[2]) * chunk[2]]
+    for axis in (0, 1):
+        sides[axis] *= max(1, min(-(-PIECE // sides[axis]), PIECE**3 // math.prod(sides)))
     return tuple(sides)

@@ -33,9 +33,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import StageError, UsageError, absolute, require, system_errors
-from .checksums import checksum
 from .data_folder import check_room, clear, finish, in_order, mark_unfinished
-from .format import CHECKS, IDS, STATISTICS, ArrayLayout, Packed, open_dataset
+from .format import CHECKS, IDS, STATISTICS, ArrayLayout, Packed, checksum, open_dataset
 
 Sample = Mapping[str, NDArray[np.float32]]
 """The arrays of one sample by name, without the sample axis."""
