@@ -168,7 +168,8 @@ class Scene(AbstractContextManager["Scene"]):
 
     def close(self) -> None:
         """Close the files."""
-        for file in (*self._files.values(), *self._pixels.values()):
+        self._pixels.clear()
+        for file in self._files.values():
             file.close()
 
     def __exit__(self, *error: object) -> None:

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,15 @@ from .cf_packing import Packing
 from .frames import Framed, canonical, to_five, to_tczyx
 from .in_memory import MemorySource
 from .protocols import AXES, check_dtype, file_stamp, is_file, source_fingerprint
-from .tiff_frame import axes_of, check_files, chosen_series, frame_of, packing_in, pixels_of
+from .tiff_frame import (
+    axes_of,
+    check_files,
+    chosen_series,
+    frame_of,
+    left_out,
+    packing_in,
+    pixels_of,
+)
 
 tifffile = require("tifffile", "infer")
 
@@ -64,6 +73,7 @@ class TiffSource(Framed):
         page = series.keyframe
         self._grid = Grid(Box((0,) * 5, page.shaped), _segment_shape(page))
         sample_axis = 0 if page.shaped[0] > 1 else 4
+        self._cells = self._grid.cells  # which costs as much as a small segment
         self._page_axes = [{"Z": 1, "Y": 2, "X": 3}.get(a, sample_axis) for a in page.axes]
         self._lead = Box((0,) * (len(axes) - len(page.axes)), series.shape[: -len(page.axes)])
 
@@ -72,6 +82,7 @@ class TiffSource(Framed):
         self.axes, self.dtype = canonical(axes), packing.dtype if packing else self._stored_dtype
         self.packed_itemsize = self._stored_dtype.itemsize if packing else 0
         self.domain = Box((0,) * 5, to_tczyx(series.shape, axes, 1))
+        self._left_out = left_out(page, self._stored_dtype)
         num_kept = cache_bytes // (math.prod(self._grid.step) * self._stored_dtype.itemsize)
         self._decoded = lru_cache(num_kept)(partial(_decode, file, series))
         steps = (*(1 for _ in self._lead.start), *(self._grid.step[a] for a in self._page_axes))
@@ -119,7 +130,7 @@ class TiffSource(Framed):
             with self._file.filehandle.lock:
                 counts = self._series[flatten(index, self._lead)].databytecounts
             for cell in indices(segments):
-                yield counts[flatten(cell, self._grid.cells)]
+                yield counts[flatten(cell, self._cells)]
 
     def _stored(self, box: Box) -> tuple[list[int], Box]:
         """The places of the stored axes among t c z y x, and a box along the stored axes."""
@@ -136,12 +147,16 @@ class TiffSource(Framed):
         return Box(tuple(start), tuple(stop))
 
     def _read_page(self, number: int, region: Box, out: NDArray[Any]) -> None:
-        for index in indices(self._grid.touching(region)):
-            cell = self._grid.cell(index)
-            part = cell & region
-            segment = self._segment(number, flatten(index, self._grid.cells))
-            # A segment that the file leaves out is zero.
-            out[part.within(region)] = 0 if segment is None else segment[part.within(cell)[1:]]
+        # Axis by axis, not as boxes: a strip may be of one row, which decodes in as little time.
+        along = [
+            [(i, slice(max(i * step, low) - low, min((i + 1) * step, high) - low),
+              slice(max(low - i * step, 0), min(high - i * step, step)))
+             for i in range(low // step, -(-high // step))]
+            for low, high, step in zip(region.start, region.stop, self._grid.step, strict=True)
+        ]  # fmt: skip
+        for index, place, part in (zip(*each, strict=True) for each in product(*along)):
+            segment = self._segment(number, flatten(index, self._cells))
+            out[place] = self._left_out if segment is None else segment[part[1:]]
 
     def _segment(self, page_number: int, number: int) -> NDArray[Any] | None:
         try:
