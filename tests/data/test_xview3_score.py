@@ -290,7 +290,7 @@ def test_the_best_threshold_is_found_among_thousands_of_strays() -> None:
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(1, 9)), max_size=14),
     st.booleans(),
 )
-def test_the_score_that_promises_most_is_the_best(
+def test_the_best_of_all_thresholds_is_taken(
     true: list[Any], answers: list[Any], drop: bool
 ) -> None:
     """All others were tried. Places are of one or several labels, all LOW there or none."""
@@ -310,7 +310,7 @@ def test_the_score_that_promises_most_is_the_best(
         score_xview3(predicted[predicted.score >= least], labels, rules).loc_fscore or 0.0
         for least in np.unique(predicted.score)
     ]
-    threshold, f1 = best_threshold(predicted, labels, rules, most=1)
+    threshold, f1 = best_threshold(predicted, labels, rules)
     assert f1 == max(tried, default=0.0)
     if f1:
         kept = predicted[predicted.score >= threshold]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -208,23 +207,8 @@ def _between(
     values: FloatArray, down: NDArray[np.float64], right: NDArray[np.float64]
 ) -> FloatArray:
     """Values between pixels, linear along both axes; beyond the ends, the end's value."""
-    lower, upper, part = _neighbours(right, values.shape[1])
-    lines = values[:, lower] + (values[:, upper] - values[:, lower]) * part
-    lower, upper, part = _neighbours(down, len(values))
-    between = np.empty((len(down), len(right)), np.float32)
-    # All lines between the same two at once: they stay in the processor's cache.
-    edges = [0, *np.flatnonzero(np.diff(lower)) + 1, len(down)]
-    for first, stop in pairwise(edges):
-        line, step = lines[lower[first]], lines[upper[first]] - lines[lower[first]]
-        between[first:stop] = line + step * part[first:stop, None]
-    return between
-
-
-def _neighbours(
-    at: NDArray[np.float64], length: int
-) -> tuple[NDArray[np.intp], NDArray[np.intp], FloatArray]:
-    """The pixels on both sides of each place, and its distance from the first one as a share of a
-    pixel."""
-    at = np.clip(at, 0, length - 1)
-    lower = np.floor(at).astype(np.intp)
-    return lower, np.minimum(lower + 1, length - 1), (at - lower).astype(np.float32)
+    weights = []
+    for at, length in zip((down, right), values.shape, strict=True):
+        away = np.abs(np.clip(at, 0, length - 1)[:, None] - np.arange(length))
+        weights.append(np.maximum(1 - away, 0).astype(np.float32))
+    return np.asarray(weights[0] @ values @ weights[1].T)

@@ -51,46 +51,27 @@ def match(
     return rows[near], columns[near]
 
 
-def more_pairs(
+def pairs_in_turn(
     predicted: NDArray[np.float64], true: NDArray[np.float64], tolerance_m: float
 ) -> NDArray[np.bool_]:
-    """Whether each predicted point, added to those before it, makes one pair more possible. The sum
-    over the first n is the number of pairs that `match` finds among them.
+    """Whether each predicted point finds a label that is near and still free, and takes the nearest
+    such one. Where labels lie close together, `match` may pair more.
 
-    >>> more_pairs(np.array([[9.0, 9], [9, 8], [0, 0]]), np.array([[9.0, 7], [9, 25]]), 200.0)
+    >>> pairs_in_turn(np.array([[9.0, 9], [9, 8], [0, 0]]), np.array([[9.0, 7], [9, 25]]), 200.0)
     array([ True,  True, False])
     """
-    more = np.zeros(len(predicted), bool)
+    paired = np.zeros(len(predicted), bool)
     if not (len(predicted) and len(true)):
-        return more
+        return paired
     tree = require("scipy.spatial", "train").cKDTree(true * PIXEL_M)
     near = tree.query_ball_point(predicted * PIXEL_M, np.nextafter(tolerance_m, 0))
-    owner: dict[int, int] = {}  # the prediction of each paired label
-    label_of: dict[int, int] = {}  # the label of each paired prediction
-
-    def free_label(newest: int, wants: dict[int, int]) -> int | None:
-        """A label that becomes free if other predictions change theirs. ``wants`` gives the
-        prediction that would take each label."""
-        waiting = [newest]
-        for prediction in waiting:  # it grows meanwhile
-            for label in near[prediction]:
-                if label not in wants:
-                    wants[label] = prediction
-                    if label not in owner:
-                        return int(label)
-                    waiting.append(owner[label])
-        return None
-
-    for newest in range(len(predicted)):
-        wants: dict[int, int] = {}
-        label = free_label(newest, wants)
-        more[newest] = label is not None
-        while label is not None:
-            prediction = wants[label]
-            left = label_of.get(prediction)
-            owner[label], label_of[prediction] = prediction, label
-            label = left
-    return more
+    free = {*range(len(true))}
+    for index, labels in enumerate(near):
+        if candidates := [label for label in labels if label in free]:
+            distance = np.hypot(*(true[candidates] - predicted[index]).T)
+            free.remove(candidates[int(distance.argmin())])
+            paired[index] = True
+    return paired
 
 
 def keep_strongest(

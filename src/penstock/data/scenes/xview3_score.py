@@ -43,7 +43,7 @@ from numpy.typing import NDArray
 
 from ...base import UsageError, XView3Rules, require
 from .labels import LOW
-from .matching import Counts, Indices, match, more_pairs
+from .matching import Counts, Indices, match, pairs_in_turn
 from .objects import NO, UNKNOWN, YES, Objects
 from .scene import PIXEL_M
 
@@ -309,8 +309,7 @@ def best_threshold(
     """The threshold of scores with the best localisation F1. Choose it on other scenes than those
     that you report.
 
-    Each score is ranked by the F1 that the number of possible pairs promises. The first ``most`` of
-    them are scored.
+    Each score is ranked by the F1 that it promises. The first ``most`` of them are scored.
 
     Args:
         predicted: predictions with scores.
@@ -333,8 +332,8 @@ def best_threshold(
 def _promising(predicted: Objects, labels: Objects, rules: XView3Rules) -> list[float]:
     """The scores of predictions, first those that promise the greatest F1 as a threshold.
 
-    The promise is exact, except for a prediction near both a LOW label and another one. Which of
-    them it is paired with depends on distances; here it is the other one.
+    The promise takes the nearest free label for each prediction in turn. It is exact but where
+    labels lie close together.
     """
     ordered = predicted[~np.isnan(predicted.score)]
     ordered = ordered[np.argsort(-ordered.score, kind="stable")]
@@ -348,10 +347,10 @@ def _promising(predicted: Objects, labels: Objects, rules: XView3Rules) -> list[
 
 
 def _pairs_so_far(ordered: Objects, labels: Objects, rules: XView3Rules) -> NDArray[np.int64]:
-    """The number of pairs that the first 1, 2, ... predictions can make."""
+    """The number of pairs that the first 1, 2, ... predictions make."""
     more = np.zeros(len(ordered), np.int64)
     for scene in np.unique(ordered.scene):
         here = ordered.scene == scene
         there = labels.points[labels.scene == scene]
-        more[here] = more_pairs(ordered.points[here], there, rules.distance_tolerance)
+        more[here] = pairs_in_turn(ordered.points[here], there, rules.distance_tolerance)
     return more.cumsum()
