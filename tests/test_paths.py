@@ -112,7 +112,7 @@ def test_an_output_by_a_spec_takes_dots(beside: Path) -> None:
 def test_generated_samples_are_read_through_dots(
     beside: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--samples", "4", "--grid", "8", "16", "--zarr-format", "2"]
+    words = ["--samples", "4", "--grid", "8", "16"]
     assert main(["generate", "ufs-p2", "../set", *words]) == 0
     expected = next(iter(Loader(beside / "set", batch_size=2)))
     name = next(iter(expected))
@@ -125,7 +125,7 @@ def test_generated_samples_are_read_through_dots(
 
 @pytest.mark.slow
 def test_bench_loader_takes_dots(beside: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--samples", "4", "--grid", "8", "16", "--zarr-format", "2"]
+    words = ["--samples", "4", "--grid", "8", "16"]
     assert main(["generate", "ufs-p2", "../set", *words]) == 0
     words = "--threads 1 --batch-sizes 2 --loaders penstock-tensorstore --batches 2"
     words += " --warmup 1 --effort quick --no-ladder"

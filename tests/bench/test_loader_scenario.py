@@ -141,7 +141,7 @@ def test_far_data_that_may_not_be_listed_is_described(tmp_path: Path) -> None:
     pytest.importorskip("tensorstore")
     from ..loading.kit import forbidding
 
-    weather(tmp_path / "data", samples=4, zarr_format=3)
+    weather(tmp_path / "data", samples=4, shards=1)
     with forbidding(tmp_path) as url:
         far = {**case(tmp_path), "data": f"{url}/data", "cache": "as-is"}
         assert check(far)[1]["samples"] == 4

@@ -249,8 +249,6 @@ def odd_image(folder: Path, **transformation: Any) -> Path:
 
 
 PLAIN: dict[str, Any] = {
-    "codec": "blosc-lz4",
-    "zarr_format": 2,
     "shards": None,
     "workers": 2,
     "overwrite": False,

@@ -38,7 +38,7 @@ from .progress import counted_progress
 MOST_WORKERS = 8
 VOLUME, XVIEW3 = "volume", "xview3"
 
-_PACKED = {"samples", "codec", "zarr_format", "shards", "workers", "overwrite"}
+_PACKED = {"samples", "shards", "workers", "overwrite"}
 KNOBS = {
     "a preset": _PACKED | {"grid", "seed"},
     "--from": _PACKED | {"inputs", "targets", "offsets", "target_offset"},
@@ -170,8 +170,6 @@ def _write(
             layouts,
             ids,
             make,
-            codec=config.codec,
-            zarr_format=config.zarr_format,
             shards=config.shards[0] if config.shards else None,
             workers=_workers(config),
             overwrite=config.overwrite,

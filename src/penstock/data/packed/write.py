@@ -46,23 +46,20 @@ def write_dataset(
     ids: Sequence[int],
     make: Callable[[int], Sample],
     *,
-    codec: str,
-    zarr_format: int,
     shards: int | None,
     workers: int,
     overwrite: bool,
     facts: Mapping[str, Any],
     progress: Callable[[int], None] = lambda done: None,
 ) -> Packed:
-    """Write a data set of ``len(ids)`` samples. The result does not depend on ``workers``.
+    """Write a data set of ``len(ids)`` samples, as Zarr 2 or, in shards, as Zarr 3. The result does
+    not depend on ``workers``.
 
     Args:
         root: the folder to write.
         layouts: the layout of each array.
         ids: the id of each sample.
         make: gives the arrays of sample 0, 1, ...
-        codec: ``blosc-lz4``, ``blosc-zstd``, ``zstd`` or ``none``.
-        zarr_format: 2 or 3.
         shards: samples in a shard, None for no shards.
         workers: threads; each makes, checks and writes one sample, or one shard.
         overwrite: replace a data set that is there.
@@ -78,10 +75,8 @@ def write_dataset(
         Refused: the disk is too full.
         StageError: a sample failed.
     """
-    if shards and zarr_format != 3:
-        raise UsageError(f"--shards {shards} needs --zarr-format 3; Zarr {zarr_format} has none")
     _make_way(root, layouts, len(ids), overwrite)
-    arrays = _Arrays(root, layouts, len(ids), make, codec, zarr_format, shards, workers)
+    arrays = _Arrays(root, layouts, len(ids), make, shards, workers)
     moments = {name: Moments.none(len(layout.channels)) for name, layout in layouts.items()}
     done = 0
     for samples in in_order(arrays.write, range(0, len(ids), shards or 1), workers):
@@ -94,8 +89,6 @@ def write_dataset(
         "statistics": STATISTICS,
         "not_finite": _not_finite(root, layouts, len(ids), moments),
         **facts,
-        "codec": codec,
-        "zarr_format": zarr_format,
     }
     _finish(root, layouts, ids, arrays.checks, moments, facts)
     return open_dataset(root, "OUT")
@@ -165,8 +158,6 @@ class _Arrays:
         layouts: Mapping[str, ArrayLayout],
         samples: int,
         make: Callable[[int], Sample],
-        codec: str,
-        zarr_format: int,
         shards: int | None,
         workers: int,
     ) -> None:
@@ -178,9 +169,9 @@ class _Arrays:
         self._arrays = {}
         for name, layout in layouts.items():
             path = root / f"{name}.zarr"
-            spec = _spec(path, layout, samples, codec, zarr_format, shards)
+            spec = _spec(path, layout, samples, shards)
             self._arrays[name] = ts.open(spec, create=True, context=context).result()
-            if zarr_format == 2:  # as xarray wants it; Zarr 3 has a place for the names of axes
+            if not shards:  # as xarray wants it; Zarr 3 has a place for the names of axes
                 axes = {"_ARRAY_DIMENSIONS": ["sample", *layout.axes]}
                 (path / ".zattrs").write_text(json.dumps(axes))
 
@@ -210,47 +201,38 @@ class _Arrays:
         return moments
 
 
-def _spec(
-    path: Path, layout: ArrayLayout, samples: int, codec: str, zarr_format: int, shards: int | None
-) -> dict[str, Any]:
+def _spec(path: Path, layout: ArrayLayout, samples: int, shards: int | None) -> dict[str, Any]:
     """A TensorStore spec of a new array."""
     shape, chunks = [samples, *layout.shape], [1, *layout.chunks]
     kvstore = {"driver": "file", "path": str(absolute(path))}
     # Every chunk is stored, whatever is in it, so a missing chunk was lost. The fill value is that
     # of xarray, which would take any other for a missing value.
     common = {"kvstore": kvstore, "store_data_equal_to_fill_value": True}
-    blosc = {"cname": codec.removeprefix("blosc-"), "clevel": 5}
-    if zarr_format == 2:
-        compressor: Any = {"id": "zstd", "level": 3} if codec == "zstd" else None
-        if codec.startswith("blosc-"):
-            compressor = {"id": "blosc", **blosc, "shuffle": 1, "blocksize": 0}
+    blosc = {"cname": "lz4", "clevel": 5, "blocksize": 0}
+    metadata: dict[str, Any]
+    if not shards:
         metadata = {
             "shape": shape,
             "chunks": chunks,
             "dtype": "<f4",
             "order": "C",
-            "compressor": compressor,
+            "compressor": {"id": "blosc", **blosc, "shuffle": 1},
             "fill_value": "NaN",
             "filters": None,
         }
         return {"driver": "zarr", **common, "metadata": metadata}
-    codecs: list[dict[str, Any]] = [{"name": "bytes", "configuration": {"endian": "little"}}]
-    if codec == "zstd":
-        codecs.append({"name": "zstd", "configuration": {"level": 3}})
-    elif codec.startswith("blosc-"):
-        settings = {**blosc, "shuffle": "shuffle", "typesize": 4, "blocksize": 0}
-        codecs.append({"name": "blosc", "configuration": settings})
-    outer = chunks
-    if shards:
-        sides = zip(layout.shape, layout.chunks, strict=True)
-        outer = [shards, *(-(-length // chunk) * chunk for length, chunk in sides)]
-        inner = {"chunk_shape": chunks, "codecs": codecs}
-        codecs = [{"name": "sharding_indexed", "configuration": inner}]
+    sides = zip(layout.shape, layout.chunks, strict=True)
+    outer = [shards, *(-(-length // chunk) * chunk for length, chunk in sides)]
+    codecs = [
+        {"name": "bytes", "configuration": {"endian": "little"}},
+        {"name": "blosc", "configuration": {**blosc, "shuffle": "shuffle", "typesize": 4}},
+    ]
+    inner = {"chunk_shape": chunks, "codecs": codecs}
     metadata = {
         "shape": shape,
         "data_type": "float32",
         "fill_value": "NaN",
-        "codecs": codecs,
+        "codecs": [{"name": "sharding_indexed", "configuration": inner}],
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": outer}},
         "dimension_names": ["sample", *layout.axes],
     }

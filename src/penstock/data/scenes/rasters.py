@@ -168,15 +168,12 @@ def pixel_metres(file: Any) -> tuple[float, float] | None:
     try:
         transform = require("rasterio.warp", "scenes").transform
         x, y, _ = map_of(file) @ [[column, column + 1, column], [row, row, row + 1], [1, 1, 1]]
-        degrees = np.array(transform(file.crs, "EPSG:4326", x.tolist(), y.tolist()))
+        place = np.ravel(transform(file.crs, "EPSG:4326", x[:1], y[:1]))
+        around = f"+proj=aeqd +lon_0={place[0]} +lat_0={place[1]} +datum=WGS84"
+        metres = np.array(transform(file.crs, around, x, y))
     except Exception:  # of GDAL, which has many kinds
         return None
-    # The ellipsoid WGS 84 has these radii along a parallel and along a meridian.
-    at, flat = np.deg2rad(degrees[1, 0]), 0.00669438
-    bend = 1 - flat * np.sin(at) ** 2
-    radii = 6378137 / bend**0.5 * np.array([np.cos(at), (1 - flat) / bend])
-    along = np.deg2rad(degrees[:, 1:] - degrees[:, :1]) * radii[:, None]
-    width, height = np.hypot(*along).tolist()
+    width, height = np.hypot(*(metres[:, 1:] - metres[:, :1])).tolist()
     return height, width
 
 
