@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -60,11 +59,8 @@ def test_generate_makes_a_volume(
     assert source.axes == "zyx"
     volume = source.read(source.domain)[0, 0]
     np.testing.assert_array_equal(volume, specimen.image(Box((0, 0, 0), (16, 20, 24))))
-    packed = open_dataset(tmp_path / "v.zarr")
-    assert packed.ids.tolist() == list(range(16))
-    assert packed.checks["volume"].tolist() == [zlib.crc32(plane.tobytes()) for plane in volume]
     out, err = capsys.readouterr()
-    assert "Compression ratio" in out and "16 x 20 x 24 (sample, y, x), chunks 8 x 16 x 16" in out
+    assert "v.zarr: 16 x 20 x 24 voxels (z, y, x) of uint16" in out
     assert err.splitlines()[-1] == f"{16 * 20 * 24} of {16 * 20 * 24} voxels"
     assert main(words) == 2
     assert "use --overwrite" in capsys.readouterr().err

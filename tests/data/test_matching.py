@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from penstock.data.scenes.matching import Counts, keep_strongest, match, pairs_in_turn
+from penstock.data.scenes.matching import Counts, keep_strongest, match
 
 coordinates = hnp.arrays(
     np.float64, st.tuples(st.integers(0, 4), st.just(2)), elements=st.integers(0, 60)
@@ -40,23 +40,8 @@ def test_a_matching_has_the_most_pairs_and_the_least_distance(predicted: Any, tr
     assert (len(rows), distance.sum()) == (pairs, pytest.approx(total, abs=1e-6))
 
 
-@given(
-    *[
-        hnp.arrays(np.float64, st.tuples(st.integers(0, most), st.just(2)),
-                   elements=st.integers(0, 70))
-        for most in (14, 9)
-    ]
-)  # fmt: skip
-def test_pairs_in_turn_are_at_least_half_of_all(predicted: Any, true: Any) -> None:
-    counts = np.cumsum(pairs_in_turn(predicted, true, 200.0))
-    for number, count in enumerate(counts, 1):
-        most = len(match(predicted[:number], true, 200.0)[0])
-        assert most / 2 <= count <= most
-
-
 def test_exactly_at_the_tolerance_is_not_near() -> None:
     here, at, under = (np.array([[0.0, column]]) for column in (0, 20, 19.999))
-    assert [pairs_in_turn(here, there, 200.0).item() for there in (at, under)] == [False, True]
     for far in ("never", "costly", "as they are"):
         assert len(match(here, at, 200.0, far=far)[0]) == 0
         assert len(match(here, under, 200.0, far=far)[0]) == 1

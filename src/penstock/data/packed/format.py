@@ -20,26 +20,7 @@ DOCUMENT = "dataset.json"
 """The file that makes a folder a packed data set; see `penstock.data.packed.write`."""
 
 
-def read_text(path: Path, where: str) -> str:
-    """The text of a file.
-
-    Args:
-        path: the file.
-        where: the name of its folder in messages.
-
-    Returns:
-        The text.
-
-    Raises:
-        UsageError: the file cannot be read.
-    """
-    try:
-        return path.read_text()
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{where}: {path.name} cannot be read: {error}") from error
-
-
-def parse_document(text: str, where: str, name: str = DOCUMENT) -> dict[str, Any]:
+def parse_document(text: str | bytes, where: str, name: str = DOCUMENT) -> dict[str, Any]:
     """The parsed document of a packed data set.
 
     Args:
@@ -51,7 +32,8 @@ def parse_document(text: str, where: str, name: str = DOCUMENT) -> dict[str, Any
         The document.
 
     Raises:
-        UsageError: the text is no document of a packed data set, or names what is not below it.
+        UsageError: the text is no document of a packed data set, is of another version, or names
+            what is not below it.
     """
     try:
         document = parsed_json(text)
@@ -59,6 +41,8 @@ def parse_document(text: str, where: str, name: str = DOCUMENT) -> dict[str, Any
         raise UsageError(f"{where}: {name} cannot be read: {error}") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise UsageError(f"{where}: {name} is not that of a packed data set")
+    if (version := document.get("version")) != VERSION:
+        raise UsageError(f"{where}: version {version} of the format; this Penstock reads {VERSION}")
     arrays = document.get("arrays")
     entries = arrays.values() if isinstance(arrays, dict) else ()
     named = [entry.get("path") for entry in entries if isinstance(entry, dict)]
@@ -66,23 +50,6 @@ def parse_document(text: str, where: str, name: str = DOCUMENT) -> dict[str, Any
         if isinstance(path, str):
             array_below(path, where)
     return document
-
-
-def check_version(document: Mapping[str, Any], where: str) -> None:
-    """Refuse a packed data set of a version that this Penstock does not read.
-
-    Args:
-        document: its `dataset.json`.
-        where: its name in messages.
-
-    Raises:
-        UsageError: it is of another version.
-    """
-    if document.get("version") != VERSION:
-        raise UsageError(
-            f"{where}: version {document.get('version')} of the format; this Penstock reads "
-            f"{VERSION}"
-        )
 
 
 def chunk_names(meta: Mapping[str, Any]) -> tuple[str, str]:
@@ -104,8 +71,6 @@ def chunk_names(meta: Mapping[str, Any]) -> tuple[str, str]:
 UNFINISHED = f"{DOCUMENT}.part"
 IDS, CHECKS, STATISTICS = "ids.npy", "checks.npz", "statistics.npz"
 _METADATA = {".zattrs", ".zarray", "zarr.json", "attributes.json"}
-VOLUME = "volume"
-"""The name of the one array of a volume."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +143,7 @@ class Packed:
 
     @property
     def num_samples(self) -> int:
-        """Number of samples; of a volume, its planes."""
+        """Number of samples."""
         return len(self.ids)
 
     @property
@@ -195,12 +160,7 @@ class Packed:
         """The mean and the standard deviation (over ``n``) of each channel, by array.
 
         A channel that never changes has deviation 0, and one that holds NaN has NaN.
-
-        Raises:
-            UsageError: it is a volume, which has no statistics.
         """
-        if self.document.get("statistics") is None:
-            raise UsageError(f"{self.root}: holds no statistics; a volume has none")
         with np.load(self.root / STATISTICS) as saved:
             return {name: (saved[f"{name}.mean"], saved[f"{name}.std"]) for name in self.arrays}
 
@@ -235,7 +195,6 @@ def open_dataset(root: str | Path, name: str = "DATA") -> Packed:
             raise UsageError(f"{where}: a data set that was not finished; generate it again")
         raise UsageError(f"{where}: no packed data set: there is no {DOCUMENT}")
     document = read_document(root / DOCUMENT, where)
-    check_version(document, where)
     try:
         ids = np.load(root / document["ids"])
         arrays = {
@@ -262,8 +221,12 @@ def open_dataset(root: str | Path, name: str = "DATA") -> Packed:
 
 
 def read_document(path: Path, where: str) -> dict[str, Any]:
-    """The document in a file; see `read_text` and `parse_document`."""
-    return parse_document(read_text(path, where), where, path.name)
+    """The document in a file; see `parse_document`."""
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{where}: {path.name} cannot be read: {error}") from error
+    return parse_document(text, where, path.name)
 
 
 def open_packed_array(root: Path, name: str, entry: Mapping[str, Any], where: str) -> PackedArray:

@@ -10,13 +10,7 @@
 
 Shapes, chunks and codecs stand in the metadata of the Zarr arrays and nowhere else.
 
-A volume is an OME-Zarr group and such a data set in one: its samples are its planes along z, their
-ids the numbers of the planes. It has no statistics.
-
-    VOLUME/zarr.json, VOLUME/0    the group and its array (z, y, x), called ``volume`` here
-    VOLUME/dataset.json, ids.npy, checks.npz    as above
-
-So code that reads and checks a data set also reads and checks a volume. No values are read here;
+No values are read here;
 that is the work of `loading`.
 """
 

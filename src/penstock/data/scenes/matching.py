@@ -51,29 +51,6 @@ def match(
     return rows[near], columns[near]
 
 
-def pairs_in_turn(
-    predicted: NDArray[np.float64], true: NDArray[np.float64], tolerance_m: float
-) -> NDArray[np.bool_]:
-    """Whether each predicted point finds a label that is near and still free, and takes the nearest
-    such one. Where labels lie close together, `match` may pair more.
-
-    >>> pairs_in_turn(np.array([[9.0, 9], [9, 8], [0, 0]]), np.array([[9.0, 7], [9, 25]]), 200.0)
-    array([ True,  True, False])
-    """
-    paired = np.zeros(len(predicted), bool)
-    if not (len(predicted) and len(true)):
-        return paired
-    tree = require("scipy.spatial", "train").cKDTree(true * PIXEL_M)
-    near = tree.query_ball_point(predicted * PIXEL_M, np.nextafter(tolerance_m, 0))
-    free = {*range(len(true))}
-    for index, labels in enumerate(near):
-        if candidates := [label for label in labels if label in free]:
-            distance = np.hypot(*(true[candidates] - predicted[index]).T)
-            free.remove(candidates[int(distance.argmin())])
-            paired[index] = True
-    return paired
-
-
 def keep_strongest(
     points: NDArray[np.float64], scores: NDArray[np.float64], radius: float
 ) -> Indices:

@@ -43,7 +43,7 @@ from numpy.typing import NDArray
 
 from ...base import UsageError, XView3Rules, require
 from .labels import LOW
-from .matching import Counts, Indices, match, pairs_in_turn
+from .matching import Counts, Indices, match
 from .objects import NO, UNKNOWN, YES, Objects
 from .scene import PIXEL_M
 
@@ -304,53 +304,30 @@ def _lengths(
 
 
 def best_threshold(
-    predicted: Objects, labels: Objects, rules: XView3Rules | None = None, *, most: int = 16
+    predicted: Objects, labels: Objects, rules: XView3Rules | None = None
 ) -> tuple[float, float]:
     """The threshold of scores with the best localisation F1. Choose it on other scenes than those
     that you report.
 
-    Each score is ranked by the F1 that it promises. The first ``most`` of them are scored.
+    Some 48 thresholds are tried, the strongest ones densely, and then 16 around the best of them.
 
     Args:
         predicted: predictions with scores.
         labels: the labels of their scenes.
         rules: how to score.
-        most: how many thresholds are scored.
 
     Returns:
         The threshold and the localisation F1 that it gives; 0 and 0 where none gives any.
     """
-    rules = rules or XView3Rules()
-    best = (0.0, 0.0)
-    for threshold in sorted(_promising(predicted, labels, rules)[:most]):
-        score = score_xview3(predicted[predicted.score >= threshold], labels, rules)
-        if (score.loc_fscore or 0.0) > best[1]:
-            best = (threshold, score.loc_fscore or 0.0)
-    return best
-
-
-def _promising(predicted: Objects, labels: Objects, rules: XView3Rules) -> list[float]:
-    """The scores of predictions, first those that promise the greatest F1 as a threshold.
-
-    The promise takes the nearest free label for each prediction in turn. It is exact but where
-    labels lie close together.
-    """
-    ordered = predicted[~np.isnan(predicted.score)]
-    ordered = ordered[np.argsort(-ordered.score, kind="stable")]
-    counted = labels if rules.score_all else labels[labels.confidence > LOW]
-    pairs, kept = _pairs_so_far(ordered, counted, rules), np.arange(1, len(ordered) + 1)
-    if rules.drop_low_detect and not rules.score_all:
-        kept -= _pairs_so_far(ordered, labels, rules) - pairs
-    f1 = 2 * pairs / np.maximum(kept + len(counted), 1)
-    last = np.flatnonzero(np.diff(ordered.score, append=-np.inf))  # of those of one score
-    return ordered.score[last[np.argsort(-f1[last], kind="stable")]].tolist()
-
-
-def _pairs_so_far(ordered: Objects, labels: Objects, rules: XView3Rules) -> NDArray[np.int64]:
-    """The number of pairs that the first 1, 2, ... predictions make."""
-    more = np.zeros(len(ordered), np.int64)
-    for scene in np.unique(ordered.scene):
-        here = ordered.scene == scene
-        there = labels.points[labels.scene == scene]
-        more[here] = pairs_in_turn(ordered.points[here], there, rules.distance_tolerance)
-    return more.cumsum()
+    scores = np.unique(predicted.score[~np.isnan(predicted.score)])[::-1]
+    tried = {-1: 0.0}
+    ranks = np.geomspace(1, max(len(scores), 1), 48).astype(int) - 1
+    for _ in range(2):
+        for rank in {*ranks.tolist()} & {*range(len(scores))}:
+            kept = predicted[predicted.score >= scores[rank]]
+            tried[rank] = score_xview3(kept, labels, rules).loc_fscore or 0.0
+        best = max(tried, key=lambda rank: tried[rank])
+        low = max((rank for rank in tried if rank < best), default=best)
+        high = min((rank for rank in tried if rank > best), default=best)
+        ranks = np.linspace(low, high, 18).astype(int)
+    return (float(scores[best]), tried[best]) if tried[best] else (0.0, 0.0)

@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote, urlsplit
 from ...base import UsageError, absolute, describe, parsed_json, redact, require, scrub
 
 
-def read_object(url: str, key: str, *, strict: bool = False) -> bytes | None:
+def read_key(url: str, key: str, *, strict: bool = False) -> bytes | None:
     """The bytes of one object.
 
     Args:
@@ -36,7 +36,7 @@ def read_object(url: str, key: str, *, strict: bool = False) -> bytes | None:
 
 
 def object_in(root: Any, key: str, *, strict: bool = False) -> bytes | None:
-    """The bytes of one object of an open ``ts.KvStore``; see `read_object`."""
+    """The bytes of one object of an open ``ts.KvStore``; see `read_key`."""
     try:
         read = root.read(key).result()
     except (ValueError, OSError) as error:
@@ -55,24 +55,6 @@ def reader_of(root: Any, where: str) -> Callable[[str], bytes | None]:
             return object_in(root, key)
 
     return read
-
-
-def read_key(url: str, key: str) -> str | None:
-    """The text of one object.
-
-    Args:
-        url: the URL that it lies below.
-        key: its name below the URL.
-
-    Returns:
-        The text, None where there is no such object.
-
-    Raises:
-        UsageError: the store does not answer, or the object is no text.
-    """
-    text = read_object(url, key)
-    with explained_errors(url):
-        return None if text is None else text.decode()
 
 
 ts = require("tensorstore", "infer")
