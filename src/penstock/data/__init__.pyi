@@ -79,7 +79,6 @@ from .stores.protocols import Sink as Sink
 from .stores.protocols import Source as Source
 from .stores.protocols import is_file as is_file
 from .stores.protocols import overlap as overlap
-from .stores.protocols import same_array as same_array
 from .stores.tensorstore import plainly as plainly
 from .stores.transient import is_full as is_full
 from .stores.transient import is_transient as is_transient

@@ -7,11 +7,11 @@ document.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import shutil
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -129,19 +129,10 @@ def in_order(
     work: Callable[[Item], Result], items: Iterable[Item], workers: int
 ) -> Iterator[Result]:
     """Results in the order of the items. Only a few are made or held ahead of the next one."""
-    pending: deque[Future[Result]] = deque()
     rest = iter(items)
     with ThreadPoolExecutor(workers, thread_name_prefix="generate") as pool:
-        try:
-            for item in rest:
-                pending.append(pool.submit(work, item))
-                if len(pending) > 2 * workers:
-                    yield pending.popleft().result()
-            while pending:
-                yield pending.popleft().result()
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
+        while some := [*itertools.islice(rest, 8 * workers)]:
+            yield from pool.map(work, some)
 
 
 def finish(
