@@ -221,7 +221,18 @@ def open_dataset(root: str | Path, name: str = "DATA") -> Packed:
 
 
 def read_document(path: Path, where: str) -> dict[str, Any]:
-    """The document in a file; see `parse_document`."""
+    """The document of a packed data set on this machine; see `parse_document`.
+
+    Args:
+        path: the file.
+        where: the name of the data set in messages.
+
+    Returns:
+        The document.
+
+    Raises:
+        UsageError: the file cannot be read, or is no such document.
+    """
     try:
         text = path.read_bytes()
     except OSError as error:

@@ -70,10 +70,17 @@ def write_dataset(
         StageError: a sample failed.
     """
     _make_way(root, layouts, len(ids), overwrite)
-    arrays = _Arrays(root, layouts, len(ids), make, shards, workers)
+    arrays = _open_arrays(root, layouts, len(ids), shards, workers)
+    checks = {name: np.zeros(len(ids), np.uint32) for name in layouts}
     moments = {name: Moments.none(len(layout.channels)) for name, layout in layouts.items()}
+
+    def write(first: int) -> list[dict[str, Moments]]:
+        """Make and write one sample, or those of one shard; the moments of each."""
+        numbers = range(first, min(first + (shards or 1), len(ids)))
+        return _write_samples(root, numbers, make, arrays, checks, layouts, whole=bool(shards))
+
     done = 0
-    for samples in in_order(arrays.write, range(0, len(ids), shards or 1), workers):
+    for samples in in_order(write, range(0, len(ids), shards or 1), workers):
         for of_sample in samples:
             moments = {name: moments[name] + of_sample[name] for name in layouts}
         done += len(samples)
@@ -84,7 +91,7 @@ def write_dataset(
         "not_finite": _not_finite(root, layouts, len(ids), moments),
         **facts,
     }
-    _finish(root, layouts, ids, arrays.checks, moments, facts)
+    _finish(root, layouts, ids, checks, moments, facts)
     return open_dataset(root, "OUT")
 
 
@@ -143,56 +150,49 @@ def _finish(
     finish(root, entries, len(ids), facts)
 
 
-class _Arrays:
-    """The arrays of a new data set, written by any number of threads."""
+def _write_samples(
+    root: Path,
+    numbers: Sequence[int],
+    make: Callable[[int], Sample],
+    arrays: Mapping[str, Any],
+    checks: Mapping[str, NDArray[np.uint32]],
+    layouts: Mapping[str, ArrayLayout],
+    *,
+    whole: bool,
+) -> list[dict[str, Moments]]:
+    """Write samples, all at once if ``whole``, and their checksums; returns their moments."""
+    transaction = require("tensorstore", "loaders").Transaction() if whole else None
+    written = []
+    for number in numbers:
+        try:
+            sample, moments = make(number), {}
+            for name, layout in layouts.items():
+                checks[name][number] = checksum(sample[name])
+                moments[name] = Moments.of(sample[name], layout.channel_axis)
+                arrays[name].with_transaction(transaction)[number].write(sample[name]).result()
+            written.append(moments)
+        except Exception as error:
+            raise StageError("generate", f"sample {number} of {root}", error) from error
+    if transaction is not None:
+        transaction.commit_async().result()
+    return written
 
-    def __init__(
-        self,
-        root: Path,
-        layouts: Mapping[str, ArrayLayout],
-        samples: int,
-        make: Callable[[int], Sample],
-        shards: int | None,
-        workers: int,
-    ) -> None:
-        ts = require("tensorstore", "loaders")
-        self._root, self._layouts, self._make, self._shards = root, layouts, make, shards
-        self.checks = {name: np.zeros(samples, np.uint32) for name in layouts}
-        self._begin = ts.Transaction
-        context = ts.Context({"file_io_sync": False, "data_copy_concurrency": {"limit": workers}})
-        self._arrays = {}
-        for name, layout in layouts.items():
-            path = root / f"{name}.zarr"
-            spec = _spec(path, layout, samples, shards)
-            self._arrays[name] = ts.open(spec, create=True, context=context).result()
-            if not shards:  # as xarray wants it; Zarr 3 has a place for the names of axes
-                axes = {"_ARRAY_DIMENSIONS": ["sample", *layout.axes]}
-                (path / ".zattrs").write_text(json.dumps(axes))
 
-    def write(self, first: int) -> list[dict[str, Moments]]:
-        """Make and write one sample, or those of one shard; returns the moments of each."""
-        samples = len(next(iter(self.checks.values())))
-        transaction = self._begin() if self._shards else None
-        written = []
-        for index in range(first, min(first + (self._shards or 1), samples)):
-            try:
-                written.append(self._write_one(index, transaction))
-            except Exception as error:
-                raise StageError("generate", f"sample {index} of {self._root}", error) from error
-        if transaction is not None:
-            transaction.commit_async().result()
-        return written
-
-    def _write_one(self, index: int, transaction: Any) -> dict[str, Moments]:
-        sample, moments = self._make(index), {}
-        for name, layout in self._layouts.items():
-            values = sample[name]
-            assert values.shape == layout.shape, f"{name} of sample {index}: {values.shape}"
-            assert values.dtype == np.dtype(np.float32), f"{name} of sample {index}: {values.dtype}"
-            self.checks[name][index] = checksum(values)
-            moments[name] = Moments.of(values, layout.channel_axis)
-            self._arrays[name].with_transaction(transaction)[index].write(values).result()
-        return moments
+def _open_arrays(
+    root: Path, layouts: Mapping[str, ArrayLayout], samples: int, shards: int | None, workers: int
+) -> dict[str, Any]:
+    """The new arrays, open in TensorStore."""
+    ts = require("tensorstore", "loaders")
+    context = ts.Context({"file_io_sync": False, "data_copy_concurrency": {"limit": workers}})
+    arrays = {}
+    for name, layout in layouts.items():
+        path = root / f"{name}.zarr"
+        spec = _spec(path, layout, samples, shards)
+        arrays[name] = ts.open(spec, create=True, context=context).result()
+        if not shards:  # as xarray wants it; Zarr 3 has a place for the names of axes
+            axes = {"_ARRAY_DIMENSIONS": ["sample", *layout.axes]}
+            (path / ".zattrs").write_text(json.dumps(axes))
+    return arrays
 
 
 def _spec(path: Path, layout: ArrayLayout, samples: int, shards: int | None) -> dict[str, Any]:
@@ -256,21 +256,17 @@ class Moments:
         processor's cache.
         """
         channels_last = np.moveaxis(values, channel_axis, -1)
-        *sides, num_channels = channels_last.shape
         there = np.isfinite(channels_last)
-        whole, count = there.all(), np.full(num_channels, math.prod(sides), np.int64)
+        sides = tuple(range(values.ndim - 1))
+        count = there.sum(axis=sides)
+        some = np.maximum(count, 1)
         # Deviations from a value near the mean lose nothing when their squares are added.
-        near = channels_last[0].mean(axis=0, dtype=np.float64)
-        if not whole:
-            count = there.sum(axis=tuple(range(len(sides))))
-            sums = channels_last.sum(axis=tuple(range(len(sides))), dtype=np.float64, where=there)
-            near = sums / np.maximum(count, 1)
+        near = channels_last.sum(axis=sides, dtype=np.float64, where=there) / some
         total, squares = np.zeros_like(near), np.zeros_like(near)
-        for number, slab in enumerate(channels_last):
-            deviations = slab - near if whole else np.where(there[number], slab - near, 0)
+        for slab, is_value in zip(channels_last, there, strict=True):
+            deviations = np.where(is_value, slab - near, 0)
             total += deviations.sum(axis=0)
             squares += np.einsum("xc,xc->c", deviations, deviations)
-        some = np.maximum(count, 1)
         return cls(count, near + total / some, squares - total**2 / some)
 
     def __add__(self, other: Moments) -> Moments:
