@@ -12,8 +12,9 @@ import math
 import re
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
@@ -47,6 +48,7 @@ _HARMLESS = re.compile(
 )
 
 
+@dataclass(eq=False, repr=False)
 class TiffSource(Framed):
     """Reads one series of a TIFF file; made by `open_ometiff_source`.
 
@@ -55,41 +57,35 @@ class TiffSource(Framed):
     decoded segments, so that neighbouring blocks decode a strip they share only once.
     """
 
-    def __init__(
-        self,
-        path: str,
-        where: str,
-        file: Any,
-        series: Any,
-        axes: str,
-        fingerprint: str,
-        packing: Packing | None,
-        frame: Mapping[str, Any],
-        cache_bytes: int,
-    ) -> None:
-        super().__init__(**frame)
-        self._arguments = (path, where, file, series, axes, fingerprint, packing, frame)
-        self._file, self._series, self._stored_axes = file, series, axes
-        page = series.keyframe
-        self._grid = Grid(Box((0,) * 5, page.shaped), _segment_shape(page))
-        sample_axis = 0 if page.shaped[0] > 1 else 4
-        self._cells = self._grid.cells  # which costs as much as a small segment
-        self._page_axes = [{"Z": 1, "Y": 2, "X": 3}.get(a, sample_axis) for a in page.axes]
-        self._lead = Box((0,) * (len(axes) - len(page.axes)), series.shape[: -len(page.axes)])
+    name: str
+    file: Any
+    series: Any
+    stored_axes: str
+    stored_dtype: np.dtype[Any]
+    address: str
+    fingerprint: str
+    packing: Packing | None
+    cache_bytes: int
 
-        self.name, self.cache_bytes = path, cache_bytes
-        self.packing, self._stored_dtype = packing, check_dtype(series.dtype, where)
-        self.axes, self.dtype = canonical(axes), packing.dtype if packing else self._stored_dtype
-        self.packed_itemsize = self._stored_dtype.itemsize if packing else 0
-        self.domain = Box((0,) * 5, to_tczyx(series.shape, axes, 1))
-        self._left_out = left_out(page, self._stored_dtype)
-        num_kept = cache_bytes // (math.prod(self._grid.step) * self._stored_dtype.itemsize)
-        self._decoded = lru_cache(num_kept)(partial(_decode, file, series))
+    def __post_init__(self) -> None:
+        page, axes = self.series.keyframe, self.stored_axes
+        self._grid = Grid(Box((0,) * 5, page.shaped), _segment_shape(page))
+        self._cells = self._grid.cells  # which costs as much as a small segment
+        sample_axis = 0 if page.shaped[0] > 1 else 4
+        self._page_axes = [{"Z": 1, "Y": 2, "X": 3}.get(a, sample_axis) for a in page.axes]
+        shape = self.series.shape
+        self._lead = Box((0,) * (len(axes) - len(page.axes)), shape[: -len(page.axes)])
+        self.axes, self.dtype = canonical(axes), self.stored_dtype
+        self.packed_itemsize = 0
+        if self.packing is not None:
+            self.dtype, self.packed_itemsize = self.packing.dtype, self.stored_dtype.itemsize
+        self.domain = Box((0,) * 5, to_tczyx(shape, axes, 1))
+        self._left_out = left_out(page, self.stored_dtype)
+        num_kept = self.cache_bytes // (math.prod(self._grid.step) * self.stored_dtype.itemsize)
+        self._decoded = lru_cache(num_kept)(partial(_decode, self.file, self.series))
         steps = (*(1 for _ in self._lead.start), *(self._grid.step[a] for a in self._page_axes))
         self.chunks = to_tczyx(steps, axes, 1)
         self.grid_origin: tuple[int, ...] = (0,) * 5
-        self.address = str(Path(path).expanduser().resolve())
-        self.fingerprint = fingerprint
 
     def read(self, box: Box, out: NDArray[Any] | None = None) -> NDArray[Any]:
         assert box in self.domain, f"{box} is not in {self.domain}"
@@ -97,7 +93,7 @@ class TiffSource(Framed):
             out = np.empty(box.shape, self.dtype)
         if self.packing is None:
             return self._read_stored(box, out)
-        self.packing.decode(self._read_stored(box, np.empty(box.shape, self._stored_dtype)), out)
+        self.packing.decode(self._read_stored(box, np.empty(box.shape, self.stored_dtype)), out)
         return out
 
     def _read_stored(self, box: Box, out: NDArray[Any]) -> NDArray[Any]:
@@ -127,18 +123,18 @@ class TiffSource(Framed):
         stored, num_lead = self._stored(box)[1], len(self._lead.start)
         segments = self._grid.touching(self._page_region(stored[num_lead:]))
         for index in indices(stored[:num_lead]):
-            with self._file.filehandle.lock:
-                counts = self._series[flatten(index, self._lead)].databytecounts
+            with self.file.filehandle.lock:
+                counts = self.series[flatten(index, self._lead)].databytecounts
             for cell in indices(segments):
                 yield counts[flatten(cell, self._cells)]
 
     def _stored(self, box: Box) -> tuple[list[int], Box]:
         """The places of the stored axes among t c z y x, and a box along the stored axes."""
-        places = [AXES.index(axis) for axis in self._stored_axes]
+        places = [AXES.index(axis) for axis in self.stored_axes]
         return places, Box(tuple(box.start[i] for i in places), tuple(box.stop[i] for i in places))
 
     def with_cache(self, num_bytes: int) -> TiffSource:
-        return TiffSource(*self._arguments, num_bytes)
+        return replace(self, cache_bytes=num_bytes)
 
     def _page_region(self, box: Box) -> Box:
         start, stop = [0] * 5, [1] * 5
@@ -231,7 +227,10 @@ def open_ometiff_source(
     frame = frame_of(file, number, level, letters, raw)
     frame["notes"] = (*notes, *frame["notes"], *([packing.note] if packing else ()))
     if chosen.dataoffset is None or packing is not None:
-        return TiffSource(path, where, file, chosen, letters, stamp, packing, frame, cache_bytes)
+        stored = check_dtype(chosen.dtype, where)
+        return TiffSource(
+            path, file, chosen, letters, stored, address, stamp, packing, cache_bytes, **frame
+        )
     dtype = chosen.dtype.newbyteorder(file.byteorder)
     needed = chosen.dataoffset + math.prod(chosen.shape) * dtype.itemsize
     if (size := file_path.stat().st_size) < needed:

@@ -236,11 +236,7 @@ def _lost(file: Any, series: Any, raw: bool) -> Iterator[str]:
     tags = series.keyframe.tags
     lost = []
     if _GEO_KEYS in tags:
-        keys = series.keyframe.geotiff_tags
-        codes = (keys.get("ProjectedCSTypeGeoKey"), keys.get("GeographicTypeGeoKey"))
-        code = next((int(code) for code in codes if code is not None), 32767)
-        citation = keys.get("GTCitationGeoKey") or keys.get("GeogCitationGeoKey") or "of its own"
-        lost.append(f"CRS {citation if code == 32767 else f'EPSG:{int(code)}'}")
+        lost.append("CRS")
     if any(tag in tags for tag in (_PIXEL_SCALE, _TIE_POINT, _MATRIX)):
         lost.append("transform")
     if _NODATA in tags and raw:
