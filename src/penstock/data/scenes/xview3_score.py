@@ -132,40 +132,14 @@ def score_xview3(
     length_acc, lengths = _lengths(
         predicted.length_m[of_prediction], labels.length_m[of_label], strict
     )
-    return _score_of(location, shore, vessel, fishing, length_acc, lengths, strict)
-
-
-def _score_of(
-    location: Counts,
-    shore: Counts | None,
-    vessel: Counts,
-    fishing: Counts,
-    length_acc: float | None,
-    lengths: int,
-    strict: bool,
-) -> XView3Score:
-    parts = [
-        location.f1,
-        shore.f1 if shore is not None else None,
-        vessel.f1,
-        fishing.f1,
-        length_acc,
-    ]
+    shore_f1 = shore.f1 if shore is not None else None
+    parts = [location.f1, shore_f1, vessel.f1, fishing.f1, length_acc]
     if strict:
         parts = [part or 0.0 for part in parts]
-    loc_fscore, loc_fscore_shore, vessel_fscore, fishing_fscore, length_acc = parts
+    one, two, three, four, five = parts
+    total = _aggregate(parts)
     return XView3Score(
-        loc_fscore,
-        loc_fscore_shore,
-        vessel_fscore,
-        fishing_fscore,
-        length_acc,
-        _aggregate(parts),
-        location,
-        shore,
-        vessel,
-        fishing,
-        lengths,
+        one, two, three, four, five, total, location, shore, vessel, fishing, lengths
     )
 
 

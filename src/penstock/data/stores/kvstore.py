@@ -30,9 +30,7 @@ def read_key(url: str, key: str, *, strict: bool = False) -> bytes | None:
     Raises:
         UsageError: the store does not answer.
     """
-    root = open_kvstore(kvstore_of(f"{url}/"), url)
-    with explained_errors(url):
-        return object_in(root, key, strict=strict)
+    return reader_of(open_kvstore(kvstore_of(f"{url}/"), url), url, strict=strict)(key)
 
 
 def object_in(root: Any, key: str, *, strict: bool = False) -> bytes | None:
@@ -46,13 +44,13 @@ def object_in(root: Any, key: str, *, strict: bool = False) -> bytes | None:
     return bytes(read.value) if read.state == "value" else None
 
 
-def reader_of(root: Any, where: str) -> Callable[[str], bytes | None]:
+def reader_of(root: Any, where: str, *, strict: bool = False) -> Callable[[str], bytes | None]:
     """A function that reads the objects of an open ``ts.KvStore``, as `object_in`, and raises
     errors in plain words."""
 
     def read(key: str) -> bytes | None:
         with explained_errors(where):
-            return object_in(root, key)
+            return object_in(root, key, strict=strict)
 
     return read
 
