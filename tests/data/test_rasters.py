@@ -251,6 +251,10 @@ REFUSED: list[tuple[Callable[[Path], object], str]] = [
     (lambda f: tif(f / VH, radar(), count=2), "VH_dB.tif has 2 bands, and a channel is one"),
     (deep(count=3), "bathymetry.tif has 3 bands, and a channel is one"),
     (two_images, "VH_dB.tif holds 2 images, and a channel is one"),
+    (
+        lambda f: tif(f / CHANNELS["vv"].file, radar()[:200]),
+        "VV_dB.tif has 200 x 320 pixels and VH_dB.tif 300 x 320",
+    ),
     (gone, "VH_dB.tif has no place on Earth .no transform., and VV_dB.tif has one"),
     (deep(place=rasterio.Affine.identity(), crs=None), "bathymetry.tif has no place on Earth"),
     (
