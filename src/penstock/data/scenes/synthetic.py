@@ -57,7 +57,7 @@ class Target:
     """Peak sigma0, before speckle."""
     vh_db: float
     contrast_db: float
-    """Decibels of the peak above the sea around it, in the better channel."""
+    """Decibels of the peak above the usual sea, in the better channel."""
     shore_km: float
     """Distance to the nearest vertex of the shoreline; infinite where there is none."""
 
@@ -142,9 +142,7 @@ class SyntheticScene:
         length = float(np.exp(rng.uniform(*np.log(_LENGTHS[kind]))))
         vv = _VV_DB[kind] + 6 * float(np.log10(length / 50)) + float(rng.normal(0, 3))
         vh = vv - _VH_BELOW_VV[kind] + float(rng.normal())
-        swath = 2.5 - 5 * column / self.size[1]
-        wind = float(self.roughness[int(row / PITCH), int(column / PITCH)])
-        above_sea = vv - self._sea_vv_db - wind - swath, vh - self._sea_vh_db - wind - swath / 2
+        above_sea = vv - self._sea_vv_db, vh - self._sea_vh_db
         vertices = np.concatenate([np.full((1, 2), np.inf), *self.shoreline])
         shore = float(np.hypot(*(vertices - (row, column)).T).min()) * 0.01
         heading = float(rng.uniform(0, 2 * np.pi))
