@@ -122,20 +122,13 @@ def finish(
     root: Path, arrays: Mapping[str, Mapping[str, Any]], samples: int, facts: Mapping[str, Any]
 ) -> None:
     """Write the document. An array has its ``path``, ``axes`` and ``decoded_bytes``."""
-    entries, decoded, stored = {}, 0, 0
-    for name, array in arrays.items():
-        of_array = stored_bytes(root / array["path"])
-        entries[name] = {
-            **array,
-            "stored_bytes": of_array,
-            "compression_ratio": array["decoded_bytes"] / of_array,
-        }
-        decoded, stored = decoded + array["decoded_bytes"], stored + of_array
+    decoded = sum(array["decoded_bytes"] for array in arrays.values())
+    stored = sum(stored_bytes(root / array["path"]) for array in arrays.values())
     document = {
         "format": FORMAT,
         "version": VERSION,
         "samples": samples,
-        "arrays": entries,
+        "arrays": arrays,
         "ids": IDS,
         "checks": CHECKS,
         "decoded_bytes": decoded,

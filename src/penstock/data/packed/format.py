@@ -110,7 +110,6 @@ class PackedArray:
     """Shape of what is decoded at once: a chunk, or in a sharded array a chunk inside a shard."""
     shards: tuple[int, ...] | None
     dtype: np.dtype[Any]
-    zarr_format: int
     prefix: str
     """The part of a chunk's name before its numbers."""
     separator: str
@@ -258,10 +257,10 @@ def open_packed_array(root: Path, name: str, entry: Mapping[str, Any], where: st
     path = root / entry["path"]
     if (path / ".zarray").is_file():
         metadata = parsed_json((path / ".zarray").read_text())
-        version, chunks, shards, dtype = 2, metadata["chunks"], None, metadata["dtype"]
+        chunks, shards, dtype = metadata["chunks"], None, metadata["dtype"]
     elif (path / "zarr.json").is_file():
         metadata = parsed_json((path / "zarr.json").read_text())
-        version, shards, dtype = 3, None, metadata["data_type"]
+        shards, dtype = None, metadata["data_type"]
         chunks = metadata["chunk_grid"]["configuration"]["chunk_shape"]
         if metadata["codecs"][0]["name"] == "sharding_indexed":
             shards, chunks = chunks, metadata["codecs"][0]["configuration"]["chunk_shape"]
@@ -281,7 +280,6 @@ def open_packed_array(root: Path, name: str, entry: Mapping[str, Any], where: st
         tuple(chunks),
         tuple(shards) if shards else None,
         np.dtype(dtype),
-        version,
         *chunk_names(metadata),
         tuple(entry.get("channels", ())),
     )
