@@ -201,7 +201,7 @@ def test_folders_that_hold_no_chips_are_refused(chipped: Path, tmp_path: Path) -
         Chips(tmp_path)
     index = json.loads((chipped / "train" / "index.json").read_text())
     (tmp_path / "index.json").write_text(json.dumps({**index, "version": 9}))
-    with pytest.raises(UsageError, match="is of version 9; this Penstock reads 2"):
+    with pytest.raises(UsageError, match="is of version 9; this Penstock reads 3"):
         Chips(tmp_path)
     shutil.copytree(chipped / "train", tmp_path / "c")
     for path in (tmp_path / "c").rglob("c/**/*"):
