@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from penstock.base.errors import UsageError
 from penstock.data.scenes.scene import CHANNELS, Scene
+from penstock.data.stores.open import open_source
 
 if not all(map(find_spec, ("rasterio", "tifffile"))):
     pytest.skip("rasterio or tifffile is not installed", allow_module_level=True)
@@ -126,6 +127,8 @@ def test_pieces_that_are_left_out_are_no_data(
     expected = values.copy()
     expected[expected == nodata] = np.nan
     np.testing.assert_array_equal(seen(tmp_path), expected)
+    source = open_source(path)
+    np.testing.assert_array_equal(source.read(source.domain)[0, 0, 0], expected)
 
 
 @given(drawn=st.data())
