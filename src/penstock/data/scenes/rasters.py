@@ -12,6 +12,7 @@ several times the cost of reading, so the store of TIFF files reads these.
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -207,11 +208,15 @@ class Pixels:
 
     def __init__(self, path: Path, file: Any) -> None:
         self._path, self._file = path, file
-        self._halves = _halves(path, file)
-        self.dtype = np.dtype(np.float32 if self._halves is None else np.float16)
+        self.dtype = np.dtype(np.float16 if _holds_halves(file) else np.float32)
         self._missing = _halves_of(NODATA if file.nodata is None else file.nodata)
         tall, wide = file.block_shapes[0]
         self.rows_at_once: int = max(1, SLAB // tall) * tall if wide >= file.width else tall
+
+    @cached_property
+    def _halves(self) -> Source:
+        """The raster as 16-bit floats. A damaged one is an error of the read, as with rasterio."""
+        return open_source(self._path, raw=True, name="scene")
 
     def read(self, rows: tuple[int, int], columns: tuple[int, int]) -> Values:
         """A window; NaN where a value is missing.
@@ -227,7 +232,7 @@ class Pixels:
             UsageError: the file cannot be read there.
         """
         try:
-            if self._halves is None:
+            if self.dtype == np.float32:
                 return decoded(self._file, self._file.read(1, window=(rows, columns), masked=True))
             window = Box((0, 0, 0, rows[0], columns[0]), (1, 1, 1, rows[1], columns[1]))
             values: Values = self._halves.read(window)[0, 0, 0]
@@ -244,18 +249,15 @@ class Pixels:
         return values
 
 
-def _halves(path: Path, file: Any) -> Source | None:
-    """The pixels of a raster of 16-bit floats; None if it has others, or more to say of them than a
-    no-data value."""
+def _holds_halves(file: Any) -> bool:
+    """Whether a raster holds 16-bit floats, and no more to say of them than a no-data value."""
     flags = require("rasterio.enums", "scenes").MaskFlags
     plain = (file.scales[0], file.offsets[0]) == (1, 0) and file.mask_flag_enums[0] in (
         [flags.nodata], [flags.all_valid]
     )  # fmt: skip
-    halves = file.tags(1, ns="IMAGE_STRUCTURE").get("NBITS") == "16"
-    if not (plain and (halves or file.dtypes[0] == "float16") and file.driver == "GTiff"):
-        return None
-    source = open_source(path, raw=True, name="scene")
-    return source if source.dtype == np.float16 else None
+    narrowed = file.tags(1, ns="IMAGE_STRUCTURE").get("NBITS") == "16"
+    halves = file.dtypes[0] == "float16" or (file.dtypes[0] == "float32" and narrowed)
+    return plain and halves and bool(file.driver == "GTiff")
 
 
 def _halves_of(value: float) -> set[int]:
