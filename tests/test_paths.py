@@ -112,7 +112,7 @@ def test_an_output_by_a_spec_takes_dots(beside: Path) -> None:
 def test_generated_samples_are_read_through_dots(
     beside: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--samples", "4", "--grid", "8", "16", "--zarr-format", "2"]
+    words = ["--samples", "4", "--grid", "8", "16"]
     assert main(["generate", "ufs-p2", "../set", *words]) == 0
     expected = next(iter(Loader(beside / "set", batch_size=2)))
     name = next(iter(expected))

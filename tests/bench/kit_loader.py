@@ -32,12 +32,11 @@ COMMON: dict[str, Any] = {
 }  # fmt: skip
 
 
-def weather(folder: Path, samples: int = SAMPLES, seed: int = 0, zarr_format: int = 2) -> Path:
+def weather(folder: Path, samples: int = SAMPLES, seed: int = 0, shards: int | None = None) -> Path:
     world = World(GRID, seed)
     write_dataset(
         folder, WEATHER.layouts(GRID), range(samples), lambda index: world.sample(WEATHER, index),
-        codec="blosc-lz4", zarr_format=zarr_format, shards=None, workers=1, overwrite=False,
-        facts={"seed": seed},
+        shards=shards, workers=1, overwrite=False, facts={"seed": seed},
     )  # fmt: skip
     return folder
 

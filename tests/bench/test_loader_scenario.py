@@ -16,7 +16,7 @@ from penstock.bench.scenarios import loader_scenario as measured_by
 from penstock.bench.scenarios.ladder import rung
 from penstock.bench.scenarios.loader_scenario import LoaderScenario, check
 from penstock.bench.scenarios.sources import Counters
-from penstock.data.packed.checksums import checksum
+from penstock.data.packed.format import checksum
 from penstock.instruments import page_cache as pagecache
 from penstock.loading.any_array import open_dataset_or_array, with_checks
 from penstock.loading.contenders import by_name
@@ -141,7 +141,7 @@ def test_far_data_that_may_not_be_listed_is_described(tmp_path: Path) -> None:
     pytest.importorskip("tensorstore")
     from ..loading.kit import forbidding
 
-    weather(tmp_path / "data", samples=4, zarr_format=3)
+    weather(tmp_path / "data", samples=4, shards=1)
     with forbidding(tmp_path) as url:
         far = {**case(tmp_path), "data": f"{url}/data", "cache": "as-is"}
         assert check(far)[1]["samples"] == 4

@@ -166,6 +166,24 @@ def build_tiff_plain(folder: Path) -> Any:
     return build_tiff(folder, byteorder=">")
 
 
+def ome_tiff_set(folder: Path, names: list[str]) -> None:
+    """Planes of `DATA` along z, each in a file of its own."""
+    import tifffile
+
+    files = "".join(
+        f'<TiffData FirstZ="{z}" IFD="0"><UUID FileName="{name}">urn:uuid:{z}</UUID></TiffData>'
+        for z, name in enumerate(names)
+    )
+    for z, name in enumerate(names):
+        ome = (
+            f'<?xml version="1.0"?><OME UUID="urn:uuid:{z}"><Image ID="Image:0"><Pixels '
+            'ID="Pixels:0" DimensionOrder="XYZCT" Type="uint16" SizeX="17" SizeY="13" '
+            f'SizeZ="{len(names)}" SizeC="1" SizeT="1">{files}</Pixels></Image></OME>'
+        )
+        options = {"description": ome, "metadata": None, "compression": "zlib"}
+        tifffile.imwrite(folder / name, DATA[0, 0, z], **options)
+
+
 def build_tiff_volume(folder: Path) -> Any:
     """Tiles of three dimensions, the slices of a page along z."""
     import tifffile
@@ -227,11 +245,6 @@ def open_out(spec: Any, domain: Box = DOMAIN, dtype: str = "u2", **options: Any)
     return open_sink(spec, domain=domain, dtype=np.dtype(dtype), **options)
 
 
-def text_file(folder: Path) -> Path:
-    (folder / "a.txt").write_text("hello")
-    return folder / "a.txt"
-
-
 def saved(folder: Path, name: str, text: str) -> Path:
     (folder / name).write_text(text)
     return folder / name
@@ -249,8 +262,6 @@ def odd_image(folder: Path, **transformation: Any) -> Path:
 
 
 PLAIN: dict[str, Any] = {
-    "codec": "blosc-lz4",
-    "zarr_format": 2,
     "shards": None,
     "workers": 2,
     "overwrite": False,

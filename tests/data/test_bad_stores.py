@@ -22,7 +22,6 @@ from .kit import (
     open_out,
     out_spec,
     saved,
-    text_file,
     write,
 )
 
@@ -84,7 +83,7 @@ class TestBadInput:
         [
             (lambda d: d / "none.zarr", r"--in-spec .*none\.zarr: no such file or folder$"),
             (lambda d: d, r"neither an OME-Zarr image nor a Zarr, N5 or precomputed array$"),
-            (text_file, r"a\.txt: neither"),
+            (lambda d: saved(d, "a.txt", "hello"), r"a\.txt: neither"),
             (lambda d: d / "none.tif", r"none\.tif: no such file$"),
             (lambda d: d / "none.npy", r"none\.npy: no such file$"),
             (lambda d: saved(d, "a.tif", "hello"), r"a\.tif: not a readable TIFF file: "),
@@ -107,14 +106,10 @@ class TestBadInput:
                 lambda d: leads_out(d, "../secret"),
                 r"names '../secret', which",
             ),
-            (lambda d: leads_out(d, "a/../../secret"), "which is not below it$"),
             (lambda d: leads_out(d, f"{d}/secret"), "which is not below it$"),
             (lambda d: leads_out(d, f"file://{d}/secret"), "which is not below it$"),
             (lambda d: saved(d, ".zattrs", "{").parent, r"\.zattrs is not valid JSON"),
             (lambda d: bad_axes(d, "qyx"), r"axes \['q', 'y', 'x'\]; each must be one of t, c, z"),
-            (lambda d: bad_axes(d, "yyx"), r"axes \['y', 'y', 'x'\]; each must be one of"),
-            (lambda d: bad_axes(d, "tcz"), r"axes \['t', 'c', 'z'\] lack y or x"),
-            (lambda d: bad_axes(d, "yx"), r"3 dimensions but axes \['y', 'x'\]"),
             (bad_tiff_axes, r"axes \['Z', 'R', 'Y', 'X'\]; each must be one of"),
             (lambda d: np.zeros(3), "--in-spec: 1 dimensions; 2 to 5 can be read"),
             (lambda d: np.zeros((0, 5, 6)), "^--in-spec: has 0 along z"),
@@ -216,7 +211,7 @@ class TestBadInput:
             open_out(make(tmp_path), **options)
 
     def test_a_place_that_cannot_be_written(self, tmp_path: Path) -> None:
-        parent = text_file(tmp_path)
+        parent = saved(tmp_path, "a.txt", "hello")
         sink = open_out(parent / "a.zarr")
         with pytest.raises(UsageError, match=r"a\.txt/a\.zarr: .*Not a directory$"):
             sink.create()

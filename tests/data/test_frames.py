@@ -20,7 +20,7 @@ from penstock.data.stores.frames import name_axes
 from penstock.data.stores.ome_levels import described
 
 from ..laws import COSTLY
-from .kit import DATA, build_ome_zarr_04, build_ome_zarr_05, saved, write
+from .kit import DATA, build_ome_zarr_04, build_ome_zarr_05, ome_tiff_set, saved, write
 
 xarray = pytest.importorskip("xarray")
 tifffile = pytest.importorskip("tifffile")
@@ -494,18 +494,7 @@ def test_what_a_tiff_says_and_is_not_honoured_is_noted(
 
 def test_files_of_an_ome_tiff_lie_below_its_folder(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
-    names = ["../secret.ome.tif", "a.ome.tif"]
-    files = "".join(
-        f'<TiffData FirstZ="{z}" IFD="0"><UUID FileName="{name}">urn:uuid:{z}</UUID></TiffData>'
-        for z, name in enumerate(names)
-    )
-    for z, name in enumerate(names):
-        ome = (
-            f'<?xml version="1.0"?><OME UUID="urn:uuid:{z}"><Image ID="Image:0"><Pixels '
-            'ID="Pixels:0" DimensionOrder="XYZCT" Type="uint16" SizeX="17" SizeY="13" SizeZ="2" '
-            f'SizeC="1" SizeT="1">{files}</Pixels></Image></OME>'
-        )
-        tifffile.imwrite(tmp_path / "in" / name, DATA[0, 0, z], description=ome, metadata=None)
+    ome_tiff_set(tmp_path / "in", ["../secret.ome.tif", "a.ome.tif"])
     with pytest.raises(UsageError, match=r"names '\.\./secret\.ome\.tif', which is not below it$"):
         open_source(tmp_path / "in" / "a.ome.tif")
 
@@ -546,7 +535,7 @@ def test_a_geotiff_is_what_rasterio_reads(
     np.testing.assert_allclose(values_of(source)[0, :, 0], right, rtol=1e-6)
     np.testing.assert_array_equal(values_of(open_source(path, raw=True))[0, :, 0], values)
     assert [each["label"] for each in source.omero] == [f"B{i}" for i in range(count)]
-    assert "the output does not get the raster's CRS EPSG:32631, transform" in source.notes
+    assert "the output does not get the raster's CRS, transform" in source.notes
     packed = np.isnan(right).any() or (scale, offset) != (1.0, 0.0)
     assert source.dtype == ("float32" if packed else dtype)
 

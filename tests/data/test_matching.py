@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from penstock.data.scenes.matching import Counts, keep_strongest, match, more_pairs
+from penstock.data.scenes.matching import Counts, keep_strongest, match
 
 coordinates = hnp.arrays(
     np.float64, st.tuples(st.integers(0, 4), st.just(2)), elements=st.integers(0, 60)
@@ -40,22 +40,8 @@ def test_a_matching_has_the_most_pairs_and_the_least_distance(predicted: Any, tr
     assert (len(rows), distance.sum()) == (pairs, pytest.approx(total, abs=1e-6))
 
 
-@given(
-    *[
-        hnp.arrays(np.float64, st.tuples(st.integers(0, most), st.just(2)),
-                   elements=st.integers(0, 70))
-        for most in (14, 9)
-    ]
-)  # fmt: skip
-def test_pairs_are_counted_as_predictions_come(predicted: Any, true: Any) -> None:
-    counts = np.cumsum(more_pairs(predicted, true, 200.0))
-    for number, count in enumerate(counts, 1):
-        assert count == len(match(predicted[:number], true, 200.0)[0])
-
-
 def test_exactly_at_the_tolerance_is_not_near() -> None:
     here, at, under = (np.array([[0.0, column]]) for column in (0, 20, 19.999))
-    assert [more_pairs(here, there, 200.0).item() for there in (at, under)] == [False, True]
     for far in ("never", "costly", "as they are"):
         assert len(match(here, at, 200.0, far=far)[0]) == 0
         assert len(match(here, under, 200.0, far=far)[0]) == 1

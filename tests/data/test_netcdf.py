@@ -196,28 +196,17 @@ def test_no_sample_crosses_a_gap(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert packed.document["step"] == 6 and packed.ids.tolist() == [1, 2, 5]
     before_and_now, ahead = (read(packed, name)[:, 0, 0] for name in ("inputs", "targets"))
     assert np.diff(np.hstack([before_and_now, ahead])).tolist() == [[6, 6]] * 3
-
-
-def test_months_of_all_lengths_are_neighbours(tmp_path: Path) -> None:
-    days = np.cumsum([0, 31, 28, 31, 30, 31]).tolist()
+    days = np.cumsum([0, 31, 28, 31, 30, 31]).tolist()  # months of all lengths are neighbours
     path = series(tmp_path / "months.nc", days, days, "days since 2021-01-01")
-    assert main(["generate", "--from", str(path), str(tmp_path / "data")]) == 0
-    assert len(open_dataset(tmp_path / "data").ids) == 4
+    assert main(["generate", "--from", str(path), str(tmp_path / "months")]) == 0
+    assert len(open_dataset(tmp_path / "months").ids) == 4
 
 
 @pytest.mark.parametrize(
     ("hours", "units", "why"),
     [
-        (
-            [0, 12, 6, 18],
-            "hours since 2020-01-01",
-            "time does not increase from step 1 to 2 (12 to 6)",
-        ),
-        (
-            [0, 6, 6, 12],
-            "hours since 2020-01-01",
-            "time does not increase from step 1 to 2 (6 to 6)",
-        ),
+        ([0, 12, 6, 18], "hours since 2020-01-01", "time does not increase from step 1 to 2 (12"),
+        ([0, 6, 6, 12], "hours since 2020-01-01", "time does not increase from step 1 to 2 (6 to"),
         ([20200130, 20200131, 20200201], "day as %Y%m%d.%f", "is not their difference"),
     ],
 )
@@ -278,8 +267,3 @@ def test_real_reanalysis_is_packed_to_the_bit(
             expected = np.stack(levels, axis=-1).astype(np.float32)
             np.testing.assert_array_equal(read(packed, name)[0], expected)
     assert packed.arrays["inputs"].chunks == (1, 241, 480, 3)
-    same = open_netcdf(
-        ERA, inputs=("u", "v", "z"), targets=None, offsets=None, target_offset=0, samples=None
-    )
-    same.close()
-    assert list(same.ids) == [1]

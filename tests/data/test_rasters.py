@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from penstock.base.errors import UsageError
 from penstock.data.scenes.scene import CHANNELS, Scene
+from penstock.data.stores.open import open_source
 
 if not all(map(find_spec, ("rasterio", "tifffile"))):
     pytest.skip("rasterio or tifffile is not installed", allow_module_level=True)
@@ -126,6 +127,8 @@ def test_pieces_that_are_left_out_are_no_data(
     expected = values.copy()
     expected[expected == nodata] = np.nan
     np.testing.assert_array_equal(seen(tmp_path), expected)
+    source = open_source(path)
+    np.testing.assert_array_equal(source.read(source.domain)[0, 0, 0], expected)
 
 
 @given(drawn=st.data())
@@ -251,6 +254,10 @@ REFUSED: list[tuple[Callable[[Path], object], str]] = [
     (lambda f: tif(f / VH, radar(), count=2), "VH_dB.tif has 2 bands, and a channel is one"),
     (deep(count=3), "bathymetry.tif has 3 bands, and a channel is one"),
     (two_images, "VH_dB.tif holds 2 images, and a channel is one"),
+    (
+        lambda f: tif(f / CHANNELS["vv"].file, radar()[:200]),
+        "VV_dB.tif has 200 x 320 pixels and VH_dB.tif 300 x 320",
+    ),
     (gone, "VH_dB.tif has no place on Earth .no transform., and VV_dB.tif has one"),
     (deep(place=rasterio.Affine.identity(), crs=None), "bathymetry.tif has no place on Earth"),
     (

@@ -27,6 +27,7 @@ from .kit import (
     build_tiff_strips,
     build_tiff_tiled,
     build_tiff_volume,
+    ome_tiff_set,
 )
 
 MOUSE = SHARED / "mouse-brain-two-photon.ome.tif"
@@ -103,23 +104,8 @@ class TestTiffMetadata:
         np.testing.assert_array_equal(source.read(source.domain)[0, 0, 0], plane)
 
     def test_ome_tiff_of_several_files(self, tmp_path: Path) -> None:
-        import tifffile
-
         names = [f"{z}.ome.tif" for z in range(3)]
-        planes = "".join(
-            f'<TiffData FirstZ="{z}" IFD="0"><UUID FileName="{n}">urn:uuid:{z}</UUID></TiffData>'
-            for z, n in enumerate(names)
-        )
-        for z, name in enumerate(names):
-            ome = (
-                f'<?xml version="1.0"?><OME UUID="urn:uuid:{z}"><Image ID="Image:0"><Pixels '
-                'ID="Pixels:0" DimensionOrder="XYZCT" Type="uint16" SizeX="17" SizeY="13" '
-                f'SizeZ="3" SizeC="1" SizeT="1">{planes}</Pixels></Image></OME>'
-            )
-            plane = DATA[0, 0, z]
-            tifffile.imwrite(
-                tmp_path / name, plane, description=ome, metadata=None, compression="zlib"
-            )
+        ome_tiff_set(tmp_path, names)
         source = open_source(tmp_path / names[0])
         np.testing.assert_array_equal(source.read(source.domain)[0, 0], DATA[0, 0, :3])
         (tmp_path / names[1]).unlink()

@@ -92,10 +92,15 @@ LINE = [np.array([[0.0, column] for column in range(0, 1000, 10)])]
 """A shoreline along row 0."""
 
 
-def both_ways(predicted: Objects, labels: Objects, **rules: Any) -> list[XView3Score]:
+LONE = [np.array([[300.0, 300.0]])]
+
+
+def both_ways(
+    predicted: Objects, labels: Objects, shore: Any = LINE, **rules: Any
+) -> list[XView3Score]:
     return [
         score_xview3(
-            predicted, labels, XView3Rules(strict_official=strict, **rules), lambda scene: LINE
+            predicted, labels, XView3Rules(strict_official=strict, **rules), lambda scene: shore
         )
         for strict in (True, False)
     ]
@@ -108,59 +113,40 @@ def test_perfect_predictions_score_one() -> None:
     assert (ours.location, ours.shore) == (Counts(4, 0, 0), Counts(2, 0, 0))
 
 
-def test_perfect_predictions_whose_column_and_shoreline_differ() -> None:
-    """A label 2.1 km off by its column, 1.9 km by the shoreline: no stray at the shore."""
-    labels = Objects.of("a", [[190, 100], [10, 700]], confidence=HIGH, shore_km=[2.1, 0.1])
-    strict, ours = both_ways(as_predictions(labels), labels)
-    assert strict.loc_fscore_shore == pytest.approx(2 / 3)
-    assert ours.loc_fscore_shore == 1.0
+TWO = Objects.join([some_labels("a"), some_labels("b")])
+AT_SHORE = as_predictions(TWO)
+SHORE_OF_A = AT_SHORE[(AT_SHORE.scene == "a") | (AT_SHORE.points[:, 0] > 600)]
+BY_COLUMN = Objects.of("a", [[190, 100], [10, 700]], confidence=HIGH, shore_km=[2.1, 0.1])
+ON_VERTEX = Objects.of("a", [[300, 310]], confidence=HIGH, shore_km=[0.1])
+IN_ROW = Objects.of("a", [[0, 0], [0, 44]], confidence=HIGH)
+"""Label, 25 pixels on a prediction, 19 on a label, 25 on a prediction: the least total distance
+pairs the outer ones, both too far, and leaves the pair in the middle."""
+QUIRKS: dict[str, tuple[Objects, Objects, str, Counts, Counts]] = {
+    "scenes without predictions are missed": (
+        as_predictions(some_labels("a")), TWO, "location", Counts(4, 0, 0), Counts(4, 0, 4)),
+    "predictions in scenes without labels are false": (
+        AT_SHORE, some_labels("a"), "location", Counts(4, 0, 0), Counts(4, 4, 0)),
+    "and false at the shore": (
+        AT_SHORE, some_labels("a"), "shore", Counts(2, 0, 0), Counts(2, 2, 0)),
+    "a scene with one side at the shore counts": (
+        SHORE_OF_A, TWO, "shore", Counts(2, 0, 0), Counts(2, 0, 2)),
+    "2.1 km off by its column, 1.9 km by the shoreline: no stray": (
+        as_predictions(BY_COLUMN), BY_COLUMN, "shore", Counts(1, 1, 0), Counts(1, 0, 0)),
+    "a vertex of the shoreline is near it": (
+        Objects.of("a", [[300, 300], [300, 900]]), ON_VERTEX, "shore", Counts(), Counts(1, 0, 0)),
+    "far pairs never take the place of near ones": (
+        Objects.of("a", [[0, 25], [0, 69]]), IN_ROW, "location", Counts(0, 2, 2), Counts(1, 1, 1)),
+}  # fmt: skip
 
 
-def test_scenes_without_predictions_are_missed() -> None:
-    labels = Objects.join([some_labels("a"), some_labels("b")])
-    strict, ours = both_ways(as_predictions(some_labels("a")), labels)
-    assert strict.location == Counts(4, 0, 0)
-    assert ours.location == Counts(4, 0, 4)
-
-
-def test_predictions_in_scenes_without_labels_are_false() -> None:
-    predicted = as_predictions(Objects.join([some_labels("a"), some_labels("b")]))
-    strict, ours = both_ways(predicted, some_labels("a"))
-    assert strict.location == Counts(4, 0, 0)
-    assert (ours.location, ours.shore) == (Counts(4, 4, 0), Counts(2, 2, 0))
-
-
-def test_a_scene_with_one_side_at_the_shore_counts() -> None:
-    labels = Objects.join([some_labels("a"), some_labels("b")])
-    predicted = as_predictions(labels)
-    predicted = predicted[(predicted.scene == "a") | (predicted.points[:, 0] > 600)]
-    strict, ours = both_ways(predicted, labels)
-    assert strict.shore == Counts(2, 0, 0)
-    assert ours.shore == Counts(2, 0, 2)
-
-
-def test_a_vertex_of_the_shoreline_is_near_it() -> None:
-    lone = [np.array([[300.0, 300.0]])]
-    labels = Objects.of("a", [[300, 310]], confidence=HIGH, shore_km=[0.1])
-    predicted = Objects.of("a", [[300, 300], [300, 900]])
-    counts = [
-        score_xview3(
-            predicted, labels, XView3Rules(strict_official=strict), lambda scene: lone
-        ).shore
-        for strict in (True, False)
-    ]
-    assert counts == [Counts(), Counts(1, 0, 0)]
-
-
-def test_far_pairs_never_take_the_place_of_near_ones() -> None:
-    """In a row, a label, 25 pixels on a prediction, 19 a label, 25 a prediction: the least total
-    distance pairs the outer ones, both too far, and leaves the pair in the middle."""
-    labels = Objects.of("a", [[0, 0], [0, 44]], confidence=HIGH)
-    predicted = Objects.of("a", [[0, 25], [0, 69]])
-    strict, ours = both_ways(predicted, labels)
-    costly, _ = both_ways(predicted, labels, costly_dist=True)
-    assert strict.location == Counts(0, 2, 2)
-    assert ours.location == costly.location == Counts(1, 1, 1)
+@pytest.mark.parametrize("quirk", QUIRKS)
+def test_quirks_of_the_official_script_are_repaired(quirk: str) -> None:
+    predicted, labels, part, strict, ours = QUIRKS[quirk]
+    shore = LONE if "vertex" in quirk else LINE
+    both = both_ways(predicted, labels, shore)
+    assert [getattr(score, part) for score in both] == [strict, ours]
+    if labels is IN_ROW:
+        assert both_ways(predicted, labels, costly_dist=True)[0].location == ours
 
 
 def test_a_scene_left_without_predictions() -> None:
@@ -290,7 +276,7 @@ def test_the_best_threshold_is_found_among_thousands_of_strays() -> None:
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(1, 9)), max_size=14),
     st.booleans(),
 )
-def test_the_score_that_promises_most_is_the_best(
+def test_the_best_of_all_thresholds_is_taken(
     true: list[Any], answers: list[Any], drop: bool
 ) -> None:
     """All others were tried. Places are of one or several labels, all LOW there or none."""
@@ -310,7 +296,7 @@ def test_the_score_that_promises_most_is_the_best(
         score_xview3(predicted[predicted.score >= least], labels, rules).loc_fscore or 0.0
         for least in np.unique(predicted.score)
     ]
-    threshold, f1 = best_threshold(predicted, labels, rules, most=1)
+    threshold, f1 = best_threshold(predicted, labels, rules)
     assert f1 == max(tried, default=0.0)
     if f1:
         kept = predicted[predicted.score >= threshold]

@@ -111,7 +111,7 @@ def pack(root: Path, **settings: Any) -> Packed:
         ARRAYS,
         range(SAMPLES),
         lambda index: {name: values[index] for name, values in TRUTH.items()},
-        **{"codec": "blosc-lz4", "zarr_format": 2, "shards": None, **settings},
+        **{"shards": None, **settings},
         workers=2,
         overwrite=False,
         facts={},

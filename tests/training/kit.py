@@ -204,6 +204,6 @@ def packed(root: Path, samples: int, first: int = 0) -> Path:
     }
     write_dataset(
         root, layouts, range(samples), make,
-        codec="none", zarr_format=2, shards=None, workers=1, overwrite=False, facts={},
+        shards=None, workers=1, overwrite=False, facts={},
     )  # fmt: skip
     return root

@@ -38,7 +38,7 @@ from .progress import counted_progress
 MOST_WORKERS = 8
 VOLUME, XVIEW3 = "volume", "xview3"
 
-_PACKED = {"samples", "codec", "zarr_format", "shards", "workers", "overwrite"}
+_PACKED = {"samples", "shards", "workers", "overwrite"}
 KNOBS = {
     "a preset": _PACKED | {"grid", "seed"},
     "--from": _PACKED | {"inputs", "targets", "offsets", "target_offset"},
@@ -83,9 +83,8 @@ def run(args: argparse.Namespace) -> int:
     if kind == XVIEW3:
         return _xview3(out, config)
     if kind == "a volume":
-        packed = _volume(out, config)
-    else:
-        packed = _pack_file(args.source, out, config) if args.source else _pack(preset, out, config)
+        return _volume(out, config)
+    packed = _pack_file(args.source, out, config) if args.source else _pack(preset, out, config)
     print("\n".join(lines(packed)))
     return 0
 
@@ -170,8 +169,6 @@ def _write(
             layouts,
             ids,
             make,
-            codec=config.codec,
-            zarr_format=config.zarr_format,
             shards=config.shards[0] if config.shards else None,
             workers=_workers(config),
             overwrite=config.overwrite,
@@ -180,11 +177,10 @@ def _write(
         )
 
 
-def _volume(out: Path, config: GenerateConfig) -> Packed:
+def _volume(out: Path, config: GenerateConfig) -> int:
     specimen = Specimen(config.seed)
-    facts = {"preset": VOLUME, "seed": config.seed, "settings": as_settings(config)}
     with counted_progress(math.prod(config.shape), "voxels") as progress:
-        return write_volume(
+        write_volume(
             out,
             config.shape,
             specimen.without_noise if config.clean else specimen.image,
@@ -192,9 +188,10 @@ def _volume(out: Path, config: GenerateConfig) -> Packed:
             shards=config.shards,
             workers=_workers(config),
             overwrite=config.overwrite,
-            facts=facts,
             progress=progress,
         )
+    print(f"{out}: {' x '.join(map(str, config.shape))} voxels (z, y, x) of uint16")
+    return 0
 
 
 def _workers(config: GenerateConfig) -> int:
@@ -226,8 +223,6 @@ def lines(packed: Packed) -> list[str]:
     samples = packed.num_samples
     dtypes = ", ".join(dict.fromkeys(str(array.dtype) for array in packed.arrays.values()))
     made = [f"{packed.root}: {plural(samples, 'sample')}, {dtypes}"]
-    if packed.document.get("preset") == VOLUME:
-        made[0] += ": an OME-Zarr volume and its planes, each with a checksum"
     for array in packed.arrays.values():
         chunks = " x ".join(map(str, array.chunks))
         made.append(

@@ -10,20 +10,18 @@ from .normalize import Scaling as Scaling
 from .normalize import block_scaling as block_scaling
 from .packed.audit import Audit as Audit
 from .packed.audit import num_shared_samples as num_shared_samples
-from .packed.checksums import checksum as checksum
 from .packed.format import CHECKS as CHECKS
 from .packed.format import DOCUMENT as DOCUMENT
 from .packed.format import UNFINISHED as UNFINISHED
 from .packed.format import Packed as Packed
 from .packed.format import PackedArray as PackedArray
-from .packed.format import check_version as check_version
+from .packed.format import checksum as checksum
 from .packed.format import chunk_names as chunk_names
 from .packed.format import open_dataset as open_dataset
 from .packed.format import open_packed_array as open_packed_array
 from .packed.format import parse_document as parse_document
-from .packed.format import read_text as read_text
+from .packed.format import read_document as read_document
 from .packed.format import stored_bytes as stored_bytes
-from .packed.volume import write_volume as write_volume
 from .packed.write import write_dataset as write_dataset
 from .scenes.average_precision import ImageResult as ImageResult
 from .scenes.average_precision import coco_ap as coco_ap
@@ -67,7 +65,6 @@ from .stores.cf_packing import check_not_packed as check_not_packed
 from .stores.kvstore import explained_errors as explained_errors
 from .stores.kvstore import kvstore_of as kvstore_of
 from .stores.kvstore import read_key as read_key
-from .stores.kvstore import read_object as read_object
 from .stores.lock import OutputLock as OutputLock
 from .stores.lock import run_at as run_at
 from .stores.lock_place import why_no_lock as why_no_lock
@@ -84,7 +81,6 @@ from .stores.protocols import Sink as Sink
 from .stores.protocols import Source as Source
 from .stores.protocols import is_file as is_file
 from .stores.protocols import overlap as overlap
-from .stores.protocols import same_array as same_array
 from .stores.pyramid import add_levels as add_levels
 from .stores.tensorstore import plainly as plainly
 from .stores.transient import is_full as is_full
@@ -96,5 +92,6 @@ from .stores.written import is_damage as is_damage
 from .stores.written import open_written as open_written
 from .stores.zarr_groups import first_level_of as first_level_of
 from .volumes import Specimen as Specimen
+from .volumes import write_volume as write_volume
 from .weather import PRESETS as PRESETS
 from .weather import World as World

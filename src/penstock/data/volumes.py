@@ -7,19 +7,28 @@ how such data looks to a denoiser, not how neurons grow.
 Intensities are ADU, the counts that a camera gives out; lengths are voxels; axes are z, y, x.
 
 A `clean_volume` is made whole; a `Specimen` mirrors one into a volume without end, any box of which
-follows from a random seed and the box's place.
+follows from a random seed and the box's place. `write_volume` writes one piece by piece.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import math
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..base import StageError
 from .box import Box
 from .grid import Grid, indices
 from .neurites import FloatArray, add_beads, add_soma, grown
+from .packed.data_folder import check_outside, check_room, in_order
+from .stores.lock import OutputLock
+from .stores.lock_place import is_locked
+from .stores.open import open_sink, open_source
 
 CAMERA_OFFSET = 100.0
 """ADU that the camera gives where no light falls."""
@@ -27,6 +36,11 @@ PERIOD = (96, 192, 192)
 """Voxels along z, y, x of the `clean_volume` that a `Specimen` mirrors."""
 NOISE_TILE = (8, 64, 64)
 """Shape of the boxes in which a `Specimen` draws its noise, each from a seed of its own."""
+PIECE = 128
+"""The side of a piece in voxels: several smaller chunks are made and written together."""
+_DTYPE = np.dtype(np.uint16)
+_FIRST = Box((0, 0), (1, 1))
+"""The one time and the one channel of a volume."""
 
 
 def clean_volume(shape: Sequence[int], seed: int) -> FloatArray:
@@ -121,6 +135,79 @@ class Specimen:
             seen = noisy(self.clean(tile), [self._seed, *index])
             image[part.within(box)] = seen[part.within(tile)]
         return image
+
+
+def write_volume(
+    root: Path,
+    shape: Sequence[int],
+    make: Callable[[Box], NDArray[np.uint16]],
+    *,
+    chunks: Sequence[int],
+    shards: Sequence[int] | None,
+    workers: int,
+    overwrite: bool,
+    progress: Callable[[int], None] = lambda done: None,
+) -> None:
+    """Write a volume of uint16 (z, y, x) as OME-Zarr, or as N5 where ``root`` ends in ``.n5``.
+
+    Memory depends on the pieces and not on the volume. The result does not depend on ``workers``.
+
+    Args:
+        root: the folder to write.
+        shape: voxels along z, y, x.
+        make: gives the voxels of any box.
+        chunks: the shape of a chunk.
+        shards: the shape of a shard, None for none.
+        workers: threads; each makes and writes a piece: some chunks, or one shard.
+        overwrite: replace a store that is there.
+        progress: called with the number of voxels that are done.
+
+    Raises:
+        UsageError: the folder holds other files, or cannot be written.
+        Refused: the disk is too full.
+        StageError: a piece failed.
+    """
+    domain, done = Box.of((0, 0, 0), tuple(shape)), 0
+    check_outside(root)
+    check_room(root, domain.size * _DTYPE.itemsize, f"{domain.size} voxels", "--shape")
+    sink = open_sink(
+        str(root),
+        domain=_FIRST + domain,
+        dtype=_DTYPE,
+        like=open_source(np.zeros((1, 1, 1), _DTYPE)),  # so that one plane has an axis z too
+        chunks=chunks,
+        shards=shards,
+        overwrite=overwrite,
+        name="OUT",
+    )
+    if is_locked(sink):  # raises if a job is writing it; else it is no run's output any more
+        with contextlib.closing(OutputLock.take([sink], uuid.uuid4().hex)) as lock:
+            lock.name()
+    sink.create()
+
+    def write_piece(piece: Box) -> int:
+        try:
+            sink.write(_FIRST + piece, make(piece)[None, None])
+            return piece.size
+        except Exception as error:
+            raise StageError("generate", f"{piece} of {root}", error) from error
+
+    for size in in_order(write_piece, Grid(domain, _piece(sink.write_grid[2:])), workers):
+        done += size
+        progress(done)
+    sink.close()
+
+
+def _piece(chunk: Sequence[int]) -> tuple[int, ...]:
+    """The shape of a piece: whole chunks, up to `PIECE` along each axis and its cube in all.
+
+    >>> _piece((64, 128, 128)), _piece((1, 512, 512)), _piece((256, 256, 256))
+    ((128, 128, 128), (8, 512, 512), (256, 256, 256))
+    """
+    sides = list(chunk)
+    for axis, side in enumerate(chunk):
+        sides[axis] *= max(1, min(math.ceil(PIECE / side), PIECE**3 // math.prod(sides)))
+    return tuple(sides)
 
 
 def psnr(reference: ArrayLike, image: ArrayLike, data_range: float | None = None) -> float:

@@ -122,8 +122,6 @@ class World:
     """
 
     def __init__(self, grid: tuple[int, int], seed: int) -> None:
-        if min(grid) < 2 or any(side % 2 for side in grid):
-            raise ValueError(f"grid {grid}: both sides must be even and 2 or more")
         self.grid = grid
         num_lat, num_lon = grid
         # Cells of longitude and latitude are alike, so both count in cycles around the globe.

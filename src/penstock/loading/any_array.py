@@ -125,7 +125,7 @@ def _open_array_alone(path: Path, where: str) -> PackedArray:
         shape, chunks = tuple(n5["dimensions"]), tuple(n5["blockSize"])
         dtype = np.dtype(n5["dataType"]).newbyteorder(">")
         axes = ("sample", *map(str, range(1, len(shape))))
-        return PackedArray("data", path, axes, shape, chunks, None, dtype, 2, "", "/", ())
+        return PackedArray("data", path, axes, shape, chunks, None, dtype, "", "/", ())
     metadata = next(path / n for n in (".zarray", "zarr.json") if (path / n).is_file())
     ndim = len(parsed_json(metadata.read_text())["shape"])
     entry = {"path": path.name, "axes": ["sample", *map(str, range(1, ndim))]}

@@ -24,12 +24,8 @@ class GenerateConfig(Knobs):
         (192, 384), help="cells of latitude and longitude of a preset, both even"
     )
     seed: Natural = flag(0, help="seed of a preset, a volume or scenes")
-    codec: Literal["blosc-lz4", "blosc-zstd", "zstd", "none"] = flag(
-        "blosc-lz4", help="compression of the chunks; blosc shuffles the bytes first"
-    )
-    zarr_format: Annotated[Literal[2, 3], BeforeValidator(int)] = flag(2, help="version of Zarr")
     shards: Annotated[tuple[Positive, ...], BeforeValidator(many)] | None = flag(
-        None, help="samples in a shard (Zarr 3 only); of a volume, a shard's z y x"
+        None, help="samples in a shard, in Zarr 3 instead of 2; of a volume, a shard's z y x"
     )
     workers: Positive | None = flag(
         None,

@@ -189,10 +189,10 @@ def chunk_files(array: PackedArray, samples: NDArray[np.int64]) -> list[Path]:
 
 def _fetch_documents(url: str, folder: Path) -> None:
     """Copy the description of a remote data set, and its checksums, into a folder; no chunks."""
-    from ...data import explained_errors, read_object
+    from ...data import explained_errors, read_key
 
     def fetch(key: str, strict: bool = False) -> bytes | None:
-        content = read_object(url.rstrip("/"), key, strict=strict)
+        content = read_key(url.rstrip("/"), key, strict=strict)
         if content is not None:
             (folder / key).parent.mkdir(parents=True, exist_ok=True)
             (folder / key).write_bytes(content)
@@ -203,7 +203,7 @@ def _fetch_documents(url: str, folder: Path) -> None:
         raise UsageError(f"DATA {url}: no packed data set: there is no {DOCUMENT}")
     where = f"DATA {url}"
     with explained_errors(where):
-        described = parse_document(document.decode(), where)
+        described = parse_document(document, where)
     try:
         paths = [str(entry["path"]) for entry in described["arrays"].values()]
         keys = [str(described["ids"]), CHECKS]

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .checksums import checksum
-from .format import Packed
+from .format import Packed, checksum
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +39,8 @@ class Audit:
             name: {int(check): sample for sample, check in enumerate(values)}
             for name, values in packed.checks.items()
         }
-        self._planned: Counter[tuple[str, int]] = Counter()
-        self._came: Counter[tuple[str, int]] = Counter()
+        self._planned = {name: Counter[int]() for name in packed.checks}
+        self._came = {name: Counter[int]() for name in packed.checks}
         self._wrong = 0
 
     def batch(self, samples: NDArray[np.int64], batch: Mapping[str, NDArray[Any]]) -> None:
@@ -51,31 +50,25 @@ class Audit:
             samples: the samples that were planned, shape (samples,).
             batch: for each array, a row for each sample.
         """
-        for name in self._checks:
-            self._planned.update((name, int(sample)) for sample in samples)
-            rows = batch.get(name, ())
-            for place, row in enumerate(rows):
+        for name, checks in self._checks.items():
+            self._planned[name].update(samples.tolist())
+            for place, row in enumerate(batch.get(name, ())):
                 check = checksum(row)
                 came: int | None = int(samples[place]) if place < len(samples) else None
-                if came is None or check != self._checks[name][came]:
+                if came is None or check != checks[came]:
                     self._wrong += 1
                     # If several samples have these bytes, any of them may have come.
                     came = self._sample_of[name].get(check)
                 if came is not None:
-                    self._came[name, came] += 1
+                    self._came[name][came] += 1
 
     def result(self) -> Delivery:
         """The delivery of all batches so far: an epoch, or its first batches."""
         # A sample comes in several arrays. The worst of them counts.
-        extra, lacking = self._came - self._planned, self._planned - self._came
-        return Delivery(_worst(extra), _worst(lacking), self._wrong)
-
-
-def _worst(counts: Counter[tuple[str, int]]) -> int:
-    by_sample: dict[int, int] = {}
-    for (_, sample), count in counts.items():
-        by_sample[sample] = max(count, by_sample.get(sample, 0))
-    return sum(by_sample.values())
+        pairs = [(self._came[name], self._planned[name]) for name in self._checks]
+        extra = max(((came - planned).total() for came, planned in pairs), default=0)
+        lacking = max(((planned - came).total() for came, planned in pairs), default=0)
+        return Delivery(extra, lacking, self._wrong)
 
 
 def num_shared_samples(one: Packed, other: Packed) -> int:

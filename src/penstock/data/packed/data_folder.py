@@ -6,12 +6,11 @@ document.
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import json
 import shutil
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,22 +32,9 @@ Result = TypeVar("Result")
 
 
 def check_outside(root: Path) -> None:
-    """Refuse a folder inside another data set or an array, which it would spoil."""
-    folders = [root.resolve().parent, *root.resolve().parent.parents]
-    around = next((place for place in folders if _is_data_set(place)), None)
-    if around is None and (array := store_around(folders[0])) is not None:
+    """Refuse a folder inside an array, which it would spoil."""
+    if (array := store_around(root.resolve().parent)) is not None:
         raise UsageError(f"OUT {root} lies inside the array {array}; give a place outside it")
-    if around is not None:
-        raise UsageError(
-            f"OUT {root} lies inside the packed data set {around}; give a place outside it"
-        )
-
-
-def _is_data_set(folder: Path) -> bool:
-    for file in filter(Path.is_file, (folder / DOCUMENT, folder / UNFINISHED)):
-        with contextlib.suppress(UsageError):
-            return bool(read_document(file, ""))
-    return False
 
 
 def names_in(root: Path) -> set[str]:
@@ -64,11 +50,8 @@ def names_in(root: Path) -> set[str]:
     return {path.name for path in root.iterdir()}
 
 
-def clear(root: Path, overwrite: bool, also: Iterable[str] = ()) -> None:
-    """Make way for a data set: remove one that is there, and refuse anything else.
-
-    ``also`` are names that may be there although the document does not list them.
-    """
+def clear(root: Path, overwrite: bool) -> None:
+    """Make way for a data set: remove one that is there, and refuse anything else."""
     there = names_in(root)
     if not there:
         return
@@ -80,7 +63,7 @@ def clear(root: Path, overwrite: bool, also: Iterable[str] = ()) -> None:
         raise UsageError(f"OUT {root} exists; use --overwrite to replace it")
     entries = arrays.values() if isinstance(arrays, dict) else ()
     paths = [str(entry["path"]) for entry in entries if isinstance(entry, dict) and "path" in entry]
-    ours = {DOCUMENT, UNFINISHED, IDS, CHECKS, STATISTICS, *paths, *also}
+    ours = {DOCUMENT, UNFINISHED, IDS, CHECKS, STATISTICS, *paths}
     if strangers := sorted(there - ours):
         raise UsageError(
             f"OUT {root} holds {strangers[0]}, which is not part of a packed data set; nothing was "
@@ -129,39 +112,23 @@ def in_order(
     work: Callable[[Item], Result], items: Iterable[Item], workers: int
 ) -> Iterator[Result]:
     """Results in the order of the items. Only a few are made or held ahead of the next one."""
-    pending: deque[Future[Result]] = deque()
     rest = iter(items)
     with ThreadPoolExecutor(workers, thread_name_prefix="generate") as pool:
-        try:
-            for item in rest:
-                pending.append(pool.submit(work, item))
-                if len(pending) > 2 * workers:
-                    yield pending.popleft().result()
-            while pending:
-                yield pending.popleft().result()
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
+        while some := [*itertools.islice(rest, 8 * workers)]:
+            yield from pool.map(work, some)
 
 
 def finish(
     root: Path, arrays: Mapping[str, Mapping[str, Any]], samples: int, facts: Mapping[str, Any]
 ) -> None:
     """Write the document. An array has its ``path``, ``axes`` and ``decoded_bytes``."""
-    entries, decoded, stored = {}, 0, 0
-    for name, array in arrays.items():
-        of_array = stored_bytes(root / array["path"])
-        entries[name] = {
-            **array,
-            "stored_bytes": of_array,
-            "compression_ratio": array["decoded_bytes"] / of_array,
-        }
-        decoded, stored = decoded + array["decoded_bytes"], stored + of_array
+    decoded = sum(array["decoded_bytes"] for array in arrays.values())
+    stored = sum(stored_bytes(root / array["path"]) for array in arrays.values())
     document = {
         "format": FORMAT,
         "version": VERSION,
         "samples": samples,
-        "arrays": entries,
+        "arrays": arrays,
         "ids": IDS,
         "checks": CHECKS,
         "decoded_bytes": decoded,

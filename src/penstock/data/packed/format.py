@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,26 +20,7 @@ DOCUMENT = "dataset.json"
 """The file that makes a folder a packed data set; see `penstock.data.packed.write`."""
 
 
-def read_text(path: Path, where: str) -> str:
-    """The text of a file.
-
-    Args:
-        path: the file.
-        where: the name of its folder in messages.
-
-    Returns:
-        The text.
-
-    Raises:
-        UsageError: the file cannot be read.
-    """
-    try:
-        return path.read_text()
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{where}: {path.name} cannot be read: {error}") from error
-
-
-def parse_document(text: str, where: str, name: str = DOCUMENT) -> dict[str, Any]:
+def parse_document(text: str | bytes, where: str, name: str = DOCUMENT) -> dict[str, Any]:
     """The parsed document of a packed data set.
 
     Args:
@@ -50,7 +32,8 @@ def parse_document(text: str, where: str, name: str = DOCUMENT) -> dict[str, Any
         The document.
 
     Raises:
-        UsageError: the text is no document of a packed data set, or names what is not below it.
+        UsageError: the text is no document of a packed data set, is of another version, or names
+            what is not below it.
     """
     try:
         document = parsed_json(text)
@@ -58,6 +41,8 @@ def parse_document(text: str, where: str, name: str = DOCUMENT) -> dict[str, Any
         raise UsageError(f"{where}: {name} cannot be read: {error}") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise UsageError(f"{where}: {name} is not that of a packed data set")
+    if (version := document.get("version")) != VERSION:
+        raise UsageError(f"{where}: version {version} of the format; this Penstock reads {VERSION}")
     arrays = document.get("arrays")
     entries = arrays.values() if isinstance(arrays, dict) else ()
     named = [entry.get("path") for entry in entries if isinstance(entry, dict)]
@@ -65,23 +50,6 @@ def parse_document(text: str, where: str, name: str = DOCUMENT) -> dict[str, Any
         if isinstance(path, str):
             array_below(path, where)
     return document
-
-
-def check_version(document: Mapping[str, Any], where: str) -> None:
-    """Refuse a packed data set of a version that this Penstock does not read.
-
-    Args:
-        document: its `dataset.json`.
-        where: its name in messages.
-
-    Raises:
-        UsageError: it is of another version.
-    """
-    if document.get("version") != VERSION:
-        raise UsageError(
-            f"{where}: version {document.get('version')} of the format; this Penstock reads "
-            f"{VERSION}"
-        )
 
 
 def chunk_names(meta: Mapping[str, Any]) -> tuple[str, str]:
@@ -103,8 +71,6 @@ def chunk_names(meta: Mapping[str, Any]) -> tuple[str, str]:
 UNFINISHED = f"{DOCUMENT}.part"
 IDS, CHECKS, STATISTICS = "ids.npy", "checks.npz", "statistics.npz"
 _METADATA = {".zattrs", ".zarray", "zarr.json", "attributes.json"}
-VOLUME = "volume"
-"""The name of the one array of a volume."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +110,6 @@ class PackedArray:
     """Shape of what is decoded at once: a chunk, or in a sharded array a chunk inside a shard."""
     shards: tuple[int, ...] | None
     dtype: np.dtype[Any]
-    zarr_format: int
     prefix: str
     """The part of a chunk's name before its numbers."""
     separator: str
@@ -177,7 +142,7 @@ class Packed:
 
     @property
     def num_samples(self) -> int:
-        """Number of samples; of a volume, its planes."""
+        """Number of samples."""
         return len(self.ids)
 
     @property
@@ -194,12 +159,7 @@ class Packed:
         """The mean and the standard deviation (over ``n``) of each channel, by array.
 
         A channel that never changes has deviation 0, and one that holds NaN has NaN.
-
-        Raises:
-            UsageError: it is a volume, which has no statistics.
         """
-        if self.document.get("statistics") is None:
-            raise UsageError(f"{self.root}: holds no statistics; a volume has none")
         with np.load(self.root / STATISTICS) as saved:
             return {name: (saved[f"{name}.mean"], saved[f"{name}.std"]) for name in self.arrays}
 
@@ -234,7 +194,6 @@ def open_dataset(root: str | Path, name: str = "DATA") -> Packed:
             raise UsageError(f"{where}: a data set that was not finished; generate it again")
         raise UsageError(f"{where}: no packed data set: there is no {DOCUMENT}")
     document = read_document(root / DOCUMENT, where)
-    check_version(document, where)
     try:
         ids = np.load(root / document["ids"])
         arrays = {
@@ -261,8 +220,23 @@ def open_dataset(root: str | Path, name: str = "DATA") -> Packed:
 
 
 def read_document(path: Path, where: str) -> dict[str, Any]:
-    """The document in a file; see `read_text` and `parse_document`."""
-    return parse_document(read_text(path, where), where, path.name)
+    """The document of a packed data set on this machine; see `parse_document`.
+
+    Args:
+        path: the file.
+        where: the name of the data set in messages.
+
+    Returns:
+        The document.
+
+    Raises:
+        UsageError: the file cannot be read, or is no such document.
+    """
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{where}: {path.name} cannot be read: {error}") from error
+    return parse_document(text, where, path.name)
 
 
 def open_packed_array(root: Path, name: str, entry: Mapping[str, Any], where: str) -> PackedArray:
@@ -283,10 +257,10 @@ def open_packed_array(root: Path, name: str, entry: Mapping[str, Any], where: st
     path = root / entry["path"]
     if (path / ".zarray").is_file():
         metadata = parsed_json((path / ".zarray").read_text())
-        version, chunks, shards, dtype = 2, metadata["chunks"], None, metadata["dtype"]
+        chunks, shards, dtype = metadata["chunks"], None, metadata["dtype"]
     elif (path / "zarr.json").is_file():
         metadata = parsed_json((path / "zarr.json").read_text())
-        version, shards, dtype = 3, None, metadata["data_type"]
+        shards, dtype = None, metadata["data_type"]
         chunks = metadata["chunk_grid"]["configuration"]["chunk_shape"]
         if metadata["codecs"][0]["name"] == "sharding_indexed":
             shards, chunks = chunks, metadata["codecs"][0]["configuration"]["chunk_shape"]
@@ -306,10 +280,14 @@ def open_packed_array(root: Path, name: str, entry: Mapping[str, Any], where: st
         tuple(chunks),
         tuple(shards) if shards else None,
         np.dtype(dtype),
-        version,
         *chunk_names(metadata),
         tuple(entry.get("channels", ())),
     )
+
+
+def checksum(array: NDArray[Any]) -> int:
+    """CRC-32 of the C-contiguous bytes of an array."""
+    return zlib.crc32(np.ascontiguousarray(array).data)
 
 
 def stored_bytes(path: Path) -> int:

@@ -10,13 +10,7 @@
 
 Shapes, chunks and codecs stand in the metadata of the Zarr arrays and nowhere else.
 
-A volume is an OME-Zarr group and such a data set in one: its samples are its planes along z, their
-ids the numbers of the planes. It has no statistics.
-
-    VOLUME/zarr.json, VOLUME/0    the group and its array (z, y, x), called ``volume`` here
-    VOLUME/dataset.json, ids.npy, checks.npz    as above
-
-So code that reads and checks a data set also reads and checks a volume. No values are read here;
+No values are read here;
 that is the work of `loading`.
 """
 
@@ -33,9 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import StageError, UsageError, absolute, require, system_errors
-from .checksums import checksum
 from .data_folder import check_room, clear, finish, in_order, mark_unfinished
-from .format import CHECKS, IDS, STATISTICS, ArrayLayout, Packed, open_dataset
+from .format import CHECKS, IDS, STATISTICS, ArrayLayout, Packed, checksum, open_dataset
 
 Sample = Mapping[str, NDArray[np.float32]]
 """The arrays of one sample by name, without the sample axis."""
@@ -47,23 +40,20 @@ def write_dataset(
     ids: Sequence[int],
     make: Callable[[int], Sample],
     *,
-    codec: str,
-    zarr_format: int,
     shards: int | None,
     workers: int,
     overwrite: bool,
     facts: Mapping[str, Any],
     progress: Callable[[int], None] = lambda done: None,
 ) -> Packed:
-    """Write a data set of ``len(ids)`` samples. The result does not depend on ``workers``.
+    """Write a data set of ``len(ids)`` samples, as Zarr 2 or, in shards, as Zarr 3. The result does
+    not depend on ``workers``.
 
     Args:
         root: the folder to write.
         layouts: the layout of each array.
         ids: the id of each sample.
         make: gives the arrays of sample 0, 1, ...
-        codec: ``blosc-lz4``, ``blosc-zstd``, ``zstd`` or ``none``.
-        zarr_format: 2 or 3.
         shards: samples in a shard, None for no shards.
         workers: threads; each makes, checks and writes one sample, or one shard.
         overwrite: replace a data set that is there.
@@ -79,13 +69,18 @@ def write_dataset(
         Refused: the disk is too full.
         StageError: a sample failed.
     """
-    if shards and zarr_format != 3:
-        raise UsageError(f"--shards {shards} needs --zarr-format 3; Zarr {zarr_format} has none")
     _make_way(root, layouts, len(ids), overwrite)
-    arrays = _Arrays(root, layouts, len(ids), make, codec, zarr_format, shards, workers)
+    arrays = _open_arrays(root, layouts, len(ids), shards, workers)
+    checks = {name: np.zeros(len(ids), np.uint32) for name in layouts}
     moments = {name: Moments.none(len(layout.channels)) for name, layout in layouts.items()}
+
+    def write(first: int) -> list[dict[str, Moments]]:
+        """Make and write one sample, or those of one shard; the moments of each."""
+        numbers = range(first, min(first + (shards or 1), len(ids)))
+        return _write_samples(root, numbers, make, arrays, checks, layouts, whole=bool(shards))
+
     done = 0
-    for samples in in_order(arrays.write, range(0, len(ids), shards or 1), workers):
+    for samples in in_order(write, range(0, len(ids), shards or 1), workers):
         for of_sample in samples:
             moments = {name: moments[name] + of_sample[name] for name in layouts}
         done += len(samples)
@@ -95,10 +90,8 @@ def write_dataset(
         "statistics": STATISTICS,
         "not_finite": _not_finite(root, layouts, len(ids), moments),
         **facts,
-        "codec": codec,
-        "zarr_format": zarr_format,
     }
-    _finish(root, layouts, ids, arrays.checks, moments, facts)
+    _finish(root, layouts, ids, checks, moments, facts)
     return open_dataset(root, "OUT")
 
 
@@ -157,101 +150,83 @@ def _finish(
     finish(root, entries, len(ids), facts)
 
 
-class _Arrays:
-    """The arrays of a new data set, written by any number of threads."""
-
-    def __init__(
-        self,
-        root: Path,
-        layouts: Mapping[str, ArrayLayout],
-        samples: int,
-        make: Callable[[int], Sample],
-        codec: str,
-        zarr_format: int,
-        shards: int | None,
-        workers: int,
-    ) -> None:
-        ts = require("tensorstore", "loaders")
-        self._root, self._layouts, self._make, self._shards = root, layouts, make, shards
-        self.checks = {name: np.zeros(samples, np.uint32) for name in layouts}
-        self._begin = ts.Transaction
-        context = ts.Context({"file_io_sync": False, "data_copy_concurrency": {"limit": workers}})
-        self._arrays = {}
-        for name, layout in layouts.items():
-            path = root / f"{name}.zarr"
-            spec = _spec(path, layout, samples, codec, zarr_format, shards)
-            self._arrays[name] = ts.open(spec, create=True, context=context).result()
-            if zarr_format == 2:  # as xarray wants it; Zarr 3 has a place for the names of axes
-                axes = {"_ARRAY_DIMENSIONS": ["sample", *layout.axes]}
-                (path / ".zattrs").write_text(json.dumps(axes))
-
-    def write(self, first: int) -> list[dict[str, Moments]]:
-        """Make and write one sample, or those of one shard; returns the moments of each."""
-        samples = len(next(iter(self.checks.values())))
-        transaction = self._begin() if self._shards else None
-        written = []
-        for index in range(first, min(first + (self._shards or 1), samples)):
-            try:
-                written.append(self._write_one(index, transaction))
-            except Exception as error:
-                raise StageError("generate", f"sample {index} of {self._root}", error) from error
-        if transaction is not None:
-            transaction.commit_async().result()
-        return written
-
-    def _write_one(self, index: int, transaction: Any) -> dict[str, Moments]:
-        sample, moments = self._make(index), {}
-        for name, layout in self._layouts.items():
-            values = sample[name]
-            assert values.shape == layout.shape, f"{name} of sample {index}: {values.shape}"
-            assert values.dtype == np.dtype(np.float32), f"{name} of sample {index}: {values.dtype}"
-            self.checks[name][index] = checksum(values)
-            moments[name] = Moments.of(values, layout.channel_axis)
-            self._arrays[name].with_transaction(transaction)[index].write(values).result()
-        return moments
+def _write_samples(
+    root: Path,
+    numbers: Sequence[int],
+    make: Callable[[int], Sample],
+    arrays: Mapping[str, Any],
+    checks: Mapping[str, NDArray[np.uint32]],
+    layouts: Mapping[str, ArrayLayout],
+    *,
+    whole: bool,
+) -> list[dict[str, Moments]]:
+    """Write samples, all at once if ``whole``, and their checksums; returns their moments."""
+    transaction = require("tensorstore", "loaders").Transaction() if whole else None
+    written = []
+    for number in numbers:
+        try:
+            sample, moments = make(number), {}
+            for name, layout in layouts.items():
+                checks[name][number] = checksum(sample[name])
+                moments[name] = Moments.of(sample[name], layout.channel_axis)
+                arrays[name].with_transaction(transaction)[number].write(sample[name]).result()
+            written.append(moments)
+        except Exception as error:
+            raise StageError("generate", f"sample {number} of {root}", error) from error
+    if transaction is not None:
+        transaction.commit_async().result()
+    return written
 
 
-def _spec(
-    path: Path, layout: ArrayLayout, samples: int, codec: str, zarr_format: int, shards: int | None
+def _open_arrays(
+    root: Path, layouts: Mapping[str, ArrayLayout], samples: int, shards: int | None, workers: int
 ) -> dict[str, Any]:
+    """The new arrays, open in TensorStore."""
+    ts = require("tensorstore", "loaders")
+    context = ts.Context({"file_io_sync": False, "data_copy_concurrency": {"limit": workers}})
+    arrays = {}
+    for name, layout in layouts.items():
+        path = root / f"{name}.zarr"
+        spec = _spec(path, layout, samples, shards)
+        arrays[name] = ts.open(spec, create=True, context=context).result()
+        if not shards:  # as xarray wants it; Zarr 3 has a place for the names of axes
+            axes = {"_ARRAY_DIMENSIONS": ["sample", *layout.axes]}
+            (path / ".zattrs").write_text(json.dumps(axes))
+    return arrays
+
+
+def _spec(path: Path, layout: ArrayLayout, samples: int, shards: int | None) -> dict[str, Any]:
     """A TensorStore spec of a new array."""
     shape, chunks = [samples, *layout.shape], [1, *layout.chunks]
     kvstore = {"driver": "file", "path": str(absolute(path))}
     # Every chunk is stored, whatever is in it, so a missing chunk was lost. The fill value is that
     # of xarray, which would take any other for a missing value.
     common = {"kvstore": kvstore, "store_data_equal_to_fill_value": True}
-    blosc = {"cname": codec.removeprefix("blosc-"), "clevel": 5}
-    if zarr_format == 2:
-        compressor: Any = {"id": "zstd", "level": 3} if codec == "zstd" else None
-        if codec.startswith("blosc-"):
-            compressor = {"id": "blosc", **blosc, "shuffle": 1, "blocksize": 0}
+    blosc = {"cname": "lz4", "clevel": 5, "blocksize": 0}
+    metadata: dict[str, Any]
+    if not shards:
         metadata = {
             "shape": shape,
             "chunks": chunks,
             "dtype": "<f4",
             "order": "C",
-            "compressor": compressor,
+            "compressor": {"id": "blosc", **blosc, "shuffle": 1},
             "fill_value": "NaN",
             "filters": None,
         }
         return {"driver": "zarr", **common, "metadata": metadata}
-    codecs: list[dict[str, Any]] = [{"name": "bytes", "configuration": {"endian": "little"}}]
-    if codec == "zstd":
-        codecs.append({"name": "zstd", "configuration": {"level": 3}})
-    elif codec.startswith("blosc-"):
-        settings = {**blosc, "shuffle": "shuffle", "typesize": 4, "blocksize": 0}
-        codecs.append({"name": "blosc", "configuration": settings})
-    outer = chunks
-    if shards:
-        sides = zip(layout.shape, layout.chunks, strict=True)
-        outer = [shards, *(-(-length // chunk) * chunk for length, chunk in sides)]
-        inner = {"chunk_shape": chunks, "codecs": codecs}
-        codecs = [{"name": "sharding_indexed", "configuration": inner}]
+    sides = zip(layout.shape, layout.chunks, strict=True)
+    outer = [shards, *(-(-length // chunk) * chunk for length, chunk in sides)]
+    codecs = [
+        {"name": "bytes", "configuration": {"endian": "little"}},
+        {"name": "blosc", "configuration": {**blosc, "shuffle": "shuffle", "typesize": 4}},
+    ]
+    inner = {"chunk_shape": chunks, "codecs": codecs}
     metadata = {
         "shape": shape,
         "data_type": "float32",
         "fill_value": "NaN",
-        "codecs": codecs,
+        "codecs": [{"name": "sharding_indexed", "configuration": inner}],
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": outer}},
         "dimension_names": ["sample", *layout.axes],
     }
@@ -281,21 +256,17 @@ class Moments:
         processor's cache.
         """
         channels_last = np.moveaxis(values, channel_axis, -1)
-        *sides, num_channels = channels_last.shape
         there = np.isfinite(channels_last)
-        whole, count = there.all(), np.full(num_channels, math.prod(sides), np.int64)
+        sides = tuple(range(values.ndim - 1))
+        count = there.sum(axis=sides)
+        some = np.maximum(count, 1)
         # Deviations from a value near the mean lose nothing when their squares are added.
-        near = channels_last[0].mean(axis=0, dtype=np.float64)
-        if not whole:
-            count = there.sum(axis=tuple(range(len(sides))))
-            sums = channels_last.sum(axis=tuple(range(len(sides))), dtype=np.float64, where=there)
-            near = sums / np.maximum(count, 1)
+        near = channels_last.sum(axis=sides, dtype=np.float64, where=there) / some
         total, squares = np.zeros_like(near), np.zeros_like(near)
-        for number, slab in enumerate(channels_last):
-            deviations = slab - near if whole else np.where(there[number], slab - near, 0)
+        for slab, is_value in zip(channels_last, there, strict=True):
+            deviations = np.where(is_value, slab - near, 0)
             total += deviations.sum(axis=0)
             squares += np.einsum("xc,xc->c", deviations, deviations)
-        some = np.maximum(count, 1)
         return cls(count, near + total / some, squares - total**2 / some)
 
     def __add__(self, other: Moments) -> Moments:

@@ -2,7 +2,7 @@
 
     OUT/index.json                    the record of the cut and the list of scenes, written last
     OUT/SCENE/chips.zarr              radar (row, column, channel, y, x), a shard is a row of chips
-    OUT/SCENE/bathymetry.npy, ...     the 500 m rasters as they are
+    OUT/SCENE/bathymetry.npy, ...     the 500 m rasters, in a border of NaN
     OUT/SCENE/manifest.json           written after the chips: a scene without one does not count
 
 `windows` says how a scene is cut, and `preprocess` cuts it. Values are stored as the rasters have
@@ -31,7 +31,7 @@ from .objects import Objects
 from .scene import CHANNELS, radar_of
 from .windows import Cut, Span, cuts_of, model_view
 
-FORMAT, VERSION = "penstock-chips", 2
+FORMAT, VERSION = "penstock-chips", 3
 INDEX, MANIFEST, ARRAY = "index.json", "manifest.json", "chips.zarr"
 DTYPE = "float16"
 """The dtype of the values, if no other is asked for."""

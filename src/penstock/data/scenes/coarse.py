@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,8 @@ STRAIGHT = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Coarse:
-    """A raster of 500 m, held whole, and the places of 10 m pixels in it.
+    """A raster of 500 m, held whole within a border of missing pixels, and the places of 10 m
+    pixels in it.
 
     Pixel ``i`` of an axis lies at ``origin + step * i``, counted between the centres of the pixels
     of 500 m.
@@ -46,20 +46,13 @@ class Coarse:
         top, bottom = _around(down, self.values.shape[0])
         left, end = _around(right, self.values.shape[1])
         values = np.asarray(self.values[top:bottom, left:end])
-        near = [np.floor(at + 0.5) for at in (down, right)]
-        index = [
-            np.clip(at - first, 0, length - 1).astype(np.intp)
-            for at, first, length in zip(near, (top, left), values.shape, strict=True)
-        ]
-        outside = [(at < 0) | (at >= n) for at, n in zip(near, self.values.shape, strict=True)]
+        places = zip((down - top, right - left), values.shape, strict=True)
+        nearest = np.ix_(*(np.clip(at + 0.5, 0, n - 1).astype(np.intp) for at, n in places))
         if self.kind == "nearest":
-            window = values[np.ix_(*index)]
-        else:
-            window = _smooth(self.kind, values, lambda of: _linear(of, down - top, right - left))
-            if (missing := np.isnan(values)).any():
-                window[missing[np.ix_(*index)]] = np.nan
-        if outside[0].any() or outside[1].any():
-            window[outside[0][:, None] | outside[1]] = np.nan
+            return values[nearest]
+        window = _smooth(self.kind, values, lambda of: _linear(of, down - top, right - left))
+        if (missing := np.isnan(values)).any():
+            window[missing[nearest]] = np.nan
         return window
 
     def count_valid(self, size: tuple[int, int]) -> int:
@@ -128,7 +121,9 @@ def read_coarse(
             values = np.ascontiguousarray(np.flip(values, axis))
             origin[axis], step[axis] = values.shape[axis] - origin[axis], -step[axis]
     # From edges to centres: pixel i of 10 m has its centre at i + 1/2.
-    centres = [float(origin[axis] + step[axis] / 2 - 0.5) for axis in (0, 1)]
+    # The border is one pixel wide: what lies outside is missing.
+    centres = [float(origin[axis] + step[axis] / 2 - 0.5 + 1) for axis in (0, 1)]
+    values, covered = (np.pad(each, 1, constant_values=np.nan) for each in (values, covered))
     places = (centres[0], centres[1]), (float(step[0]), float(step[1]))
     if not Coarse(kind, covered, *places).count_valid(fine.shape):
         raise UsageError(f"{path} lies elsewhere: it covers no pixel of {fine_path}")
@@ -208,23 +203,8 @@ def _between(
     values: FloatArray, down: NDArray[np.float64], right: NDArray[np.float64]
 ) -> FloatArray:
     """Values between pixels, linear along both axes; beyond the ends, the end's value."""
-    lower, upper, part = _neighbours(right, values.shape[1])
-    lines = values[:, lower] + (values[:, upper] - values[:, lower]) * part
-    lower, upper, part = _neighbours(down, len(values))
-    between = np.empty((len(down), len(right)), np.float32)
-    # All lines between the same two at once: they stay in the processor's cache.
-    edges = [0, *np.flatnonzero(np.diff(lower)) + 1, len(down)]
-    for first, stop in pairwise(edges):
-        line, step = lines[lower[first]], lines[upper[first]] - lines[lower[first]]
-        between[first:stop] = line + step * part[first:stop, None]
-    return between
-
-
-def _neighbours(
-    at: NDArray[np.float64], length: int
-) -> tuple[NDArray[np.intp], NDArray[np.intp], FloatArray]:
-    """The pixels on both sides of each place, and its distance from the first one as a share of a
-    pixel."""
-    at = np.clip(at, 0, length - 1)
-    lower = np.floor(at).astype(np.intp)
-    return lower, np.minimum(lower + 1, length - 1), (at - lower).astype(np.float32)
+    weights = []
+    for at, length in zip((down, right), values.shape, strict=True):
+        away = np.abs(np.clip(at, 0, length - 1)[:, None] - np.arange(length))
+        weights.append(np.maximum(1 - away, 0).astype(np.float32))
+    return np.asarray(weights[0] @ values @ weights[1].T)

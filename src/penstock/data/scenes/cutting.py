@@ -185,7 +185,7 @@ def _cut_scene(
         "notes": scene.notes,
         "coarse": places,
     }
-    if any(scene.dtype(name).itemsize > np.dtype(record.dtype).itemsize for name in radar):
+    if any(scene.radar[name].dtype.itemsize > np.dtype(record.dtype).itemsize for name in radar):
         manifest["rounded"] = True
     write_json(out / MANIFEST, manifest, indent=None)
     return manifest

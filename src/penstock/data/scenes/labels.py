@@ -6,11 +6,9 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from ...base import UsageError, describe, from_cell, to_cell
 from .objects import NO, UNKNOWN, YES, Objects
@@ -47,40 +45,35 @@ def read_labels(path: Path) -> dict[str, Objects]:
         UsageError: the file cannot be read or a row is wrong; the message names file and line.
     """
     rows: dict[str, list[dict[str, Any]]] = {}
-    for line, cells in _rows(path, str(path), NEEDED):
-        if None in cells:
-            raise UsageError(f"{path} line {line} has more cells than columns")
-        scene = cells["scene_id"].strip()
-        of_scene = rows.setdefault(scene, [])
-        if scene and not any(cells[name].strip() for name in NEEDED if name != "scene_id"):
-            continue  # a scene that was searched, without an object
-        try:
-            of_scene.append(_label(cells))
-            of_scene[-1]["lines"] = line
-            if not scene:
-                raise ValueError("scene_id is empty")
-        except ValueError as error:
-            raise UsageError(f"{path} line {line}: {error}") from None
-    return {
-        scene: Objects.of(
-            scene, **{"points": [], **{name: [row[name] for row in of] for name in (of or [{}])[0]}}
-        )
-        for scene, of in sorted(rows.items())
-    }
+    for label in _parsed(path, str(path), NEEDED, _label):
+        of_scene = rows.setdefault(label.pop("scene"), [])
+        if label["points"]:
+            of_scene.append(label)
+    return {scene: _objects(scene, of) for scene, of in sorted(rows.items())}
 
 
-def _label(cells: Mapping[str, str]) -> dict[str, Any]:
-    """Columns of `Objects` from a line of labels; `ValueError` if a cell is wrong."""
+def _objects(scene: str | list[str], rows: Sequence[Mapping[str, Any]]) -> Objects:
+    columns = {name: [row[name] for row in rows] for name in (rows or [{"points": 0}])[0]}
+    return Objects.of(scene, **columns)
+
+
+def _label(line: int, cells: Mapping[str, str]) -> dict[str, Any]:
+    """The scene and the columns of `Objects` from a line of labels; without points where its scene
+    was searched and has no object."""
+    scene = _scene(cells)
+    if None in cells:
+        raise ValueError("more cells than columns")
+    if not any(cells[name].strip() for name in NEEDED if name != "scene_id"):
+        return {"scene": scene, "points": None}
     return {
-        "points": [
-            _place(cells["detect_scene_row"], "detect_scene_row"),
-            _place(cells["detect_scene_column"], "detect_scene_column"),
-        ],
-        "is_vessel": _ternary(cells["is_vessel"], "is_vessel"),
-        "is_fishing": _ternary(cells["is_fishing"], "is_fishing"),
-        "length_m": _measure(cells["vessel_length_m"], "vessel_length_m"),
+        "scene": scene,
+        "points": [_place(cells, "detect_scene_row"), _place(cells, "detect_scene_column")],
+        "is_vessel": _ternary(cells, "is_vessel"),
+        "is_fishing": _ternary(cells, "is_fishing"),
+        "length_m": _measure(cells, "vessel_length_m"),
         "confidence": _confidence(cells["confidence"]),
-        "shore_km": _measure(cells["distance_from_shore_km"], "distance_from_shore_km"),
+        "shore_km": _measure(cells, "distance_from_shore_km"),
+        "lines": line,
         "more": {
             name: text
             for name, text in cells.items()
@@ -89,8 +82,14 @@ def _label(cells: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _rows(path: Path, where: str, needed: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The line and the cells of each row of a CSV, which has all ``needed`` columns."""
+def _parsed(
+    path: Path,
+    where: str,
+    needed: Iterable[str],
+    parse: Callable[[int, dict[str, str]], dict[str, Any]],
+) -> Iterator[dict[str, Any]]:
+    """Each row of a CSV, which has all ``needed`` columns, as `parse` makes it of line and cells.
+    A `ValueError` of it is a `UsageError` that names the line."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, restval="")
@@ -98,45 +97,55 @@ def _rows(path: Path, where: str, needed: Iterable[str]) -> Iterator[tuple[int, 
             if lacking := [name for name in needed if name not in names]:
                 raise UsageError(f"{where} has no column {lacking[0]}")
             for row in reader:
-                yield reader.line_num, row
+                try:
+                    parsed = parse(reader.line_num, row)
+                except ValueError as error:
+                    raise UsageError(f"{where} line {reader.line_num}: {error}") from None
+                yield parsed
     except OSError as error:
         raise UsageError(f"{where} cannot be read: {error.strerror}") from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"{where} is not a CSV: {describe(error)}") from error
 
 
-def _ternary(text: str, name: str = "") -> int:
+def _scene(cells: Mapping[str, str]) -> str:
+    if not (scene := from_cell(cells["scene_id"].strip())):
+        raise ValueError("scene_id is empty")
+    return scene
+
+
+def _ternary(cells: Mapping[str, str], name: str) -> int:
     """1 for True, 0 for False, -1 for an empty cell."""
-    value = _TERNARY.get(text.strip().lower())
+    value = _TERNARY.get(cells[name].strip().lower())
     if value is None:
-        raise ValueError(f"{name}: {text!r} may be True, False or empty")
+        raise ValueError(f"{name}: {cells[name]!r} may be True, False or empty")
     return value
 
 
-def _place(text: str, name: str) -> float:
-    number = _number(text, name)
+def _place(cells: Mapping[str, str], name: str) -> float:
+    number = _number(cells, name)
     if number < 0:
-        raise ValueError(f"{name} is {text!r}, which is outside of any scene")
+        raise ValueError(f"{name} is {cells[name]!r}, which is outside of any scene")
     return number
 
 
-def _measure(text: str, name: str = "") -> float:
+def _measure(cells: Mapping[str, str], name: str) -> float:
     """Metres or kilometres or a score, NaN where the cell is empty."""
-    if text.strip().lower() in ("", "nan"):
+    if cells.get(name, "").strip().lower() in ("", "nan"):
         return math.nan
-    number = _number(text, name)
+    number = _number(cells, name)
     if number < 0:
-        raise ValueError(f"{name} is {text!r}, below 0")
+        raise ValueError(f"{name} is {cells[name]!r}, below 0")
     return number
 
 
-def _number(text: str, name: str = "") -> float:
+def _number(cells: Mapping[str, str], name: str) -> float:
     try:
-        number = float(text)
+        number = float(cells[name])
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise ValueError(f"{name} is {text.strip()!r}, no number")
+        raise ValueError(f"{name} is {cells[name].strip()!r}, no number")
     return number
 
 
@@ -169,34 +178,19 @@ def read_predictions(path: Path) -> Objects:
     Raises:
         UsageError: the file cannot be read or a cell is wrong; the message names file and line.
     """
-    where = f"--inference-file {path}"
-    rows = [*_rows(path, where, PREDICTED_COLUMNS)]
-
-    def column(of: str, parse: Callable[[str], Any]) -> list[Any]:
-        values = []
-        for line, row in rows:
-            text = from_cell((row.get(of) or "").strip())
-            try:
-                values.append(parse(text))
-            except ValueError:
-                raise UsageError(f"{where}, line {line}: {of} cannot be {text!r}") from None
-        return values
-
-    places = [column(of, _number) for of in ("detect_scene_row", "detect_scene_column")]
-    return Objects.of(
-        column("scene_id", _named),
-        np.transpose(places),
-        is_vessel=column("is_vessel", _ternary),
-        is_fishing=column("is_fishing", _ternary),
-        length_m=column("vessel_length_m", _measure),
-        score=column("score", _measure),
-    )
+    rows = [*_parsed(path, f"--inference-file {path}", PREDICTED_COLUMNS, _prediction)]
+    return _objects([row.pop("scene") for row in rows], rows)
 
 
-def _named(text: str) -> str:
-    if not text:
-        raise ValueError
-    return text
+def _prediction(line: int, cells: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "scene": _scene(cells),
+        "points": [_number(cells, "detect_scene_row"), _number(cells, "detect_scene_column")],
+        "is_vessel": _ternary(cells, "is_vessel"),
+        "is_fishing": _ternary(cells, "is_fishing"),
+        "length_m": _measure(cells, "vessel_length_m"),
+        "score": _measure(cells, "score"),
+    }
 
 
 def write_predictions(path: Path, objects: Objects) -> None:

@@ -51,48 +51,6 @@ def match(
     return rows[near], columns[near]
 
 
-def more_pairs(
-    predicted: NDArray[np.float64], true: NDArray[np.float64], tolerance_m: float
-) -> NDArray[np.bool_]:
-    """Whether each predicted point, added to those before it, makes one pair more possible. The sum
-    over the first n is the number of pairs that `match` finds among them.
-
-    >>> more_pairs(np.array([[9.0, 9], [9, 8], [0, 0]]), np.array([[9.0, 7], [9, 25]]), 200.0)
-    array([ True,  True, False])
-    """
-    more = np.zeros(len(predicted), bool)
-    if not (len(predicted) and len(true)):
-        return more
-    tree = require("scipy.spatial", "train").cKDTree(true * PIXEL_M)
-    near = tree.query_ball_point(predicted * PIXEL_M, np.nextafter(tolerance_m, 0))
-    owner: dict[int, int] = {}  # the prediction of each paired label
-    label_of: dict[int, int] = {}  # the label of each paired prediction
-
-    def free_label(newest: int, wants: dict[int, int]) -> int | None:
-        """A label that becomes free if other predictions change theirs. ``wants`` gives the
-        prediction that would take each label."""
-        waiting = [newest]
-        for prediction in waiting:  # it grows meanwhile
-            for label in near[prediction]:
-                if label not in wants:
-                    wants[label] = prediction
-                    if label not in owner:
-                        return int(label)
-                    waiting.append(owner[label])
-        return None
-
-    for newest in range(len(predicted)):
-        wants: dict[int, int] = {}
-        label = free_label(newest, wants)
-        more[newest] = label is not None
-        while label is not None:
-            prediction = wants[label]
-            left = label_of.get(prediction)
-            owner[label], label_of[prediction] = prediction, label
-            label = left
-    return more
-
-
 def keep_strongest(
     points: NDArray[np.float64], scores: NDArray[np.float64], radius: float
 ) -> Indices:

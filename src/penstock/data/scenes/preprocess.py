@@ -170,20 +170,17 @@ def _run_all(
     stop: threading.Event,
     progress: Callable[[int], None],
 ) -> list[Result]:
-    """The results of ``work`` for all names; of several errors the first by name is raised."""
+    """The results of ``work`` for all names, in their order. The first error is raised."""
     with ThreadPoolExecutor(workers, thread_name_prefix="preprocess") as pool:
         jobs = [pool.submit(work, name) for name in names]
         try:
             for done, job in enumerate(as_completed(jobs), 1):
-                if job.exception() is not None:
-                    break
+                job.result()
                 progress(done)
         finally:  # after an error or Ctrl-C, the others end at their next row
             stop.set()
-            for job in jobs:
-                job.cancel()
-    whole = (j for j in jobs if not j.cancelled() and not isinstance(j.exception(), Stopped))
-    return [job.result() for job in whole]
+            pool.shutdown(cancel_futures=True)
+    return [job.result() for job in jobs]
 
 
 def check_chips_output(out: Path, names: Iterable[str], overwrite: bool, replace: bool) -> None:

@@ -6,12 +6,13 @@ lies on Earth. All of it holds, or the file is refused. A missing value is NaN. 
 be read is an error, never zeros.
 
 rasterio reads the pixels, but for 16-bit floats, as xView3 has them: GDAL would widen each, at
-several times the cost of reading, so tifffile reads these.
+several times the cost of reading, so the store of TIFF files reads these.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import UsageError, describe, require
+from ..box import Box
+from ..stores.open import open_source
+from ..stores.protocols import Source
 
 FloatArray = NDArray[np.float32]
 Values = NDArray[Any]
@@ -30,11 +34,8 @@ NODATA = -32768.0
 
 SLAB = 64
 """Rows of a scene that stay in the processor's cache while they are worked on."""
-ENDS_EARLY = "the file ends before its pixels do"
 OFF_GRID = 0.1
 """Pixels by which rasters of 10 m may lie apart."""
-_PLAIN = (1, 8, 32946)
-"""TIFF's numbers for pixels that are not compressed, or deflated."""
 
 
 def check_raster(path: Path, file: Any, units: Collection[str]) -> None:
@@ -168,15 +169,12 @@ def pixel_metres(file: Any) -> tuple[float, float] | None:
     try:
         transform = require("rasterio.warp", "scenes").transform
         x, y, _ = map_of(file) @ [[column, column + 1, column], [row, row, row + 1], [1, 1, 1]]
-        degrees = np.array(transform(file.crs, "EPSG:4326", x.tolist(), y.tolist()))
+        place = np.ravel(transform(file.crs, "EPSG:4326", x[:1], y[:1]))
+        around = f"+proj=aeqd +lon_0={place[0]} +lat_0={place[1]} +datum=WGS84"
+        metres = np.array(transform(file.crs, around, x, y))
     except Exception:  # of GDAL, which has many kinds
         return None
-    # The ellipsoid WGS 84 has these radii along a parallel and along a meridian.
-    at, flat = np.deg2rad(degrees[1, 0]), 0.00669438
-    bend = 1 - flat * np.sin(at) ** 2
-    radii = 6378137 / bend**0.5 * np.array([np.cos(at), (1 - flat) / bend])
-    along = np.deg2rad(degrees[:, 1:] - degrees[:, :1]) * radii[:, None]
-    width, height = np.hypot(*along).tolist()
+    width, height = np.hypot(*(metres[:, 1:] - metres[:, :1])).tolist()
     return height, width
 
 
@@ -210,11 +208,15 @@ class Pixels:
 
     def __init__(self, path: Path, file: Any) -> None:
         self._path, self._file = path, file
-        self._halves = _Halves.of(path, file)
-        self.dtype = np.dtype(np.float32 if self._halves is None else np.float16)
-        tall, wide = file.block_shapes[0] if self._halves is None else self._halves.piece
-        strips = wide >= file.width
-        self.rows_at_once: int = max(1, SLAB // tall) * tall if strips else tall
+        self.dtype = np.dtype(np.float16 if _holds_halves(file) else np.float32)
+        self._missing = _halves_of(NODATA if file.nodata is None else file.nodata)
+        tall, wide = file.block_shapes[0]
+        self.rows_at_once: int = max(1, SLAB // tall) * tall if wide >= file.width else tall
+
+    @cached_property
+    def _halves(self) -> Source:
+        """The raster as 16-bit floats. A damaged one is an error of the read, as with rasterio."""
+        return open_source(self._path, raw=True, name="scene")
 
     def read(self, rows: tuple[int, int], columns: tuple[int, int]) -> Values:
         """A window; NaN where a value is missing.
@@ -230,68 +232,15 @@ class Pixels:
             UsageError: the file cannot be read there.
         """
         try:
-            if self._halves is not None:
-                return self._halves.read(rows, columns)
-            return decoded(self._file, self._file.read(1, window=(rows, columns), masked=True))
+            if self.dtype == np.float32:
+                return decoded(self._file, self._file.read(1, window=(rows, columns), masked=True))
+            window = Box((0, 0, 0, rows[0], columns[0]), (1, 1, 1, rows[1], columns[1]))
+            values: Values = self._halves.read(window)[0, 0, 0]
         except Exception as error:  # damaged pixels may raise anything
             raise UsageError(
                 f"{self._path} cannot be read at rows {rows[0]} to {rows[1]}: "
                 f"{describe(error.__cause__ or error)}"
             ) from error
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._halves is not None:
-            self._halves.close()
-
-
-class _Halves:
-    """16-bit floats in strips or tiles of a TIFF, deflated or not."""
-
-    @classmethod
-    def of(cls, path: Path, file: Any) -> _Halves | None:
-        """The pixels of a raster; None if it has others, or more to say of them than a no-data
-        value."""
-        flags = require("rasterio.enums", "scenes").MaskFlags
-        plain = (file.scales[0], file.offsets[0]) == (1, 0) and file.mask_flag_enums[0] in (
-            [flags.nodata], [flags.all_valid]
-        )  # fmt: skip
-        halves = file.tags(1, ns="IMAGE_STRUCTURE").get("NBITS") == "16"
-        if not (plain and (halves or file.dtypes[0] == "float16") and file.driver == "GTiff"):
-            return None
-        made = cls(path, file.nodata)
-        page = made._page
-        if page.dtype == np.float16 and page.compression in _PLAIN and page.predictor == 1:
-            return made
-        made.close()
-        return None
-
-    def __init__(self, path: Path, nodata: float | None) -> None:
-        tifffile = require("tifffile", "scenes")
-        self._file = path.open("rb")
-        try:
-            self._tiff = tifffile.TiffFile(self._file)
-            self._page: Any = self._tiff.pages[0]
-        except Exception as error:  # a damaged header may raise anything
-            self.close()
-            raise UsageError(f"{path} is not a TIFF that can be read: {describe(error)}") from error
-        page = self._page
-        height, self._width = page.imagelength, page.imagewidth
-        self.piece: tuple[int, int] = (
-            (page.tilelength, page.tilewidth)
-            if page.is_tiled
-            else (min(page.rowsperstrip, height), self._width)
-        )
-        self._left_out = np.float16(0 if nodata is None else nodata)
-        self._missing = _halves_of(NODATA if nodata is None else nodata)
-
-    def read(self, rows: tuple[int, int], columns: tuple[int, int]) -> Values:
-        """A window; NaN where a value is missing."""
-        if self._page.is_final:
-            values = self._lines(rows)[:, slice(*columns)]
-        else:
-            values = self._pieces(rows, columns)
-        values = values.astype(np.float16, copy=False)
         bits = values.view(np.uint16)  # five times as fast as floats
         missing = bits & _INFINITE == _INFINITE
         for other in self._missing:
@@ -299,48 +248,16 @@ class _Halves:
         bits[missing] = _NAN_BITS
         return values
 
-    def _lines(self, rows: tuple[int, int]) -> Values:
-        """Whole rows of a raster that is stored uncompressed and contiguous, in one read."""
-        stored = self._page.dtype.newbyteorder(self._tiff.byteorder)
-        lines: Values = np.empty((rows[1] - rows[0], self._width), stored)
-        file = self._tiff.filehandle
-        file.seek(self._page.dataoffsets[0] + rows[0] * lines.strides[0])
-        if file.readinto(lines) != lines.nbytes:
-            raise EOFError(ENDS_EARLY)
-        return lines
 
-    def _pieces(self, rows: tuple[int, int], columns: tuple[int, int]) -> Values:
-        """A window, read from the strips or tiles that it touches."""
-        (tall, wide), page = self.piece, self._page
-        window: Values = np.empty((rows[1] - rows[0], columns[1] - columns[0]), page.dtype)
-        across = -(-self._width // wide)
-        pieces = [
-            down * across + right
-            for down in range(rows[0] // tall, -(-rows[1] // tall))
-            for right in range(columns[0] // wide, -(-columns[1] // wide))
-        ]
-        offsets, counts = (
-            [of[i] for i in pieces] for of in (page.dataoffsets, page.databytecounts)
-        )
-        for data, index in self._tiff.filehandle.read_segments(offsets, counts, pieces):
-            if not page.databytecounts[index]:  # left out by who wrote the file
-                data = None
-            elif data is None or len(data) != page.databytecounts[index]:
-                raise EOFError(ENDS_EARLY)
-            values, (_, _, top, left, _), (_, height, width, _) = page.decode(data, index)
-            first, stop = max(top, rows[0]), min(top + height, rows[1])
-            begin, end = max(left, columns[0]), min(left + width, columns[1])
-            part = (
-                self._left_out
-                if values is None
-                else values[0, first - top : stop - top, begin - left : end - left, 0]
-            )
-            window[first - rows[0] : stop - rows[0], begin - columns[0] : end - columns[0]] = part
-        return window
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+def _holds_halves(file: Any) -> bool:
+    """Whether a raster holds 16-bit floats, and no more to say of them than a no-data value."""
+    flags = require("rasterio.enums", "scenes").MaskFlags
+    plain = (file.scales[0], file.offsets[0]) == (1, 0) and file.mask_flag_enums[0] in (
+        [flags.nodata], [flags.all_valid]
+    )  # fmt: skip
+    narrowed = file.tags(1, ns="IMAGE_STRUCTURE").get("NBITS") == "16"
+    halves = file.dtypes[0] == "float16" or (file.dtypes[0] == "float32" and narrowed)
+    return plain and halves and bool(file.driver == "GTiff")
 
 
 def _halves_of(value: float) -> set[int]:

@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from ...base import UsageError, describe, require
 from .coarse import Coarse, read_coarse
 from .rasters import Pixels, Values, check_raster, check_same_grid, is_placed, pixel_metres
@@ -91,7 +89,8 @@ class Scene(AbstractContextManager["Scene"]):
     def __init__(self, folder: Path, channels: Sequence[str]) -> None:
         self.folder, self.name, self.channels = folder, folder.name, tuple(channels)
         self._files: dict[str, Any] = {}
-        self._pixels: dict[str, Pixels] = {}
+        self.radar: dict[str, Pixels] = {}
+        """The rasters of 10 m, which are read by windows."""
         # The radar gives the 10 m grid, even if only 500 m rasters are asked for.
         radar = radar_of(channels) or ("vh",)
         try:
@@ -105,7 +104,7 @@ class Scene(AbstractContextManager["Scene"]):
             """Rows and columns of 10 m."""
             for name in radar:
                 check_same_grid(paths[name], self._files[name], first_path, first)
-                self._pixels[name] = Pixels(paths[name], self._files[name])
+                self.radar[name] = Pixels(paths[name], self._files[name])
             self.notes = _notes(first)
             """Things to know of the scene, in words."""
             self.coarse: dict[str, Coarse] = {
@@ -155,20 +154,13 @@ class Scene(AbstractContextManager["Scene"]):
             UsageError: the raster cannot be read there.
         """
         if CHANNELS[name].kind == "radar":
-            return self._pixels[name].read(rows, columns)
+            return self.radar[name].read(rows, columns)
         return self.coarse[name].read(rows, columns)
-
-    def dtype(self, name: str) -> np.dtype[Any]:
-        """The dtype of a radar channel's values."""
-        return self._pixels[name].dtype
-
-    def rows_at_once(self, name: str) -> int:
-        """The number of whole rows of radar to read at once, beginning at a multiple of it."""
-        return self._pixels[name].rows_at_once
 
     def close(self) -> None:
         """Close the files."""
-        for file in (*self._files.values(), *self._pixels.values()):
+        self.radar.clear()
+        for file in self._files.values():
             file.close()
 
     def __exit__(self, *error: object) -> None:

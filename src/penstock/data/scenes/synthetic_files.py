@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...base import UsageError, require, system_errors
 from ..packed.data_folder import names_in
@@ -158,28 +157,18 @@ def write_scene(folder: Path, scene: SyntheticScene, tiff: str = "strips") -> li
 def _coarse_maps(scene: SyntheticScene) -> dict[str, FloatArray]:
     """The 500 m rasters. The wind is known at sea only, and not in all of it."""
     step = COARSE_M // PIXEL_M // PITCH
-    rows, columns = (-(-side * PIXEL_M // COARSE_M) for side in scene.size)
-
-    def sampled(nodes: NDArray[Any]) -> FloatArray:
-        """Means over each pixel of 500 m, whose corners are nodes."""
-        nodes = (nodes[:-1] + nodes[1:]) / 2
-        nodes = (nodes[:, :-1] + nodes[:, 1:]) / 2
-        padding = [(0, max(0, n * step - have)) for n, have in zip((rows, columns), nodes.shape,
-                                                                   strict=True)]  # fmt: skip
-        padded = np.pad(nodes, padding, mode="edge")[: rows * step, : columns * step]
-        return np.asarray(padded.reshape(rows, step, columns, step).mean((1, 3)), np.float32)
-
-    depth, rough = sampled(scene.elevation), sampled(scene.roughness)
-    land = depth > 0
-    unknown = np.where(land | (rough > 1.5), np.float32(np.nan), np.float32(0))
-    # Averaging degrees is right here: the field is not wrapped before.
-    direction = sampled(scene.wind_direction) % 360
+    middles = np.ix_(*(
+        np.minimum(np.arange(step // 2, length + step // 2, step), length - 1)
+        for length in scene.elevation.shape
+    ))  # fmt: skip
+    depth, rough = scene.elevation[middles], scene.roughness[middles]
+    wind = np.where((depth > 0) | (rough > 1.5), np.float32(np.nan), rough)
     return {
         "bathymetry.tif": depth,
-        "owiWindSpeed.tif": np.maximum(sampled(scene.wind_speed), np.float32(0.1)) + unknown,
-        "owiWindDirection.tif": direction + unknown,
-        "owiWindQuality.tif": np.digitize(rough, [-1, 0, 1]).astype(np.float32) + unknown,
-        "owiMask.tif": land.astype(np.float32),
+        "owiWindSpeed.tif": np.maximum(7 + wind, np.float32(0.1)),
+        "owiWindDirection.tif": (200 + 15 * wind) % 360,
+        "owiWindQuality.tif": np.clip(np.floor(wind + 2), 0, 3),
+        "owiMask.tif": (depth > 0).astype(np.float32),
     }
 
 
@@ -191,30 +180,21 @@ def _label_row(
     latitude: float,
     rng: np.random.Generator,
 ) -> dict[str, str]:
-    """A row of the CSV with the gaps of real ones: AIS knows length and gear, eyes may not."""
-    faint = target.contrast_db < 9
-    confidence = "LOW" if faint else "MEDIUM" if target.contrast_db < 12 else "HIGH"
-    source = ("ais", "ais/manual", "manual")[rng.choice(3, p=[0.3, 0.3, 0.4])]
-    manual = source == "manual"
+    """A row of the CSV with the gaps of real ones: AIS knows length and gear, eyes do not."""
+    manual, faint = rng.random() < 0.5, target.contrast_db < 9
     vessel, gear = str(target.kind != "platform"), str(target.kind == "fishing")
-    chance = rng.random(3)
-    if target.kind == "platform" or (manual and chance[0] < 0.6):
-        gear = ""
-    if manual and faint and chance[1] < 0.4:
-        vessel = gear = ""
-    length = "" if manual and chance[2] < 0.6 else f"{target.length_m:.1f}"
     shore = target.shore_km if np.isfinite(target.shore_km) else NO_SHORE_KM
     return dict.fromkeys(COLUMNS, "") | {
         "detect_lat": f"{latitude:.6f}",
         "detect_lon": f"{longitude:.6f}",
-        "vessel_length_m": length,
-        "source": source,
+        "vessel_length_m": "" if manual else f"{target.length_m:.1f}",
+        "source": "manual" if manual else "ais",
         "detect_scene_row": str(round(target.row)),
         "detect_scene_column": str(round(target.column)),
-        "is_vessel": vessel,
-        "is_fishing": gear,
+        "is_vessel": "" if manual and faint else vessel,
+        "is_fishing": "" if manual or target.kind == "platform" else gear,
         "distance_from_shore_km": f"{shore:.2f}",
         "scene_id": scene,
-        "confidence": confidence,
+        "confidence": "LOW" if faint else "MEDIUM" if target.contrast_db < 12 else "HIGH",
         "detect_id": f"{scene}_{number:03d}",
     }

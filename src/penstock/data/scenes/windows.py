@@ -131,7 +131,7 @@ def read_row(
     windows = [band[i, :, : end - begin, : stop - first] for i, (first, stop) in enumerate(spans)]
     radar = radar_of(scene.channels)
     for place, name in enumerate(radar):  # stored by lines, so each line is read whole and once
-        tall = scene.rows_at_once(name)
+        tall = scene.radar[name].rows_at_once
         edges = [begin, *range((begin // tall + 1) * tall, end, tall), end]
         for first, stop in pairwise(edges):
             lines = scene.read(name, (first, stop), (0, scene.size[1]))

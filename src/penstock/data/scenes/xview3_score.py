@@ -43,7 +43,7 @@ from numpy.typing import NDArray
 
 from ...base import UsageError, XView3Rules, require
 from .labels import LOW
-from .matching import Counts, Indices, match, more_pairs
+from .matching import Counts, Indices, match
 from .objects import NO, UNKNOWN, YES, Objects
 from .scene import PIXEL_M
 
@@ -132,40 +132,14 @@ def score_xview3(
     length_acc, lengths = _lengths(
         predicted.length_m[of_prediction], labels.length_m[of_label], strict
     )
-    return _score_of(location, shore, vessel, fishing, length_acc, lengths, strict)
-
-
-def _score_of(
-    location: Counts,
-    shore: Counts | None,
-    vessel: Counts,
-    fishing: Counts,
-    length_acc: float | None,
-    lengths: int,
-    strict: bool,
-) -> XView3Score:
-    parts = [
-        location.f1,
-        shore.f1 if shore is not None else None,
-        vessel.f1,
-        fishing.f1,
-        length_acc,
-    ]
+    shore_f1 = shore.f1 if shore is not None else None
+    parts = [location.f1, shore_f1, vessel.f1, fishing.f1, length_acc]
     if strict:
         parts = [part or 0.0 for part in parts]
-    loc_fscore, loc_fscore_shore, vessel_fscore, fishing_fscore, length_acc = parts
+    one, two, three, four, five = parts
+    total = _aggregate(parts)
     return XView3Score(
-        loc_fscore,
-        loc_fscore_shore,
-        vessel_fscore,
-        fishing_fscore,
-        length_acc,
-        _aggregate(parts),
-        location,
-        shore,
-        vessel,
-        fishing,
-        lengths,
+        one, two, three, four, five, total, location, shore, vessel, fishing, lengths
     )
 
 
@@ -304,54 +278,30 @@ def _lengths(
 
 
 def best_threshold(
-    predicted: Objects, labels: Objects, rules: XView3Rules | None = None, *, most: int = 16
+    predicted: Objects, labels: Objects, rules: XView3Rules | None = None
 ) -> tuple[float, float]:
     """The threshold of scores with the best localisation F1. Choose it on other scenes than those
     that you report.
 
-    Each score is ranked by the F1 that the number of possible pairs promises. The first ``most`` of
-    them are scored.
+    Some 48 thresholds are tried, the strongest ones densely, and then 16 around the best of them.
 
     Args:
         predicted: predictions with scores.
         labels: the labels of their scenes.
         rules: how to score.
-        most: how many thresholds are scored.
 
     Returns:
         The threshold and the localisation F1 that it gives; 0 and 0 where none gives any.
     """
-    rules = rules or XView3Rules()
-    best = (0.0, 0.0)
-    for threshold in sorted(_promising(predicted, labels, rules)[:most]):
-        score = score_xview3(predicted[predicted.score >= threshold], labels, rules)
-        if (score.loc_fscore or 0.0) > best[1]:
-            best = (threshold, score.loc_fscore or 0.0)
-    return best
-
-
-def _promising(predicted: Objects, labels: Objects, rules: XView3Rules) -> list[float]:
-    """The scores of predictions, first those that promise the greatest F1 as a threshold.
-
-    The promise is exact, except for a prediction near both a LOW label and another one. Which of
-    them it is paired with depends on distances; here it is the other one.
-    """
-    ordered = predicted[~np.isnan(predicted.score)]
-    ordered = ordered[np.argsort(-ordered.score, kind="stable")]
-    counted = labels if rules.score_all else labels[labels.confidence > LOW]
-    pairs, kept = _pairs_so_far(ordered, counted, rules), np.arange(1, len(ordered) + 1)
-    if rules.drop_low_detect and not rules.score_all:
-        kept -= _pairs_so_far(ordered, labels, rules) - pairs
-    f1 = 2 * pairs / np.maximum(kept + len(counted), 1)
-    last = np.flatnonzero(np.diff(ordered.score, append=-np.inf))  # of those of one score
-    return ordered.score[last[np.argsort(-f1[last], kind="stable")]].tolist()
-
-
-def _pairs_so_far(ordered: Objects, labels: Objects, rules: XView3Rules) -> NDArray[np.int64]:
-    """The number of pairs that the first 1, 2, ... predictions can make."""
-    more = np.zeros(len(ordered), np.int64)
-    for scene in np.unique(ordered.scene):
-        here = ordered.scene == scene
-        there = labels.points[labels.scene == scene]
-        more[here] = more_pairs(ordered.points[here], there, rules.distance_tolerance)
-    return more.cumsum()
+    scores = np.unique(predicted.score[~np.isnan(predicted.score)])[::-1]
+    tried = {-1: 0.0}
+    ranks = np.geomspace(1, max(len(scores), 1), 48).astype(int) - 1
+    for _ in range(2):
+        for rank in {*ranks.tolist()} & {*range(len(scores))}:
+            kept = predicted[predicted.score >= scores[rank]]
+            tried[rank] = score_xview3(kept, labels, rules).loc_fscore or 0.0
+        best = max(tried, key=lambda rank: tried[rank])
+        low = max((rank for rank in tried if rank < best), default=best)
+        high = min((rank for rank in tried if rank > best), default=best)
+        ranks = np.linspace(low, high, 18).astype(int)
+    return (float(scores[best]), tried[best]) if tried[best] else (0.0, 0.0)

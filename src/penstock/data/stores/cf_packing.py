@@ -156,11 +156,11 @@ def check_not_packed(place: str) -> None:
     """
     for name, dtype_name in (("zarr.json", "data_type"), (".zarray", "dtype")):
         try:
-            metadata = parsed_json(_text(place, name) or "{}")
+            metadata = parsed_json(_bytes(place, name) or b"{}")
             dtype = np.dtype(metadata[dtype_name]).newbyteorder("=")
             attributes, fill = metadata.get("attributes", {}), None
             if name == ".zarray":
-                attributes = parsed_json(_text(place, ".zattrs") or "{}")
+                attributes = parsed_json(_bytes(place, ".zattrs") or b"{}")
                 said = metadata["fill_value"]
                 fill = None if said is None else _number(said, dtype)
         except (KeyError, TypeError, ValueError):
@@ -173,10 +173,10 @@ def check_not_packed(place: str) -> None:
             )
 
 
-def _text(place: str, name: str) -> str | None:
+def _bytes(place: str, name: str) -> bytes | None:
     if "://" in place and not place.startswith("file://"):
         from .kvstore import read_key
 
         return read_key(place, name)
     file = Path(place.removeprefix("file://"), name)
-    return file.read_text() if file.is_file() else None
+    return file.read_bytes() if file.is_file() else None

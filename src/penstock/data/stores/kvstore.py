@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote, urlsplit
 from ...base import UsageError, absolute, describe, parsed_json, redact, require, scrub
 
 
-def read_object(url: str, key: str, *, strict: bool = False) -> bytes | None:
+def read_key(url: str, key: str, *, strict: bool = False) -> bytes | None:
     """The bytes of one object.
 
     Args:
@@ -30,13 +30,11 @@ def read_object(url: str, key: str, *, strict: bool = False) -> bytes | None:
     Raises:
         UsageError: the store does not answer.
     """
-    root = open_kvstore(kvstore_of(f"{url}/"), url)
-    with explained_errors(url):
-        return object_in(root, key, strict=strict)
+    return reader_of(open_kvstore(kvstore_of(f"{url}/"), url), url, strict=strict)(key)
 
 
 def object_in(root: Any, key: str, *, strict: bool = False) -> bytes | None:
-    """The bytes of one object of an open ``ts.KvStore``; see `read_object`."""
+    """The bytes of one object of an open ``ts.KvStore``; see `read_key`."""
     try:
         read = root.read(key).result()
     except (ValueError, OSError) as error:
@@ -46,33 +44,15 @@ def object_in(root: Any, key: str, *, strict: bool = False) -> bytes | None:
     return bytes(read.value) if read.state == "value" else None
 
 
-def reader_of(root: Any, where: str) -> Callable[[str], bytes | None]:
+def reader_of(root: Any, where: str, *, strict: bool = False) -> Callable[[str], bytes | None]:
     """A function that reads the objects of an open ``ts.KvStore``, as `object_in`, and raises
     errors in plain words."""
 
     def read(key: str) -> bytes | None:
         with explained_errors(where):
-            return object_in(root, key)
+            return object_in(root, key, strict=strict)
 
     return read
-
-
-def read_key(url: str, key: str) -> str | None:
-    """The text of one object.
-
-    Args:
-        url: the URL that it lies below.
-        key: its name below the URL.
-
-    Returns:
-        The text, None where there is no such object.
-
-    Raises:
-        UsageError: the store does not answer, or the object is no text.
-    """
-    text = read_object(url, key)
-    with explained_errors(url):
-        return None if text is None else text.decode()
 
 
 ts = require("tensorstore", "infer")

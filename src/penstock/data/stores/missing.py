@@ -7,11 +7,10 @@ queried, which costs no more than reading it did. In shards, the chunks inside t
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,14 +20,8 @@ from ..box import Box
 from ..grid import Grid, indices
 from .protocols import Source
 
-
-class ChunkVolume(Protocol):
-    """One time point, one group of channels."""
-
-    @property
-    def t(self) -> int: ...
-    @property
-    def channels(self) -> tuple[int, ...]: ...
+ChunkVolume = tuple[int, tuple[int, ...]]
+"""One time point, one group of channels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +73,7 @@ class ChunkCounter:
         """
         if not self._tells:
             return
-        t, channels = self._volumes[volume].t, self._volumes[volume].channels
+        t, channels = self._volumes[volume]
         read, alike = 0, []
         for place, channel in enumerate(channels):
             if (t, channel) not in self._firsts:
@@ -132,8 +125,8 @@ def check_knows_chunks(source: Source) -> None:
 def _first_of_their_chunks(grid: Grid, volumes: Sequence[ChunkVolume]) -> set[tuple[int, int]]:
     """For each chunk, the time point and channel of it that are read first."""
     firsts: dict[tuple[int, ...], tuple[int, int]] = {}
-    for volume in volumes:
-        for t, channel in itertools.product((volume.t,), volume.channels):
+    for t, channels in volumes:
+        for channel in channels:
             axes = zip((t, channel), grid.anchor[:2], grid.step[:2], strict=True)
             firsts.setdefault(tuple((i - o) // n for i, o, n in axes), (t, channel))
     return set(firsts.values())

@@ -12,9 +12,11 @@ import math
 import re
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,15 @@ from .cf_packing import Packing
 from .frames import Framed, canonical, to_five, to_tczyx
 from .in_memory import MemorySource
 from .protocols import AXES, check_dtype, file_stamp, is_file, source_fingerprint
-from .tiff_frame import axes_of, check_files, chosen_series, frame_of, packing_in, pixels_of
+from .tiff_frame import (
+    axes_of,
+    check_files,
+    chosen_series,
+    frame_of,
+    left_out,
+    packing_in,
+    pixels_of,
+)
 
 tifffile = require("tifffile", "infer")
 
@@ -38,6 +48,7 @@ _HARMLESS = re.compile(
 )
 
 
+@dataclass(eq=False, repr=False)
 class TiffSource(Framed):
     """Reads one series of a TIFF file; made by `open_ometiff_source`.
 
@@ -46,39 +57,35 @@ class TiffSource(Framed):
     decoded segments, so that neighbouring blocks decode a strip they share only once.
     """
 
-    def __init__(
-        self,
-        path: str,
-        where: str,
-        file: Any,
-        series: Any,
-        axes: str,
-        fingerprint: str,
-        packing: Packing | None,
-        frame: Mapping[str, Any],
-        cache_bytes: int,
-    ) -> None:
-        super().__init__(**frame)
-        self._arguments = (path, where, file, series, axes, fingerprint, packing, frame)
-        self._file, self._series, self._stored_axes = file, series, axes
-        page = series.keyframe
+    name: str
+    file: Any
+    series: Any
+    stored_axes: str
+    stored_dtype: np.dtype[Any]
+    address: str
+    fingerprint: str
+    packing: Packing | None
+    cache_bytes: int
+
+    def __post_init__(self) -> None:
+        page, axes = self.series.keyframe, self.stored_axes
         self._grid = Grid(Box((0,) * 5, page.shaped), _segment_shape(page))
+        self._cells = self._grid.cells  # which costs as much as a small segment
         sample_axis = 0 if page.shaped[0] > 1 else 4
         self._page_axes = [{"Z": 1, "Y": 2, "X": 3}.get(a, sample_axis) for a in page.axes]
-        self._lead = Box((0,) * (len(axes) - len(page.axes)), series.shape[: -len(page.axes)])
-
-        self.name, self.cache_bytes = path, cache_bytes
-        self.packing, self._stored_dtype = packing, check_dtype(series.dtype, where)
-        self.axes, self.dtype = canonical(axes), packing.dtype if packing else self._stored_dtype
-        self.packed_itemsize = self._stored_dtype.itemsize if packing else 0
-        self.domain = Box((0,) * 5, to_tczyx(series.shape, axes, 1))
-        num_kept = cache_bytes // (math.prod(self._grid.step) * self._stored_dtype.itemsize)
-        self._decoded = lru_cache(num_kept)(partial(_decode, file, series))
+        shape = self.series.shape
+        self._lead = Box((0,) * (len(axes) - len(page.axes)), shape[: -len(page.axes)])
+        self.axes, self.dtype = canonical(axes), self.stored_dtype
+        self.packed_itemsize = 0
+        if self.packing is not None:
+            self.dtype, self.packed_itemsize = self.packing.dtype, self.stored_dtype.itemsize
+        self.domain = Box((0,) * 5, to_tczyx(shape, axes, 1))
+        self._left_out = left_out(page, self.stored_dtype)
+        num_kept = self.cache_bytes // (math.prod(self._grid.step) * self.stored_dtype.itemsize)
+        self._decoded = lru_cache(num_kept)(partial(_decode, self.file, self.series))
         steps = (*(1 for _ in self._lead.start), *(self._grid.step[a] for a in self._page_axes))
         self.chunks = to_tczyx(steps, axes, 1)
         self.grid_origin: tuple[int, ...] = (0,) * 5
-        self.address = str(Path(path).expanduser().resolve())
-        self.fingerprint = fingerprint
 
     def read(self, box: Box, out: NDArray[Any] | None = None) -> NDArray[Any]:
         assert box in self.domain, f"{box} is not in {self.domain}"
@@ -86,7 +93,7 @@ class TiffSource(Framed):
             out = np.empty(box.shape, self.dtype)
         if self.packing is None:
             return self._read_stored(box, out)
-        self.packing.decode(self._read_stored(box, np.empty(box.shape, self._stored_dtype)), out)
+        self.packing.decode(self._read_stored(box, np.empty(box.shape, self.stored_dtype)), out)
         return out
 
     def _read_stored(self, box: Box, out: NDArray[Any]) -> NDArray[Any]:
@@ -116,18 +123,18 @@ class TiffSource(Framed):
         stored, num_lead = self._stored(box)[1], len(self._lead.start)
         segments = self._grid.touching(self._page_region(stored[num_lead:]))
         for index in indices(stored[:num_lead]):
-            with self._file.filehandle.lock:
-                counts = self._series[flatten(index, self._lead)].databytecounts
+            with self.file.filehandle.lock:
+                counts = self.series[flatten(index, self._lead)].databytecounts
             for cell in indices(segments):
-                yield counts[flatten(cell, self._grid.cells)]
+                yield counts[flatten(cell, self._cells)]
 
     def _stored(self, box: Box) -> tuple[list[int], Box]:
         """The places of the stored axes among t c z y x, and a box along the stored axes."""
-        places = [AXES.index(axis) for axis in self._stored_axes]
+        places = [AXES.index(axis) for axis in self.stored_axes]
         return places, Box(tuple(box.start[i] for i in places), tuple(box.stop[i] for i in places))
 
     def with_cache(self, num_bytes: int) -> TiffSource:
-        return TiffSource(*self._arguments, num_bytes)
+        return replace(self, cache_bytes=num_bytes)
 
     def _page_region(self, box: Box) -> Box:
         start, stop = [0] * 5, [1] * 5
@@ -136,12 +143,16 @@ class TiffSource(Framed):
         return Box(tuple(start), tuple(stop))
 
     def _read_page(self, number: int, region: Box, out: NDArray[Any]) -> None:
-        for index in indices(self._grid.touching(region)):
-            cell = self._grid.cell(index)
-            part = cell & region
-            segment = self._segment(number, flatten(index, self._grid.cells))
-            # A segment that the file leaves out is zero.
-            out[part.within(region)] = 0 if segment is None else segment[part.within(cell)[1:]]
+        # Axis by axis, not as boxes: a strip may be of one row, which decodes in as little time.
+        along = [
+            [(i, slice(max(i * step, low) - low, min((i + 1) * step, high) - low),
+              slice(max(low - i * step, 0), min(high - i * step, step)))
+             for i in range(low // step, -(-high // step))]
+            for low, high, step in zip(region.start, region.stop, self._grid.step, strict=True)
+        ]  # fmt: skip
+        for index, place, part in (zip(*each, strict=True) for each in product(*along)):
+            segment = self._segment(number, flatten(index, self._cells))
+            out[place] = self._left_out if segment is None else segment[part[1:]]
 
     def _segment(self, page_number: int, number: int) -> NDArray[Any] | None:
         try:
@@ -216,7 +227,10 @@ def open_ometiff_source(
     frame = frame_of(file, number, level, letters, raw)
     frame["notes"] = (*notes, *frame["notes"], *([packing.note] if packing else ()))
     if chosen.dataoffset is None or packing is not None:
-        return TiffSource(path, where, file, chosen, letters, stamp, packing, frame, cache_bytes)
+        stored = check_dtype(chosen.dtype, where)
+        return TiffSource(
+            path, file, chosen, letters, stored, address, stamp, packing, cache_bytes, **frame
+        )
     dtype = chosen.dtype.newbyteorder(file.byteorder)
     needed = chosen.dataoffset + math.prod(chosen.shape) * dtype.itemsize
     if (size := file_path.stat().st_size) < needed:

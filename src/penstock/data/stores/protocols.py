@@ -52,7 +52,7 @@ class Source(Protocol):
     translation: tuple[float, ...]
     """Physical position of coordinate 0 along t c z y x; 0 where the store does not say."""
     address: str
-    """The place of the bytes, the same however it is named; see `same_array`."""
+    """The place of the bytes, the same however it is named; see `overlap`."""
     fingerprint: str
     """``address`` and a hash that changes when another window, level or array is meant, or when
     the file (of a chunked store: its metadata file) is another one or was written again."""
@@ -109,7 +109,7 @@ class Sink(Protocol):
     local_path: Path | None
     """The folder of a local store (for an array in a group, the group's folder); else None."""
     address: str
-    """The place of the store. `create` may delete everything at or below it; see `same_array`."""
+    """The place of the store. `create` may delete everything at or below it; see `overlap`."""
     fingerprint: str
     """An address and a hash of the domain and of its map to the stored array: the same before
     and after `create`."""
@@ -149,37 +149,21 @@ class SeveralArrays(UsageError):
         """How each is named on a command line, and what it is."""
 
 
-def same_array(source: Source, sink: Sink) -> bool:
-    """Whether creating or writing ``sink`` would touch what ``source`` reads.
+def overlap(a: Source | Sink, b: Source | Sink) -> bool:
+    """Whether creating or writing one array would touch the other: they are the same, or one lies
+    inside the other's folder.
 
-    True also where one lies inside the other's folder. It does not recognise hard links, mounts, or
-    two names of one server.
+    It does not recognise hard links, mounts, or two names of one server.
 
     Args:
-        source: an input.
-        sink: an output.
+        a: an input or an output.
+        b: another one.
 
     Returns:
         True where they touch.
     """
-    return _lies_in(source.address, sink.address) or _lies_in(sink.address, source.address)
-
-
-def overlap(a: Sink, b: Sink) -> bool:
-    """Whether one of two outputs lies at or inside the other's address; see `same_array`.
-
-    Args:
-        a: an output.
-        b: another output.
-
-    Returns:
-        True where they overlap.
-    """
-    return _lies_in(a.address, b.address) or _lies_in(b.address, a.address)
-
-
-def _lies_in(inner: str, outer: str) -> bool:
-    return f"{inner}/".startswith(f"{outer}/")
+    inner, outer = f"{a.address}/", f"{b.address}/"
+    return inner.startswith(outer) or outer.startswith(inner)
 
 
 def source_fingerprint(address: str, *facts: Any) -> str:

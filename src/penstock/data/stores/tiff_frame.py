@@ -103,8 +103,8 @@ def packing_in(file: Any, series: Any, where: str) -> Packing | None:
     """What the tags of a GeoTIFF say of its numbers: no-data, scale and offset."""
     page, attributes = series.keyframe, dict[str, Any]()
     bands, samples = _bands(file), range(page.samplesperpixel)
-    if (tag := page.tags.get(_NODATA)) is not None:
-        attributes["_FillValue"] = str(tag.value).strip(" \0")
+    if (nodata := _nodata(page)) is not None:
+        attributes["_FillValue"] = nodata
     for role, name, default in (("scale", "scale_factor", "1"), ("offset", "add_offset", "0")):
         values = {bands.get(i, {}).get(role, default) for i in samples}
         attributes[name] = values.pop()
@@ -113,6 +113,20 @@ def packing_in(file: Any, series: Any, where: str) -> Packing | None:
                 f"{where}: its bands have different values of {role}; --raw reads what is stored"
             )
     return packing_of(attributes, check_dtype(series.dtype, where), where)
+
+
+def _nodata(page: Any) -> str | None:
+    tag = page.tags.get(_NODATA)
+    return None if tag is None else str(tag.value).strip(" \0")
+
+
+def left_out(page: Any, dtype: np.dtype[Any]) -> Any:
+    """The value of the pixels that a file leaves out: no data, as GDAL has it, else 0."""
+    try:
+        with np.errstate(invalid="ignore", over="ignore"):
+            return np.float64(_nodata(page) or 0).astype(dtype)
+    except ValueError:  # no number
+        return dtype.type(0)
 
 
 def frame_of(file: Any, number: int, level: int, axes: str, raw: bool) -> dict[str, Any]:
@@ -231,15 +245,11 @@ def _lost(file: Any, series: Any, raw: bool) -> Iterator[str]:
     tags = series.keyframe.tags
     lost = []
     if _GEO_KEYS in tags:
-        keys = series.keyframe.geotiff_tags
-        codes = (keys.get("ProjectedCSTypeGeoKey"), keys.get("GeographicTypeGeoKey"))
-        code = next((int(code) for code in codes if code is not None), 32767)
-        citation = keys.get("GTCitationGeoKey") or keys.get("GeogCitationGeoKey") or "of its own"
-        lost.append(f"CRS {citation if code == 32767 else f'EPSG:{int(code)}'}")
+        lost.append("CRS")
     if any(tag in tags for tag in (_PIXEL_SCALE, _TIE_POINT, _MATRIX)):
         lost.append("transform")
     if _NODATA in tags and raw:
-        lost.append(f"no-data value {str(tags[_NODATA].value).strip()}")
+        lost.append(f"no-data value {_nodata(series.keyframe)}")
     if lost:
         yield f"the output does not get the raster's {', '.join(lost)}"
     if any(int(each.keyframe.subfiletype) & 0b100 for each in file.series):

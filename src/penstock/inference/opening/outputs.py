@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...base import HeadKind, InferConfig, UsageError
-from ...data import Box, Sink, Source, open_sink, overlap, same_array
+from ...data import Box, Sink, Source, open_sink, overlap
 from ..tiling.geometry import per_axis
 from .heads import HeadPart, Origin, default_dtype
 from .selection import as_selected
@@ -75,7 +75,7 @@ def open_outputs(
             resume=config.resumes,
             at=(0, 0, *source.domain.start[2:]),
         )
-        if same_array(source, sink):
+        if overlap(source, sink):
             itself = sink.address == source.address
             how = "is the input itself" if itself else "and the input lie inside one another"
             raise UsageError(f"--out-spec {sink.name} {how}")

@@ -75,7 +75,9 @@ class Run:
         extent = job.plan.extent if numbers is None else self.parts.extent(numbers)
         self.watch = Watch(job, journal, self.request, extent)
         self.queues = Queues(job)
-        self.chunks = ChunkCounter(job.source, job.volumes, job.config.missing)
+        self.chunks = ChunkCounter(
+            job.source, [(v.t, v.channels) for v in job.volumes], job.config.missing
+        )
         self.counting = Counting(job)
         self.seconds = 0.0
         """Seconds in which parts were computed."""

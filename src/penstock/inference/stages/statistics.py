@@ -90,7 +90,7 @@ def _stream(run: Run, number: int, histogram: Histogram, pieces: Iterator[Box]) 
     job, watch = run.job, run.watch
     source, volume, memory = job.norm_source, job.volumes[number], job.plan.memory
     flow, lock, step = Flow(), threading.Lock(), pieces_of(source).step
-    chunks = ChunkCounter(source, job.volumes, job.config.missing)
+    chunks = ChunkCounter(source, [(v.t, v.channels) for v in job.volumes], job.config.missing)
     room = memory.total - memory.base - memory.runtime
     # Twice: the decoded chunks, and the array that they are copied to.
     held = 2 * math.prod(step) * len(volume.channels) * source.dtype.itemsize

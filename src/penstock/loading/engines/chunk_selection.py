@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ...base import UsageError
-from ...data import DOCUMENT, check_version, first_level_of, parse_document, read_text
+from ...data import DOCUMENT, first_level_of, parse_document, read_document
 from ..fields import Field, PatchGrid
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -50,15 +50,15 @@ def locate(data: Any) -> dict[str, Location]:
         from ...data import read_key
 
         text = read_key(url, DOCUMENT)
+        packed = None if text is None else parse_document(text, url)
     else:
         url = str(Path(url).expanduser())
         if not Path(url).exists():
             raise UsageError(f"{url}: there is no such folder")
-        text = read_text(Path(url, DOCUMENT), url) if Path(url, DOCUMENT).is_file() else None
-    if text is None:
+        file = Path(url, DOCUMENT)
+        packed = read_document(file, url) if file.is_file() else None
+    if packed is None:
         return {"data": Location(first_level_of(url))}
-    packed = parse_document(text, url)
-    check_version(packed, url)
     try:
         return {
             name: Location(f"{url}/{entry['path']}", tuple(entry.get("axes", ())))

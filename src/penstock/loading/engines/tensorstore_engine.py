@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import StageError, UsageError, require
-from ...data import explained_errors, kvstore_of, plainly, read_key, read_object
+from ...data import explained_errors, kvstore_of, plainly, read_key
 from ...instruments import is_safe_to_map
 from ..fields import Field
 from ..permutation import Items
@@ -295,7 +295,7 @@ def _open(url: str, missing: str, context: Any) -> Any:
     driver = next((d for marker, d in _MARKERS.items() if _holds(url, marker)), None)
     if driver is None:
         for marker in _MARKERS:
-            read_object(url, marker, strict=True)  # raises where reading was forbidden
+            read_key(url, marker, strict=True)  # raises where reading was forbidden
         raise UsageError(f"{url}: there is none of {', '.join(_MARKERS)}")
     spec = {"driver": driver, "kvstore": kvstore_of(f"{url}/"), **_UNCHANGED}
     with explained_errors(url):
