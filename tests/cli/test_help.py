@@ -70,7 +70,7 @@ def test_help_is_short_and_help_all_has_every_flag(
     [
         ("infer --input a --threads 1", "penstock infer: there is no --input (perhaps --in-spec)"),
         ("bench model --tile=4", "there is no --tile=4 (perhaps --tile-sizes)"),
-        ("infer a.zarr b.zarr c.zarr --model identity", "penstock infer: no flag takes c.zarr"),
+        ("status a.zarr b.zarr", "penstock status: no flag takes b.zarr"),
         ("report x --zzz", "penstock report: there is no --zzz; penstock report --help-all lists"),
     ],
 )

@@ -26,9 +26,11 @@ _SHOWN = 6  # names in a message
 def plane_files(path: str) -> list[Path] | None:
     """The TIFF files that a folder or a pattern means, in natural order; None for anything else."""
     place = Path(path).expanduser()
+    if "://" in path:
+        return None
     if glob.has_magic(path) and not place.exists():
         files = [Path(name) for name in glob.glob(str(place))]  # noqa: PTH207 -- absolute ones too
-    elif "://" not in path and place.is_dir():
+    elif place.is_dir():
         files = [file for file in place.iterdir() if file.suffix.lower() in (".tif", ".tiff")]
     else:
         return None
