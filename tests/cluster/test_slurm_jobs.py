@@ -5,7 +5,6 @@ What needs a running SLURM stands in `test_slurm_cluster`.
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import stat
@@ -418,24 +417,6 @@ def job(number: str = "12", **changes: Any) -> slurm.SlurmJob:
     return slurm.SlurmJob.model_validate({**settings, **changes})
 
 
-def test_logs_and_results_are_collected(tmp_path: Path) -> None:
-    study, into = tmp_path / "study", tmp_path / "into"
-    (study / "runs" / "12" / "steps").mkdir(parents=True)
-    (study / "log-12").write_text("said")
-    (study / "12.err").write_text("complained")
-    (study / "runs" / "12" / "training_results.json").write_text("{}")
-    (study / "runs" / "12" / "steps" / "rank0.csv").write_text("step\n")
-    one = job(log="log-%j", error="%j.err", output_dir="runs/%j")
-    assert slurm.collect_job(one, "12", study, into) == {"log": True, "results": True}
-    assert {str(path.relative_to(into)) for path in into.rglob("[!.]*") if path.is_file()} == {
-        "slurm-12.out", "slurm-12.err", "12/training_results.json", "12/steps/rank0.csv",
-    }  # fmt: skip
-    assert slurm.collect_job(job("13"), "13", study, into) == {"log": False, "results": False}
-    # Where everything lies in its place, it stays there.
-    assert slurm.collect_job(job(), "12", into, into) == {"log": True, "results": True}
-    assert (into / "slurm-12.out").read_text() == "said"
-
-
 def test_jobs_that_are_submitted_at_once_are_all_in_the_list(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -547,10 +528,6 @@ def test_each_command_is_asked_for_what_those_before_do_not_know(
     assert main(["slurm", "status", "5_6"]) == 2
     assert capsys.readouterr().err == "penstock slurm: SLURM knows no job 5_6\n"
     spoken(squeue=(0, recorded("squeue-array")))
-    assert main(["slurm", "collect", "5"]) == 2
-    assert "collect takes the folder that jobs were submitted from, or its study.json; 5 is" in (
-        capsys.readouterr().err
-    )
     # Long ago: only accounting knows.
     spoken(sacct=(0, recorded("sacct-duplicates")))
     assert slurm_states.job_states(["1"])["1"] == [
@@ -584,10 +561,5 @@ def test_a_job_that_slurm_has_forgotten_is_known_by_its_results(
     said = capsys.readouterr().out
     assert "unknown to SLURM; its training is complete" in said
     assert "unknown to SLURM; its training is not begun" in said
-    assert main(["slurm", "collect", str(tmp_path / "study.json")]) == 1
-    listed = json.loads((tmp_path / "jobs.json").read_text())["jobs"]
-    assert [(row["id"], row["state"], row["training"]) for row in listed] == [
-        ("12", None, "complete"), ("13", None, None),
-    ]  # fmt: skip
     assert main(["slurm", "cancel", str(tmp_path)]) == 0
     assert "none of them is waiting or running" in capsys.readouterr().out

@@ -351,9 +351,9 @@ def test_a_lock_that_is_gone_is_said(tmp_path: Path) -> None:
     out = tmp_path / "out.zarr"
     write(out)
     Path(f"{out}.penstock-lock").unlink()
-    with pytest.raises(UsageError, match=r"no lock beside .* `resume_anyway=True` goes on"):
+    with pytest.raises(UsageError, match=r"no lock beside .* `take_over=True` goes on"):
         write(out, resume=True)
-    assert write(out, resume_anyway=True).blocks_written == 0
+    assert write(out, resume=True, take_over=True).blocks_written == 0
     assert write(out, resume=True).blocks_written == 0
 
 

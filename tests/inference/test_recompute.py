@@ -197,7 +197,7 @@ def test_a_block_that_was_computed_wrongly_is_found_if_it_is_drawn(
 def another_maker() -> None:
     noted = Path("out.zarr.penstock/run.json")
     content = json.loads(noted.read_text())
-    content["makers"][0]["instructions"] = "another"
+    content["maker"]["instructions"] = "another"
     noted.write_text(json.dumps(content))
 
 

@@ -40,9 +40,7 @@ penstock verify denoised.ome.zarr --recompute 1%   # compute some blocks anew, a
 """
 
 
-def add_arguments(
-    parser: argparse.ArgumentParser, knobs: type[VerifyConfig] = VerifyConfig
-) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "output",
         nargs="+",
@@ -55,7 +53,7 @@ def add_arguments(
         metavar="FILE",
         help="write a list of the blocks that are not proven",
     )
-    add_flags(parser, knobs)
+    add_flags(parser, VerifyConfig)
 
 
 def run(args: argparse.Namespace) -> int:

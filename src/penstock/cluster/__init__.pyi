@@ -10,7 +10,6 @@ from .items import UnfitWorker as UnfitWorker
 from .items import WorkerLeaves as WorkerLeaves
 from .items import close_after_item as close_after_item
 from .job_status import JobStatus as JobStatus
-from .job_status import is_job_number as is_job_number
 from .job_status import job_statuses as job_statuses
 from .job_status import table_of as table_of
 from .leaving import before_leaving as before_leaving
@@ -25,14 +24,10 @@ from .presets import shipped_presets as shipped_presets
 from .presets import slurm_preset as slurm_preset
 from .slurm_jobs import STUDY_FILE as STUDY_FILE
 from .slurm_jobs import SlurmJob as SlurmJob
-from .slurm_jobs import check_copies as check_copies
 from .slurm_jobs import check_places as check_places
-from .slurm_jobs import collect_job as collect_job
-from .slurm_jobs import copies_of as copies_of
 from .slurm_jobs import requeue_job as requeue_job
 from .slurm_jobs import slurm_scripts as slurm_scripts
 from .slurm_jobs import submit_steps as submit_steps
-from .slurm_jobs import write_jobs as write_jobs
 from .slurm_states import cancel_jobs as cancel_jobs
 from .slurm_steps import Command as Command
 from .slurm_steps import Step as Step

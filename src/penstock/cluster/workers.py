@@ -33,8 +33,6 @@ class Workers:
     """Number of items that may fail before a job is given up."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """The client's versions of what a worker must have, by name."""
-    cure: str = ""
-    """End of the reason why a worker with other versions is left out: what to do."""
     refill: Callable[[], None] = lambda: None
     """Function that restarts workers of this machine whose nannies have ended."""
     token: str = field(default_factory=lambda: f"penstock-{uuid.uuid4().hex[:12]}")
@@ -82,7 +80,7 @@ class Workers:
                 self.fit[address] = ""
             elif isinstance(answer, tuple):
                 name, theirs = answer
-                cure = NEEDS if name in (PYTHON, PENSTOCK) else self.cure
+                cure = NEEDS if name in (PYTHON, PENSTOCK) else ""
                 self.left_out[address] = (
                     f"it has {name} {theirs}, here it is {self.versions[name]}{cure}"
                 )

@@ -1,7 +1,7 @@
 """Compute some blocks of a run anew from its input, and compare them with what is stored.
 
-A block goes through the same geometry as in the run, so the same code, versions and machine must
-give the same bits. Others may change the last digits, within a tolerance.
+A block goes through the same geometry as in the run, so the code, versions and machine that made it
+must give the same bits. Others may change the last digits, within a tolerance.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .reopening import reopened
 from .run_folder.block_log import Key
 from .run_folder.block_set import BlockSet
 from .run_folder.folder import read_document
-from .run_folder.journal import Journal
+from .run_folder.journal import Journal, differing
 from .run_folder.names import SCALINGS_FILE
 from .run_folder.reader import RunFolder, Stored
 from .stages.pipeline import compute
@@ -46,7 +46,7 @@ class Recomputed:
     equal: int = 0
     """Blocks that have the same bits."""
     near: int = 0
-    """Blocks of another maker that differ within the tolerance."""
+    """Blocks that differ within the tolerance, as the run was made elsewhere."""
     largest: float = 0.0
     """The largest difference among those blocks, on the scale of the tolerance."""
     findings: list[Finding] = field(default_factory=list)
@@ -94,8 +94,8 @@ def recompute_blocks(
         run: The run.
         proof: The result of `verify_run`.
         keys: The blocks.
-        config: The model and the devices, and the tolerance for blocks of another maker, whose
-            bits may differ.
+        config: The model and the devices, and the tolerance for a run that was made by other
+            code, versions or machines, whose bits may differ.
         progress: A function that is called with the number of blocks that are done.
 
     Returns:
@@ -140,11 +140,10 @@ class _StoredComparison:
 
     def __init__(self, run: RunFolder, job: Job, keys: Sequence[Key], done: Recomputed) -> None:
         self.run, self.done = run, done
-        mine, now, before = job.maker(), job.fingerprint(), run.fingerprint
+        now, before = job.fingerprint(), run.fingerprint
         alike = all(before.get(name) == now[name] for name in ("devices", "arithmetic"))
-        self.same = [
-            alike and all(maker.get(name) == mine[name] for name in mine) for maker in run.makers
-        ]
+        self.same = alike and differing(run.content.get("maker", {}), job.maker()) is None
+        """Whether the same code, versions and kind of machine made the run."""
         self.differences: dict[Key, list[float | None]] = {key: [] for key in keys}
         """The largest difference of each block, for each output; None for equal bits."""
         self.lock = threading.Lock()
@@ -160,10 +159,8 @@ class _StoredComparison:
             self.differences[key].append(difference)
             if difference is None:
                 return
-            maker = self.run.notes[key].maker
-            same = maker < len(self.same) and self.same[maker]
-            if same or not difference <= self.done.tolerances[number]:
-                limit = "" if same else f", more than {self.done.tolerances[number]:g},"
+            if self.same or not difference <= self.done.tolerances[number]:
+                limit = "" if self.same else f", more than {self.done.tolerances[number]:g},"
                 what = f"differs by up to {difference:.3g}{limit} when computed anew"
                 self.done.findings.append(Finding(key, "different", stored.written.name, what))
 

@@ -9,7 +9,7 @@ from .run_folder.journal import Journal
 from .run_folder.reader import RunFolder
 
 _OF_ONE_START = frozenset(
-    "overwrite resume resume_anyway require_lock take_over trace metrics_json "
+    "overwrite resume require_lock take_over trace metrics_json "
     "part parts workers prepare statistics finish cluster".split()
 )
 """Settings of a run that do not change its voxels."""
@@ -17,7 +17,7 @@ _OF_MACHINE = frozenset(("outputs", "devices", "arithmetic"))
 """Facts that may differ from those of the run, as they depend on the machine."""
 
 
-def reopened(run: RunFolder, config: VerifyConfig, *, anyway: bool = False) -> Job:
+def reopened(run: RunFolder, config: VerifyConfig) -> Job:
     """Open the job of a run again.
 
     A run folder may come from a stranger, and most models are code. So a model that the folder
@@ -26,7 +26,6 @@ def reopened(run: RunFolder, config: VerifyConfig, *, anyway: bool = False) -> J
     Args:
         run: The run.
         config: What the user says: the model, whether it is trusted, and the devices.
-        anyway: Whether other code, versions or another kind of machine may go on with the run.
 
     Returns:
         The job. It writes into the outputs of the run.
@@ -43,7 +42,6 @@ def reopened(run: RunFolder, config: VerifyConfig, *, anyway: bool = False) -> J
         "out_spec": run.specs,
         "run_dir": run.folder.place,
         "resume": True,
-        "resume_anyway": anyway,
         "model_type": _model(run, config),
         "trust_model": config.trust_model,
     }

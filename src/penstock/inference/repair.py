@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..base import SUMMARY_FILE, RepairConfig, UsageError, system_errors
+from ..base import SUMMARY_FILE, UsageError, VerifyConfig, system_errors
 from ..data import discard_damaged
 from .reopening import reopened
 from .run import run_job
@@ -16,7 +16,7 @@ from .verify import Proof
 def repair_run(
     run: RunFolder,
     proof: Proof,
-    config: RepairConfig,
+    config: VerifyConfig,
     progress: Callable[[Progress], None] | None = None,
 ) -> Summary:
     """Compute the blocks of a run that are not proven again, and write them where they were.
@@ -35,7 +35,7 @@ def repair_run(
             of the run or is not trusted. Nothing was changed.
         StageError: A stage failed. The error names the stage and the place.
     """
-    job = reopened(run, config, anyway=config.resume_anyway)  # before anything is changed
+    job = reopened(run, config)  # before anything is changed
     take_off(run, proof)
     return run_job(job, progress)
 

@@ -51,7 +51,7 @@ class VerifyConfig(Overwriting):
     )
     tolerance: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = flag(
         None,
-        help="largest difference that passes if other code, versions or machines computed a block; "
+        help="largest difference that passes if other code, versions or machines made the run; "
         "for floats relative to the block's largest value (default: 1 for integers, 0 for labels, "
         "1e-2 for float16, 1e-4 for wider floats)",
     )
@@ -59,13 +59,4 @@ class VerifyConfig(Overwriting):
         False,
         help="take missing and damaged blocks off the run's list, so that infer --resume computes "
         "them again, as for a run of objects in Python; else see penstock repair",
-    )
-
-
-class RepairConfig(VerifyConfig):
-    """The knobs of ``penstock repair``."""
-
-    resume_anyway: bool = flag(
-        False,
-        help="compute with other code, versions or on another kind of machine than the run's",
     )

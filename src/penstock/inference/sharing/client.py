@@ -37,7 +37,7 @@ from ..stages.beginning import begun
 from ..stages.retries import patiently
 from ..stages.summary import Progress, Summary, merged
 from . import on_worker as worker_side
-from .completeness import maker_notes, missing_parts, voxels_of, written_in
+from .completeness import missing_parts, voxels_of, written_in
 from .on_worker import MARGIN_S, JobOrder, Share
 from .remote_job import RemoteJob, opened_on
 from .settled import settled, whole
@@ -279,8 +279,6 @@ class _Client:
         """What all workers did together. ``before`` is the number of voxels of earlier starts."""
         seconds, plan, journal = time.monotonic() - self.began, self.job.plan, self.journal
         notes = self.workers.notes("share")
-        if self.job.config.mixed_arithmetic or self.job.config.resume_anyway:
-            notes += maker_notes(journal)
         planned, skipped, voxels = plan.num_blocks, journal.skipped, plan.voxels - before
         together = merged(self.summaries, seconds, planned, notes, journal.retried)
         return replace(

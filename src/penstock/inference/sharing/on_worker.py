@@ -21,7 +21,6 @@ from ...cluster import UnfitWorker, WorkerLeaves, before_leaving, close_after_it
 from ...data import Scaling
 from ..opening.heads import HeadPart, Origin
 from ..planning.plan import Plan
-from ..run_folder.journal import OtherMaker
 
 MARGIN_S = 5.0
 """Seconds beyond ``--grace`` to wait for a share that was asked to end."""
@@ -242,9 +241,6 @@ def _kept(order: JobOrder) -> KeptRun:
                     kept.close()
             try:
                 _KEPT[order.topic] = KeptRun(order)
-            except OtherMaker as error:
-                takes = "--mixed-arithmetic takes such workers as well"
-                raise UnfitWorker(f"{error.difference}; {takes}") from error
             except UsageError as error:  # another worker could open it: this one lacks something
                 raise UnfitWorker(describe(error)) from error
         return _KEPT[order.topic]

@@ -10,14 +10,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ...base import RUN_FILE, InferConfig, UsageError
+from ...base import InferConfig, UsageError
 from ...cluster import FailedItem, Workers, share
 from ...data import Sink
 from ..opening.outputs import open_outputs
 from ..opening.selection import open_input
 from ..planning.plan import Plan
 from ..run_folder.ending import EndRequest
-from ..run_folder.folder import folder_at, read_document
+from ..run_folder.folder import read_run
 from ..run_folder.journal import differing
 from ..run_folder.reader import run_folder_of
 from . import on_worker as worker_side
@@ -83,47 +83,35 @@ def opened_on(workers: Workers, config: InferConfig, request: EndRequest) -> Rem
 def leave_out_odd(workers: Workers, config: InferConfig) -> None:
     """Leave out workers that would compute other bits than most, or, where a run goes on, other
     bits than the workers that began it. The first to come would else decide for all."""
-    if str(config.cluster).startswith("local") or config.mixed_arithmetic or config.resume_anyway:
+    if str(config.cluster).startswith("local"):
         return
-    makers = _makers(config)
-    threads = config.threads or next((maker.get("threads") for maker in makers), None)
+    maker = _maker(config)
+    threads = config.threads or maker.get("threads")
     asked = worker_side.arithmetic_of_worker, config.devices, threads
     answers = workers.ask_each(*asked, within_s=ASK_S, of=[*workers.fit])
     # Those that do not answer are judged when they open the job.
     made = {address: each for address, each in answers.items() if isinstance(each, dict)}
     if threads is None:  # then each worker takes as many as the one that plans
         made = {address: {**each, "threads": None} for address, each in made.items()}
-    if not makers and len(made) > 2:  # of two workers, neither is in the majority
+    if not maker and len(made) > 2:  # of two workers, neither is in the majority
         texts = Counter(map(repr, made.values())).most_common(1)
-        makers = [next(each for each in made.values() if repr(each) == texts[0][0])]
-    odd = {
-        address: name
-        for address, each in made.items()
-        if (name := _unlike(makers, each)) is not None
-    }
+        maker = next(each for each in made.values() if repr(each) == texts[0][0])
+    unlike = {address: differing(maker, each) for address, each in made.items() if maker}
+    odd = {address: name for address, name in unlike.items() if name is not None}
     if len(odd) < len(made):
         for address, name in odd.items():
-            theirs, ours = made[address][name], makers[0].get(name)
+            theirs, ours = made[address][name], maker.get(name)
             workers.leave_out(
                 address,
                 f"it has {name} {theirs!r}, and the run was made with {ours!r}, which may change "
-                "voxels; --mixed-arithmetic takes such workers as well",
+                "voxels",
             )
 
 
-def _unlike(makers: list[dict[str, Any]], made: dict[str, Any]) -> str | None:
-    """The first fact in which a worker differs from all makers; None if it is like one of them."""
-    names = [differing(maker, made) for maker in makers]
-    return None if None in names else next(iter(names), None)
-
-
-def _makers(config: InferConfig) -> list[dict[str, Any]]:
+def _maker(config: InferConfig) -> dict[str, Any]:
     """What made the blocks of the run that is resumed; empty if there is none."""
-    if not config.resumes:
-        return []
-    with contextlib.suppress(UsageError):  # there is no run yet
-        place = config.run_dir or run_folder_of(str(config.out_spec[0]))
-        run = read_document(folder_at(place), RUN_FILE)
-        makers: list[dict[str, Any]] = (run or {}).get("makers", [])
-        return makers
-    return []
+    if config.resumes:
+        with contextlib.suppress(UsageError):  # there is no run yet
+            run = read_run(config.run_dir or run_folder_of(str(config.out_spec[0])))
+            return dict(run.get("maker", {}))
+    return {}

@@ -7,6 +7,7 @@ import platform
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -84,8 +85,8 @@ def joined(
 
     ``writer`` names this process's own files, None if it has none. ``run`` is the run that the
     folder must hold, if another machine gave its name. If the process ``ends`` the run,
-    the lock is released with the context, else it is left to the others. Raises `OtherMaker` if
-    this machine may compute other bits, and otherwise as `begun`.
+    the lock is released with the context, else it is left to the others. Raises as `begun`, and
+    `UsageError` if this machine may compute other bits.
     """
     journal = _journal(job, resume=True)
     if run and journal.run != run:  # before the lock, which would name the other run a thief
@@ -113,9 +114,7 @@ def _check_there(sinks: Sequence[Sink]) -> None:
 
 
 def _journal(job: Runnable, *, resume: bool) -> Journal:
-    config = job.config
-    anyway = config.resume_anyway or config.mixed_arithmetic
-    return Journal.open(job.run_dir, job.fingerprint(), job.maker(), resume=resume, anyway=anyway)
+    return Journal.open(job.run_dir, job.fingerprint(), job.maker(), resume=resume)
 
 
 def _locked(job: Runnable, journal: Journal, *, member: bool) -> OutputLock:
@@ -127,7 +126,7 @@ def _locked(job: Runnable, journal: Journal, *, member: bool) -> OutputLock:
             job.sinks,
             journal.run,
             folder=job.run_dir,
-            check=journal.check_maker,
+            check=partial(journal.check_maker, take_over=job.config.take_over),
             take_over=job.config.take_over,
             member=member,
         ),
