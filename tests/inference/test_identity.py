@@ -42,14 +42,12 @@ def files(tmp_path: Path) -> Path:
     (tmp_path / "parts").mkdir()
     (tmp_path / "net.py").write_text(
         "import sys, pathlib; sys.path.insert(0, str(pathlib.Path(__file__).parent))\n"
-        "import importlib, torch, near_by\nfrom parts import deep\n"
-        "late = importlib.import_module('later')\n"
+        "import torch, near_by\nfrom parts import deep\n"
         "class Net(torch.nn.Module):\n"
-        "    def forward(self, x): return x * near_by.one() * deep.one * late.one\n"
+        "    def forward(self, x): return x * near_by.one() * deep.one\n"
     )
     (tmp_path / "near_by.py").write_text("def one():\n    import inner\n    return inner.one\n")
     (tmp_path / "inner.py").write_text("one = 1\n")
-    (tmp_path / "later.py").write_text("one = 1\n")
     (tmp_path / "parts" / "__init__.py").write_text("from . import other\n")
     (tmp_path / "parts" / "deep.py").write_text("from .other import one\n")
     (tmp_path / "parts" / "other.py").write_text("one = 1\n")
@@ -57,7 +55,7 @@ def files(tmp_path: Path) -> Path:
     return tmp_path
 
 
-PARTS = ("net.py", "near_by.py", "inner.py", "later.py", "parts/__init__.py", "parts/other.py")
+PARTS = ("net.py", "near_by.py", "inner.py", "parts/__init__.py", "parts/other.py")
 
 
 def test_every_file_that_a_model_imports_from_its_folder_counts(files: Path) -> None:
