@@ -4,7 +4,7 @@ machine, or be dead."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,10 +12,9 @@ from typing import Any, Literal
 from ..base import RUN_FILE, SUMMARY_FILE, format_seconds, plural, significant, system_errors
 from .run_folder.block_set import BlockSet
 from .run_folder.folder import Folder, Notes, folder_at, lost_lines, read_document
-from .run_folder.names import ENDING_FILE, RETRIES_FILE, WORKERS_FILE, of_each, rows_of
+from .run_folder.names import ENDING_FILE, RETRIES_FILE, of_each, rows_of
 
 State = Literal["running", "prepared", "done", "incomplete", "ended", "killed"]
-_OF_WORKERS = ("present", "died", "unfit", "retried")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +41,6 @@ class RunStatus:
     """The last fault of a read or a write that was tried again, with its time; may be empty."""
     processes: int
     """Number of processes that write the run now."""
-    workers: Mapping[str, int] | None = None
-    """The workers of a job on a cluster that are ``present``, have ``died`` and are ``unfit``, and
-    the parts that were ``retried``. None for any other job."""
 
     @property
     def complete(self) -> bool:
@@ -55,7 +51,8 @@ class RunStatus:
         share = self.blocks_done / max(1, self.blocks_planned)
         done = f"{self.blocks_done:,} of {self.blocks_planned:,} blocks are written"
         words = [f"{self.state}: {done} ({share:.1%})"]
-        words += self._of_workers()
+        if self.processes > 1:
+            words.append(f"{self.processes} processes")
         if self.state == "running" and self.per_second:
             left = (self.blocks_planned - self.blocks_done) / self.per_second
             words.append(f"{significant(self.per_second)} blocks/s, {format_seconds(left)} left")
@@ -69,20 +66,6 @@ class RunStatus:
         if self.fault:
             sentence += f"; last fault {self.fault}"
         return f"{sentence}; {self.why}" if self.why else sentence
-
-    def _of_workers(self) -> Iterator[str]:
-        if self.workers is None:
-            if self.processes > 1:
-                yield f"{self.processes} processes"
-            return
-        if self.state == "running":
-            yield plural(self.workers["present"], "worker")
-        if died := self.workers["died"]:
-            yield f"{plural(died, 'worker')} died"
-        if unfit := self.workers["unfit"]:
-            yield f"{plural(unfit, 'worker')} left out"
-        if retried := self.workers["retried"]:
-            yield f"{plural(retried, 'part')} failed and tried again"
 
 
 def read_status(place: Path | str) -> RunStatus:
@@ -128,14 +111,7 @@ class RunLook:
             failing=max(filter(None, map(_failing, alive)), default=None),
             fault=_last_fault(folder),
             processes=processes,
-            workers=self._workers(),
         )
-
-    def _workers(self) -> Mapping[str, int] | None:
-        if not self.folder.names(WORKERS_FILE):
-            return None
-        facts = self._read(WORKERS_FILE)
-        return {name: int(facts.get(name) or 0) for name in _OF_WORKERS}
 
     def _read(self, name: str) -> dict[str, Any]:
         with system_errors(f"{self.folder}/{name} cannot be read"):

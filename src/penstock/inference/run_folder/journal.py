@@ -26,12 +26,11 @@ from .names import (
     SCALINGS_FILE,
     STACKS_FILE,
     STATISTICS_FOLDER,
-    WORKERS_FILE,
     of_each,
     own_name,
 )
 
-_OF_ONE_START = (SUMMARY_FILE, WORKERS_FILE, ENDING_FILE, TRACEBACK_FILE,
+_OF_ONE_START = (SUMMARY_FILE, ENDING_FILE, TRACEBACK_FILE,
                  *(f(n) for n in (RETRIES_FILE, STACKS_FILE) for f in (str, of_each)))  # fmt: skip
 """Files about one start of a run, which are removed when it is resumed."""
 _OF_ONE_RUN = (

@@ -7,7 +7,6 @@ with ``--resume``.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
 import uuid
@@ -32,7 +31,6 @@ from ...instruments import Nvml
 from ..planning.plan import Plan
 from ..run_folder.ending import EndRequest
 from ..run_folder.journal import Journal, Prepared
-from ..run_folder.names import WORKERS_FILE
 from ..stages.beginning import begun
 from ..stages.retries import patiently
 from ..stages.summary import Progress, Summary, merged
@@ -133,13 +131,9 @@ class _Client:
         """The last summary of each worker."""
         self.failed: dict[str, str] = {}
         """Shares that were given up, with the reasons."""
-        self.standing: dict[str, int] = {}
-        """Numbers of workers as last saved for ``penstock status``: present, died and so on."""
         self.began = self.looked = time.monotonic()
         self.first: float | None = None
         """When the first share of the parts was given out."""
-        self.present_s = 0.0
-        """Seconds for which each worker was there since then, added up."""
         self.asked_end = False
 
     def run(self, began: float) -> Summary:
@@ -225,27 +219,14 @@ class _Client:
         return len(self.journal.done)
 
     def _look(self) -> None:
-        """Read the logs, show the progress, and note which workers are there."""
-        now, workers = time.monotonic(), self.workers
-        if self.first is not None:
-            self.present_s += len(workers.fit) * (now - self.looked)
-        self.looked = now
+        """Read the logs, and show the progress."""
+        self.looked = now = time.monotonic()
         try:
             self.lock.check()
         except PenstockError as error:  # workers report it themselves if it lasts
             if not is_transient(error):
                 raise
         self.journal.refresh()
-        standing = {
-            "present": len(workers.fit),
-            "died": workers.deaths,
-            "retried": workers.retried,
-            "unfit": len(workers.left_out),
-        }
-        if standing != self.standing:  # for ``penstock status``
-            self.standing = standing
-            with contextlib.suppress(OSError):
-                self.journal.save(WORKERS_FILE, standing)
         if self.progress is not None:
             self.progress(_progress(self.job.plan, self.journal, now - self.began))
 
@@ -288,7 +269,6 @@ class _Client:
             blocks_skipped=skipped,
             voxels=voxels,
             input_bytes=round(plan.input_bytes * voxels / plan.voxels),
-            worker_seconds=self.present_s or None,
             startup_seconds=(self.first or self.began) - self.began,
         )
 
