@@ -14,7 +14,7 @@ from .run_folder.block_set import BlockSet
 from .run_folder.folder import Folder, Notes, folder_at, lost_lines, read_document
 from .run_folder.names import ENDING_FILE, RETRIES_FILE, of_each, rows_of
 
-State = Literal["running", "prepared", "done", "incomplete", "ended", "killed"]
+State = Literal["running", "prepared", "done", "incomplete", "ended", "killed", "begun"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class RunStatus:
 
     state: State
     """``prepared`` is a run that waits for parts, ``incomplete`` one that was done and whose logs
-    name fewer blocks than it wrote, ``ended`` one that stopped by itself, and ``killed`` one that
-    left no reason."""
+    name fewer blocks than it wrote, ``ended`` one that stopped by itself, ``killed`` one that left
+    no reason, and ``begun`` one in a bucket, which does not say whether a process is at work."""
     why: str
     """The reason why it ended, what is to be done next, and what is lost of its logs; may be
     empty."""
@@ -40,7 +40,7 @@ class RunStatus:
     fault: str
     """The last fault of a read or a write that was tried again, with its time; may be empty."""
     processes: int
-    """Number of processes that write the run now."""
+    """Number of processes that write the run now; 0 if that is not known."""
 
     @property
     def complete(self) -> bool:
@@ -95,7 +95,7 @@ class RunLook:
         self._look(str(run.get("run")))
         planned = int(run.get("blocks") or 0)
         processes = folder.at_work()
-        state, *why = self._state(run, processes > 0, len(self._blocks) < planned)
+        state, *why = self._state(run, processes, len(self._blocks) < planned)
         why.append(lost_lines(folder, len(self._damaged), len(self._blocks), planned))
         tails = folder.telemetry()
         last = [tail[-1].get("gauges") or {} for tail in tails]
@@ -110,7 +110,7 @@ class RunLook:
             retry_seconds=sum(float(gauges.get("retry_seconds") or 0) for gauges in last),
             failing=max(filter(None, map(_failing, alive)), default=None),
             fault=_last_fault(folder),
-            processes=processes,
+            processes=processes or 0,
         )
 
     def _read(self, name: str) -> dict[str, Any]:
@@ -124,7 +124,7 @@ class RunLook:
             self._damaged = self._notes.damaged
         self._blocks.update(self._notes.blocks())
 
-    def _state(self, run: Mapping[str, Any], at_work: bool, lacks: bool) -> tuple[State, str]:
+    def _state(self, run: Mapping[str, Any], at_work: int | None, lacks: bool) -> tuple[State, str]:
         if at_work:
             return "running", ""
         if self.folder.names(SUMMARY_FILE):
@@ -133,6 +133,8 @@ class RunLook:
             return "ended", str(self._read(ENDING_FILE).get("error", ""))
         if run.get("settings", {}).get("prepare") and not self.folder.killed():
             return "prepared", "next is infer --part i/n for each i of n, then --finish"
+        if at_work is None:
+            return "begun", "a bucket does not say whether a process writes it"
         return "killed", "no process writes it; penstock infer --resume goes on"
 
 

@@ -18,7 +18,6 @@ from .block_log import CHECKSUM, Key, line_of
 from .block_set import BlockSet
 from .folder import Folder, Log, Notes, folder_at, lost_lines, read_document, read_run
 from .names import (
-    ALIVE_FOLDER,
     ENDING_FILE,
     LOG_FILE,
     METRICS_FILE,
@@ -242,7 +241,6 @@ class Journal(OwnFiles):
             return
         self.lock()
         assert self._log is not None
-        self.folder.delete(ALIVE_FOLDER)  # before the log begins: it writes a heartbeat there
         self._log.begin(anew=not self.done)
         self.folder.delete(*_OF_ONE_START)
         if self.done:  # so a run is resumed

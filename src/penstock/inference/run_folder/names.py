@@ -36,8 +36,6 @@ STATISTICS_FOLDER = "statistics"
 """Folder for counts of values by several processes, before they are merged."""
 LOGS_FOLDER = "done/"
 """Folder of the logs of a run folder in a bucket; see `bucket_log`."""
-ALIVE_FOLDER = "alive/"
-"""Folder of the heartbeats in a bucket; see `bucket`."""
 RUN_FILES = (RUN_FILE, LOG_FILE, SCALINGS_FILE, METRICS_FILE, SUMMARY_FILE,
              RETRIES_FILE, STACKS_FILE, ENDING_FILE, TRACEBACK_FILE)  # fmt: skip
 """The files of a run folder."""
