@@ -462,25 +462,16 @@ def test_scontrol_is_read(name: str, expected: JobState, words: str) -> None:
 
 def test_the_last_life_of_a_job_tells() -> None:
     """The rows of a job that was preempted, and then ran to its end."""
-    lives = slurm_states._sacct(recorded("sacct-completion-preempted"), slurm_states._BOOKS[1][1])
-    assert lives == [
-        JobState("1", "PREEMPTED", nodes="n[1-2]", restarts=0),
-        JobState("1", "COMPLETED", nodes="n[1-2]", restarts=1),
-    ]
-    assert not lives[0].ended and lives[1].ok
-    accounted = slurm_states._sacct(recorded("sacct-duplicates"), slurm_states._BOOKS[0][1])
+    accounted = slurm_states._sacct(recorded("sacct-duplicates"))
     assert [row.state for row in accounted] == ["PREEMPTED", "REQUEUED", "COMPLETED"]
     assert [row.ended for row in accounted] == [False, False, True]
-    every = slurm_states._sacct(recorded("sacct-completion"), slurm_states._BOOKS[1][1])
-    assert slurm_states._pick("1", every) == [lives[1]]
-    assert slurm_states._pick("10", every) == [JobState("10", "CANCELLED", restarts=0)]
+    assert slurm_states._pick("1", accounted) == [accounted[-1]]
 
 
 @pytest.mark.parametrize("noise", ["", "\n", "error: x\n", "|||\n", "JobId=\n", "1|\n", "=\n"])
 def test_what_is_no_state_is_none(noise: str) -> None:
     assert slurm_states._squeue(noise) == slurm_states._scontrol(noise) == []
-    for _, fields in slurm_states._BOOKS:
-        assert slurm_states._sacct(noise, fields) == []
+    assert slurm_states._sacct(noise) == []
 
 
 @pytest.fixture

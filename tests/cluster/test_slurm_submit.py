@@ -24,7 +24,6 @@ from penstock.cli import main
 from penstock.cluster import batch_script, presets, slurm_states
 from penstock.cluster import slurm_jobs as slurm
 from penstock.cluster.job_status import PART, job_statuses, table_of
-from penstock.cluster.slurm_states import JobState
 from penstock.cluster.slurm_steps import Command
 
 from .test_slurm_jobs import HOSTILE, config_of, directives, recorded, recorder, spoken
@@ -388,22 +387,6 @@ def test_elements_that_the_controller_has_forgotten_are_in_the_accounts(
     assert [(row.id, row.state) for row in rows] == [
         ("5_2", "RUNNING"), ("5_[4-5%2]", "PENDING"), ("5_0", "COMPLETED"), ("5_1", "FAILED"),
     ]  # fmt: skip
-
-
-def test_the_number_of_an_array_in_the_file_of_ended_jobs_is_that_of_its_last_element(
-    tmp_path: Path, spoken: Callable[..., None]
-) -> None:
-    spoken()
-    refusal = (
-        "sacct: error: Unknown type ArrayJobId: 5\nsacct: error: Unknown type ArrayTaskId: 5\n"
-    )
-    (tmp_path / "sacct").write_text(
-        f'#!/bin/sh\n[ "$4" = --completion ] || [ "$3" = --completion ] || exit 1\n'
-        f"printf '{refusal}' >&2\necho '5|COMPLETED|n1'\necho '50|COMPLETED|n1'\n"
-    )
-    assert slurm_states.job_states(["5", "50"]) == {
-        "5": [], "50": [JobState("50", "COMPLETED", nodes="n1", restarts=0)],
-    }  # fmt: skip
 
 
 def submitted(**changes: Any) -> slurm.SlurmJob:

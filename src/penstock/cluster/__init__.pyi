@@ -32,8 +32,6 @@ from .slurm_states import cancel_jobs as cancel_jobs
 from .slurm_steps import Command as Command
 from .slurm_steps import Step as Step
 from .slurm_steps import steps_of as steps_of
-from .worker_side import client_variables as client_variables
+from .worker_side import OF_WORKERS as OF_WORKERS
 from .worker_side import still_wanted as still_wanted
-from .worker_side import variables_of_client as variables_of_client
-from .worker_side import worker_address as worker_address
 from .workers import Workers as Workers

@@ -25,8 +25,7 @@ from ..base import (
 from . import leaving
 from .items import versions_of
 from .worker_side import WORKER_ENVIRONMENT, WORKER_SETTINGS
-from .worker_wait import Waiting
-from .workers import Workers
+from .workers import Waiting, Workers
 
 CONNECT_S = 30.0
 """Seconds within which a scheduler must answer."""

@@ -42,9 +42,6 @@ class SlurmJob(BaseModel):
     name: str
     ranks: int
     nodes: int
-    log: str
-    """The path of its log, in which %j or %A_%a stands for its number."""
-    error: str | None = None
     output_dir: str | None = None
     """The folder of its training; %j may stand for its number."""
     command: tuple[str, ...]
@@ -175,8 +172,6 @@ def submit_job(
         name=config.job_name,
         ranks=config.nodes * config.tasks if command.kind == "ranks" else 1,
         nodes=config.nodes,
-        log=_seen_from(folder, log_of(config)),
-        error=None if config.error is None else _seen_from(folder, config.error),
         output_dir=None if command.output_dir is None else _seen_from(folder, command.output_dir),
         command=command.words,
         submitted=datetime.now(UTC).isoformat(timespec="seconds"),
