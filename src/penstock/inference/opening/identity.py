@@ -168,10 +168,13 @@ def _held_by(module: nn.Module, seen: frozenset[int]) -> list[object]:
             continue
         if _is_users(kind.__module__) and _file_of(kind.__module__) is None:
             held.append(_source(kind))
-        own = {key: value for key, value in vars(part).items() if key not in _OF_TORCH}
+        attribute_values = {key: value for key, value in vars(part).items() if key not in _OF_TORCH}
         # Without their keys, which count the hooks of this process.
-        own["hooks"] = [[*part._forward_pre_hooks.values()], [*part._forward_hooks.values()]]
-        held.append(_plain(dict(sorted(own.items())), seen))
+        attribute_values["hooks"] = [
+            [*part._forward_pre_hooks.values()],
+            [*part._forward_hooks.values()],
+        ]
+        held.append(_plain(dict(sorted(attribute_values.items())), seen))
     return held
 
 
