@@ -23,7 +23,7 @@ from penstock.cli import main
 from penstock.data.box import Box
 from penstock.data.grid import indices
 from penstock.data.normalize import Histogram
-from penstock.inference.planning.plan import make_plan
+from penstock.inference.planning.plan import make_plan, missing_parts, voxels_of
 from penstock.inference.run_folder.block_log import (
     Key,
     line_of,
@@ -35,7 +35,6 @@ from penstock.inference.run_folder.checks import check_of
 from penstock.inference.run_folder.folder import Notes
 from penstock.inference.run_folder.journal import Journal
 from penstock.inference.run_folder.local import LocalFolder
-from penstock.inference.sharing.completeness import missing_parts, voxels_of
 from penstock.inference.stages.summary import Summary, merged
 
 from ..parameters import paired

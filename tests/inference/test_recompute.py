@@ -20,9 +20,9 @@ from safetensors.torch import save_file
 import penstock
 from penstock.base.config.infer import InferConfig
 from penstock.cli import main
-from penstock.inference import reopening
+from penstock.inference import repair as reopening
 from penstock.inference.opening.job import Job
-from penstock.inference.recompute import Recomputed, difference_of
+from penstock.inference.recompute import difference_of
 from penstock.inference.run_folder.block_log import read_lines
 
 from .kit import Array
@@ -252,17 +252,6 @@ def test_differences_are_those_of_a_wider_type() -> None:
         ([0.0, 4.0], [-0.0, 4.0], 0.0),
     ):
         assert difference_of(np.array(a, "float32"), np.array(b, "float32")) == wanted
-
-
-def test_the_chance_to_see_a_damage_is_that_of_drawing_without_putting_back() -> None:
-    done = Recomputed(sampled=20, population=200, tolerances=[])
-    assert done.chance(1) == pytest.approx(0.1)
-    seen = 1 - math.prod((180 - i) / (200 - i) for i in range(10))
-    assert done.chance(10) == pytest.approx(seen)
-    assert done.chance(181) == pytest.approx(1)
-    rng = np.random.default_rng(0)
-    drawn = [(rng.permutation(200)[:20] < 10).any() for _ in range(4000)]
-    assert np.mean(drawn) == pytest.approx(seen, abs=0.03)
 
 
 def test_another_input_model_or_weights_are_refused_in_words(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +19,6 @@ from ..base import (
     from_flags,
     one_heap,
     plural,
-    significant,
     write_output,
 )
 from ..models import REGISTRY, check_model_name
@@ -149,19 +147,6 @@ def _recomputed(run: RunFolder, done: Recomputed, seed: int) -> Iterator[str]:
         for out, limit in pairs
     )
     yield f"Tolerance if code, versions or machine differ: {limits}; none if they are the same"
-    chances = [
-        f"{significant(100 * done.chance(count))} % for {plural(count, 'block')}"
-        for count in damages(done.population)
-    ]
-    yield (
-        "Chance of seeing values that were wrong before their checksum was taken: "
-        f"{', '.join(chances)}"
-    )
-
-
-def damages(population: int) -> list[int]:
-    """Numbers of damaged blocks whose chance is printed: 1, 10, and 1 % of all."""
-    return sorted({k for k in (1, 10, math.ceil(population / 100)) if k <= population})
 
 
 def _as_dict(run: RunFolder, proof: Proof, done: Recomputed | None) -> dict[str, Any]:
@@ -182,7 +167,6 @@ def _as_dict(run: RunFolder, proof: Proof, done: Recomputed | None) -> dict[str,
             "within_tolerance": done.near,
             "largest_difference": done.largest,
             "tolerances": list(done.tolerances),
-            "chance_to_see": {str(k): done.chance(k) for k in damages(done.population)},
         }
     for kind in KINDS:
         table[kind] = [_finding(run, finding) for finding in proof.of_kind(kind)]

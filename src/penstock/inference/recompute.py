@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ..base import UsageError, VerifyConfig
 from ..data import Box, OutputLock, Sink
 from .opening.job import Job
-from .reopening import reopened
+from .repair import reopened
 from .run_folder.block_log import Key
 from .run_folder.block_set import BlockSet
 from .run_folder.folder import read_document
@@ -50,14 +50,6 @@ class Recomputed:
     largest: float = 0.0
     """The largest difference among those blocks, on the scale of the tolerance."""
     findings: list[Finding] = field(default_factory=list)
-
-    def chance(self, damaged: int) -> float:
-        """The probability that the sample has one of ``damaged`` blocks at random places."""
-        if damaged > self.population - self.sampled:
-            return 1.0
-        # Of each damaged block, that it is not drawn either if those before it are not.
-        others = self.population - np.arange(damaged)
-        return -math.expm1(np.log1p(-self.sampled / others).sum())
 
 
 def sample(run: RunFolder, proof: Proof, share: float, seed: int) -> list[Key]:

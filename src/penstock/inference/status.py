@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ..base import RUN_FILE, SUMMARY_FILE, format_seconds, plural, significant, system_errors
+from ..base import SUMMARY_FILE, format_seconds, plural, significant, system_errors
 from .run_folder.block_set import BlockSet
-from .run_folder.folder import Folder, Notes, folder_at, lost_lines, read_document
+from .run_folder.folder import Folder, Notes, folder_at, lost_lines, read_document, read_run
 from .run_folder.names import ENDING_FILE, RETRIES_FILE, of_each, rows_of
 
 State = Literal["running", "prepared", "done", "incomplete", "ended", "killed", "begun"]
@@ -91,7 +91,8 @@ class RunLook:
         Raises `UsageError` if the folder cannot be read.
         """
         folder = self.folder
-        run = self._read(RUN_FILE)
+        with system_errors(f"{folder} cannot be read"):
+            run = read_run(folder)
         self._look(str(run.get("run")))
         planned = int(run.get("blocks") or 0)
         processes = folder.at_work()
@@ -113,10 +114,6 @@ class RunLook:
             processes=processes or 0,
         )
 
-    def _read(self, name: str) -> dict[str, Any]:
-        with system_errors(f"{self.folder}/{name} cannot be read"):
-            return read_document(self.folder, name) or {}
-
     def _look(self, run: str) -> None:
         """Take in the blocks noted since the last look; all of them if another run has begun."""
         if self._notes is None or run != self._notes.run:
@@ -130,7 +127,7 @@ class RunLook:
         if self.folder.names(SUMMARY_FILE):
             return "incomplete" if lacks else "done", ""
         if self.folder.names(ENDING_FILE):
-            return "ended", str(self._read(ENDING_FILE).get("error", ""))
+            return "ended", str((read_document(self.folder, ENDING_FILE) or {}).get("error", ""))
         if run.get("settings", {}).get("prepare") and not self.folder.killed():
             return "prepared", "next is infer --part i/n for each i of n, then --finish"
         if at_work is None:

@@ -67,7 +67,7 @@ class Unattended(Sharing):
     """The knobs of a job that runs unattended, and of what it leaves on record."""
 
     groups: ClassVar = {
-        "faults": "retry_for stall_timeout grace take_over require_lock",
+        "faults": "retry_for stall_timeout grace take_over",
         "records": "run_dir metrics_json metrics_interval trace",
     }
 
@@ -90,9 +90,6 @@ class Unattended(Sharing):
         False,
         help="take an output that another run has locked and not released, if that run may have "
         "ended: on another machine, or in an array",
-    )
-    require_lock: bool = flag(
-        False, help="refuse an output that cannot be locked (default: warn and go on)"
     )
     run_dir: Place | None = flag(
         None,

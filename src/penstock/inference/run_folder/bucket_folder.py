@@ -62,10 +62,6 @@ class RemoteFolder:
             self._here = Path(tempfile.mkdtemp(prefix="penstock-run-"))
         return self._here
 
-    @property
-    def retried(self) -> tuple[int, float]:
-        return self.bucket.retries, self.bucket.retry_seconds
-
     def check(self) -> None:
         content, *stores = self.bucket.read_all([RUN_FILE, *_STORES])
         if content is not None and not is_run(content):

@@ -68,7 +68,6 @@ class OwnFiles:
         self.folder = None if place is None else folder_at(place)
         self.writer: str | None = None
         """Name of this process among several that write the run; None if it writes alone."""
-        self._retries, self._retry_seconds = 0, 0.0
 
     @property
     def here(self) -> Path | None:
@@ -92,18 +91,6 @@ class OwnFiles:
     def named(self, name: str) -> str:
         """The path of a file of the folder, for messages."""
         return name if self.folder is None else f"{self.folder}/{name}"
-
-    @property
-    def retried(self) -> tuple[int, float]:
-        """The number of tries outside the stages that failed and were followed by another, such as
-        of the lock or of the run folder, and their seconds."""
-        count, seconds = (0, 0.0) if self.folder is None else self.folder.retried
-        return self._retries + count, self._retry_seconds + seconds
-
-    def note_retries(self, count: int, seconds: float) -> None:
-        """Count tries of something that is no store of the job, such as the lock."""
-        self._retries += count
-        self._retry_seconds += seconds
 
 
 class Journal(OwnFiles):

@@ -42,10 +42,6 @@ class LocalFolder:
     A name may have slashes. Each method raises `OSError` or `UsageError` if it fails.
     """
 
-    retried = (0, 0.0)
-    """The number of requests that failed and were repeated, and the seconds of these and of the
-    waits after them."""
-
     def __init__(self, path: Path) -> None:
         self.place = self.path = path
 
@@ -147,7 +143,9 @@ class LocalFolder:
                 yield line
 
     def _logs(self, run: str = "*") -> list[str]:
-        return self.names(LOG_FILE, of_each(LOG_FILE), f"{LOGS_FOLDER}{run}/*/*.log")
+        patterns = LOG_FILE, of_each(LOG_FILE), f"{LOGS_FOLDER}{run}/*/*.log"
+        paths = [path for pattern in patterns for path in sorted(self.path.glob(pattern))]
+        return [path.relative_to(self.path).as_posix() for path in paths]
 
     def forget(self, run: str, keys: list[Key]) -> None:
         """Take blocks off the list of a run that no process writes."""

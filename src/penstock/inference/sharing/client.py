@@ -28,17 +28,15 @@ from ...base import (
 from ...cluster import FailedItem, Workers, connect, share, wait_for_worker
 from ...data import OutputLock, is_transient
 from ...instruments import Nvml
-from ..planning.plan import Plan
+from ..planning.plan import Plan, missing_parts, voxels_of, written_in
 from ..run_folder.ending import EndRequest
 from ..run_folder.journal import Journal, Prepared
 from ..stages.beginning import begun
 from ..stages.retries import patiently
 from ..stages.summary import Progress, Summary, merged
 from . import on_worker as worker_side
-from .completeness import missing_parts, voxels_of, written_in
 from .on_worker import MARGIN_S, JobOrder, Share
-from .remote_job import RemoteJob, opened_on
-from .settled import settled, whole
+from .remote_job import RemoteJob, opened_on, settled, whole
 
 SHARES_PER_WORKER = 16
 """Number of shares, for each worker, into which the parts are cut at most. With fewer, the last
@@ -89,7 +87,7 @@ def run_on_cluster(
         elements = config.workers or 1
         with begun(job, Prepared(job.plan.geometry.part, elements)) as (journal, lock):
             for sink in job.sinks:
-                patiently(config.retry_for, sink.name, sink.create, lambda nothing: journal)
+                patiently(config.retry_for, sink.name, sink.create)
             client = _Client(job, workers, journal, lock, progress, request, say)
             summary = client.run(began)
             patiently(config.retry_for, "the lock", lock.check)
@@ -261,7 +259,7 @@ class _Client:
         seconds, plan, journal = time.monotonic() - self.began, self.job.plan, self.journal
         notes = self.workers.notes("share")
         planned, skipped, voxels = plan.num_blocks, journal.skipped, plan.voxels - before
-        together = merged(self.summaries, seconds, planned, notes, journal.retried)
+        together = merged(self.summaries, seconds, planned, notes)
         return replace(
             together,
             # From the logs, as workers that died did not report their last blocks.

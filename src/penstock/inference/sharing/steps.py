@@ -21,6 +21,7 @@ from pydantic import TypeAdapter
 
 from ...base import SUMMARY_FILE, Incomplete, UsageError, number_ranges, plural, share_of
 from ..opening.job import Job
+from ..planning.plan import missing_parts, written_in
 from ..run_folder.ending import EndRequest
 from ..run_folder.journal import Journal, Prepared
 from ..run_folder.names import own_name
@@ -29,7 +30,6 @@ from ..stages.pipeline import compute
 from ..stages.run import Run
 from ..stages.statistics import count_share, needs_counting, shared_scalings
 from ..stages.summary import Progress, Summary, merged
-from .completeness import missing_parts, written_in
 
 _READ = TypeAdapter(Summary).validate_json
 
@@ -173,4 +173,4 @@ def _together(job: Job, journal: Journal) -> Summary:
     }
     longest = max((summary.seconds for summary in each.values()), default=0.0)
     note = "The time is that of the slowest element; they may have run one after the other"
-    return merged(each, longest, planned, [note], journal.retried)
+    return merged(each, longest, planned, [note])

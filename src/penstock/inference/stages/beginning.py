@@ -130,19 +130,18 @@ def _locked(job: Runnable, journal: Journal, *, member: bool) -> OutputLock:
             take_over=job.config.take_over,
             member=member,
         ),
-        lambda lock: journal,
     )
 
 
 def _begin(job: Runnable, journal: Journal, lock: OutputLock, prepared: Prepared | None) -> None:
     """Begin the run folder, and name the run in the lock as the maker of the outputs."""
-    _say_unlocked(lock.lacking, job.config.require_lock)
+    _say_unlocked(lock.lacking)
     with system_errors(f"--run-dir {job.run_dir}"), saying_full():
         journal.lock()
         if isinstance(job.run_dir, str) and not lock.holds:
             why = "no output has a lock, which would guard it too"
             journal.lacking.append(f"--run-dir {job.run_dir} has no lock: {why}")
-        _say_unlocked(journal.lacking, job.config.require_lock)
+        _say_unlocked(journal.lacking)
         # Before the output is replaced: a kill in between would leave a list of blocks that were
         # written to the old one. And before a trace is begun: another run may be writing both.
         blocks, locked = job.plan.num_blocks, not lock.lacking
@@ -156,7 +155,7 @@ def _begin(job: Runnable, journal: Journal, lock: OutputLock, prepared: Prepared
             plan=plan_numbers(job.plan),
             **_labels(job, journal),
         )
-    patiently(job.config.retry_for, "the lock", lock.name, lambda nothing: journal)
+    patiently(job.config.retry_for, "the lock", lock.name)
 
 
 def _labels(job: Runnable, journal: Journal) -> dict[str, Any]:
@@ -193,8 +192,6 @@ def plan_numbers(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _say_unlocked(reasons: Sequence[str], required: bool) -> None:
+def _say_unlocked(reasons: Sequence[str]) -> None:
     for why in reasons:
-        if required:
-            raise UsageError(f"--require-lock: {why}")
         warnings.warn(f"{why}; make sure that nobody else writes it", RuntimeWarning, stacklevel=4)

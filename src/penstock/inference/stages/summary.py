@@ -152,7 +152,6 @@ def merged(
     seconds: float,
     planned: int,
     notes: Sequence[str] = (),
-    retried: tuple[int, float] = (0, 0.0),
 ) -> Summary:
     """The summary of a job that several processes shared.
 
@@ -161,7 +160,6 @@ def merged(
         seconds: How long the job took.
         planned: The blocks of the job.
         notes: Sentences for `Summary.notes`.
-        retried: `RunFiles.retried` of a process that took no part in the work.
 
     Returns:
         Sums over the processes. Threads and peaks are those of the process with the most.
@@ -191,8 +189,8 @@ def merged(
         if chunks
         else None,
         unlocked=tuple(dict.fromkeys(why for share in shares for why in share.unlocked)),
-        retries=sum((share.retries for share in shares), retried[0]),
-        retry_seconds=sum((share.retry_seconds for share in shares), retried[1]),
+        retries=sum(share.retries for share in shares),
+        retry_seconds=sum(share.retry_seconds for share in shares),
         requests_repeated=sum(share.requests_repeated for share in shares),
         workers=tuple(
             WorkerShare(name, share.seconds, share.voxels) for name, share in each.items()
