@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,6 @@ from penstock.cli import main
 from penstock.inference.run_folder.folder import Notes, folder_at
 from penstock.inference.run_folder.reader import open_run
 from penstock.inference.sharing import on_worker as worker_side
-from penstock.inference.sharing import remote_job
 
 from ..house import HEAVY
 from ..preloaded import forked_workers, started
@@ -47,7 +45,7 @@ from .cluster_kit import (
     written,
     written_alone,
 )
-from .kit import config, values
+from .kit import values
 
 __all__ = ["place", "scheduler"]  # fixtures
 
@@ -271,28 +269,6 @@ def test_the_client_of_a_cluster_does_not_import_torch() -> None:
     )
     subprocess.run([sys.executable, "-c", code, *words], check=True)
     assert [*Path("out.zarr.penstock").glob("done-*.log")]
-
-
-def test_workers_unlike_most_or_unlike_those_that_began_are_left_out(tmp_path: Path) -> None:
-    def left_out(*made: str, **knobs: Any) -> set[str]:
-        """Of workers with these versions of torch, of which one does not answer."""
-        out: set[str] = set()
-        answers: dict[str, Any] = {str(n): {"torch": each} for n, each in enumerate(made)}
-        workers = SimpleNamespace(
-            fit=[*answers, "silent"],
-            ask_each=lambda *_, **__: answers | {"silent": TimeoutError()},
-            leave_out=lambda address, why: out.add(address),
-        )
-        knobs = {"cluster": "tcp://a:1", "run_dir": tmp_path} | knobs
-        remote_job.leave_out_odd(workers, config(**knobs))  # type: ignore[arg-type]
-        return out
-
-    assert left_out("one", "two", "two") == {"0"}
-    assert left_out("one", "two", "three", "two") == {"0", "2"}
-    assert left_out("one", "two") == left_out("one", "one") == left_out() == set()
-    (tmp_path / "run.json").write_text(json.dumps({"maker": {"torch": "2"}}))
-    assert left_out("1", "2", "4", resume=True) == {"0", "2"}
-    assert left_out("1", "1", "4", resume=True) == set(), "who opens the job says it"
 
 
 @pytest.mark.slow

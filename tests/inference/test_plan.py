@@ -48,15 +48,6 @@ def test_the_seeds_volume_computes_each_patch_once() -> None:
     assert plan.memory.total < plan.memory_limit
 
 
-def test_a_patch_far_longer_than_the_volume_is_told() -> None:
-    def notes(depth: int) -> list[str]:
-        plan = make_plan(config(), facts((depth, 200, 300)), SEED)
-        return [text for what, text in plan.lines() if what == "note" and "reflected" in text]
-
-    assert notes(33) == []
-    assert len(notes(32)) == 1 and notes(32)[0].startswith("along z the patch")
-
-
 @pytest.mark.parametrize("knobs", [{}, {"seam_mode": "blend", "normalize": "percentile"}])
 def test_a_petabyte_plans_in_constant_memory(knobs: dict[str, str]) -> None:
     tracemalloc.start()

@@ -386,8 +386,11 @@ def test_a_worker_of_another_maker_is_left_out_by_what_differs(
     given, ours = order(), identity.maker
     other = {"torch": "1.13.0", "threads": 7}[name]
     monkeypatch.setattr(identity, "maker", lambda *args: {**ours(*args), name: other})
-    with pytest.raises(UnfitWorker, match=f"had {name} .*, and here it is {other!r}; go on with"):
+    differs = f"had {name} .*, and here it is {other!r}; go on with"
+    with pytest.raises(UnfitWorker, match=differs):
         compute_share_of(Share(given, 1, 4))
+    with pytest.raises(UnfitWorker, match=differs):
+        worker_side.open_job((given.config, 1, ""))
 
 
 def test_a_worker_that_does_not_see_the_weights_is_left_out(order: Begin) -> None:

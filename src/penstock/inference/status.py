@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ..base import SUMMARY_FILE, format_seconds, plural, significant, system_errors
+from ..base import SUMMARY_FILE, format_seconds, significant, system_errors
 from .run_folder.block_set import BlockSet
-from .run_folder.folder import Folder, Notes, folder_at, lost_lines, read_document, read_run
-from .run_folder.names import ENDING_FILE, RETRIES_FILE, of_each, rows_of
+from .run_folder.folder import Notes, folder_at, lost_lines, read_document, read_run
+from .run_folder.names import ENDING_FILE
 
 State = Literal["running", "prepared", "done", "incomplete", "ended", "killed", "begun"]
 
@@ -32,13 +32,9 @@ class RunStatus:
     blocks_planned: int
     per_second: float | None
     """Recent blocks per second of all processes together. None if unknown."""
-    retries: int
-    retry_seconds: float
     failing: tuple[float, float] | None
     """Seconds for which a store has been failing, and how long it may. None if none is
     failing now."""
-    fault: str
-    """The last fault of a read or a write that was tried again, with its time; may be empty."""
     processes: int
     """Number of processes that write the run now; 0 if that is not known."""
 
@@ -56,15 +52,10 @@ class RunStatus:
         if self.state == "running" and self.per_second:
             left = (self.blocks_planned - self.blocks_done) / self.per_second
             words.append(f"{significant(self.per_second)} blocks/s, {format_seconds(left)} left")
-        if self.retries:
-            times = plural(self.retries, "fault")
-            words.append(f"{times} tried again in {format_seconds(self.retry_seconds)}")
         if self.state == "running" and self.failing is not None:
             so_far, most = map(format_seconds, self.failing)
             words.append(f"a store has been failing for {so_far} of {most} at most")
         sentence = ", ".join(words)
-        if self.fault:
-            sentence += f"; last fault {self.fault}"
         return f"{sentence}; {self.why}" if self.why else sentence
 
 
@@ -99,7 +90,6 @@ class RunLook:
         state, *why = self._state(run, processes, len(self._blocks) < planned)
         why.append(lost_lines(folder, len(self._damaged), len(self._blocks), planned))
         tails = folder.telemetry()
-        last = [tail[-1].get("gauges") or {} for tail in tails]
         alive = [tail[-1].get("gauges") or {} for tail in tails if _goes_on(tail)]
         return RunStatus(
             state=state,
@@ -107,10 +97,7 @@ class RunLook:
             blocks_done=len(self._blocks),
             blocks_planned=planned,
             per_second=_rate(tails) if state == "running" else None,
-            retries=sum(int(gauges.get("retries") or 0) for gauges in last),
-            retry_seconds=sum(float(gauges.get("retry_seconds") or 0) for gauges in last),
             failing=max(filter(None, map(_failing, alive)), default=None),
-            fault=_last_fault(folder),
             processes=processes or 0,
         )
 
@@ -157,15 +144,3 @@ def _goes_on(rows: Sequence[dict[str, Any]]) -> bool:
 def _failing(gauges: dict[str, Any]) -> tuple[float, float] | None:
     seconds = float(gauges.get("failing_seconds") or 0)
     return (seconds, float(gauges.get("retry_for") or 0)) if seconds else None
-
-
-def _last_fault(folder: Folder) -> str:
-    tails = (
-        rows_of(folder.tail(name)) for name in folder.names(RETRIES_FILE, of_each(RETRIES_FILE))
-    )
-    rows = [tail[-1] for tail in tails if tail]
-    if not rows:
-        return ""
-    row = max(rows, key=lambda row: float(row["time"]))
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["time"]))
-    return f"{when}: {row.get('at')}: {row.get('error')}"

@@ -33,7 +33,7 @@ from ..planning.plan import Plan, make_plan
 from ..run_folder.bucket_folder import RemoteFolder
 from ..run_folder.journal import Prepared
 from ..run_folder.names import RUN_FILES, default_run_dir
-from ..run_folder.reader import check_not_anew, threads_of
+from ..run_folder.reader import threads_of
 from ..tiling.geometry import block_halo, patch_shape
 from . import identity
 from .head_kinds import Seen, head_kinds, seen_patches
@@ -84,14 +84,9 @@ class Job:
             check_knows_chunks(source)
         kinds, judging_bytes = self._kinds(source, parts)
         self.head_parts, self.head_kinds = parts, kinds
-        try:
-            self.outputs = open_outputs(
-                config, source, (times, channels), model.in_channels, parts, kinds
-            )
-        except UsageError:
-            if config.resumes:
-                check_not_anew(config.out_spec, config.run_dir)
-            raise
+        self.outputs = open_outputs(
+            config, source, (times, channels), model.in_channels, parts, kinds
+        )
         dtypes, fine = [sink.dtype for sink in self.sinks], self.net.carrier.itemsize == 8
         self.heads = plan_heads(config, parts, kinds, dtypes, fine=fine)
         facts = _gather_facts(

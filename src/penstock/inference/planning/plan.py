@@ -205,15 +205,6 @@ class Plan:
             yield "device memory", f"{size(self.device_peak)} on each device"
         if facts.forward_bytes is None:
             yield "note", "the model could not be sized in advance: its own memory is not counted"
-        if long := _long_axes(self):
-            yield (
-                "note",
-                (
-                    f"along {' and '.join(long)} the patch is at least twice as long as the "
-                    "volume, and most of what is computed there is reflected; a smaller --patch "
-                    "computes less, if the model takes it"
-                ),
-            )
         yield from (("note", note) for note in facts.notes)
 
     def _part_lines(self) -> Iterator[tuple[str, str]]:
@@ -252,12 +243,6 @@ def make_plan(
     if not fitting:
         return min(plans, key=lambda plan: plan.memory.total)
     return min(fitting, key=_cost)
-
-
-def _long_axes(plan: Plan) -> list[str]:
-    """The axes along which the patch is at least twice as long as the volume."""
-    sides = zip("zyx", plan.shape.patch, plan.geometry.domain.shape, strict=True)
-    return [axis for axis, side, size in sides if side >= 2 * size]
 
 
 def _counted(count: int, noun: str) -> str:

@@ -16,7 +16,6 @@ from ...base import RUN_FILE, InferConfig, PenstockError, UsageError, plural, re
 from ...data import Box, Grid, Written, indices, open_written, run_at
 from .block_log import Checks, Key
 from .folder import Folder, Notes, folder_at, lost_lines, read_run
-from .journal import made_anew
 from .names import default_run_dir, is_run
 
 _FACTS = frozenset(("domain", "block", "places", "volumes", "dtypes", "outputs", "heads"))
@@ -186,28 +185,6 @@ def _check_made_by(written: Written, content: Mapping[str, Any], folder: Folder)
             "folder with --run-dir"
         )
     return None
-
-
-def check_not_anew(specs: Sequence[Any], run_dir: Path | str | None) -> None:
-    """Refuse to resume a run if another one has made its outputs anew.
-
-    Such outputs may have other chunks, and then opening them raises a less helpful error. Other
-    faults are not looked for.
-
-    Raises `UsageError` that names the output.
-    """
-    for spec in specs:
-        try:
-            written = open_written(spec, "--out-spec")
-            place = run_dir or default_run_dir(written)
-            folder = None if place is None else folder_at(place)
-            content = {} if folder is None else _read_run(folder, given=True)
-            made_by = run_at(written)
-        except UsageError:
-            continue
-        if content and made_by not in (None, content.get("run"), *content.get("replaces", [])):
-            raise made_anew(written.name, folder)
-        run_dir = place  # that of the first output
 
 
 def threads_of(config: InferConfig) -> int | None:

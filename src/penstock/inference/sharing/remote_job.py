@@ -3,9 +3,7 @@ workers may run in other folders."""
 
 from __future__ import annotations
 
-import contextlib
 import platform
-from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,14 +16,9 @@ from ..opening.outputs import open_outputs
 from ..opening.selection import open_input
 from ..planning.plan import Plan
 from ..run_folder.ending import EndRequest
-from ..run_folder.folder import read_run
-from ..run_folder.journal import differing
-from ..run_folder.reader import run_folder_of
 from . import on_worker as worker_side
 from .on_worker import Opened
 
-ASK_S = 30.0
-"""Seconds within which a worker must answer what its arithmetic is. It loads torch first."""
 OPENERS = 3
 """Number of workers that fail to open the job before it is given up: the fault may be the user's,
 and a cluster may have a thousand workers."""
@@ -66,7 +59,6 @@ class RemoteJob:
 
 def opened_on(workers: Workers, config: InferConfig, request: EndRequest) -> RemoteJob:
     """The job, opened by a worker. Raises the error of a worker if none can open it."""
-    leave_out_odd(workers, config)
     order = config, workers.peers(), platform.node()
     shared = share(
         workers, worker_side.open_job, [order],
@@ -79,43 +71,6 @@ def opened_on(workers: Workers, config: InferConfig, request: EndRequest) -> Rem
     # To plan a job is not to do a share of it: the only worker may not see the run or the weights.
     workers.served = False
     return RemoteJob(config, opened)
-
-
-def leave_out_odd(workers: Workers, config: InferConfig) -> None:
-    """Leave out workers that would compute other bits than most, or, where a run goes on, other
-    bits than the workers that began it. The first to come would else decide for all."""
-    if str(config.cluster).startswith("local"):
-        return
-    maker = _maker(config)
-    threads = config.threads or maker.get("threads")
-    asked = worker_side.arithmetic_of_worker, config.devices, threads
-    answers = workers.ask_each(*asked, within_s=ASK_S, of=[*workers.fit])
-    # Those that do not answer are judged when they open the job.
-    made = {address: each for address, each in answers.items() if isinstance(each, dict)}
-    if threads is None:  # then each worker takes as many as the one that plans
-        made = {address: {**each, "threads": None} for address, each in made.items()}
-    if not maker and len(made) > 2:  # of two workers, neither is in the majority
-        texts = Counter(map(repr, made.values())).most_common(1)
-        maker = next(each for each in made.values() if repr(each) == texts[0][0])
-    unlike = {address: differing(maker, each) for address, each in made.items() if maker}
-    odd = {address: name for address, name in unlike.items() if name is not None}
-    if len(odd) < len(made):
-        for address, name in odd.items():
-            theirs, ours = made[address][name], maker.get(name)
-            workers.leave_out(
-                address,
-                f"it has {name} {theirs!r}, and the run was made with {ours!r}, which may change "
-                "voxels",
-            )
-
-
-def _maker(config: InferConfig) -> dict[str, Any]:
-    """What made the blocks of the run that is resumed; empty if there is none."""
-    if config.resumes:
-        with contextlib.suppress(UsageError):  # there is no run yet
-            run = read_run(config.run_dir or run_folder_of(str(config.out_spec[0])))
-            return dict(run.get("maker", {}))
-    return {}
 
 
 def settled(config: InferConfig) -> InferConfig:
