@@ -118,7 +118,7 @@ def _lines(
     if run.cut:
         yield f"Cut: {run.cut}"
     if done is not None:
-        yield from _recomputed(run, done, config.seed)
+        yield _recomputed(done, config.seed)
     for kind in KINDS:
         word, findings = kind.capitalize(), proof.of_kind(kind)
         for finding in findings[:SHOWN]:
@@ -127,26 +127,14 @@ def _lines(
             yield f"{word}: {len(findings) - SHOWN:,} more; --json FILE lists all"
 
 
-def _recomputed(run: RunFolder, done: Recomputed, seed: int) -> Iterator[str]:
+def _recomputed(done: Recomputed, seed: int) -> str:
     words = [f"{done.equal:,} have the same bits"]
-    if done.near:
-        words.append(
-            f"{done.near:,} of other code, versions or machines differ by at most "
-            f"{done.largest:.3g}, within the tolerance"
-        )
     if done.findings:
         words.append(f"{len({finding.key for finding in done.findings}):,} differ")
-    yield (
+    return (
         f"Computed anew: {done.sampled:,} of {done.population:,} blocks (--seed {seed}): "
         f"{'; '.join(words)}"
     )
-    pairs = zip(run.outputs, done.tolerances, strict=True)
-    limits = ", ".join(
-        f"{limit:g}{' of the largest value' * (out.written.source.dtype.kind == 'f')} "
-        f"({out.written.source.dtype.name})"
-        for out, limit in pairs
-    )
-    yield f"Tolerance if code, versions or machine differ: {limits}; none if they are the same"
 
 
 def _as_dict(run: RunFolder, proof: Proof, done: Recomputed | None) -> dict[str, Any]:
@@ -164,9 +152,6 @@ def _as_dict(run: RunFolder, proof: Proof, done: Recomputed | None) -> dict[str,
             "blocks": done.sampled,
             "of": done.population,
             "equal": done.equal,
-            "within_tolerance": done.near,
-            "largest_difference": done.largest,
-            "tolerances": list(done.tolerances),
         }
     for kind in KINDS:
         table[kind] = [_finding(run, finding) for finding in proof.of_kind(kind)]
