@@ -26,12 +26,12 @@ from penstock.data.normalize import Histogram
 from penstock.inference.planning.plan import make_plan, missing_parts, voxels_of
 from penstock.inference.run_folder.block_log import (
     Key,
+    digest_of,
     line_of,
     lost_line,
     read_lines,
 )
 from penstock.inference.run_folder.block_set import BlockSet
-from penstock.inference.run_folder.checks import check_of
 from penstock.inference.run_folder.folder import Notes
 from penstock.inference.run_folder.journal import Journal
 from penstock.inference.run_folder.local import LocalFolder
@@ -221,34 +221,23 @@ def test_the_voxels_of_blocks_are_those_of_their_boxes(tmp_path: Path) -> None:
     assert voxels_of(made, BlockSet(some)) == sum(box.size for box in boxes)
 
 
-BLOCK, CHECKS = (0, 1, -16, 128), ("vcafe0123cafe0123", "f0000000000000000")
+BLOCK, CHECKS = (0, 1, -16, 128), ("cafe0123cafe0123", "0000000000000000")
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "bool", "int16", "uint64", "float16", "float64"])
 def test_a_check_is_of_values_in_c_order_and_little_endian(dtype: str) -> None:
     values = (arange((3, 4, 5)) % 7).astype(dtype)
     little = values.astype(np.dtype(dtype).newbyteorder("<")).tobytes()
-    wanted = f"v{xxhash.xxh3_64_hexdigest(little)}"
+    wanted = xxhash.xxh3_64_hexdigest(little)
     big = values.astype(np.dtype(dtype).newbyteorder(">"))
     for same in (values, np.asfortranarray(values), big, values[::-1][::-1]):
-        assert check_of(same) == wanted
-    assert check_of(values[::-1]) != wanted
-
-
-def test_a_check_says_where_every_value_is_the_fill_value() -> None:
-    zeros = np.zeros((2, 3, 4), "float32")
-    assert [check_of(zeros, fill)[0] for fill in (None, 0, -0.0, 1)] == ["v", "f", "v", "v"]
-    nan = np.full((2, 3, 4), np.nan, "float32")
-    assert check_of(nan, float("nan"))[0] == "f"
-    zeros[-1, -1, -1] = 1
-    assert check_of(zeros, 0)[0] == "v"
+        assert digest_of([same]) == wanted
+    assert digest_of([values[::-1]]) != wanted
 
 
 @given(
     st.tuples(*[st.integers(0, 10**6)] * 4),
-    st.lists(
-        st.builds("{}{:016x}".format, st.sampled_from("vf"), st.integers(0, 2**64 - 1)), max_size=3
-    ),
+    st.lists(st.builds("{:016x}".format, st.integers(0, 2**64 - 1)), max_size=3),
 )
 def test_a_line_says_what_was_noted_and_a_torn_one_nothing(
     key: tuple[int, ...], checks: list[str]
@@ -261,7 +250,7 @@ def test_a_line_says_what_was_noted_and_a_torn_one_nothing(
 
 
 def test_half_a_check_is_not_believed() -> None:
-    for torn in ("v0123456789abcde", "0123456789abcdef", f"{CHECKS[0]}0", f"{CHECKS[0]} f0"):
+    for torn in ("0123456789abcde", f"{CHECKS[0]}0", f"{CHECKS[0]} f0"):
         assert read_lines([f"0 0 0 0 {torn}\n".encode()]) == {}
 
 
@@ -291,9 +280,7 @@ def test_the_checks_of_a_run_are_those_of_what_it_stored(
     for index in np.ndindex(2, 2, 2):
         z, y, x = (10 * i for i in index)
         block = np.ascontiguousarray(volume[z : z + 10, y : y + 10, x : x + 10])
-        sign = "v" if block.any() else "f"
-        assert notes[(0, *index)] == (sign + xxhash.xxh3_64_hexdigest(block.data),)
-    assert {checks[0][0] for checks in notes.values()} == {"v", "f"}
+        assert notes[(0, *index)] == (xxhash.xxh3_64_hexdigest(block.data),)
     assert json.loads((folder / "run.json").read_text())["maker"]["checksum"] == "xxh3_64"
     assert summary.stages["checksum"].count == summary.stages["note"].count == 8
 
@@ -362,7 +349,7 @@ def test_who_shares_a_large_job_holds_less_than_a_byte_for_each_block(tmp_path: 
     """A petabyte has rows as long, and a hundred million blocks. What one reading of a log leaves
     behind, whatever its size, is there before memory is counted."""
     plan = make_plan(config(parts=40), facts((1_500, 1_500, 107_000)), SEED)
-    checks, blocks = ["v0123456789abcdef"], plan.geometry.blocks.cells
+    checks, blocks = ["0123456789abcdef"], plan.geometry.blocks.cells
     (tmp_path / "run.json").write_text(BEGUN)
     with (tmp_path / "done-a.log").open("w") as log:
         log.writelines(line_of((0, *index), checks) for index in indices(blocks))

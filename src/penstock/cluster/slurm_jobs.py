@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -58,8 +59,8 @@ class SlurmStudy(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    format: str = "penstock-study"
-    version: int = 1
+    format: Literal["penstock-study"] = "penstock-study"
+    version: Literal[1] = 1
     jobs: tuple[SlurmJob, ...] = ()
 
 
@@ -74,8 +75,6 @@ def read_study(path: Path) -> SlurmStudy:
         raise UsageError(
             f"{path} is not a list of jobs that penstock slurm submit wrote"
         ) from error
-    if (study.format, study.version) != ("penstock-study", 1):
-        raise UsageError(f"{path} is {study.format} {study.version}, not penstock-study 1")
     return study
 
 

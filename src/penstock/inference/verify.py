@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from ..base import Flow, Incomplete, PenstockError, Stopped, describe
 from ..data import Box, Grid, Source, indices, is_damage
 from ..instruments import Probe
-from .run_folder.block_log import Key
-from .run_folder.checks import digest_of
+from .run_folder.block_log import Key, digest_of
 from .run_folder.names import LOG_FILE
 from .run_folder.reader import RunFolder, Stored
 from .stages.retries import Retries
@@ -123,7 +122,7 @@ def _findings(run: RunFolder, key: Key, flow: Flow, retries: Retries) -> Iterato
     for number, stored in enumerate(run.outputs):
         name = stored.written.name
         box = stored.box(key[0], run.blocks.cell(key[1:]))
-        wanted = checks[number][1:]
+        wanted = checks[number]
         where = f"{run.named(key)} of {name}"
 
         def look(stored: Stored = stored, box: Box = box, wanted: str = wanted) -> str:

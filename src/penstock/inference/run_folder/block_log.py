@@ -1,11 +1,10 @@
 """The lines of a log: which blocks are written, and the checksums of each.
 
-    0 2 0 128 v5f1c0a9e5f1c0a9e   volume 0, block 2 0 128, a check for each output of the run
+    0 2 0 128 5f1c0a9e5f1c0a9e    volume 0, block 2 0 128, a check for each output of the run
     # lost 0 2 0 128              the block is not in the output any more
 
 A check is the checksum of the decoded values, in C order, little-endian and in the dtype of the
-output. It begins with f if every value is the fill value of the store, which may then hold no chunk
-for the block, else with v. All checks have the same length, so a torn one is not accepted.
+output. All checks have the same length, so a torn one is not accepted.
 
 A line that a kill has cut off names no block, which is then written again. To write a block twice
 does no harm; to leave one out would.
@@ -15,13 +14,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
 
 Key = tuple[int, ...]
 Checks = tuple[str, ...]
 """A check of a block for each output."""
 CHECKSUM = "xxh3_64"
 """The name of the checksum, which is one of the facts of a maker."""
-_LINE = re.compile(rb"(\d+) (-?\d+) (-?\d+) (-?\d+)((?: [vf][0-9a-f]{16})*)\n")
+_LINE = re.compile(rb"(\d+) (-?\d+) (-?\d+) (-?\d+)((?: [0-9a-f]{16})*)\n")
 _LOST = b"# lost "
 ENDED_TORN = "?\n"
 """The end that a resume gives to a torn line, as half of "0 1 1 12" would name another block."""
@@ -77,3 +81,12 @@ def parse_line(line: bytes) -> tuple[Key, Checks] | None:
         return None
     *key, checks = whole.groups()
     return tuple(map(int, key)), tuple(checks.decode().split())
+
+
+def digest_of(pieces: Iterable[NDArray[Any]]) -> str:
+    """The check of values that come in pieces, one after the other in C order."""
+    digest = xxhash.xxh3_64()
+    for values in pieces:
+        ordered = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
+        digest.update(ordered.reshape(-1).view(np.uint8).data)  # other threads may run meanwhile
+    return digest.hexdigest()

@@ -91,11 +91,7 @@ class RemoteFolder:
         self.bucket.delete(self.names(*patterns))
 
     def set_aside(self, name: str) -> None:
-        if (content := self.read(name)) is not None:
-            stem, dot, suffix = name.partition(".")
-            number = len(self.names(f"{stem}*{dot}{suffix}"))
-            self.write(f"{stem}-{number}{dot}{suffix}", content)
-            self.delete(name)
+        self.delete(name)
 
     def rows(self, name: str) -> Path:
         return self.here / name
