@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 Key = tuple[int, ...]
@@ -85,6 +84,8 @@ def parse_line(line: bytes) -> tuple[Key, Checks] | None:
 
 def digest_of(pieces: Iterable[NDArray[Any]]) -> str:
     """The check of values that come in pieces, one after the other in C order."""
+    import xxhash  # only here, as who reads logs may lack it
+
     digest = xxhash.xxh3_64()
     for values in pieces:
         ordered = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))

@@ -1,6 +1,6 @@
 """The names of the files in a run folder, and how they are read. No other room spells them.
 
-    run.json         name, settings, fingerprint and plan of the run; the makers of its blocks:
+    run.json         name, settings, fingerprint and plan of the run; the maker of its blocks:
                      versions, code and kind of machine
     done.log         one line for each block with its checksums, appended and synced after the
                      block is written; see `block_log`
