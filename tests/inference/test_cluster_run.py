@@ -231,7 +231,7 @@ def test_a_worker_of_another_arithmetic_is_left_out(
     assert len(logs_in("out.zarr")) == 1
     said = capsys.readouterr().out
     assert "Left out: tcp://" in said and "tried again" not in said
-    assert re.search(r"it has torch '\S+', and the run was made with '\S+', which", said)
+    assert re.search(r"had torch '\S+', and here it is '\S+'; go on with the same", said)
     assert "--resume" not in said
 
 
