@@ -25,16 +25,16 @@ HEAVY_ROOMS = frozenset(
     models/prithvi_encoder.py models/checkpointing.py models/shapes.py
     models/torchvision_ops.py models/trained_outputs.py models/unet3d.py models/weights.py
     loading/engines/tensorstore_engine.py
-    loading/torch_dataset.py inference/opening/facts.py
+    loading/torch_dataset.py
     inference/opening/head_kinds.py
     inference/opening/identity.py inference/opening/job.py inference/opening/net.py
-    inference/lanes/bricks.py inference/lanes/equipment.py inference/lanes/forward.py
+    inference/lanes/bricks.py inference/lanes/equipment.py
     inference/lanes/lane.py inference/lanes/out_of_memory.py inference/lanes/scatter.py
-    inference/lanes/transfers.py inference/lanes/values.py inference/stages/ceiling.py
+    inference/lanes/transfers.py inference/lanes/values.py
     inference/stages/counting.py inference/stages/pipeline.py
     inference/stages/reading.py inference/stages/run.py inference/stages/statistics.py
     inference/stages/watch.py inference/stages/writing.py inference/sharing/steps.py
-    inference/recompute.py inference/reopening.py inference/repair.py inference/run.py
+    inference/recompute.py inference/repair.py inference/run.py
     training/checkpoint.py training/cluster_predict.py training/detecting.py
     training/fabric_plugins.py training/feed.py training/flops.py training/lightning.py
     training/loop.py training/not_finite.py training/predict.py training/profiling.py

@@ -51,7 +51,6 @@ ELSEWHERE = {
     "penstock dashboard outputs --port": "it never ends; test_runs_server starts it",
     "penstock slurm submit": "it needs sbatch; test_slurm_cluster starts a SLURM",
     "penstock slurm status": "it needs squeue; test_slurm_cluster asks a SLURM that it starts",
-    "penstock slurm collect": "it needs squeue; test_slurm_cluster collects a study of its SLURM",
     "penstock slurm cancel": "it needs scancel; test_slurm_cluster cancels jobs of its SLURM",
     "penstock scaling slurm-": "no job of SLURM has run; test_logs has such logs",
 }

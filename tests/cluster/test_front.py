@@ -44,8 +44,8 @@ from penstock.cluster import (
     share_pieces,
     wait_for_worker,
 )
-from penstock.cluster import worker_wait as waiting
-from penstock.cluster.worker_wait import Waiting
+from penstock.cluster import workers as waiting
+from penstock.cluster.workers import Waiting
 
 from ..preloaded import forked_workers
 
@@ -221,7 +221,7 @@ def test_a_job_that_no_worker_can_do_ends_at_once(names: str, most: int) -> None
 def test_a_worker_with_another_version_is_named_and_does_nothing() -> None:
     with workers_of("one", "two") as (_, workers):
         workers.versions = {**workers.versions, "numpy": "0.1"}
-        said = r"^--cluster: no worker can take part\. tcp:\S+: it has numpy \S+, here it is 0\.1; "
+        said = r"^--cluster: no worker can take part\. tcp:\S+: it has numpy \S+, here it is 0\.1"
         with pytest.raises(UsageError, match=said):
             wait_for_worker(workers)
         workers.left_out.clear()

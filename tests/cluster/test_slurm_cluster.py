@@ -125,8 +125,8 @@ def test_ranks_on_nodes_of_unequal_shares(cluster: Cluster) -> None:
     assert said.count("nodes=2, address='n1', port=150") == 3
 
 
-def test_a_study_ends_and_is_collected(
-    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_study_ends_and_leaves_its_results(
+    whole: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one, two = read_study(whole).jobs
     assert (one.name, one.ranks, one.nodes) == (f"{NAME}-1", 1, 1)
@@ -143,18 +143,12 @@ def test_a_study_ends_and_is_collected(
     assert said.splitlines()[0].split() == ["job", "name", "ranks", "nodes", "state"]
     assert said.count("COMPLETED") == 2
 
-    assert main(["slurm", "collect", str(whole), "--into", str(tmp_path)]) == 0
-    listed = json.loads((tmp_path / "jobs.json").read_text())["jobs"]
-    assert [(row["id"], row["ranks"], row["state"], row["exit_code"]) for row in listed] == [
-        (one.id, 1, "COMPLETED", 0),
-        (two.id, 2, "COMPLETED", 0),
-    ]
     for job in (one, two):
-        log = (tmp_path / f"slurm-{job.id}.out").read_text()
-        document = results(tmp_path, job.id)
+        log = (whole / f"slurm-{job.id}.out").read_text()
+        document = results(whole, job.id)
         assert document["world_size"] == job.ranks and document["status"] == "complete"
         assert sorted(rank["rank"] for rank in document["ranks"]) == list(range(job.ranks))
-        assert len(list((tmp_path / job.id / "steps").glob("rank*.csv"))) == job.ranks
+        assert len(list((whole / job.id / "steps").glob("rank*.csv"))) == job.ranks
         for line in (
             f"Job ID: {job.id}", f"Number of nodes: {job.nodes}", f"Number of tasks: {job.ranks}",
             f"Effective batch size (batch_size x num_gpus): {8 * job.ranks}", "Restarts: 0",
@@ -162,7 +156,7 @@ def test_a_study_ends_and_is_collected(
             assert log.splitlines().count(line) == 1, line
         assert log.count("Total training time: ") == log.count("Best validation loss: ") == 1
     # Two ranks take half the steps for the same samples.
-    halves = results(tmp_path, one.id), results(tmp_path, two.id)
+    halves = results(whole, one.id), results(whole, two.id)
     assert halves[0]["steps"] == 2 * halves[1]["steps"]
 
 
@@ -257,8 +251,6 @@ def test_jobs_are_cancelled(
     cluster.wait("reason", lambda: job_states([job])[job][0].reason is not None)
     assert main(["slurm", "status", str(tmp_path)]) == 3
     assert "[0-3%2]  held  1             PENDING, Dependency\n" in capsys.readouterr().out
-    assert main(["slurm", "collect", str(tmp_path)]) == 3
-    assert "has no log and no results yet" in capsys.readouterr().out
     assert main(["slurm", "cancel", str(tmp_path)]) == 0
     cluster.say("scancel", "--name=held")
     cluster.wait("end", lambda: all(row.ended for row in job_states([job])[job]))
@@ -298,11 +290,8 @@ def test_an_array_of_a_program_with_an_element_that_dies(
         (f"{job}_[1-2,4-6]", "penstock", "COMPLETED"),
     ]
     assert main(["slurm", "status", f"{job}_2"]) == 0
-    assert main(["slurm", "collect", str(out), "--into", str(tmp_path / "into")]) == 1
     for n in range(1, 7):
-        assert (tmp_path / "into" / f"slurm-{job}_{n}.out").read_text().startswith(f"{n} of 6\n")
-    listed = json.loads((tmp_path / "into" / "jobs.json").read_text())["jobs"]
-    assert sorted(row["id"] for row in listed) == [f"{job}_{n}" for n in range(1, 7)]
+        assert (out / f"slurm-{job}_{n}.out").read_text().startswith(f"{n} of 6\n")
 
 
 def test_a_chain_whose_first_job_fails_runs_its_last_and_nothing_waits_for_ever(

@@ -5,7 +5,6 @@ What needs a running SLURM stands in `test_slurm_cluster`.
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import stat
@@ -400,7 +399,7 @@ def test_without_slurm_it_says_so(
         (None, "No such file"),
         ("{", "is not a list of jobs that penstock slurm submit wrote"),
         ('{"jobs": [{"id": 1}]}', "is not a list of jobs"),
-        ('{"format": "penstock-study", "version": 9}', "is penstock-study 9, not penstock-study 1"),
+        ('{"format": "penstock-study", "version": 9}', "is not a list of jobs"),
     ],
 )
 def test_what_is_no_study(tmp_path: Path, text: str | None, sentence: str) -> None:
@@ -416,24 +415,6 @@ def job(number: str = "12", **changes: Any) -> slurm.SlurmJob:
         "output_dir": "%j", "command": SPIRAL, "submitted": "2026-01-01T00:00:00+00:00",
     }  # fmt: skip
     return slurm.SlurmJob.model_validate({**settings, **changes})
-
-
-def test_logs_and_results_are_collected(tmp_path: Path) -> None:
-    study, into = tmp_path / "study", tmp_path / "into"
-    (study / "runs" / "12" / "steps").mkdir(parents=True)
-    (study / "log-12").write_text("said")
-    (study / "12.err").write_text("complained")
-    (study / "runs" / "12" / "training_results.json").write_text("{}")
-    (study / "runs" / "12" / "steps" / "rank0.csv").write_text("step\n")
-    one = job(log="log-%j", error="%j.err", output_dir="runs/%j")
-    assert slurm.collect_job(one, "12", study, into) == {"log": True, "results": True}
-    assert {str(path.relative_to(into)) for path in into.rglob("[!.]*") if path.is_file()} == {
-        "slurm-12.out", "slurm-12.err", "12/training_results.json", "12/steps/rank0.csv",
-    }  # fmt: skip
-    assert slurm.collect_job(job("13"), "13", study, into) == {"log": False, "results": False}
-    # Where everything lies in its place, it stays there.
-    assert slurm.collect_job(job(), "12", into, into) == {"log": True, "results": True}
-    assert (into / "slurm-12.out").read_text() == "said"
 
 
 def test_jobs_that_are_submitted_at_once_are_all_in_the_list(
@@ -481,25 +462,16 @@ def test_scontrol_is_read(name: str, expected: JobState, words: str) -> None:
 
 def test_the_last_life_of_a_job_tells() -> None:
     """The rows of a job that was preempted, and then ran to its end."""
-    lives = slurm_states._sacct(recorded("sacct-completion-preempted"), slurm_states._BOOKS[1][1])
-    assert lives == [
-        JobState("1", "PREEMPTED", nodes="n[1-2]", restarts=0),
-        JobState("1", "COMPLETED", nodes="n[1-2]", restarts=1),
-    ]
-    assert not lives[0].ended and lives[1].ok
-    accounted = slurm_states._sacct(recorded("sacct-duplicates"), slurm_states._BOOKS[0][1])
+    accounted = slurm_states._sacct(recorded("sacct-duplicates"))
     assert [row.state for row in accounted] == ["PREEMPTED", "REQUEUED", "COMPLETED"]
     assert [row.ended for row in accounted] == [False, False, True]
-    every = slurm_states._sacct(recorded("sacct-completion"), slurm_states._BOOKS[1][1])
-    assert slurm_states._pick("1", every) == [lives[1]]
-    assert slurm_states._pick("10", every) == [JobState("10", "CANCELLED", restarts=0)]
+    assert slurm_states._pick("1", accounted) == [accounted[-1]]
 
 
 @pytest.mark.parametrize("noise", ["", "\n", "error: x\n", "|||\n", "JobId=\n", "1|\n", "=\n"])
 def test_what_is_no_state_is_none(noise: str) -> None:
     assert slurm_states._squeue(noise) == slurm_states._scontrol(noise) == []
-    for _, fields in slurm_states._BOOKS:
-        assert slurm_states._sacct(noise, fields) == []
+    assert slurm_states._sacct(noise) == []
 
 
 @pytest.fixture
@@ -547,10 +519,6 @@ def test_each_command_is_asked_for_what_those_before_do_not_know(
     assert main(["slurm", "status", "5_6"]) == 2
     assert capsys.readouterr().err == "penstock slurm: SLURM knows no job 5_6\n"
     spoken(squeue=(0, recorded("squeue-array")))
-    assert main(["slurm", "collect", "5"]) == 2
-    assert "collect takes the folder that jobs were submitted from, or its study.json; 5 is" in (
-        capsys.readouterr().err
-    )
     # Long ago: only accounting knows.
     spoken(sacct=(0, recorded("sacct-duplicates")))
     assert slurm_states.job_states(["1"])["1"] == [
@@ -584,10 +552,5 @@ def test_a_job_that_slurm_has_forgotten_is_known_by_its_results(
     said = capsys.readouterr().out
     assert "unknown to SLURM; its training is complete" in said
     assert "unknown to SLURM; its training is not begun" in said
-    assert main(["slurm", "collect", str(tmp_path / "study.json")]) == 1
-    listed = json.loads((tmp_path / "jobs.json").read_text())["jobs"]
-    assert [(row["id"], row["state"], row["training"]) for row in listed] == [
-        ("12", None, "complete"), ("13", None, None),
-    ]  # fmt: skip
     assert main(["slurm", "cancel", str(tmp_path)]) == 0
     assert "none of them is waiting or running" in capsys.readouterr().out

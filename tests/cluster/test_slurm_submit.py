@@ -5,7 +5,6 @@ What needs a running SLURM stands in `test_slurm_cluster`.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -25,7 +24,6 @@ from penstock.cli import main
 from penstock.cluster import batch_script, presets, slurm_states
 from penstock.cluster import slurm_jobs as slurm
 from penstock.cluster.job_status import PART, job_statuses, table_of
-from penstock.cluster.slurm_states import JobState
 from penstock.cluster.slurm_steps import Command
 
 from .test_slurm_jobs import HOSTILE, config_of, directives, recorded, recorder, spoken
@@ -391,22 +389,6 @@ def test_elements_that_the_controller_has_forgotten_are_in_the_accounts(
     ]  # fmt: skip
 
 
-def test_the_number_of_an_array_in_the_file_of_ended_jobs_is_that_of_its_last_element(
-    tmp_path: Path, spoken: Callable[..., None]
-) -> None:
-    spoken()
-    refusal = (
-        "sacct: error: Unknown type ArrayJobId: 5\nsacct: error: Unknown type ArrayTaskId: 5\n"
-    )
-    (tmp_path / "sacct").write_text(
-        f'#!/bin/sh\n[ "$4" = --completion ] || [ "$3" = --completion ] || exit 1\n'
-        f"printf '{refusal}' >&2\necho '5|COMPLETED|n1'\necho '50|COMPLETED|n1'\n"
-    )
-    assert slurm_states.job_states(["5", "50"]) == {
-        "5": [], "50": [JobState("50", "COMPLETED", nodes="n1", restarts=0)],
-    }  # fmt: skip
-
-
 def submitted(**changes: Any) -> slurm.SlurmJob:
     settings = {
         "id": "5", "name": "parts", "ranks": 1, "nodes": 1, "log": "slurm-%A_%a.out",
@@ -444,24 +426,6 @@ def test_an_array_is_a_table_of_what_is_alike(
     spoken(sacct=(0, "6|FAILED|3:0|n1\n"))
     table = "\n".join(table_of(job_statuses([str(tmp_path)])))
     assert "exit code 3: parts are missing, and its log names them" in table
-
-
-def test_the_logs_of_a_program_s_array_are_collected(
-    tmp_path: Path, spoken: Callable[..., None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    study, into = tmp_path / "study", tmp_path / "into"
-    study.mkdir()
-    listed = slurm.SlurmStudy(jobs=(submitted(array="1-2", kind="program", command=["true"]),))
-    (study / "study.json").write_text(listed.model_dump_json())
-    (study / "slurm-5_1.out").write_text("one")
-    spoken(sacct=(0, "5_1|COMPLETED|0:0|n1\n5_2|COMPLETED|0:0|n1\n"))
-    assert main(["slurm", "collect", str(study), "--into", str(into)]) == 0
-    assert "job 5_2 has no log yet" in capsys.readouterr().out.splitlines()
-    assert (into / "slurm-5_1.out").read_text() == "one"
-    rows = json.loads((into / "jobs.json").read_text())["jobs"]
-    assert [(row["id"], row["state"], row["log"]) for row in rows] == [
-        ("5_1", "COMPLETED", True), ("5_2", "COMPLETED", False),
-    ]  # fmt: skip
 
 
 def test_neither_jobs_nor_their_logs_lie_inside_an_array(

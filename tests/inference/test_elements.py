@@ -8,7 +8,6 @@ import os
 import signal
 import time
 import tracemalloc
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -24,22 +23,18 @@ from penstock.cli import main
 from penstock.data.box import Box
 from penstock.data.grid import indices
 from penstock.data.normalize import Histogram
-from penstock.inference.planning.plan import make_plan
+from penstock.inference.planning.plan import make_plan, missing_parts, voxels_of
 from penstock.inference.run_folder.block_log import (
     Key,
-    Note,
+    digest_of,
     line_of,
     lost_line,
-    maker_line,
     read_lines,
 )
 from penstock.inference.run_folder.block_set import BlockSet
-from penstock.inference.run_folder.checks import check_of
 from penstock.inference.run_folder.folder import Notes
 from penstock.inference.run_folder.journal import Journal
 from penstock.inference.run_folder.local import LocalFolder
-from penstock.inference.run_folder.reader import open_run
-from penstock.inference.sharing.completeness import maker_notes, missing_parts, voxels_of
 from penstock.inference.stages.summary import Summary, merged
 
 from ..parameters import paired
@@ -178,45 +173,24 @@ def test_an_element_that_was_killed_goes_on_by_itself() -> None:
     killed = started(Path.cwd(), words, KILLED)
     killed.join()
     assert killed.exitcode == -9
-    assert len(log_of(1)) == 3  # the maker, two blocks of three
+    assert len(log_of(1)) == 2  # of three
     assert infer("--part", "1/2", normalize="none") == 0
     assert infer("--part", "2/2", normalize="none") == 0
     assert infer("--finish", normalize="none") == 0
     assert np.array_equal(values("out.zarr"), alone("none"))
 
 
-def test_whose_blocks_are_whose_stands_in_the_log_of_each_element(
+def test_an_element_with_other_threads_than_the_run_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Threads are a fact of the maker; the run.json of --prepare knows those of its own alone."""
     assert infer("--prepare", "--workers", "2", normalize="none") == 0
     assert infer("--part", "1/2", normalize="none") == 0
     more = ("--threads", "2")  # the later flag wins
     assert infer("--part", "2/2", *more, normalize="none") == 2
-    said = capsys.readouterr().err
-    assert "--part 2/2: it has threads 2, and the run was made with 1, which" in said
-    assert "--resume:" not in said and "--overwrite" not in said
+    refused = "out.zarr.penstock had threads 1, and here it is 2; go on with the same"
+    assert refused in capsys.readouterr().err
     assert infer("--finish", *more, normalize="none") == 2
-    assert "--finish: it has threads 2, and the run" in capsys.readouterr().err
-    assert infer("--part", "2/2", *more, "--resume-anyway", normalize="none") == 0
-    assert infer("--finish", normalize="none") == 0
-    run = open_run(["out.zarr"], None)
-    assert [maker["threads"] for maker in run.makers] == [1, 2]
-    journal = Journal(Path("out.zarr.penstock"), {})
-    journal.run, journal.makers = run.content["run"], run.content["makers"]
-    (sentence,) = maker_notes(journal)
-    ours, others = (sum(n.maker == k for n in run.notes.values()) for k in (0, 1))
-    assert sentence == (
-        f"Mixed arithmetic: {ours} blocks with threads 1; {others} blocks with threads 2: "
-        "last bits may differ from block to block"
-    )
-    shares = [line.rpartition(" ")[0].split() for line in log_of(2) if line[0] != "#"]
-    theirs = {tuple(map(int, words)) for words in shares}
-    assert {key for key, note in run.notes.items() if note.maker == 1} == theirs
-    capsys.readouterr()
-    assert main(["verify", "out.zarr", "--recompute", "100%"]) == 0
-    said = capsys.readouterr().out
-    assert "6 of 6 blocks are proven" in said and "6 have the same bits" in said
+    assert refused in capsys.readouterr().err
 
 
 def log_of(element: int) -> list[str]:
@@ -233,21 +207,9 @@ def share(voxels: int, seconds: float) -> Summary:
     )  # fmt: skip
 
 
-def test_lanes_whose_processes_are_started_again_are_weighed_by_their_time() -> None:
-    """Two lanes that always work, for 100 s; the process of each is killed nine times."""
-    lives = {f"host-{number}": share(10_000_000, 10.0) for number in range(20)}
-    together = replace(merged(lives, 100.0, 9), worker_seconds=200.0)
-    (line,) = [line for line in together.lines() if line.startswith("Workers: ")]
-    assert line.startswith("Workers: 20 (2.0 at a time), 1.00 to 1.00 Mvox/s each while at work")
-    assert "together 100% of" in line
-
-
-def test_a_worker_that_is_much_slower_than_the_median_is_named() -> None:
-    speeds = {"a": share(10_000_000, 10.0), "b": share(8_000_000, 10.0), "c": share(10**6, 10.0)}
-    lines = [*merged(speeds, 10.0, 9).lines()]
-    assert [line for line in lines if "was slow" in line] == [
-        "  c was slow: 0.10 Mvox/s over 10.0 s"
-    ]
+def test_the_summary_says_how_evenly_processes_worked() -> None:
+    speeds = {"a": share(10_000_000, 10.0), "b": share(8_000_000, 10.0), "c": share(0, 10.0)}
+    assert "Workers: 3, 0.80 to 1.00 Mvox/s each while at work" in merged(speeds, 10.0, 9).lines()
 
 
 def test_the_voxels_of_blocks_are_those_of_their_boxes(tmp_path: Path) -> None:
@@ -259,58 +221,47 @@ def test_the_voxels_of_blocks_are_those_of_their_boxes(tmp_path: Path) -> None:
     assert voxels_of(made, BlockSet(some)) == sum(box.size for box in boxes)
 
 
-BLOCK, CHECKS = (0, 1, -16, 128), ("vcafe0123cafe0123", "f0000000000000000")
+BLOCK, CHECKS = (0, 1, -16, 128), ("cafe0123cafe0123", "0000000000000000")
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "bool", "int16", "uint64", "float16", "float64"])
 def test_a_check_is_of_values_in_c_order_and_little_endian(dtype: str) -> None:
     values = (arange((3, 4, 5)) % 7).astype(dtype)
     little = values.astype(np.dtype(dtype).newbyteorder("<")).tobytes()
-    wanted = f"v{xxhash.xxh3_64_hexdigest(little)}"
+    wanted = xxhash.xxh3_64_hexdigest(little)
     big = values.astype(np.dtype(dtype).newbyteorder(">"))
     for same in (values, np.asfortranarray(values), big, values[::-1][::-1]):
-        assert check_of(same) == wanted
-    assert check_of(values[::-1]) != wanted
-
-
-def test_a_check_says_where_every_value_is_the_fill_value() -> None:
-    zeros = np.zeros((2, 3, 4), "float32")
-    assert [check_of(zeros, fill)[0] for fill in (None, 0, -0.0, 1)] == ["v", "f", "v", "v"]
-    nan = np.full((2, 3, 4), np.nan, "float32")
-    assert check_of(nan, float("nan"))[0] == "f"
-    zeros[-1, -1, -1] = 1
-    assert check_of(zeros, 0)[0] == "v"
+        assert digest_of([same]) == wanted
+    assert digest_of([values[::-1]]) != wanted
 
 
 @given(
     st.tuples(*[st.integers(0, 10**6)] * 4),
-    st.lists(
-        st.builds("{}{:016x}".format, st.sampled_from("vf"), st.integers(0, 2**64 - 1)), max_size=3
-    ),
+    st.lists(st.builds("{:016x}".format, st.integers(0, 2**64 - 1)), max_size=3),
 )
 def test_a_line_says_what_was_noted_and_a_torn_one_nothing(
     key: tuple[int, ...], checks: list[str]
 ) -> None:
     line = line_of(key, checks).encode()
-    assert read_lines([line]) == {key: Note(0, tuple(checks))}
+    assert read_lines([line]) == {key: tuple(checks)}
     for end in range(len(line)):
         assert read_lines([line[:end]]) == {}
         assert read_lines([line[:end] + b"?\n"]) == {}  # as a resume ends it
 
 
 def test_half_a_check_is_not_believed() -> None:
-    for torn in ("v0123456789abcde", "0123456789abcdef", f"{CHECKS[0]}0", f"{CHECKS[0]} f0"):
+    for torn in ("0123456789abcde", f"{CHECKS[0]}0", f"{CHECKS[0]} f0"):
         assert read_lines([f"0 0 0 0 {torn}\n".encode()]) == {}
 
 
-def test_a_log_names_the_maker_of_each_block_and_what_was_lost() -> None:
+def test_a_log_names_what_was_written_and_lost() -> None:
     lines = [
-        line_of((0, 0, 0, 0)), line_of(BLOCK, CHECKS), maker_line({"code": "b"}),
+        line_of((0, 0, 0, 0)), line_of(BLOCK, CHECKS),
         line_of((0, 0, 0, 1)), lost_line(BLOCK), lost_line((0, 0, 0, 0)),
         line_of((0, 0, 0, 0), CHECKS[:1]),
     ]  # fmt: skip
     assert read_lines(line.encode() for line in lines) == {
-        (0, 0, 0, 0): Note(1, CHECKS[:1]), (0, 0, 0, 1): Note(1)
+        (0, 0, 0, 0): CHECKS[:1], (0, 0, 0, 1): ()
     }  # fmt: skip
 
 
@@ -329,10 +280,8 @@ def test_the_checks_of_a_run_are_those_of_what_it_stored(
     for index in np.ndindex(2, 2, 2):
         z, y, x = (10 * i for i in index)
         block = np.ascontiguousarray(volume[z : z + 10, y : y + 10, x : x + 10])
-        sign = "v" if block.any() else "f"
-        assert notes[(0, *index)].checks == (sign + xxhash.xxh3_64_hexdigest(block.data),)
-    assert {note.checks[0][0] for note in notes.values()} == {"v", "f"}
-    assert json.loads((folder / "run.json").read_text())["makers"][0]["checksum"] == "xxh3_64"
+        assert notes[(0, *index)] == (xxhash.xxh3_64_hexdigest(block.data),)
+    assert json.loads((folder / "run.json").read_text())["maker"]["checksum"] == "xxh3_64"
     assert summary.stages["checksum"].count == summary.stages["note"].count == 8
 
 
@@ -349,10 +298,13 @@ def test_logs_are_read_on_from_where_the_last_look_ended(tmp_path: Path) -> None
     assert notes.fresh() == {}
 
 
+BEGUN = '{"settings": {}, "fingerprint": {}, "maker": {"checksum": "xxh3_64"}}'
+
+
 def test_a_run_begun_anew_reads_its_logs_from_their_begin(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text('{"settings": {}, "fingerprint": {}}')
-    (tmp_path / "done-b.log").write_text(maker_line({}) * 100)
-    journal = Journal.open(tmp_path, {}, resume=True, anyway=True)
+    (tmp_path / "run.json").write_text(BEGUN)
+    (tmp_path / "done-b.log").write_text(lost_line(BLOCK) * 100)
+    journal = Journal.open(tmp_path, {}, resume=True)
     journal.begin({})
     (tmp_path / "done-b.log").write_text(line_of(BLOCK))  # a worker of the same name
     journal.refresh()
@@ -382,34 +334,31 @@ def test_it_is_a_set(first: list[Key], second: list[Key], third: list[Key]) -> N
         assert blocks.count(volume, box) == len(inside)
 
 
-def test_blocks_count_for_their_makers(tmp_path: Path) -> None:
-    a, b, c, d = ((0, 0, 0, number) for number in range(4))
+def test_a_block_that_one_log_lost_and_another_has_is_written(tmp_path: Path) -> None:
+    a, b, c = ((0, 0, 0, number) for number in range(3))
     logs = {
-        "done.log": [line_of(a), line_of(b), lost_line(b), maker_line({"code": "new"}), line_of(c)],
-        "done-b.log": [maker_line({"code": "new"}), line_of(b), line_of(c), line_of(d)],
+        "done.log": [line_of(a), line_of(b), line_of(c), lost_line(b), lost_line(c)],
+        "done-b.log": [line_of(b)],
     }
     for name, lines in logs.items():
         (tmp_path / name).write_text("".join(lines))
-    makers = [{"code": "old"}]
-    assert Notes(LocalFolder(tmp_path), "", makers).counted()[1] == {0: 1, 1: 3}
-    assert makers == [{"code": "old"}, {"code": "new"}]
-    assert {*Notes(LocalFolder(tmp_path), "", []).blocks()} == {a, b, c, d}
+    assert {*Notes(LocalFolder(tmp_path), "").blocks()} == {a, b}
 
 
 def test_who_shares_a_large_job_holds_less_than_a_byte_for_each_block(tmp_path: Path) -> None:
     """A petabyte has rows as long, and a hundred million blocks. What one reading of a log leaves
     behind, whatever its size, is there before memory is counted."""
     plan = make_plan(config(parts=40), facts((1_500, 1_500, 107_000)), SEED)
-    checks, blocks = ["v0123456789abcdef"], plan.geometry.blocks.cells
-    (tmp_path / "run.json").write_text('{"settings": {}, "fingerprint": {}}')
+    checks, blocks = ["0123456789abcdef"], plan.geometry.blocks.cells
+    (tmp_path / "run.json").write_text(BEGUN)
     with (tmp_path / "done-a.log").open("w") as log:
         log.writelines(line_of((0, *index), checks) for index in indices(blocks))
     lost = (0, *blocks.start)
     with (tmp_path / "done-a.log").open("a") as log:
         log.write(lost_line(lost))
-    assert len(Journal.open(tmp_path, {}, resume=True, anyway=True).done) == plan.num_blocks - 1
+    assert len(Journal.open(tmp_path, {}, resume=True).done) == plan.num_blocks - 1
     tracemalloc.start()
-    journal = Journal.open(tmp_path, {}, resume=True, anyway=True)
+    journal = Journal.open(tmp_path, {}, resume=True)
     lacking = missing_parts(plan, journal.done)
     voxels = voxels_of(plan, journal.done)
     _, peak = tracemalloc.get_traced_memory()

@@ -4,7 +4,6 @@ maker."""
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -43,14 +42,12 @@ def files(tmp_path: Path) -> Path:
     (tmp_path / "parts").mkdir()
     (tmp_path / "net.py").write_text(
         "import sys, pathlib; sys.path.insert(0, str(pathlib.Path(__file__).parent))\n"
-        "import importlib, torch, near_by\nfrom parts import deep\n"
-        "late = importlib.import_module('later')\n"
+        "import torch, near_by\nfrom parts import deep\n"
         "class Net(torch.nn.Module):\n"
-        "    def forward(self, x): return x * near_by.one() * deep.one * late.one\n"
+        "    def forward(self, x): return x * near_by.one() * deep.one\n"
     )
     (tmp_path / "near_by.py").write_text("def one():\n    import inner\n    return inner.one\n")
     (tmp_path / "inner.py").write_text("one = 1\n")
-    (tmp_path / "later.py").write_text("one = 1\n")
     (tmp_path / "parts" / "__init__.py").write_text("from . import other\n")
     (tmp_path / "parts" / "deep.py").write_text("from .other import one\n")
     (tmp_path / "parts" / "other.py").write_text("one = 1\n")
@@ -58,7 +55,7 @@ def files(tmp_path: Path) -> Path:
     return tmp_path
 
 
-PARTS = ("net.py", "near_by.py", "inner.py", "later.py", "parts/__init__.py", "parts/other.py")
+PARTS = ("net.py", "near_by.py", "inner.py", "parts/__init__.py", "parts/other.py")
 
 
 def test_every_file_that_a_model_imports_from_its_folder_counts(files: Path) -> None:
@@ -256,24 +253,15 @@ def test_a_changed_line_of_the_code_is_another_maker(
         assert before != other
 
 
-def test_another_maker_goes_on_only_when_told_and_it_is_noted(tmp_path: Path) -> None:
-    out, folder = tmp_path / "out.zarr", tmp_path / "out.zarr.penstock"
+def test_another_maker_does_not_go_on(tmp_path: Path) -> None:
+    out, noted = tmp_path / "out.zarr", tmp_path / "out.zarr.penstock" / "run.json"
     infer(out)
-    noted, log = folder / "run.json", folder / "done.log"
     content = json.loads(noted.read_text())
-    mine = content["makers"][0]
-    content["makers"] = [mine | {"code": "older"}]
+    content["maker"]["code"] = "older"
     noted.write_text(json.dumps(content))
-    log.write_text("0 0 0 0\n0 0 0 1\n")  # killed before the third
-    (folder / "summary.json").unlink()
-    said = r"made with code 'older', here it is .* `resume_anyway=True` goes on"
+    said = r"had code 'older', and here it is .* `overwrite=True` to begin anew"
     with pytest.raises(UsageError, match=said):
         infer(out, resume=True)
-    done = infer(out, resume_anyway=True)
-    assert (done.blocks_skipped, done.blocks_written) == (2, 1)
-    assert re.fullmatch("0 0 0 0\n0 0 0 1\n# maker {.*}\n0 0 0 2 v[0-9a-f]{16}\n", log.read_text())
-    assert json.loads(noted.read_text())["makers"] == [mine | {"code": "older"}, mine]
-    assert infer(out, resume=True).blocks_written == 0  # it is one of its makers now
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 import penstock
 from penstock.base.errors import UsageError
 from penstock.data.stores.open import open_source
-from penstock.inference.opening import facts, net, outputs
+from penstock.inference.opening import job as opening_job
+from penstock.inference.opening import net, outputs
 from penstock.inference.opening.net import forward_peak, with_peak
 from penstock.inference.run_folder.journal import Journal
 from penstock.instruments import environment
@@ -104,7 +105,7 @@ def test_what_a_gpus_context_takes_is_in_the_base(monkeypatch: pytest.MonkeyPatc
         return real(self)
 
     monkeypatch.setattr(psutil.Process, "memory_info", memory_info)
-    monkeypatch.setattr(facts, "_free_device_memory", lambda devices: order.append("device"))
+    monkeypatch.setattr(opening_job, "_free_device_memory", lambda devices: order.append("device"))
     opened(np.zeros((20, 20, 20), "uint8"))
     assert order == ["device", "base"]
 

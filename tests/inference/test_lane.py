@@ -27,7 +27,7 @@ from penstock.data import Scaling
 from penstock.data.stores.lock import OutputLock
 from penstock.inference.lanes import equipment, scatter, transfers
 from penstock.inference.lanes.bricks import Computed, Loaded, Slot
-from penstock.inference.lanes.forward import Forward
+from penstock.inference.lanes.equipment import Forward
 from penstock.inference.lanes.lane import Lane
 from penstock.inference.lanes.scatter import PatchScatter
 from penstock.inference.lanes.transfers import GpuClock, Transfers

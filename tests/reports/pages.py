@@ -91,7 +91,7 @@ def run_folder(
             "overlap": [16, 16, 16], "seam": ["trim", 0.05], "devices": ["cpu"],
             "model": ["identity", "", 1],
         },
-        "makers": [{"torch": "2.13.0", "gpus": []}],
+        "maker": {"torch": "2.13.0", "gpus": []},
         "plan": {
             "cores": 4, "patch_amplification": 1.8, "read_amplification": 1.25,
             "memory": {"base": 300 * 2**20, "blocks": 100 * 2**20},

@@ -81,7 +81,7 @@ def test_faults_seams_and_what_nothing_is_known_of(tmp_path: Path) -> None:
                  "there are 1 + 4 + 4 planes between patches", "at least 8 x 8 x 8 voxels",
                  "The limits of this machine are not known"):  # fmt: skip
         assert said in page.text
-    bare = run_folder(tmp_path / "b", READ, run={"fingerprint": {}, "plan": None, "makers": []})
+    bare = run_folder(tmp_path / "b", READ, run={"fingerprint": {}, "plan": None, "maker": {}})
     (bare / "metrics.jsonl").unlink()
     text = text_of(report_of_run(bare))
     assert "How patches meet is not known" in text and "a model that is not known" in text

@@ -52,7 +52,6 @@ from .config.train import Loss as Loss
 from .config.train import SuiteConfig as SuiteConfig
 from .config.train import TargetKind as TargetKind
 from .config.train import TrainConfig as TrainConfig
-from .config.verify_knobs import RepairConfig as RepairConfig
 from .config.verify_knobs import VerifyConfig as VerifyConfig
 from .errors import DISTRIBUTION as DISTRIBUTION
 from .errors import Incomplete as Incomplete

@@ -38,7 +38,7 @@ VERBS = {
     "suite": "benchmark a machine by trainings of a detector, from presets",
     "predict": "find ships in whole scenes with a trained detector",
     "launch": "start the ranks of a training: torchrun, or a step of SLURM",
-    "slurm": "jobs of SLURM: render, submit, status, collect, cancel",
+    "slurm": "jobs of SLURM: render, submit, status, cancel",
     "bench": "measure a model, a loader or a queue",
     "tune": "find the settings that keep the accelerator fed",
     "score": "score detections by the rules of the xView3 challenge",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ..base import RepairConfig, UsageError, from_flags, plural
+from ..base import UsageError, VerifyConfig, from_flags, plural
 from . import verify
 from .infer import shown_progress
 from .progress import counted_progress
@@ -16,11 +16,11 @@ penstock repair denoised.ome.zarr --model net.py:make   # if the model is not on
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    verify.add_arguments(parser, RepairConfig)
+    verify.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    config = from_flags(RepairConfig, args)
+    config = from_flags(VerifyConfig, args)
     run, proof = verify.proven(args, config)
     if not proof.bad:
         print("Nothing is to be repaired")

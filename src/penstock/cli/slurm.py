@@ -6,7 +6,6 @@ import argparse
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 from ..base import (
     InferConfig,
     Knobs,
-    Overwriting,
     PenstockError,
     PredictConfig,
     PreprocessConfig,
@@ -33,11 +31,7 @@ from ..cluster import (
     SlurmJob,
     Step,
     cancel_jobs,
-    check_copies,
     check_places,
-    collect_job,
-    copies_of,
-    is_job_number,
     job_statuses,
     parse_sizes,
     read_settings,
@@ -48,7 +42,6 @@ from ..cluster import (
     submit_steps,
     table_of,
     with_ranks,
-    write_jobs,
 )
 from . import VERBS, dashed
 from .launch import training
@@ -65,7 +58,6 @@ KINDS = {
     "render": "print the scripts of the jobs that submit would submit",
     "submit": "submit a job, an array, or one job for each size of a study",
     "status": "show the states of jobs",
-    "collect": "copy the logs and results of a study into one folder",
     "cancel": "cancel jobs",
 }
 
@@ -77,7 +69,6 @@ penstock slurm submit --array 64 --preset ./mine.yaml -- infer --model-type deno
     --in-spec noisy.ome.zarr --out-spec parts.ome.zarr      # one volume in 64 parts
 penstock slurm submit --array 8 -- python mine.py           # any command
 penstock slurm status outputs                               # the states of the jobs
-penstock slurm collect outputs --into study                 # their logs and results together
 penstock slurm cancel outputs
 """
 
@@ -102,18 +93,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     about = "a folder that jobs were submitted from, its study.json, or numbers of jobs"
     for name in ("status", "cancel"):
         kinds[name].add_argument("jobs", nargs="+", metavar="JOBS", help=about)
-    kinds["collect"].add_argument("study", type=Path, metavar="STUDY", help=about.split(",")[0])
-    kinds["collect"].add_argument(
-        "--into",
-        type=Path,
-        metavar="FOLDER",
-        help="folder of the copies (default: the study's own)",
-    )
-    add_flags(kinds["collect"], Overwriting)
 
 
 def run(args: argparse.Namespace) -> int:
-    kinds = {"status": _status, "collect": _collect, "cancel": _cancel}
+    kinds = {"status": _status, "cancel": _cancel}
     return kinds.get(args.kind, _submit)(args)
 
 
@@ -202,34 +185,6 @@ def config_of(args: argparse.Namespace, command: Command) -> SlurmConfig:
 def _status(args: argparse.Namespace) -> int:
     rows = job_statuses(args.jobs)
     print(*table_of(rows), sep="\n")
-    return max((row.code() for row in rows), default=0)
-
-
-def _collect(args: argparse.Namespace) -> int:
-    path, replace = args.study, from_flags(Overwriting, args).overwrite
-    if is_job_number(str(path)):
-        raise UsageError(
-            f"collect takes the folder that jobs were submitted from, or its {STUDY_FILE}; {path} "
-            "is a job's number"
-        )
-    source = path if path.is_dir() else path.parent
-    target, collected = args.into or source, []
-    rows = job_statuses([str(path)])
-    jobs = [(row.job, row.id) for row in rows if row.job is not None]
-    places = [pair for job, number in jobs for pair in copies_of(job, number, source, target)]
-    check_copies(places, target, replace)
-    for row in rows:
-        assert row.job is not None  # a study knows the job of each row
-        copies = collect_job(row.job, row.id, source, target, replace)
-        facts = asdict(row.state) if row.state is not None else {"state": None}
-        job = {"name": row.job.name, "ranks": row.job.ranks, "nodes": row.job.nodes}
-        collected.append({**facts, "id": row.id, **job, **copies, "training": row.training})
-    print(*table_of(rows), sep="\n")
-    for entry in collected:
-        missing = [name for name in ("log", "results") if entry.get(name) is False]
-        if missing:
-            print(f"job {entry['id']} has no {' and no '.join(missing)} yet")
-    print(f"Written: {write_jobs(target, collected, replace)}")
     return max((row.code() for row in rows), default=0)
 
 

@@ -31,6 +31,6 @@ def run(args: argparse.Namespace) -> int:
     while True:
         status = look.status()
         print(status.line(), flush=True)
-        if not args.watch or status.state != "running":
+        if not args.watch or status.state not in ("running", "begun"):
             return 0 if status.state in ("running", "done") else 3
         time.sleep(args.every)

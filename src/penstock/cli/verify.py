@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +19,6 @@ from ..base import (
     from_flags,
     one_heap,
     plural,
-    significant,
     write_output,
 )
 from ..models import REGISTRY, check_model_name
@@ -40,9 +38,7 @@ penstock verify denoised.ome.zarr --recompute 1%   # compute some blocks anew, a
 """
 
 
-def add_arguments(
-    parser: argparse.ArgumentParser, knobs: type[VerifyConfig] = VerifyConfig
-) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "output",
         nargs="+",
@@ -55,7 +51,7 @@ def add_arguments(
         metavar="FILE",
         help="write a list of the blocks that are not proven",
     )
-    add_flags(parser, knobs)
+    add_flags(parser, VerifyConfig)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -122,7 +118,7 @@ def _lines(
     if run.cut:
         yield f"Cut: {run.cut}"
     if done is not None:
-        yield from _recomputed(run, done, config.seed)
+        yield _recomputed(done, config.seed)
     for kind in KINDS:
         word, findings = kind.capitalize(), proof.of_kind(kind)
         for finding in findings[:SHOWN]:
@@ -131,39 +127,14 @@ def _lines(
             yield f"{word}: {len(findings) - SHOWN:,} more; --json FILE lists all"
 
 
-def _recomputed(run: RunFolder, done: Recomputed, seed: int) -> Iterator[str]:
+def _recomputed(done: Recomputed, seed: int) -> str:
     words = [f"{done.equal:,} have the same bits"]
-    if done.near:
-        words.append(
-            f"{done.near:,} of other code, versions or machines differ by at most "
-            f"{done.largest:.3g}, within the tolerance"
-        )
     if done.findings:
         words.append(f"{len({finding.key for finding in done.findings}):,} differ")
-    yield (
+    return (
         f"Computed anew: {done.sampled:,} of {done.population:,} blocks (--seed {seed}): "
         f"{'; '.join(words)}"
     )
-    pairs = zip(run.outputs, done.tolerances, strict=True)
-    limits = ", ".join(
-        f"{limit:g}{' of the largest value' * (out.written.source.dtype.kind == 'f')} "
-        f"({out.written.source.dtype.name})"
-        for out, limit in pairs
-    )
-    yield f"Tolerance if code, versions or machine differ: {limits}; none if they are the same"
-    chances = [
-        f"{significant(100 * done.chance(count))} % for {plural(count, 'block')}"
-        for count in damages(done.population)
-    ]
-    yield (
-        "Chance of seeing values that were wrong before their checksum was taken: "
-        f"{', '.join(chances)}"
-    )
-
-
-def damages(population: int) -> list[int]:
-    """Numbers of damaged blocks whose chance is printed: 1, 10, and 1 % of all."""
-    return sorted({k for k in (1, 10, math.ceil(population / 100)) if k <= population})
 
 
 def _as_dict(run: RunFolder, proof: Proof, done: Recomputed | None) -> dict[str, Any]:
@@ -181,10 +152,6 @@ def _as_dict(run: RunFolder, proof: Proof, done: Recomputed | None) -> dict[str,
             "blocks": done.sampled,
             "of": done.population,
             "equal": done.equal,
-            "within_tolerance": done.near,
-            "largest_difference": done.largest,
-            "tolerances": list(done.tolerances),
-            "chance_to_see": {str(k): done.chance(k) for k in damages(done.population)},
         }
     for kind in KINDS:
         table[kind] = [_finding(run, finding) for finding in proof.of_kind(kind)]

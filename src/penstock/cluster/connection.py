@@ -25,8 +25,7 @@ from ..base import (
 from . import leaving
 from .items import versions_of
 from .worker_side import WORKER_ENVIRONMENT, WORKER_SETTINGS
-from .worker_wait import Waiting
-from .workers import Workers
+from .workers import Waiting, Workers
 
 CONNECT_S = 30.0
 """Seconds within which a scheduler must answer."""
@@ -53,7 +52,7 @@ def connect(
         knobs: The workers, how long to wait for one, and how often an item is tried again.
         say: Called once a minute with a sentence while there is no worker.
         libraries: Distributions whose versions decide what an item gives. Workers with others are
-            left out, unless ``--mixed-arithmetic`` takes them.
+            left out.
         gpus: GPUs of this machine that local workers take, one each.
         preload: A module that workers of this machine load when they start.
 
@@ -63,14 +62,12 @@ def connect(
     Raises:
         UsageError: The address is not valid, or no scheduler answers there.
     """
-    mixed = isinstance(knobs, OnCluster) and knobs.mixed_arithmetic
-    versions = versions_of([] if mixed else libraries)
+    versions = versions_of(libraries)
     with _reached(str(knobs.cluster), gpus, preload) as (client, where, how):
         waiting = Waiting(where, knobs.worker_timeout, say)
         workers = Workers(client, waiting, knobs.part_retries, versions=versions, **how)
         if isinstance(knobs, OnCluster):
             workers.most_failed = knobs.max_failed_parts
-            workers.cure = "; --mixed-arithmetic takes such workers as well"
         with _counting(workers):
             yield workers
 

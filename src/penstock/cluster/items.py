@@ -14,7 +14,6 @@ from typing import Any
 
 from ..base import DISTRIBUTION, Incomplete, PenstockError, UsageError, describe
 from .leaving import attend
-from .worker_side import worker_address
 
 PYTHON, PENSTOCK = "Python", "Penstock"
 _CLOSE_AFTER_S = 1.0
@@ -85,7 +84,7 @@ def guarded(token: str, function: Callable[[Any], Any], item: Any) -> Any:
     try:
         return function(item)
     except UnfitWorker as error:
-        return Unfit(worker_address(), describe(error))
+        return Unfit(get_worker().address, describe(error))
     except WorkerLeaves:
         return WorkerLeft()
     except Exception as error:

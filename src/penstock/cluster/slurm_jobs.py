@@ -1,8 +1,6 @@
-"""Jobs of SLURM: submitted, listed in a folder, and collected from it.
+"""Jobs of SLURM: submitted, and listed in a folder.
 
 Step ──slurm_script()──▶ text ──submit_steps()──▶ sbatch ──▶ number ──▶ FOLDER/study.json
-                                                                            │
-FOLDER/slurm-12.out, FOLDER/12/training_results.json ◀──collect_job()───────┘
 """
 
 from __future__ import annotations
@@ -15,28 +13,23 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ..base import (
-    ARGS,
-    RESULTS,
-    STEPS,
     PenstockError,
     SlurmConfig,
     UsageError,
     check_folder,
     check_local,
-    check_outputs,
     lock_file,
     write_json,
-    writing_output,
 )
-from .batch_script import log_of, slurm_script, with_job_number
+from .batch_script import log_of, slurm_script
 from .slurm_steps import Command, Kind, Step
 
-STUDY_FILE, JOBS = "study.json", "jobs.json"
+STUDY_FILE = "study.json"
 SAY_WITHIN_S = 60.0
 """Most seconds that a command of SLURM may take. A busy controller answers late."""
 
@@ -50,9 +43,6 @@ class SlurmJob(BaseModel):
     name: str
     ranks: int
     nodes: int
-    log: str
-    """The path of its log, in which %j or %A_%a stands for its number."""
-    error: str | None = None
     output_dir: str | None = None
     """The folder of its training; %j may stand for its number."""
     command: tuple[str, ...]
@@ -69,8 +59,8 @@ class SlurmStudy(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    format: str = "penstock-study"
-    version: int = 1
+    format: Literal["penstock-study"] = "penstock-study"
+    version: Literal[1] = 1
     jobs: tuple[SlurmJob, ...] = ()
 
 
@@ -85,8 +75,6 @@ def read_study(path: Path) -> SlurmStudy:
         raise UsageError(
             f"{path} is not a list of jobs that penstock slurm submit wrote"
         ) from error
-    if (study.format, study.version) != ("penstock-study", 1):
-        raise UsageError(f"{path} is {study.format} {study.version}, not penstock-study 1")
     return study
 
 
@@ -183,8 +171,6 @@ def submit_job(
         name=config.job_name,
         ranks=config.nodes * config.tasks if command.kind == "ranks" else 1,
         nodes=config.nodes,
-        log=_seen_from(folder, log_of(config)),
-        error=None if config.error is None else _seen_from(folder, config.error),
         output_dir=None if command.output_dir is None else _seen_from(folder, command.output_dir),
         command=command.words,
         submitted=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -206,90 +192,6 @@ def _enter(folder: Path, job: SlurmJob) -> None:
 
 def _seen_from(folder: Path, path: str) -> str:
     return path if Path(path).is_absolute() else os.path.relpath(path, folder)
-
-
-def collect_job(
-    job: SlurmJob, element: str, source: Path, target: Path, replace: bool = False
-) -> dict[str, bool]:
-    """Copy the log and the results of one job to TARGET/slurm-ID.out and TARGET/ID/.
-
-    Args:
-        job: The job as it was submitted.
-        element: Its number, or that of one job of its array.
-        source: The folder of the study.
-        target: The folder to copy to.
-        replace: Replace files that Penstock did not write.
-
-    Returns:
-        Whether there was a ``log`` and, for a training, whether there were ``results``.
-    """
-    log = target / f"slurm-{element}.out"
-    results = target / element / RESULTS
-    copies = copies_of(job, element, source, target)
-    for old, new in copies:
-        if not (new.exists() and new.samefile(old)):
-            with writing_output(new, replace=replace) as draft:
-                shutil.copyfile(old, draft)
-    copied = {new for _, new in copies}
-    has = {"log": log in copied}
-    return has if job.output_dir is None else {**has, "results": results in copied}
-
-
-def copies_of(job: SlurmJob, element: str, source: Path, target: Path) -> list[tuple[Path, Path]]:
-    """The existing files of a job, each with the path that it is copied to.
-
-    Args:
-        job: The job as it was submitted.
-        element: Its number, or that of one job of its array.
-        source: The folder of the study.
-        target: The folder to copy to, which may be the same.
-
-    Returns:
-        Pairs of old and new paths.
-    """
-    logs = {"out": job.log, "err": job.error}
-    copies = [
-        (source / with_job_number(log, element), target / f"slurm-{element}.{kind}")
-        for kind, log in logs.items()
-        if log is not None
-    ]
-    if job.output_dir is not None:
-        run = source / with_job_number(job.output_dir, element)
-        names = [ARGS, RESULTS]
-        names += [f"{STEPS}/{path.name}" for path in sorted(run.glob(f"{STEPS}/rank*.csv"))]
-        copies += [(run / name, target / element / name) for name in names]
-    return [(old, new) for old, new in copies if old.is_file()]
-
-
-def check_copies(places: Sequence[tuple[Path, Path]], target: Path, replace: bool) -> None:
-    """Refuse to replace files that Penstock did not write.
-
-    Args:
-        places: Pairs of old and new paths.
-        target: The folder to copy to.
-        replace: Replace such files.
-
-    Raises:
-        UsageError: A file is in the way.
-    """
-    moved = [new for old, new in places if not (new.exists() and new.samefile(old))]
-    check_outputs(*(("--into", new) for new in (*moved, target / JOBS)), replace=replace)
-
-
-def write_jobs(target: Path, rows: Sequence[Mapping[str, Any]], replace: bool = False) -> Path:
-    """Write the states of jobs to TARGET/jobs.json.
-
-    Args:
-        target: The folder to write to.
-        rows: A mapping for each job.
-        replace: Replace a file that Penstock did not write.
-
-    Returns:
-        The path of the file.
-    """
-    with writing_output(target / JOBS, replace=replace) as draft:
-        write_json(draft, {"format": "penstock-jobs", "version": 1, "jobs": list(rows)})
-    return target / JOBS
 
 
 def ask_slurm(command: Sequence[str], text: str | None = None) -> subprocess.CompletedProcess[str]:

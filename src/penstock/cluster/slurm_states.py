@@ -1,7 +1,7 @@
 """The states of jobs, from SLURM's commands.
 
-    squeue ──▶ scontrol show job ──▶ sacct -D ──▶ sacct -c
-    waits, runs   has just ended    accounting    a file of ended jobs, without accounting
+    squeue ──▶ scontrol show job ──▶ sacct
+    waits, runs   has just ended    accounting, where there is some
 
 Each command is asked about the jobs that the commands before it do not know. Their text output is
 parsed, because not every SLURM in use writes JSON. A job that was preempted or requeued has not
@@ -96,11 +96,9 @@ def _of(job: str, queue: Iterable[JobState]) -> list[JobState]:
     if rows and ("_" in job or "_" not in rows[0].id):
         return rows  # of all its elements
     rows = _and_more(rows, _scontrol(_answer(["scontrol", "--oneliner", "show", "job", job])), job)
-    for options, fields in _BOOKS:
-        # The controller forgets an element some minutes after its end, while others still run.
-        is_part = bool(rows) and "_" in rows[0].id and "--completion" not in options
-        if not rows or is_part:
-            rows = _and_more(rows, _accounted(job, options, fields), job)
+    # The controller forgets an element some minutes after its end, while others still run.
+    if not rows or "_" in rows[0].id:
+        rows = _and_more(rows, _accounted(job), job)
     return rows
 
 
@@ -113,22 +111,13 @@ def _and_more(rows: list[JobState], later: Iterable[JobState], job: str) -> list
     return rows + [row for row in more if row.id not in known_ids]
 
 
-def _accounted(job: str, options: Sequence[str], fields: Sequence[str]) -> list[JobState]:
-    command = ["sacct", "--noheader", "--parsable2", *options]
-    ended = ask_slurm([*command, f"--format={','.join(fields)}", _jobs([job])])
-    if ended.returncode:
-        return []  # no accounting here
-    # The file of ended jobs gives each element a job number; the last one has the array's number.
-    if re.search(rf"Unknown type ArrayJobId: {job.partition('_')[0]}\b", ended.stderr):
-        return []
-    return _sacct(ended.stdout, fields)
+def _accounted(job: str) -> list[JobState]:
+    command = ["sacct", "--noheader", "--parsable2", "--allocations", "--duplicates"]
+    ended = ask_slurm([*command, f"--format={','.join(_FIELDS)}", _jobs([job])])
+    return [] if ended.returncode else _sacct(ended.stdout)  # no accounting here
 
 
-_BOOKS = (
-    (("--allocations", "--duplicates"), ("JobID", "State", "ExitCode", "NodeList")),
-    (("--completion",), ("JobID", "State", "NodeList")),
-)
-"""Options and fields of sacct: for accounting, and for a file of ended jobs."""
+_FIELDS = ("JobID", "State", "ExitCode", "NodeList")
 
 
 def cancel_jobs(jobs: Sequence[str]) -> None:
@@ -222,12 +211,12 @@ def _scontrol(text: str) -> list[JobState]:
     return rows
 
 
-def _sacct(text: str, fields: Sequence[str]) -> list[JobState]:
-    """Parse rows of these fields. Each further row of a job is a restart of it."""
+def _sacct(text: str) -> list[JobState]:
+    """Parse rows of `_FIELDS`. Each further row of a job is a restart of it."""
     rows: list[JobState] = []
     lives = Counter[str]()
     for line in text.split("\n"):
-        cells = defaultdict(str, zip(fields, line.strip().split("|"), strict=False))
+        cells = defaultdict(str, zip(_FIELDS, line.strip().split("|"), strict=False))
         job, state = cells["JobID"], cells["State"]
         if re.match(r"\d", job) and state:
             code, signal = _exit(cells["ExitCode"])

@@ -1,8 +1,7 @@
-"""Functions for a task on a worker: the address, the variables, and whether it is still wanted."""
+"""What workers are started with, and whether a task of one is still wanted."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,14 +23,11 @@ WORKER_ENVIRONMENT = {
     **{f"DASK_{name.replace('.', '__').upper()}": str(v) for name, v in WORKER_SETTINGS.items()},
 }
 """Variables of workers that Penstock starts, set before their processes begin."""
-
-
-def worker_address() -> str:
-    """The address of the worker that runs the calling task."""
-    from distributed import get_worker
-
-    address: str = get_worker().address
-    return address
+OF_WORKERS = frozenset(
+    "OMP_NUM_THREADS MKL_NUM_THREADS OPENBLAS_NUM_THREADS MALLOC_TRIM_THRESHOLD_".split()
+) | frozenset(WORKER_ENVIRONMENT)
+"""Variables that Dask's nanny or Penstock sets in workers. A process that measures there takes the
+client's instead: Dask's nanny gives a worker one OpenMP thread."""
 
 
 def still_wanted() -> Callable[[], bool]:
@@ -49,40 +45,3 @@ def still_wanted() -> Callable[[], bool]:
         return task is not None and task.state == "executing"
 
     return wanted
-
-
-def client_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """The client's values of the variables that Dask sets in workers.
-
-    Args:
-        variables: The client's environment before it started workers, because a nanny changes it.
-
-    Returns:
-        The variables that `variables_of_client` takes.
-    """
-    return {name: variables[name] for name in _of_workers() if name in variables}
-
-
-def variables_of_client(client: Mapping[str, str]) -> dict[str, str]:
-    """The environment of this worker, with the client's values of the variables that Dask set when
-    it started the worker. For example, Dask's nanny gives a worker one OpenMP thread. A value that
-    was not set by Dask stays.
-
-    Args:
-        client: What `client_variables` returned at the client.
-
-    Returns:
-        The variables for a process that measures.
-    """
-    of_workers = _of_workers()
-    mine = {name: text for name, text in os.environ.items() if of_workers.get(name) != text}
-    return {**client, **mine}
-
-
-def _of_workers() -> dict[str, str]:
-    import dask
-    import distributed  # noqa: F401 - its settings come with it
-
-    nanny = dask.config.get("distributed.nanny.pre-spawn-environ", {}) or {}
-    variables = {name: str(value) for name, value in nanny.items() if value is not None}
-    return {**variables, **WORKER_ENVIRONMENT}

@@ -3,21 +3,75 @@
 from __future__ import annotations
 
 import asyncio
-import platform
+import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..base import UsageError, describe, format_bytes, plural
+from ..base import Incomplete, UsageError, describe, format_bytes, format_seconds, plural
 from .items import PENSTOCK, PYTHON, admit, dismiss
-from .worker_wait import Waiting
 
 ANSWER_S = 10.0
 """Seconds within which a worker must say whether it may take items."""
 
+SAY_S = 60.0
+"""Seconds between two sentences, after the first one."""
+FIRST_S = 10.0
+
 NEEDS = "; workers need this version of Penstock, on this version of Python"
+
+
+@dataclass(slots=True)
+class Waiting:
+    """Measures how long no worker has been there, or how long workers have died without progress.
+
+    A worker that dies again and again is there most of the time. So its coming ends no wait: only
+    progress does.
+    """
+
+    where: str
+    """Name of the workers in messages."""
+    timeout_s: float = float("inf")
+    say: Callable[[str], None] = lambda sentence: None
+    died: bool = False
+    """True if a worker has died since there was progress."""
+    limit: str = ""
+    """The memory limit of the last one, as a sentence has it; empty if it had none."""
+    _since: float = field(default_factory=lambda: time.monotonic())
+    _due: float = float("-inf")
+
+    def progressed(self) -> None:
+        """Note that an item is done, or that some of one is saved."""
+        self.died = False
+
+    def note(self, present: int) -> None:
+        """Note how many workers take items now.
+
+        Args:
+            present: Their number.
+
+        Raises:
+            Incomplete: The wait has lasted too long.
+        """
+        now = time.monotonic()
+        if present and not self.died:
+            self._since = now
+            return
+        self._due = max(self._due, self._since + FIRST_S)
+        waited = format_seconds(now - self._since)
+        if now - self._since >= self.timeout_s:
+            what = f"workers of {self.where}{self.limit} died, and there was no progress"
+            if not self.died:
+                what = f"no worker of {self.where} was there"
+            raise Incomplete(
+                f"{what} for {waited} (--worker-timeout); if the run had begun, --resume "
+                "continues it"
+            )
+        if not present and now >= self._due:
+            self._due = now + SAY_S
+            self.say(f"waiting for a worker of {self.where}, {waited} so far")
 
 
 @dataclass(slots=True)
@@ -33,8 +87,6 @@ class Workers:
     """Number of items that may fail before a job is given up."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """The client's versions of what a worker must have, by name."""
-    cure: str = ""
-    """End of the reason why a worker with other versions is left out: what to do."""
     refill: Callable[[], None] = lambda: None
     """Function that restarts workers of this machine whose nannies have ended."""
     token: str = field(default_factory=lambda: f"penstock-{uuid.uuid4().hex[:12]}")
@@ -82,20 +134,12 @@ class Workers:
                 self.fit[address] = ""
             elif isinstance(answer, tuple):
                 name, theirs = answer
-                cure = NEEDS if name in (PYTHON, PENSTOCK) else self.cure
+                cure = NEEDS if name in (PYTHON, PENSTOCK) else ""
                 self.left_out[address] = (
                     f"it has {name} {theirs}, here it is {self.versions[name]}{cure}"
                 )
             elif not isinstance(answer, OSError | LookupError):  # it is not gone, nor too slow
-                self.left_out[address] = self._stranger(address, answer) + NEEDS
-
-    def _stranger(self, address: str, error: BaseException) -> str:
-        """Why a worker cannot load a question of ours. One of another Python often cannot."""
-        here = platform.python_version()
-        for theirs in self.ask(platform.python_version, within_s=ANSWER_S, of=[address]):
-            if theirs.split(".")[:2] != here.split(".")[:2]:
-                return f"it has {PYTHON} {theirs}, here it is {here}"
-        return f"it lacks this Penstock ({describe(error)})"
+                self.left_out[address] = f"it lacks this Penstock ({describe(answer)}){NEEDS}"
 
     def note_death(self, address: str) -> None:
         """Count a worker that died, whose memory limit may be why."""

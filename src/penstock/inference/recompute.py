@@ -1,7 +1,7 @@
 """Compute some blocks of a run anew from its input, and compare them with what is stored.
 
-A block goes through the same geometry as in the run, so the same code, versions and machine must
-give the same bits. Others may change the last digits, within a tolerance.
+A block goes through the same geometry as in the run, so the code, versions and machine that made it
+must give the same bits. On others, which may change the last digits, nothing is computed.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from ..base import UsageError, VerifyConfig
 from ..data import Box, OutputLock, Sink
 from .opening.job import Job
-from .reopening import reopened
+from .repair import reopened
 from .run_folder.block_log import Key
 from .run_folder.block_set import BlockSet
 from .run_folder.folder import read_document
-from .run_folder.journal import Journal
+from .run_folder.journal import Journal, differing
 from .run_folder.names import SCALINGS_FILE
 from .run_folder.reader import RunFolder, Stored
 from .stages.pipeline import compute
@@ -31,7 +31,8 @@ from .stages.run import Run
 from .stages.statistics import find_scalings
 from .verify import Finding, Proof
 
-_TOLERANCE = {"float16": 1e-2, "float32": 1e-4, "float64": 1e-4}
+_OF_DEVICES = ("devices", "arithmetic")
+"""Facts of a job that depend on its devices."""
 
 
 @dataclass
@@ -41,23 +42,9 @@ class Recomputed:
     sampled: int
     population: int
     """Number of blocks from which the sample was drawn."""
-    tolerances: Sequence[float]
-    """The tolerance of each output; see `VerifyConfig`."""
     equal: int = 0
     """Blocks that have the same bits."""
-    near: int = 0
-    """Blocks of another maker that differ within the tolerance."""
-    largest: float = 0.0
-    """The largest difference among those blocks, on the scale of the tolerance."""
     findings: list[Finding] = field(default_factory=list)
-
-    def chance(self, damaged: int) -> float:
-        """The probability that the sample has one of ``damaged`` blocks at random places."""
-        if damaged > self.population - self.sampled:
-            return 1.0
-        # Of each damaged block, that it is not drawn either if those before it are not.
-        others = self.population - np.arange(damaged)
-        return -math.expm1(np.log1p(-self.sampled / others).sum())
 
 
 def sample(run: RunFolder, proof: Proof, share: float, seed: int) -> list[Key]:
@@ -94,27 +81,29 @@ def recompute_blocks(
         run: The run.
         proof: The result of `verify_run`.
         keys: The blocks.
-        config: The model and the devices, and the tolerance for blocks of another maker, whose
-            bits may differ.
+        config: The model and the devices.
         progress: A function that is called with the number of blocks that are done.
 
     Returns:
         How the blocks compare.
 
     Raises:
-        UsageError: Input, model or weights are not there or are not those of the run.
+        UsageError: Input, model or weights are not there or are not those of the run, or it was
+            made with other code, versions or another kind of machine.
         StageError: A stage failed.
     """
     try:
         job = reopened(run, config)
     except UsageError as error:
         raise UsageError(f"--recompute: {error}") from error
-    kinds = [kind for _, kind, _ in run.fingerprint["heads"]]
-    tolerances = [
-        _tolerance(stored, kind) if config.tolerance is None else config.tolerance
-        for stored, kind in zip(run.outputs, kinds, strict=True)
-    ]
-    done = Recomputed(len(keys), len(run.notes.keys() - proof.bad), tolerances)
+    before = {**run.fingerprint, **run.content.get("maker", {})}
+    here = {**{name: job.fingerprint()[name] for name in _OF_DEVICES}, **job.maker()}
+    if (name := differing(before, here)) is not None:
+        raise UsageError(
+            f"--recompute: the run in {run.folder} had {name} {before.get(name)!r}, and here it is "
+            f"{here[name]!r}, so its bits need not be the same; recompute where they are"
+        )
+    done = Recomputed(len(keys), len(run.notes.keys() - proof.bad))
     comparison = _StoredComparison(run, job, keys, done)
     journal = Journal(None, {})
     journal.statistics = read_document(run.folder, SCALINGS_FILE) or {}
@@ -128,25 +117,13 @@ def recompute_blocks(
     return done
 
 
-def _tolerance(stored: Stored, kind: str) -> float:
-    dtype = stored.written.source.dtype
-    if kind == "labels" or dtype.kind == "b":
-        return 0
-    return _TOLERANCE.get(dtype.name, 1)
-
-
 class _StoredComparison:
     """Takes the place of a job's sinks, and compares what would be written with what is stored."""
 
     def __init__(self, run: RunFolder, job: Job, keys: Sequence[Key], done: Recomputed) -> None:
         self.run, self.done = run, done
-        mine, now, before = job.maker(), job.fingerprint(), run.fingerprint
-        alike = all(before.get(name) == now[name] for name in ("devices", "arithmetic"))
-        self.same = [
-            alike and all(maker.get(name) == mine[name] for name in mine) for maker in run.makers
-        ]
-        self.differences: dict[Key, list[float | None]] = {key: [] for key in keys}
-        """The largest difference of each block, for each output; None for equal bits."""
+        self.left = {key: len(job.outputs) for key in keys}
+        """Number of outputs of each block that are not compared yet, or differ."""
         self.lock = threading.Lock()
         for number, output in enumerate(job.outputs):
             sink = cast("Sink", _ComparingSink(self, number, output.sink))
@@ -155,16 +132,13 @@ class _StoredComparison:
     def compare(self, number: int, box: Box, array: NDArray[Any]) -> None:
         stored = self.run.outputs[number]
         key = self._key(stored, box)
-        difference = difference_of(stored.written.source.read(box), array)
+        before = stored.written.source.read(box)
+        bits = np.dtype(f"u{array.dtype.itemsize}")
+        same = np.array_equal(before.view(bits), array.view(bits))
         with self.lock:
-            self.differences[key].append(difference)
-            if difference is None:
-                return
-            maker = self.run.notes[key].maker
-            same = maker < len(self.same) and self.same[maker]
-            if same or not difference <= self.done.tolerances[number]:
-                limit = "" if same else f", more than {self.done.tolerances[number]:g},"
-                what = f"differs by up to {difference:.3g}{limit} when computed anew"
+            self.left[key] -= same
+            if not same:
+                what = "has other values when computed anew"
                 self.done.findings.append(Finding(key, "different", stored.written.name, what))
 
     def _key(self, stored: Stored, box: Box) -> Key:
@@ -174,12 +148,7 @@ class _StoredComparison:
 
     def finish(self) -> None:
         """Count the blocks once all are compared."""
-        bad = {finding.key for finding in self.done.findings}
-        for key in self.differences.keys() - bad:
-            largest = max((d for d in self.differences[key] if d is not None), default=None)
-            self.done.equal += largest is None
-            self.done.near += largest is not None
-            self.done.largest = max(self.done.largest, largest or 0.0)
+        self.done.equal = sum(not left for left in self.left.values())
 
 
 class _ComparingSink:
@@ -191,25 +160,3 @@ class _ComparingSink:
 
     def write(self, box: Box, array: NDArray[Any]) -> None:
         self.comparison.compare(self.number, box, array)
-
-
-def difference_of(one: NDArray[Any], other: NDArray[Any]) -> float | None:
-    """The largest difference of two arrays of one dtype; None if all bits are equal.
-
-    For floats it is relative to the largest absolute value of ``one``. It is infinite if only one
-    of two values is finite.
-    """
-    bits = np.dtype(f"u{one.dtype.itemsize}")
-    if np.array_equal(one.view(bits), other.view(bits)):
-        return None
-    if one.dtype.kind != "f":
-        if one.dtype.kind == "b":
-            return 1.0
-        spread = np.maximum(one, other) - np.minimum(one, other)
-        return float(spread.view(bits).max())  # unsigned: it may not fit the signed dtype
-    same = (one == other) | (np.isnan(one) & np.isnan(other))
-    if not (np.isfinite(one) & np.isfinite(other))[~same].all():
-        return math.inf
-    a, b = one[~same].astype(np.float64), other[~same].astype(np.float64)
-    scale = np.abs(one, where=np.isfinite(one), out=np.zeros(one.shape)).max()
-    return float(np.abs(a - b).max(initial=0.0) / scale) if scale else math.inf

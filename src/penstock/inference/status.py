@@ -4,18 +4,17 @@ machine, or be dead."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ..base import RUN_FILE, SUMMARY_FILE, format_seconds, plural, significant, system_errors
+from ..base import SUMMARY_FILE, format_seconds, significant, system_errors
 from .run_folder.block_set import BlockSet
-from .run_folder.folder import Folder, Notes, folder_at, lost_lines, read_document
-from .run_folder.names import ENDING_FILE, RETRIES_FILE, WORKERS_FILE, of_each, rows_of
+from .run_folder.folder import Notes, folder_at, lost_lines, read_document, read_run
+from .run_folder.names import ENDING_FILE
 
-State = Literal["running", "prepared", "done", "incomplete", "ended", "killed"]
-_OF_WORKERS = ("present", "died", "unfit", "retried")
+State = Literal["running", "prepared", "done", "incomplete", "ended", "killed", "begun"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +23,8 @@ class RunStatus:
 
     state: State
     """``prepared`` is a run that waits for parts, ``incomplete`` one that was done and whose logs
-    name fewer blocks than it wrote, ``ended`` one that stopped by itself, and ``killed`` one that
-    left no reason."""
+    name fewer blocks than it wrote, ``ended`` one that stopped by itself, ``killed`` one that left
+    no reason, and ``begun`` one in a bucket, which does not say whether a process is at work."""
     why: str
     """The reason why it ended, what is to be done next, and what is lost of its logs; may be
     empty."""
@@ -33,18 +32,11 @@ class RunStatus:
     blocks_planned: int
     per_second: float | None
     """Recent blocks per second of all processes together. None if unknown."""
-    retries: int
-    retry_seconds: float
     failing: tuple[float, float] | None
     """Seconds for which a store has been failing, and how long it may. None if none is
     failing now."""
-    fault: str
-    """The last fault of a read or a write that was tried again, with its time; may be empty."""
     processes: int
-    """Number of processes that write the run now."""
-    workers: Mapping[str, int] | None = None
-    """The workers of a job on a cluster that are ``present``, have ``died`` and are ``unfit``, and
-    the parts that were ``retried``. None for any other job."""
+    """Number of processes that write the run now; 0 if that is not known."""
 
     @property
     def complete(self) -> bool:
@@ -55,34 +47,16 @@ class RunStatus:
         share = self.blocks_done / max(1, self.blocks_planned)
         done = f"{self.blocks_done:,} of {self.blocks_planned:,} blocks are written"
         words = [f"{self.state}: {done} ({share:.1%})"]
-        words += self._of_workers()
+        if self.processes > 1:
+            words.append(f"{self.processes} processes")
         if self.state == "running" and self.per_second:
             left = (self.blocks_planned - self.blocks_done) / self.per_second
             words.append(f"{significant(self.per_second)} blocks/s, {format_seconds(left)} left")
-        if self.retries:
-            times = plural(self.retries, "fault")
-            words.append(f"{times} tried again in {format_seconds(self.retry_seconds)}")
         if self.state == "running" and self.failing is not None:
             so_far, most = map(format_seconds, self.failing)
             words.append(f"a store has been failing for {so_far} of {most} at most")
         sentence = ", ".join(words)
-        if self.fault:
-            sentence += f"; last fault {self.fault}"
         return f"{sentence}; {self.why}" if self.why else sentence
-
-    def _of_workers(self) -> Iterator[str]:
-        if self.workers is None:
-            if self.processes > 1:
-                yield f"{self.processes} processes"
-            return
-        if self.state == "running":
-            yield plural(self.workers["present"], "worker")
-        if died := self.workers["died"]:
-            yield f"{plural(died, 'worker')} died"
-        if unfit := self.workers["unfit"]:
-            yield f"{plural(unfit, 'worker')} left out"
-        if retried := self.workers["retried"]:
-            yield f"{plural(retried, 'part')} failed and tried again"
 
 
 def read_status(place: Path | str) -> RunStatus:
@@ -108,14 +82,14 @@ class RunLook:
         Raises `UsageError` if the folder cannot be read.
         """
         folder = self.folder
-        run = self._read(RUN_FILE)
+        with system_errors(f"{folder} cannot be read"):
+            run = read_run(folder)
         self._look(str(run.get("run")))
         planned = int(run.get("blocks") or 0)
         processes = folder.at_work()
-        state, *why = self._state(run, processes > 0, len(self._blocks) < planned)
+        state, *why = self._state(run, processes, len(self._blocks) < planned)
         why.append(lost_lines(folder, len(self._damaged), len(self._blocks), planned))
         tails = folder.telemetry()
-        last = [tail[-1].get("gauges") or {} for tail in tails]
         alive = [tail[-1].get("gauges") or {} for tail in tails if _goes_on(tail)]
         return RunStatus(
             state=state,
@@ -123,23 +97,9 @@ class RunLook:
             blocks_done=len(self._blocks),
             blocks_planned=planned,
             per_second=_rate(tails) if state == "running" else None,
-            retries=sum(int(gauges.get("retries") or 0) for gauges in last),
-            retry_seconds=sum(float(gauges.get("retry_seconds") or 0) for gauges in last),
             failing=max(filter(None, map(_failing, alive)), default=None),
-            fault=_last_fault(folder),
-            processes=processes,
-            workers=self._workers(),
+            processes=processes or 0,
         )
-
-    def _workers(self) -> Mapping[str, int] | None:
-        if not self.folder.names(WORKERS_FILE):
-            return None
-        facts = self._read(WORKERS_FILE)
-        return {name: int(facts.get(name) or 0) for name in _OF_WORKERS}
-
-    def _read(self, name: str) -> dict[str, Any]:
-        with system_errors(f"{self.folder}/{name} cannot be read"):
-            return read_document(self.folder, name) or {}
 
     def _look(self, run: str) -> None:
         """Take in the blocks noted since the last look; all of them if another run has begun."""
@@ -148,15 +108,17 @@ class RunLook:
             self._damaged = self._notes.damaged
         self._blocks.update(self._notes.blocks())
 
-    def _state(self, run: Mapping[str, Any], at_work: bool, lacks: bool) -> tuple[State, str]:
+    def _state(self, run: Mapping[str, Any], at_work: int | None, lacks: bool) -> tuple[State, str]:
         if at_work:
             return "running", ""
         if self.folder.names(SUMMARY_FILE):
             return "incomplete" if lacks else "done", ""
         if self.folder.names(ENDING_FILE):
-            return "ended", str(self._read(ENDING_FILE).get("error", ""))
+            return "ended", str((read_document(self.folder, ENDING_FILE) or {}).get("error", ""))
         if run.get("settings", {}).get("prepare") and not self.folder.killed():
             return "prepared", "next is infer --part i/n for each i of n, then --finish"
+        if at_work is None:
+            return "begun", "a bucket does not say whether a process writes it"
         return "killed", "no process writes it; penstock infer --resume goes on"
 
 
@@ -182,15 +144,3 @@ def _goes_on(rows: Sequence[dict[str, Any]]) -> bool:
 def _failing(gauges: dict[str, Any]) -> tuple[float, float] | None:
     seconds = float(gauges.get("failing_seconds") or 0)
     return (seconds, float(gauges.get("retry_for") or 0)) if seconds else None
-
-
-def _last_fault(folder: Folder) -> str:
-    tails = (
-        rows_of(folder.tail(name)) for name in folder.names(RETRIES_FILE, of_each(RETRIES_FILE))
-    )
-    rows = [tail[-1] for tail in tails if tail]
-    if not rows:
-        return ""
-    row = max(rows, key=lambda row: float(row["time"]))
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["time"]))
-    return f"{when}: {row.get('at')}: {row.get('error')}"

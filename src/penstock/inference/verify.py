@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from ..base import Flow, Incomplete, PenstockError, Stopped, describe
 from ..data import Box, Grid, Source, indices, is_damage
 from ..instruments import Probe
-from .run_folder.block_log import Key
-from .run_folder.checks import digest_of
+from .run_folder.block_log import Key, digest_of
 from .run_folder.names import LOG_FILE
 from .run_folder.reader import RunFolder, Stored
 from .stages.retries import Retries
@@ -115,15 +114,15 @@ def _count(proof: Proof, run: RunFolder, key: Key, findings: list[Finding]) -> N
 
 def _findings(run: RunFolder, key: Key, flow: Flow, retries: Retries) -> Iterator[Finding]:
     """The faults of a block, output by output."""
-    note = run.notes.get(key)
-    if note is None or len(note.checks) != len(run.outputs):
+    checks = run.notes.get(key, ())
+    if len(checks) != len(run.outputs):
         name = run.outputs[0].written.name
         yield Finding(key, "missing", name, f"is not noted in {LOG_FILE}")
         return
     for number, stored in enumerate(run.outputs):
         name = stored.written.name
         box = stored.box(key[0], run.blocks.cell(key[1:]))
-        wanted = note.checks[number][1:]
+        wanted = checks[number]
         where = f"{run.named(key)} of {name}"
 
         def look(stored: Stored = stored, box: Box = box, wanted: str = wanted) -> str:

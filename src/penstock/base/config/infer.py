@@ -67,7 +67,7 @@ class Unattended(Sharing):
     """The knobs of a job that runs unattended, and of what it leaves on record."""
 
     groups: ClassVar = {
-        "faults": "retry_for stall_timeout grace resume_anyway take_over require_lock",
+        "faults": "retry_for stall_timeout grace take_over",
         "records": "run_dir metrics_json metrics_interval trace",
     }
 
@@ -86,18 +86,10 @@ class Unattended(Sharing):
         help="how long a job that is asked to end (SIGTERM, SIGUSR1) may write finished blocks; a "
         "second SIGTERM ends it at once (default: 20s)",
     )
-    resume_anyway: bool = flag(
-        False,
-        help="as --resume, also with other versions, other code or another kind of machine, which "
-        "may change the last bits; done.log has the run of each block",
-    )
     take_over: bool = flag(
         False,
         help="take an output that another run has locked and not released, if that run may have "
         "ended: on another machine, or in an array",
-    )
-    require_lock: bool = flag(
-        False, help="refuse an output that cannot be locked (default: warn and go on)"
     )
     run_dir: Place | None = flag(
         None,
@@ -278,7 +270,7 @@ class InferConfig(Unattended, Labels):
     @property
     def resumes(self) -> bool:
         """Whether the run goes on with an earlier one."""
-        return self.resume or self.resume_anyway or self.joins
+        return self.resume or self.joins
 
     @property
     def asked_normalization(self) -> Literal["percentile", "global", "fixed", "none"] | None:

@@ -54,16 +54,11 @@ class OnCluster(OnWorkers):
     """Workers of a cluster, and the limits on failures of their parts."""
 
     groups: ClassVar = {
-        "workers and parts": "max_failed_parts mixed_arithmetic",
+        "workers and parts": "max_failed_parts",
     }
 
     max_failed_parts: Natural = flag(
         0, help="parts (or scenes) that may fail before the job of a cluster is given up"
-    )
-    mixed_arithmetic: bool = flag(
-        False,
-        help="also take workers with other code, versions or kinds of machine; the last bits may "
-        "differ",
     )
 
 

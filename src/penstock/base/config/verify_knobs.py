@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator
 
 from .knobs import Natural, Overwriting, Place, Positive, Seconds, flag, many
 
@@ -49,23 +49,8 @@ class VerifyConfig(Overwriting):
     devices: Annotated[tuple[str, ...], BeforeValidator(many)] | None = flag(
         None, help="devices to compute on, as for infer (default: those of the run)"
     )
-    tolerance: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = flag(
-        None,
-        help="largest difference that passes if other code, versions or machines computed a block; "
-        "for floats relative to the block's largest value (default: 1 for integers, 0 for labels, "
-        "1e-2 for float16, 1e-4 for wider floats)",
-    )
     forget: bool = flag(
         False,
         help="take missing and damaged blocks off the run's list, so that infer --resume computes "
         "them again, as for a run of objects in Python; else see penstock repair",
-    )
-
-
-class RepairConfig(VerifyConfig):
-    """The knobs of ``penstock repair``."""
-
-    resume_anyway: bool = flag(
-        False,
-        help="compute with other code, versions or on another kind of machine than the run's",
     )

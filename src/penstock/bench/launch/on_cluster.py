@@ -42,14 +42,12 @@ from ...base import (
     write_json,
 )
 from ...cluster import (
+    OF_WORKERS,
     FailedItem,
     UnfitWorker,
     Workers,
-    client_variables,
     share,
     still_wanted,
-    variables_of_client,
-    worker_address,
 )
 from ...instruments import Failure, Record, case_key, collect_environment, parse_record
 from .launcher import Launch
@@ -99,7 +97,7 @@ class LaunchesOnCluster:
         needs = [absolute(path) for path in paths]
         relative = any(not path.is_absolute() for path in paths)
         self._needs = tuple([self._folder] * relative + needs)
-        self._variables = client_variables(variables)
+        self._variables = {name: variables[name] for name in OF_WORKERS & variables.keys()}
         self._kind: Kind | None = None
         self._hosts: Counter[str] = Counter()
         self._parents: set[Path] = set()
@@ -219,9 +217,11 @@ def launch_task(work: RemoteLaunch) -> tuple[str, str | None]:
     Raises:
         UnfitWorker: the worker does not see what the launch needs, or is of another kind.
     """
+    from distributed import get_worker
+
     wanted = still_wanted()
     with host_held(wanted):
-        return launch_here(work, worker_address(), wanted)
+        return launch_here(work, get_worker().address, wanted)
 
 
 @contextlib.contextmanager
@@ -275,9 +275,10 @@ def launch_here(
     if OUT in case:
         draft = str(absolute(case[OUT]).parent / f".penstock-{secrets.token_hex(8)}.part")
         launch = replace(launch, request=replace(launch.request, case={**case, OUT: draft}))
+    mine = {name: text for name, text in os.environ.items() if name not in OF_WORKERS}
     place = LaunchPlace(
         folder=work.folder if work.folder.is_dir() else None,
-        variables=variables_of_client(work.variables),
+        variables={**mine, **work.variables},
         facts={"worker": {"host": here, "address": address}},
         wanted=wanted,
     )

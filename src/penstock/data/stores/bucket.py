@@ -26,8 +26,6 @@ class Bucket:
     def __init__(self, url: str) -> None:
         """``url`` names a bucket or a prefix in it. No request is sent yet."""
         self.url = url.rstrip("/")
-        self.retries, self.retry_seconds = 0, 0.0
-        """Requests that failed and were repeated, and the seconds of these and of the waits."""
         self._opened: Any = None
         self._has_answered = False
 
@@ -89,7 +87,6 @@ class Bucket:
 
         end = time.monotonic() + PATIENCE_S * self._has_answered
         while True:
-            began = time.monotonic()
             try:
                 with explained_errors(redact(self.url)):
                     futures = [start(self._kvstore, name) for name in names]
@@ -104,8 +101,6 @@ class Bucket:
                         raise Incomplete(f"{describe(error)}; run again with --resume") from error
                     raise
             time.sleep(random.uniform(0, LONGEST_WAIT_S))
-            self.retries += 1
-            self.retry_seconds += time.monotonic() - began
 
 
 def _batches(names: Iterable[str]) -> Iterator[list[str]]:

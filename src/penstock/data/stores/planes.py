@@ -21,6 +21,7 @@ _OPEN = 256
 """Planes that are kept open. Each is a file, of which a process may have about a thousand."""
 _NUMBER = re.compile(r"\d+")
 _SHOWN = 6  # names in a message
+_MARKERS = ("zarr.json", ".zarray", ".zgroup", "attributes.json", "info")  # of a store
 
 
 def plane_files(path: str) -> list[Path] | None:
@@ -30,7 +31,7 @@ def plane_files(path: str) -> list[Path] | None:
         return None
     if glob.has_magic(path) and not place.exists():
         files = [Path(name) for name in glob.glob(str(place))]  # noqa: PTH207 -- absolute ones too
-    elif place.is_dir():
+    elif place.is_dir() and not any((place / marker).exists() for marker in _MARKERS):
         files = [file for file in place.iterdir() if file.suffix.lower() in (".tif", ".tiff")]
     else:
         return None

@@ -178,14 +178,6 @@ class TensorStoreSink:
         with plainly():
             view.write(array, can_reference_source_data_indefinitely=self.references).result()
 
-    @property
-    def fill(self) -> object:
-        """The fill value: missing chunks read as it, and chunks full of it are not stored."""
-        value = self._view.fill_value
-        if value is None:  # N5 has none; its missing chunks read as 0
-            return 0
-        return value.item() if value.size == 1 else None
-
     def close(self) -> None:
         """Check that the array is there still: TensorStore goes on writing chunks into a folder
         that was removed. All metadata is written by `create`."""

@@ -6,12 +6,75 @@ once, and so does a worker that computes a thousand parts.
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Mapping
 
-from ...base import Pool
+import torch
+from torch import Tensor
+
+from ...base import PenstockError, Pool, plural
+from ...models import placed
 from ..opening.job import Job
-from .forward import Forward
 from .transfers import pinned
+
+
+class Forward:
+    """The net on a device. It checks that each forward returns heads like those of the first."""
+
+    def __init__(self, device: torch.device, job: Job) -> None:
+        self.device, self.job = device, job
+        config, net = job.config, job.net
+        self.module = placed(net.model.module, device, net.footprint.channels_last)
+        if config.compile:
+            dynamic = {"auto": None, "true": True, "false": False}[config.compile_dynamic]
+            self.module = torch.compile(self.module, dynamic=dynamic)  # type: ignore[assignment]
+        self._dtypes: list[torch.dtype] = []
+        """Dtypes of the heads, known after the first forward."""
+
+    def autocast(self) -> torch.autocast:
+        """The context that the model runs in. Enter one around all of a lane's work as well: torch
+        keeps the weights that it has cast until the outermost context ends."""
+        amp = self.job.net.amp
+        return torch.autocast(self.device.type, amp, amp is not None)
+
+    def run(self, batch: Tensor) -> list[Tensor]:
+        """The model's heads, one for each sink, shape (batch, channels, z, y, x)."""
+        model = self.job.net.model
+        with self.autocast():
+            heads = model.heads(self.module(batch.to(model.dtype)))
+        outputs = self._checked(heads, (len(batch), *batch.shape[2:]))
+        if len(outputs) == 1 and len(self.job.heads) > 1:
+            outputs = list(outputs[0].split(1, dim=1))
+        return outputs if self.job.net.shape.model_axes == 3 else [o.unsqueeze(2) for o in outputs]
+
+    def _checked(self, heads: Mapping[str, Tensor], sides: tuple[int, ...]) -> list[Tensor]:
+        """The heads in their order. ``sides`` are (batch, spatial axes of a patch).
+
+        Raises `PenstockError` if a forward returns other heads than the first one did, or heads of
+        another shape or dtype. Autocast may turn floats into half precision.
+        """
+        expected = self.job.net.footprint.heads
+        if heads.keys() != {head.name for head in expected}:
+            raise PenstockError(
+                f"the model returned {plural(len(heads), 'head')}, {', '.join(heads)}, and not "
+                f"{len(expected)}, {', '.join(head.name for head in expected)}, as in its first "
+                "forward"
+            )
+        outputs = [heads[head.name] for head in expected]
+        dtypes = self._dtypes or [
+            output.dtype
+            if output.is_floating_point() and head.dtype.is_floating_point
+            else head.dtype
+            for output, head in zip(outputs, expected, strict=True)
+        ]
+        for head, output, dtype in zip(expected, outputs, dtypes, strict=True):
+            shape = (sides[0], head.channels, *sides[1:])
+            if output.shape != shape or output.dtype != dtype:
+                raise PenstockError(
+                    f"the model returned {tuple(output.shape)} of {output.dtype} as {head.name}, "
+                    f"and not {shape} of {dtype} as in its first forward"
+                )
+        self._dtypes = dtypes
+        return outputs
 
 
 class Equipment:

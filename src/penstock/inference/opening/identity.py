@@ -9,20 +9,21 @@ if the user allows that.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import hashlib
 import inspect
+import re
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...base import UsageError, format_bytes, plural
@@ -43,8 +44,6 @@ _PACKAGE = Path(__file__).parents[2]
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, np.dtype,
           np.generic, range, slice, Path)  # fmt: skip
 _OF_TORCH = vars(nn.Module()).keys()
-
-Feed = Callable[[bytes], None]
 
 
 def maker(
@@ -124,9 +123,7 @@ def of_input(source: Source, *, resumes: bool) -> str:
 def attributes(module: nn.Module) -> str:
     """A hash of what a module holds besides its state dict: buffers that are not saved, plain
     attributes, hooks on its forward, and the source of classes that are not in a file."""
-    digest = hashlib.sha256()
-    _feed_module(module, digest.update, frozenset())
-    return digest.hexdigest()[:16]
+    return _hash(repr(_held_by(module, frozenset())).encode())
 
 
 def weights(module: torch.nn.Module) -> str:
@@ -149,107 +146,73 @@ def sources(reference: Any, module: nn.Module) -> str:
     Empty for a model of Penstock or of a library."""
     digests: dict[str, str] = {}
     for file, root in sorted(_roots(reference, module)):
-        files: dict[str, Path] = {}
-        _close(file, root, files)
-        digests |= {name: _hash(path.read_bytes()) for name, path in files.items()}
+        files = {file}
+        _add_imports(file, root, files)
+        for each in files:
+            name = each.relative_to(root) if each.is_relative_to(root) else each.name
+            digests[str(name)] = _hash(each.read_bytes())
     return _hash(repr(sorted(digests.items())).encode()) if digests else ""
 
 
-def _feed_module(module: nn.Module, feed: Feed, seen: frozenset[int]) -> None:
+def _held_by(module: nn.Module, seen: frozenset[int]) -> list[object]:
+    """What a module and its parts hold besides their state dict, in plain lists and texts."""
     saved = module.state_dict().keys()
-    for name, buffer in module.named_buffers():
-        if name not in saved:
-            feed(name.encode())
-            _feed(buffer, feed, seen)
+    held: list[object] = [
+        [name, _plain(buffer, seen)] for name, buffer in module.named_buffers() if name not in saved
+    ]
     for name, part in module.named_modules():
-        feed(f"{name} {type(part).__qualname__}".encode())
+        kind = type(part)
+        held.append([name, kind.__qualname__])
         if isinstance(part, torch.jit.ScriptModule | torch.fx.GraphModule):
-            feed(str(getattr(part, "code", "")).encode())  # it has no plain attributes
+            held.append(str(getattr(part, "code", "")))  # it has no plain attributes
             continue
-        if _is_users(type(part).__module__) and _file_of(type(part).__module__) is None:
-            feed(_source(type(part)).encode())
-        held = {key: value for key, value in vars(part).items() if key not in _OF_TORCH}
+        if _is_users(kind.__module__) and _file_of(kind.__module__) is None:
+            held.append(_source(kind))
+        attribute_values = {key: value for key, value in vars(part).items() if key not in _OF_TORCH}
         # Without their keys, which count the hooks of this process.
-        held["hooks"] = [[*part._forward_pre_hooks.values()], [*part._forward_hooks.values()]]
-        _feed(dict(sorted(held.items())), feed, seen)
+        attribute_values["hooks"] = [
+            [*part._forward_pre_hooks.values()],
+            [*part._forward_hooks.values()],
+        ]
+        held.append(_plain(dict(sorted(attribute_values.items())), seen))
+    return held
 
 
-def _feed(value: Any, feed: Feed, seen: frozenset[int]) -> None:
-    """Feed bytes that identify a value, always in the same order."""
-    feed(type(value).__qualname__.encode())
+def _plain(value: Any, seen: frozenset[int]) -> object:
+    """What identifies a value, in plain lists and texts that are the same in each process."""
     if isinstance(value, _PLAIN):
-        feed(repr(value).encode())
-    elif id(value) not in seen:  # else it contains itself
-        feeders = (feeder for kinds, feeder in _FEEDERS if isinstance(value, kinds))
-        next(feeders, _feed_other)(value, feed, seen | {id(value)})
+        return repr(value)
+    if id(value) in seen:  # it contains itself
+        return "itself"
+    seen = seen | {id(value)}
+    if isinstance(value, Tensor) and value.device.type != "meta" and value.layout == torch.strided:
+        flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        return [tuple(value.shape), str(value.dtype), _hash(flat.numpy().tobytes())]
+    if isinstance(value, np.ndarray) and value.dtype.kind != "O":
+        return [value.shape, str(value.dtype), _hash(value.tobytes())]
+    if isinstance(value, Mapping):
+        return [[_plain(key, seen), _plain(item, seen)] for key, item in value.items()]
+    if isinstance(value, Set):  # its order changes from process to process
+        return sorted(repr(_plain(item, seen)) for item in value)
+    if isinstance(value, Sequence):
+        return [_plain(item, seen) for item in value]
+    return _object(value, seen)
 
 
-def _feed_tensor(value: Tensor, feed: Feed, seen: frozenset[int]) -> None:
-    feed(f"{tuple(value.shape)} {value.dtype}".encode())
-    if value.device.type != "meta" and value.layout == torch.strided:
-        flat = value.detach().cpu().contiguous().reshape(-1)
-        feed(flat.view(torch.uint8).numpy().tobytes())
-
-
-def _feed_array(value: NDArray[Any], feed: Feed, seen: frozenset[int]) -> None:
-    if value.dtype.kind == "O":
-        _feed_other(value, feed, seen)
-    else:
-        feed(f"{value.shape} {value.dtype}".encode() + value.tobytes())
-
-
-def _feed_unregistered(value: nn.Module, feed: Feed, seen: frozenset[int]) -> None:
-    for tensor in value.state_dict().values():
-        _feed(tensor, feed, seen)
-    _feed_module(value, feed, seen)
-
-
-def _feed_mapping(value: Mapping[Any, Any], feed: Feed, seen: frozenset[int]) -> None:
-    for key, item in value.items():
-        _feed(key if isinstance(key, _PLAIN) else repr(type(key)), feed, seen)
-        _feed(item, feed, seen)
-
-
-def _feed_set(value: Set[Any], feed: Feed, seen: frozenset[int]) -> None:
-    feed(repr([word for word in sorted(map(repr, value)) if " at 0x" not in word]).encode())
-
-
-def _feed_items(value: Iterable[Any], feed: Feed, seen: frozenset[int]) -> None:
-    for item in value:
-        _feed(item, feed, seen)
-
-
-def _feed_function(value: types.FunctionType, feed: Feed, seen: frozenset[int]) -> None:
-    feed(_source(value).encode())
-    cells = [cell.cell_contents for cell in value.__closure__ or () if _filled(cell)]
-    _feed((value.__defaults__, value.__kwdefaults__, cells), feed, seen)
-
-
-def _feed_named(value: Any, feed: Feed, seen: frozenset[int]) -> None:
-    feed(f"{value.__module__ if isinstance(value, type) else ''} {value.__name__}".encode())
-
-
-def _feed_other(value: Any, feed: Feed, seen: frozenset[int]) -> None:
-    """Feed the attributes of an object of the user's class, or the repr of another object."""
+def _object(value: Any, seen: frozenset[int]) -> object:
+    """The same of a module in an attribute, of a function, or of another object."""
+    if isinstance(value, nn.Module):  # such as one in a list
+        return [_plain(dict(value.state_dict()), seen), _held_by(value, seen)]
+    if isinstance(value, types.FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or () if _filled(cell)]
+        held = (value.__defaults__, value.__kwdefaults__, cells)
+        return [_source(value), _plain(held, seen)]
+    if isinstance(name := getattr(value, "__name__", None), str):  # a class, a library's function
+        return [getattr(value, "__module__", ""), name]
     if _is_users(type(value).__module__):
-        _feed(dict(sorted(getattr(value, "__dict__", {}).items())), feed, seen)
-    elif " at 0x" not in (shown := repr(value)):
-        feed(shown.encode())
-
-
-_FEEDERS: tuple[tuple[Any, Callable[[Any, Feed, frozenset[int]], None]], ...] = (
-    (Tensor, _feed_tensor),
-    (np.ndarray, _feed_array),
-    (nn.Module, _feed_unregistered),  # such as one in a list
-    (Mapping, _feed_mapping),
-    (set | frozenset, _feed_set),
-    (Sequence, _feed_items),
-    (functools.partial, lambda p, *to: _feed((p.func, p.args, p.keywords), *to)),
-    (types.MethodType, lambda method, *to: _feed((method.__func__, method.__self__), *to)),
-    (types.FunctionType, _feed_function),
-    (type | types.BuiltinFunctionType | types.ModuleType, _feed_named),
-)
-"""Types of values, each with the function that feeds them. The first type that fits is used."""
+        attributes = getattr(value, "__dict__", {})
+        return [type(value).__qualname__, _plain(dict(sorted(attributes.items())), seen)]
+    return re.sub(" at 0x[0-9a-f]+", "", repr(value))
 
 
 def _filled(cell: types.CellType) -> bool:
@@ -286,64 +249,40 @@ def _roots(reference: Any, module: nn.Module) -> set[tuple[Path, Path]]:
     return roots
 
 
-def _close(file: Path, root: Path, files: dict[str, Path]) -> None:
-    """Collect a file and what it imports, at any depth, from the folder ``root``."""
-    name = str(file.relative_to(root)) if file.is_relative_to(root) else file.name
-    if name in files:
-        return
-    files[name] = file
-    for wanted in _imports(file, root):
-        if (other := _find(wanted, (root, file.parent))) is not None:
-            _close(other, root, files)
-
-
-def _find(module: str, folders: Sequence[Path]) -> Path | None:
-    """The user's file of a module: in one of the folders, or from where it was loaded."""
-    for folder in folders:
-        place = f"{folder}/{module.replace('.', '/')}"
-        for path in (Path(f"{place}.py"), Path(f"{place}/__init__.py")):
-            if path.is_file():
-                return path
-    return _file_of(module) if module in sys.modules and _is_users(module) else None
-
-
-def _imports(file: Path, root: Path) -> tuple[str, ...]:
-    """The modules that a file may import, by their names below ``root``."""
-    package = file.relative_to(root).parts[:-1] if file.is_relative_to(root) else ()
-    return _imports_of(file.read_bytes(), package)
+def _add_imports(file: Path, root: Path, files: set[Path]) -> None:
+    """Add to ``files`` what a file imports, at any depth, from its own folder or ``root``."""
+    for level, name in _imports(file.read_bytes()):
+        folders = [file.parents[level - 1]] if level else [root, file.parent]
+        for other in (other for folder in folders for other in _files_of(name, folder)):
+            if other not in files:
+                files.add(other)
+                _add_imports(other, root, files)
 
 
 @functools.lru_cache(maxsize=64)
-def _imports_of(code: bytes, package: tuple[str, ...]) -> tuple[str, ...]:
-    """The modules that a file of a package may import. They are kept: each run of a process looks
-    at the same files, and to parse one takes as long as a small run."""
-    try:
-        tree = ast.parse(code)
-    except (SyntaxError, ValueError):
-        return ()
-    return tuple(_imported(tree, package))
+def _imports(code: bytes) -> tuple[tuple[int, str], ...]:
+    """The level and the name of each module that code may import. They are kept: each run of a
+    process looks at the same files, and to parse one takes as long as a small run."""
+    imports: list[tuple[int, str]] = []
+    with contextlib.suppress(SyntaxError, ValueError):
+        for node in ast.walk(ast.parse(code)):
+            if isinstance(node, ast.Import):
+                imports += [(0, alias.name) for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                words = [f"{node.module or ''}.{alias.name}" for alias in node.names]
+                imports += [(node.level, word.strip(".")) for word in words]
+    return tuple(imports)
 
 
-def _imported(tree: ast.Module, package: tuple[str, ...]) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield from _with_parents(alias.name)
-        elif isinstance(node, ast.ImportFrom):
-            base = [*package[: len(package) - node.level + 1]] if node.level else []
-            module = ".".join([*base, *filter(None, [node.module])])
-            yield from _with_parents(module)
-            yield from (f"{module}.{alias.name}".lstrip(".") for alias in node.names)
-        elif isinstance(node, ast.Call) and node.args:
-            called = getattr(node.func, "attr", getattr(node.func, "id", None))
-            first = node.args[0]
-            if called in ("import_module", "__import__") and isinstance(first, ast.Constant):
-                yield from _with_parents(str(first.value))
-
-
-def _with_parents(name: str) -> Iterator[str]:
+def _files_of(name: str, folder: Path) -> Iterator[Path]:
+    """The files of a module and of the packages that it is in, as far as a folder has them."""
     parts = name.split(".")
-    yield from (".".join(parts[: i + 1]) for i in range(len(parts)) if parts[i])
+    for end in range(1, len(parts) + 1):
+        place = folder.joinpath(*parts[:end])
+        files = place.with_name(f"{place.name}.py"), place / "__init__.py"
+        yield from filter(Path.is_file, files)
+        if not place.is_dir():  # as with most: a library's
+            return
 
 
 def _file_of(module: str) -> Path | None:

@@ -6,9 +6,12 @@ Opening changes nothing: a job may be planned, shown and thrown away. `run` carr
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from ...base import (
     HeadKind,
@@ -20,20 +23,21 @@ from ...base import (
     modes_kept,
     names_parameters,
     torch_threads,
+    usable_cores,
 )
-from ...data import Sink, Source, check_knows_chunks
+from ...data import Sink, Source, check_knows_chunks, why_no_lock
+from ...instruments import available_memory
 from ...models import Model, as_trained, find_devices, load_model, model_files
-from ..planning.memory import resident_bytes
+from ..planning.memory import Facts, resident_bytes
 from ..planning.plan import Plan, make_plan
 from ..run_folder.bucket_folder import RemoteFolder
 from ..run_folder.journal import Prepared
 from ..run_folder.names import RUN_FILES, default_run_dir
-from ..run_folder.reader import check_not_anew, threads_of
+from ..run_folder.reader import threads_of
 from ..tiling.geometry import block_halo, patch_shape
 from . import identity
-from .facts import gather_facts
 from .head_kinds import Seen, head_kinds, seen_patches
-from .heads import HeadPart, Origin, plan_heads, split
+from .heads import HeadPart, Origin, is_wide, plan_heads, split
 from .net import fit_net, with_workspaces
 from .normalisation import normalised_as
 from .outputs import open_outputs
@@ -80,21 +84,13 @@ class Job:
             check_knows_chunks(source)
         kinds, judging_bytes = self._kinds(source, parts)
         self.head_parts, self.head_kinds = parts, kinds
-        try:
-            self.outputs = open_outputs(
-                config, source, (times, channels), model.in_channels, parts, kinds
-            )
-        except UsageError:
-            if config.resumes:
-                check_not_anew(config.out_spec, config.run_dir)
-            raise
+        self.outputs = open_outputs(
+            config, source, (times, channels), model.in_channels, parts, kinds
+        )
         dtypes, fine = [sink.dtype for sink in self.sinks], self.net.carrier.itemsize == 8
         self.heads = plan_heads(config, parts, kinds, dtypes, fine=fine)
-        facts = gather_facts(
-            config, source, self.devices, self.net, self.heads, self.outputs, len(self.volumes),
-            judging_bytes, values, self.peers,
-            [*self.as_trained, *at_once, *uneven(self.selected)],
-        )  # fmt: skip
+        notes = [*self.as_trained, *at_once, *uneven(self.selected)]
+        facts = _gather_facts(self, source, judging_bytes, values, notes)
         self.run_dir = config.run_dir or default_run_dir(self.sinks[0])
         if config.joins:
             part = Prepared.read(self.run_dir).part
@@ -178,6 +174,87 @@ class Job:
             "compile_dynamic": config.compile and config.compile_dynamic,
             "devices": sorted({device.type for device in self.devices}),
         }
+
+
+def _gather_facts(
+    job: Job, source: Source, judging_bytes: int, values: str, notes: Iterable[str]
+) -> Facts:
+    """The facts that a plan needs, from the opened job and from the machine.
+
+    ``judging_bytes`` is the memory that the test of the heads left in the heap. The base does not
+    count it, as forwards use it again and are counted themselves. ``values`` says how values are
+    scaled.
+    """
+    # First, because it makes a GPU's context, which takes memory of this process that base counts.
+    device_bytes = _free_device_memory(job.devices)
+    net, heads, devices = job.net, job.heads, job.devices
+    return Facts(
+        domain=source.domain[2:],
+        source_itemsize=source.dtype.itemsize,
+        source_chunk=source.chunks[2:],
+        chunk_bytes=math.prod(source.chunks) * source.dtype.itemsize,
+        packed_itemsize=getattr(source, "packed_itemsize", 0),  # stores of others need not know it
+        source_origin=source.grid_origin[2:],
+        source_is_float=source.dtype.kind == "f",
+        source_cache=source.cache_bytes or None,
+        source_caches=source.with_cache(1).cache_bytes != 0,
+        num_volumes=len(job.volumes),
+        batch=net.batch,
+        in_channels=net.model.in_channels,
+        out_channels=tuple(head.channels for head in heads),
+        out_itemsizes=tuple(head.dtype.itemsize for head in heads),
+        sum_itemsizes=tuple(head.blended * head.work.itemsize for head in heads),
+        write_grids=tuple(output.sink.write_grid[2:] for output in job.outputs),
+        anchor=job.outputs[0].anchor,
+        weight_bytes=net.model.weight_bytes,
+        forward_bytes=net.footprint.peak_bytes,
+        devices=tuple(device.type for device in devices),
+        base_bytes=resident_bytes() - judging_bytes,
+        available_bytes=available_memory() // job.peers,
+        cores=usable_cores(),
+        device_bytes=device_bytes,
+        cast_bytes=net.model.weight_bytes // 2 if net.amp is not None else 0,
+        work_itemsize=max(
+            net.carrier.itemsize,
+            *(8 if head.kind == "labels" else head.work.itemsize for head in heads),
+        ),
+        patch_flops=net.patch_flops,
+        heads=tuple(head.line() for head in heads),
+        values=values,
+        arithmetic=identity.arithmetic_of(
+            identity.maker([source, *job.sinks], devices, job.config.threads)
+        ),
+        notes=(*notes, *_notes(job, source)),
+    )
+
+
+def _free_device_memory(devices: Sequence[torch.device]) -> int | None:
+    gpus = [device for device in devices if device.type == "cuda"]
+    return min((torch.cuda.mem_get_info(device)[0] for device in gpus), default=None)
+
+
+def _notes(job: Job, source: Source) -> Iterator[str]:
+    """Sentences that the plan prints about how the model is run."""
+    config, net = job.config, job.net
+    yield from filter(None, map(why_no_lock, job.sinks))
+    yield from getattr(source, "notes", ())  # stores of others need not have any
+    dtype = str(net.model.dtype).removeprefix("torch.")
+    if is_wide(source.dtype) and dtype != "float64":
+        yield f"the model takes {dtype}, which does not hold all digits of {source.dtype}"
+    if config.normalize == "global" and config.model_fields_set & {"norm_lower", "norm_upper"}:
+        yield (
+            f"--norm-lower {config.norm_lower:g} and --norm-upper {config.norm_upper:g} are "
+            "percentiles of the whole volume; for intensities give --normalize fixed --clip-norm "
+            "0 1"
+        )
+    if not net.footprint.channels_last:
+        yield "the model fails on tensors in channels last layout, and is slower without it"
+    on_cuda = all(device.type == "cuda" for device in job.devices)
+    if config.amp == "auto" and on_cuda and dtype == "float32" and net.amp is None:
+        yield (
+            "autocast is off, as values that are not normalised to a range may be too large for "
+            "half precision; --normalize with --clip-norm, or --amp, turns it on"
+        )
 
 
 def _check_own_files(

@@ -10,16 +10,12 @@ of workers there is no time, and without a bandwidth the store counts as fast en
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import statistics
 from collections.abc import Iterator
-from errno import ENOENT
 from pathlib import Path
 
 from ...base import (
-    RUN_FILE,
     SUMMARY_FILE,
     ScaleConfig,
     UsageError,
@@ -28,7 +24,7 @@ from ...base import (
     plural,
     significant,
 )
-from ..run_folder.folder import folder_at
+from ..run_folder.folder import folder_at, read_document, read_run
 from .memory import in_words
 from .plan import Plan
 
@@ -108,27 +104,18 @@ def measured_rate(place: Path | str, plan: Plan) -> tuple[float, str | None]:
     Raises:
         UsageError: There is no summary of a run that computed anything.
     """
-    try:
-        folder = folder_at(place)
-        content = folder.read(SUMMARY_FILE)
-        if content is None:
-            raise FileNotFoundError(ENOENT, os.strerror(ENOENT))
-        summary, run = json.loads(content), json.loads(folder.read(RUN_FILE) or b"")
-        shares = [(worker["voxels"], worker["seconds"]) for worker in summary["workers"]]
-        shares = shares or [(summary["voxels"], summary["seconds"])]
-        patch, overlap = (tuple(run["fingerprint"][name]) for name in ("patch", "overlap"))
-    except OSError as error:
+    folder = folder_at(place)
+    if (summary := read_document(folder, SUMMARY_FILE)) is None:
         raise UsageError(
-            f"--rate {place}: {error.strerror}; it is neither a number of voxels per second nor "
-            "the folder of a run that has ended"
-        ) from error
-    except (ValueError, KeyError, TypeError) as error:
-        if isinstance(error, UsageError):
-            raise
-        raise UsageError(f"--rate {place}: summary.json or run.json is damaged") from None
-    rates = [voxels / seconds for voxels, seconds in shares if voxels and seconds]
+            f"--rate {place}: neither a number of voxels per second nor the folder of a run that "
+            "has ended"
+        )
+    shares = summary.get("workers") or [summary]
+    rates = [share["voxels"] / share["seconds"] for share in shares if share["voxels"]]
     if not rates:
         raise UsageError(f"--rate {place}: that run computed nothing; give another run")
+    fingerprint = read_run(folder).get("fingerprint", {})
+    patch, overlap = (tuple(fingerprint.get(name, ())) for name in ("patch", "overlap"))
     if (patch, overlap) == (plan.shape.patch, plan.shape.overlap):
         return statistics.median(rates), None
     return statistics.median(rates), (

@@ -1,8 +1,8 @@
 """The plan of a job, made before any data is read: counts, bytes, amplifications and memory.
 
-A `Plan` is arithmetic on shapes. It opens nothing and reads nothing; `facts` gathers what it needs,
-and `run` carries it out. A job that does not fit is refused here, with the two numbers and the flag
-that helps.
+A `Plan` is arithmetic on shapes. It opens nothing and reads nothing; `opening.job` gathers the
+facts that it needs, and `run` carries it out. A job that does not fit is refused here, with the two
+numbers and the flag that helps.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise, product
 
 from ...base import InferConfig, Refused, format_bytes, format_count, plural, significant
+from ...data import Box
+from ..run_folder.block_set import BlockSet
 from ..tiling.geometry import Brick, Geometry, PatchShape
 from ..tiling.parts import Extent, Parts
 from ..tiling.traffic import BrickShape, CacheLevel, largest_brick, open_peak, reads
@@ -202,15 +205,6 @@ class Plan:
             yield "device memory", f"{size(self.device_peak)} on each device"
         if facts.forward_bytes is None:
             yield "note", "the model could not be sized in advance: its own memory is not counted"
-        if long := _long_axes(self):
-            yield (
-                "note",
-                (
-                    f"along {' and '.join(long)} the patch is at least twice as long as the "
-                    "volume, and most of what is computed there is reflected; a smaller --patch "
-                    "computes less, if the model takes it"
-                ),
-            )
         yield from (("note", note) for note in facts.notes)
 
     def _part_lines(self) -> Iterator[tuple[str, str]]:
@@ -249,12 +243,6 @@ def make_plan(
     if not fitting:
         return min(plans, key=lambda plan: plan.memory.total)
     return min(fitting, key=_cost)
-
-
-def _long_axes(plan: Plan) -> list[str]:
-    """The axes along which the patch is at least twice as long as the volume."""
-    sides = zip("zyx", plan.shape.patch, plan.geometry.domain.shape, strict=True)
-    return [axis for axis, side, size in sides if side >= 2 * size]
 
 
 def _counted(count: int, noun: str) -> str:
@@ -338,3 +326,43 @@ def _count(
         own_patches=config.normalize == "percentile",
         workers=config.shared_by or 1,
     )
+
+
+def written_in(parts: Parts, number: int, done: BlockSet) -> int:
+    """Number of blocks of a part that are ``done``."""
+    part = parts[number]
+    return done.count(part.volume, parts.blocks(part))
+
+
+def missing_parts(plan: Plan, done: BlockSet) -> dict[int, int]:
+    """The parts that lack blocks, and how many blocks each lacks.
+
+    ``done`` are the blocks that are written.
+    """
+    parts = plan.parts
+    if len(done) == plan.num_blocks:
+        return {}
+    lacking = (
+        (part.number, parts.blocks(part).size - written_in(parts, part.number, done))
+        for part in parts
+    )
+    return {number: count for number, count in lacking if count}
+
+
+def voxels_of(plan: Plan, done: BlockSet) -> int:
+    """Number of voxels in blocks."""
+    blocks = plan.geometry.blocks
+    boxes = [  # of blocks that are equally large: the first and the last of an axis may be cut
+        Box(*zip(*box, strict=True))
+        for box in product(*map(_alike, blocks.cells.start, blocks.cells.stop))
+    ]
+    return sum(
+        done.count(volume, box) * blocks.cell(box.start).size
+        for volume in range(plan.facts.num_volumes)
+        for box in boxes
+    )
+
+
+def _alike(first: int, stop: int) -> Iterator[tuple[int, int]]:
+    """The first block of an axis, the last, and those between."""
+    return pairwise(sorted({first, first + 1, stop - 1, stop}))

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import threading
 import uuid
-from collections.abc import Callable
 
 from ...base import PenstockError
 from ...data import Bucket, is_transient
@@ -35,13 +34,10 @@ class RemoteLog:
     lacking: str | None = None
     """None: the lock beside the output guards the run folder too."""
 
-    def __init__(
-        self, bucket: Bucket, run: str, writer: str | None, beat: Callable[[str, bool], None]
-    ) -> None:
-        """``beat`` is called repeatedly, with the name of this start and whether it has ended."""
-        self.bucket, self._beat = bucket, beat
-        self.name = f"{plain_name(writer or 'alone')}.{uuid.uuid4().hex[:8]}"
-        self.folder = f"{LOGS_FOLDER}{run}/{self.name}/"
+    def __init__(self, bucket: Bucket, run: str, writer: str | None) -> None:
+        self.bucket = bucket
+        start = f"{plain_name(writer or 'alone')}.{uuid.uuid4().hex[:8]}"
+        self.folder = f"{LOGS_FOLDER}{run}/{start}/"
         self._lines: list[str] = []
         """The lines of the last object, and those that wait for it."""
         self._stored = 0
@@ -53,10 +49,9 @@ class RemoteLog:
         self._thread = threading.Thread(target=self._work, name="log", daemon=True)
 
     def begin(self, *, anew: bool) -> None:
-        """Write the first heartbeat. If ``anew``, delete the logs of earlier runs."""
+        """Begin to store lines. If ``anew``, delete the logs of earlier runs."""
         if anew:
             self.bucket.delete(self.bucket.names(LOGS_FOLDER))
-        self._beat(self.name, False)
         self._thread.start()
 
     def append(self, line: str) -> None:
@@ -89,7 +84,7 @@ class RemoteLog:
                     self._stored, self._number = 0, self._number + 1
 
     def close(self) -> None:
-        """Store what was appended if the store allows it, and note that the process has ended."""
+        """Store what was appended, if the store allows it."""
         with self._lock:
             if self._ended:
                 return
@@ -100,7 +95,6 @@ class RemoteLog:
         self._thread.join()
         with contextlib.suppress(PenstockError):  # their blocks are written again
             self.flush()
-        self._beat(self.name, True)
 
     def _work(self) -> None:
         while not self._ended:
@@ -111,4 +105,3 @@ class RemoteLog:
             except PenstockError as error:
                 if not is_transient(error):
                     self._error = error
-            self._beat(self.name, False)

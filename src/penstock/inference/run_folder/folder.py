@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ...base import SUMMARY_FILE, UsageError, plural
-from .block_log import Key, Note, read_entries, read_lines
+from ...base import RUN_FILE, SUMMARY_FILE, UsageError, plural
+from .block_log import Checks, Key, read_entries, read_lines
 from .block_set import BlockSet
 from .bucket_folder import RemoteFolder
 from .bucket_log import RemoteLog
@@ -46,54 +45,49 @@ def read_document(folder: Folder, name: str) -> dict[str, Any] | None:
     return document
 
 
+def read_run(place: Folder | Path | str) -> dict[str, Any]:
+    """The run.json of a run folder, empty if there is none.
+
+    Raises `UsageError` if it is damaged.
+    """
+    folder = folder_at(place) if isinstance(place, Path | str) else place
+    return read_document(folder, RUN_FILE) or {}
+
+
 class Notes:
     """The logs of a run, each read on from where the last look ended.
 
-    A read gives the blocks noted since the last one; the first read gives all. Later reads do not
-    know the makers of blocks. Blocks are not taken off the list while a run is at work, so what an
-    earlier read gave stays true.
+    A read gives the blocks noted since the last one; the first read gives all. Blocks are not taken
+    off the list while a run is at work, so what an earlier read gave stays true.
     """
 
-    def __init__(
-        self, folder: Folder, run: str, makers: list[dict[str, Any]] | None = None
-    ) -> None:
-        """``makers`` are those of run.json. Makers that only logs name are added to them."""
+    def __init__(self, folder: Folder, run: str) -> None:
         self.folder, self.run = folder, run
-        self.makers = [{}] if makers is None else makers
         self._seen: dict[str, int] = {}
         """How far each log was read."""
         self.damaged: list[bytes] = []
         """The lines that cannot be read. While a process writes a log, its last line may be under
         way."""
 
-    def fresh(self) -> dict[Key, Note]:
-        """The new blocks and their notes. Each takes some hundred bytes."""
-        notes: dict[Key, Note] = {}
+    def fresh(self) -> dict[Key, Checks]:
+        """The new blocks and their checks. Each takes some hundred bytes."""
+        notes: dict[Key, Checks] = {}
         for lines in self.folder.new_lines(self.run, self._seen):
-            notes |= read_lines(lines, self.makers, self.damaged)
+            notes |= read_lines(lines, self.damaged)
         return notes
 
     def blocks(self) -> BlockSet:
         """The new blocks."""
-        return self.counted()[0]
-
-    def counted(self) -> tuple[BlockSet, Counter[int]]:
-        """The new blocks, and their number for each maker. A block that two have made counts for
-        the first."""
-        every, counts = BlockSet(), Counter[int]()
+        every = BlockSet()
         for lines in self.folder.new_lines(self.run, self._seen):
-            made: dict[int, BlockSet] = defaultdict(BlockSet)
-            for key, note in read_entries(lines, self.makers, self.damaged):
-                if note is not None:
-                    made[note.maker].add(key)
-                    continue
-                for blocks in made.values():
-                    blocks.discard(key)
-            for maker, blocks in made.items():
-                before = len(every)
-                every.update(blocks)
-                counts[maker] += len(every) - before
-        return every, +counts
+            noted = BlockSet()  # of one log, as a block that one log lost may stand in another
+            for key, checks in read_entries(lines, self.damaged):
+                if checks is None:
+                    noted.discard(key)
+                else:
+                    noted.add(key)
+            every.update(noted)
+        return every
 
 
 def lost_lines(folder: Folder, damaged: int, named: int, planned: int) -> str:

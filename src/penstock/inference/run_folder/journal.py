@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...base import RUN_FILE, SUMMARY_FILE, TRACEBACK_FILE, UsageError, scrubbed
-from .block_log import CHECKSUM, Key, line_of, maker_line
+from .block_log import CHECKSUM, Key, line_of
 from .block_set import BlockSet
-from .folder import Folder, Log, Notes, folder_at, lost_lines, read_document
+from .folder import Folder, Log, Notes, folder_at, lost_lines, read_document, read_run
 from .names import (
-    ALIVE_FOLDER,
     ENDING_FILE,
     LOG_FILE,
     METRICS_FILE,
@@ -26,12 +25,11 @@ from .names import (
     SCALINGS_FILE,
     STACKS_FILE,
     STATISTICS_FOLDER,
-    WORKERS_FILE,
     of_each,
     own_name,
 )
 
-_OF_ONE_START = (SUMMARY_FILE, WORKERS_FILE, ENDING_FILE, TRACEBACK_FILE,
+_OF_ONE_START = (SUMMARY_FILE, ENDING_FILE, TRACEBACK_FILE,
                  *(f(n) for n in (RETRIES_FILE, STACKS_FILE) for f in (str, of_each)))  # fmt: skip
 """Files about one start of a run, which are removed when it is resumed."""
 _OF_ONE_RUN = (
@@ -40,24 +38,6 @@ _OF_ONE_RUN = (
     *map(of_each, (LOG_FILE, SUMMARY_FILE, METRICS_FILE)),
 )
 """Files that are also removed when a run begins anew."""
-
-
-class OtherMaker(UsageError):
-    """The blocks of the run were made by other code, other versions or another kind of machine, so
-    this process may not go on with it."""
-
-    def __init__(self, folder: Folder, name: str, made: Any, here: Any) -> None:
-        """``name`` is the fact that differs. It is ``made`` in the run and ``here`` in this
-        process."""
-        super().__init__(
-            f"--resume: the run in {folder} was made with {name} {made!r}, here it is {here!r}, "
-            "which may change voxels; --resume-anyway goes on and notes which blocks are whose, "
-            "--overwrite begins anew"
-        )
-        self.difference = (
-            f"it has {name} {here!r}, and the run was made with {made!r}, which may change voxels"
-        )
-        """The difference, in words for a process that joins the run."""
 
 
 class Prepared(NamedTuple):
@@ -71,8 +51,7 @@ class Prepared(NamedTuple):
     @classmethod
     def read(cls, place: Path | str | None) -> Prepared:
         """Read it from a run folder. Raises `UsageError` if the run is not prepared."""
-        run = None if place is None else read_document(folder_at(place), RUN_FILE)
-        prepared = (run or {}).get("prepared")
+        prepared = None if place is None else read_run(place).get("prepared")
         if prepared is None:
             raise UsageError(
                 f"no run is prepared in {place}; run --prepare --workers N first, with a --run-dir "
@@ -89,7 +68,6 @@ class OwnFiles:
         self.folder = None if place is None else folder_at(place)
         self.writer: str | None = None
         """Name of this process among several that write the run; None if it writes alone."""
-        self._retries, self._retry_seconds = 0, 0.0
 
     @property
     def here(self) -> Path | None:
@@ -114,18 +92,6 @@ class OwnFiles:
         """The path of a file of the folder, for messages."""
         return name if self.folder is None else f"{self.folder}/{name}"
 
-    @property
-    def retried(self) -> tuple[int, float]:
-        """The number of tries outside the stages that failed and were followed by another, such as
-        of the lock or of the run folder, and their seconds."""
-        count, seconds = (0, 0.0) if self.folder is None else self.folder.retried
-        return self._retries + count, self._retry_seconds + seconds
-
-    def note_retries(self, count: int, seconds: float) -> None:
-        """Count tries of something that is no store of the job, such as the lock."""
-        self._retries += count
-        self._retry_seconds += seconds
-
 
 class Journal(OwnFiles):
     """The record of one run. Without a folder it only counts blocks."""
@@ -139,9 +105,8 @@ class Journal(OwnFiles):
         super().__init__(place)
         self.fingerprint: dict[str, Any] = scrubbed(json.loads(json.dumps(fingerprint)))
         noted = {**(maker or {}), "checksum": CHECKSUM}
-        self.makers: list[dict[str, Any]] = [json.loads(json.dumps(noted))]
-        self.maker = 0
-        """Index of this process among the makers."""
+        self.maker: dict[str, Any] = json.loads(json.dumps(noted))
+        """Code, versions and machine. They are the same for all blocks of a run."""
         self.run = uuid.uuid4().hex
         """Name of the run, also in the marker of its output. A resumed run keeps its name."""
         self.lacking: list[str] = []
@@ -152,7 +117,6 @@ class Journal(OwnFiles):
         self._replaces: list[str | None] = []
         """Names of the runs that made the outputs which this run replaces."""
         self._before: Mapping[str, Any] | None = None
-        self._anyway = False
         self._log: Log | None = None
         self._notes: Notes | None = None
         self._lock = threading.Lock()
@@ -165,24 +129,21 @@ class Journal(OwnFiles):
         maker: Mapping[str, Any] | None = None,
         *,
         resume: bool,
-        anyway: bool = False,
     ) -> Journal:
         """Open a run folder, and if ``resume`` read what an earlier run left. Creates nothing.
 
-        Raises `UsageError` if the earlier run had other settings, naming the first difference, or
-        if the folder is not a run folder. ``anyway`` allows another ``maker``.
+        Raises `UsageError` if the earlier run had other settings or another ``maker``, naming the
+        first difference, or if the folder is not a run folder.
         """
         journal = cls(place, fingerprint, maker)
         if (folder := journal.folder) is None:
             return journal
         folder.check()
-        if not resume or (before := read_document(folder, RUN_FILE)) is None:
+        if not resume or not (before := read_run(folder)):
             return journal
         _check_same(folder, before.get("fingerprint", {}), journal.fingerprint)
-        journal.makers, journal.maker = _with_maker(
-            folder, before.get("makers", [{}]), journal.makers[0], anyway
-        )
-        journal._before, journal._anyway = before, anyway
+        _check_same(folder, before.get("maker", {}), journal.maker)
+        journal._before = before
         journal._replaces = before.get("replaces", [])
         journal.run = before.get("run", journal.run)
         journal.refresh()
@@ -206,22 +167,23 @@ class Journal(OwnFiles):
         self.done.update(self._notes.blocks())
         self.statistics = read_document(self.folder, SCALINGS_FILE) or self.statistics
 
-    def check_maker(self, output: str, made_by: str | None) -> None:
+    def check_maker(self, output: str, made_by: str | None, take_over: bool = False) -> None:
         """Raise `UsageError` if this run is resumed, but its output now belongs to another run.
 
-        ``made_by`` is the run that the marker of the output names, or None.
+        ``made_by`` is the run that the marker of the output names, or None: then only
+        ``take_over`` goes on.
         """
         if self._before is None:
             self._replaces = list({*self._replaces, made_by})  # called again while the job waits
             return
         if not self.done and made_by in self._replaces:
             return  # killed before the marker named this run: all of the output is written anyway
-        if made_by is None and (self._anyway or not self._before.get("locked")):
+        if made_by is None and (take_over or not self._before.get("locked")):
             return  # made where no marker can be written
         if made_by is None:
             raise UsageError(
                 f"--resume: no lock beside {output} names the run in {self.folder} any more, so "
-                "the output may be another run's; --resume-anyway goes on, --overwrite begins anew"
+                "the output may be another run's; --take-over goes on, --overwrite begins anew"
             )
         if made_by != self.run:
             raise made_anew(output, self.folder)
@@ -247,8 +209,6 @@ class Journal(OwnFiles):
         self.lock()
         if self._log is not None:
             self._log.begin(anew=False)
-            # In full, as run.json has only the makers that the run began with.
-            self._append(maker_line(self.makers[self.maker]))
 
     def begin(
         self,
@@ -268,7 +228,6 @@ class Journal(OwnFiles):
             return
         self.lock()
         assert self._log is not None
-        self.folder.delete(ALIVE_FOLDER)  # before the log begins: it writes a heartbeat there
         self._log.begin(anew=not self.done)
         self.folder.delete(*_OF_ONE_START)
         if self.done:  # so a run is resumed
@@ -284,30 +243,25 @@ class Journal(OwnFiles):
             "replaces": self._replaces,
             "settings": settings,
             "fingerprint": self.fingerprint,
-            "makers": self.makers,
+            "maker": self.maker,
             # A run that is resumed or repaired keeps its parts for those who share it.
             "prepared": prepared._asdict() if prepared else self.before.get("prepared"),
         }
         self.save(RUN_FILE, run)
         self.save(SCALINGS_FILE, self.statistics)
-        if len(self.makers) > 1:
-            self._append(maker_line(self.makers[self.maker]))
 
     def note(self, key: Key, voxels: int, checks: Sequence[str] = ()) -> None:
         """Note that a block of ``voxels`` has been written, with a check for each output."""
         with self._lock:
             self.written += 1
             self.voxels += voxels
-            self._append(line_of(key, checks))
+            if self._log is not None:
+                self._log.append(line_of(key, checks))
 
     def flush(self) -> None:
         """Sync the notes. Raises `UsageError` if the store of the run folder refuses."""
         if self._log is not None:
             self._log.flush()
-
-    def _append(self, line: str) -> None:
-        if self._log is not None:
-            self._log.append(line)
 
     def save_statistics(self, volume: int, scaling: Mapping[str, Any]) -> None:
         self.statistics[str(volume)] = dict(scaling)
@@ -333,20 +287,8 @@ def _check_same(folder: Folder, before: Mapping[str, Any], now: Mapping[str, Any
     if (name := differing(before, now)) is not None:
         raise UsageError(
             f"the run in {folder} had {name} {before.get(name)!r}, and here it is {now[name]!r}; "
-            "give the same settings, or --overwrite to begin anew"
+            "go on with the same, or --overwrite to begin anew"
         )
-
-
-def _with_maker(
-    folder: Folder, makers: list[dict[str, Any]], mine: dict[str, Any], anyway: bool
-) -> tuple[list[dict[str, Any]], int]:
-    """The makers of a run with this process among them, and its index."""
-    name = differing(makers[-1], mine)
-    if mine not in makers:
-        if name is not None and not anyway:
-            raise OtherMaker(folder, name, makers[-1].get(name), mine[name])
-        makers = [*makers, mine]
-    return makers, makers.index(mine)
 
 
 def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:

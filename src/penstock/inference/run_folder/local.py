@@ -42,10 +42,6 @@ class LocalFolder:
     A name may have slashes. Each method raises `OSError` or `UsageError` if it fails.
     """
 
-    retried = (0, 0.0)
-    """The number of requests that failed and were repeated, and the seconds of these and of the
-    waits after them."""
-
     def __init__(self, path: Path) -> None:
         self.place = self.path = path
 
@@ -132,26 +128,29 @@ class LocalFolder:
 
         ``seen`` says how far each log was read, in units of the folder's own, and is updated.
         """
-        for name in self._logs():
-            with (self.path / name).open("rb") as file:
-                file.seek(seen.get(name, 0))
-                yield _lines(file, name, seen)
-        # A folder that was copied from a bucket: see `bucket_log`.
-        copied = self.names(f"{LOGS_FOLDER}{run}/*/*.log")
-        for _, parts in groupby(copied, lambda part: part.rpartition("/")[0]):
-            contents = ((self.path / part).read_bytes() for part in parts)
-            yield (line for text in contents for line in text.splitlines(True))
+        # A folder that was copied from a bucket has several files for a log: see `bucket_log`.
+        for _, parts in groupby(self._logs(run), lambda name: name.rpartition("/")[0] or name):
+            yield (line for name in parts for line in self._lines(name, seen))
 
-    def _logs(self) -> list[str]:
-        patterns = LOG_FILE, of_each(LOG_FILE)
-        return [path.name for each in patterns for path in sorted(self.path.glob(each))]
+    def _lines(self, name: str, seen: dict[str, int]) -> Iterator[bytes]:
+        """The lines of a log, one by one, as it may be larger than the memory. A last line that is
+        not whole is read again by the next look: it may be under way."""
+        with (self.path / name).open("rb") as file:
+            file.seek(seen.get(name, 0))
+            for line in file:
+                if line.endswith(b"\n"):
+                    seen[name] = seen.get(name, 0) + len(line)
+                yield line
+
+    def _logs(self, run: str = "*") -> list[str]:
+        patterns = LOG_FILE, of_each(LOG_FILE), f"{LOGS_FOLDER}{run}/*/*.log"
+        paths = [path for pattern in patterns for path in sorted(self.path.glob(pattern))]
+        return [path.relative_to(self.path).as_posix() for path in paths]
 
     def forget(self, run: str, keys: list[Key]) -> None:
         """Take blocks off the list of a run that no process writes."""
-        if self.names(f"{LOGS_FOLDER}{run}/*/*.log"):
-            raise UsageError(f"{self} is a copy of a run folder in a bucket; name the bucket")
         with contextlib.ExitStack() as held:
-            logs = [LogFile(self.path / name) for name in self._logs()]
+            logs = [LogFile(self.path / name) for name in self._logs(run)]
             for log in logs:
                 held.callback(log.close)
             for log in logs:  # in each, as it is not known which log has a block
@@ -159,7 +158,7 @@ class LocalFolder:
                 log.append("".join(map(lost_line, keys)))
 
     def at_work(self) -> int:
-        """The number of processes that write the run now."""
+        """The number of processes that write the run now; None if the store does not say."""
         return sum(is_locked(self.path / log) for log in self._logs())
 
     def killed(self) -> bool:
@@ -187,15 +186,6 @@ class LocalFolder:
 
     def close(self) -> None:
         """Store the files of `here` for good. They are in the folder already."""
-
-
-def _lines(file: IO[bytes], name: str, seen: dict[str, int]) -> Iterator[bytes]:
-    """The lines of a log, one by one, as it may be larger than the memory. A last line that is not
-    whole is read again by the next look: it may be under way."""
-    for line in file:
-        if line.endswith(b"\n"):
-            seen[name] = seen.get(name, 0) + len(line)
-        yield line
 
 
 class LogFile:

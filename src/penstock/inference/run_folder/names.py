@@ -1,13 +1,12 @@
 """The names of the files in a run folder, and how they are read. No other room spells them.
 
-    run.json         name, settings, fingerprint and plan of the run; the makers of its blocks:
+    run.json         name, settings, fingerprint and plan of the run; the maker of its blocks:
                      versions, code and kind of machine
     done.log         one line for each block with its checksums, appended and synced after the
                      block is written; see `block_log`
     statistics.json  exact global percentiles
     metrics.jsonl    rows of telemetry
     retries.jsonl    a row for each read or write that failed and was tried again
-    workers.json     the workers of a cluster: how many are there, died, or were left out
     stacks.txt       the stack of each thread, if the run stopped making progress
     ended.json       why a run ended before it was done; a run that was killed leaves none
     summary.json     written last, by a run that succeeded
@@ -31,17 +30,14 @@ LOG_FILE = "done.log"
 SCALINGS_FILE = "statistics.json"
 METRICS_FILE = "metrics.jsonl"
 RETRIES_FILE = "retries.jsonl"
-WORKERS_FILE = "workers.json"
 STACKS_FILE = "stacks.txt"
 ENDING_FILE = "ended.json"
 STATISTICS_FOLDER = "statistics"
 """Folder for counts of values by several processes, before they are merged."""
 LOGS_FOLDER = "done/"
 """Folder of the logs of a run folder in a bucket; see `bucket_log`."""
-ALIVE_FOLDER = "alive/"
-"""Folder of the heartbeats in a bucket; see `bucket`."""
 RUN_FILES = (RUN_FILE, LOG_FILE, SCALINGS_FILE, METRICS_FILE, SUMMARY_FILE,
-             RETRIES_FILE, STACKS_FILE, WORKERS_FILE, ENDING_FILE, TRACEBACK_FILE)  # fmt: skip
+             RETRIES_FILE, STACKS_FILE, ENDING_FILE, TRACEBACK_FILE)  # fmt: skip
 """The files of a run folder."""
 
 

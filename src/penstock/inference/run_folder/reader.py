@@ -14,9 +14,8 @@ import numpy as np
 
 from ...base import RUN_FILE, InferConfig, PenstockError, UsageError, plural, redact, system_errors
 from ...data import Box, Grid, Written, indices, open_written, run_at
-from .block_log import Key, Note
-from .folder import Folder, Notes, folder_at, lost_lines, read_document
-from .journal import made_anew
+from .block_log import Checks, Key
+from .folder import Folder, Notes, folder_at, lost_lines, read_run
 from .names import default_run_dir, is_run
 
 _FACTS = frozenset(("domain", "block", "places", "volumes", "dtypes", "outputs", "heads"))
@@ -46,10 +45,8 @@ class RunFolder:
     folder: Folder
     content: Mapping[str, Any]
     """The content of run.json."""
-    notes: Mapping[Key, Note]
-    """The note of the logs on each block that is written."""
-    makers: Sequence[Mapping[str, Any]]
-    """The makers that notes give by index. Those of run.json come first, then those of the logs."""
+    notes: Mapping[Key, Checks]
+    """The checks that the logs note of each block that is written."""
     outputs: Sequence[Stored]
     specs: Sequence[Any]
     """The specs of the outputs, in the order of the run."""
@@ -115,17 +112,16 @@ def open_run(specs: Sequence[Any], run_dir: Path | str | None) -> RunFolder:
     written = named if len(named) == len(specs) else [open_written(s, "OUTPUT") for s in specs]
     outputs = _stored(written, content["fingerprint"], folder)
     lacking = [text for each in written if (text := _check_made_by(each, content, folder))]
-    makers = list(content.get("makers", [{}]))
-    logs = Notes(folder, str(content.get("run")), makers)
+    logs = Notes(folder, str(content.get("run")))
     notes, planned = logs.fresh(), content.get("blocks", 0)
     cut = lost_lines(folder, len(logs.damaged), len(notes), planned)
-    return RunFolder(folder, content, notes, makers, outputs, specs, lacking, cut)
+    return RunFolder(folder, content, notes, outputs, specs, lacking, cut)
 
 
 def _read_run(folder: Folder, *, given: bool) -> dict[str, Any]:
     hint = "" if given else "; if it has another place, give --run-dir"
     with system_errors(str(folder)):
-        content = read_document(folder, RUN_FILE) or {}
+        content = read_run(folder)
     if (
         not isinstance(content.get("settings"), dict)
         or not {*content.get("fingerprint", ())} >= _FACTS
@@ -191,28 +187,6 @@ def _check_made_by(written: Written, content: Mapping[str, Any], folder: Folder)
     return None
 
 
-def check_not_anew(specs: Sequence[Any], run_dir: Path | str | None) -> None:
-    """Refuse to resume a run if another one has made its outputs anew.
-
-    Such outputs may have other chunks, and then opening them raises a less helpful error. Other
-    faults are not looked for.
-
-    Raises `UsageError` that names the output.
-    """
-    for spec in specs:
-        try:
-            written = open_written(spec, "--out-spec")
-            place = run_dir or default_run_dir(written)
-            folder = None if place is None else folder_at(place)
-            content = {} if folder is None else _read_run(folder, given=True)
-            made_by = run_at(written)
-        except UsageError:
-            continue
-        if content and made_by not in (None, content.get("run"), *content.get("replaces", [])):
-            raise made_anew(written.name, folder)
-        run_dir = place  # that of the first output
-
-
 def threads_of(config: InferConfig) -> int | None:
     """The number of torch's threads in a forward: what ``--threads`` says, else that of the run
     which is resumed, as another number may change the last bits. None for torch's own choice."""
@@ -220,10 +194,10 @@ def threads_of(config: InferConfig) -> int | None:
         return config.threads
     try:
         place = config.run_dir or default_run_dir(open_written(config.out_spec[0], "--out-spec"))
-        run = None if place is None else read_document(folder_at(place), RUN_FILE)
+        run = {} if place is None else read_run(place)
     except (OSError, UsageError):  # there is no such run, and what opens the job says so
         return None
-    threads: int | None = (run or {}).get("makers", [{}])[-1].get("threads")
+    threads: int | None = run.get("maker", {}).get("threads")
     return threads
 
 

@@ -7,7 +7,6 @@ with ``--resume``.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
 import uuid
@@ -29,18 +28,15 @@ from ...base import (
 from ...cluster import FailedItem, Workers, connect, share, wait_for_worker
 from ...data import OutputLock, is_transient
 from ...instruments import Nvml
-from ..planning.plan import Plan
+from ..planning.plan import Plan, missing_parts, voxels_of, written_in
 from ..run_folder.ending import EndRequest
 from ..run_folder.journal import Journal, Prepared
-from ..run_folder.names import WORKERS_FILE
 from ..stages.beginning import begun
 from ..stages.retries import patiently
 from ..stages.summary import Progress, Summary, merged
 from . import on_worker as worker_side
-from .completeness import maker_notes, missing_parts, voxels_of, written_in
 from .on_worker import MARGIN_S, JobOrder, Share
-from .remote_job import RemoteJob, opened_on
-from .settled import settled, whole
+from .remote_job import RemoteJob, opened_on, settled, whole
 
 SHARES_PER_WORKER = 16
 """Number of shares, for each worker, into which the parts are cut at most. With fewer, the last
@@ -91,7 +87,7 @@ def run_on_cluster(
         elements = config.workers or 1
         with begun(job, Prepared(job.plan.geometry.part, elements)) as (journal, lock):
             for sink in job.sinks:
-                patiently(config.retry_for, sink.name, sink.create, lambda nothing: journal)
+                patiently(config.retry_for, sink.name, sink.create)
             client = _Client(job, workers, journal, lock, progress, request, say)
             summary = client.run(began)
             patiently(config.retry_for, "the lock", lock.check)
@@ -133,13 +129,9 @@ class _Client:
         """The last summary of each worker."""
         self.failed: dict[str, str] = {}
         """Shares that were given up, with the reasons."""
-        self.standing: dict[str, int] = {}
-        """Numbers of workers as last saved for ``penstock status``: present, died and so on."""
         self.began = self.looked = time.monotonic()
         self.first: float | None = None
         """When the first share of the parts was given out."""
-        self.present_s = 0.0
-        """Seconds for which each worker was there since then, added up."""
         self.asked_end = False
 
     def run(self, began: float) -> Summary:
@@ -225,27 +217,14 @@ class _Client:
         return len(self.journal.done)
 
     def _look(self) -> None:
-        """Read the logs, show the progress, and note which workers are there."""
-        now, workers = time.monotonic(), self.workers
-        if self.first is not None:
-            self.present_s += len(workers.fit) * (now - self.looked)
-        self.looked = now
+        """Read the logs, and show the progress."""
+        self.looked = now = time.monotonic()
         try:
             self.lock.check()
         except PenstockError as error:  # workers report it themselves if it lasts
             if not is_transient(error):
                 raise
         self.journal.refresh()
-        standing = {
-            "present": len(workers.fit),
-            "died": workers.deaths,
-            "retried": workers.retried,
-            "unfit": len(workers.left_out),
-        }
-        if standing != self.standing:  # for ``penstock status``
-            self.standing = standing
-            with contextlib.suppress(OSError):
-                self.journal.save(WORKERS_FILE, standing)
         if self.progress is not None:
             self.progress(_progress(self.job.plan, self.journal, now - self.began))
 
@@ -279,10 +258,8 @@ class _Client:
         """What all workers did together. ``before`` is the number of voxels of earlier starts."""
         seconds, plan, journal = time.monotonic() - self.began, self.job.plan, self.journal
         notes = self.workers.notes("share")
-        if self.job.config.mixed_arithmetic or self.job.config.resume_anyway:
-            notes += maker_notes(journal)
         planned, skipped, voxels = plan.num_blocks, journal.skipped, plan.voxels - before
-        together = merged(self.summaries, seconds, planned, notes, journal.retried)
+        together = merged(self.summaries, seconds, planned, notes)
         return replace(
             together,
             # From the logs, as workers that died did not report their last blocks.
@@ -290,7 +267,6 @@ class _Client:
             blocks_skipped=skipped,
             voxels=voxels,
             input_bytes=round(plan.input_bytes * voxels / plan.voxels),
-            worker_seconds=self.present_s or None,
             startup_seconds=(self.first or self.began) - self.began,
         )
 

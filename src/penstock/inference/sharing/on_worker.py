@@ -21,7 +21,6 @@ from ...cluster import UnfitWorker, WorkerLeaves, before_leaving, close_after_it
 from ...data import Scaling
 from ..opening.heads import HeadPart, Origin
 from ..planning.plan import Plan
-from ..run_folder.journal import OtherMaker
 
 MARGIN_S = 5.0
 """Seconds beyond ``--grace`` to wait for a share that was asked to end."""
@@ -78,6 +77,7 @@ def open_job(order: tuple[InferConfig, int, str]) -> Opened:
     ``order`` are the settings, the number of workers on one host, and the client's host.
     """
     from ..opening.job import Job
+    from ..run_folder.journal import Journal
     from ..stages.statistics import needs_counting
 
     config, peers, client = order
@@ -88,23 +88,16 @@ def open_job(order: tuple[InferConfig, int, str]) -> Opened:
         if platform.node() == client:
             raise
         raise UnfitWorker(f"on the worker {platform.node()}: {describe(error)}") from error
+    if config.resumes and job.run_dir is not None and all(sink.exists for sink in job.sinks):
+        # As the client will: one that computes other bits than the run leaves the job to others.
+        try:
+            Journal.open(job.run_dir, job.fingerprint(), job.maker(), resume=True)
+        except UsageError as error:
+            raise UnfitWorker(describe(error)) from error
     return Opened(
         job.plan, job.fingerprint(), job.maker(), job.run_dir, job.selected,
         job.net.model.in_channels, job.head_parts, job.head_kinds, needs_counting(config),
     )  # fmt: skip
-
-
-async def arithmetic_of_worker(devices: Sequence[str], threads: int | None) -> dict[str, Any]:
-    """What decides the last bits on a worker: code, versions and machine. The worker goes on
-    working meanwhile."""
-    return await asyncio.to_thread(_arithmetic, devices, threads)
-
-
-def _arithmetic(devices: Sequence[str], threads: int | None) -> dict[str, Any]:
-    from ...models import find_devices
-    from ..opening.identity import maker
-
-    return maker((), find_devices(devices), threads)
 
 
 class KeptRun:
@@ -242,9 +235,6 @@ def _kept(order: JobOrder) -> KeptRun:
                     kept.close()
             try:
                 _KEPT[order.topic] = KeptRun(order)
-            except OtherMaker as error:
-                takes = "--mixed-arithmetic takes such workers as well"
-                raise UnfitWorker(f"{error.difference}; {takes}") from error
             except UsageError as error:  # another worker could open it: this one lacks something
                 raise UnfitWorker(describe(error)) from error
         return _KEPT[order.topic]

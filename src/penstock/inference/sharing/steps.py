@@ -21,15 +21,15 @@ from pydantic import TypeAdapter
 
 from ...base import SUMMARY_FILE, Incomplete, UsageError, number_ranges, plural, share_of
 from ..opening.job import Job
+from ..planning.plan import missing_parts, written_in
 from ..run_folder.ending import EndRequest
-from ..run_folder.journal import Journal, OtherMaker, Prepared
+from ..run_folder.journal import Journal, Prepared
 from ..run_folder.names import own_name
 from ..stages.beginning import begun, joined
 from ..stages.pipeline import compute
 from ..stages.run import Run
 from ..stages.statistics import count_share, needs_counting, shared_scalings
 from ..stages.summary import Progress, Summary, merged
-from .completeness import missing_parts, written_in
 
 _READ = TypeAdapter(Summary).validate_json
 
@@ -92,22 +92,11 @@ def _joined(job: Job, step: str, numbers: range, request: EndRequest | None) -> 
     computes. ``numbers`` are the parts of the step."""
     name = step.strip("-").replace(" ", "-").replace("/", "-of-")
     # Each start has files of its own, so its name ends with what no other start has.
-    with _same_bits(step), joined(job, f"{name}-{uuid.uuid4().hex[:8]}") as (journal, lock):
+    with joined(job, f"{name}-{uuid.uuid4().hex[:8]}") as (journal, lock):
         journal.skipped = sum(written_in(job.plan.parts, n, journal.done) for n in numbers)
         run = Run(job, journal, lock, request, numbers)
         with run.at_work():
             yield run
-
-
-@contextlib.contextmanager
-def _same_bits(step: str) -> Iterator[None]:
-    """A context that names the step if this machine may compute other bits than the run's."""
-    try:
-        yield
-    except OtherMaker as error:
-        raise UsageError(
-            f"{step}: {error.difference}; --resume-anyway goes on and notes which blocks are whose"
-        ) from error
 
 
 def _count(job: Job, element: int, elements: int, request: EndRequest | None) -> StepOutcome:
@@ -139,7 +128,7 @@ def _write(
 
 def _finish(job: Job) -> StepOutcome:
     """Check that every block is noted in a log, close the outputs, and free their lock."""
-    with _same_bits("--finish"), joined(job, None, ends=True) as (journal, lock):
+    with joined(job, None, ends=True) as (journal, lock):
         if missing := missing_parts(job.plan, journal.done):
             lock.hand_over()
             raise _lacking(job, missing)
@@ -184,4 +173,4 @@ def _together(job: Job, journal: Journal) -> Summary:
     }
     longest = max((summary.seconds for summary in each.values()), default=0.0)
     note = "The time is that of the slowest element; they may have run one after the other"
-    return merged(each, longest, planned, [note], journal.retried)
+    return merged(each, longest, planned, [note])

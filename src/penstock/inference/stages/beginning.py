@@ -7,6 +7,7 @@ import platform
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -84,8 +85,8 @@ def joined(
 
     ``writer`` names this process's own files, None if it has none. ``run`` is the run that the
     folder must hold, if another machine gave its name. If the process ``ends`` the run,
-    the lock is released with the context, else it is left to the others. Raises `OtherMaker` if
-    this machine may compute other bits, and otherwise as `begun`.
+    the lock is released with the context, else it is left to the others. Raises as `begun`, and
+    `UsageError` if this machine may compute other bits.
     """
     journal = _journal(job, resume=True)
     if run and journal.run != run:  # before the lock, which would name the other run a thief
@@ -113,9 +114,7 @@ def _check_there(sinks: Sequence[Sink]) -> None:
 
 
 def _journal(job: Runnable, *, resume: bool) -> Journal:
-    config = job.config
-    anyway = config.resume_anyway or config.mixed_arithmetic
-    return Journal.open(job.run_dir, job.fingerprint(), job.maker(), resume=resume, anyway=anyway)
+    return Journal.open(job.run_dir, job.fingerprint(), job.maker(), resume=resume)
 
 
 def _locked(job: Runnable, journal: Journal, *, member: bool) -> OutputLock:
@@ -127,23 +126,22 @@ def _locked(job: Runnable, journal: Journal, *, member: bool) -> OutputLock:
             job.sinks,
             journal.run,
             folder=job.run_dir,
-            check=journal.check_maker,
+            check=partial(journal.check_maker, take_over=job.config.take_over),
             take_over=job.config.take_over,
             member=member,
         ),
-        lambda lock: journal,
     )
 
 
 def _begin(job: Runnable, journal: Journal, lock: OutputLock, prepared: Prepared | None) -> None:
     """Begin the run folder, and name the run in the lock as the maker of the outputs."""
-    _say_unlocked(lock.lacking, job.config.require_lock)
+    _say_unlocked(lock.lacking)
     with system_errors(f"--run-dir {job.run_dir}"), saying_full():
         journal.lock()
         if isinstance(job.run_dir, str) and not lock.holds:
             why = "no output has a lock, which would guard it too"
             journal.lacking.append(f"--run-dir {job.run_dir} has no lock: {why}")
-        _say_unlocked(journal.lacking, job.config.require_lock)
+        _say_unlocked(journal.lacking)
         # Before the output is replaced: a kill in between would leave a list of blocks that were
         # written to the old one. And before a trace is begun: another run may be writing both.
         blocks, locked = job.plan.num_blocks, not lock.lacking
@@ -157,7 +155,7 @@ def _begin(job: Runnable, journal: Journal, lock: OutputLock, prepared: Prepared
             plan=plan_numbers(job.plan),
             **_labels(job, journal),
         )
-    patiently(job.config.retry_for, "the lock", lock.name, lambda nothing: journal)
+    patiently(job.config.retry_for, "the lock", lock.name)
 
 
 def _labels(job: Runnable, journal: Journal) -> dict[str, Any]:
@@ -194,8 +192,6 @@ def plan_numbers(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _say_unlocked(reasons: Sequence[str], required: bool) -> None:
+def _say_unlocked(reasons: Sequence[str]) -> None:
     for why in reasons:
-        if required:
-            raise UsageError(f"--require-lock: {why}")
         warnings.warn(f"{why}; make sure that nobody else writes it", RuntimeWarning, stacklevel=4)

@@ -26,7 +26,6 @@ from ...base import (
 )
 from ...data import is_full, is_transient
 from ...instruments import Clock, Probe
-from ..run_folder.journal import Journal
 
 FIRST_S = 0.5
 """Longest wait before the second try. It doubles with every try, up to `LONGEST_S`. The wait itself
@@ -126,18 +125,6 @@ def saying_full() -> Iterator[None]:
         ) from error
 
 
-def patiently(
-    limit_s: float,
-    store: str,
-    work: Callable[[], Result],
-    journal_of: Callable[[Result], Journal] | None = None,
-) -> Result:
-    """Do some work with a store outside any flow. See `Retries`, also for what is raised.
-
-    ``journal_of`` gives, by the result, the journal that counts the tries.
-    """
-    retries = Retries(limit_s, None, Probe().clock, lambda: None)
-    result = retries.run(Flow(), store, store, work)
-    if journal_of is not None:
-        journal_of(result).note_retries(retries.count, retries.seconds)
-    return result
+def patiently(limit_s: float, store: str, work: Callable[[], Result]) -> Result:
+    """Do some work with a store outside any flow. See `Retries`, also for what is raised."""
+    return Retries(limit_s, None, Probe().clock, lambda: None).run(Flow(), store, store, work)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,8 +12,6 @@ from ..opening.heads import Clipped
 
 CLIPPED_SHARE = 0.01
 """Share of an output's values. The summary says so if more are clipped to its dtype's range."""
-STRAGGLER_SHARE = 0.7
-"""Share of the median worker's rate. A slower worker is named in the summary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +78,6 @@ class Summary:
     """Requests to S3 or Google Cloud Storage that TensorStore sent again by itself."""
     workers: tuple[WorkerShare, ...] = ()
     """One entry for each process, if several shared the job."""
-    worker_seconds: float | None = None
-    """Seconds for which each process was there after the start, added up. None if each was there
-    all the time."""
     startup_seconds: float = 0.0
     """Seconds before the first part of a job on a cluster began, for opening and percentiles."""
     values: str = ""
@@ -144,29 +138,13 @@ class Summary:
         yield f"Blocks written: {self.blocks_written} of {self.blocks_planned} planned{skipped}"
 
     def _worker_lines(self) -> Iterator[str]:
-        """How evenly, and for how much of the time, several processes worked."""
-        rates = sorted(worker.mvox_per_second for worker in self.workers if worker.voxels)
-        if not rates:
-            return
-        usual = statistics.median(rates)
-        computing = max(self.seconds - self.startup_seconds, 1e-9)
-        there = self.worker_seconds or len(self.workers) * computing
-        share = self.voxels / 1e6 / (there * usual)
-        at_once = f"{there / computing:.1f}"
-        few = f" ({at_once} at a time)" * (at_once != f"{len(self.workers):.1f}")
-        yield (
-            f"Workers: {len(self.workers)}{few}, {rates[0]:.2f} to {rates[-1]:.2f} Mvox/s each "
-            f"while at work, median {usual:.2f}; together {share:.0%} of as many median workers "
-            "that never wait"
-        )
+        """How evenly several processes worked."""
+        rates = [worker.mvox_per_second for worker in self.workers if worker.voxels]
+        if rates:
+            each = f"{min(rates):.2f} to {max(rates):.2f} Mvox/s each while at work"
+            yield f"Workers: {len(self.workers)}, {each}"
         if self.startup_seconds:
             yield f"Start: the first part was begun after {format_seconds(self.startup_seconds)}"
-        for worker in self.workers:
-            if worker.voxels and worker.mvox_per_second < STRAGGLER_SHARE * usual:
-                yield (
-                    f"  {worker.name} was slow: {worker.mvox_per_second:.2f} Mvox/s over "
-                    f"{format_seconds(worker.seconds)}"
-                )
 
 
 def merged(
@@ -174,7 +152,6 @@ def merged(
     seconds: float,
     planned: int,
     notes: Sequence[str] = (),
-    retried: tuple[int, float] = (0, 0.0),
 ) -> Summary:
     """The summary of a job that several processes shared.
 
@@ -183,7 +160,6 @@ def merged(
         seconds: How long the job took.
         planned: The blocks of the job.
         notes: Sentences for `Summary.notes`.
-        retried: `RunFiles.retried` of a process that took no part in the work.
 
     Returns:
         Sums over the processes. Threads and peaks are those of the process with the most.
@@ -213,8 +189,8 @@ def merged(
         if chunks
         else None,
         unlocked=tuple(dict.fromkeys(why for share in shares for why in share.unlocked)),
-        retries=sum((share.retries for share in shares), retried[0]),
-        retry_seconds=sum((share.retry_seconds for share in shares), retried[1]),
+        retries=sum(share.retries for share in shares),
+        retry_seconds=sum(share.retry_seconds for share in shares),
         requests_repeated=sum(share.requests_repeated for share in shares),
         workers=tuple(
             WorkerShare(name, share.seconds, share.voxels) for name, share in each.items()

@@ -94,12 +94,11 @@ class Watch:
         return self._cpu_seconds if before is None else _cpu_seconds() - before
 
     def _gauges(self, lengths: Callable[[], dict[str, float]]) -> dict[str, float]:
-        retries, retry_seconds = self.journal.retried
         return {
             **lengths(),
             "blocks_written": self.journal.written,
-            "retries": self.retries.count + retries,
-            "retry_seconds": self.retries.seconds + retry_seconds,
+            "retries": self.retries.count,
+            "retry_seconds": self.retries.seconds,
             "failing_seconds": self.retries.failing_s,
             "retry_for": self.retries.limit_s,
         }
@@ -157,7 +156,6 @@ class Watch:
         """What the job did in ``seconds``, by default those since it began. See `Summary` for
         ``chunks`` and ``unlocked``."""
         plan, journal = self.job.plan, self.journal
-        retries, retry_seconds = journal.retried
         seconds = self.probe.elapsed if seconds is None else seconds
         totals = self.probe.totals()
         stages = {name: totals[name] for name in _STAGES if name in totals}
@@ -181,8 +179,8 @@ class Watch:
             not_finite=self._not_finite,
             chunks=chunks,
             unlocked=unlocked,
-            retries=self.retries.count + retries,
-            retry_seconds=self.retries.seconds + retry_seconds,
+            retries=self.retries.count,
+            retry_seconds=self.retries.seconds,
             requests_repeated=requests_repeated() - self._requests_before,
             values=plan.facts.values,
         )

@@ -86,8 +86,8 @@ class InferenceRun:
 
     @property
     def maker(self) -> Mapping[str, Any]:
-        """Versions and machine of the first process that wrote it."""
-        return next(iter(self.content.get("makers") or [{}]))
+        """Versions and machine of the processes that wrote it."""
+        return self.content.get("maker") or {}
 
     @property
     def machine_key(self) -> str | None:

@@ -253,10 +253,10 @@ def trouble_lines(run: InferenceRun) -> list[str]:
             f"{chunks['absent']:,} of {plural(chunks['read'], 'chunk')} of the input were missing "
             "and read as the fill value."
         )
-    if run.status.retries:
+    if summary.get("retries"):
         lines.append(
-            f"Reads and writes failed {plural(run.status.retries, 'time')} and were tried again, "
-            f"{format_seconds(run.status.retry_seconds)} in all."
+            f"Reads and writes failed {plural(summary['retries'], 'time')} and were tried again, "
+            f"{format_seconds(summary.get('retry_seconds') or 0.0)} in all."
         )
     lines += [str(note) for note in summary.get("notes") or ()]
     return lines or ["No fault, no clipped value and no missing chunk was counted."]
