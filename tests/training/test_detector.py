@@ -307,6 +307,5 @@ def test_what_it_was_measured_with_is_recorded(
     results = train_workload("detector", config, say=said.append)
     assert results["facts"]["compiled_operators"] == compiled_operators()
     assert results["facts"]["chips"]["channels"] == ["vh", "vv"]
-    # A torch that counts on shapes alone has none, because a detector looks at values.
-    assert results["flops_per_sample"] or "on shapes alone" in results["flops_note"]
+    assert results["flops_per_sample"] > 0
     assert "they take turns" in said[-1], "in our words, and torch's own warning is no error here"

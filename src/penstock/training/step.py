@@ -7,6 +7,7 @@ batch ──▶ transfer ──▶ forward ──▶ backward ──┬──▶
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -22,8 +23,13 @@ from torch.optim.lr_scheduler import LambdaLR
 from ..base import TrainConfig, UsageError
 from ..instruments import Clock, DevicePhaseTimer, PhaseTimer
 from ..loading import Items
-from ..models import channels_last, float32_default, load_weights, recompute_activations
-from .flops import FlopCount
+from ..models import (
+    FlopCounter,
+    channels_last,
+    float32_default,
+    load_weights,
+    recompute_activations,
+)
 from .ranks import gather
 from .workloads import Answer, Batch, Feed, Workload, optimizer_of
 
@@ -71,7 +77,10 @@ class Stepper:
         trained = [p for p in module.parameters() if p.requires_grad]  # in the dtype of the run
         self.trainable_parameters = sum(p.numel() for p in trained)
         self.gradient_bytes = sum(p.numel() * p.element_size() for p in trained)
-        self.flops = FlopCount(workload, module, config.compile, fabric.is_global_zero)
+        self.flops_per_sample: float | None = None
+        """The operations of a forward and a backward, counted as the first batch is computed on the
+        first rank. None if there was none, or if torch.compile hides them."""
+        self._counts = fabric.is_global_zero and not config.compile
         # Fabric moved the module to its device, and with it the optimizer's parameters.
         self.optimizer: Optimizer = self._optimizer.optimizer
         self.scheduler = LambdaLR(self.optimizer, rate)
@@ -93,14 +102,17 @@ class Stepper:
             batch = self.to_device(batch)
             timer.end_phase("transfer")
             sums = self._sums and number == share
-            counted = self.flops.at(batch, len(items), self.fabric.device)
-            with counted, self.fabric.no_backward_sync(self._model, self._sums and not sums):
+            counter = FlopCounter() if self._counts else contextlib.nullcontext()
+            with counter, self.fabric.no_backward_sync(self._model, self._sums and not sums):
                 loss, metrics = self.workload.loss(self._model, batch)
                 timer.end_phase("forward")
                 if sums:
                     mark_computed(loss, timer)
                 self.fabric.backward(loss / share)
             timer.end_phase("communication" if sums else "backward")
+            if isinstance(counter, FlopCounter):
+                self.flops_per_sample = counter.flops / len(items) if counter.flops else None
+                self._counts = False
             samples += len(items)
             losses.append(loss.detach())
             metrics_of.append({name: value.detach() for name, value in metrics.items()})
