@@ -200,11 +200,9 @@ def test_only_the_first_of_two_ranks_tells(tmp_path: Path) -> None:
     assert results["launch"]["nodes"] == 1
     assert len({rank["host"] for rank in results["ranks"]}) == 1
     assert [each["status"] for each in results["trackers"]] == ["ok"]
-    # Each rank has a trace, and in it the wait for the other.
     for rank in (0, 1):
-        events_of = json.loads((tmp_path / "profile" / f"rank{rank}.json").read_text())
-        names = {event.get("name") for event in events_of["traceEvents"]}
-        assert {"forward", "backward", "communication", "optimizer"} <= names
+        trace = json.loads((tmp_path / "profile" / f"rank{rank}.json").read_text())
+        assert "aten::linear" in {event.get("name") for event in trace["traceEvents"]}
 
 
 def test_mlflow_s_place_is_the_flag_s_or_the_server_s_or_the_user_s(

@@ -8,7 +8,6 @@ from .loop import run_training as run_training
 from .loop import train_workload as train_workload
 from .machine_metrics import read_machine_metrics as read_machine_metrics
 from .predict import predict_scenes as predict_scenes
-from .profiling import profile_lines as profile_lines
 from .ranks import device_of as device_of
 from .ranks import this_place as this_place
 from .run_facts import flat as flat
