@@ -314,7 +314,7 @@ def test_the_last_lines_are_of_all_the_lives_of_a_run() -> None:
     results = {
         "training_s": 360.0, "validation_s": 2.45, "session_s": 100.0, "epochs": 50,
         "samples": 50 * 7008, "steps": 50 * 219,
-        "best": {"score": 0.953, "epoch": 42, "file": "epoch=42-val_acc=0.9530.pt"},
+        "best": {"score": 0.953, "epoch": 42},
         "history": [{"val_loss": 0.1187, "val_acc": 0.95}, {"val_loss": 0.2, "val_acc": 0.953}],
     }  # fmt: skip
     assert last_lines(results, Path("out")) == [
@@ -323,7 +323,7 @@ def test_the_last_lines_are_of_all_the_lives_of_a_run() -> None:
         "Epochs done: 50",
         "Samples per epoch: 7008",
         "Steps per epoch: 219",
-        "Best checkpoint: out/checkpoints/epoch=42-val_acc=0.9530.pt",
+        "Best checkpoint: out/best_model.pth",
         "Best validation loss: 0.1187",
         "Best validation accuracy: 0.9530",
     ]

@@ -350,7 +350,6 @@ class _Training:
             state.tally, state.position = Tally(), Position(epoch + 1, 0)
         best = self.checkpoints.rank(epoch, scores)
         self._save()
-        self.checkpoints.tidy(epoch)
         if best:
             self.checkpoints.save_weights(self.stepper.module.state_dict())
             self.report.write_pictures(self.stepper.pictures)

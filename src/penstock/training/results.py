@@ -130,7 +130,7 @@ class RunReport:
             "epoch_times_s": [r["train_s"] for r in rows],
             "samples_per_s": samples / trained if trained else None,
             "judge": self._workload.judge,
-            "best": self._checkpoints.best[0] if self._checkpoints.best else None,
+            "best": self._checkpoints.best,
             "final": scores_of(rows[-1]) if rows else None,
             "history": rows,
             "ranks": gather(mine, fabric.world_size),
