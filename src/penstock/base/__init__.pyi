@@ -13,7 +13,6 @@ from .config.bench import BenchQueueConfig as BenchQueueConfig
 from .config.bench import TuneLoaderConfig as TuneLoaderConfig
 from .config.cluster import SimulateConfig as SimulateConfig
 from .config.cluster import SlurmConfig as SlurmConfig
-from .config.cluster import TorchrunConfig as TorchrunConfig
 from .config.cluster import array_ranges as array_ranges
 from .config.data import PRESET_SAMPLES as PRESET_SAMPLES
 from .config.data import GenerateConfig as GenerateConfig
