@@ -8,8 +8,8 @@ The batch script becomes this process (``exec``), so SLURM sends its signals her
     SLURM_RESTART_COUNT > 0 ──▶ --resume, if this job left a checkpoint
 
 Progress of a start is judged by its last checkpoint, not by an exit code: a rank that must stop
-while it still starts has nothing to save. After a start without progress the job goes back into the
-queue once, and OUT/requeued.json notes that. After a second one it ends, because otherwise it could
+while it still starts has nothing to save. After a first start without progress the job goes back
+into the queue. A job that was started again and saved nothing new ends, because otherwise it could
 come back for ever.
 
 Another verb gets the same SIGUSR1 and writes its complete blocks. Its job then goes back into the

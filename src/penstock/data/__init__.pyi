@@ -10,6 +10,7 @@ from .normalize import block_scaling as block_scaling
 from .packed.audit import Audit as Audit
 from .packed.audit import num_shared_samples as num_shared_samples
 from .packed.checksums import checksum as checksum
+from .packed.data_folder import in_order as in_order
 from .packed.format import CHECKS as CHECKS
 from .packed.format import DOCUMENT as DOCUMENT
 from .packed.format import UNFINISHED as UNFINISHED

@@ -11,12 +11,9 @@ import contextlib
 import shutil
 import signal
 import warnings
-from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +22,7 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 from ..base import PenstockError, TrainConfig, UsageError, death_signal, usable_cores
+from ..data import in_order
 from ..loading import Items, Order, Position, batches_from
 from .workloads import Batch, Feed, IndexedSamples, Workload
 
@@ -111,33 +109,19 @@ class ThreadFeed:
         pin: bool,
     ) -> None:
         self._samples, self._order, self._workload = samples, order, workload
-        self._pin = pin
-        self._ahead = (config.prefetch_factor or 2) * max(1, config.num_workers)
-        self._pool = ThreadPoolExecutor(max(1, config.num_workers), "feed")
+        self._pin, self._workers = pin, max(1, config.num_workers)
+        self._ahead = config.prefetch_factor or 2
 
     def epoch(self, epoch: int, first: int) -> Iterator[tuple[Items, Batch]]:
-        under_way: deque[tuple[Items, list[Future[Any]]]] = deque()
-        numbers = iter(range(first, self._order.num_batches))
-        try:
-            while True:
-                for number in islice(numbers, self._ahead - len(under_way)):
-                    items = self._order.items(epoch, number)
-                    reads = [
-                        self._pool.submit(self._samples.__getitem__, i) for i in items.tolist()
-                    ]
-                    under_way.append((items, reads))
-                if not under_way:
-                    return
-                items, reads = under_way.popleft()
-                batch = _batch(self._workload, [read.result() for read in reads])
-                yield items, _pinned(batch) if self._pin else batch
-        finally:  # left early, or failed
-            for _, reads in under_way:
-                for read in reads:
-                    read.cancel()
+        def read(number: int) -> tuple[Items, Batch]:
+            items = self._order.items(epoch, number)
+            batch = _batch(self._workload, [self._samples[i] for i in items.tolist()])
+            return items, _pinned(batch) if self._pin else batch
+
+        return in_order(read, range(first, self._order.num_batches), self._workers, self._ahead)
 
     def close(self) -> None:
-        self._pool.shutdown(cancel_futures=True)
+        """The threads of an epoch end with it."""
 
 
 def feed_of(split: str, workload: Workload, order: Order, config: TrainConfig, pin: bool) -> Feed:

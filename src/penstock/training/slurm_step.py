@@ -18,14 +18,11 @@ from ..base import (
     TrainConfig,
     UsageError,
     death_signal,
-    write_json,
 )
 from ..cluster import find_place, job_of, own_job, requeue_job, with_job_number
 
 WAIT_S = 60
 """The seconds that the other ranks may run after one has ended: they may have to write results."""
-REQUEUED = "requeued.json"
-"""The file in a run's folder that names the last job that was requeued without a checkpoint."""
 
 
 def time_of_last_checkpoint(out: Path) -> int | None:
@@ -66,29 +63,19 @@ def run_in_step(
     before = time_of_last_checkpoint(out)
     code, was_asked = _supervise(command, {**settings, **environ})
     if was_asked and requeue and _was_stopped(code):
-        _requeue(job, out, saved=time_of_last_checkpoint(out) not in (None, before))
+        saved = time_of_last_checkpoint(out) not in (None, before)
+        became = "has saved" if saved else "was stopped before it had saved anything new"
+        if not saved and _restarts(environ):
+            raise PenstockError(
+                f"job {job} {became}, though it was started again: it is not put back into the "
+                "queue, or that might go on for ever; give it more --time"
+            )
+        requeue_job(job, became)
     return code
 
 
-def _requeue(job: str, out: Path, *, saved: bool) -> None:
-    """Put a job back into the queue, unless neither this start nor the one before saved
-    anything."""
-    became = "has saved" if saved else "was stopped before it had saved anything new"
-    if not saved:
-        now = {"job_id": job, "checkpoint": time_of_last_checkpoint(out)}
-        if _read(out / REQUEUED) == now:
-            raise PenstockError(
-                f"job {job} {became}, as in an earlier life: it is not put back into the queue, or "
-                "that might go on for ever; give it more --time"
-            )
-        try:
-            write_json(out / REQUEUED, now)
-        except OSError as error:
-            raise PenstockError(
-                f"job {job} {became} and is not put back into the queue: {out / REQUEUED} cannot "
-                f"be written: {error.strerror}"
-            ) from error
-    requeue_job(job, became)
+def _restarts(environ: Mapping[str, str]) -> int:
+    return int(environ.get("SLURM_RESTART_COUNT") or 0)
 
 
 def srun(environ: Mapping[str, str]) -> list[str]:
@@ -105,7 +92,7 @@ def added(config: TrainConfig, environ: Mapping[str, str]) -> list[str]:
     words = ["--distributed"]
     if out != config.output_dir:
         words += ["--output-dir", str(out)]
-    if int(environ.get("SLURM_RESTART_COUNT") or 0) > 0:
+    if _restarts(environ):
         words += _again(config, out, job_of(environ))
     return words
 

@@ -126,16 +126,26 @@ def check_room(root: Path, need: int, what: str, remedy: str) -> None:
 
 
 def in_order(
-    work: Callable[[Item], Result], items: Iterable[Item], workers: int
+    work: Callable[[Item], Result], items: Iterable[Item], workers: int, ahead: int = 2
 ) -> Iterator[Result]:
-    """Results in the order of the items. Only a few are made or held ahead of the next one."""
+    """Results in the order of the items.
+
+    Args:
+        work: Makes a result, in one of several threads.
+        items: What results are made of.
+        workers: The number of threads.
+        ahead: The results for each thread that are made or held ahead of the next one.
+
+    Yields:
+        The results.
+    """
     pending: deque[Future[Result]] = deque()
     rest = iter(items)
-    with ThreadPoolExecutor(workers, thread_name_prefix="generate") as pool:
+    with ThreadPoolExecutor(workers, thread_name_prefix="in order") as pool:
         try:
             for item in rest:
                 pending.append(pool.submit(work, item))
-                if len(pending) > 2 * workers:
+                if len(pending) > ahead * workers:
                     yield pending.popleft().result()
             while pending:
                 yield pending.popleft().result()
