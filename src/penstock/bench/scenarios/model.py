@@ -115,7 +115,7 @@ class ModelScenario:
             return sum((_finite(head) for head in heads.values()), torch.zeros(()))
 
     def _train_step(self, phase: Phase) -> Tensor:
-        with phase("forward"), self._autocast():
+        with self._autocast():
             heads = self._forward()
             if not self._heads:
                 self._heads = {name: head.shape for name, head in heads.items()}
@@ -125,12 +125,13 @@ class ModelScenario:
                 }
             loss = _loss(heads, self._targets)
             del heads
-        with phase("backward"):
-            self._scaler.scale(loss).backward()
-        with phase("optimizer"):
-            self._scaler.step(self._optimizer)
-            self._scaler.update()
-            self._optimizer.zero_grad(set_to_none=True)
+        phase("forward")
+        self._scaler.scale(loss).backward()
+        phase("backward")
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        self._optimizer.zero_grad(set_to_none=True)
+        phase("optimizer")
         return loss.detach()
 
     def _autocast(self) -> torch.autocast:
