@@ -67,8 +67,7 @@ QUICKER = {
     "penstock bench loader": "--loaders penstock --no-ladder --batches 4",
     "penstock bench queue": "--workers 2 --iterations 8",
     "penstock tune loader": "--launches 1 --batches 6",
-    "penstock bench model --tile-sizes 64 --mode train": "--tile-sizes 32 --limit-tolerance 0.5 "
-    "--budget 500MiB",
+    "penstock bench model --tile-sizes 64 --mode train": "--tile-sizes 32 --budget 500MiB",
     "penstock bench model": "--effort quick --launch-seconds 0.2",
     "penstock generate xview3": "--size 512 512",
     "python training/denoise_tiny.py": "--steps 2",

@@ -62,7 +62,7 @@ class BenchModelConfig(SweepKnobs):
     groups: ClassVar = {
         "launches": "launch_seconds precision",
         "the network": "weights trust_model channels channels_last tf32 checkpointing halo threads",
-        "limits": "limit_tolerance budget",
+        "limits": "budget",
     }
 
     tile_sizes: Annotated[tuple[Tile, ...], BeforeValidator(many), Field(min_length=1)] = flag(
@@ -109,11 +109,8 @@ class BenchModelConfig(SweepKnobs):
         unit="share",
     )
 
-    find_limit: bool = flag(False, help="find the largest batch of each tile that fits")
-    limit_tolerance: Annotated[float, Field(ge=0, lt=1)] = flag(
-        0.01,
-        help="--find-limit may fall short by this share of the largest batch; 0 finds it exactly",
-        unit="share",
+    find_limit: bool = flag(
+        False, help="find the largest batch of each tile that fits, to a hundredth"
     )
     budget: Annotated[Bytes, Field(ge=1)] | None = flag(
         None, help="most memory of a launch, such as 16GiB (default: all that there is)"
