@@ -24,10 +24,6 @@ def launches(seconds: float, **knobs: Any) -> list[Record]:
     return [record(i, seconds * (1 + i / 100), **knobs) for i in range(5)]
 
 
-def ahead(records: list[Record], fresh: float) -> list[Record]:
-    return [r.model_copy(update={"facts": {**r.facts, "fresh": fresh}}) for r in records]
-
-
 def said(records: list[Record]) -> str:
     return "\n".join(in_text(loader_report.loader_sections(records)))
 
@@ -87,16 +83,6 @@ def test_sections_of_other_machines_name_them_and_nothing_is_compared_across() -
     assert "faster than" not in text
     assert text.count("machine a") == text.count("machine b") == 2
     assert "machine a" not in said([*ours, *here(launches(0.9, loader="zarr")), *here(steps)])
-
-
-def test_waits_for_what_was_read_before_are_marked_and_not_compared() -> None:
-    ours, theirs = ahead(launches(0.4), 0.97), launches(0.01, loader="zarr")
-    assert "slower than zarr" in said(ours + ahead(theirs, 1.02))
-    text = said(ours + ahead(theirs, 0.3))
-    assert "slower than zarr" not in text
-    assert "* zarr, batch 4, 2 threads: 70 % was read before it was waited for" in text
-    assert text.count("0.0102 *") == 2  # in both tables
-    assert "than zarr" not in said(ahead(ours, 0.5) + ahead(theirs, 1.0))
 
 
 def test_sentences_follow_the_numbers() -> None:

@@ -174,7 +174,7 @@ class BenchLoaderConfig(SweepKnobs):
         "drops them), or as they are; what was there is measured and shown",
     )
     batches: Positive = flag(10, help="batches of a launch that are timed")
-    warmup: Natural = flag(
+    warmup: Positive = flag(
         4,
         help="batches between the first, which is reported apart, and those that are timed: enough "
         "for a loader to have used all of its memory once. A loader that reads further ahead than "
