@@ -88,13 +88,12 @@ def read(path: Path, workload: str) -> State:
 
 def random_state(device: torch.device) -> State:
     """The states of this process's random numbers: torch's, numpy's and Python's."""
-    numpys: Any = np.random.get_state(legacy=True)
-    name, keys, position, has_gauss, gauss = numpys
-    version, words, next_gauss = random.getstate()
+    numpys: Any = np.random.get_state(legacy=False)
+    words = torch.from_numpy(numpys["state"]["key"].astype(np.int64))
     state = {
         "torch": torch.get_rng_state(),
-        "numpy": [str(name), torch.from_numpy(keys.astype(np.int64)), position, has_gauss, gauss],
-        "python": [version, list(words), next_gauss],
+        "numpy": {**numpys, "state": {**numpys["state"], "key": words}},
+        "python": random.getstate(),
     }
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)
@@ -104,10 +103,10 @@ def random_state(device: torch.device) -> State:
 def set_random_state(state: State, device: torch.device) -> None:
     """Set the random numbers of torch, numpy and Python to what `random_state` returned."""
     torch.set_rng_state(state["torch"])
-    name, keys, position, has_gauss, gauss = state["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
-    version, words, next_gauss = state["python"]
-    random.setstate((version, tuple(words), next_gauss))
+    numpys = state["numpy"]
+    words = numpys["state"]["key"].numpy().astype(np.uint32)
+    np.random.set_state({**numpys, "state": {**numpys["state"], "key": words}})
+    random.setstate(state["python"])
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)
 

@@ -136,11 +136,16 @@ def feed_of(split: str, workload: Workload, order: Order, config: TrainConfig, p
 
 
 def _or_raised(batches: Iterator[tuple[Items, Batch]]) -> Iterator[tuple[Items, Batch]]:
-    with _room_to_share():
-        for items, batch in batches:
-            if isinstance(batch, PenstockError):
-                raise batch
-            yield items, batch
+    """The batches. The error of a worker is its sentence, which torch hides in a traceback."""
+    try:
+        with _room_to_share():
+            yield from batches
+    except PenstockError as error:
+        if "Original Traceback" not in str(error):  # it is of this process
+            raise
+        *_, last = str(error).strip().splitlines()
+        name = f"{type(error).__module__}.{type(error).__name__}: "
+        raise type(error)(last.removeprefix(name)) from None
 
 
 def _note(workers: int) -> str:
@@ -210,11 +215,7 @@ class _BatchIndices:
 
 @dataclass
 class _Indexed:
-    """Samples with their indices.
-
-    The error of a sample is returned in its place: if it were raised in a worker, torch would hide
-    its sentence in a traceback.
-    """
+    """Samples with their indices."""
 
     samples: IndexedSamples
 
@@ -222,19 +223,12 @@ class _Indexed:
         return len(self.samples)
 
     def __getitem__(self, index: int) -> tuple[int, Any]:
-        try:
-            return index, self.samples[index]
-        except UsageError as error:
-            return index, error
-        except PenstockError as error:  # other types may not be picklable
-            return index, PenstockError(str(error))
+        return index, self.samples[index]
 
 
 def _collated(workload: Workload, pairs: Sequence[tuple[int, Any]]) -> tuple[Items, Batch]:
-    """Items and their batch, or the error of one of them in the place of the batch."""
     indices, samples = zip(*pairs, strict=True)
-    fault = next((sample for sample in samples if isinstance(sample, PenstockError)), None)
-    return np.array(indices, np.int64), fault or _batch(workload, samples)
+    return np.array(indices, np.int64), _batch(workload, samples)
 
 
 def _batch(workload: Workload, samples: Sequence[Any]) -> Batch:

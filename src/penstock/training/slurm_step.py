@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from ..base import (
     ARGS,
@@ -18,6 +17,7 @@ from ..base import (
     TrainConfig,
     UsageError,
     death_signal,
+    read_json,
 )
 from ..cluster import find_place, job_of, own_job, requeue_job, with_job_number
 
@@ -105,7 +105,9 @@ def _folder(config: TrainConfig, environ: Mapping[str, str]) -> Path:
 def _again(config: TrainConfig, out: Path, job: str) -> list[str]:
     """The arguments with which a restarted job resumes the run in its folder, if that is its own
     run."""
-    asked = _read(out / ARGS)
+    asked = None
+    with contextlib.suppress(UsageError):  # there is none, or it is not whole
+        asked = read_json(out / ARGS)
     launch = asked.get("launch") if isinstance(asked, dict) else None
     owner = launch.get("job_id") if isinstance(launch, dict) else None
     if owner == job:
@@ -119,14 +121,6 @@ def _again(config: TrainConfig, out: Path, job: str) -> list[str]:
             "put %j, the number of a job, into --output-dir"
         )
     return []  # the run begins as the user asked
-
-
-def _read(path: Path) -> Any:
-    """The document in a JSON file, None if there is no complete one."""
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
 
 
 def _supervise(command: Sequence[str], environ: Mapping[str, str]) -> tuple[int, bool]:
