@@ -191,7 +191,6 @@ class BenchQueueConfig(SweepKnobs):
     """The knobs of ``penstock bench queue``. Tuples are axes of the sweep."""
 
     groups: ClassVar = {
-        "the step": "model trust_model tile_size device",
         "reading": "missing shuffle",
     }
 
@@ -205,16 +204,9 @@ class BenchQueueConfig(SweepKnobs):
     iterations: Annotated[int, Field(ge=3)] = flag(
         30, help="steps of a launch; the first begins with a full queue"
     )
-    compute: Literal["sleep", "train"] = flag(
-        "sleep", help="what a step does: sleep, or train a real network"
-    )
     compute_time: Annotated[float, Field(gt=0)] = flag(
-        1.0, help="seconds of a step (train takes what it takes)", unit="seconds"
+        1.0, help="seconds of a step, which sleeps", unit="seconds"
     )
-    model: str = flag("prithvi-refiner-tiny", help="the network of --compute train")
-    trust_model: bool = flag(False, help=TRUST_MODEL)
-    tile_size: Tile = flag("64", help="tile of the network: a number, or ZxYxX")
-    device: str = flag("auto", help="device that trains: cpu, cuda, cuda:1, mps")
     shuffle: Literal["none", "sample", "global"] = flag("sample", help="order of the samples")
 
     missing: Literal["error", "fill"] = _of_loader("missing")
