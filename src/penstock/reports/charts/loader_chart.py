@@ -113,7 +113,6 @@ def _ladder_panel(ladder: Ladder) -> Panel:
         look: dict[str, Any] = {"base": starts[at], "texts": texts, "colour": int(marked)}
         series += [Series(label, np.array(at, float), ends[at], "bars", **look)] * bool(at)
     labels = [f"{name} {RUNGS[name]}" for name in names]
-    if names[0] != "L0":  # it includes the rungs below it
-        labels[0] = f"up to {labels[0]}"
+    labels[0] = f"up to {labels[0]}"
     title = f"Batches of {first.batch}, {plural(first.threads, 'thread')}"
     return Panel(title, Axis("Step", ticks=labels), Axis("Time", "s"), series)

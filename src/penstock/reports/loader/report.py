@@ -12,7 +12,6 @@ decoded beyond that is its read amplification.
 
 The ladder takes the same batches a step further each time:
 
-    L0  device    as many bytes from one file, from end to end
     L1  files     the files of each batch, in the order of the plan
     L2  decode    and their chunks decoded
     L3  scatter   and copied to where they belong in a batch that is used again
