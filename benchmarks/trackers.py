@@ -41,7 +41,7 @@ Sample = dict[str, Any]
 
 def run(out: Path, contender: str, flags: Sequence[str]) -> Sample:
     """A training in a fresh process, and the seconds of its steps and epochs."""
-    track = [] if contender == ALONE else ["--track", contender, "--track-dir", f"{out}-store"]
+    track = [] if contender == ALONE else ["--track", contender]
     command = [sys.executable, "-m", "penstock", "train", "spiral", "--device", "cpu", *flags]
     hidden = {"COMET_API_KEY", "MLFLOW_TRACKING_URI"}
     environment = {name: text for name, text in os.environ.items() if name not in hidden}

@@ -17,7 +17,7 @@ from penstock.base.config.train import TrainConfig
 from penstock.base.errors import MissingDependency
 from penstock.cli import main
 from penstock.training import machine_metrics, trackers, tracking
-from penstock.training.trackers import LoggedRun, MLflow, default_store
+from penstock.training.trackers import LoggedRun, MLflow
 from penstock.training.tracking import TrackerState, Tracking
 
 from .kit import forked_ranks
@@ -205,21 +205,10 @@ def test_only_the_first_of_two_ranks_tells(tmp_path: Path) -> None:
         assert "aten::linear" in {event.get("name") for event in trace["traceEvents"]}
 
 
-def test_mlflow_s_place_is_the_flag_s_or_the_server_s_or_the_user_s(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def where(store: str | None = None) -> str:
-        return MLflow(Path("run"), {"store": store}, TrackerState()).where
-
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    assert where() == str(tmp_path / "penstock" / "mlflow.db")
+def test_mlflow_s_place_is_the_server_s_or_the_run_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert MLflow(Path("run"), {}, TrackerState()).where == "track/mlflow.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:word@server:5000/?token=abc")
-    assert where() == "http://server:5000/"
-    assert where(str(tmp_path / "s")) == str(tmp_path / "s" / "mlflow.db")
-    monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    monkeypatch.delenv("XDG_DATA_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert default_store() == tmp_path / ".local" / "share" / "penstock"
+    assert MLflow(Path("run"), {}, TrackerState()).where == "http://server:5000/"
 
 
 class Refusing(trackers.Tracker):
@@ -313,7 +302,6 @@ def test_no_file_of_a_run_holds_a_key(
     name = f"run-{KEY}"  # as somebody might call it who holds the key
     words = ["train", "spiral", *WORDS, "--output-dir", str(tmp_path), "--profile"]
     words += ["--track", "comet,mlflow,tensorboard,wandb", "--name", name, "--tag", f"a={KEY}"]
-    words += ["--track-dir", str(tmp_path / "store")]
     assert main(words) == 0
     assert KEY not in "".join(capfd.readouterr())
     outcomes = json.loads((tmp_path / "training_results.json").read_text())["trackers"]
