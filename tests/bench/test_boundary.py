@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.base.errors import UsageError
-from penstock.bench.boundary import Limit, Trial, find_limits, fit, pixels_of
+from penstock.bench.boundary import Limit, Trial, find_limits, pixels_of
 
 
 def most_trials(max_batch: int) -> int:
@@ -155,16 +155,6 @@ def test_margin_and_cliff(fields: dict[str, Any], margin: float | None, cliff: b
 )  # fmt: skip
 def test_sentences(fields: dict[str, Any], words: str) -> None:
     assert words in replace(LIMIT, **fields).sentence
-
-
-def test_the_line_is_the_one_of_numpy() -> None:
-    import numpy as np
-
-    rng = np.random.default_rng(0)
-    x = rng.integers(1, 1000, 9)
-    peak = 50 + 3 * x + rng.integers(0, 9, 9)
-    slope, base = np.polyfit(x, peak, 1)
-    assert fit(list(zip(x, peak, strict=True))) == pytest.approx((base, slope))
 
 
 # laws

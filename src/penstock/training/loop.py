@@ -62,8 +62,7 @@ from .ranks import Stop, gather, ranks_of
 from .results import RunReport, scores_of
 from .run_folder import data_folders, take_folder
 from .run_state import RunState, Tally
-from .schedule import Schedule
-from .step import Stepper, StepTaken
+from .step import Schedule, Stepper, StepTaken
 from .step_log import StepLog
 from .tracking import Tracking, check_trackers
 from .workloads import Workload, make_workload
