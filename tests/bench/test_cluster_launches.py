@@ -151,7 +151,6 @@ def test_the_client_keeps_what_workers_bring(
     assert [brought[n].order for n in range(3)] == [0, 1, 2]
     assert (tmp_path / "run" / "result").read_text() == "done"
     assert [path.name for path in tmp_path.iterdir()] == ["run"], "drafts are removed"
-    assert f"Launches: 3 on {os.uname().nodename}" in capsys.readouterr().out
 
 
 # --- what it holds --------------------------------------------------------------------------------
@@ -274,7 +273,6 @@ def test_a_benchmark_on_workers(place: Path, capsys: pytest.CaptureFixture[str])
     assert code == 1, said.err
     ran = records("out.csv")
     assert {r.case["batch"]: r.ok for r in ran} == {1: True, 2: True, 3: False}
-    assert f"Launches: 2 on {os.uname().nodename}" in said.out
     assert "4 workers died on the way" in said.out
     here = environment.collect_environment()
     for record in ran:
