@@ -61,7 +61,7 @@ def test_a_run_is_read_back_from_a_server(
     monkeypatch.setattr(tracking, "STOP_WITHIN_S", 300.0)
     stop_after_21(tmp_path, "mlflow")
     (first,) = json.loads((tmp_path / "training_results.json").read_text())["trackers"]
-    assert (first["status"], first["where"], first["dropped"]) == ("ok", server, 0)
+    assert (first["status"], first["where"]) == ("ok", server)
     assert read_mlflow(server, first["run"])[0].info.status == "KILLED"
     results = tracked(tmp_path, "mlflow", resume=True, name="mine", tag={"a": "b"})
     assert results["trackers"] == [first]
@@ -84,7 +84,7 @@ def test_a_run_that_was_killed_is_told_to_its_end(
     process = started(
         tmp_path, [*words, "--track", "mlflow"], f"import os; os.setsid(); {PENSTOCK}"
     )
-    until(lambda: TrackerState.load(tmp_path / "out", "mlflow").taken > 0)
+    until(lambda: TrackerState.load(tmp_path / "out", "mlflow").run)
     os.killpg(process.pid, signal.SIGKILL)
     process.join()
     run = TrackerState.load(tmp_path / "out", "mlflow").run
@@ -125,7 +125,7 @@ def test_a_server_that_hangs_stops_nothing(tmp_path: Path, monkeypatch: pytest.M
         results = tracked(tmp_path / "with", "mlflow")
     (tracker,) = results["trackers"]
     assert (tracker["status"], tracker["error"]) == ("failed", "it was not done in time")
-    assert tracker["dropped"] > 6 and results["status"] == "complete"
+    assert results["status"] == "complete"
     tracked(tmp_path / "without")
     one, other = best_weights(tmp_path / "with"), best_weights(tmp_path / "without")
     assert all(torch.equal(one[name], other[name]) for name in one)
@@ -150,8 +150,7 @@ def test_a_server_that_refuses_is_told_of_once(
     assert "the run goes on" in said[0]
     (tracker,) = json.loads((tmp_path / "training_results.json").read_text())["trackers"]
     assert tracker["status"] == "failed"
-    missing = f"mlflow: {tracker['dropped']} logged metrics are missing in http://127.0.0.1:"
-    assert missing in done.out
+    assert "mlflow: metrics are missing in http://127.0.0.1:" in done.out
     assert KEY not in done.err + done.out
     assert no_file_holds(KEY, tmp_path)
 

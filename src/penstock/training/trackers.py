@@ -38,7 +38,6 @@ from .tracking import TrackerState
 AGAIN_AFTER_S = 30.0
 """The seconds after a failure in which metrics are dropped, not tried: a server that is gone costs
 a wait each time, and the run waits for this process at its end."""
-SAVE_EVERY_S = 1.0
 
 
 class Tracker:
@@ -249,7 +248,7 @@ class LoggedRun:
         self.state = TrackerState.load(out, name)
         self._tracker: Tracker | None = None
         self._logger: Any = None
-        self._again_at = self._save_at = clock()
+        self._again_at = clock()
         self._new = True
 
     def take(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -258,9 +257,6 @@ class LoggedRun:
             return
         with self._failure_noted():
             self._opened().log_metrics(dict(metrics), step)
-            self.state.taken += 1
-            if self._clock() > self._save_at:
-                self._save()
 
     def end(self, status: str) -> None:
         """End the run: complete, stopped or failed."""
@@ -301,7 +297,6 @@ class LoggedRun:
 
     def _save(self) -> None:
         self.state.save(self._out, self._name)
-        self._save_at = self._clock() + SAVE_EVERY_S
 
 
 def log_lines(out: Path, name: str, lines: Iterable[str], say: Callable[[str], None]) -> None:
