@@ -27,7 +27,7 @@ LOWEST = $(addprefix tests/, data/test_bad_stores.py data/test_chips.py data/tes
 	inference/test_job.py inference/test_plan.py inference/test_run.py inference/test_tiling.py \
 	instruments/test_gpus.py loading/test_contenders.py loading/test_faults.py \
 	loading/test_loader_lightning.py loading/test_server_errors.py reports/test_csv.py \
-	reports/test_figures.py training/test_detector.py training/test_lightning.py training/test_loop.py \
+	reports/test_figures.py training/test_detector.py training/test_loop.py \
 	training/test_tracking.py)
 
 lowest: $(VENV)-lowest/ready        ## data, inference, loaders and training on the lowest versions allowed

@@ -152,7 +152,7 @@ def lines_of(document: Mapping[str, Any]) -> list[str]:
     course = (
         f"{training['steps']} steps of {training['batch_size']} chips in {training['epochs']} "
         f"epochs, {training['samples_per_s']:.2f} chips/s; {training['judge']} was best after "
-        f"epoch {best['epoch']}, {best['score']:.3f}."
+        f"epoch {best['epoch'] + 1}, {best['score']:.3f}."
     )
     lines += [
         "",

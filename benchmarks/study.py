@@ -3,7 +3,7 @@
     python benchmarks/study.py            the page of README.md, about five minutes
     python benchmarks/study.py --quick    a smoke test, README untouched
 
-``penstock launch torchrun`` trains the spiral on one process and on two, in turns, each with a
+``torchrun`` trains the spiral on one process and on two, in turns, each with a
 thread, and ``penstock scaling`` says what that gave. Two processes of one machine share its memory
 and caches, and sum gradients by gloo: what is shown is the way, and nothing of GPUs or a network.
 """
@@ -32,8 +32,9 @@ COLUMNS = (
 
 
 def train(out: Path, ranks: int, flags: list[str]) -> None:
-    launch = ["launch", "torchrun", "--nproc-per-node", str(ranks), "--", "train", "spiral"]
-    command = [*PENSTOCK, *launch, "--device", "cpu", "--output-dir", str(out), *flags]
+    launch = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m"]
+    words = ["penstock", "train", "spiral", "--distributed", "--device", "cpu"]
+    command = [sys.executable, "-m", *launch, *words, "--output-dir", str(out), *flags]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 

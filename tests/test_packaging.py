@@ -139,7 +139,6 @@ WITHOUT = {
     "generate xview3 scenes": "dl[scenes]",
     "train spiral": "torch.*dl[train]",
     "predict best.pth --data-root . --output p.csv": "torch.*dl[train]",
-    "launch torchrun --nproc-per-node 1 -- train spiral": "torch.*dl[train]",
     "bench model --tile-sizes 64 --batch-sizes 1 --output b.csv": "torch.*dl[infer]",
     "bench queue in.npy": "numcodecs.*dl[loaders]",
     "tune loader in.npy --step-time 0.1": "numcodecs.*dl[loaders]",

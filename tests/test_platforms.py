@@ -57,7 +57,7 @@ for verb in penstock.cli.VERBS:
 
 
 REFUSED = """
-assert penstock.cli.main(["launch", "torchrun", "--", "train", "spiral"]) == 2
+assert penstock.cli.main(["launch", "slurm", "--", "train", "spiral"]) == 2
 words = "--model denoise-tiny --tile-sizes 8 --batch-sizes 1 --device cpu --output bench.csv"
 assert penstock.cli.main(["bench", "model", *words.split()]) == 2
 """

@@ -11,8 +11,7 @@ from .records import made_record
 
 CASE: dict[str, Any] = {
     "data": "data", "workers": 1, "queue": 4, "batch": 2, "iterations": 12, "shuffle": "sample",
-    "seed": 0, "compute": "sleep", "compute_time": 1.0, "model": None, "tile": None,
-    "device": "cpu",
+    "seed": 0, "compute": "sleep", "compute_time": 1.0,
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.base.errors import UsageError
-from penstock.bench.boundary import Limit, Line, Trial, find_limits, fit, limits_table, pixels_of
+from penstock.bench.boundary import Limit, Trial, find_limits, pixels_of
 
 
 def most_trials(max_batch: int) -> int:
@@ -60,8 +60,6 @@ def test_a_line_that_holds_costs_two_launches_a_tile() -> None:
     tiles = ("8", "16", "24", "32", "48")
     limits = find_limits(tiles, fits, 100_000)
     assert [limit.trials for limit in limits] == [4, 2, 2, 2, 2]
-    assert [limit.predicted for limit in limits] == [limit.batch for limit in limits]
-    assert limits[-1].line == pytest.approx(Line(1000, 2))
     assert fits.asked[:4] == [("8", 1), ("8", 2), ("8", 7804), ("8", 7805)]
 
 
@@ -73,7 +71,7 @@ def test_a_constant_error_of_the_line_is_paid_once() -> None:
         return Trial("ok" if mapped <= 10_000_000 else "oom", mapped - 900_000, 10_000_000)
 
     first, *others = find_limits(("8", "16", "32"), fits, 4096)
-    assert first.batch == 703 and first.predicted == 773 and first.trials > 6
+    assert first.batch == 703 and first.trials > 6
     assert all(limit.trials <= 3 for limit in others)
     assert [limit.batch for limit in others] == [175, 43]
 
@@ -123,7 +121,7 @@ def test_nothing_to_search() -> None:
         find_limits(("8",), straight(0, 1, 1), 0)
 
 
-LIMIT = Limit("256", 12, 13, 900, 1000, alloc_retries=0, trials=4, predicted=12, line=None)
+LIMIT = Limit("256", 12, 13, 900, 1000, alloc_retries=0, trials=4)
 
 
 @pytest.mark.parametrize(
@@ -157,26 +155,6 @@ def test_margin_and_cliff(fields: dict[str, Any], margin: float | None, cliff: b
 )  # fmt: skip
 def test_sentences(fields: dict[str, Any], words: str) -> None:
     assert words in replace(LIMIT, **fields).sentence
-
-
-def test_table() -> None:
-    head, first, second, *sentences = limits_table(
-        [LIMIT, replace(LIMIT, tile="512", batch=None, failing_batch=1, peak=None, predicted=None)]
-    )
-    assert head.split() == "tile fits fails peak margin expected launches".split()
-    assert first.split() == "256 12 13 900 B 10.0 % 12 4".split()
-    assert second.split() == "512 - 1 - - - 4".split()
-    assert len({len(line) for line in (head, first, second)}) == 1 and len(sentences) == 2
-
-
-def test_the_line_is_the_one_of_numpy() -> None:
-    import numpy as np
-
-    rng = np.random.default_rng(0)
-    x = rng.integers(1, 1000, 9)
-    peak = 50 + 3 * x + rng.integers(0, 9, 9)
-    slope, base = np.polyfit(x, peak, 1)
-    assert fit(list(zip(x, peak, strict=True))) == pytest.approx((base, slope))
 
 
 # laws

@@ -98,8 +98,7 @@ def test_a_worker_of_another_kind_is_left_out() -> None:
 
 
 @pytest.mark.usefixtures("_zoo")
-def test_a_launch_that_nobody_waits_for_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "ASK_EVERY_S", 0.01)
+def test_a_launch_that_nobody_waits_for_is_killed() -> None:
     began = time.monotonic()
     launch_here(asked("Hang", bytes=0), "tcp://a", lambda: time.monotonic() < began + 0.3)
     assert not [
@@ -151,7 +150,6 @@ def test_the_client_keeps_what_workers_bring(
     assert [brought[n].order for n in range(3)] == [0, 1, 2]
     assert (tmp_path / "run" / "result").read_text() == "done"
     assert [path.name for path in tmp_path.iterdir()] == ["run"], "drafts are removed"
-    assert f"Launches: 3 on {os.uname().nodename}" in capsys.readouterr().out
 
 
 # --- what it holds --------------------------------------------------------------------------------
@@ -261,7 +259,6 @@ def test_a_benchmark_on_workers(place: Path, capsys: pytest.CaptureFixture[str])
     assert code == 1, said.err
     ran = records("out.csv")
     assert {r.case["batch"]: r.ok for r in ran} == {1: True, 2: True, 3: False}
-    assert f"Launches: 2 on {os.uname().nodename}" in said.out
     assert "4 workers died on the way" in said.out
     here = environment.collect_environment()
     for record in ran:

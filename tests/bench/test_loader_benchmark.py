@@ -32,7 +32,7 @@ def test_cases_are_every_combination_once() -> None:
         ("penstock", 4, 1), ("zarr", 4, 1), ("penstock", 4, 2), ("zarr", 4, 2),
     ]  # fmt: skip
     assert Path(cases[0]["data"]).is_absolute()
-    assert [c["rung"] for c in ladder_cases(cases)] == ["L0", "L1", "L2", "L3", "L4", "L5"] * 2
+    assert [c["rung"] for c in ladder_cases(cases)] == ["L1", "L2", "L3", "L4", "L5"] * 2
     assert all("loader" not in c for c in ladder_cases(cases))
     assert loader_rules(chosen.batches, chosen.warmup)["series"] == 7
     assert loader_cases(config(), "s3://bucket/data")[0]["cache"] == "as-is"

@@ -183,20 +183,6 @@ def test_the_limit_of_each_tile(fake: Path, capsys: pytest.CaptureFixture[str]) 
     assert main(["plot", "out/bench.csv", "--output", "out/limits"]) == 0
 
 
-def test_a_limit_is_searched_to_one_percent_or_to_what_was_asked_for(fake: Path) -> None:
-    assert config().limit_tolerance == 0.01
-    words = ("--find-limit", "--budget", "50000", "--tile-sizes", "16")
-    fits, batches = (50_000 - 1000) // (4 * 16**2), {}
-    for tolerance in ("0.01", "0.5"):
-        more = ("--limit-tolerance", tolerance, "--output", f"{tolerance}.csv")
-        assert bench(*words, *more) == 0
-        batches[tolerance] = [int(row["batch_size"]) for row in rows(fake / f"{tolerance}.csv")]
-    assert batches["0.01"] == [fits, fits + 1]
-    fitting, failing = batches["0.5"]
-    assert fitting <= fits < failing <= 1.5 * fitting
-    assert failing - fitting > 1  # the search ended early
-
-
 @pytest.mark.parametrize("words", [(), ("--find-limit",)])
 def test_a_budget_that_holds_no_launch_is_refused(
     fake: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]

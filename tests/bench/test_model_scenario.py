@@ -53,12 +53,10 @@ def counted(nets: str, net: str, **knobs: Any) -> dict[str, Any]:
 
 
 def test_flops_of_both_ways(nets: str) -> None:
-    facts = counted(nets, "convs")
-    assert (facts["flops"], facts["flops_uncounted"]) == (CONVS, {"gelu": 1})
+    assert counted(nets, "convs")["flops"] == CONVS
     facts = counted(nets, "convs", mode="train")
     # The first layer's input has no gradient, so it is passed once backwards and not twice.
     assert facts["flops"] == 3 * CONVS - 2 * 16 * 16 * 2 * 3 * 8 * 9
-    assert set(facts["flops_uncounted"]) >= {"gelu", "gelu_backward", "mse_loss"}
 
 
 def test_a_training_step_learns(nets: str) -> None:
@@ -148,7 +146,6 @@ def test_values_that_are_not_finite_are_a_wrong_result(nets: str, mode: str) -> 
 
 def test_a_network_that_looks_at_values_has_no_flops(nets: str) -> None:
     assert counted(nets, "Valued")["flops"] is None
-    assert counted(nets, "Valued")["flops_uncounted"] is None
 
 
 def test_checkpointing_computes_again_and_changes_no_gradient(nets: str) -> None:

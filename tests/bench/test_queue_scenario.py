@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -21,7 +20,7 @@ from penstock.base.errors import StageError, UsageError
 from penstock.bench.cases.queue import queue_case_name, queue_cases, queue_rules
 from penstock.bench.measure import Rules, measure_scenario
 from penstock.bench.scenarios import WrongResult
-from penstock.bench.scenarios.queue import FromLoader, InPlace, QueueScenario, make_compute, timed
+from penstock.bench.scenarios.queue import FromLoader, InPlace, QueueScenario
 from penstock.cli import main
 from penstock.cli.bench_queue import outcome
 from penstock.instruments.ledger import Ledger
@@ -98,31 +97,7 @@ def test_a_launch_is_an_iteration_for_each_sample_from_a_full_queue() -> None:
 def test_a_batch_of_another_length_is_wrong() -> None:
     world = World(QueueModel(1, 1, 1.0, 1.0), 1)
     with pytest.raises(WrongResult, match=r"a batch of 3 came with \[2\] samples"):
-        QueueScenario({**CASE, "batch": 3}, world, world).step(
-            lambda name: contextlib.nullcontext()
-        )
-
-
-def test_a_step_that_never_waits_is_the_median_of_a_few() -> None:
-    ticks = itertools.accumulate([0, 5, 0, 1, 0, 2], initial=0)
-    next(ticks)
-    assert timed(lambda: None, lambda: next(ticks)) == 2
-
-
-def test_a_real_network_may_stand_for_the_step(tmp_path: Path) -> None:
-    net = tmp_path / "net.py"
-    net.write_text("import torch\ndef make(): return torch.nn.Conv2d(3, 2, 3, padding=1)\n")
-    ticks = itertools.count(0.0, 0.5)
-    case = {**CASE, "compute": "train", "model": f"{net}:make", "tile": "8", "compute_time": None}
-    compute = make_compute(case, lambda: next(ticks))
-    compute.run()
-    assert compute.seconds == 0.5
-    compute.close()
-
-
-def test_an_unknown_way_to_compute_is_refused() -> None:
-    with pytest.raises(UsageError, match="--compute 'spin' is not one of"):
-        make_compute({**CASE, "compute": "spin"})
+        QueueScenario({**CASE, "batch": 3}, world, world).step(lambda name: None)
 
 
 def same(a: Mapping[str, NDArray[Any]], b: Mapping[str, NDArray[Any]]) -> bool:
@@ -199,7 +174,6 @@ def test_for_each_number_of_workers_one_case_only_reads(tmp_path: Path) -> None:
     [
         ({"iterations": 10}, "--iterations 10 must be 4 more at least than .* --queue-sizes, 8"),
         ({"iterations": 2}, "--iterations"),
-        ({"compute": "spin"}, "--compute 'spin'"),
         ({"compute_time": 0}, "--compute-time 0"),
         ({"queue_sizes": (0,)}, "--queue-sizes"),
     ],

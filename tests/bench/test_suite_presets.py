@@ -101,15 +101,12 @@ def test_what_the_training_may_be_told_besides(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"batch_size": [1]}, r"there is no key 'batch_size'; did you mean 'batch_sizes'\?"),
-        ({"zzz": 1}, "there is no key 'zzz'; there are batch_sizes, channels"),
+        ({"batch_size": [1]}, "there is no setting 'batch_size'"),
         ({"epochs": 0}, r"custom.json: epochs 0: input should be greater than or equal to 1"),
-        ({"batch_sizes": []}, r"batch_sizes \[\]: tuple should have at least 1 item"),
         ({"name": "../x"}, "name '../x': string should match"),
         ({"world_size": 8}, "custom.json: world_size 8 needs distributed true"),
         ({"train": {"epochs": 3}}, "'epochs' is the suite's to set, not for its key 'train'"),
-        ({"train": {"backbon": "x"}}, r"train: there is no key 'backbon'; did you mean 'backbone'"),
-        ({"epochs": None}, "epochs None"),
+        ({"train": {"backbon": "x"}}, "train: there is no setting 'backbon'"),
     ],
 )
 def test_a_wrong_file_is_one_sentence(
@@ -131,7 +128,7 @@ def test_files_that_are_no_presets(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=words):
             read_preset(path)
     path.write_text('{"name": "x", "batch_sizes": [1], "num_workers_list": [0]}')
-    with pytest.raises(UsageError, match="lacks the key 'epochs'"):
+    with pytest.raises(UsageError, match="json: epochs is required"):
         read_preset(path)
 
 

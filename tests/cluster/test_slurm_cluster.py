@@ -165,8 +165,9 @@ def test_torchrun_on_each_of_two_machines_trains_the_same(
 ) -> None:
     output = tmp_path / "out" / "whole"
     line = [
-        sys.executable, "-m", "penstock", "launch", "torchrun", "--nnodes", "2",
-        "--nproc-per-node", "1", "--rdzv-endpoint", "n1:29500", *TRAIN, "--output-dir", str(output),
+        sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1",
+        "--rdzv-backend", "c10d", "--rdzv-endpoint", "n1:29500", "--rdzv-id", "penstock",
+        "-m", "penstock", *TRAIN[1:], "--distributed", "--output-dir", str(output),
     ]  # fmt: skip
     environment = cluster.environment | {"OMP_NUM_THREADS": "1"}
     with ExitStack() as stack:

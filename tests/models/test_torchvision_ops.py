@@ -203,8 +203,8 @@ def test_torchvision_itself_calls_them_or_agrees_with_them() -> None:
 def test_what_does_not_load_is_replaced_and_said_once(tmp_path: Path) -> None:
     """In a process that has loaded torch alone. Lightning imports torchvision itself."""
     code = "import sys; assert sys.modules.keys().isdisjoint(['torchvision', 'pytorch_lightning'])"
-    code += "; import penstock.training.lightning; from penstock.models import compiled_operators"
-    code += "; from penstock.models import import_torchvision; import_torchvision()"
+    code += "; from penstock.models import compiled_operators, import_torchvision"
+    code += "; import_torchvision()"
     code += "; import torch, torchvision, pytorch_lightning; print(compiled_operators())"
     code += "; print(torchvision.ops.nms(*map(torch.ones, ((1, 4), 1)), 0.5).tolist())"
     process = started(tmp_path, code=code)

@@ -174,9 +174,9 @@ def test_the_page_has_a_row_for_every_format() -> None:
 
 
 def test_the_switch_is_wherever_a_model_file_is_read() -> None:
-    from penstock.base.config.bench import BenchModelConfig, BenchQueueConfig
+    from penstock.base.config.bench import BenchModelConfig
     from penstock.base.config.infer import InferConfig
     from penstock.base.config.train import TrainConfig
 
-    for knobs in (InferConfig, BenchModelConfig, BenchQueueConfig, TrainConfig):
+    for knobs in (InferConfig, BenchModelConfig, TrainConfig):
         assert knobs.model_fields["trust_model"].default is False

@@ -217,7 +217,6 @@ REFUSED = [
     ("plan --in-spec a --out-spec b --model-type nowhere:net", "there is no module nowhere"),
     ("plan --in-spec a --out-spec b --model-type nets.py", "names no function"),
     ("bench model --model prithvi-refiner-tini", "did you mean prithvi-refiner-tiny"),
-    ("bench queue data --compute train --model nowhere", "is unknown"),
     ("train spirall", "there is no workload 'spirall'"),
     ("train pairs --in-spec a --target-spec b --output-dir c --model no", "is unknown"),
     ("train detector --backbone resnet51", "--backbone"),

@@ -46,7 +46,7 @@ def test_a_training_is_set_beside_the_roof_of_its_devices(
 ) -> None:
     roofs = {("m", "cpu", "float32"): 64e9, ("m", "cuda:0", "float16"): 1e12}
     monkeypatch.setattr(mfu, "known_roof", lambda *asked: roofs.get(asked))
-    usual: dict[str, Any] = {"flops_per_sample": 10e6, "flops_note": "", "machine_key": "m"}
+    usual: dict[str, Any] = {"flops_per_sample": 10e6, "machine_key": "m"}
     (line,) = explained(trained(tmp_path / "a", WAITING, **usual))[LIMITS]
     does = (
         "it computed 6.40 Gflop/s (products, convolutions and attention, forward and backward, "
@@ -75,10 +75,8 @@ def test_a_training_is_set_beside_the_roof_of_its_devices(
 
 def test_why_the_arithmetic_of_a_training_is_not_known_is_said(tmp_path: Path) -> None:
     start = "Its MFU (model FLOPs utilisation) is not known: "
-    old = explained(trained(tmp_path / "a", WAITING))
-    assert old[LIMITS] == [f"{start}its operations were not counted."]
-    lost = explained(trained(tmp_path / "b", WAITING, flops_per_sample=None, flops_note="why"))
-    assert lost[LIMITS] == [f"{start}why."]
+    lost = explained(trained(tmp_path / "a", WAITING))
+    assert lost[LIMITS] == [f"{start}its operations were not counted."]
     assert LIMITS not in explained(trained(tmp_path / "c", WAITING, samples_per_s=None))
 
 

@@ -30,10 +30,10 @@ def test_a_real_training_is_the_same_run_wherever_it_is_read(tmp_path: Path) -> 
     done = subprocess.run(
         [sys.executable, "-m", "penstock", *words, *trackers, "--output-dir", tmp_path / "run"],
         check=True, capture_output=True, text=True,
-        env={**os.environ, "SLURM_JOB_ID": "31", "XDG_DATA_HOME": str(tmp_path / "data")},
+        env={**os.environ, "SLURM_JOB_ID": "31"},
     )  # fmt: skip
     (folder,) = read_runs([tmp_path / "run"])
-    others = [*tmp_path.glob("data/**/*.db"), *tmp_path.glob("run/**/*.zip")]
+    others = [*tmp_path.glob("run/**/*.db"), *tmp_path.glob("run/**/*.zip")]
     assert len(others) == len(trackers)
     assert folder.complete and folder.ranks[0].local
     for other in others:

@@ -219,15 +219,14 @@ def test_labels_of_other_chips_are_refused(chips: dict[str, Path], tmp_path: Pat
     lines = chips["train_label_file"].read_text().splitlines(keepends=True)
     other = tmp_path / "other.csv"
     changed = {"train_label_file": other}
-    other.write_text("".join(lines[:-1]))
-    with pytest.raises(UsageError, match=r"its chips were cut with \d+; run penstock preprocess"):
-        workload_of(chips, tmp_path, **changed)
     cells = lines[2].split(",")
     cells[lines[0].split(",").index("detect_scene_row")] = "1"
-    other.write_text("".join([*lines[:2], ",".join(cells), *lines[3:]]))
-    with pytest.raises(UsageError, match=r"line 3: the chips of scene .* with another label there"):
-        workload_of(chips, tmp_path, **changed)
-    with pytest.raises(UsageError, match="has no labels of scene"):
+    reason = r"has other labels of scene .* its chips were cut with; run penstock preprocess again"
+    for labels in (lines[:-1], [*lines[:2], ",".join(cells), *lines[3:]]):
+        other.write_text("".join(labels))
+        with pytest.raises(UsageError, match=reason):
+            workload_of(chips, tmp_path, **changed)
+    with pytest.raises(UsageError, match=reason):
         workload_of(chips, tmp_path, train_label_file=chips["val_label_file"])
 
 
@@ -307,6 +306,5 @@ def test_what_it_was_measured_with_is_recorded(
     results = train_workload("detector", config, say=said.append)
     assert results["facts"]["compiled_operators"] == compiled_operators()
     assert results["facts"]["chips"]["channels"] == ["vh", "vv"]
-    # A torch that counts on shapes alone has none, because a detector looks at values.
-    assert results["flops_per_sample"] or "on shapes alone" in results["flops_note"]
+    assert results["flops_per_sample"] > 0
     assert "they take turns" in said[-1], "in our words, and torch's own warning is no error here"

@@ -122,27 +122,14 @@ def test_half_a_row_of_a_killed_process_is_no_step(tmp_path: Path) -> None:
     log.close()
 
 
-def test_top_k_keeps_the_best_and_ties_go_to_the_earlier(tmp_path: Path) -> None:
+def test_the_best_epoch_is_the_earlier_of_equal_ones(tmp_path: Path) -> None:
     from penstock.training.checkpoint import Checkpoints
 
-    def write(path: Path, state: Mapping[str, Any]) -> None:
-        path.write_text(str(state["epoch"]))
-
-    kept = Checkpoints(tmp_path, write, writes=True, judge="rmse", higher=False)
-    firsts = []
-    for epoch, score in enumerate([3.0, math.nan, 2.0, 2.0, 5.0, 1.0]):
-        firsts.append(kept.rank(epoch, {"rmse": score}))
-        kept.save({"epoch": epoch})
-        kept.tidy(epoch)
-    assert firsts == [True, False, True, False, False, True]
-    assert [entry["epoch"] for entry in kept.best] == [5, 2, 3]
-    read = {path.name: path.read_text() for path in (tmp_path / "checkpoints").iterdir()}
-    best = {f"epoch=0{n}-rmse={score:.4f}.pt": str(n) for n, score in ((5, 1), (2, 2), (3, 2))}
-    assert read == {"last.pt": "5", **best}
-    assert kept.last.samefile(kept.last.with_name("epoch=05-rmse=1.0000.pt")), "held once"
-    (tmp_path / "checkpoints" / "epoch=02-rmse=2.0000.pt").unlink()
-    kept.tidy(5)
-    assert not (tmp_path / "checkpoints" / "epoch=02-rmse=2.0000.pt").exists(), "it holds epoch 5"
+    kept = Checkpoints(tmp_path, lambda *_: None, writes=True, judge="rmse", higher=False)
+    scores = [math.nan, math.nan, 3.0, math.nan, 2.0, 2.0, 5.0, 1.0]
+    firsts = [kept.rank(epoch, {"rmse": score}) for epoch, score in enumerate(scores)]
+    assert firsts == [True, False, True, False, True, False, False, True]
+    assert kept.best == {"score": 1.0, "epoch": 7, "scores": {"rmse": 1.0}}
 
 
 def test_a_write_that_fails_leaves_the_checkpoint_before(tmp_path: Path) -> None:

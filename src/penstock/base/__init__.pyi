@@ -12,7 +12,6 @@ from .config.bench import BenchQueueConfig as BenchQueueConfig
 from .config.bench import TuneLoaderConfig as TuneLoaderConfig
 from .config.cluster import SimulateConfig as SimulateConfig
 from .config.cluster import SlurmConfig as SlurmConfig
-from .config.cluster import TorchrunConfig as TorchrunConfig
 from .config.cluster import array_ranges as array_ranges
 from .config.data import PRESET_SAMPLES as PRESET_SAMPLES
 from .config.data import GenerateConfig as GenerateConfig
@@ -135,6 +134,7 @@ from .threads import Channel as Channel
 from .threads import Flow as Flow
 from .threads import Pool as Pool
 from .threads import Stopped as Stopped
+from .threads import in_order as in_order
 from .threads import usable_cores as usable_cores
 from .units import format_bytes as format_bytes
 from .units import format_count as format_count

@@ -12,13 +12,16 @@ import itertools
 import math
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 def usable_cores() -> int:
@@ -310,3 +313,32 @@ class Pool:
     def clear(self) -> None:
         """Free the buffers that are not in use."""
         self._free.clear()
+
+
+def in_order(
+    work: Callable[[Item], Result], items: Iterable[Item], workers: int, ahead: int = 2
+) -> Iterator[Result]:
+    """Results in the order of the items.
+
+    Args:
+        work: Makes a result, in one of several threads.
+        items: What results are made of.
+        workers: The number of threads.
+        ahead: The results for each thread that are made or held ahead of the next one.
+
+    Yields:
+        The results.
+    """
+    pending: deque[Future[Result]] = deque()
+    rest = iter(items)
+    with ThreadPoolExecutor(workers, thread_name_prefix="in order") as pool:
+        try:
+            for item in rest:
+                pending.append(pool.submit(work, item))
+                if len(pending) > ahead * workers:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise

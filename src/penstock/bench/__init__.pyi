@@ -1,4 +1,3 @@
-from .boundary import limits_table as limits_table
 from .boundary import pixels_of as pixels_of
 from .cases.loader_cases import checked_loader_cases as checked_loader_cases
 from .cases.loader_cases import ladder_cases as ladder_cases

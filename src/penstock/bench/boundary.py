@@ -46,17 +46,6 @@ class Trial(NamedTuple):
     """The cause of a failure other than memory."""
 
 
-class Line(NamedTuple):
-    """Peak memory as a linear function of the pixels in a step."""
-
-    base: float
-    bytes_per_pixel: float
-
-    def edge(self, budget: int) -> float:
-        """The pixels at which the peak is the budget."""
-        return (budget - self.base) / self.bytes_per_pixel
-
-
 @dataclass(frozen=True, slots=True)
 class Limit:
     """The memory boundary of one tile."""
@@ -72,10 +61,6 @@ class Limit:
     alloc_retries: int | None
     trials: int
     """The number of launches that it took."""
-    predicted: int | None
-    """The batch at which the search expected the edge."""
-    line: Line | None
-    """The line through all batches that fitted, of this tile and those before."""
     reason: str = ""
     """The cause of a failure other than memory, for which there is no limit."""
 
@@ -189,14 +174,13 @@ class _Search:
         """Walk from the expected edge, or from 1, until the answer turns, then halve."""
         low, high = 0, self._max_batch + 1  # 0 fits; batches above the largest are not tried
         batch, step, walk, turned = 1, 1, "", False
-        trials, predicted, failed, reason = 0, None, False, ""
+        trials, predicted, failed, reason = 0, False, False, ""
         best = Trial("ok")
         # Before the walk turned, the upper side may be untried.
         while high - low > max(1, self._tolerance * low if failed else 0):
             # At first nothing is known of the tile; the second answer may have given the line.
-            if predicted is None and trials in (0, 2) and (edge := self._edge()) is not None:
-                predicted = max(0, math.floor(edge / pixels))
-                batch, step, walk = predicted, 1, ""
+            if not predicted and trials in (0, 2) and (edge := self._edge()) is not None:
+                predicted, batch, step, walk = True, math.floor(edge / pixels), 1, ""
             batch = min(max(batch, low + 1), high - 1)
             trial = self._fits(tile, batch)
             trials += 1
@@ -225,8 +209,6 @@ class _Search:
             budget=best.budget,
             alloc_retries=best.alloc_retries,
             trials=trials,
-            predicted=predicted,
-            line=fit([(x, trial.peak) for x, trial in self._fitted if trial.peak is not None]),
             reason=reason,
         )
 
@@ -237,44 +219,21 @@ class _Search:
         """
         line = fit([(x, trial.peak) for x, trial in self._fitted if trial.peak is not None])
         budget = self._fitted[-1][1].budget if self._fitted else None
-        edge = line.edge(budget) if line and budget else None
+        edge = (budget - line[0]) / line[1] if line and budget else None
         if self._bracket is None:
             return edge
         fitted, failed = self._bracket
         return fitted if edge is None else min(max(edge, fitted), failed - 1)
 
 
-def fit(points: Sequence[tuple[int, int]]) -> Line | None:
-    """The least-squares line through points (pixels, peak); None if it does not rise.
+def fit(points: Sequence[tuple[int, int]]) -> tuple[float, float] | None:
+    """The base and the slope of the least-squares line through points (pixels, peak); None if it
+    does not rise.
 
     >>> fit([(1, 12), (2, 14), (4, 18)])
-    Line(base=10.0, bytes_per_pixel=2.0)
+    (10.0, 2.0)
     """
     if len({x for x, _ in points}) < 2:
         return None
     slope, base = linear_regression(*zip(*points, strict=True))
-    return Line(base, slope) if slope > 0 else None
-
-
-def limits_table(limits: Sequence[Limit]) -> list[str]:
-    """The limits as lines of text: a table, then a sentence for each."""
-    rows = [("tile", "fits", "fails", "peak", "margin", "expected", "launches")]
-    rows += [
-        (
-            limit.tile,
-            _or_dash(limit.batch),
-            _or_dash(limit.failing_batch),
-            _or_dash(limit.peak and format_bytes(limit.peak)),
-            _or_dash(limit.margin is not None and f"{100 * limit.margin:.1f} %"),
-            _or_dash(limit.predicted),
-            str(limit.trials),
-        )
-        for limit in limits
-    ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
-    return [*lines, *(limit.sentence for limit in limits)]
-
-
-def _or_dash(value: object) -> str:
-    return "-" if value is None or value is False else str(value)
+    return (base, slope) if slope > 0 else None

@@ -48,6 +48,8 @@ RULES: Mapping[str, Mapping[str, float]] = {
 LEAST_LAUNCHES = 3
 """The fewest launches on each side of an A/A run."""
 TIMEOUT_S = 120.0
+TOLERANCE = 0.01
+"""The share of a batch by which the largest that fits may be too small: each launch takes time."""
 DRAWS = 10_000
 SEED = 0
 
@@ -289,7 +291,6 @@ def model_limits(
     device_memory: int | None = None,
     run: Runner = run_launch,
     report: Callable[[Record], None] = lambda record: None,
-    tolerance: float = 0.0,
 ) -> list[Limit]:
     """Find the largest batch of each tile of a model; each trial is a fresh process.
 
@@ -308,7 +309,6 @@ def model_limits(
         device_memory: the bytes of the GPU, for margins without a budget; it is not a limit.
         run: runs one launch.
         report: is called with each record.
-        tolerance: the fraction of a batch by which the answer may be too small.
 
     Returns:
         The limit of each tile.
@@ -329,7 +329,7 @@ def model_limits(
         report(record)
         return _trial(record, budget or device_memory)
 
-    return find_limits(tiles, fits, max_batch, lambda tile: pixels_of(tile, axes), tolerance)
+    return find_limits(tiles, fits, max_batch, lambda tile: pixels_of(tile, axes), TOLERANCE)
 
 
 def budget_note(device: str) -> str:

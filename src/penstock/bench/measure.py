@@ -7,7 +7,7 @@ A **window** is a block of steps between two readings of the clock. It gives one
 divided by its steps. On a device it begins with an empty queue and ends with its only
 synchronisation, so that the host can run ahead within it, as in a program. ``step`` is the wall
 clock of the host over the window. ``device`` and the phases are read from events on the current
-stream, and on a CPU from the same clock.
+stream, and on a CPU from the same clock. What a step does after its last phase is in none of them.
 
 Everything else happens between windows: statistics, readings of the driver, reports. Python's
 garbage collector stays on, as in a program, so that cycles that hold tensors are freed. Objects
@@ -25,14 +25,20 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
 from ..base import frozen_garbage
-from ..instruments import Clock, StopRule, WarmupRule, block_size, kernel_memory
+from ..instruments import (
+    Clock,
+    DevicePhaseTimer,
+    PhaseTimer,
+    StopRule,
+    WarmupRule,
+    block_size,
+    kernel_memory,
+)
 from .scenarios import Scenario, WrongResult, backend_of
 
 if TYPE_CHECKING:
@@ -63,101 +69,6 @@ class Rules(BaseModel):
     batches."""
 
 
-class HostTimer:
-    """Times a window and its phases, for work that is done when its call returns."""
-
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
-        self._spans = defaultdict[str, _HostSpan](lambda: _HostSpan(clock))
-
-    def start(self) -> None:
-        for span in self._spans.values():
-            span.seconds = 0.0
-        self._started = self.clock()
-
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        return self._spans[name]
-
-    def stop(self, steps: int) -> dict[str, float]:
-        """The seconds of one of the window's steps: ``step``, and each phase."""
-        seconds = {"step": self.clock() - self._started}
-        seconds |= {name: span.seconds for name, span in self._spans.items()}
-        return {name: value / steps for name, value in seconds.items()}
-
-
-class _HostSpan:
-    """Adds up the times between entering and leaving. It is a class, because that is three times as
-    fast as a generator with `contextlib`.
-    """
-
-    __slots__ = ("_clock", "_entered", "seconds")
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self.seconds = 0.0
-
-    def __enter__(self) -> None:
-        self._entered = self._clock()
-
-    def __exit__(self, *_: object) -> None:
-        self.seconds += self._clock() - self._entered
-
-
-class DeviceTimer:
-    """Times a window and its phases by events of ``torch.cuda`` or ``torch.mps``."""
-
-    def __init__(self, clock: Clock, backend: ModuleType) -> None:
-        self.clock = clock
-        self._backend = backend
-        self._events: list[Any] = []
-        self._used = 0
-        self._spans = defaultdict[str, _DeviceSpan](lambda: _DeviceSpan(self))
-
-    def start(self) -> None:
-        self._backend.synchronize()
-        self._used = 0
-        for span in self._spans.values():
-            span.edges.clear()
-        self._started = self.clock()
-        self._begin = self.mark()
-
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        return self._spans[name]
-
-    def stop(self, steps: int) -> dict[str, float]:
-        end = self.mark()
-        self._backend.synchronize()
-        seconds = {"step": self.clock() - self._started}
-        seconds["device"] = self._begin.elapsed_time(end) / 1e3
-        for name, span in self._spans.items():
-            edges = zip(span.edges[::2], span.edges[1::2], strict=True)
-            seconds[name] = sum(begin.elapsed_time(end) for begin, end in edges) / 1e3
-        return {name: value / steps for name, value in seconds.items()}
-
-    def mark(self) -> Any:
-        """Record an event now. Events are made once and reused in the next window."""
-        if self._used == len(self._events):
-            self._events.append(self._backend.Event(enable_timing=True))
-        event = self._events[self._used]
-        self._used += 1
-        event.record()
-        return event
-
-
-class _DeviceSpan:
-    __slots__ = ("_timer", "edges")
-
-    def __init__(self, timer: DeviceTimer) -> None:
-        self._timer = timer
-        self.edges: list[Any] = []
-
-    def __enter__(self) -> None:
-        self.edges.append(self._timer.mark())
-
-    def __exit__(self, *_: object) -> None:
-        self.edges.append(self._timer.mark())
-
-
 def measure_scenario(
     scenario: Scenario,
     rules: Rules,
@@ -178,7 +89,7 @@ def measure_scenario(
     Raises:
         WrongResult: a step did another amount of work than the first.
     """
-    windows = Windows(scenario, _timer(scenario.device, clock))
+    windows = Windows(scenario, clock, backend_of(scenario.device))
     device = Device(scenario, clock)
 
     report("warmup")
@@ -247,29 +158,46 @@ def _sample(
 class Windows:
     """The steps of a scenario, in windows of any length."""
 
-    def __init__(self, scenario: Scenario, timer: HostTimer | DeviceTimer) -> None:
-        self._scenario = scenario
-        self._timer = timer
+    def __init__(self, scenario: Scenario, clock: Clock, backend: Any) -> None:
+        """``backend`` is ``torch.cuda`` or ``torch.mps``; None for work of the CPU."""
+        self._scenario, self._clock, self._backend = scenario, clock, backend
+        self._timer = PhaseTimer(clock) if backend is None else DevicePhaseTimer(backend)
+        self._has_phases = False
         self.work: Mapping[str, float] = {}
         """The work of each step."""
 
     def sample(self, steps: int) -> dict[str, float]:
-        """Run a window of this many steps, and return the seconds of one step by name."""
-        step, phase = self._scenario.step, self._timer.phase
-        self._timer.start()
-        for _ in range(steps):
-            work = step(phase)
-            if work != self.work:
-                self._differs(work)
-        return self._timer.stop(steps)
+        """Run a window of this many steps, and return the seconds of one step by name: ``step``,
+        each phase, and ``device`` where the work is queued on one."""
+        return {name: value / steps for name, value in self._window(steps).items()}
 
     def overhead(self) -> float:
         """The seconds of an empty window."""
-        empty = []
-        for _ in range(20):
-            self._timer.start()
-            empty.append(self._timer.stop(1)["step"])
-        return statistics.median(empty)
+        return statistics.median(self._window(0)["step"] for _ in range(20))
+
+    def _window(self, steps: int) -> dict[str, float]:
+        step, end_phase, has_phases = self._scenario.step, self._timer.end_phase, self._has_phases
+        if self._backend is not None:
+            self._backend.synchronize()
+        began = self._clock()
+        self._timer.begin()
+        for _ in range(steps):
+            work = step(end_phase)
+            if work != self.work:
+                self._differs(work)
+            if has_phases:
+                end_phase("")  # what follows the last phase of a step is in none
+        end_phase("")
+        self._timer.end()
+        if self._backend is not None:
+            self._backend.synchronize()
+        took = self._clock() - began
+        (seconds,) = self._timer.drain()
+        del seconds[""]
+        self._has_phases = has_phases or len(seconds) > 1
+        if self._backend is not None:
+            seconds["device"] = seconds["step"]
+        return {**seconds, "step": took}
 
     def _differs(self, work: Mapping[str, float]) -> None:
         if self.work:
@@ -327,11 +255,6 @@ class Device:
             "device_driver": grown,
             "alloc_retries": int(self._backend.memory_stats().get("num_alloc_retries", 0)),
         }
-
-
-def _timer(device: str, clock: Clock) -> HostTimer | DeviceTimer:
-    backend = backend_of(device)
-    return HostTimer(clock) if backend is None else DeviceTimer(clock, backend)
 
 
 def host_memory() -> dict[str, int | None]:

@@ -37,7 +37,7 @@ VERBS = {
     "train": "train a workload, with every step timed; stop and resume exactly",
     "suite": "benchmark a machine by trainings of a detector, from presets",
     "predict": "find ships in whole scenes with a trained detector",
-    "launch": "start the ranks of a training: torchrun, or a step of SLURM",
+    "launch": "start the ranks of a training, or another verb, in a job of SLURM",
     "slurm": "jobs of SLURM: render, submit, status, cancel",
     "bench": "measure a model, a loader or a queue",
     "tune": "find the settings that keep the accelerator fed",

@@ -34,7 +34,6 @@ from ..bench import (
     checked_model_cases,
     known_roof,
     launches_of,
-    limits_table,
     model_case_namer,
     model_cases,
     model_limits,
@@ -199,9 +198,8 @@ def _find_limit(
             timeout_s=config.timeout,
             device_memory=counted.get("device_memory"),
             report=partial(tell, tried),
-            tolerance=config.limit_tolerance,
         )
-        print("", *limits_table(limits), "", budget_note(first["device"]), sep="\n")
+        print("", *(limit.sentence for limit in limits), "", budget_note(first["device"]), sep="\n")
         sides = {
             (limit.tile, batch) for limit in limits for batch in (limit.batch, limit.failing_batch)
         }

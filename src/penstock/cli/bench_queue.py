@@ -27,7 +27,6 @@ from ..bench import (
     queue_rules,
 )
 from ..instruments import Record
-from ..models import check_model_name, model_files
 from ..reports import (
     QUEUE_NEEDS,
     append_csv,
@@ -54,17 +53,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = from_flags(BenchQueueConfig, args, args.config)
-    check_model_name(config.model, "--model")
-
     cases = queue_cases(args.data, config)
-    read = [Path(args.data), *model_files(config.model)]
+    read = [Path(args.data)]
     ledger = open_outputs(config, f"bench-queue-{Path(args.data).stem}", QUEUE_NEEDS, read)
     read.append(ledger.path)
     figure = config.output.with_suffix(".png")
     check_outputs(("the figure of --output", figure), replace=config.overwrite, inputs=read)
     launches, old = launches_of(config.effort), ledger if config.resume else None
-    device = config.device if config.compute == "train" else "cpu"
-    with launcher_of(config, [args.data, *read[1:-1]], device, old) as launcher:
+    with launcher_of(config, [args.data], like=old) as launcher:
         ask_worker("queue", cases[0], config.timeout, launcher)
         counts = f"{launches_each(launches)}, {config.iterations} iterations in each"
         print(f"{len(cases)} cases, {counts}")

@@ -138,7 +138,8 @@ def launcher_of(
         launcher = LaunchesOnCluster(workers, inputs, variables)
         launcher.like(like.records() if like is not None else ())
         yield launcher
-        print(*launcher.notes(), sep="\n", flush=True)
+        for note in launcher.notes():
+            print(note, flush=True)
 
 
 def sweep(

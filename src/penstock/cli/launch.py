@@ -8,8 +8,8 @@ The batch script becomes this process (``exec``), so SLURM sends its signals her
     SLURM_RESTART_COUNT > 0 ──▶ --resume, if this job left a checkpoint
 
 Progress of a start is judged by its last checkpoint, not by an exit code: a rank that must stop
-while it still starts has nothing to save. After a start without progress the job goes back into the
-queue once, and OUT/requeued.json notes that. After a second one it ends, because otherwise it could
+while it still starts has nothing to save. After a first start without progress the job goes back
+into the queue. A job that was started again and saved nothing new ends, because otherwise it could
 come back for ever.
 
 Another verb gets the same SIGUSR1 and writes its complete blocks. Its job then goes back into the
@@ -22,39 +22,28 @@ import argparse
 import os
 import signal
 import socket
-import sys
 from collections.abc import Sequence
-from pathlib import Path
-from types import FrameType
 
 from ..base import (
     TRAIN_DEFAULTS,
     Incomplete,
     SlurmConfig,
-    TorchrunConfig,
     TrainConfig,
     UsageError,
-    add_flags,
     add_kinds,
-    for_children,
-    from_flags,
     plural,
-    require,
     signals_handled,
-    usable_cores,
 )
 from ..cluster import own_job, requeue_job
-from ..training import run_in_step, time_of_last_checkpoint
+from ..training import run_in_step
 from . import VERBS, dashed, main, train
 
 KINDS = {
-    "torchrun": "ranks on this machine, or on each of several",
     "slurm": "ranks on the nodes of the job in which this runs, or another verb in it",
 }
 
 
 EXAMPLES = r"""
-penstock launch torchrun --nproc-per-node 4 -- train spiral   # on this machine, or on several
 penstock launch slurm -- train spiral                         # inside a job of SLURM
 penstock launch slurm --requeue -- infer --in-spec noisy.ome.zarr \
     --out-spec denoised.ome.zarr --model-type denoise-tiny    # another verb, in this process
@@ -63,7 +52,6 @@ penstock launch slurm --requeue -- infer --in-spec noisy.ome.zarr \
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = add_kinds(parser, KINDS, metavar="HOW")
-    add_flags(kinds["torchrun"], TorchrunConfig)
     kinds["slurm"].add_argument(
         "--requeue",
         action="store_true",
@@ -76,8 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="most restarts of a verb other than train (default: %(default)s)",
     )
-    for kind in kinds.values():
-        add_command(kind)
+    add_command(kinds["slurm"])
 
 
 def run(args: argparse.Namespace) -> int:
@@ -88,11 +75,9 @@ def run(args: argparse.Namespace) -> int:
         )
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     verb = command[0] if command else None
-    if args.kind == "slurm" and verb in VERBS and verb != "train":
+    if verb in VERBS and verb != "train":
         return _in_job(command, args.max_requeues if args.requeue else 0)
     words, config = training(args.command)
-    if args.kind == "torchrun":
-        return _torchrun(from_flags(TorchrunConfig, args), words, config.output_dir)
     return run_in_step(words, config, os.environ, requeue=args.requeue)
 
 
@@ -101,7 +86,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
         "command",
         nargs=argparse.REMAINDER,
         metavar="-- train WORKLOAD ...",
-        help="what each rank runs, with the flags of penstock train; of slurm also another verb",
+        help="what each rank runs, with the flags of penstock train; or another verb",
     )
 
 
@@ -149,43 +134,3 @@ def _in_job(words: Sequence[str], most: int) -> int:
                 )
             requeue_job(job, "has written its complete blocks")
     return code
-
-
-def _torchrun(config: TorchrunConfig, words: Sequence[str], out: Path) -> int:
-    """Run the ranks. The exit code is 3 if they saved and stopped, else that of the first
-    failure."""
-    require("torch", "train")
-    import torch
-    from torch.distributed import run as torchrun
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-
-    ranks = config.nproc_per_node or torch.cuda.device_count() or 1
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // ranks)))
-    flags = [f"--nproc-per-node={ranks}", f"--nnodes={config.nnodes}", "--rdzv-backend=c10d"]
-    if config.rdzv_endpoint is None:  # only this machine may reach it
-        flags += ["--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
-    else:
-        flags += [f"--rdzv-endpoint={config.rdzv_endpoint}", "--rdzv-id=penstock"]
-
-    def as_term(number: int, frame: FrameType | None) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)  # torchrun passes the signal on to its ranks
-
-    before = time_of_last_checkpoint(out)
-    os.environ |= for_children()
-    with signals_handled({signal.SIGUSR1: as_term}):
-        try:
-            torchrun.main([*flags, "-m", "penstock", *words, "--distributed"])
-        except ChildFailedError as error:
-            code: int = error.get_first_failure()[1].exitcode
-            return code if code > 0 else 1
-        except SignalException as error:
-            if time_of_last_checkpoint(out) not in (None, before):
-                return Incomplete.exit_code
-            name = signal.Signals(error.sigval).name
-            print(
-                f"penstock launch: {name} ended the ranks, and they saved nothing in {out}",
-                file=sys.stderr,
-            )
-            return 128 + error.sigval
-    return 0

@@ -149,10 +149,6 @@ def summary_lines(results: dict[str, Any], out: Path) -> list[str]:
             f"best {results['judge']} {best['score']:.4f} after epoch "
             f"{best['epoch'] + 1} of {results['epochs']}: {out / 'best_model.pth'}"
         )
-    if results.get("profile"):
-        from ..training import profile_lines
-
-        lines += profile_lines(results["profile"])
     return [*lines, *(outcome_of_tracker(each, out) for each in results.get("trackers", ()))]
 
 

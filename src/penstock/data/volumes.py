@@ -21,11 +21,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..base import StageError
+from ..base import StageError, in_order
 from .box import Box
 from .grid import Grid, indices
 from .neurites import FloatArray, add_beads, add_soma, grown
-from .packed.data_folder import check_outside, check_room, in_order
+from .packed.data_folder import check_outside, check_room
 from .stores.lock import OutputLock
 from .stores.lock_place import is_locked
 from .stores.open import open_sink, open_source

@@ -40,8 +40,8 @@ class FlopCounter(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.flops = 0
-        """Number of operations of all operators that have a formula."""
+        self.flops: int | None = 0
+        """Number of operations of all operators that have a formula; None if one does not hold."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -67,7 +67,10 @@ class FlopCounter(TorchDispatchMode):
             out: The value that it returned.
         """
         if formula := flop_registry.get(getattr(func, "overloadpacket", None)):
-            self.flops += formula(*args, **kwargs, out_val=out)
+            try:
+                self.flops += formula(*args, **kwargs, out_val=out)
+            except Exception:  # what is counted must not end for want of a count
+                self.flops = None
 
 
 class _Peak(FlopCounter):

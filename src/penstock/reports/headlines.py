@@ -78,7 +78,7 @@ def loader_headlines(records: Iterable[Record]) -> list[str]:
     records = [record for record in records if record.scenario in ("loader", "ladder")]
     if not any(record.ok for record in records):
         return [_nothing(records)]
-    cells = [c for c in loader_cells(records) if c.launches and c.seconds and not c.read_ahead]
+    cells = [c for c in loader_cells(records) if c.launches and c.seconds]
     return [*ladder_headlines(records), *_fastest(cells)]
 
 

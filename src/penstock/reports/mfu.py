@@ -28,8 +28,7 @@ def mfu_lines(results: Mapping[str, Any], settings: Mapping[str, Any]) -> list[s
     if not rate:
         return []
     if not each:
-        why = results.get("flops_note") or "its operations were not counted"
-        return [f"Its MFU (model FLOPs utilisation) is not known: {why}."]
+        return ["Its MFU (model FLOPs utilisation) is not known: its operations were not counted."]
     device, devices = _device(results), _devices(results)
     dtype = product_dtype(settings, device)
     does = f"it computed {format_count(each * rate)}flop/s ({_COUNTED})"

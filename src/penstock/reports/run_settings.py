@@ -12,7 +12,7 @@ RUN_SCENARIOS = ("infer", "training", "preprocess", "predict")
 preprocess and predict leave."""
 _PLACES = frozenset(
     "in_spec out_spec run_dir metrics_json trace output_dir output overwrite resume "
-    "take_over config name experiment_name project tag tags track track_dir penstock "
+    "take_over config name experiment_name project tag tags track penstock "
     "launch torch debug data_root train_data_root val_data_root train_label_file val_label_file "
     "train_chips_path val_chips_path target_spec weights profile".split()
 )

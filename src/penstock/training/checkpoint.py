@@ -1,8 +1,7 @@
 """The state of a training on disk, written completely or not at all.
 
-    OUT/checkpoints/last.pt                        the state after the last checkpoint
-    OUT/checkpoints/epoch=03-val_acc=0.9512.pt     the best few, by the workload's judge
-    OUT/best_model.pth                             only the weights of the best epoch
+    OUT/checkpoints/last.pt    the state after the last checkpoint
+    OUT/best_model.pth         only the weights of the best epoch, by the workload's judge
 
 Every file is written under another name and then renamed, so a killed run leaves the old file.
 Files hold tensors, numbers, strings, lists and dicts only. They are read with
@@ -11,9 +10,8 @@ Files hold tensors, numbers, strings, lists and dicts only. They are read with
 
 from __future__ import annotations
 
-import os
+import math
 import random
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,10 +22,8 @@ import torch
 from ..base import BEST, CHECKPOINTS, UsageError, replacing
 from ..models import read_tensors
 
-FORMAT, VERSION = "penstock-training", 2
+FORMAT, VERSION = "penstock-training", 3
 LAST = "last.pt"
-BEST_KEPT = 3
-"""The best checkpoints that are kept beside the last one."""
 
 State = dict[str, Any]
 Write = Callable[[Path, Mapping[str, Any]], None]
@@ -42,38 +38,23 @@ class Checkpoints:
         self.last = self._folder / LAST
         self._write, self._writes = write, writes
         self._judge, self._sign = judge, 1.0 if higher else -1.0
-        self.best: list[dict[str, Any]] = []
-        """The best epochs, best first: each with ``score``, ``epoch``, ``file`` and ``scores``."""
+        self.best: dict[str, Any] | None = None
+        """The best epoch: its ``score``, ``epoch`` and ``scores``."""
 
     def save(self, state: State) -> None:
         """Write a state as the last checkpoint."""
         self._put(self.last, {"format": FORMAT, "version": VERSION, **state})
 
     def rank(self, epoch: int, scores: Mapping[str, float]) -> bool:
-        """Rank an epoch among the best. Returns whether it is the best; of equal epochs the earlier
-        wins."""
+        """Note the scores of an epoch. Returns whether it is the best; of equal epochs the earlier
+        is, and one without a finite score only if it is the first."""
         score = scores[self._judge]
-        file = f"epoch={epoch:02d}-{self._judge}={score:.4f}.pt"
-        entry = {"score": score, "epoch": epoch, "file": file, "scores": dict(scores)}
-        ranked = sorted(
-            [*self.best, entry],
-            key=lambda e: -(self._sign * e["score"] if np.isfinite(e["score"]) else -np.inf),
-        )
-        self.best = ranked[:BEST_KEPT]
-        return self.best[0] is entry
-
-    def tidy(self, epoch: int) -> None:
-        """Keep the last checkpoint under the name of its epoch, if it is one of the best; remove
-        checkpoints that are no longer among the best."""
-        if not self._writes:
-            return
-        wanted = {entry["file"]: entry["epoch"] for entry in self.best}
-        for path in self._folder.glob("epoch=*.pt"):
-            if path.name not in wanted:
-                path.unlink()
-        for name, of in wanted.items():
-            if of == epoch and not (self._folder / name).exists():
-                _same(self.last, self._folder / name)
+        if self.best is not None:
+            before = self._sign * self.best["score"]
+            if not (self._sign * score > before or (math.isnan(before) and math.isfinite(score))):
+                return False
+        self.best = {"score": score, "epoch": epoch, "scores": dict(scores)}
+        return True
 
     def save_weights(self, weights: Mapping[str, Any]) -> None:
         """Write the weights of the best epoch, `best_model.pth`."""
@@ -92,17 +73,6 @@ class Checkpoints:
                 raise
 
 
-def _same(old: Path, new: Path) -> None:
-    """Give a file a second name by a hard link, or copy it where there are no links. A link is safe
-    because the file is only ever replaced."""
-    with replacing(new) as draft:
-        draft.unlink()  # no link takes the place of a file
-        try:
-            os.link(old, draft)
-        except OSError:
-            shutil.copyfile(old, draft)
-
-
 def read(path: Path, workload: str) -> State:
     """The state in a file. Raises `UsageError` if it holds none, or one of another workload."""
     state = read_tensors(path, "--resume")
@@ -118,13 +88,12 @@ def read(path: Path, workload: str) -> State:
 
 def random_state(device: torch.device) -> State:
     """The states of this process's random numbers: torch's, numpy's and Python's."""
-    numpys: Any = np.random.get_state(legacy=True)
-    name, keys, position, has_gauss, gauss = numpys
-    version, words, next_gauss = random.getstate()
+    numpys: Any = np.random.get_state(legacy=False)
+    words = torch.from_numpy(numpys["state"]["key"].astype(np.int64))
     state = {
         "torch": torch.get_rng_state(),
-        "numpy": [str(name), torch.from_numpy(keys.astype(np.int64)), position, has_gauss, gauss],
-        "python": [version, list(words), next_gauss],
+        "numpy": {**numpys, "state": {**numpys["state"], "key": words}},
+        "python": random.getstate(),
     }
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)
@@ -134,10 +103,10 @@ def random_state(device: torch.device) -> State:
 def set_random_state(state: State, device: torch.device) -> None:
     """Set the random numbers of torch, numpy and Python to what `random_state` returned."""
     torch.set_rng_state(state["torch"])
-    name, keys, position, has_gauss, gauss = state["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
-    version, words, next_gauss = state["python"]
-    random.setstate((version, tuple(words), next_gauss))
+    numpys = state["numpy"]
+    words = numpys["state"]["key"].numpy().astype(np.uint32)
+    np.random.set_state({**numpys, "state": {**numpys["state"], "key": words}})
+    random.setstate(state["python"])
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)
 

@@ -42,8 +42,8 @@ def detect_on_cluster(
     weights: Path,
     settings: Settings,
     config: PredictConfig,
-    advance: Callable[[int, int], None],
-) -> Iterator[tuple[str, Objects]]:
+    advance: Callable[[int], None],
+) -> Iterator[tuple[str, tuple[Objects, int, int]]]:
     """Find the objects of scenes on the workers of a cluster.
 
     Args:
@@ -52,10 +52,10 @@ def detect_on_cluster(
         weights: The weights of the detector.
         settings: Its settings.
         config: The settings of the run.
-        advance: Called with the number of windows of a scene, and of those that have valid pixels.
+        advance: Called with the number of windows of a scene.
 
     Yields:
-        The name of a scene and its objects, as each is done.
+        The name of a scene, and what `detect` returned, as each is done.
 
     Raises:
         UsageError: The workers cannot run the detector with these settings.
@@ -74,9 +74,9 @@ def detect_on_cluster(
             workers, detect_task, sorted(folders), work_of, "scene",
             "--resume does the rest",
         )  # fmt: skip
-        for name, (objects, windows, valid) in results:
-            advance(windows, valid)
-            yield name, objects
+        for name, answer in results:
+            advance(answer[1])
+            yield name, answer
     finally:
         workers.client.run(_detector.cache_clear, on_error="return")
 
@@ -97,15 +97,8 @@ def detect_task(work: SceneToSearch) -> tuple[Objects, int, int]:
     if not work.folder.is_dir():
         raise UnfitWorker(f"the worker on {here} does not see {work.folder}")
     net = _detector(work.weights, work.digest, settings, config.device)
-    passed = seen = 0
-
-    def advance(windows: int, valid: int) -> None:
-        nonlocal passed, seen
-        passed, seen = passed + windows, seen + valid
-
     with Scene(work.folder, settings.record.channels) as scene, torch_threads(config.threads):
-        objects = detect(net, scene, settings, config, advance)
-    return objects, passed, seen
+        return detect(net, scene, settings, config)
 
 
 @lru_cache(maxsize=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from ..base import PredictConfig
+from ..base import PredictConfig, in_order
 from ..data import (
     ChipRecord,
     Cut,
@@ -67,15 +66,16 @@ def detect(
     scene: Scene,
     settings: Settings,
     config: PredictConfig,
-    advance: Callable[[int, int], None],
-) -> Objects:
-    """The objects of a scene. ``advance`` is called after each row of windows, with their number
-    and the number of them that the detector ran on."""
+    advance: Callable[[int], None] = lambda windows: None,
+) -> tuple[Objects, int, int]:
+    """The objects of a scene, the number of its windows, and the number of them that the detector
+    ran on. ``advance`` is called after each row of windows, with their number."""
     record = settings.record
     rows, columns = windows_of(scene, record)
     device = next(net.parameters()).device
     half = torch.float16 if device.type == "cuda" else torch.bfloat16
     parts: list[dict[str, NDArray[Any]]] = []
+    seen = 0
     for row, (band, counts) in enumerate(_rows_ahead(scene, rows, columns, record)):
         valid, here = np.flatnonzero(counts).tolist(), rows.read(row)
         for first in range(0, len(valid), config.batch_size):
@@ -89,9 +89,10 @@ def detect(
             for column, detections in zip(some, answers, strict=True):
                 core = (*rows.own(row), *columns.own(column))
                 parts.append(owned(detections, core, (rows.start(row), columns.start(column))))
-        advance(columns.num, len(valid))
+        seen += len(valid)
+        advance(columns.num)
     objects = joined(scene.name, parts)
-    return objects[objects.score >= settings.threshold]
+    return objects[objects.score >= settings.threshold], rows.num * columns.num, seen
 
 
 def _rows_ahead(
@@ -104,13 +105,8 @@ def _rows_ahead(
     """
     bands = [empty_band(columns, record) for _ in range(min(2, rows.num))]
 
-    def read(row: int) -> NDArray[np.int64]:
-        return read_row(scene, rows, row, columns, bands[row % 2])[0]
+    def read(row: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        band = bands[row % 2]
+        return band, read_row(scene, rows, row, columns, band)[0]
 
-    with ThreadPoolExecutor(1, thread_name_prefix="read") as reader:
-        ahead = reader.submit(read, 0)
-        for row in range(rows.num):
-            counts = ahead.result()
-            if row + 1 < rows.num:
-                ahead = reader.submit(read, row + 1)
-            yield bands[row % 2], counts
+    return in_order(read, range(rows.num), workers=1, ahead=1)

@@ -11,12 +11,9 @@ import contextlib
 import shutil
 import signal
 import warnings
-from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +21,14 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, default_collate
 
-from ..base import PenstockError, TrainConfig, UsageError, death_signal, usable_cores
+from ..base import (
+    PenstockError,
+    TrainConfig,
+    UsageError,
+    death_signal,
+    in_order,
+    usable_cores,
+)
 from ..loading import Items, Order, Position, batches_from
 from .workloads import Batch, Feed, IndexedSamples, Workload
 
@@ -111,33 +115,19 @@ class ThreadFeed:
         pin: bool,
     ) -> None:
         self._samples, self._order, self._workload = samples, order, workload
-        self._pin = pin
-        self._ahead = (config.prefetch_factor or 2) * max(1, config.num_workers)
-        self._pool = ThreadPoolExecutor(max(1, config.num_workers), "feed")
+        self._pin, self._workers = pin, max(1, config.num_workers)
+        self._ahead = config.prefetch_factor or 2
 
     def epoch(self, epoch: int, first: int) -> Iterator[tuple[Items, Batch]]:
-        under_way: deque[tuple[Items, list[Future[Any]]]] = deque()
-        numbers = iter(range(first, self._order.num_batches))
-        try:
-            while True:
-                for number in islice(numbers, self._ahead - len(under_way)):
-                    items = self._order.items(epoch, number)
-                    reads = [
-                        self._pool.submit(self._samples.__getitem__, i) for i in items.tolist()
-                    ]
-                    under_way.append((items, reads))
-                if not under_way:
-                    return
-                items, reads = under_way.popleft()
-                batch = _batch(self._workload, [read.result() for read in reads])
-                yield items, _pinned(batch) if self._pin else batch
-        finally:  # left early, or failed
-            for _, reads in under_way:
-                for read in reads:
-                    read.cancel()
+        def read(number: int) -> tuple[Items, Batch]:
+            items = self._order.items(epoch, number)
+            batch = _batch(self._workload, [self._samples[i] for i in items.tolist()])
+            return items, _pinned(batch) if self._pin else batch
+
+        return in_order(read, range(first, self._order.num_batches), self._workers, self._ahead)
 
     def close(self) -> None:
-        self._pool.shutdown(cancel_futures=True)
+        """The threads of an epoch end with it."""
 
 
 def feed_of(split: str, workload: Workload, order: Order, config: TrainConfig, pin: bool) -> Feed:
@@ -152,11 +142,16 @@ def feed_of(split: str, workload: Workload, order: Order, config: TrainConfig, p
 
 
 def _or_raised(batches: Iterator[tuple[Items, Batch]]) -> Iterator[tuple[Items, Batch]]:
-    with _room_to_share():
-        for items, batch in batches:
-            if isinstance(batch, PenstockError):
-                raise batch
-            yield items, batch
+    """The batches. The error of a worker is its sentence, which torch hides in a traceback."""
+    try:
+        with _room_to_share():
+            yield from batches
+    except PenstockError as error:
+        if "Original Traceback" not in str(error):  # it is of this process
+            raise
+        *_, last = str(error).strip().splitlines()
+        name = f"{type(error).__module__}.{type(error).__name__}: "
+        raise type(error)(last.removeprefix(name)) from None
 
 
 def _note(workers: int) -> str:
@@ -226,11 +221,7 @@ class _BatchIndices:
 
 @dataclass
 class _Indexed:
-    """Samples with their indices.
-
-    The error of a sample is returned in its place: if it were raised in a worker, torch would hide
-    its sentence in a traceback.
-    """
+    """Samples with their indices."""
 
     samples: IndexedSamples
 
@@ -238,19 +229,12 @@ class _Indexed:
         return len(self.samples)
 
     def __getitem__(self, index: int) -> tuple[int, Any]:
-        try:
-            return index, self.samples[index]
-        except UsageError as error:
-            return index, error
-        except PenstockError as error:  # other types may not be picklable
-            return index, PenstockError(str(error))
+        return index, self.samples[index]
 
 
 def _collated(workload: Workload, pairs: Sequence[tuple[int, Any]]) -> tuple[Items, Batch]:
-    """Items and their batch, or the error of one of them in the place of the batch."""
     indices, samples = zip(*pairs, strict=True)
-    fault = next((sample for sample in samples if isinstance(sample, PenstockError)), None)
-    return np.array(indices, np.int64), fault or _batch(workload, samples)
+    return np.array(indices, np.int64), _batch(workload, samples)
 
 
 def _batch(workload: Workload, samples: Sequence[Any]) -> Batch:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..base import TrainConfig
+from ..base import BEST, TrainConfig
 from ..cluster import Place, job_of
 
 TRAIN_LOCK, TRAINS = "train.lock", "trains"
@@ -81,7 +81,7 @@ def last_lines(results: Mapping[str, Any], out: Path) -> list[str]:
             f"Steps per epoch: {round(results['steps'] / epochs)}",
         ]
     if results["best"] is not None:
-        lines.append(f"Best checkpoint: {out / 'checkpoints' / results['best']['file']}")
+        lines.append(f"Best checkpoint: {out / BEST}")
     history = results["history"]
     for name, words, pick in (("val_loss", "loss", min), ("val_acc", "accuracy", max)):
         if values := [row[name] for row in history if row.get(name) is not None]:

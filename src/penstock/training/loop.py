@@ -57,13 +57,12 @@ from .checkpoint import Checkpoints, seed_rank
 from .feed import feed_of
 from .log_lines import TRAIN_LOCK, TRAINS
 from .not_finite import why_not_finite
-from .profiling import ProfiledTimer, check_profiling
+from .profiling import StepProfiler
 from .ranks import Stop, gather, ranks_of
 from .results import RunReport, scores_of
 from .run_folder import data_folders, take_folder
 from .run_state import RunState, Tally
-from .schedule import Schedule
-from .step import Stepper, StepTaken
+from .step import Schedule, Stepper, StepTaken
 from .step_log import StepLog
 from .tracking import Tracking, check_trackers
 from .workloads import Workload, make_workload
@@ -212,12 +211,11 @@ class _Training:
         seed_rank(config.seed, fabric.global_rank)
         if config.resume:
             self.state.resume()
-        self.profiled: ProfiledTimer | None = None
+        self.profiler: StepProfiler | None = None
         if config.profile:
-            check_profiling(config.profile_steps, self.schedule.num_steps - self.state.step)
-            self.profiled = self.stepper.timer = ProfiledTimer(
-                self.stepper.timer, config.output_dir, fabric.global_rank, config.profile_steps,
-                on_cuda, clock,
+            self.profiler = StepProfiler(
+                config.output_dir, fabric.global_rank, config.profile_steps,
+                self.schedule.num_steps - self.state.step, on_cuda,
             )  # fmt: skip
         self.report = RunReport(
             fabric, workload, name, config, self.stepper, self.state, self.checkpoints,
@@ -249,8 +247,8 @@ class _Training:
 
     def close(self) -> None:
         self.tracking.finish("failed", {})  # without effect if the run has ended
-        if self.profiled is not None:
-            self.profiled.close()
+        if self.profiler is not None:
+            self.profiler.close()
         self.log.close()
         self.feed.close()
         self.val_feed.close()
@@ -264,6 +262,8 @@ class _Training:
         while number < last and self.state.step < self.schedule.num_steps:
             share = min(self.config.grad_accum_steps, last - number)
             taken = self.stepper.take(batches, share)
+            if self.profiler is not None:
+                self.profiler.step()
             self.pending.append((Position(epoch, number), self.state.step + 1, taken))
             number += share
             self._boundary(epoch, number)
@@ -349,7 +349,6 @@ class _Training:
             state.tally, state.position = Tally(), Position(epoch + 1, 0)
         best = self.checkpoints.rank(epoch, scores)
         self._save()
-        self.checkpoints.tidy(epoch)
         if best:
             self.checkpoints.save_weights(self.stepper.module.state_dict())
             self.report.write_pictures(self.stepper.pictures)
@@ -363,8 +362,6 @@ class _Training:
     def _results(self, status: str, seconds: float | None) -> dict[str, Any]:
         """Write the results and return them; every rank calls this."""
         results = self.report.results(status, seconds, self.log)
-        if self.profiled is not None:
-            results["profile"] = self.profiled.profile
         if status != "running":
             results["trackers"] = self.tracking.finish(
                 status, results, lambda: self.stop.raised is not None, self.say

@@ -105,14 +105,14 @@ def predict_scenes(
     device = None if workers else device_of(config.device)
     net = load_detector(weights, settings).to(device) if device else None
     progress = begin(total)
-    passed, seen = 0, 0
+    passed = seen = 0
 
-    def advance(windows: int, valid: int) -> None:
-        nonlocal passed, seen
-        passed, seen = passed + windows, seen + valid
+    def advance(windows: int) -> None:
+        nonlocal passed
+        passed += windows
         progress(passed)
 
-    def found() -> Iterator[tuple[str, Objects]]:
+    def answers() -> Iterator[tuple[str, tuple[Objects, int, int]]]:
         if workers is not None:
             yield from detect_on_cluster(workers, folders, weights, settings, config, advance)
         for name, folder in folders.items() if net is not None else ():
@@ -120,7 +120,8 @@ def predict_scenes(
                 assert net is not None
                 yield name, detect(net, scene, settings, config, advance)
 
-    for name, objects in found():
+    for name, (objects, _, valid) in answers():
+        seen += valid
         objects_of[name] = objects
         parts.write(name, objects)
     objects = Objects.join([objects_of[name] for name in sorted(objects_of)])

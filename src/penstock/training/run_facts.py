@@ -34,8 +34,7 @@ def run_facts(
         facts: What else describes it, such as its environment; nested.
 
     Returns:
-        The project, the name, the words and tags by which runs are found, the hyperparameters, and
-        the folder of the store that runs share.
+        The project, the name, the words and tags by which runs are found, and the hyperparameters.
     """
     settings = config.model_dump(mode="json", exclude_none=True)
     others = frozenset().union(*TRAIN_KNOBS.values()) - TRAIN_KNOBS.get(workload, frozenset())
@@ -54,13 +53,11 @@ def run_facts(
             **numbers,
             **flat({"tag": labels["tags"], **facts}),
         },
-        "store": str(config.track_dir.expanduser().resolve()) if config.track_dir else None,
     }
 
 
 _SILENT = frozenset(
-    "name tag output_dir resume overwrite track track_every track_dir project profile "
-    "profile_steps".split()
+    "name tag output_dir resume overwrite track track_every project profile profile_steps".split()
 )
 """The knobs that change neither the trained weights nor the speed."""
 

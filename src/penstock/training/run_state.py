@@ -129,6 +129,6 @@ class RunState:
             self.history.pop()
         elif last == self.position.epoch - 1 and not self.tally.steps:
             # The run may have been killed after this checkpoint and before the best was written.
-            self._checkpoints.tidy(last)
-            if self._checkpoints.best[0]["epoch"] == last:
+            best = self._checkpoints.best
+            if best is not None and best["epoch"] == last:
                 self._checkpoints.save_weights(self._stepper.module.state_dict())

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from ..base import (
     ARGS,
@@ -18,14 +17,12 @@ from ..base import (
     TrainConfig,
     UsageError,
     death_signal,
-    write_json,
+    read_json,
 )
 from ..cluster import find_place, job_of, own_job, requeue_job, with_job_number
 
 WAIT_S = 60
 """The seconds that the other ranks may run after one has ended: they may have to write results."""
-REQUEUED = "requeued.json"
-"""The file in a run's folder that names the last job that was requeued without a checkpoint."""
 
 
 def time_of_last_checkpoint(out: Path) -> int | None:
@@ -66,29 +63,19 @@ def run_in_step(
     before = time_of_last_checkpoint(out)
     code, was_asked = _supervise(command, {**settings, **environ})
     if was_asked and requeue and _was_stopped(code):
-        _requeue(job, out, saved=time_of_last_checkpoint(out) not in (None, before))
+        saved = time_of_last_checkpoint(out) not in (None, before)
+        became = "has saved" if saved else "was stopped before it had saved anything new"
+        if not saved and _restarts(environ):
+            raise PenstockError(
+                f"job {job} {became}, though it was started again: it is not put back into the "
+                "queue, or that might go on for ever; give it more --time"
+            )
+        requeue_job(job, became)
     return code
 
 
-def _requeue(job: str, out: Path, *, saved: bool) -> None:
-    """Put a job back into the queue, unless neither this start nor the one before saved
-    anything."""
-    became = "has saved" if saved else "was stopped before it had saved anything new"
-    if not saved:
-        now = {"job_id": job, "checkpoint": time_of_last_checkpoint(out)}
-        if _read(out / REQUEUED) == now:
-            raise PenstockError(
-                f"job {job} {became}, as in an earlier life: it is not put back into the queue, or "
-                "that might go on for ever; give it more --time"
-            )
-        try:
-            write_json(out / REQUEUED, now)
-        except OSError as error:
-            raise PenstockError(
-                f"job {job} {became} and is not put back into the queue: {out / REQUEUED} cannot "
-                f"be written: {error.strerror}"
-            ) from error
-    requeue_job(job, became)
+def _restarts(environ: Mapping[str, str]) -> int:
+    return int(environ.get("SLURM_RESTART_COUNT") or 0)
 
 
 def srun(environ: Mapping[str, str]) -> list[str]:
@@ -105,7 +92,7 @@ def added(config: TrainConfig, environ: Mapping[str, str]) -> list[str]:
     words = ["--distributed"]
     if out != config.output_dir:
         words += ["--output-dir", str(out)]
-    if int(environ.get("SLURM_RESTART_COUNT") or 0) > 0:
+    if _restarts(environ):
         words += _again(config, out, job_of(environ))
     return words
 
@@ -118,7 +105,9 @@ def _folder(config: TrainConfig, environ: Mapping[str, str]) -> Path:
 def _again(config: TrainConfig, out: Path, job: str) -> list[str]:
     """The arguments with which a restarted job resumes the run in its folder, if that is its own
     run."""
-    asked = _read(out / ARGS)
+    asked = None
+    with contextlib.suppress(UsageError):  # there is none, or it is not whole
+        asked = read_json(out / ARGS)
     launch = asked.get("launch") if isinstance(asked, dict) else None
     owner = launch.get("job_id") if isinstance(launch, dict) else None
     if owner == job:
@@ -132,14 +121,6 @@ def _again(config: TrainConfig, out: Path, job: str) -> list[str]:
             "put %j, the number of a job, into --output-dir"
         )
     return []  # the run begins as the user asked
-
-
-def _read(path: Path) -> Any:
-    """The document in a JSON file, None if there is no complete one."""
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
 
 
 def _supervise(command: Sequence[str], environ: Mapping[str, str]) -> tuple[int, bool]:

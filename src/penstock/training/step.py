@@ -7,6 +7,8 @@ batch ──▶ transfer ──▶ forward ──▶ backward ──┬──▶
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -22,10 +24,45 @@ from torch.optim.lr_scheduler import LambdaLR
 from ..base import TrainConfig, UsageError
 from ..instruments import Clock, DevicePhaseTimer, PhaseTimer
 from ..loading import Items
-from ..models import channels_last, float32_default, load_weights, recompute_activations
-from .flops import FlopCount
+from ..models import (
+    FlopCounter,
+    channels_last,
+    float32_default,
+    load_weights,
+    recompute_activations,
+)
 from .ranks import gather
 from .workloads import Answer, Batch, Feed, Workload, optimizer_of
+
+DECAY_EPOCHS = 3
+"""The epochs between the falls of --schedule step, as in torchvision's recipe of detectors."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The number of steps of a run, and the learning rate of each."""
+
+    config: TrainConfig
+    steps_per_epoch: int
+    num_steps: int
+    """The number of steps of the whole run."""
+
+    @classmethod
+    def of(cls, config: TrainConfig, num_batches: int) -> Schedule:
+        """The schedule of a run in which an epoch has ``num_batches`` batches on each rank."""
+        steps_per_epoch = -(-num_batches // config.grad_accum_steps)
+        num_steps = config.epochs * steps_per_epoch
+        return cls(config, steps_per_epoch, min(num_steps, config.max_steps or num_steps))
+
+    def rate(self, step: int) -> float:
+        """The learning rate at a step, as a fraction of --learning-rate."""
+        config = self.config
+        rise = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
+        if config.schedule == "cosine":
+            return rise * 0.5 * (1 + math.cos(math.pi * min(1.0, step / self.num_steps)))
+        if config.schedule == "step":
+            return rise * float(0.1 ** (step // (self.steps_per_epoch * DECAY_EPOCHS)))
+        return rise
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +108,10 @@ class Stepper:
         trained = [p for p in module.parameters() if p.requires_grad]  # in the dtype of the run
         self.trainable_parameters = sum(p.numel() for p in trained)
         self.gradient_bytes = sum(p.numel() * p.element_size() for p in trained)
-        self.flops = FlopCount(workload, module, config.compile, fabric.is_global_zero)
+        self.flops_per_sample: float | None = None
+        """The operations of a forward and a backward, counted as the first batch is computed on the
+        first rank. None if there was none, or if torch.compile hides them."""
+        self._counts = fabric.is_global_zero and not config.compile
         # Fabric moved the module to its device, and with it the optimizer's parameters.
         self.optimizer: Optimizer = self._optimizer.optimizer
         self.scheduler = LambdaLR(self.optimizer, rate)
@@ -93,14 +133,17 @@ class Stepper:
             batch = self.to_device(batch)
             timer.end_phase("transfer")
             sums = self._sums and number == share
-            counted = self.flops.at(batch, len(items), self.fabric.device)
-            with counted, self.fabric.no_backward_sync(self._model, self._sums and not sums):
+            counter = FlopCounter() if self._counts else contextlib.nullcontext()
+            with counter, self.fabric.no_backward_sync(self._model, self._sums and not sums):
                 loss, metrics = self.workload.loss(self._model, batch)
                 timer.end_phase("forward")
                 if sums:
                     mark_computed(loss, timer)
                 self.fabric.backward(loss / share)
             timer.end_phase("communication" if sums else "backward")
+            if isinstance(counter, FlopCounter):
+                self.flops_per_sample = counter.flops / len(items) if counter.flops else None
+                self._counts = False
             samples += len(items)
             losses.append(loss.detach())
             metrics_of.append({name: value.detach() for name, value in metrics.items()})

@@ -1,7 +1,7 @@
 """The process that logs a training at one tracker, by a logger of Lightning.
 
     comet         the experiment at comet.com, with a key and a network; else OUT/track/comet/*.zip
-    mlflow        the server of MLFLOW_TRACKING_URI; else ~/.local/share/penstock/mlflow.db
+    mlflow        the server of MLFLOW_TRACKING_URI; else OUT/track/mlflow.db
     tensorboard   OUT/track/tensorboard
     wandb         OUT/track/wandb, offline
 
@@ -29,8 +29,6 @@ from ..base import (
     SafeStream,
     describe,
     learn_secret,
-    lock_file,
-    replacing,
     require,
     scrub,
 )
@@ -40,14 +38,13 @@ from .tracking import TrackerState
 AGAIN_AFTER_S = 30.0
 """The seconds after a failure in which metrics are dropped, not tried: a server that is gone costs
 a wait each time, and the run waits for this process at its end."""
-SAVE_EVERY_S = 1.0
 
 
 class Tracker:
     """Makes the logger of one tracker."""
 
     folder = ""
-    """The folder of its files in OUT/track, if it has any."""
+    """Its file or folder in OUT/track."""
 
     def __init__(self, out: Path, facts: Mapping[str, Any], before: TrackerState) -> None:
         """Set ``where``. Nothing is made yet. ``before`` says where the run began, if it did."""
@@ -114,29 +111,25 @@ class WeightsAndBiases(Tracker):
 
 
 class MLflow(Tracker):
-    """A run at an MLflow server, or in a database of the user's, which ``mlflow ui`` shows."""
+    """A run at an MLflow server, or in a database of its own, which ``mlflow ui`` shows."""
+
+    folder = "mlflow.db"
 
     def __init__(self, out: Path, facts: Mapping[str, Any], before: TrackerState) -> None:
         super().__init__(out, facts, before)
-        given = None if facts["store"] else os.environ.get("MLFLOW_TRACKING_URI")
-        self._store = None if given else Path(facts["store"] or default_store()).resolve()
-        if given:
-            self._uri = given
-            self.where = scrub(urlsplit(given)._replace(query="", fragment="").geturl())
-        else:
-            self.where = f"{self._store}/{DATABASE}"
-            # Other runs may write to the same database at the same time.
-            self._uri = f"sqlite:///{self.where}?timeout=60"
+        self._given = os.environ.get("MLFLOW_TRACKING_URI")
+        if self._given:
+            self.where = scrub(urlsplit(self._given)._replace(query="", fragment="").geturl())
 
     def open(self, run: str | None) -> Any:
         name, project, tags = (self._facts[key] for key in ("name", "project", "tags"))
         tags = {**tags, "tags": " ".join(self._facts["words"])}
-        artifacts = (self._store / "mlruns").as_uri() if self._store else None
-        with self._alone():
-            logger = lightning_loggers().MLFlowLogger(
-                project, name, self._uri, dict(tags), artifact_location=artifacts, run_id=run
-            )
-            client = logger.experiment  # which makes it
+        uri = self._given or f"sqlite:///{self._folder / self.folder}"
+        artifacts = None if self._given else (self._folder / "mlruns").as_uri()
+        logger = lightning_loggers().MLFlowLogger(
+            project, name, uri, dict(tags), artifact_location=artifacts, run_id=run
+        )
+        client = logger.experiment  # which makes it
         if run is not None:
             client.update_run(run, "RUNNING", name)
             for key, value in tags.items():
@@ -145,33 +138,6 @@ class MLflow(Tracker):
 
     def close(self, logger: Any, status: str) -> None:
         logger.finalize({"complete": "success", "stopped": "KILLED"}.get(status, "failed"))
-
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Hold the store's lock, and make its database if there is none. Two processes that make
-        tables, or an experiment, at the same time would both fail."""
-        if self._store is None:
-            yield
-            return
-        from mlflow.tracking import MlflowClient
-
-        self._store.mkdir(parents=True, exist_ok=True)
-        with (self._store / f"{DATABASE}.lock").open("a") as lock:
-            lock_file(lock, wait=True)
-            if not (self._store / DATABASE).exists():
-                # MLflow cannot use a database if it was killed while it made the tables.
-                with replacing(self._store / DATABASE) as draft:
-                    MlflowClient(f"sqlite:///{draft}").search_experiments()
-            yield
-
-
-DATABASE = "mlflow.db"
-
-
-def default_store() -> Path:
-    """The folder of the user's database, which has all runs without a server."""
-    home = os.environ.get("XDG_DATA_HOME") or Path("~/.local/share").expanduser()
-    return Path(home) / "penstock"
 
 
 class Comet(Tracker):
@@ -282,7 +248,7 @@ class LoggedRun:
         self.state = TrackerState.load(out, name)
         self._tracker: Tracker | None = None
         self._logger: Any = None
-        self._again_at = self._save_at = clock()
+        self._again_at = clock()
         self._new = True
 
     def take(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -291,9 +257,6 @@ class LoggedRun:
             return
         with self._failure_noted():
             self._opened().log_metrics(dict(metrics), step)
-            self.state.taken += 1
-            if self._clock() > self._save_at:
-                self._save()
 
     def end(self, status: str) -> None:
         """End the run: complete, stopped or failed."""
@@ -334,7 +297,6 @@ class LoggedRun:
 
     def _save(self) -> None:
         self.state.save(self._out, self._name)
-        self._save_at = self._clock() + SAVE_EVERY_S
 
 
 def log_lines(out: Path, name: str, lines: Iterable[str], say: Callable[[str], None]) -> None:

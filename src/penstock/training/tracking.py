@@ -5,7 +5,7 @@
 Each tracker has a process of its own. What its library imports, patches, draws of random numbers or
 waits for then changes neither the steps nor the memory that are measured, and a library that hangs
 is killed at the end. A metric costs the training one small dict. What finds the queue full, because
-the tracker is too slow, is dropped and counted; steps/rank0.csv has every step.
+the tracker is too slow, is dropped, and that is said; steps/rank0.csv has every step.
 """
 
 from __future__ import annotations
@@ -77,16 +77,14 @@ def check_trackers(names: tuple[str, ...]) -> None:
 
 @dataclass
 class TrackerState:
-    """Where a run is at a tracker, and how much arrived there. A resumed run goes on in it."""
+    """Where a run is at a tracker. A resumed run goes on in it."""
 
     where: str = TRACKING_FOLDER
     """A path (absolute, or relative to the run's folder), or a URL without login."""
     run: str | None = None
     """The tracker's name of the run, None if it has not begun there."""
-    taken: int = 0
-    """The metrics that were logged since the run began or was resumed, counted by calls."""
     error: str | None = None
-    """The first error since then."""
+    """The first error since the run began or was resumed; metrics are missing then."""
 
     @staticmethod
     def load(out: Path, name: str) -> TrackerState:
@@ -175,8 +173,8 @@ class _TrackerProcess:
     until its moment."""
 
     def __init__(self, out: Path, name: str, facts: Mapping[str, Any]) -> None:
-        self._out, self._name, self._logged = out, name, 0
-        self._late = False
+        self._out, self._name = out, name
+        self._fault: str | None = None
         before = TrackerState.load(out, name)
         TrackerState(before.where, before.run).save(out, name)
         self._queue: queue.Queue[Mapping[str, Any]] = queue.Queue(ROOM)
@@ -200,9 +198,10 @@ class _TrackerProcess:
             for key, value in metrics.items()
             if isinstance(value, int | float) and math.isfinite(value)
         }
-        self._logged += 1
-        with contextlib.suppress(queue.Full):  # `taken` will lack it
+        try:
             self._queue.put_nowait({"step": step, "metrics": numbers})
+        except queue.Full:
+            self._fault = "it did not take metrics as fast as they came"
 
     def end(self, status: str) -> None:
         """Queue the end; of a full queue it takes the place of the oldest metrics."""
@@ -230,7 +229,7 @@ class _TrackerProcess:
         said = time.monotonic() + 2.0
         while self._process.poll() is None:
             if time.monotonic() > until or stop_waiting():
-                self._late = True
+                self._fault = "it was not done in time"
                 self._process.kill()
                 self._process.wait()
             elif time.monotonic() > said:
@@ -241,12 +240,12 @@ class _TrackerProcess:
 
     def outcome(self) -> dict[str, Any]:
         state = TrackerState.load(self._out, self._name)
-        dropped, error = self._logged - state.taken, state.error
+        error = state.error or self._fault
         if error is None and self._process.returncode:
-            error = "it was not done in time" if self._late else "its process ended early"
-        status = "failed" if error else "behind" if dropped else "ok"
-        about = {"name": self._name, "where": state.where, "run": state.run, "status": status}
-        return {**about, "dropped": dropped, "error": error}
+            error = "its process ended early"
+        status = "failed" if error else "ok"
+        about = {"name": self._name, "where": state.where, "run": state.run}
+        return {**about, "status": status, "error": error}
 
 
 def outcome_of_tracker(outcome: Mapping[str, Any], out: Path) -> str:
@@ -257,17 +256,16 @@ def outcome_of_tracker(outcome: Mapping[str, Any], out: Path) -> str:
         out: The folder of the run.
 
     Returns:
-        Where the metrics are, or how many are missing there.
+        Where the metrics are, or why some are missing there.
     """
     name, where = outcome["name"], outcome["where"]
     where = where if "://" in where else str(out / where)
     if outcome["status"] == "ok":
         command = UPLOADS.get(name, "").format(where) if "://" not in where else ""
         return f"{name}: all is in {where}" + (f"; {command} uploads it" if command else "")
-    why = f" ({outcome['error']})" if outcome["error"] else ""
     return (
-        f"{name}: {outcome['dropped']} logged metrics are missing in {where}{why}; "
-        f"{out / 'steps'} has all steps"
+        f"{name}: metrics are missing in {where} ({outcome['error']}); {out / 'steps'} has all "
+        "steps"
     )
 
 

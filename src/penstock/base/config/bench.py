@@ -62,7 +62,7 @@ class BenchModelConfig(SweepKnobs):
     groups: ClassVar = {
         "launches": "launch_seconds precision",
         "the network": "weights trust_model channels channels_last tf32 checkpointing halo threads",
-        "limits": "limit_tolerance budget",
+        "limits": "budget",
     }
 
     tile_sizes: Annotated[tuple[Tile, ...], BeforeValidator(many), Field(min_length=1)] = flag(
@@ -109,11 +109,8 @@ class BenchModelConfig(SweepKnobs):
         unit="share",
     )
 
-    find_limit: bool = flag(False, help="find the largest batch of each tile that fits")
-    limit_tolerance: Annotated[float, Field(ge=0, lt=1)] = flag(
-        0.01,
-        help="--find-limit may fall short by this share of the largest batch; 0 finds it exactly",
-        unit="share",
+    find_limit: bool = flag(
+        False, help="find the largest batch of each tile that fits, to a hundredth"
     )
     budget: Annotated[Bytes, Field(ge=1)] | None = flag(
         None, help="most memory of a launch, such as 16GiB (default: all that there is)"
@@ -176,7 +173,7 @@ class BenchLoaderConfig(SweepKnobs):
         "drops them), or as they are; what was there is measured and shown",
     )
     batches: Positive = flag(10, help="batches of a launch that are timed")
-    warmup: Natural = flag(
+    warmup: Positive = flag(
         4,
         help="batches between the first, which is reported apart, and those that are timed: enough "
         "for a loader to have used all of its memory once. A loader that reads further ahead than "
@@ -193,7 +190,6 @@ class BenchQueueConfig(SweepKnobs):
     """The knobs of ``penstock bench queue``. Tuples are axes of the sweep."""
 
     groups: ClassVar = {
-        "the step": "model trust_model tile_size device",
         "reading": "missing shuffle",
     }
 
@@ -207,16 +203,9 @@ class BenchQueueConfig(SweepKnobs):
     iterations: Annotated[int, Field(ge=3)] = flag(
         30, help="steps of a launch; the first begins with a full queue"
     )
-    compute: Literal["sleep", "train"] = flag(
-        "sleep", help="what a step does: sleep, or train a real network"
-    )
     compute_time: Annotated[float, Field(gt=0)] = flag(
-        1.0, help="seconds of a step (train takes what it takes)", unit="seconds"
+        1.0, help="seconds of a step, which sleeps", unit="seconds"
     )
-    model: str = flag("prithvi-refiner-tiny", help="the network of --compute train")
-    trust_model: bool = flag(False, help=TRUST_MODEL)
-    tile_size: Tile = flag("64", help="tile of the network: a number, or ZxYxX")
-    device: str = flag("auto", help="device that trains: cpu, cuda, cuda:1, mps")
     shuffle: Literal["none", "sample", "global"] = flag("sample", help="order of the samples")
 
     missing: Literal["error", "fill"] = _of_loader("missing")

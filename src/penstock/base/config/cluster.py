@@ -1,4 +1,4 @@
-"""The knobs of jobs and ranks: SLURM, torchrun, and the simulation of more devices."""
+"""The knobs of jobs and ranks: SLURM, and the simulation of more devices."""
 
 from __future__ import annotations
 
@@ -155,7 +155,6 @@ _AFTER = r"[a-z]+(:\d[\w+]*)*"
 _After = Annotated[str, _said("a dependency such as afterok:123", rf"{_AFTER}([,?]{_AFTER})*")]
 _Module = Annotated[str, _said("a module such as cuda/12.6", r"\w[\w.+/@-]*")]
 _Variable = Annotated[str, BeforeValidator(_variable)]
-_Endpoint = Annotated[str, _said("HOST:PORT", r"[\w.\[][\w.:\[\]-]*:\d{1,5}")]
 
 
 def _seconds(time: str) -> int:
@@ -286,24 +285,6 @@ class SlurmConfig(Knobs):
         if asked - allowed or (self.array and pattern and "a" not in asked):
             numbers = "%A and %a, the numbers of an array and its element" if self.array else "%j"
             raise ValueError(f"--{name} {pattern}: a job's log is found by {numbers}, and no other")
-
-
-class TorchrunConfig(Knobs):
-    """The knobs of ``penstock launch torchrun``."""
-
-    nproc_per_node: Positive | None = flag(
-        None, help="ranks on this node (default: one for each GPU, or one)"
-    )
-    nnodes: Positive = flag(1, help="nodes; start the same line on each")
-    rdzv_endpoint: _Endpoint | None = flag(
-        None, help="HOST:PORT of one of the nodes, where all meet"
-    )
-
-    @model_validator(mode="after")
-    def _goes_together(self) -> TorchrunConfig:
-        if self.nnodes > 1 and self.rdzv_endpoint is None:
-            raise ValueError(f"--nnodes {self.nnodes} needs --rdzv-endpoint, where the nodes meet")
-        return self
 
 
 class SimulateConfig(Knobs):

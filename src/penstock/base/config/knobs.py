@@ -154,13 +154,16 @@ def build(model: type[Config], *layers: Mapping[str, Any]) -> Config:
         raise UsageError(_fault(error.errors()[0], _as_flag)) from None
 
 
-def check_file(model: type[Knobs], settings: Mapping[str, Any], file: str) -> None:
+def check_file(
+    model: type[Knobs], settings: Mapping[str, Any], file: str, *, whole: bool = False
+) -> None:
     """Refuse settings of a file that are wrong whatever the flags say.
 
     Args:
         model: The class of the settings.
         settings: The settings in the file.
         file: Its name for the sentence, such as ``--config job.yaml``.
+        whole: Whether the file must hold all that is required.
 
     Raises:
         UsageError: A setting is wrong; the message is one sentence on the first, with its key.
@@ -170,7 +173,7 @@ def check_file(model: type[Knobs], settings: Mapping[str, Any], file: str) -> No
     except ValidationError as error:
         for each in error.errors():
             # Flags may add what is missing in the file.
-            if each["loc"] and each["type"] != "missing":
+            if whole or (each["loc"] and each["type"] != "missing"):
                 raise UsageError(f"{file}: {_fault(each, str)}") from None
 
 

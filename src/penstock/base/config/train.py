@@ -23,7 +23,7 @@ class TrainConfig(Labels):
         "input": "prefetch_factor",
         "arithmetic": "dtype checkpointing compile channels_last cudnn_benchmark tf32 threads",
         "checkpoints": "checkpoint_every",
-        "trackers and profile": "track_every track_dir project profile_steps",
+        "trackers and profile": "track_every project profile_steps",
         "detector": "train_label_file val_label_file train_chips_path val_chips_path backbone "
         "background score_threshold max_dets",
         "pairs": "in_spec target_spec target_kind loss axes series raw model trust_model channels "
@@ -133,11 +133,6 @@ class TrainConfig(Labels):
         (), help="comet, mlflow, tensorboard, wandb: the trackers of the run (default: none)"
     )
     track_every: Positive = flag(10, help="steps between two whose values go to the trackers")
-    track_dir: Path | None = flag(
-        None,
-        help="folder of the store that runs share, in which MLflow shows them side by side "
-        "(default: MLFLOW_TRACKING_URI, else ~/.local/share/penstock)",
-    )
     project: str = flag("penstock", help="project (Comet, W&B) or experiment (MLflow) of the run")
     profile: bool = flag(False, help="record steps with torch's profiler")
     profile_steps: Positive = flag(5, help="steps that --profile records, after 5 others")

@@ -13,7 +13,7 @@ from ...loading import CONTENDERS
 from ..launch.launcher import Launcher, ask_worker, in_turn
 
 Case = dict[str, Any]
-RUNGS = ("L0", "L1", "L2", "L3", "L4", "L5")
+RUNGS = ("L1", "L2", "L3", "L4", "L5")
 
 
 def loader_cases(config: BenchLoaderConfig, data: str) -> list[Case]:
@@ -112,7 +112,7 @@ def ladder_cases(cases: Sequence[Case], rungs: Sequence[str] = RUNGS) -> list[Ca
 
     Args:
         cases: cases of scenario ``loader``.
-        rungs: the rungs to measure, ``L0`` to ``L5``.
+        rungs: the rungs to measure, ``L1`` to ``L5``.
 
     Returns:
         Cases of scenario ``ladder``.

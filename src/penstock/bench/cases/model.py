@@ -181,8 +181,7 @@ def with_flops(
                 yield launch, record
                 continue
             work = {**record.work, "flops": facts["flops"]}
-            facts_too = {**record.facts, "flops_uncounted": facts["flops_uncounted"]}
-            yield launch, record.model_copy(update={"work": work, "facts": facts_too})
+            yield launch, record.model_copy(update={"work": work})
 
     return run
 

@@ -33,15 +33,7 @@ def queue_cases(data: str, config: BenchQueueConfig) -> list[Case]:
             f"--iterations {config.iterations} must be 4 more at least than the deepest of "
             f"--queue-sizes, {deepest}: all of that is read beforehand"
         )
-    train = config.compute == "train"
-    step: Case = {
-        "model": config.model if train else None,
-        "tile": config.tile_size if train else None,
-        "device": config.device if train else "cpu",
-        "compute": config.compute,
-        "compute_time": None if train else config.compute_time,
-        **({"trust_model": True} if config.trust_model else {}),
-    }
+    step = {"compute": "sleep", "compute_time": config.compute_time}
     cases: list[Case] = []
     for workers in dict.fromkeys(config.workers):
         alone = reading_alone(
@@ -95,9 +87,6 @@ def reading_alone(
         "shuffle": shuffle,
         "seed": seed,
         "missing": missing,
-        "model": None,
-        "tile": None,
-        "device": "cpu",
         "compute": "none",
         "compute_time": 0.0,
         "workers": workers,

@@ -21,7 +21,6 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -99,7 +98,6 @@ class LaunchesOnCluster:
         self._needs = tuple([self._folder] * relative + needs)
         self._variables = {name: variables[name] for name in OF_WORKERS & variables.keys()}
         self._kind: Kind | None = None
-        self._hosts: Counter[str] = Counter()
         self._parents: set[Path] = set()
 
     def __call__(self, launches: Iterable[Launch]) -> Iterator[tuple[Launch, Record]]:
@@ -119,7 +117,7 @@ class LaunchesOnCluster:
                 record = parse_record(line)
                 if draft is not None:
                     _move(Path(draft), Path(launch.request.case[OUT]))
-                self._note(launch, record)
+                self._kind = self._kind or kind_of(record.environment)
                 yield launch, record
         finally:
             for parent in self._parents:
@@ -134,10 +132,7 @@ class LaunchesOnCluster:
 
     def notes(self) -> list[str]:
         """Sentences about the workers, for the end of the command's output."""
-        counts = [f"{number} on {host}" for host, number in sorted(self._hosts.items())]
-        of_one = "" if len(counts) == 1 else ", all of one kind of machine"
-        line = f"Launches: {', '.join(counts)}{of_one}"
-        return [line] * bool(counts) + self._workers.notes("case")
+        return self._workers.notes("case")
 
     def _work_of(self, launch: Launch) -> RemoteLaunch:
         needs = self._needs
@@ -146,11 +141,6 @@ class LaunchesOnCluster:
             self._parents.add(parent)
             needs = (*needs, parent)
         return RemoteLaunch(launch, needs, self._folder, self._variables, self._kind)
-
-    def _note(self, launch: Launch, record: Record) -> None:
-        self._kind = self._kind or kind_of(record.environment)
-        if launch.request.task == "measure":
-            self._hosts[record.environment["worker"]["host"]] += 1
 
 
 def kind_of(environment: Mapping[str, Any]) -> Kind | None:

@@ -6,8 +6,8 @@
         | <-- stderr, its last 4 kB ----------- |   stdout goes nowhere: the model may print
         | -- the memory of its process tree ->  |   read from outside, ten times a second
 
-The supervisor waits for a message, the end of the process or the deadline, whichever comes first,
-and uses no processor time while it waits. The result comes through the pipe. How the process ended
+The supervisor waits for a message, and looks ten times a second at the memory of the process, at
+its end and at the deadline. The result comes through the pipe. How the process ended
 matters only if no result came (`ending`).
 
 A supervisor that is interrupted kills the worker's whole process group. When the supervisor is
@@ -24,7 +24,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -50,8 +49,6 @@ from .request import LaunchRequest
 WORKER = (sys.executable, "-m", "penstock.bench.launch.worker")
 STDERR_BYTES = 4096
 SAMPLE_EVERY_S = 0.1
-ASK_EVERY_S = 1.0
-"""Seconds between two looks whether the client still wants a launch."""
 SAMPLE_SHARE = 0.05
 """The fraction of a core that watching a process tree may use."""
 DIE_WITHIN_S = 10.0
@@ -69,7 +66,7 @@ class LaunchPlace:
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Facts of the place for the record's environment."""
     wanted: Callable[[], bool] | None = None
-    """Called every second; when it returns False, the worker is killed."""
+    """Called now and then; when it returns False, the worker is killed."""
 
 
 def run_launch(
@@ -180,42 +177,37 @@ def _supervise(
 ) -> Ending:
     """Listen until the process has ended. Nothing of its group outlives this call."""
     said, stderr = bytearray(), bytearray()
-    timed_out = False
+    watch, timed_out = _MemoryWatch(process.pid), False
     deadline = time.monotonic() + timeout_s
     assert process.stderr is not None
-    with (
-        _Exit(process) as ended,
-        _MemoryWatch(process.pid) as watch,
-        process.stderr,
-        selectors.DefaultSelector() as selector,
-    ):
+    with process.stderr, selectors.DefaultSelector() as selector:
         with contextlib.suppress(OSError):  # if memory runs out, the kernel kills it before us
             Path(f"/proc/{process.pid}/oom_score_adj").write_text("1000")
-        selector.register(ended, selectors.EVENT_READ)
         selector.register(pipe, selectors.EVENT_READ, (said, None))
         selector.register(process.stderr, selectors.EVENT_READ, (stderr, STDERR_BYTES))
-        while True:
-            left = max(0.0, deadline - time.monotonic())
-            ready = selector.select(left if wanted is None else min(left, ASK_EVERY_S))
-            if any(key.fileobj is ended for key, _ in ready):
-                break
-            for key, _ in ready:
-                if not _take(key):  # it has closed its end and goes on
-                    selector.unregister(key.fileobj)
-            given_up = wanted is not None and not timed_out and not wanted()
-            if given_up or time.monotonic() >= deadline:
-                if timed_out:
-                    break  # it was killed, and would not die
-                timed_out = True
-                _kill(process)
-                deadline = time.monotonic() + DIE_WITHIN_S
+        try:
+            while not _has_ended(process):
+                for key, _ in selector.select(SAMPLE_EVERY_S):
+                    if not _take(key):  # it has closed its end and goes on
+                        selector.unregister(key.fileobj)
+                watch.look()
+                given_up = wanted is not None and not timed_out and not wanted()
+                if given_up or time.monotonic() >= deadline:
+                    if timed_out:
+                        break  # it was killed, and would not die
+                    timed_out = True
+                    _kill(process)
+                    deadline = time.monotonic() + DIE_WITHIN_S
+        finally:
+            _kill(process)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(DIE_WITHIN_S)
         # Its last output is in the pipes. They may stay open: a process that it started in another
         # session may hold them.
         for key in list(selector.get_map().values()):
-            if key.fileobj is not ended:
-                os.set_blocking(key.fd, False)
-                with contextlib.suppress(BlockingIOError):
-                    _take(key)
+            os.set_blocking(key.fd, False)
+            with contextlib.suppress(BlockingIOError):
+                _take(key)
     return Ending(
         process.returncode,
         timed_out=timed_out,
@@ -224,6 +216,14 @@ def _supervise(
         peak=watch.peak,
         peak_kernel=watch.peak_kernel,
     )
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    if not hasattr(os, "waitid"):  # an older macOS, which cannot look without reaping
+        return process.poll() is not None
+    # It is not reaped, so that no other process group can get its number before it is killed.
+    options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    return os.waitid(os.P_PID, process.pid, options) is not None
 
 
 def _take(key: selectors.SelectorKey) -> bytes:
@@ -236,42 +236,13 @@ def _take(key: selectors.SelectorKey) -> bytes:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill its process group. No other group can get its number until the leader is reaped."""
+    """Kill its process group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
-class _Exit:
-    """Becomes readable when a process ends. Leaving the context kills the process group."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-        self._read, self._write = os.pipe()
-        self._thread = threading.Thread(target=self._wait, name="exit", daemon=True)
-
-    def fileno(self) -> int:
-        return self._read
-
-    def _wait(self) -> None:
-        if hasattr(os, "waitid"):
-            os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
-        else:  # an older macOS, which cannot wait without reaping
-            self._process.wait()
-        os.close(self._write)
-
-    def __enter__(self) -> _Exit:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        _kill(self._process)
-        self._thread.join(DIE_WITHIN_S)
-        self._process.poll()
-        os.close(self._read)
-
-
 class _MemoryWatch:
-    """Samples the memory of a process tree in the background, and keeps the maximum."""
+    """The highest memory of a process tree, of a reading now and then."""
 
     def __init__(self, pid: int) -> None:
         self.peak: int | None = None
@@ -280,26 +251,19 @@ class _MemoryWatch:
         """Bytes of the root alone, as the kernel counts them."""
         self._status = Path(f"/proc/{pid}/status")
         self._tree = ThisMachine(pid)
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        self._next = 0.0
 
-    def __enter__(self) -> _MemoryWatch:
-        self._thread.start()
-        return self
+    def look(self) -> None:
+        """Read the memory, unless that was done a moment ago."""
+        began = time.monotonic()
+        if began < self._next:
+            return
+        with contextlib.suppress(psutil.Error, OSError):  # it is gone, or not ours to see
+            self._read()
+        took = time.monotonic() - began
+        self._next = began + max(SAMPLE_EVERY_S, took / SAMPLE_SHARE)
 
-    def __exit__(self, *_: object) -> None:
-        self._stopped.set()
-        self._thread.join(DIE_WITHIN_S)
-
-    def _run(self) -> None:
-        pause = 0.0
-        while not self._stopped.wait(pause):
-            began = time.perf_counter()
-            with contextlib.suppress(psutil.Error, OSError):  # it is gone, or not ours to see
-                self._look()
-            pause = max(SAMPLE_EVERY_S, (time.perf_counter() - began) / SAMPLE_SHARE)
-
-    def _look(self) -> None:
+    def _read(self) -> None:
         processes = self._tree.processes()
         held = sum(usage.rss for usage in processes.values())
         if len(processes) > 1:

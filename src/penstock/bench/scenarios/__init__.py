@@ -15,8 +15,8 @@ from typing import Any, Protocol
 from ...base import UsageError, absent
 from ...models import find_reference
 
-Phase = Callable[[str], contextlib.AbstractContextManager[None]]
-"""A part of a step, named by ``with phase("forward"): ...``."""
+Phase = Callable[[str], None]
+"""Ends a phase of a step, ``phase("forward")``: all that was done since the phase before it."""
 Work = Mapping[str, float]
 """The counted work of one step by name: samples, pixels, useful_pixels, bytes, flops."""
 

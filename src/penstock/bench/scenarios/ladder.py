@@ -1,14 +1,12 @@
 """Scenario ``ladder``: the same batches, one step more at each rung; see `reports.loader`.
 
-    L0  read as many bytes as the batch's chunks have, from one file
     L1  open and read the file of each chunk
     L2  and decode it, into reused memory
     L3  and copy it into the batch, whose memory is reused
     L4  the whole loader
     L5  the loader, and the copy of its batch to the device
 
-Up to L3, the threads take one chunk after the other until the batch is done. The file of L0 is in
-the folder of the data.
+Up to L3, the threads take one chunk after the other until the batch is done.
 """
 
 from __future__ import annotations
@@ -16,8 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,11 +21,9 @@ from numpy.typing import NDArray
 
 from ...base import UsageError, require
 from ...data import Audit
-from ...instruments import drop_pages_of, residency
 from ...loading import EngineKnobs, PatchGrid, Selection, locate, open_engine, with_checks
 from . import Phase, Scenario, Work, WrongResult
 from .loader_scenario import OURS, LoaderScenario
-from .roofs import ScratchFile
 from .sources import CaseData
 
 
@@ -79,13 +73,9 @@ class Rung:
             self.close()
             raise
         self.facts |= self.data.prepare()
-        self.facts |= self.own_facts()
         self._next = 0
 
     def set_up(self) -> None: ...
-
-    def own_facts(self) -> dict[str, Any]:
-        return {}
 
     def read(self, batch: int) -> None:
         raise NotImplementedError
@@ -99,50 +89,13 @@ class Rung:
         self.together.close()
         self.data.close()
 
-    def near(self) -> None:
-        if self.data.remote:
-            raise UsageError("the data is not on a disk of this machine")
-
-
-class DeviceRead(Rung):
-    """L0: each thread reads its share of as many bytes as the batch has in files, from one file."""
-
-    _file: ScratchFile | None = None
-
-    def set_up(self) -> None:
-        self.near()
-        root, threads = self.data.packed.root, self.case["threads"]
-        files = [self.data.files_of(samples) for samples in self.batches]
-        sizes = [sum(path.stat().st_size for path in of) for of in files]
-        self._file = ScratchFile(root, str(root), sum(sizes), threads)
-        if self.case["cache"] == "cold":
-            drop_pages_of(self._file.opened[0])
-        self._resident = residency([Path(f"/proc/self/fd/{self._file.opened[0]}")])
-        self._edges = np.concatenate([[0], np.cumsum(sizes)]).tolist()
-
-    def own_facts(self) -> dict[str, Any]:
-        stored = self._edges[-1] / len(self.batches)
-        return {"resident": self._resident, "again": 0.0, "stored_bytes": stored}
-
-    def read(self, batch: int) -> None:
-        assert self._file is not None
-        start, stop = self._edges[batch : batch + 2]
-        threads = range(len(self._file.opened))
-        parts = np.linspace(start, stop, len(threads) + 1).astype(int).tolist()
-        read, pieces = self._file.read, zip(threads, pairwise(parts), strict=True)
-        self.together(lambda piece: read(piece[0], *piece[1]), list(pieces))
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-        super().close()
-
 
 class FilesRead(Rung):
     """L1: the threads read the files of the chunks."""
 
     def set_up(self) -> None:
-        self.near()
+        if self.data.remote:
+            raise UsageError("the data is not on a disk of this machine")
         self.engine = engine_of(self.data, "native")
         self.tasks = [self.engine.chunks(*self.data.rows(items)) for items in self.batches]
 
@@ -217,7 +170,6 @@ class Transfer(Queue):
 
 
 _RUNGS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
-    "L0": DeviceRead,
     "L1": FilesRead,
     "L2": Decode,
     "L3": Scatter,

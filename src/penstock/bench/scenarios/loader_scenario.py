@@ -9,8 +9,7 @@ If the data set has fewer batches than the case needs, they repeat in one endles
 of an epoch a loader could not prefetch, and would wait longer than usual.
 
 Batches that were prefetched before the samples would seem free. So the warm-up takes at least as
-many batches as a loader prefetches, and ``facts["fresh"]`` is the fraction of the samples' bytes
-that was read during the samples. If it is below 1, the waits are too short.
+many batches as a loader prefetches.
 
 A step is the wait alone. Computing the checksums of a batch takes as long as reading it, and a
 loader would prefetch in that time. So all timed batches are delivered once more, untimed, and every
@@ -29,10 +28,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from ...base import frozen_garbage
+from ...base import UsageError, frozen_garbage
 from ...data import Audit
 from ...loading import (
     Contender,
@@ -73,18 +71,19 @@ class LoaderScenario:
         except BaseException:
             self._data.close()
             raise
-        self._further = max(0, self._ahead - case["warmup"]) if case["warmup"] else 0
-        if case["cache"] == "cold":  # a batch that was read once is in memory
-            spare = self._order.num_batches - self._timed_from - case["batches"]
-            self._further = min(self._further, max(0, spare))
+        self._further = max(0, self._ahead - case["warmup"])
+        spare = self._order.num_batches - self._timed_from - case["batches"]
+        if case["cache"] == "cold" and spare < self._further:
+            self._data.close()
+            raise UsageError(
+                f"--cache cold: {case['loader']} reads {self._ahead} batches ahead, and the data "
+                f"has {self._order.num_batches} of --batch-sizes {case['batch']} in all; lower "
+                f"--batches by {self._further - max(0, spare)}"
+            )
         self._data.further = self._further + self._ahead
         self.facts: dict[str, Any] = {**self._data.facts, **self._data.prepare()}
         self.facts["ahead"] = self._ahead
         self._steps = 0
-        self._stored: int | None = None
-        """Bytes that had been read when the samples began, or one batch before."""
-        self._lead = 0
-        """The number of batches from then on that are not samples."""
         self._still = contextlib.ExitStack()
         self._contender: Contender | None = None
         self._batches: Iterator[Batch] = iter(())
@@ -94,13 +93,12 @@ class LoaderScenario:
         """The number of batches so far: those of the steps, and those that `_settle` takes."""
 
     def step(self, phase: Phase) -> Work:
-        if self._steps and self._steps == self._timed_from - 1:
+        if self._steps == self._timed_from - 1:
             self._settle()
         self._batch = self._next()
         self._steps += 1
         if self._before is None:
             self._before = self._data.counters()
-            self._stored = self._before.stored
         rows = {len(array) for array in self._batch.values()}
         if rows != {self._case["batch"]}:
             raise WrongResult(f"a batch has {sorted(rows)} rows, not {self._case['batch']}")
@@ -147,14 +145,13 @@ class LoaderScenario:
         return contender
 
     def _settle(self) -> None:
-        """Before the last wait of the warm-up, take the prefetched batches, and begin to count."""
+        """Before the last wait of the warm-up, take the prefetched batches."""
         # `measure` collects garbage between warm-up and samples. Done here, it takes no time there,
         # in which a loader could prefetch.
         gc.collect()
         self._still.enter_context(frozen_garbage())
         for _ in range(self._further):
             self._next()
-        self._stored, self._lead = self._data.counters().stored, 1
 
     def _next(self) -> Batch:
         if self._contender is None:
@@ -167,7 +164,6 @@ class LoaderScenario:
         return batch
 
     def _count(self, spent: Counters, batches: int) -> None:
-        self.facts["fresh"] = self._share_read()
         if not batches:
             return
         delivered = batches * self.work["bytes"]
@@ -178,26 +174,6 @@ class LoaderScenario:
         share = self._case["batch"] / self._packed.num_samples
         self.facts["stored_bytes"] = stored
         self.facts["read_amplification"] = stored / (self._data.stored_bytes * share)
-
-    def _share_read(self) -> float | None:
-        """The fraction of the samples' bytes that was read during the samples.
-
-        If bytes are not counted, it is 0 if all of them may have been read before; else None.
-        """
-        batches = self._steps - self._timed_from
-        now = self._data.counters().stored
-        if now is None or self._stored is None:
-            return 0.0 if self._ahead >= batches else None
-        ahead = self._data.batches()
-        if self._data.patch is not None:
-            needs = [sum(p.stat().st_size for p in self._data.files_of(b)) for b in ahead]
-            return float((now - self._stored) / (batches + self._lead) / np.mean(needs))
-        # The smallest chunks: a batch needs those of one array at least.
-        size = min(array.chunks[0] for array in self._packed.arrays.values())
-        chunks = [len(np.unique(samples // size)) for samples in ahead]
-        samples = max(self._case["batch"], size * sum(chunks) / len(chunks))
-        need = self._data.stored_bytes * samples / self._packed.num_samples
-        return float((now - self._stored) / (batches + self._lead) / need)
 
     def _close(self) -> None:
         self._batch, self._batches = None, iter(())

@@ -7,33 +7,23 @@ So the measurement begins with a full queue, however long it took to fill. The l
 batches from the data into its buffers. A step holds its batch while it computes, as a training loop
 does. Without workers the same engine reads in the step itself.
 
-What a step computes takes the place of a training step:
-
-    none    nothing: the batches come as fast as they are read
-    sleep   the processor is idle, as while an accelerator works
-    train   a training step of a real network on its own seeded input
-
-``train`` competes with the workers for cores; ``sleep`` does not.
+A step sleeps, as a processor is idle while an accelerator works; or it takes no time, and batches
+come as fast as they are read.
 """
 
 from __future__ import annotations
 
 import contextlib
-import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from ...base import StageError, Stopped, UsageError
-from ...instruments import Clock
 from ...loading import Endless, Loader
-from . import Phase, Work, WrongResult, backend_of
-
-_TRIALS = 3
-"""Runs of a step that are timed for its median."""
+from . import Phase, Work, WrongResult
 
 
 class QueueScenario:
@@ -43,11 +33,10 @@ class QueueScenario:
         self,
         case: Mapping[str, Any],
         batches: FromLoader | InPlace | None = None,
-        compute: Compute | None = None,
+        compute: Sleep | None = None,
     ) -> None:
-        self.device = "cpu"  # a step waits for its work on a GPU
-        # Timed before the workers read, so without contention.
-        self._compute = compute or make_compute(case)
+        self.device = "cpu"
+        self._compute = compute or Sleep(case)
         self._batches = batches or (FromLoader(case) if case["workers"] else InPlace(case))
         self._queue: Any = self._batches if case["workers"] else None
         self._taken: list[int] = []
@@ -64,8 +53,8 @@ class QueueScenario:
 
     def step(self, phase: Phase) -> Work:
         self._held = None  # its buffer may be filled again
-        with phase("get"):
-            self._held = self._batches.get()
+        self._held = self._batches.get()
+        phase("get")
         rows = {len(array) for array in self._held.values()}
         if rows != {self.work["samples"]}:
             raise WrongResult(f"a batch of {self.work['samples']} came with {sorted(rows)} samples")
@@ -76,8 +65,9 @@ class QueueScenario:
             return self.work
         if self._queue is not None:
             self._taken.append(self._queue.depth())
-        with phase("compute"):
-            self._compute.run()
+        phase("")
+        self._compute.run()
+        phase("compute")
         if self._queue is not None:
             self._left.append(self._queue.depth())
         return self.work
@@ -85,7 +75,6 @@ class QueueScenario:
     def close(self) -> None:
         self._held = None
         self._batches.close()
-        self._compute.close()
 
 
 def check(case: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
@@ -166,85 +155,12 @@ def _loader(case: Mapping[str, Any], *, workers: int, queue: int) -> Loader:
     return loader
 
 
-def make_compute(case: Mapping[str, Any], clock: Clock = time.perf_counter) -> Compute:
-    """The step of kind ``case["compute"]``; ``sleep`` takes ``case["compute_time"]`` seconds."""
-    kinds: dict[str, Callable[[], Compute]] = {
-        "none": lambda: Sleep(0.0),
-        "sleep": lambda: Sleep(case["compute_time"]),
-        "train": lambda: Train(case, clock),
-    }
-    kind = case["compute"]
-    if kind not in kinds:
-        raise UsageError(f"--compute {kind!r} is not one of {', '.join(kinds)}")
-    return kinds[kind]()
-
-
 class Sleep:
-    """A step between two batches. ``seconds`` is the time of a step that never waits."""
+    """A step between two batches, which takes the seconds of the case and no processor."""
 
-    def __init__(self, seconds: float, sleep: Callable[[float], None] = time.sleep) -> None:
-        self.seconds, self._sleep = seconds, sleep
+    def __init__(self, case: Mapping[str, Any]) -> None:
+        self.seconds = float(case["compute_time"])
 
     def run(self) -> None:
         if self.seconds:
-            self._sleep(self.seconds)
-
-    def close(self) -> None:
-        pass
-
-
-class Train:
-    """A step of scenario ``model`` in mode ``train``, with as many samples as a batch."""
-
-    def __init__(self, case: Mapping[str, Any], clock: Clock) -> None:
-        from .model import ModelScenario, check
-
-        asked = {
-            "model": case["model"],
-            "weights": None,
-            "mode": "train",
-            "tile": case["tile"],
-            "batch": case["batch"],
-            "channels": None,
-            "dtype": "float32",
-            "amp": False,
-            "compile": False,
-            "channels_last": False,
-            "checkpointing": False,
-            "halo": 0,
-            "device": case["device"],
-            "threads": None,
-            "seed": case["seed"],
-            "budget": None,
-            "trust_model": case.get("trust_model", False),
-        }
-        resolved, _ = check(asked)
-        self._model = ModelScenario(resolved)
-        backend = backend_of(self._model.device)
-        self._wait: Callable[[], None] = backend.synchronize if backend else lambda: None
-        self.run()  # the first makes what all others use
-        self.seconds = timed(self.run, clock)
-
-    def run(self) -> None:
-        self._model.step(_untimed)
-        self._wait()
-
-    def close(self) -> None:
-        self._model.close()
-
-
-Compute = Sleep | Train
-
-
-def timed(run: Callable[[], None], clock: Clock) -> float:
-    """The median seconds of a few runs."""
-    took = []
-    for _ in range(_TRIALS):
-        began = clock()
-        run()
-        took.append(clock() - began)
-    return statistics.median(took)
-
-
-def _untimed(name: str) -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext()
+            time.sleep(self.seconds)

@@ -13,7 +13,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -66,51 +65,6 @@ class Matmul:
             raise WrongResult(f"an element of the product is {element}, not {exact}")
 
 
-class ScratchFile:
-    """A file of random bytes in a folder whose disk is measured. It has no name, so it cannot be
-    left behind, however the process ends."""
-
-    def __init__(self, folder: Path, named: str, size: int, threads: int = 1) -> None:
-        """Write ``size`` bytes, which ``threads`` will read. ``named`` is the folder in errors.
-
-        Raises `UsageError` if the folder takes no such file.
-        """
-        self.opened: list[int] = []
-        with system_errors(f"{named} takes no file of {size} bytes"):
-            if (free := shutil.disk_usage(folder).free) < 2 * size:
-                raise UsageError(
-                    f"{named} has {free} bytes free; reading it is measured with a file of {size} "
-                    "and as much room again"
-                )
-            with tempfile.NamedTemporaryFile(dir=folder) as file:
-                # One for each thread: the kernel's readahead is separate for each open file.
-                for _ in range(threads):
-                    self.opened.append(os.open(file.name, os.O_RDWR))
-            self._fill(size)
-        self._buffers = [memoryview(bytearray(PAGE_BLOCK)) for _ in self.opened]
-
-    def _fill(self, size: int) -> None:
-        """Write random blocks, because some file systems compress or deduplicate."""
-        random = np.random.default_rng(0)
-        with open(self.opened[0], "wb", closefd=False) as file:
-            for start in range(0, size, PAGE_BLOCK):
-                file.write(random.bytes(min(PAGE_BLOCK, size - start)))
-            file.flush()
-            os.fsync(file.fileno())  # pending writes would slow the reads
-
-    def read(self, thread: int, start: int, stop: int) -> None:
-        """Read some of the file in blocks. Raises `WrongResult` if it ends early."""
-        while start < stop:
-            count = os.preadv(self.opened[thread], [self._buffers[thread][: stop - start]], start)
-            if count == 0:
-                raise WrongResult(f"the file ended at {start} bytes, {stop - start} early")
-            start += count
-
-    def close(self) -> None:
-        while self.opened:
-            os.close(self.opened.pop())
-
-
 class DiskRead:
     """A file read from end to end; the phase ``read`` excludes the time to empty the page cache.
 
@@ -121,17 +75,38 @@ class DiskRead:
     """
 
     def __init__(self, case: Mapping[str, Any]) -> None:
+        """Write a file without a name into the folder of the case, so that it cannot be left
+        behind, however the process ends. Raises `UsageError` if the folder takes none."""
         self.device = "cpu"
-        self._size = case["bytes"] // PAGE_BLOCK * PAGE_BLOCK or PAGE_BLOCK
-        self._file = ScratchFile(Path(case["folder"]), f"--folder {case['folder']}", self._size)
+        self._size = size = case["bytes"] // PAGE_BLOCK * PAGE_BLOCK or PAGE_BLOCK
+        folder = case["folder"]
+        with system_errors(f"--folder {folder} takes no file of {size} bytes"):
+            if (free := shutil.disk_usage(folder).free) < 2 * size:
+                raise UsageError(
+                    f"--folder {folder} has {free} bytes free; reading it is measured with a file "
+                    f"of {size} and as much room again"
+                )
+            self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - kept open
+            random = np.random.default_rng(0)  # some file systems compress or deduplicate
+            for _ in range(0, size, PAGE_BLOCK):
+                self._file.write(random.bytes(PAGE_BLOCK))
+            os.fsync(self._file.fileno())  # pending writes would slow the reads
+        self._buffer = bytearray(PAGE_BLOCK)
         self.facts: dict[str, Any] = {}
-        self.work: Work = {"bytes": self._size}
+        self.work: Work = {"bytes": size}
 
     def step(self, phase: Phase) -> Work:
-        drop_pages_of(self._file.opened[0])
+        drop_pages_of(self._file.fileno())
         before = _fetched()
-        with phase("read"):
-            self._file.read(0, 0, self._size)
+        phase("")
+        self._file.seek(0)
+        done = 0
+        while done < self._size:
+            count = self._file.readinto(self._buffer)
+            if not count:
+                raise WrongResult(f"the file ended at {done} bytes, {self._size - done} early")
+            done += count
+        phase("read")
         after = _fetched()
         if before is None or after is None:
             self.facts["source"] = "unknown"

@@ -13,7 +13,6 @@ Data, labels and devices are checked in a process of their own before anything i
 from __future__ import annotations
 
 import itertools
-import shlex
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -61,6 +60,7 @@ KEPT = ("world_size", "save_checkpoints", "profile_memory", "profile_gpu")
 """Keys of a preset that are copied into its cases, beside the knobs of the training."""
 ROOTS: dict[str, Split] = {"train_data_root": "train", "val_data_root": "validation"}
 """Knobs of a training, and the splits whose folders they name."""
+_CUTS = "penstock suite preprocess makes train and val in its --output-dir"
 RULES = {"seconds": 0.0, "precision": 0.0, "warmup_samples": 0, "series": 1}
 """Rules of a launch with one training."""
 
@@ -78,8 +78,7 @@ def with_roots(config: SuiteConfig, presets: Iterable[SuitePreset]) -> SuiteConf
         The config with a folder for each split.
 
     Raises:
-        UsageError: a folder, labels or chips do not exist; for chips the message has the command
-            that makes them.
+        UsageError: a folder, labels or chips do not exist.
     """
     if config.data_root is not None:
         given = {knob: getattr(config, knob) for knob in ROOTS}
@@ -94,11 +93,11 @@ def with_roots(config: SuiteConfig, presets: Iterable[SuitePreset]) -> SuiteConf
             raise UsageError(f"--{split}-labels {labels}: there is no such file")
         path = getattr(config, f"{split}_chips_path")
         if path is None:
-            raise UsageError(f"--{split}-chips is required; {_how_to_cut(config)}")
+            raise UsageError(f"--{split}-chips is required; {_CUTS}")
         try:
             have = Chips(path).channels
         except UsageError as error:
-            raise UsageError(f"--{split}-chips {error}; {_how_to_cut(config)}") from error
+            raise UsageError(f"--{split}-chips {error}; {_CUTS}") from error
         for one in presets:
             if channels_of(one.channels) != have:
                 raise UsageError(
@@ -126,20 +125,6 @@ def roots_of(data_root: Path, given: Mapping[str, Path | None]) -> dict[str, Pat
         For each knob the folder that was given, or the one in ``data_root``.
     """
     return {knob: given[knob] or split_folder(data_root, split) for knob, split in ROOTS.items()}
-
-
-def _how_to_cut(config: SuiteConfig) -> str:
-    """The command that makes the chips, with the paths that the user gave."""
-    chips = config.train_chips_path
-    out = chips.parent if chips is not None and chips.name == "train" else Path("CHIPS")
-    flags = {
-        "--data-root": config.data_root or "DATA",
-        "--train-labels": config.train_label_file or "TRAIN.csv",
-        "--val-labels": config.val_label_file or "VALIDATION.csv",
-        "--output-dir": out,
-    }
-    words = [str(word) for pair in flags.items() for word in pair]
-    return f"to make {out}/train and {out}/val: penstock suite preprocess {shlex.join(words)}"
 
 
 def suite_cases(preset: SuitePreset, config: SuiteConfig) -> list[Case]:

@@ -7,13 +7,12 @@ needs as many GPUs as it has ranks. Any other preset runs on every machine.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from ...base import (
     Knobs,
@@ -22,6 +21,7 @@ from ...base import (
     Refused,
     TrainConfig,
     UsageError,
+    check_file,
     describe,
     parsed_json,
     plural,
@@ -111,31 +111,13 @@ def read_preset(path: Path) -> SuitePreset:
 
 
 def _preset(settings: Mapping[str, Any], where: str) -> SuitePreset:
-    _known(settings, SuitePreset.model_fields, where)
-    try:
-        made = SuitePreset.model_validate(settings)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
-        if first["type"] == "missing":
-            raise UsageError(f"{where} lacks the key {name!r}") from None
-        message = first["msg"].removeprefix("Value error, ")
-        at = f"{name} {first['input']!r}: " if name else ""
-        raise UsageError(f"{where}: {at}{message[:1].lower()}{message[1:]}") from None
+    check_file(SuitePreset, settings, where, whole=True)
+    made = SuitePreset.model_validate(settings)
     further = made.train or {}
     for name in sorted(further.keys() & OWN):
         raise UsageError(f"{where}: {name!r} is the suite's to set, not for its key 'train'")
-    _known(further, TrainConfig.model_fields.keys() - OWN, f"{where}, train")
+    check_file(TrainConfig, further, f"{where}, train")
     return made
-
-
-def _known(settings: Mapping[str, Any], names: Iterable[str], where: str) -> None:
-    names = sorted(names)
-    for key in settings:
-        if key not in names:
-            near = difflib.get_close_matches(key, names, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
-            raise UsageError(f"{where}: there is no key {key!r}; {hint}")
 
 
 def fit_preset(preset: SuitePreset, gpus: Sequence[str], anyway: bool) -> tuple[SuitePreset, str]:

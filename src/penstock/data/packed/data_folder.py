@@ -6,13 +6,11 @@ document.
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ...base import Refused, UsageError, format_bytes, store_around
 from .format import (
@@ -26,9 +24,6 @@ from .format import (
     read_document,
     stored_bytes,
 )
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 def check_outside(root: Path) -> None:
@@ -106,16 +101,6 @@ def check_room(root: Path, need: int, what: str, remedy: str) -> None:
             f"{what} are {format_bytes(need)} before compression and {folder} has "
             f"{format_bytes(free)} free; lower {remedy}"
         )
-
-
-def in_order(
-    work: Callable[[Item], Result], items: Iterable[Item], workers: int
-) -> Iterator[Result]:
-    """Results in the order of the items. Only a few are made or held ahead of the next one."""
-    rest = iter(items)
-    with ThreadPoolExecutor(workers, thread_name_prefix="generate") as pool:
-        while some := [*itertools.islice(rest, 8 * workers)]:
-            yield from pool.map(work, some)
 
 
 def finish(

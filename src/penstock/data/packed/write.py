@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import StageError, UsageError, absolute, require, system_errors
-from .data_folder import check_room, clear, finish, in_order, mark_unfinished
+from ...base import StageError, UsageError, absolute, in_order, require, system_errors
+from .data_folder import check_room, clear, finish, mark_unfinished
 from .format import CHECKS, IDS, STATISTICS, ArrayLayout, Packed, checksum, open_dataset
 
 Sample = Mapping[str, NDArray[np.float32]]

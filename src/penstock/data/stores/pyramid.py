@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ...base import UsageError, scrub
+from ...base import UsageError, in_order, scrub
 from ..box import Box
 from ..grid import Grid
 from ..levels import LevelBelow, Rule, levels_below, reduced
@@ -73,15 +71,14 @@ def add_levels(
     for old in named[1:]:
         root.delete_range(ts.KvStore.KeyRange(f"{old}/", f"{old}0")).result()
     above, paths = first, _paths(named[0], len(levels))
-    with ThreadPoolExecutor(threads) as pool:
-        for level, place in zip(levels, paths, strict=True):
-            made, sink = _opened(above, level, first.spec["kvstore"], place, where)
-            cells = Grid(sink.domain, sink.write_grid, (0,) * 5)
-            make = partial(_make, above, level, sink, rule)
-            for size in _in_turn(pool, threads, make, _lacking(made, cells)):
-                progress(size)
-            sink.close()
-            above = made
+    for level, place in zip(levels, paths, strict=True):
+        made, sink = _opened(above, level, first.spec["kvstore"], place, where)
+        cells = Grid(sink.domain, sink.write_grid, (0,) * 5)
+        make = partial(_make, above, level, sink, rule)
+        for size in in_order(make, _lacking(made, cells), threads, ahead=1):
+            progress(size)
+        sink.close()
+        above = made
     below = [
         {"path": place, "coordinateTransformations": _transformations(image, level.factors, first)}
         for level, place in zip(levels, paths, strict=True)
@@ -136,19 +133,6 @@ def _lacking(made: TensorStoreSource, cells: Grid) -> Iterator[Box]:
         with plainly():
             if made.absent([cell]):
                 yield cell
-
-
-def _in_turn(
-    pool: ThreadPoolExecutor, ahead: int, make: Callable[[Box], int], cells: Iterator[Box]
-) -> Iterator[int]:
-    """What ``make`` gives for each cell, with a few under way at a time."""
-    under_way = deque[Future[int]]()
-    for cell in cells:
-        under_way.append(pool.submit(make, cell))
-        if len(under_way) > ahead:
-            yield under_way.popleft().result()
-    while under_way:
-        yield under_way.popleft().result()
 
 
 def _transformations(

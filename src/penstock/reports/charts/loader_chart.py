@@ -50,7 +50,6 @@ def draw_loader(cells: Sequence[LoaderCell], source: str) -> Figure:
     threads = sorted({cell.threads for cell in cells})
     words = [cells[0].row["data"]]
     words += [plural(count, "thread") for count in threads if len(threads) == 1]
-    words += ["* part of it was read before"] * any(cell.read_ahead for cell in cells)
     about = f"{', '.join(words)}; {plural(len(cells), 'case')} of {source}"
     panels = []
     for batch in sorted({cell.batch for cell in cells}):
@@ -77,10 +76,7 @@ def _bars(title: str, cells: Sequence[LoaderCell], loaders: Sequence[str]) -> Pa
     for colour, ours in enumerate((True, False)):
         same = [cell for cell in cells if cell.loader.startswith("penstock") is ours]
         seconds, low, high = _seconds_of(same)
-        texts = [
-            format_seconds(value) + " *" * bool(cell.read_ahead)
-            for cell, value in zip(same, seconds, strict=True)
-        ]
+        texts = [format_seconds(value) for value in seconds]
         places = [float(loaders.index(cell.loader)) for cell in same]
         series += [
             Series(label, places, seconds, "bars", colour, low=low, high=high, texts=texts)
@@ -117,7 +113,6 @@ def _ladder_panel(ladder: Ladder) -> Panel:
         look: dict[str, Any] = {"base": starts[at], "texts": texts, "colour": int(marked)}
         series += [Series(label, np.array(at, float), ends[at], "bars", **look)] * bool(at)
     labels = [f"{name} {RUNGS[name]}" for name in names]
-    if names[0] != "L0":  # it includes the rungs below it
-        labels[0] = f"up to {labels[0]}"
+    labels[0] = f"up to {labels[0]}"
     title = f"Batches of {first.batch}, {plural(first.threads, 'thread')}"
     return Panel(title, Axis("Step", ticks=labels), Axis("Time", "s"), series)

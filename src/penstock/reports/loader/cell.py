@@ -26,7 +26,7 @@ LOADER_COLUMNS = Columns(
         "timestamp loader threads batch_size seconds_per_batch low_seconds high_seconds "
         "samples_per_sec decoded_mb_per_sec stored_mb_per_sec first_batch_s wait_p50_s wait_p95_s "
         "wait_p99_s wait_max_s read_amplification cpu_s_per_gb host_peak_mb duplicates missing "
-        "wrong cache resident fresh shuffle window data dataset batches "
+        "wrong cache resident shuffle window data dataset batches "
         "launches failed status error cores affinity cgroup_cpus seed machine_key commit "
         "key".split()
     ),
@@ -42,9 +42,6 @@ COLD_MOST = 0.05
 """Largest share of the data in the page cache at which the cache still counts as cold."""
 WARM_LEAST = 0.95
 """A file counts as read from memory if this share of it is in the page cache."""
-FRESH_LEAST = 0.9
-"""The least share of bytes that must be read while a batch is waited for. Below it, too much was
-read before. It allows for a few batches more or less in a queue, out of some ten."""
 
 
 class LoaderCell(Cell):
@@ -90,13 +87,6 @@ class LoaderCell(Cell):
     def seconds(self) -> float | None:
         return self.time.value if self.time else None
 
-    @property
-    def read_ahead(self) -> float:
-        """The share of bytes that was read before its batch was waited for; 0 if that is little
-        or not known."""
-        fresh = self.number("fresh")
-        return 1 - fresh if fresh < FRESH_LEAST else 0.0
-
     def speed(self, quantity: str) -> float | None:
         """Work of a batch over its seconds."""
         work = self.work(quantity)
@@ -113,7 +103,7 @@ class LoaderCell(Cell):
 
     def values(self) -> dict[str, Any]:
         time = self.time or Interval(np.nan, None, None, 0)
-        medians = ("read_amplification", "cpu_s_per_gb", "resident", "fresh")
+        medians = ("read_amplification", "cpu_s_per_gb", "resident")
         return {
             "seconds_per_batch": time.value,
             "low_seconds": time.low,

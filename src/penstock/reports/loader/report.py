@@ -12,7 +12,6 @@ decoded beyond that is its read amplification.
 
 The ladder takes the same batches a step further each time:
 
-    L0  device    as many bytes from one file, from end to end
     L1  files     the files of each batch, in the order of the plan
     L2  decode    and their chunks decoded
     L3  scatter   and copied to where they belong in a batch that is used again
@@ -116,8 +115,7 @@ def _seconds_or_status(cell: LoaderCell) -> str:
 
 
 def _seconds(cell: LoaderCell) -> str:
-    """Seconds of a batch, with a star if part of it was read before."""
-    return or_dash(cell.seconds) + " *" * bool(cell.read_ahead)
+    return or_dash(cell.seconds)
 
 
 _SPEED = (
@@ -162,17 +160,9 @@ def _waits_line(cell: LoaderCell) -> tuple[str, ...]:
 
 
 def troubles(group: Sequence[LoaderCell]) -> list[str]:
-    """Sentences on failures, on batches that were read before, and on a cache that was not as
-    asked for."""
+    """Sentences on failures, and on a cache that was not as asked for."""
     failed = [f"{c.loader} {FAILED[c.status]}: {c.error}" for c in group if c.status != "ok"]
     lines = [*dict.fromkeys(failed)]
-    lines += [
-        f"* {cell.loader}, batch {cell.batch}, {plural(cell.threads, 'thread')}: "
-        f"{100 * cell.read_ahead:.0f} % was read before it was waited for, so the waits are too "
-        "short and are not compared; use more --batches of bench loader."
-        for cell in group
-        if cell.launches and cell.read_ahead
-    ]
     asked, medians = group[0].case["cache"], [c.per_launch("resident") for c in group]
     shares = [share for share in medians if share is not None]
     if asked == "cold" and shares and max(shares) > COLD_MOST:
@@ -198,7 +188,7 @@ def troubles(group: Sequence[LoaderCell]) -> list[str]:
 def comparisons(group: Sequence[LoaderCell]) -> list[str]:
     """Compare each other loader with the first one, at the same threads and batch size."""
     lines = []
-    sound = [cell for cell in group if cell.launches and not cell.read_ahead]
+    sound = [cell for cell in group if cell.launches]
     for base in (cell for cell in sound if cell.loader == group[0].loader):
         where = f"Batch {base.batch}, {plural(base.threads, 'thread')}"
         others = [

@@ -14,7 +14,6 @@ from ..words import or_dash
 from .cell import MB, LoaderCell, cache_label, is_remote_case, loader_cells, percents_of
 
 RUNGS = {
-    "L0": "device",
     "L1": "files",
     "L2": "decode",
     "L3": "scatter",
@@ -99,26 +98,24 @@ class Ladder:
         """Say that the lowest rung limits. Its cost includes everything below it."""
         top = list(self.measured)[-1]
         kept = self.kept(top, limit)
-        what, far = f"Step {_rung(limit)}", ""
-        if limit != "L0":
-            far = ", the network with it" * is_remote_case(self.measured[top].case)
-            what = f"All up to step {_rung(limit)}"
+        far = ", the network with it" * is_remote_case(self.measured[top].case)
         cost, took = (format_seconds(s) for s in (self.costs[limit], self.seconds[top]))
         return (
-            f"{what}, the lowest that was measured, costs most{far}: {cost} a batch; {_rung(top)} "
-            f"takes {took} and keeps {percents_of(kept)} of its speed ({_launches(kept)})."
+            f"All up to step {_rung(limit)}, the lowest that was measured, costs most{far}: {cost} "
+            f"a batch; {_rung(top)} takes {took} and keeps {percents_of(kept)} of its speed "
+            f"({_launches(kept)})."
         )
 
     def section(self) -> Section:
         """Heading, table, and the sentence."""
         first = next(iter(self.rungs.values()))
         table: list[tuple[str, ...]] = [
-            ("step", "", "s/batch", "MB/s decoded", "of the step below", "of L0", "launches")
+            ("step", "", "s/batch", "MB/s decoded", "of the step below", "launches")
         ]
         below = ""  # the measured rung under this one
         for name, cell in self.rungs.items():
             if not cell.launches:
-                table.append((name, RUNGS[name], *["-"] * 4, cell.status))
+                table.append((name, RUNGS[name], *["-"] * 3, cell.status))
                 continue
             table.append(
                 (
@@ -127,7 +124,6 @@ class Ladder:
                     or_dash(cell.seconds),
                     or_dash(scaled(cell.speed("bytes"), 1 / MB)),
                     percents_of(self.kept(name, below)) if below else "-",
-                    percents_of(self.kept(name, "L0")) if below and "L0" in self.measured else "-",
                     str(cell.launches),
                 )
             )

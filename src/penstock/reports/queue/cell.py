@@ -20,7 +20,7 @@ from .simulation import QueueModel, Timeline, seed_row
 QUEUE_NEEDS = ("workers", "queue", "seconds_per_iteration")
 QUEUE_COLUMNS = Columns(
     tuple(
-        "timestamp workers queue batch_size compute compute_time model tile device compute_s "
+        "timestamp workers queue batch_size compute compute_time compute_s "
         "iterations seconds_per_iteration low_seconds high_seconds steady_s read_s model_seconds "
         "simulated_seconds cleared model_cleared simulated_cleared utilisation low_utilisation "
         "high_utilisation steady_utilisation model_utilisation seed_seconds seed_cleared "
@@ -28,10 +28,7 @@ QUEUE_COLUMNS = Columns(
         "affinity cgroup_cpus machine_key commit key".split()
     ),
     ("workers", "queue"),
-    tuple(
-        "data shuffle seed batch_size compute compute_time iterations model tile device "
-        "machine_key".split()
-    ),
+    tuple("data shuffle seed batch_size compute compute_time iterations machine_key".split()),
     QUEUE_NEEDS,
 )
 

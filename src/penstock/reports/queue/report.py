@@ -67,8 +67,7 @@ def heading(group: Sequence[QueueCell]) -> str:
     where = f"{case['data']}, batches of {group[0].batch}, order {case['shuffle']}"
     if none_computes(group):
         return f"{where}; read while nobody computes"
-    step = f"{case['compute']}"
-    step += f" {case['model']} {case['tile']}" if case["compute"] == "train" else ""
+    step = case["compute"]
     took = next((cell.compute_s for cell in group if cell.measured), None)
     asked = case["compute_time"]
     if took and asked and not 1 / LONGER <= took / asked <= LONGER:

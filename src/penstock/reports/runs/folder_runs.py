@@ -31,7 +31,7 @@ from .shown_run import (
 )
 
 _SILENT = (
-    "output_dir resume overwrite track track_every track_dir project experiment_name profile "
+    "output_dir resume overwrite track track_every project experiment_name profile "
     "profile_steps name tags"
 ).split()
 """Arguments that change neither the result of a training nor its speed."""
