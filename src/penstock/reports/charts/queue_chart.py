@@ -2,7 +2,7 @@
 
     depth    batches in the queue at the end of each iteration, measured and simulated, a panel for
              each number of workers
-    seconds  seconds per iteration, with what the seed's formula and the simulation predict
+    seconds  seconds per iteration, with what the simulation has
 
 For readings alone the figure has the seconds from one batch to the next by workers. Cases that
 differ in other knobs than workers and queue get separate figures.
@@ -103,7 +103,6 @@ def _seconds_panel(cells: Sequence[QueueCell]) -> Panel:
     notes = [f"seed {significant(seed, 2)} s" if np.isfinite(seed) else "" for seed in seeds]
     series = [
         Series("measured", x, measured, "bars", "bar", low=low, high=high, texts=notes),
-        Series("seed's formula", x, column_of(cells, "model_seconds"), "points", 0, marker=2),
         Series("simulated", x, column_of(cells, "simulated_seconds"), "points", 1, marker="x"),
     ]
     names = [f"{cell.workers}, {cell.queue}" if cell.workers else "0" for cell in cells]
