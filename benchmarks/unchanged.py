@@ -25,7 +25,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -173,9 +172,6 @@ def _content(path: Path, mask: Callable[[str], str]) -> Any:
         return _outline([json.loads(line) for line in lines], mask)
     if path.suffix in (".yaml", ".yml"):
         return _outline(yaml.safe_load(path.read_text()), mask)
-    if path.suffix == ".parquet":
-        frame = pd.read_parquet(path)
-        return {name: [str(frame[name].dtype), _outline(list(frame[name]), mask)] for name in frame}
     return None
 
 

@@ -349,7 +349,6 @@ OUTPUTS: list[tuple[list[str], str]] = [
     (["doctor", "--no-measure", "--json"], "mine"),
     (["compare", "{a}", "{a}", "--json"], "mine"),
     (["report", "{a}", "--output", "{new}", "--csv"], "mine"),
-    (["report", "{a}", "--output", "{new}", "--parquet"], "mine"),
     (["report", "{a}", "--output"], "report.md"),
     (["scaling", "{a}", "--output"], "runs.csv"),
     (["score", "xview3", "--inference-file", "{new}", "--label-file", "{new}", "--output"], "mine"),

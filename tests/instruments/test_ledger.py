@@ -16,7 +16,6 @@ from penstock.base.errors import UsageError
 from penstock.instruments.ledger import (
     Ledger,
     ledger_to_csv,
-    ledger_to_parquet,
     read_ledger,
 )
 from penstock.instruments.record import (
@@ -267,17 +266,6 @@ def test_an_export_replaces_a_file_whole_or_not_at_all(tmp_path: Path) -> None:
         ledger_to_csv(measured(), tmp_path / "folder.csv")
     assert sorted(tmp_path.glob("*.csv")) == [tmp_path / "folder.csv", tmp_path / "out.csv"]
     assert not list(tmp_path.glob("*.part"))
-
-
-def test_parquet_has_the_rows_of_the_csv_and_the_samples(tmp_path: Path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
-    ledger_to_parquet(measured(), tmp_path / "out.parquet")
-    table = parquet.read_table(tmp_path / "out.parquet").to_pydict()
-    assert table["samples.step"] == [[i / 100 for i in range(1, 12)], None, None]
-    assert table["step.median_s"] == [0.06, None, None]
-    assert table["case.batch"] == ["1", "2", "auto"]  # numbers and words are words
-    assert table["case.amp"] == [False, None, None]
-    assert table["memory.host_peak"] == [123, None, None]
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ def test_the_page_is_served_to_this_machine_alone(ours: Served) -> None:
     assert ours.ask(Host=f"127.0.0.1:{ours.port}")[0] == 200
     evil = ("evil.example", f"evil.example:{ours.port}", "localhost.evil.example", "", "0.0.0.0")
     for host in evil:
-        for path in ("/", "/data.json", "/curves.csv"):
+        for path in ("/", "/data.json"):
             status, body = ours.ask(path, Host=host)
             assert status == 403 and "Penstock" not in body, (host, path)
 
@@ -104,8 +104,6 @@ def test_it_answers_with_the_runs_and_only_when_they_change(ours: Served) -> Non
     assert ours.ask(f"/data.json?version={version}&run={key}")[0] == 204
     asked = json.loads(ours.ask(f"/data.json?again=1&version={version}&run={key}&run=none")[1])
     assert list(asked["details"]) == [key]
-    status, curves = ours.ask(f"/curves.csv?run={key}")
-    assert status == 200 and curves.startswith("run,metric,unit,step,epoch,seconds,value\n")
 
 
 @pytest.mark.slow

@@ -49,21 +49,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--csv", type=Path, metavar="FILE", help="also write a CSV with a row for each launch"
     )
-    parser.add_argument(
-        "--parquet", type=Path, metavar="FILE", help="also write the same rows as Parquet"
-    )
     add_flags(parser, Overwriting)
 
 
 def run(args: argparse.Namespace) -> int:
     from ..base import UsageError, check_local, check_outputs, from_flags
+    from ..instruments import ledger_to_csv
     from ..reports import PAGE_SUFFIXES, REPORT_SUFFIXES, check_report, records_of
 
     for place in args.places:
         check_local(place, "RUN")
     overwrite = from_flags(Overwriting, args).overwrite
-    exports = (("--csv", args.csv), ("--parquet", args.parquet))
-    check_outputs(*exports, replace=overwrite, inputs=args.places)
+    check_outputs(("--csv", args.csv), replace=overwrite, inputs=args.places)
     outputs = [args.output] if args.output or args.html else [_usual(args.places[0])]
     outputs = [path for path in (*outputs, args.html) if path is not None]
     if args.html is not None and args.html.suffix not in PAGE_SUFFIXES:
@@ -74,13 +71,15 @@ def run(args: argparse.Namespace) -> int:
             check_report(output, overwrite, files)
     places, others, searched = _sorted(args.places)
     records = records_of(places)
-    if not records and (args.csv or args.parquet):
+    if not records and args.csv:
         source = " and ".join(map(str, args.places))
-        raise UsageError(f"--csv and --parquet need records of a benchmark; {source} holds none")
+        raise UsageError(f"--csv needs records of a benchmark; {source} holds none")
     kept, written = _kept(searched, places), []
     for output in outputs:
         written += _write(args, places, records, others, kept, output, overwrite)
-    written += _export(args, records, overwrite)
+    if args.csv is not None:
+        ledger_to_csv(records, args.csv, overwrite)
+        written.append(args.csv)
     print(*written, sep="\n")
     return 0
 
@@ -188,18 +187,6 @@ def _scaling(paths: Sequence[Path]) -> Report:
         if len(paths) == 1 and paths[0].is_dir():
             places_of(paths[0])  # raises an error that lists all that may lie there
         raise
-
-
-def _export(args: argparse.Namespace, records: Sequence[Record], overwrite: bool) -> list[Path]:
-    """Write the records as CSV and Parquet if asked to. Returns the files."""
-    from ..instruments import ledger_to_csv, ledger_to_parquet
-
-    written = []
-    for export, path in ((ledger_to_csv, args.csv), (ledger_to_parquet, args.parquet)):
-        if path is not None:
-            export(records, path, overwrite)
-            written.append(path)
-    return written
 
 
 def _usual(first: Path) -> Path:

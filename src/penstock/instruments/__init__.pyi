@@ -13,7 +13,6 @@ from .gpus import TelemetryRow as TelemetryRow
 from .ledger import LEDGER_FILE as LEDGER_FILE
 from .ledger import Ledger as Ledger
 from .ledger import ledger_to_csv as ledger_to_csv
-from .ledger import ledger_to_parquet as ledger_to_parquet
 from .ledger import read_ledger as read_ledger
 from .ledger import record_cells as record_cells
 from .machine import ThisMachine as ThisMachine

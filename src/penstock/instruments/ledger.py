@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from ..base import UsageError, describe, lock_file, require, system_errors, to_cell, writing_output
+from ..base import UsageError, describe, lock_file, system_errors, to_cell, writing_output
 from . import record as records_of
 from .record import Record
 from .stats.intervals import median_interval
@@ -160,40 +160,6 @@ def ledger_to_csv(records: Sequence[Record], path: Path, replace: bool = False) 
         table = csv.DictWriter(file, _columns(rows), lineterminator="\n")
         table.writeheader()
         table.writerows({name: to_cell(value) for name, value in each.items()} for each in rows)
-
-
-def ledger_to_parquet(records: Sequence[Record], path: Path, replace: bool = False) -> None:
-    """Write the rows of `ledger_to_csv`, and the raw samples as lists: ``samples.step`` and so on.
-
-    Args:
-        records: the launches.
-        path: the file, which is written whole or not at all.
-        replace: whether a file that Penstock did not write is replaced.
-
-    Raises:
-        UsageError: it cannot be written.
-        MissingDependency: pyarrow is not installed.
-    """
-    arrow = require("pyarrow", "parquet")
-    parquet = require("pyarrow.parquet", "parquet")
-
-    def column(values: list[Any]) -> Any:
-        try:
-            return arrow.array(values)
-        except (arrow.ArrowInvalid, arrow.ArrowTypeError):  # a knob that is a number or a word
-            return arrow.array([None if value is None else str(value) for value in values])
-
-    rows = [
-        record_cells(record)
-        | {f"samples.{name}": list(raw) for name, raw in record.samples_s.items()}
-        for record in records
-    ]
-    columns = {name: column([cells.get(name) for cells in rows]) for name in _columns(rows)}
-    with (
-        system_errors(f"{path} cannot be written"),
-        writing_output(path, replace=replace) as draft,
-    ):
-        parquet.write_table(arrow.table(columns), draft)
 
 
 def record_cells(record: Record) -> dict[str, Any]:

@@ -37,7 +37,7 @@ import numpy as np
 from ..base import NotComparable, UsageError, group_by, plural
 from ..instruments import Record, case_key
 from .quantities import Quantity, quantities_of
-from .run_settings import settings_that_differ
+from .run_settings import differing_knobs, settings_that_differ
 from .verdicts import (
     ComparedCase,
     Judge,
@@ -271,11 +271,7 @@ def select_records(records: Sequence[Record], settings: Mapping[str, str]) -> li
 
 def _labels(records: Sequence[Record]) -> dict[str, str]:
     """Label each case with the knobs whose values vary, or with its scenario if none varies."""
-    values: dict[str, set[str]] = {}
-    for record in records:
-        for knob, value in record.case.items():
-            values.setdefault(knob, set()).add(_text(value))
-    telling = [knob for knob, seen in values.items() if len(seen) > 1]
+    telling = differing_knobs(records)
     return {
         record.key: " ".join(f"{k}={_text(record.case[k])}" for k in telling if k in record.case)
         or record.scenario

@@ -377,7 +377,7 @@
   for (const name of ["curve", "machine"]) $(`${name}-names`).addEventListener("change", (event) => choose({ [name]: [...event.target.selectedOptions].map((option) => option.value) }));
   $("runs-csv").addEventListener("click", () => save("runs.csv", csvOf(picked())));
   $("all-csv").addEventListener("click", () => save("list.csv", csvOf(found())));
-  $("curves-csv").addEventListener("click", () => (data.live ? location.assign(`curves.csv?${new URLSearchParams(picked().flatMap((entry) => entry.runs.map((run) => ["run", run.key])))}`) : save("curves.csv", curvesCsv(picked()))));
+  $("curves-csv").addEventListener("click", () => save("curves.csv", curvesCsv(picked())));
   addEventListener("hashchange", () => (readLink(), show()));
   $("choose").open = innerWidth > 900 || !picked().length;
   show();

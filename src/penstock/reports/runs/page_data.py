@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import csv
-import io
 import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -13,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from ...base import to_cell
 from ..charts.chart import document_of, thinned
 from .catalogue import Catalogue
 from .shown_run import RunCurve, RunDetails, ShownRun, label, unit_of, words_of
@@ -161,17 +158,3 @@ def _pictures(folder: Path | None, room: int) -> Iterator[dict[str, str]]:
             count, room = count + 1, room - 4 * len(data) // 3
             link = f"data:{kind};base64,{base64.b64encode(data).decode()}"
             yield {"name": label(file.relative_to(folder)), "link": link}  # type: ignore[arg-type]
-
-
-def curves_csv(catalogue: Catalogue, keys: Iterable[str]) -> str:
-    """All points of the curves of runs as CSV, not thinned. No cell is a formula."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["run", "metric", "unit", "step", "epoch", "seconds", "value"])
-    for run in (catalogue.by_key[key] for key in keys if key in catalogue.by_key):
-        for name, curve in catalogue.details(run).curves.items():
-            empty = [""] * len(curve.values)
-            places = [curve.places.get(axis, empty) for axis in ("step", "epoch", "seconds")]
-            named = [to_cell(run.name), to_cell(words_of(name)), unit_of(name)]
-            writer.writerows([*named, *row] for row in zip(*places, curve.values, strict=True))
-    return text.getvalue()

@@ -22,7 +22,7 @@ from ...base import UsageError
 from ..content import Report
 from ..html import html_page
 from .catalogue import Catalogue
-from .page_data import curves_csv, page_data
+from .page_data import page_data
 
 _LOOPBACK = ("localhost", "127.0.0.1")
 _MOST_ASKED = 200
@@ -103,8 +103,6 @@ class _PageHandler(BaseHTTPRequestHandler):
         if asked.path == "/":
             page = html_page(self.server.about(), page_data(catalogue, keys, live=True))
             self._answer("text/html", page)
-        elif asked.path == "/curves.csv":
-            self._answer("text/csv", curves_csv(catalogue, keys))
         elif asked.path != "/data.json":
             self.send_error(404)
         elif "again" not in query and query.get("version") == [str(catalogue.version)]:

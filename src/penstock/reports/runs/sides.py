@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ...instruments import Record
+from ..run_settings import differing_knobs
 from .catalogue import Catalogue
 from .folder_runs import shown_inference, shown_training
-from .ledger_runs import differing_knobs, run_of_record, title_of
+from .ledger_runs import named_by, run_of_record
 from .page_data import page_data
 from .shown_run import ShownRun
 
@@ -25,7 +26,7 @@ def page_of_sides(names: Sequence[str], sides: Sequence[Sequence[Record]]) -> di
     Returns:
         The runs as `page_data` gives them; the first case of each side is picked.
     """
-    knobs = differing_knobs(record.case for side in sides for record in side)
+    knobs = differing_knobs(record for side in sides for record in side)
     runs, picked = [], []
     for letter, name, records in zip("AB", names, sides, strict=True):
         of_side = [
@@ -50,6 +51,4 @@ def _run_of(record: Record, source: str, knobs: Sequence[str]) -> ShownRun:
         return shown_training(folder)
     if record.scenario == "infer" and folder.is_dir():
         return shown_inference(folder)
-    run = run_of_record(record, source)
-    title = title_of(run.title, record.case, knobs)
-    return replace(run, title=title, name=f"{title} launch {record.launch + 1}")
+    return named_by(knobs, run_of_record(record, source), record)
