@@ -9,12 +9,11 @@ import pytest
 
 from penstock.cli import main
 from penstock.instruments.record import Record
-from penstock.reports.charts.loader_chart import draw_ladders, plot_loader
-from penstock.reports.ledger_report import ladder_pictures
+from penstock.reports.charts.loader_chart import draw_ladders
+from penstock.reports.ledger_report import ladder_pictures, loader_pictures
 from penstock.reports.loader import cell as loader_cell
 from penstock.reports.loader import report as loader_report
 from penstock.reports.loader import rungs as loader_ladder
-from penstock.reports.page import append_csv
 from penstock.reports.table import in_text
 
 from ..bench.kit_loader import record
@@ -157,19 +156,24 @@ def test_the_dearest_step_is_named(seconds: tuple[float, ...], limit: str) -> No
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_cell_of_which_a_launch_failed_is_drawn(tmp_path: Path) -> None:
-    from penstock.reports.charts.loader_chart import draw_loader
-
+def test_a_cell_of_which_a_launch_failed_is_drawn() -> None:
     records = [record(0, 0.4), record(1, 0.0, "timeout"), record(0, 0.0, "crash", loader="zarr")]
-    path = tmp_path / "loader.csv"
-    append_csv("loader", records, path)
-    statuses = [cell.row["status"] for cell in loader_cell.LoaderCell.of_csv(path)]
-    assert statuses == ["timeout", "crash"]
-    (figure,) = plot_loader(path, tmp_path / "loader")
-    assert figure.exists()
-    drawn = [c for c in loader_cell.LoaderCell.of_csv(path) if c.row["launches"] != "0"]
-    (bars,) = draw_loader(drawn, "loader.csv").panels[0].series
+    assert [cell.row["status"] for cell in loader_cell.loader_cells(records)] == [
+        "timeout",
+        "crash",
+    ]
+    figure = loader_pictures(records)[0].draw()
+    (bars,) = figure.panels[0].series
     assert list(bars.y) == [pytest.approx(0.4)]
+    assert figure.note.endswith("2 threads; 1 case of records")
+
+
+def test_loaders_of_several_threads_are_lines_on_a_logarithmic_axis() -> None:
+    records = [
+        record(0, 0.4, loader=name, threads=n) for name in ("penstock", "zarr") for n in (1, 2)
+    ]
+    (panel,) = loader_pictures(records)[0].draw().panels
+    assert panel.y.log and [each.label for each in panel.series] == ["penstock", "zarr"]
 
 
 def test_panels_of_ladders_hold_their_bars_whatever_the_order() -> None:

@@ -10,13 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.base.errors import UsageError
 from penstock.cli import main
 from penstock.instruments.record import Failure, Record, case_key
-from penstock.reports.charts.loader_chart import draw_loader, plot_loader
-from penstock.reports.charts.queue_chart import draw_queue, plot_queue
-from penstock.reports.loader.cell import LoaderCell
-from penstock.reports.page import append_csv
+from penstock.reports.charts.queue_chart import draw_queue
 from penstock.reports.queue import cell as queue_cell
 from penstock.reports.queue import report as queue_report
 from penstock.reports.queue import sentences
@@ -231,19 +227,6 @@ def test_readings_alone_are_a_page_of_their_own(
     assert len(queue_cell.queue_cells(run(2.66))) == 1
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_figures_are_drawn_from_the_csv_alone(tmp_path: Path) -> None:
-    path = tmp_path / "queue.csv"
-    append_csv("queue", run(2.66), path)
-    (figure,) = plot_queue(path, tmp_path / "figure")
-    assert figure == tmp_path / "figure.png"
-    assert figure.read_bytes()[:4] == b"\x89PNG"
-    append_csv("queue", [*run(0.5)], path)  # the same cases later: drawn in their place
-    assert len(plot_queue(path, tmp_path / "figure")) == 1
-    with pytest.raises(UsageError, match="not the CSV of a benchmark"):
-        plot_loader(path, tmp_path / "loader")
-
-
 def of_two_lengths() -> list[Record]:
     """Launches beside steps that take 1 s and beside others that take 2 s."""
     records = list(run(2.66, launches=1))
@@ -269,27 +252,10 @@ def test_a_page_made_anew_keeps_no_figure_of_the_old_one(tmp_path: Path) -> None
         (folder / "mine.png").write_bytes(b"mine")
 
 
-def test_depths_and_seconds_are_measured_and_simulated(tmp_path: Path) -> None:
-    path = tmp_path / "queue.csv"
-    append_csv("queue", run(5.0, queues=(1,)), path)
-    depth, seconds = draw_queue(queue_cell.QueueCell.of_csv(path), "queue.csv").panels
+def test_depths_and_seconds_are_measured_and_simulated() -> None:
+    (group,) = queue_cell.queue_cells(run(5.0, queues=(1,)))
+    depth, seconds = draw_queue(group, "records").panels
     assert depth.x.whole and depth.y.whole
     assert [each.label for each in depth.series] == ["queue 1", "queue 1, simulated"]
     assert [each.label for each in seconds.series] == ["measured", "simulated"]
     assert seconds.y.unit == "s"
-
-
-def test_loaders_of_several_threads_are_lines_on_a_logarithmic_axis() -> None:
-    cells = [
-        LoaderCell(line={
-            "loader": loader, "threads": threads, "batch_size": "4", "seconds_per_batch": "0.74",
-            "data": "d",
-        })
-        for loader in ("ours", "dask") for threads in ("1", "2")
-    ]  # fmt: skip
-    figure = draw_loader(cells, "l.csv")
-    (panel,) = figure.panels
-    assert panel.y.log and [each.label for each in panel.series] == ["ours", "dask"]
-    assert figure.note == "d; 4 cases of l.csv"
-    one = draw_loader(cells[:1], "l.csv")
-    assert one.note == "d, 1 thread; 1 case of l.csv"

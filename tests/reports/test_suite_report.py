@@ -9,7 +9,6 @@ import pytest
 
 from penstock.instruments.record import Record
 from penstock.reports import ledger_report, mfu
-from penstock.reports.charts.suite_chart import plot_suite
 from penstock.reports.suite import cell as suite_cell
 from penstock.reports.suite import report as suite_report
 
@@ -126,7 +125,7 @@ def test_failures_are_rows(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("undrawn")
 def test_the_files_of_a_report(tmp_path: Path) -> None:
     records = [made_up(case, 0, 5.0 + i) for i, case in enumerate(cases(tmp_path))]
-    figures = plot_suite(records, tmp_path / "benchmark_report")
+    figures = ledger_report.plot_records("train", records, tmp_path / "benchmark_report")
     assert [path.name for path in figures] == ["benchmark_report.png"]
     system = {
         "machine": {"processor": "P", "cores": 2, "memory_bytes": 2**30},

@@ -3,13 +3,10 @@ from .charts.chart import Axis as Axis
 from .charts.chart import Figure as Figure
 from .charts.chart import Panel as Panel
 from .charts.chart import Series as Series
-from .charts.loader_chart import plot_loader as plot_loader
 from .charts.metrics import plot_gpu_metrics as plot_gpu_metrics
 from .charts.metrics import plot_metrics as plot_metrics
 from .charts.model_chart import plot_bench as plot_bench
 from .charts.paper import save_figures as save_figures
-from .charts.queue_chart import plot_queue as plot_queue
-from .charts.suite_chart import plot_suite as plot_suite
 from .compare import Comparison as Comparison
 from .compare import compare_records as compare_records
 from .compare import select_records as select_records
@@ -27,6 +24,7 @@ from .html import html_page as html_page
 from .infer.job_files import InferenceRun as InferenceRun
 from .launches import launches_named as launches_named
 from .launches import launches_of as launches_of
+from .ledger_report import plot_records as plot_records
 from .ledger_report import report_of_records as report_of_records
 from .loader.cell import LOADER_NEEDS as LOADER_NEEDS
 from .loader.cell import loader_cells as loader_cells

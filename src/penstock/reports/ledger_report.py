@@ -15,6 +15,7 @@ from .cell import Kind as CellKind
 from .charts.chart import Figure
 from .charts.loader_chart import draw_ladders, draw_loader
 from .charts.model_chart import draw_bench
+from .charts.paper import save_under
 from .charts.queue_chart import draw_queue
 from .charts.suite_chart import draw_suite
 from .content import LIMITS, Chapter, Picture, Raw, Report
@@ -121,6 +122,29 @@ KINDS = {
     ),
     **dict.fromkeys(TIMED, Kind("Times", timed_headlines, timed_sections, lambda records: [])),
 }  # fmt: skip
+
+
+def plot_records(
+    scenario: str, records: Iterable[Record], out_prefix: Path, replace: bool = False
+) -> list[Path]:
+    """Draw a kind of benchmark to ``<out_prefix>.png``, or numbered if it has several figures.
+
+    Args:
+        scenario: The kind.
+        records: Its launches.
+        out_prefix: The path of the figures without the suffix ``.png``.
+        replace: Replace figures that Penstock did not write.
+
+    Returns:
+        The files that were written; none if nothing was measured.
+
+    Raises:
+        Refused: A file is not to be replaced.
+        MissingDependency: matplotlib is not installed.
+    """
+    pictures = KINDS[scenario].pictures(records)
+    figures = {picture.name.partition("_")[2]: picture.draw() for picture in pictures}
+    return save_under(out_prefix, figures, replace)
 
 
 def kinds_of(records: Sequence[Record], source: str) -> dict[str, Kind]:
