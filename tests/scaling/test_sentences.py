@@ -197,23 +197,6 @@ def test_of_many_sizes_one_may_differ_by_chance() -> None:
     assert "differs" not in sentences(two)
 
 
-def test_a_share_that_rises_or_falls_is_said_with_its_interval() -> None:
-    sizes = (1, 2, 4, 8)
-    rising = sentences(repeated(lambda n: n / (1 + 0.02 * n * (n - 1)), sizes, noise=0.002))
-    assert re.search(
-        r"on 2 devices and \S+ on 8, \+0.\d+ \[\+.*\]: overhead grows with the", rising
-    )
-    falling = sentences(repeated(lambda n: n / (1 + 0.1 * (n > 1)), sizes, noise=0.002))
-    assert re.search(r"on 8, -0.\d+ \[-.*\]: no fixed serial share explains it", falling)
-    fixed = sentences(repeated(lambda n: 1 / (0.05 + 0.95 / n), sizes, noise=0.01))
-    assert re.search(
-        r"a change of [+-]\S+ \[-\S+ to \+\S+, 5 runs of each size\] may be none", fixed
-    )
-    alone = sentences(seed_runs())
-    assert "0.016986 on 4 devices and 0.037314 on 8; whether it changes is not known [one" in alone
-    assert "overhead" not in alone
-
-
 def test_the_straggler_is_in_the_report() -> None:
     local, waits = ((0.1,) * 50, (0.15,) * 50), ((0.06,) * 50, (0.01,) * 50)
     two = [Rank(r, {"step": 8.0}, local[r], waits[r], host=f"n{r}") for r in range(2)]

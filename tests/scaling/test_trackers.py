@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import sqlite3
-import subprocess
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +15,6 @@ import pytest
 
 from penstock.base.errors import UsageError
 from penstock.scaling.runs import TrainingRun
-from penstock.scaling.sources import wandb
 from penstock.scaling.sources.read import read_runs
 from penstock.scaling.study import studies
 from penstock.scaling.tables import run_mark
@@ -292,60 +290,3 @@ def test_runs_of_an_unknown_number_of_devices_are_left_out_with_a_word(tmp_path:
         f"{tmp_path / 'mlflow.db'}: 1 run without a number of devices, left out: spiral_1gpu",
         f"{tmp_path / '2.zip'}: 1 run without a number of devices, left out: k2",
     ]
-
-
-def test_without_wandb_its_files_are_passed_over_with_the_line_that_installs_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "run.wandb").write_bytes(b":W&B")
-    monkeypatch.setattr(wandb, "find_spec", lambda name: None)
-    with pytest.raises(
-        UsageError, match=r"wandb is not installed; run: pip install 'penstock-dl\[track\]'"
-    ):
-        read_runs([tmp_path / "run.wandb"])
-    mlflow_database(tmp_path / "mlflow.db")
-    said: list[str] = []
-    check_tracked(read_runs([tmp_path], said.append))
-    assert len(said) == 1 and said[0].endswith("; it is passed over")
-
-
-def test_the_parts_of_a_run_of_wandb_are_one_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As W&B's reader prints them; tests/training/test_wandb.py has it read real files."""
-    began = {"run_id": "a", "display_name": "mine", "config": {"update": {"world_size": 4}}}
-    run = {"type": "run", "run": began}
-    more = {"batch_size": 8, "epochs": 2, "device": "cpu", "launch": {"job_id": 7}}
-    config = {"type": "config", "config": {"update": more}}
-
-    def epoch(number: int) -> dict[str, Any]:
-        row = {"_step": 0, "trainer/global_step": number, "_timestamp": 50.0 + number,
-               "train_s": 3.5, "val_s": 0.5, "val_loss": 0.5, "note": "text"}  # fmt: skip
-        return {"type": "history", "history": {"item": row}}
-
-    printed = {
-        "1.wandb": [run, config, epoch(1), {"type": "exit", "exit": {"exit_code": 1}}],
-        "2.wandb": [run, epoch(2), {"type": "exit", "exit": {}}],
-        "3.wandb": [{"type": "header"}],
-    }
-
-    def reader(command: list[str], **how: Any) -> subprocess.CompletedProcess[str]:
-        lines = map(json.dumps, printed[Path(command[-1]).name])
-        return subprocess.CompletedProcess(command, 0, "\n".join(lines), "")
-
-    monkeypatch.setattr(wandb, "find_spec", lambda name: name)
-    monkeypatch.setattr(wandb.subprocess, "run", reader)
-    for name in printed:
-        (tmp_path / name).touch()
-    (whole,) = read_runs([tmp_path])
-    assert (whole.name, whole.devices, whole.job, whole.device) == ("mine", 4, "7", "cpu")
-    assert (whole.epochs, whole.seconds, whole.status) == (2, 8.0, "complete")
-    with pytest.raises(UsageError, match="holds no run"):
-        read_runs([tmp_path / "3.wandb"])
-
-    def broken(command: list[str], **how: Any) -> subprocess.CompletedProcess[str]:
-        raise subprocess.CalledProcessError(1, command)
-
-    monkeypatch.setattr(wandb.subprocess, "run", broken)
-    with pytest.raises(UsageError, match=r"1\.wandb is not a file of W&B's"):
-        read_runs([tmp_path / "1.wandb"])

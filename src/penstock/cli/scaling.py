@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="PATH",
         help="output of SLURM jobs, folders of runs, ledgers, a CSV with a row for each run, what "
-        "Comet, MLflow or W&B kept; a folder is searched for all but CSVs (logs: *.out, *.log, or "
+        "Comet or MLflow kept; a folder is searched for all but CSVs (logs: *.out, *.log, or "
         "those with .gz)",
     )
     parser.add_argument(

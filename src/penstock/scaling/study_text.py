@@ -158,7 +158,6 @@ def _shape(run: TrainingRun) -> str:
 
 
 def _law_lines(study: Study) -> Iterator[str]:
-    yield from _share_lines(study)
     if isinstance(study.amdahl, Amdahl):
         serial, most = study.amdahl.serial, significant(study.amdahl.most)
         yield (
@@ -177,26 +176,6 @@ def _law_lines(study: Study) -> Iterator[str]:
         )
     else:
         yield f"{study.usl[:1].upper()}{study.usl[1:]}."
-
-
-def _share_lines(study: Study) -> Iterator[str]:
-    """A sentence on the change of the Karp-Flatt share with the devices."""
-    rise = study.rise
-    if rise is None:
-        return
-    shares = [(p.at.devices, p.karp_flatt.value) for p in study.points if p.karp_flatt is not None]
-    (few, first), (many, last) = shares[0], shares[-1]
-    text = f"The Karp-Flatt share is {first:.6f} on {few} devices and {last:.6f} on {many}"
-    if rise.low is None or rise.high is None:
-        yield f"{text}; whether it changes is not known [{why_none(rise)}]."
-        return
-    ends = f"[{rise.low:+.6f} to {rise.high:+.6f}, {rise.n} runs of each size]"
-    if not rise.excludes(0):
-        yield f"{text}; a change of {rise.value:+.6f} {ends} may be none."
-    elif rise.value > 0:
-        yield f"{text}, {rise.value:+.6f} {ends}: overhead grows with the devices."
-    else:
-        yield f"{text}, {rise.value:+.6f} {ends}: no fixed serial share explains it."
 
 
 def _turn(study: Study, peak: Interval | None) -> str:

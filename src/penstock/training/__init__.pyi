@@ -11,7 +11,6 @@ from .predict import predict_scenes as predict_scenes
 from .profiling import profile_lines as profile_lines
 from .ranks import device_of as device_of
 from .ranks import this_place as this_place
-from .run_facts import flat as flat
 from .slurm_step import run_in_step as run_in_step
 from .slurm_step import time_of_last_checkpoint as time_of_last_checkpoint
 from .tracking import outcome_of_tracker as outcome_of_tracker

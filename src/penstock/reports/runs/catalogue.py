@@ -20,7 +20,7 @@ _SHARE = 0.05
 """Largest share of the time that is spent on looking for runs, so slow file systems get less
 load."""
 _MOST_NOTES = 50
-_KEPT_SUFFIXES = (".db", ".zip", ".wandb", ".out", ".out.gz", ".log", ".log.gz")
+_KEPT_SUFFIXES = (".db", ".zip", ".out", ".out.gz", ".log", ".log.gz")
 _FAULTS = (OSError, KeyError, TypeError, ValueError, AttributeError)
 """Errors of reading a file that is not as its writer left it."""
 

@@ -5,7 +5,6 @@
     records.jsonl                a ledger: its launches of scenario ``train``
     MLflow                       a store of files (``mlruns``) or a database of SQLite
     Comet                        metrics as JSON or CSV, or the archive of an offline experiment
-    W&B                          files of offline runs
     CSV                          a row for each run; see `run_table`
 
 Runs that several files hold are taken once. With several paths, or below a folder, a file that
@@ -31,7 +30,6 @@ from .run_table import table_runs
 from .slurm_log import read_log
 from .tracked import Say, TrackedRun, training_runs
 from .trainings import results_run, rows_of, runs_of_ledger
-from .wandb import SUFFIX, wandb_runs
 
 Contents = TrainingRun | CometArchive
 """The content of a file. Each part of a resumed experiment is an archive."""
@@ -139,7 +137,7 @@ def _each(
 def _holds_none(path: Path) -> UsageError:
     return UsageError(
         f"{path} holds no run: it is neither the output of a SLURM job, nor a folder with "
-        f"{RESULTS}, a ledger of training, a table of runs (CSV), or what MLflow, Comet or W&B kept"
+        f"{RESULTS}, a ledger of training, a table of runs (CSV), or what MLflow or Comet kept"
     )
 
 
@@ -178,8 +176,6 @@ def runs_of_file(path: Path) -> Iterable[KeptRun]:
         return mlflow_database(path)
     if head.startswith(b"PK\x03\x04") or path.suffix == ".zip":
         return comet_archive(path)
-    if path.suffix == SUFFIX:
-        return wandb_runs([path])
     if path.name.endswith((".jsonl", ".jsonl.gz")):
         return runs_of_ledger(path)
     if path.suffix == ".csv":
@@ -222,7 +218,7 @@ def _read_folder(folder: Path, say: Say) -> Iterator[Contents]:
 
 
 _LOGS = (".out", ".out.gz", ".log", ".log.gz")
-_TRACKED = (".db", ".zip", SUFFIX)
+_TRACKED = (".db", ".zip")
 
 
 def _kept(
@@ -247,8 +243,6 @@ def _kept(
     )
     for paths, read in readers:
         yield from _passing(paths, read, say)
-    parts = named(tracked, SUFFIX)  # several may be of one run
-    yield from _passing(parts[:1], lambda p: training_runs(wandb_runs(parts), p.parent, say), say)
 
 
 def _passing(
