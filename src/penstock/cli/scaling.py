@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ..base import (
     NotComparable,
@@ -46,7 +44,6 @@ from ..scaling import (
     speedup_table,
     studies,
     summary_table,
-    with_batch,
     with_several,
 )
 from .drawing import figures_of
@@ -67,7 +64,7 @@ penstock scaling simulate outputs/1 outputs/4   # likewise, fitted to a run of s
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "penstock scaling (PATH ... | simulate [RUN [RUN_OF_SEVERAL]]) [flags]"
+    parser.usage = "penstock scaling (PATH ... | simulate RUN [RUN_OF_SEVERAL]) [flags]"
     parser.add_argument(
         "paths",
         nargs="+",
@@ -96,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--anyway", action="store_true", help="also compare runs with different settings or work"
     )
     add_flags(parser, Overwriting)
-    about = "predict steps of many devices from a RUN of one, or from flags"
+    about = "predict steps of many devices from a RUN of one"
     add_flags(parser.add_argument_group(SIMULATE, about), SimulateConfig)
 
 
@@ -197,15 +194,13 @@ def _write(
 
 def _simulate(paths: list[Path], args: argparse.Namespace) -> int:
     config = from_flags(SimulateConfig, args)
-
-    device = _device(paths, config)
+    device = _device(paths)
     network = Network(
         per_node=config.gpus_per_node,
         inside=config.inside,
         between=config.between,
         inside_latency=INSIDE_LATENCY_S,
         between_latency=BETWEEN_LATENCY_S,
-        algorithm="tree",
         overlap=config.overlap,
     )
     predictions = predict_steps(device, network, config.devices)
@@ -215,41 +210,15 @@ def _simulate(paths: list[Path], args: argparse.Namespace) -> int:
     return 0
 
 
-def _device(paths: list[Path], config: SimulateConfig) -> DeviceStep:
-    """The step of one device, from a run of one device and perhaps one of several, and from flags.
-
-    Flags win over what the runs measured.
-    """
-    if len(paths) > 2:
+def _device(paths: list[Path]) -> DeviceStep:
+    """The step of one device, from a run of one device and perhaps one of several."""
+    if not 1 <= len(paths) <= 2:
         raise UsageError(
-            f"simulate takes a RUN of one device and one of several, and got {len(paths)}"
+            f"simulate takes a RUN of one device, and perhaps one of several; it got {len(paths)}"
         )
     runs = [_run(path) for path in paths]
     same_settings(runs)
-    if runs:
-        measured = device_of_run(runs[0])
-    else:
-        asked = {
-            "--compute-time": config.compute_time,
-            "--gradient-bytes": config.gradient_bytes,
-            "--batch-size": config.batch_size,
-        }
-        missing = [flag for flag, value in asked.items() if value is None]
-        if missing:
-            raise UsageError(f"simulate needs a RUN of one device, or {' and '.join(missing)}")
-        measured = DeviceStep(0.0, 0.0, 1, 0.0)  # the flags below replace these
-    if config.batch_size is not None:
-        measured = with_batch(measured, config.batch_size)
-    given: dict[str, Any] = {
-        "compute_s": config.compute_time,
-        "gradient_bytes": config.gradient_bytes,
-    }
-    if config.gradient_bytes is not None:
-        measured = replace(measured, counted=None)
-    if config.compute_time is not None:
-        measured = replace(measured, scaled_from=None)  # the given time is for the given batch
-        given["backward_s"] = 2 / 3 * config.compute_time
-    measured = replace(measured, **{name: v for name, v in given.items() if v is not None})
+    measured = device_of_run(runs[0])
     return with_several(measured, runs[1]) if runs[1:] else measured
 
 

@@ -6,7 +6,6 @@ from .simulate import DeviceStep as DeviceStep
 from .simulate import Network as Network
 from .simulate import device_of_run as device_of_run
 from .simulate import predict_steps as predict_steps
-from .simulate import with_batch as with_batch
 from .simulate import with_several as with_several
 from .sources.comet import CometArchive as CometArchive
 from .sources.comet import comet_experiment as comet_experiment

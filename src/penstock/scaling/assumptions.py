@@ -33,28 +33,18 @@ def assumptions_of(device: DeviceStep, network: Network) -> list[str]:
     lines = [
         f"A device computes {compute} a step, {backward} of it backward, on {device.batch} samples",
         (
-            f"{format_bytes(device.gradient_bytes)} of gradients are summed by a "
-            f"{network.algorithm}, first within each node"
+            f"{format_bytes(device.gradient_bytes)} of gradients are summed by a ring, first "
+            "within each node"
         ),
         f"within a node of {network.per_node} devices each has {inside}, {inside_wait} a message",
         f"between nodes each node has {between}, {between_wait} a message",
         f"{network.overlap:.0%} of the sum may hide behind that; the range is for none and all",
     ]
-    if device.counted is not None:
-        lines.append(
-            "the run does not say which of its parameters are trained: each of "
-            f"{device.counted:,.0f} is assumed to have a gradient of 4 bytes"
-        )
     lines.append(
         f"steps vary by {device.jitter:.1%}, and each waits for the slowest device"
         if device.jitter
         else "every step takes the same time on every device"
     )
-    if device.scaled_from is not None:
-        lines.append(
-            f"a batch of {device.scaled_from} was measured, and one of {device.batch} is assumed "
-            "to take the same time for each sample; a small batch takes more"
-        )
     lines += _of_data(device)
     if device.seen is not None:
         lines.append(_of_seen(device, network, *device.seen))

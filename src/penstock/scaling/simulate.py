@@ -7,8 +7,7 @@
 Each device keeps its batch (weak or hybrid scaling). The gradients, ``M`` bytes, are summed over
 the devices of a node and then over the nodes, by k members each:
 
-    ring   2 (k - 1) / k M / B + 2 (k - 1) L        each member sends its part round twice
-    tree   2 (k - 1) / k M / B + 2 log2(k) L        the same bytes, in fewer rounds
+    2 (k - 1) / k M / B + 2 (k - 1) L        a ring: each member sends its part round twice
 
 ``B`` is the bandwidth, per device within a node and per node between nodes, and ``L`` the latency
 of a message. The fraction ``overlap`` of the sum runs during the backward pass, if that lasts long
@@ -25,18 +24,14 @@ measured, its time beyond the model is added to every step of several devices.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from statistics import NormalDist, median
-from typing import Literal
 
 from ..base import UsageError
 from ..instruments import mad
 from .runs import TrainingRun
 from .straggler import phases_of
-
-Algorithm = Literal["ring", "tree"]
 
 NOTABLE_WAIT = 0.02
 """The fraction of a step from which a wait for data counts. Handing over a batch takes less."""
@@ -59,10 +54,6 @@ class DeviceStep:
     """Seconds in which its loader makes a batch; 0 if the device never waited for it."""
     reads_s: float = 0.0
     """Seconds of reading in a run without workers, where each step reads its batch first."""
-    scaled_from: int | None = None
-    """The batch size that was measured; None if it is `batch`."""
-    counted: float | None = None
-    """The parameters of the model, if `gradient_bytes` is a guess of 4 bytes for each."""
     seen: tuple[int, float] | None = None
     """A number of devices above 1, and the measured seconds of a step on them, with this batch."""
 
@@ -79,7 +70,6 @@ class Network:
     """Bytes per second and node, in one direction, between nodes."""
     inside_latency: float
     between_latency: float
-    algorithm: Algorithm
     overlap: float
     """The fraction of the sum that may run during the backward pass, 0 to 1."""
 
@@ -123,10 +113,7 @@ def predict_steps(device: DeviceStep, network: Network, sizes: Iterable[int]) ->
     Returns:
         A prediction for each number, in the same order.
 
-    Raises:
-        UsageError: A time, a size or a rate is out of its range.
     """
-    _check(device, network)
     return [_at(device, network, n) for n in sizes]
 
 
@@ -186,18 +173,13 @@ def beyond_the_model(device: DeviceStep, network: Network) -> float:
 def _sum(device: DeviceStep, network: Network, n: int) -> tuple[float, float]:
     """Seconds of the all-reduce, and the part of them that devices wait for."""
     inside, nodes = min(n, network.per_node), -(-n // network.per_node)
-    summed = all_reduce(
-        device.gradient_bytes, inside, network.inside, network.inside_latency, network.algorithm
-    ) + all_reduce(
-        device.gradient_bytes, nodes, network.between, network.between_latency, network.algorithm
-    )
+    summed = all_reduce(device.gradient_bytes, inside, network.inside, network.inside_latency)
+    summed += all_reduce(device.gradient_bytes, nodes, network.between, network.between_latency)
     hidden = min(network.overlap * summed, device.backward_s)
     return summed, summed - hidden
 
 
-def all_reduce(
-    size: float, members: int, bandwidth: float, latency: float, algorithm: Algorithm
-) -> float:
+def all_reduce(size: float, members: int, bandwidth: float, latency: float) -> float:
     """Seconds of an all-reduce.
 
     Args:
@@ -205,18 +187,16 @@ def all_reduce(
         members: The number of members.
         bandwidth: Bytes per second of a member, in one direction.
         latency: Seconds of a message.
-        algorithm: ``ring`` or ``tree``.
 
     Returns:
         The seconds; 0 for one member.
 
-    >>> all_reduce(1e9, 4, 1e9, 0.0, "ring"), all_reduce(1e9, 1, 1e9, 1.0, "tree")
+    >>> all_reduce(1e9, 4, 1e9, 0.0), all_reduce(1e9, 1, 1e9, 1.0)
     (1.5, 0.0)
     """
     if members < 2:
         return 0.0
-    turns = members - 1 if algorithm == "ring" else math.ceil(math.log2(members))
-    return 2 * (members - 1) / members * size / bandwidth + 2 * turns * latency
+    return 2 * (members - 1) * (size / members / bandwidth + latency)
 
 
 def _largest(n: int) -> float:
@@ -224,29 +204,17 @@ def _largest(n: int) -> float:
     return NormalDist().inv_cdf((n - 0.375) / (n + 0.25)) if n > 1 else 0.0
 
 
-def _check(device: DeviceStep, network: Network) -> None:
-    for flag, value, zero in (
-        ("--compute-time", device.compute_s, False),
-        ("--gradient-bytes", device.gradient_bytes, True),
-        ("--inside", network.inside, False),
-        ("--between", network.between, False),
-    ):
-        if not (0 < value < math.inf) and not (zero and value == 0):
-            raise UsageError(f"{flag} {value:g} must be above 0")
-
-
 def device_of_run(run: TrainingRun) -> DeviceStep:
     """The step of one device, from a run on one device: the totals of its phases over its steps.
 
     Raises:
-        UsageError: The run is of several devices, or lacks phases, steps, batch or parameters.
+        UsageError: The run is of several devices, or lacks phases, steps, batch or gradients.
     """
     if run.devices != 1:
         raise UsageError(f"{run.source} is a run of {run.devices} devices; give one of 1")
     phases = phases_of([run])
-    parameters, gradients = run.settings.get("parameters"), run.gradient_bytes
-    if not phases or not run.steps or not run.batch or parameters is None:
-        raise UsageError(f"{run.source} lacks phases, steps, batch or parameters of its model")
+    if not phases or not run.steps or not run.batch or run.gradient_bytes is None:
+        raise UsageError(f"{run.source} lacks phases, steps, batch or the bytes of its gradients")
     each = {name: total / run.steps for name, total in phases.items()}
     compute = sum(each.get(name, 0.0) for name in _COMPUTE)
     waited = _notable(each.get("data_wait", 0.0), compute)
@@ -258,8 +226,7 @@ def device_of_run(run: TrainingRun) -> DeviceStep:
         compute_s=compute,
         backward_s=each.get("backward", 0.0),
         batch=run.batch,
-        gradient_bytes=4 * float(parameters) if gradients is None else gradients,
-        counted=float(parameters) if gradients is None else None,
+        gradient_bytes=run.gradient_bytes,
         jitter=jitter,
         data_s=compute + waited if waited and not in_turn else 0.0,
         reads_s=waited if in_turn else 0.0,
@@ -290,31 +257,9 @@ def with_several(device: DeviceStep, run: TrainingRun) -> DeviceStep:
         raise UsageError(f"{run.source} lacks phases or steps")
     if run.batch != device.batch:
         raise UsageError(
-            f"{run.source} has batches of {run.batch} on each device, and the simulation has "
+            f"{run.source} has batches of {run.batch} on each device, and the run of one has "
             f"{device.batch}"
         )
     seconds = sum(phases.get(name, 0.0) for name in (*_COMPUTE, "communication")) / run.steps
     waited = phases.get("data_wait", 0.0) / run.steps
     return replace(device, seen=(run.devices, seconds + _notable(waited, seconds)))
-
-
-def with_batch(device: DeviceStep, batch: int) -> DeviceStep:
-    """The step at another batch, if every sample takes as long as in the measured one.
-
-    Args:
-        device: The measured step.
-        batch: Samples of the other batch.
-
-    Returns:
-        The step with its times scaled.
-    """
-    times = batch / device.batch
-    return replace(
-        device,
-        batch=batch,
-        compute_s=times * device.compute_s,
-        backward_s=times * device.backward_s,
-        data_s=times * device.data_s,
-        reads_s=times * device.reads_s,
-        scaled_from=device.batch if batch != device.batch else None,
-    )
