@@ -48,7 +48,7 @@ def test_simulate_from_a_run_of_one_and_one_of_several(
         (tmp_path / str(devices)).mkdir()
         (tmp_path / str(devices) / "training_results.json").write_text(json.dumps(document))
     folders = [str(tmp_path / name) for name in ("1", "4")]
-    flags = ["--devices", "4", "64"]
+    flags = ["--devices", "4", "8"]
     code, out, _ = said(["simulate", *folders, *flags], capsys)
     assert code == 0
     assert [line.count(" 90.9% ") for line in out.splitlines()[3:5]] == [3, 2]
