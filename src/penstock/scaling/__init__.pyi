@@ -7,9 +7,6 @@ from .simulate import Network as Network
 from .simulate import device_of_run as device_of_run
 from .simulate import predict_steps as predict_steps
 from .simulate import with_several as with_several
-from .sources.comet import CometArchive as CometArchive
-from .sources.comet import comet_experiment as comet_experiment
-from .sources.comet import experiments_of as experiments_of
 from .sources.mlflow import mlflow_files as mlflow_files
 from .sources.read import KeptRun as KeptRun
 from .sources.read import kept_below as kept_below

@@ -23,7 +23,7 @@ from ...base import RESULTS, UsageError, read_json, system_errors
 from ...instruments import LEDGER_FILE
 from ...reports import folders_below
 from ..runs import TrainingRun
-from .comet import CometArchive, comet_archive, comet_experiment, comet_runs, experiments_of
+from .comet import comet_archive, comet_runs
 from .mlflow import mlflow_database, mlflow_files
 from .once import contradiction, each_once
 from .run_table import table_runs
@@ -31,9 +31,7 @@ from .slurm_log import read_log
 from .tracked import Say, TrackedRun, training_runs
 from .trainings import results_run, rows_of, runs_of_ledger
 
-Contents = TrainingRun | CometArchive
-"""The content of a file. Each part of a resumed experiment is an archive."""
-KeptRun = TrainingRun | TrackedRun | CometArchive
+KeptRun = TrainingRun | TrackedRun
 """A run as its source keeps it: that of a tracker has all metrics."""
 _Item = TypeVar("_Item")
 _Held = TypeVar("_Held")
@@ -62,8 +60,7 @@ def read_runs(
         if not os.path.lexists(path):  # a shell's pattern also gives links to nothing
             raise UsageError(f"{path} cannot be read: No such file or directory")
     refused: list[UsageError] = []
-    contents = _each(dict.fromkeys(paths), partial(_read_path, say=say), refused.append)
-    runs = [*_whole(contents, say, refused.append), *others]
+    runs = [*_each(dict.fromkeys(paths), partial(_read_path, say=say), refused.append), *others]
     if not runs:
         raise refused[0] if refused else _holds_none(paths[0])
     for why in refused:
@@ -100,25 +97,7 @@ def kept_below(folder: Path, say: Say) -> list[TrainingRun]:
             stores.append(path)
         elif kind is None:
             files += [path / name for name in names if (path / name).is_file()]
-
-    def refuse(error: UsageError) -> None:
-        say(f"{error}; it is passed over")
-
-    return _whole(_kept(files, files, stores, say), say, refuse)
-
-
-def _whole(
-    contents: Iterable[Contents], say: Say, refuse: Callable[[UsageError], None]
-) -> list[TrainingRun]:
-    """Runs, those that Comet kept in parts taken together; ``refuse`` as for `_each`."""
-    read = list(contents)
-    runs = [run for run in read if isinstance(run, TrainingRun)]
-    runs += _each(
-        experiments_of(part for part in read if isinstance(part, CometArchive)),
-        lambda parts: training_runs([comet_experiment(parts)], parts[0].path, say),
-        refuse,
-    )
-    return runs
+    return list(_kept(files, files, stores, say))
 
 
 def _each(
@@ -141,8 +120,8 @@ def _holds_none(path: Path) -> UsageError:
     )
 
 
-def _read_path(path: Path, say: Say) -> list[Contents]:
-    """The content of a path, at least one run or archive."""
+def _read_path(path: Path, say: Say) -> list[TrainingRun]:
+    """The runs of a path, at least one."""
     with system_errors(f"{path} cannot be read"):
         if path.exists() and not path.is_dir() and not path.is_file():
             # Opening a pipe would wait for ever.
@@ -153,7 +132,7 @@ def _read_path(path: Path, say: Say) -> list[Contents]:
     return contents
 
 
-def _read_file(path: Path, say: Say) -> Iterator[Contents]:
+def _read_file(path: Path, say: Say) -> Iterator[TrainingRun]:
     """The content of a file; what trackers kept as trainings."""
     tracked: list[TrackedRun] = []
     for run in runs_of_file(path):
@@ -196,7 +175,7 @@ def _runs_of_json(path: Path) -> Iterable[KeptRun]:
     return comet_runs(value, path)
 
 
-def _read_folder(folder: Path, say: Say) -> Iterator[Contents]:
+def _read_folder(folder: Path, say: Say) -> Iterator[TrainingRun]:
     """The content of a run's folder, a ledger, or all files below a folder with a known name."""
     if (folder / RESULTS).is_file():
         yield from _results_of(folder / RESULTS)
@@ -223,14 +202,14 @@ _TRACKED = (".db", ".zip")
 
 def _kept(
     logs: Sequence[Path], tracked: Sequence[Path], stores: Sequence[Path], say: Say
-) -> Iterator[Contents]:
+) -> Iterator[TrainingRun]:
     """The content of those of some files that are known by their names, and of folders that hold
     stores of MLflow's files."""
 
     def named(paths: Sequence[Path], *suffixes: str) -> list[Path]:
         return [path for path in paths if path.name.endswith(suffixes)]
 
-    readers: tuple[tuple[Iterable[Path], Callable[[Path], Iterable[Contents]]], ...] = (
+    readers: tuple[tuple[Iterable[Path], Callable[[Path], Iterable[TrainingRun]]], ...] = (
         (named(tracked, ".db"), lambda p: training_runs(mlflow_database(p), p, say)),
         (named(logs, *_LOGS[:2]), read_log),
         # Anybody's log may hold a traceback without a training.
@@ -239,7 +218,7 @@ def _kept(
             lambda p: [run for run in read_log(p) if run.seconds or run.epochs or run.batch],
         ),
         (stores, lambda p: training_runs(mlflow_files(p), p, say)),
-        (named(tracked, ".zip"), comet_archive),
+        (named(tracked, ".zip"), lambda p: training_runs(comet_archive(p), p, say)),
     )
     for paths, read in readers:
         yield from _passing(paths, read, say)
