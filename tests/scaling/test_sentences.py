@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.scaling.means import difference
-from penstock.scaling.runs import Rank, TrainingRun
+from penstock.scaling.runs import TrainingRun
 from penstock.scaling.study import studies
 from penstock.scaling.study_text import scaling_markdown, scaling_sections
 from penstock.scaling.tables import results_table as results_block
@@ -195,14 +195,6 @@ def test_of_many_sizes_one_may_differ_by_chance() -> None:
     assert difference(scores, [score + 0.005 for score in scores]).excludes(0)
     assert "Validation accuracy is" in sentences(two)
     assert "differs" not in sentences(two)
-
-
-def test_the_straggler_is_in_the_report() -> None:
-    local, waits = ((0.1,) * 50, (0.15,) * 50), ((0.06,) * 50, (0.01,) * 50)
-    two = [Rank(r, {"step": 8.0}, local[r], waits[r], host=f"n{r}") for r in range(2)]
-    text = sentences([run(1, 10), run(2, 6, ranks=tuple(two))])
-    assert "Job 102: rank 1 on n1 holds the others up: 50.0 ms a step more" in text
-    assert "10.0 ms against 60.0 ms" in text
 
 
 def test_four_sizes_fit_both_laws() -> None:

@@ -271,7 +271,7 @@ def test_a_run_of_one_device_gives_its_device() -> None:
     totals = {"step": 30.0, "data_wait": 3.0, "forward": 9.0, "backward": 15.0, "optimizer": 3.0}
     one = run(
         1, 40.0, epochs=3, steps=100, gradient_bytes=500,
-        ranks=(Rank(0, totals, (0.1, 0.1, 0.11, 0.09), (0.0,) * 4),),
+        ranks=(Rank(0, totals, (0.1, 0.1, 0.11, 0.09)),),
     )  # fmt: skip
     step = device_of_run(one)
     assert step.compute_s == pytest.approx(0.09)
@@ -279,7 +279,7 @@ def test_a_run_of_one_device_gives_its_device() -> None:
     assert step.gradient_bytes == 500
     assert step.jitter == pytest.approx(1.4826 * 0.05, rel=0.01)
     assert step.data_s == pytest.approx(0.1)  # what its loader takes: it waited for 3 of 30 s
-    fed = replace(one, ranks=(Rank(0, totals | {"data_wait": 0.1}, one.ranks[0].local, ()),))
+    fed = replace(one, ranks=(Rank(0, totals | {"data_wait": 0.1}, one.ranks[0].local),))
     assert device_of_run(fed).data_s == 0
     with pytest.raises(UsageError, match="is a run of 2 devices; give one of 1"):
         device_of_run(run(2))

@@ -48,7 +48,7 @@ def assumptions_of(device: DeviceStep, network: Network) -> list[str]:
     lines += _of_data(device)
     if device.seen is not None:
         lines.append(_of_seen(device, network, *device.seen))
-    if device.seen is None or _contradicted(device, network):
+    if device.seen is None:
         lines.append(
             "the sum does not slow computing, no other job shares the network, and hosts are as "
             "fast with all devices at work as with one: the figures are upper bounds"
@@ -75,25 +75,17 @@ def _of_data(device: DeviceStep) -> Iterator[str]:
         yield "batches are always ready in time"
 
 
-def _contradicted(device: DeviceStep, network: Network) -> bool:
-    """Whether the measured step of several devices took less than the model needs."""
-    if device.seen is None:
-        return False
-    more = beyond_the_model(device, network)
-    return more < -_ROUNDED * (device.seen[1] - more)
-
-
 def _of_seen(device: DeviceStep, network: Network, n: int, seconds: float) -> str:
     """A sentence on how the measured step of several devices fits the model."""
     took = f"a step of {n} devices took {format_seconds(seconds)}"
     more = beyond_the_model(device, network)
-    if _contradicted(device, network):
+    if abs(more) <= _ROUNDED * seconds:
+        return f"{took}, which all of this explains"
+    if more < 0:
         return (
             f"{took}, and all of this needs {format_seconds(seconds - more)}: one of the two is "
             "wrong, so the measured step is not used, and the figures are the model's alone"
         )
-    if more <= _ROUNDED * seconds:
-        return f"{took}, which all of this explains"
     return (
         f"{took}, which is {format_seconds(more)} more than all of this: that time (hosts, "
         f"contention) is added at every number of devices, so the step of {n} is not predicted"

@@ -27,8 +27,6 @@ class Rank:
     """Totals of the whole run: ``step`` and its phases."""
     local: tuple[float, ...] = ()
     """The rank's own work in each step: the step without the wait for the sum over ranks."""
-    waits: tuple[float, ...] = ()
-    """The wait for the sum over ranks in each step."""
     host: str | None = None
 
 

@@ -30,8 +30,8 @@ from statistics import NormalDist, median
 
 from ..base import UsageError
 from ..instruments import mad
+from .phases import phases_of
 from .runs import TrainingRun
-from .straggler import phases_of
 
 NOTABLE_WAIT = 0.02
 """The fraction of a step from which a wait for data counts. Handing over a batch takes less."""

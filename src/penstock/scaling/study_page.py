@@ -1,4 +1,4 @@
-"""A scaling study as a report: speed-up, efficiency, fits, stragglers."""
+"""A scaling study as a report: speed-up, efficiency, fits."""
 
 from __future__ import annotations
 
