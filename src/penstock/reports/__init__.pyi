@@ -7,11 +7,8 @@ from .charts.metrics import plot_gpu_metrics as plot_gpu_metrics
 from .charts.metrics import plot_metrics as plot_metrics
 from .charts.model_chart import plot_bench as plot_bench
 from .charts.paper import save_figures as save_figures
-from .compare import Comparison as Comparison
 from .compare import compare_records as compare_records
-from .compare import select_records as select_records
 from .compare_page import comparison_in_markdown as comparison_in_markdown
-from .compare_page import detail_sections as detail_sections
 from .compare_page import gate_sentence as gate_sentence
 from .compare_page import report_of_comparison as report_of_comparison
 from .content import Chapter as Chapter
@@ -21,7 +18,6 @@ from .content import clipped as clipped
 from .content import explanation_of as explanation_of
 from .content import shown as shown
 from .html import html_page as html_page
-from .infer.job_files import InferenceRun as InferenceRun
 from .launches import launches_named as launches_named
 from .launches import launches_of as launches_of
 from .ledger_report import plot_records as plot_records
@@ -37,11 +33,9 @@ from .page import REPORT_SUFFIXES as REPORT_SUFFIXES
 from .page import append_csv as append_csv
 from .page import check_report as check_report
 from .page import write_report as write_report
-from .places import PlaceKind as PlaceKind
 from .places import RecordPlace as RecordPlace
 from .places import folders_below as folders_below
 from .places import joined as joined
-from .places import kind_of_place as kind_of_place
 from .places import places_of as places_of
 from .places import records_of as records_of
 from .places import reports_of_places as reports_of_places
@@ -73,7 +67,6 @@ from .table import in_markdown as in_markdown
 from .table import in_text as in_text
 from .table import read_csv as read_csv
 from .table import without_empty as without_empty
-from .training.fit_files import TrainingFolder as TrainingFolder
 from .tune.batch_advice import BatchTrial as BatchTrial
 from .tune.batch_advice import flags_of as flags_of
 from .tune.batch_advice import nearest_of as nearest_of
@@ -90,6 +83,4 @@ from .tune.loader_advice import write_loader_yaml as write_loader_yaml
 from .tune.model_advice import recommend as recommend
 from .tune.model_advice import settings_files as settings_files
 from .tune.model_advice import write_model_yaml as write_model_yaml
-from .verdicts import ratio_words as ratio_words
-from .words import bracket as bracket
 from .words import or_dash as or_dash

@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 
 from ..base import NotComparable, UsageError, group_by, plural
-from ..instruments import Record, case_key
+from ..instruments import Record
 from .quantities import Quantity, quantities_of
 from .run_settings import differing_knobs, settings_that_differ
 from .verdicts import (
@@ -246,27 +246,6 @@ def pair_cases(a: Sequence[Record], b: Sequence[Record], metric: str) -> PairedC
         tuple(labels[key] for key in a_cases if key not in b_cases),
         tuple(labels[key] for key in b_cases if key not in a_cases),
     )
-
-
-def select_records(records: Sequence[Record], settings: Mapping[str, str]) -> list[Record]:
-    """Select the records with some values of knobs, and take these knobs out of their cases.
-
-    Two selections of one sweep then have the same cases and can be compared.
-
-    Args:
-        records: The launches to select from.
-        settings: The wanted values by knob, as text: ``{"amp": "true", "tile": "256"}``.
-
-    Returns:
-        Copies of the selected records, with new cases and keys.
-    """
-    chosen = []
-    for record in records:
-        case = dict(record.case)
-        if all(k in case and _text(case.pop(k)) == value for k, value in settings.items()):
-            key = case_key(record.scenario, case)
-            chosen.append(record.model_copy(update={"case": case, "key": key}))
-    return chosen
 
 
 def _labels(records: Sequence[Record]) -> dict[str, str]:

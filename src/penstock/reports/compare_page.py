@@ -111,6 +111,8 @@ def _cases(
     shown = [row for row in rows if row.verdict in verdicts]
     lines = [f"{row.label}: {row.verdict}: {row.reason}." for row in shown]
     lines += [f"Not compared: {reason}." for reason in comparison.left_out]
+    for side, labels in (("A", comparison.only_a), ("B", comparison.only_b)):
+        lines += [f"Only in {side}: {'; '.join(labels)}."] * bool(labels)
     lines += [f"Compared although not comparable: {each}." for each in comparison.caveats]
     return [_HEAD, *map(_line, rows)], lines
 

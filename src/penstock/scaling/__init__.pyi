@@ -7,16 +7,11 @@ from .simulate import Network as Network
 from .simulate import device_of_run as device_of_run
 from .simulate import predict_steps as predict_steps
 from .simulate import with_several as with_several
-from .sources.mlflow import mlflow_files as mlflow_files
 from .sources.read import KeptRun as KeptRun
 from .sources.read import kept_below as kept_below
 from .sources.read import read_runs as read_runs
-from .sources.read import runs_of_file as runs_of_file
 from .sources.settings import plain as plain
 from .sources.shown import runs_of_others as runs_of_others
-from .sources.tracked import TrackedRun as TrackedRun
-from .sources.tracked import training_runs as training_runs
-from .sources.trainings import results_run as results_run
 from .speedup_figures import plot_scaling as plot_scaling
 from .study import Study as Study
 from .study import same_settings as same_settings
