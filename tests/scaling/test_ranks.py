@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.train import summary_lines as lines
-from penstock.scaling.phases import own_work, phases_of, share
-from penstock.scaling.runs import Rank
+from penstock.scaling.runs import Rank, phases_of, share
+from penstock.scaling.sources.trainings import own_work
 
 from .kit import run
 

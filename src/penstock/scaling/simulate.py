@@ -30,8 +30,7 @@ from statistics import NormalDist, median
 
 from ..base import UsageError
 from ..instruments import mad
-from .phases import phases_of
-from .runs import TrainingRun
+from .runs import TrainingRun, phases_of
 
 NOTABLE_WAIT = 0.02
 """The fraction of a step from which a wait for data counts. Handing over a batch takes less."""

@@ -22,7 +22,7 @@ from ..reports import Axis, Figure, Panel, Series, save_figures
 from .advice import GOOD_ACROSS
 from .laws import Amdahl, Usl
 from .means import why_none
-from .phases import phases_of
+from .runs import phases_of
 from .study import ScalingPoint, Study
 from .tables import counted, label, on_nodes, units
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ...base import ARGS, STEPS, UsageError, read_json
-from ...instruments import read_ledger
+from ...instruments import PHASES, read_ledger
 from ...training import read_machine_metrics
-from ..phases import own_work
-from ..runs import Rank, Status, TrainingRun
+from ..runs import WAIT, Rank, Status, TrainingRun
 from .settings import plain, settings_of
 
 _STATUS: Mapping[str, Status] = {"complete": "complete", "stopped": "stopped"}
@@ -130,3 +130,15 @@ def _busy(folder: Path | None, devices: int, nodes: int) -> tuple[float, ...]:
     ]
     all_its_own = len({gpu for gpu, _ in readings}) <= -(-devices // nodes)
     return tuple(float(value) for _, value in readings) if all_its_own else ()
+
+
+def own_work(rows: Iterable[Mapping[str, str]]) -> tuple[float, ...]:
+    """A rank's own work in each step, from the rows of its CSV of steps: all but the wait for the
+    sum over ranks. Rows that were cut short or hold no number are skipped."""
+    steps = []
+    for row in rows:
+        with contextlib.suppress(ValueError):
+            work = [float(row[f"{phase}_s"]) for phase in PHASES
+                    if phase != WAIT and row.get(f"{phase}_s")]  # fmt: skip
+            steps += [sum(work)] if work else []
+    return tuple(steps)
