@@ -8,10 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zarr
+from torch import nn
 
 from penstock.cli import main
+from penstock.inference import run_inference
+from penstock.reports.charts.chart import greys
 from penstock.reports.infer import report as limits
 from penstock.reports.infer.job_files import InferenceRun
+from penstock.reports.infer.output import output_pictures
 from penstock.reports.infer.report import limit_lines, report_of_run
 from penstock.reports.places import joined, places_of, reports_of_places
 
@@ -175,3 +180,29 @@ def test_a_run_is_set_beside_the_limits_of_its_machine(
     assert read.startswith("It read 1 B/s from disks in the mean and 1 B/s at most; the disk gives")
     halves = on_a_known_machine(tmp_path / "c", run=dict(plan), blocks_written=2, blocks_skipped=2)
     assert halves == [read]  # who computed the patches of the others is not known
+
+
+def test_a_report_looks_at_the_output_of_its_run(tmp_path: Path) -> None:
+    out = tmp_path / "out.zarr"
+    volume = np.random.default_rng(0).integers(0, 999, (48, 48, 48)).astype(np.uint16)
+    zarr.save_array(tmp_path / "in.zarr", volume)
+    run_inference(str(tmp_path / "in.zarr"), str(out), model="identity", patch=(24,), overlap=(0,),
+                  normalize="none", head_kind="intensity")  # fmt: skip
+    (picture,) = output_pictures(InferenceRun.read(Path(f"{out}.penstock")))
+    assert "Plane z = 23" in picture.caption
+    before, after, difference = picture.draw().panels
+    assert before.title == "input" and difference.title == "difference"
+    low, high = np.percentile(volume[23], (0.5, 99.5))
+    assert after.image is not None
+    assert (after.image.pixels == greys(volume[23], low, high)).all()
+    (tmp_path / "out.zarr").rename(tmp_path / "moved.zarr")
+    assert output_pictures(InferenceRun.read(Path(f"{out}.penstock"))) == []
+    assert output_pictures(InferenceRun.read(run_folder(tmp_path / "a"))) == []  # it is not done
+
+
+def test_the_plan_of_a_run_counts_its_operations(tmp_path: Path) -> None:
+    net, ones = nn.Conv3d(1, 1, 3, padding=1), np.ones((32,) * 3, np.float32)
+    run_inference(ones, str(tmp_path / "out.zarr"), model=net, patch=(16,),
+                  overlap=(8,), normalize="none", run_dir=tmp_path / "run")  # fmt: skip
+    plan = json.loads((tmp_path / "run" / "run.json").read_text())["plan"]
+    assert plan["patch_flops"] == 2 * 27 * 16**3  # a product and a sum for each of 27 weights

@@ -1,7 +1,6 @@
-"""The output of a run, looked at when its report is made: a plane of it, and its seams.
+"""A plane of the output of a run, read when its report is made.
 
-The rest of a report is computed from records. These two need the arrays. If the arrays are not on
-this machine or cannot be read, a sentence says so.
+The rest of a report is computed from records. The plane needs the arrays.
 """
 
 from __future__ import annotations
@@ -9,58 +8,37 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from numpy.typing import NDArray
 
-from ...base import PenstockError, describe, plural
+from ...base import PenstockError
 from ...data import Box, open_source
 from ..charts.before_after import before_after_figure
 from ..content import Picture
 from .job_files import InferenceRun
-from .seams import measure_seams, seam_sentences
 
-MOST_OUTPUTS = 4
-"""The most outputs of a run that are looked at."""
 _SIDE = 384
 """Voxels of the side of a plane that is shown, at most."""
 
 
-class Look(NamedTuple):
-    """The result of looking at the outputs of a run."""
-
-    sentences: list[str]
-    """A sentence on the seams of each axis, or on why they were not measured."""
-    pictures: list[Picture]
-
-
-def look_at_output(run: InferenceRun) -> Look:
-    """Read windows along the seams of each output, and a plane of the first.
+def output_pictures(run: InferenceRun) -> list[Picture]:
+    """The plane in the middle of the first output, beside that of the input.
 
     Args:
-        run: The run. Its outputs are read where they lie on this machine.
+        run: The run. Its arrays are read where they lie on this machine.
 
     Returns:
-        Sentences and pictures; of an output that cannot be read, a sentence that says so.
+        One picture; none of a run that is not done, of labels, and of arrays that are elsewhere or
+        cannot be read.
     """
-    fingerprint, look = run.fingerprint, Look([], [])
-    heads = fingerprint.get("heads") or []
+    heads = run.fingerprint.get("heads") or []
     if run.summary is None or not heads:
-        look.sentences.append("Whether seams show is measured once the run is done.")
-        return look
-    outputs = list(zip(_places(run, "outputs"), heads, strict=False))
-    for number, (place, (name, kind, _)) in enumerate(outputs[:MOST_OUTPUTS]):
-        try:
-            source = _opened(place)
-            readings = measure_seams(source, fingerprint, kind)
-            look.sentences.extend(seam_sentences(readings, name if len(outputs) > 1 else ""))
-            if number == 0:
-                look.pictures.extend(_plane(run, source, kind))
-        except (PenstockError, OSError, ValueError) as error:
-            look.sentences.append(f"Whether seams show was not measured: {describe(error)}.")
-    if more := len(outputs) - MOST_OUTPUTS:
-        look.sentences.extend([f"{plural(more, 'more output')} were not looked at."] * (more > 0))
-    return look
+        return []
+    try:
+        return list(_plane(run, _opened(_places(run, "outputs")[0]), heads[0][1]))
+    except (PenstockError, OSError, ValueError):
+        return []
 
 
 def _places(run: InferenceRun, key: str) -> list[str]:
