@@ -82,10 +82,10 @@ def run(args: argparse.Namespace) -> int:
         cases_of_sides,
         clipped,
         compare_records,
-        comparison_in_markdown,
         gate_sentence,
         html_page,
         in_text,
+        markdown_page,
         page_of_sides,
         report_of_comparison,
     )
@@ -117,13 +117,13 @@ def run(args: argparse.Namespace) -> int:
     )
     undecided = comparison.undecided if args.fail_if_slower else []
     gate = gate_sentence(comparison, undecided) if args.fail_if_slower else ""
+    report = report_of_comparison(comparison, f"{args.a} to {args.b}", gate)
     if args.json is not None:
         text = json.dumps(comparison.as_dict() | {"gate": gate}, indent=1) + "\n"
         write_output("--json", args.json, text, replace=replace)
     if args.markdown is not None:
-        text = comparison_in_markdown(comparison, f"{args.a} to {args.b}", gate)
+        text = markdown_page(report, [()] * len(report.chapters))
         write_output("--markdown", args.markdown, text, replace=replace)
-    report = report_of_comparison(comparison, f"{args.a} to {args.b}", gate)
     if args.html is not None:
         text = html_page(report, page_of_sides((args.a, args.b), named))
         write_output("--html", args.html, text, replace=replace)

@@ -8,7 +8,6 @@ from .charts.metrics import plot_metrics as plot_metrics
 from .charts.model_chart import plot_bench as plot_bench
 from .charts.paper import save_figures as save_figures
 from .compare import compare_records as compare_records
-from .compare_page import comparison_in_markdown as comparison_in_markdown
 from .compare_page import gate_sentence as gate_sentence
 from .compare_page import report_of_comparison as report_of_comparison
 from .content import Chapter as Chapter
@@ -16,6 +15,7 @@ from .content import Picture as Picture
 from .content import Report as Report
 from .content import clipped as clipped
 from .content import explanation_of as explanation_of
+from .content import markdown_page as markdown_page
 from .content import shown as shown
 from .html import html_page as html_page
 from .launches import launches_named as launches_named
@@ -78,6 +78,5 @@ from .tune.loader_advice import readings_of as readings_of
 from .tune.loader_advice import recommend_loader as recommend_loader
 from .tune.loader_advice import write_loader_yaml as write_loader_yaml
 from .tune.model_advice import recommend as recommend
-from .tune.model_advice import settings_files as settings_files
 from .tune.model_advice import write_model_yaml as write_model_yaml
 from .words import or_dash as or_dash

@@ -11,11 +11,7 @@ from ...instruments import Interval
 from ..cell import middle
 from ..words import bracket, of_launches
 from . import simulation as queueing
-from .cell import LONGER, QueueCell, middle_of, none_computes, percent_words
-
-
-def clears_at(iteration: int | None) -> str:
-    return "never cleared" if iteration is None else f"cleared at {iteration}"
+from .cell import LONGER, QueueCell, none_computes, percent_words
 
 
 def sentences(group: Sequence[QueueCell]) -> list[str]:
@@ -26,7 +22,6 @@ def sentences(group: Sequence[QueueCell]) -> list[str]:
         return lines
     for same in group_by(measured, lambda cell: cell.workers).values():
         lines += _of_workers(same)
-    lines += _of_clearing(measured)
     return [*lines, *_of_utilisation(measured)]
 
 
@@ -104,27 +99,6 @@ def _of_contention(same: Sequence[QueueCell]) -> list[str]:
         "lost to contention and not to reading."
     )
     return [line]
-
-
-def _of_clearing(measured: Sequence[QueueCell]) -> list[str]:
-    predicted = [cell for cell in measured if cell.off is not None]
-    if not predicted:
-        return []
-    near = [cell for cell in predicted if (cell.off or 0) <= 1]
-    worst = max(predicted, key=lambda cell: cell.off or 0)
-    misses = [miss for cell in predicted for miss in cell.misses]
-    near_launches = f"{sum(miss <= 1 for miss in misses)} of {len(misses)} launches"
-    line = (
-        f"The simulation predicts the iteration that clears the queue within one in {len(near)} of "
-        f"{len(predicted)} cases, and in {near_launches}"
-    )
-    if len(near) < len(predicted):
-        assert worst.simulated is not None
-        line += (
-            f"; the furthest is {worst.name}, {clears_at(middle_of(worst.cleared))} and "
-            f"{clears_at(worst.simulated.cleared)} in the simulation"
-        )
-    return [line + "."]
 
 
 def _of_utilisation(measured: Sequence[QueueCell]) -> list[str]:
