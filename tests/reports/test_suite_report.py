@@ -69,11 +69,6 @@ def test_sentences_follow_the_records(tmp_path: Path) -> None:
     )
     alike = [made_up(case, n, 5.0 + n) for case in (slow, fast) for n in range(5)]
     assert "not distinguishable from" in told(alike)[0]
-    busy = [r.model_copy(update={"environment": {"load": {"busy_processes": 1}}}) for r in once[:1]]
-    assert told([*busy, *once[1:]])[-1] == (
-        "Other processes kept cores busy when 1 of 2 launches began: these are times of a shared "
-        "machine."
-    )
 
 
 def test_the_arithmetic_of_the_fastest_run_is_said_where_it_was_counted(
