@@ -21,7 +21,6 @@ from .sentences import (
     headlines,
     memory_lines,
     memory_table,
-    seam_lines,
     settings_table,
     stage_table,
     trouble_lines,
@@ -53,7 +52,6 @@ def run_chapter(run: InferenceRun) -> Chapter:
         sections.append(Section("Stages", stage_table(run), use_lines(run)))
         sections.append(Section(LIMITS, (), limit_lines(run)))
     sections.append(Section("Memory", memory_table(run), memory_lines(run)))
-    sections.append(Section("Seams", (), seam_lines(run)))
     sections.append(Section("Faults and values", (), trouble_lines(run)))
     if table := worker_table(run):
         sections.append(Section("Processes", table))
