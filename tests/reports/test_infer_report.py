@@ -16,7 +16,7 @@ from penstock.inference import run_inference
 from penstock.reports.charts.chart import greys
 from penstock.reports.infer import report as limits
 from penstock.reports.infer.job_files import InferenceRun
-from penstock.reports.infer.output import output_pictures
+from penstock.reports.infer.pictures import output_pictures
 from penstock.reports.infer.report import limit_lines, report_of_run
 from penstock.reports.places import joined, places_of, reports_of_places
 

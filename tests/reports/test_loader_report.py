@@ -66,11 +66,11 @@ def test_ladders_alone_are_a_page(tmp_path: Path) -> None:
     assert main(["report", str(ledger)]) == 0
     page = (tmp_path / "tuned.report" / "report.md").read_text()
     assert "Cost of a batch, step by step" in page
-    assert "Step L2 (decode) costs most" in page and "![ladder](ladder.png)" in page
+    assert "- Bound by decode (batch 4, 2 threads)" in page and "![ladder](ladder.png)" in page
     ledger.write_text("".join(f"{one.line()}\n" for one in [*steps, *launches(0.6)]))
     assert main(["report", str(ledger), "--overwrite"]) == 0
     page = (tmp_path / "tuned.report" / "report.md").read_text()
-    assert page.count("costs most") == 1 and "Cost of a batch, step by step" not in page
+    assert page.count("Bound by decode") == 2 and "Cost of a batch, step by step" not in page
 
 
 def test_sections_of_other_machines_name_them_and_nothing_is_compared_across() -> None:
@@ -151,8 +151,8 @@ def test_the_dearest_step_is_named(seconds: tuple[float, ...], limit: str) -> No
     records = ladder_records(*seconds)
     (ladder,) = loader_ladder.ladders_of(records)
     assert ladder.limiting == limit
-    assert f"tep {limit} (" in ladder.sentence()
-    assert "costs most" in said(records)
+    assert ladder.sentence().startswith(f"Bound by {loader_ladder.RUNGS[limit]} (batch 4, ")
+    assert ladder.sentence() in said(records)
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -193,12 +193,12 @@ def test_panels_of_ladders_hold_their_bars_whatever_the_order() -> None:
     [
         (  # a step alone said to cost more than the whole
             (0.00245, 0.00394, 0.0493, 0.0147, 0.0272),
-            "Step L4 (loader) costs most: 12.5 ms of the 27.2 ms",
+            "Bound by loader (batch 4, 2 threads): 12.5 ms of 27.2 ms a batch, 46%",
             {"L2": "L3"},
         ),
         (
             (0.0024, 0.0158, 0.0302, 0.0132, 0.0161),
-            "Step L3 (scatter) with L1 (files) and L2 (decode) costs most: 10.8 ms of the 16.1 ms",
+            "Bound by scatter with files and decode (batch 4, 2 threads): 10.8 ms of 16.1 ms",
             {"L1": "L3", "L2": "L3"},
         ),
     ],
@@ -228,8 +228,7 @@ def test_far_data_is_no_share_of_a_device_and_its_network_is_named() -> None:
     records = launches(0.5, rung="L3", **far) + launches(0.49, rung="L4", **far)
     (ladder,) = loader_ladder.ladders_of(records)
     assert ladder.sentence().startswith(
-        "All up to step L3 (scatter), the lowest that was measured, costs most, the network with "
-        "it: 510 ms a batch"
+        "Bound by all up to scatter, with the network (batch 4, 2 threads): 510 ms of 500 ms a "
     )
     table = ladder.section().table
     assert [line[5] for line in table] == ["of L0", "-", "-"]

@@ -48,6 +48,7 @@ from .run_settings import RUN_SCENARIOS as RUN_SCENARIOS
 from .run_settings import cases_of_sides as cases_of_sides
 from .runs.catalogue import Catalogue as Catalogue
 from .runs.page_data import page_data as page_data
+from .runs.page_data import page_of_sides as page_of_sides
 from .runs.server import serve_runs as serve_runs
 from .runs.shown_run import RunCurve as RunCurve
 from .runs.shown_run import RunDetails as RunDetails
@@ -59,7 +60,6 @@ from .runs.shown_run import numbers_of as numbers_of
 from .runs.shown_run import settings_of as settings_of
 from .runs.shown_run import status_word as status_word
 from .runs.shown_run import tags_of as tags_of
-from .runs.sides import page_of_sides as page_of_sides
 from .suite.report import suite_sections as suite_sections
 from .suite.report import write_suite_report as write_suite_report
 from .table import Section as Section

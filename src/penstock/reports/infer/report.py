@@ -15,8 +15,7 @@ from ..mfu import UNKNOWN
 from ..table import Section
 from ..words import labels_line
 from .job_files import InferenceRun
-from .output import output_pictures
-from .pictures import stage_pictures, telemetry_pictures
+from .pictures import output_pictures, stage_pictures, telemetry_pictures
 from .sentences import (
     headlines,
     memory_lines,
