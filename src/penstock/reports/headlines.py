@@ -10,18 +10,16 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ..base import format_count, format_seconds, group_by, plural, significant
+from ..base import format_seconds, group_by, plural, significant
 from ..instruments import Record
 from .cell import Cell, cell_ratio, middle, speed_up
 from .loader.cell import LoaderCell, loader_cells
 from .loader.rungs import ladders_of
-from .model.cell import ModelCell, model_cells
-from .model.report import labelled
 from .queue.cell import QueueCell, none_computes, queue_cells
 from .suite.cell import runs_together
 from .suite.report import best_and_limits
 from .tune.model_advice import recommend
-from .words import bracket, of_launches, times_bracket
+from .words import bracket, of_launches
 
 _GOALS = ("throughput", "training", "latency")
 _NAMED = 3
@@ -35,40 +33,7 @@ def model_headlines(records: Iterable[Record]) -> list[str]:
         return [_nothing(records)]
     advice = recommend(records)
     choices = sorted(advice.choices, key=lambda choice: _GOALS.index(choice.goal))
-    fastest = [line for _, cells in labelled(model_cells(records)) if (line := _of_cells(cells))]
-    return [*fastest, *(choice.sentence for choice in choices), *advice.notes]
-
-
-def _of_cells(cells: Sequence[ModelCell]) -> str:
-    """The case with the most pixels a second, what it gains, and how many did not fit."""
-    measured = [cell for cell in cells if cell.rate("useful_pixels") and cell.time]
-    if not measured:
-        return ""
-    best, least = (
-        end(measured, key=lambda cell: cell.rate("useful_pixels") or 0.0) for end in (max, min)
-    )
-    assert best.time is not None
-    kind = "useful pixels" if best.haloed else "pixels"
-    step = f"{format_seconds(best.time.value)} a step"
-    ends = bracket(best.time, plural(best.launches, "launch"))
-    others = [cell for cell in measured if cell is not best]
-    doubt = _doubt(best, others, "useful_pixels")
-    most = " has the most pixels a second" if doubt else " is fastest" if others else ""
-    line = (
-        f"{best.case['model']} ({best.case['mode']}, {best.case['device']}){most} at tile "
-        f"{best.name}: {format_count(best.rate('useful_pixels') or 0.0)} {kind} a second, "
-        f"{step} {ends}{doubt}"
-    )
-    gain = speed_up(cell_ratio(least, best), least, best, "useful_pixels")
-    if gain is not None and gain.excludes(1):
-        line += (
-            f", {gain.value:.2f}x tile {least.name} "
-            f"{times_bracket(gain, plural(gain.n, 'launch') + ' each')}"
-        )
-    failed = sum(cell.status.startswith("oom") for cell in cells)
-    return (
-        f"{line}; {failed} of {plural(len(cells), 'case')} did not fit." if failed else f"{line}."
-    )
+    return [*(choice.sentence for choice in choices), *advice.notes]
 
 
 def loader_headlines(records: Iterable[Record]) -> list[str]:
