@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from penstock.base.errors import UsageError
-from penstock.scaling.assumptions import assumptions_of
 from penstock.scaling.runs import Rank
 from penstock.scaling.simulate import (
     DeviceStep,
     Network,
     Prediction,
     all_reduce,
+    assumptions_of,
     device_of_run,
     predict_steps,
     with_several,
@@ -95,7 +95,6 @@ def test_with_a_step_of_four_every_published_one_of_eight_is_within_five_points(
     assert made[0].efficiency == pytest.approx(1)
     assert made[1].efficiency == pytest.approx(four / 4 / alone)
     assert made[2].efficiency == pytest.approx(eight / 8 / alone, abs=0.05), name
-    assert made[2].worst <= made[2].efficiency <= made[2].best
     assert any(line.startswith("A step of 4 devices took") for line in assumptions_of(one, network))
 
 
@@ -202,7 +201,6 @@ def test_more_devices_are_never_more_efficient() -> None:
         shares = [one.efficiency for one in made]
         assert shares[0] == pytest.approx(1)
         assert shares == sorted(shares, reverse=True)
-        assert all(one.worst <= one.efficiency <= one.best <= 1 + 1e-12 for one in made)
 
 
 def test_the_backward_pass_hides_no_more_than_it_lasts() -> None:

@@ -1,11 +1,11 @@
-from .assumptions import assumptions_of as assumptions_of
-from .assumptions import prediction_table as prediction_table
 from .runs import A_GPU as A_GPU
 from .runs import TrainingRun as TrainingRun
 from .simulate import DeviceStep as DeviceStep
 from .simulate import Network as Network
+from .simulate import assumptions_of as assumptions_of
 from .simulate import device_of_run as device_of_run
 from .simulate import predict_steps as predict_steps
+from .simulate import prediction_table as prediction_table
 from .simulate import with_several as with_several
 from .sources.read import KeptRun as KeptRun
 from .sources.read import kept_below as kept_below

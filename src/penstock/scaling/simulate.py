@@ -24,16 +24,19 @@ measured, its time beyond the model is added to every step of several devices.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import NormalDist, median
 
-from ..base import UsageError
+from ..base import UsageError, format_bytes, format_seconds, significant
 from ..instruments import mad
 from .runs import TrainingRun, phases_of
 
 NOTABLE_WAIT = 0.02
 """The fraction of a step from which a wait for data counts. Handing over a batch takes less."""
+_ROUNDED = 0.005
+"""The relative difference up to which a measured step agrees with the model's: logs have few
+digits."""
 _COMPUTE = ("transfer", "forward", "backward", "optimizer")
 
 
@@ -90,10 +93,6 @@ class Prediction:
     step_s: float
     samples_per_s: float
     efficiency: float
-    worst: float
-    """The efficiency if the sum is not hidden at all."""
-    best: float
-    """The efficiency if the backward pass hides as much of the sum as it can."""
 
     @property
     def bound_by(self) -> str:
@@ -117,10 +116,7 @@ def predict_steps(device: DeviceStep, network: Network, sizes: Iterable[int]) ->
 
 
 def _at(device: DeviceStep, network: Network, n: int) -> Prediction:
-    def rate(size: int, overlap: float) -> float:
-        return device.batch * size / _step(device, replace(network, overlap=overlap), size)
-
-    alone = rate(1, 0.0)
+    alone = device.batch / _step(device, network, 1)
     summed, exposed = _sum(device, network, n)
     step, each = _step(device, network, n), device.reads_s + device.compute_s
     more = step - _explained(device, network, n)
@@ -141,10 +137,8 @@ def _at(device: DeviceStep, network: Network, n: int) -> Prediction:
         data_s=device.data_s,
         parts=parts,
         step_s=step,
-        samples_per_s=rate(n, network.overlap),
-        efficiency=rate(n, network.overlap) / (n * alone),
-        worst=rate(n, 0.0) / (n * alone),
-        best=rate(n, 1.0) / (n * alone),
+        samples_per_s=device.batch * n / step,
+        efficiency=device.batch / step / alone,
     )
 
 
@@ -262,3 +256,102 @@ def with_several(device: DeviceStep, run: TrainingRun) -> DeviceStep:
     seconds = sum(phases.get(name, 0.0) for name in (*_COMPUTE, "communication")) / run.steps
     waited = phases.get("data_wait", 0.0) / run.steps
     return replace(device, seen=(run.devices, seconds + _notable(waited, seconds)))
+
+
+def assumptions_of(device: DeviceStep, network: Network) -> list[str]:
+    """The assumptions of a simulation, a sentence each.
+
+    Args:
+        device: The step of one device.
+        network: The network that joins the devices.
+
+    Returns:
+        Sentences, with the figures that were measured or given.
+    """
+    compute, backward = format_seconds(device.compute_s), format_seconds(device.backward_s)
+    inside, between = (
+        f"{significant(rate / 1e9)} GB/s" for rate in (network.inside, network.between)
+    )
+    inside_wait, between_wait = (
+        f"{significant(wait * 1e6)} µs"
+        for wait in (network.inside_latency, network.between_latency)
+    )
+    lines = [
+        f"A device computes {compute} a step, {backward} of it backward, on {device.batch} samples",
+        (
+            f"{format_bytes(device.gradient_bytes)} of gradients are summed by a ring, first "
+            "within each node"
+        ),
+        f"within a node of {network.per_node} devices each has {inside}, {inside_wait} a message",
+        f"between nodes each node has {between}, {between_wait} a message",
+        f"{network.overlap:.0%} of the sum may hide behind that",
+    ]
+    lines.append(
+        f"steps vary by {device.jitter:.1%}, and each waits for the slowest device"
+        if device.jitter
+        else "every step takes the same time on every device"
+    )
+    lines += _of_data(device)
+    if device.seen is not None:
+        lines.append(_of_seen(device, network, *device.seen))
+    if device.seen is None:
+        lines.append(
+            "the sum does not slow computing, no other job shares the network, and hosts are as "
+            "fast with all devices at work as with one: the figures are upper bounds"
+        )
+    return [f"{line[:1].upper()}{line[1:]}." for line in lines]
+
+
+def _of_data(device: DeviceStep) -> Iterator[str]:
+    """Sentences on how the devices read their batches."""
+    if device.data_s:
+        yield (
+            "each device has its own loader, which makes "
+            f"{significant(device.batch / device.data_s)} samples/s as in the run, and prefetches "
+            "while the device waits for the sum"
+        )
+    if device.reads_s:
+        yield (
+            f"each device has no workers and makes a batch in {format_seconds(device.reads_s)} "
+            "before it computes, as the run did; the store keeps up with all of them"
+        )
+    elif device.data_s:
+        yield "the store keeps up with all of them"
+    else:
+        yield "batches are always ready in time"
+
+
+def _of_seen(device: DeviceStep, network: Network, n: int, seconds: float) -> str:
+    """A sentence on how the measured step of several devices fits the model."""
+    took = f"a step of {n} devices took {format_seconds(seconds)}"
+    more = beyond_the_model(device, network)
+    if abs(more) <= _ROUNDED * seconds:
+        return f"{took}, which all of this explains"
+    if more < 0:
+        return (
+            f"{took}, and all of this needs {format_seconds(seconds - more)}: one of the two is "
+            "wrong, so the measured step is not used, and the figures are the model's alone"
+        )
+    return (
+        f"{took}, which is {format_seconds(more)} more than all of this: that time (hosts, "
+        f"contention) is added at every number of devices, so the step of {n} is not predicted"
+    )
+
+
+def prediction_table(predictions: Iterable[Prediction]) -> list[tuple[str, ...]]:
+    """The header and a row for each number of devices."""
+    head = ("devices", "nodes", "sum", "exposed", "step", "samples/s", "efficiency")
+    rows = (
+        (
+            f"{made.devices:,}",
+            f"{made.nodes:,}",
+            format_seconds(made.sum_s),
+            format_seconds(made.exposed_s),
+            format_seconds(made.step_s),
+            significant(made.samples_per_s),
+            f"{made.efficiency:.1%}",
+            made.bound_by,
+        )
+        for made in predictions
+    )
+    return [(*head, "bound by"), *rows]

@@ -305,11 +305,13 @@ def flags_of(settings: Mapping[str, Any], step_s: float, data: str) -> list[str]
         A command line that trains, and one that measures the queue with such steps.
     """
     batch, workers, queue = (settings[name] for name in ("batch_size", "workers", "queue"))
-    train = f"--batch-size {batch} --num-workers {workers} --prefetch-factor {queue}"
-    bench = f"--batch-size {batch} --workers {workers} --queue-sizes {queue}"
-    if "missing" in settings:
-        bench += f" --missing {settings['missing']}"
+    bench = (
+        f"penstock bench queue {shlex.quote(data)} --batch-size {batch} --workers {workers} "
+        f"--queue-sizes {queue} --compute-time {step_s:g}"
+    )
+    missing = ["--missing", settings["missing"]] if "missing" in settings else []
     return [
-        f"penstock train emulator {train}",
-        f"penstock bench queue {shlex.quote(data)} {bench} --compute-time {step_s:g}",
+        f"penstock train emulator --batch-size {batch} --num-workers {workers} "
+        f"--prefetch-factor {queue}",
+        " ".join([bench, *missing]),
     ]
