@@ -14,7 +14,7 @@ import pytest
 from penstock.base.errors import UsageError
 from penstock.cli import plot as verb
 from penstock.instruments.seed_metrics import export_reference
-from penstock.reports.charts.before_after import before_after_figure, plot_before_after
+from penstock.reports.charts.before_after import before_after_figure
 from penstock.reports.charts.chart import (
     Axis,
     Boxes,
@@ -239,13 +239,6 @@ def test_before_after() -> None:
     red, green, blue = np.moveaxis(difference, -1, 0).astype(int)
     assert (blue == 255).all() and red[0, 0] == 255 and red[-1, -1] == 0, "it is darker: blue"
     assert (red == green).all() and figure.title == "halved"
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_before_after_is_saved(tmp_path: Path) -> None:
-    images = {"a": np.eye(4), "b": np.ones((4, 4))}
-    out = plot_before_after(images, tmp_path / "new" / "b.png", "halved")
-    assert out.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,13 @@ from ..base import (
 )
 from ..data import Box, clean_volume, noisy, open_sink, open_source, psnr
 from ..instruments import available_memory
-from ..reports import places_of, plot_before_after, reports_of_places, write_report
+from ..reports import (
+    before_after_figure,
+    places_of,
+    reports_of_places,
+    save_figures,
+    write_report,
+)
 from .infer import print_plan, shown_progress
 
 NEEDED = ("torch", "tensorstore", "matplotlib", "jinja2")
@@ -103,12 +109,9 @@ def run(args: argparse.Namespace) -> int:
     gains = [psnr(clean, image) for image in (before, after)]
     gain = f"PSNR {gains[0]:.1f} dB before, {gains[1]:.1f} dB after: {gains[1] - gains[0]:+.1f} dB"
     plane = shape[0] // 2
-    picture = plot_before_after(
-        {"before": before[plane], "after": after[plane]},
-        args.out / "before_after.png",
-        f"Plane {plane} of the demo volume. {gain}",
-        replace,
-    )
+    images = {"before": before[plane], "after": after[plane]}
+    figure = before_after_figure(images, f"Plane {plane} of the demo volume. {gain}")
+    (picture,) = save_figures({args.out / "before_after.png": figure}, replace)
     print(gain)
     print(f"Picture: {picture}")
     print(f"Records: {job.run_dir}")

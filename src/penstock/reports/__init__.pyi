@@ -1,4 +1,4 @@
-from .charts.before_after import plot_before_after as plot_before_after
+from .charts.before_after import before_after_figure as before_after_figure
 from .charts.chart import Axis as Axis
 from .charts.chart import Figure as Figure
 from .charts.chart import Panel as Panel

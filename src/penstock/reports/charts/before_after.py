@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from ...base import UsageError
 from .chart import Figure, Image, Panel, greys
-from .paper import save_figures
 
 
-def plot_before_after(
-    images: Mapping[str, ArrayLike], out: Path, caption: str, replace: bool = False
-) -> Path:
-    """Save a figure of two images and their difference, the second minus the first.
+def before_after_figure(images: Mapping[str, ArrayLike], caption: str) -> Figure:
+    """A figure of two images and their difference, the second minus the first.
 
     Both images have the same range of greys, from the 0.5th to the 99.5th percentile of the two
     together. The difference is white at 0, red above and blue below, and reaches the 99.5th
@@ -24,22 +20,14 @@ def plot_before_after(
 
     Args:
         images: Two 2-D arrays of one shape by their titles, in this order.
-        out: The file to write.
-        caption: The text below the images.
-        replace: Replace a file that Penstock did not write.
+        caption: The title of the figure.
 
     Returns:
-        ``out``.
+        The figure.
 
     Raises:
         UsageError: The images are not two 2-D arrays of one shape.
     """
-    save_figures({Path(out): before_after_figure(images, caption)}, replace)
-    return Path(out)
-
-
-def before_after_figure(images: Mapping[str, ArrayLike], caption: str) -> Figure:
-    """The figure of `plot_before_after`."""
     arrays = [np.asarray(image, np.float64) for image in images.values()]
     if len(arrays) != 2 or arrays[0].ndim != 2 or arrays[0].shape != arrays[1].shape:
         shapes = ", ".join(str(array.shape) for array in arrays)

@@ -310,8 +310,5 @@ def flags_of(settings: Mapping[str, Any], step_s: float, data: str) -> list[str]
         f"--queue-sizes {queue} --compute-time {step_s:g}"
     )
     missing = ["--missing", settings["missing"]] if "missing" in settings else []
-    return [
-        f"penstock train emulator --batch-size {batch} --num-workers {workers} "
-        f"--prefetch-factor {queue}",
-        " ".join([bench, *missing]),
-    ]
+    train = f"penstock train emulator --batch-size {batch} --num-workers {workers}"
+    return [f"{train} --prefetch-factor {queue}", " ".join([bench, *missing])]
