@@ -11,7 +11,8 @@ import pytest
 from penstock.scaling.means import difference
 from penstock.scaling.runs import TrainingRun
 from penstock.scaling.study import studies
-from penstock.scaling.study_text import scaling_markdown, scaling_sections
+from penstock.scaling.study_page import report_of_studies
+from penstock.scaling.study_text import scaling_sections
 from penstock.scaling.tables import results_table as results_block
 from penstock.scaling.tables import speedup_table
 
@@ -71,12 +72,9 @@ def test_of_several_kinds_each_stands_above_its_own_tables(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     by_kind = studies(weak_and_strong(), None, False)
-    page = scaling_markdown(weak_and_strong(), by_kind, "M", False, [])
-    kinds = [f"{study.kind.capitalize()} scaling" for study in by_kind]
-    assert sorted(kinds) == ["Strong scaling", "Weak scaling"]
-    marks = [*kinds, "SPEEDUP ANALYSIS", "Training Results on M\n="]
-    order = [kinds[0], *marks[2:], kinds[1], *marks[2:]]
-    assert re.findall("|".join(marks), page) == order
+    report = report_of_studies(weak_and_strong(), by_kind, "M")
+    kinds = [chapter.title for chapter in report.chapters]
+    assert sorted(kinds) == ["Runs", "Scaling, strong", "Scaling, weak"]
     blocks = {study.kind: "\n".join(results_block(study, "M")) for study in by_kind}
     assert "Dataset: 10,000 to 40,000 samples\n" in blocks["weak"]
     assert "Dataset: 10,000 samples\n" in blocks["strong"]
@@ -87,6 +85,8 @@ def test_of_several_kinds_each_stands_above_its_own_tables(
         write(tmp_path, {f"{name}.out": text})
     code, out, _ = said([str(tmp_path), "--machine", "M"], capsys)
     assert code == 0
+    marks = ["Strong scaling", "Weak scaling", "SPEEDUP ANALYSIS", "Training Results on M\n="]
+    order = [marks[0], *marks[2:], marks[1], *marks[2:]]
     printed = re.findall("|".join(marks), out)
     assert printed in (order, [*order[3:], *order[:3]])
 

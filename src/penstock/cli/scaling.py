@@ -20,7 +20,7 @@ from ..base import (
     from_flags,
     write_output,
 )
-from ..reports import Section, in_text
+from ..reports import Section, in_text, markdown_page
 from ..scaling import (
     A_GPU,
     DeviceStep,
@@ -36,10 +36,10 @@ from ..scaling import (
     predict_steps,
     prediction_table,
     read_runs,
+    report_of_studies,
     results_table,
     runs_to_csv,
     same_settings,
-    scaling_markdown,
     scaling_sections,
     speedup_table,
     studies,
@@ -128,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
             for block in (*blocks, results_table(study, machine)):
                 print("", *block, sep="\n")
     if args.output is not None:
-        written = _write(args.output, runs, compared, machine, asked, replace)
+        written = _write(args.output, runs, compared, machine, replace)
         print(*(f"Written: {path}" for path in written), sep="\n", file=sys.stderr)
     if not compared:
         _say("no run is complete and has a training time, so nothing is compared")
@@ -177,13 +177,13 @@ def _write(
     runs: list[TrainingRun],
     compared: list[Study],
     machine: str,
-    asked: bool,
     replace: bool,
 ) -> list[Path]:
     figures = figures_of(lambda: plot_scaling(compared, folder, replace))
-    names = [figure.name for figure in figures]
+    report = report_of_studies(runs, compared, f"Training Results on {machine}")
+    names = [[figure.name for figure in figures], *[[]] * len(report.chapters[1:])]
     files = {
-        folder / "scaling.md": scaling_markdown(runs, compared, machine, asked, names),
+        folder / "scaling.md": markdown_page(report, names),
         folder / "scaling.csv": points_to_csv(compared, runs),
         folder / "runs.csv": runs_to_csv(runs),
     }

@@ -17,10 +17,10 @@ from .study import Study as Study
 from .study import same_settings as same_settings
 from .study import studies as studies
 from .study_page import report_of_scaling as report_of_scaling
+from .study_page import report_of_studies as report_of_studies
 from .study_text import metrics_table as metrics_table
 from .study_text import points_to_csv as points_to_csv
 from .study_text import runs_to_csv as runs_to_csv
-from .study_text import scaling_markdown as scaling_markdown
 from .study_text import scaling_sections as scaling_sections
 from .tables import notes as notes
 from .tables import results_table as results_table

@@ -46,16 +46,31 @@ def report_of_scaling(
         UsageError: A path cannot be read, or holds no run.
     """
     runs = read_runs(list(paths), say, others)
-    compared: list[Study] = []
     try:
-        compared = studies(runs, None, False)
-        sizes = plural(len({run.devices for run in runs if run.complete}), "size")
-        why = f"it takes two sizes, and there is {plural(len(runs), 'run')} of {sizes}"
+        return report_of_studies(runs, studies(runs, None, False), title)
     except NotComparable as error:
-        why = str(error)
+        return report_of_studies(runs, [], title, str(error))
+
+
+def report_of_studies(
+    runs: Sequence[TrainingRun], compared: Sequence[Study], title: str, why: str = ""
+) -> Report:
+    """The report of the studies among runs.
+
+    Args:
+        runs: All runs.
+        compared: The studies among them.
+        title: The title of the report.
+        why: Why there is no study; empty for the number of sizes.
+
+    Returns:
+        The report, with a chapter for each study of several sizes, and one of all runs.
+    """
     listed = Chapter("Runs", [Section("Runs", summary_rows(runs), notes(runs, compared))])
     several = [study for study in compared if len(study.points) > 1]
     if not several:
+        sizes = plural(len({run.devices for run in runs if run.complete}), "size")
+        why = why or f"it takes two sizes, and there is {plural(len(runs), 'run')} of {sizes}"
         return Report(title, [f"No scaling study: {why}."], [plural(len(runs), "run")], [listed])
     chapters = [_chapter(study, len(several) > 1) for study in several]
     verdict = [line for study in several for line in _verdict(study)]

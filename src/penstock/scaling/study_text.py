@@ -13,15 +13,13 @@ from itertools import chain
 from typing import Any
 
 from ..base import (
-    for_code_block,
-    for_markdown,
     format_seconds,
     plural,
     significant,
     to_cell,
 )
 from ..instruments import Interval
-from ..reports import Section, csv_field, in_markdown, or_dash, without_empty
+from ..reports import Section, csv_field, or_dash, without_empty
 from .advice import advice, exposed, interval_text, quality, rank_lines
 from .laws import Amdahl, Usl
 from .means import why_none
@@ -32,10 +30,7 @@ from .tables import (
     diverged,
     fixed,
     label,
-    results_table,
     run_mark,
-    speedup_table,
-    summary_table,
 )
 
 COLUMNS = tuple(
@@ -294,39 +289,3 @@ def _csv(columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> str:
         {name: to_cell(csv_field(value)) for name, value in row.items()} for row in rows
     )
     return text.getvalue()
-
-
-def scaling_markdown(
-    runs: Sequence[TrainingRun],
-    studies: Sequence[Study],
-    machine: str,
-    asked: bool,
-    figures: Sequence[str],
-) -> str:
-    """The whole report as a page of Markdown.
-
-    Args:
-        runs: All runs, for the summary.
-        studies: The studies among them.
-        machine: The name of the machine, for the title.
-        asked: Whether the user chose the baseline.
-        figures: File names of figures beside the page.
-
-    Returns:
-        The text of the page.
-    """
-    parts = [
-        f"# Training Results on {for_markdown(machine)}",
-        _fenced(summary_table(runs, studies)),
-    ]
-    for study in studies:
-        seeds = [_fenced(speedup_table(study)), _fenced(results_table(study, machine))]
-        ours = in_markdown(scaling_sections(study, asked)).rstrip()
-        # The seed's tables do not name their kind, so with several studies it comes first.
-        parts += [ours, *seeds] if len(studies) > 1 else [*seeds, ours]
-    parts += [f"![{name.removesuffix('.png')}]({name})" for name in figures]
-    return "\n\n".join(parts) + "\n"
-
-
-def _fenced(lines: Iterable[str]) -> str:
-    return "\n".join(["```", *map(for_code_block, lines), "```"])
