@@ -8,7 +8,6 @@ No request changes a file or names one.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import socket
 import threading
@@ -78,9 +77,8 @@ class RunsServer(ThreadingHTTPServer):
         try:
             super().__init__((host, port), _PageHandler)
         except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise UsageError(f"--port {port} is taken; give another, or 0 for any") from error
-            raise UsageError(f"--host {host} --port {port}: {error.strerror or error}") from error
+            why = f"{error.strerror or error}; --port 0 takes any that is free"
+            raise UsageError(f"--host {host} --port {port}: {why}") from error
         self.port = int(self.server_address[1])
         self.allowed = [f"{name}:{self.port}" for name in names]
 
@@ -126,12 +124,7 @@ class _PageHandler(BaseHTTPRequestHandler):
 
 
 def names_of(host: str) -> list[str]:
-    """The host names under which users may reach a server that listens on ``host``.
-
-    Raises `UsageError` for an IPv6 address.
-    """
-    if ":" in host:
-        raise UsageError(f"--host {host}: give a name or an IPv4 address such as 127.0.0.1")
+    """The host names under which users may reach a server that listens on ``host``."""
     names = [*_LOOPBACK, host.lower()]
     if host == "0.0.0.0":
         names += [socket.gethostname().lower(), socket.getfqdn().lower()]

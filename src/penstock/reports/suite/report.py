@@ -114,11 +114,6 @@ def sentences(runs: Sequence[SuiteCell]) -> list[str]:
         return lines
     lines += [_of_best(measured), _of_limits(measured)]
     lines += _of_arithmetic(max(measured, key=lambda run: run.rates_median))
-    if plain := {run.fact("torchvision_operators") for run in measured} - {None, "compiled"}:
-        lines.append(
-            f"torchvision's compiled operators do not load here: nms and roi_align ran in "
-            f"{plain.pop()}, which is slower."
-        )
     return lines
 
 
