@@ -92,12 +92,6 @@ class ScalingPoint:
             return None
         return run.work * run.epochs / self.at.seconds
 
-    @property
-    def device_hours(self) -> float | None:
-        """Device hours of an epoch; None if its time is not known."""
-        epoch = self.at.mean(lambda run: run.per_epoch)
-        return None if epoch is None else self.at.devices * epoch / 3600
-
 
 @dataclass(frozen=True)
 class Study:

@@ -36,7 +36,7 @@ from .tables import (
 COLUMNS = tuple(
     "kind devices nodes runs seconds speedup speedup_low speedup_high efficiency efficiency_low "
     "efficiency_high karp_flatt karp_flatt_low karp_flatt_high samples_per_s seconds_per_epoch "
-    "device_hours_per_epoch exposed_communication val_loss val_acc status".split()
+    "exposed_communication val_loss val_acc status".split()
 )
 RUN_COLUMNS = tuple(
     "source job name status restarts devices nodes device seconds epochs planned_epochs "
@@ -74,7 +74,7 @@ def scaling_sections(study: Study, asked: bool = False) -> list[Section]:
 def _table(study: Study) -> list[tuple[str, ...]]:
     head = (
         *("configuration", "runs", "time", "speed-up", "95 %", "efficiency", "95 %", "samples/s"),
-        *("Karp-Flatt", f"{study.base.first.unit} h an epoch", "exposed sum"),
+        *("Karp-Flatt", "exposed sum"),
     )
     rows = (
         (
@@ -87,7 +87,6 @@ def _table(study: Study) -> list[tuple[str, ...]]:
             interval_text(point.efficiency, 100, 1),
             or_dash(point.throughput, significant),
             "-" if point.karp_flatt is None else f"{point.karp_flatt.value:.6f}",
-            or_dash(point.device_hours, significant),
             or_dash(exposed(point.at), lambda share: f"{share:.1%}"),
         )
         for point in study.points
@@ -261,7 +260,6 @@ def _point_row(study: Study, point: ScalingPoint) -> dict[str, Any]:
         "karp_flatt_high": share and share.high,
         "samples_per_s": point.throughput,
         "seconds_per_epoch": at.mean(lambda run: run.per_epoch),
-        "device_hours_per_epoch": point.device_hours,
         "exposed_communication": exposed(at),
         "val_loss": at.mean(lambda run: run.scored(run.val_loss)),
         "val_acc": at.mean(lambda run: run.scored(run.val_acc)),
