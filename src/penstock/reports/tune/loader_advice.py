@@ -311,4 +311,4 @@ def flags_of(settings: Mapping[str, Any], step_s: float, data: str) -> list[str]
     )
     missing = ["--missing", settings["missing"]] if "missing" in settings else []
     train = f"penstock train emulator --batch-size {batch} --num-workers {workers}"
-    return [f"{train} --prefetch-factor {queue}", " ".join([bench, *missing])]
+    return [" ".join([train, "--prefetch-factor", str(queue)]), " ".join([bench, *missing])]
