@@ -14,7 +14,6 @@ import pytest
 from penstock.base.errors import UsageError
 from penstock.cli import plot as verb
 from penstock.instruments.seed_metrics import export_reference
-from penstock.reports.charts.before_after import before_after_figure
 from penstock.reports.charts.chart import (
     Axis,
     Boxes,
@@ -22,6 +21,7 @@ from penstock.reports.charts.chart import (
     Image,
     Panel,
     Series,
+    before_after_figure,
     document_of,
     greys,
     link_of,

@@ -86,8 +86,6 @@ class Prediction:
     """Time of the all-reduce, hidden part included."""
     exposed_s: float
     """The part of the all-reduce that devices wait for."""
-    data_s: float
-    """Time until each device has its batch."""
     parts: Mapping[str, float]
     """The seconds of a step by what they are spent on."""
     step_s: float
@@ -134,7 +132,6 @@ def _at(device: DeviceStep, network: Network, n: int) -> Prediction:
         nodes=-(-n // network.per_node),
         sum_s=summed,
         exposed_s=exposed,
-        data_s=device.data_s,
         parts=parts,
         step_s=step,
         samples_per_s=device.batch * n / step,

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from ..base import NotComparable, plural
-from ..reports import Chapter, Figure, Picture, Report, Section
+from ..reports import Chapter, Picture, Report, Section
 from .advice import advice, exposed, interval_text, rank_lines
 from .runs import TrainingRun
 from .sources.read import read_runs
@@ -97,15 +97,12 @@ def _verdict(study: Study) -> list[str]:
 
 def _chapter(study: Study, several: bool) -> Chapter:
     suffix = f"_{study.kind}" * several
+    figures = figures_of(study)
     pictures = [
-        Picture(f"{name}{suffix}", _CAPTIONS[name], partial(_itself, figure))
-        for name, figure in figures_of(study).items()
+        Picture(f"{name}{suffix}", _CAPTIONS[name], partial(figures.__getitem__, name))
+        for name in figures
     ]
     return Chapter(f"Scaling, {study.kind}", scaling_sections(study), pictures)
-
-
-def _itself(figure: Figure) -> Figure:
-    return figure
 
 
 def _of_runs(runs: Sequence[TrainingRun]) -> str:

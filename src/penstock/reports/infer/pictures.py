@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from ...base import PenstockError, format_seconds
 from ...data import Box, open_source
-from ..charts.before_after import before_after_figure
-from ..charts.chart import Axis, Figure, Panel, Series
+from ..charts.chart import Axis, Figure, Panel, Series, before_after_figure
 from ..charts.metrics import Gauge, draw_gauge, row_gauges
 from ..content import Picture
 from .job_files import InferenceRun, Telemetry
