@@ -268,5 +268,5 @@ def test_a_small_benchmark_from_end_to_end(
     assert "iteration" in outcome(next(r for r in records if r.case["compute"] == "sleep"))
     assert out.with_suffix(".png").exists()
     said = capsys.readouterr().out
-    assert "The seed's own table" in said and "- With 1 worker " in said
+    assert "seed s/it" in said and "- With 1 worker " in said
     assert "While nobody computed a batch came every" in said
