@@ -46,17 +46,15 @@ def lines(records: Sequence[Record], where: str) -> list[str]:
     rows = [
         f"{day}, {machine['processor']}, {machine['cores']} cores: [tables and figures]({where}).",
         "",
-        "| R, reading | C, a step | queue | n0 | simulated | cleared in each launch |",
-        "|---|---|---|---|---|---|",
+        "| R, reading | C, a step | queue | simulated | cleared in each launch |",
+        "|---|---|---|---|---|",
     ]
     for course in courses:
-        assert course.predicted is not None and course.alone is not None
-        drain = course.predicted.feed.drain
+        assert course.simulated is not None and course.alone is not None
         cleared = ", ".join("never" if k is None else str(k) for k in course.cleared)
         rows.append(
             f"| {format_seconds(course.alone.value)} | {format_seconds(course.compute_s)} | "
-            f"{course.queue} | {'' if drain is None else f'{drain:.1f}'} | "
-            f"{course.predicted.timeline.cleared} | {cleared} |"
+            f"{course.queue} | {course.simulated.cleared} | {cleared} |"
         )
     rows.append("")
     for compute_s in sorted({course.case["compute_time"] for course in courses}):

@@ -21,7 +21,7 @@ import pytest
 OPTIONAL = frozenset(
     """
     comet_ml contourpy dask faster_coco_eval imagecodecs jinja2 lightning_fabric
-    lightning_utilities markupsafe matplotlib mlflow netCDF4 numcodecs obstore pandas pyarrow
+    lightning_utilities markupsafe matplotlib mlflow netCDF4 numcodecs obstore pandas
     pynvml rasterio safetensors scipy tensorboard tensorstore tifffile torch torchvision xarray
     xxhash zarr zarrs
     """.split()

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.base import Knobs
 from penstock.base.config.cluster import SimulateConfig
-from penstock.base.config.data import PreprocessConfig
+from penstock.base.config.data import LoaderConfig, PreprocessConfig
 from penstock.base.config.infer import InferConfig
 from penstock.cli import VERBS, parser_of
 
@@ -59,7 +59,7 @@ def test_a_unit_stands_beside_the_bounds(reference: Any) -> None:
 
     phrase = "bytes a second, or with a unit such as `512MiB`"
     assert kind(SimulateConfig, "inside") == phrase
-    assert kind(SimulateConfig, "gradient_bytes") == "bytes, or with a unit such as `512MiB`"
+    assert kind(LoaderConfig, "cache") == "bytes, or with a unit such as `512MiB`"
     assert kind(SimulateConfig, "overlap") == "number ≥ 0 ≤ 1 (share)"
     assert kind(InferConfig, "amp") == "`auto`, `fp16`, `bf16`, `off`"
     assert kind(PreprocessConfig, "overlap") == "whole number ≥ 0 (pixels)"

@@ -25,7 +25,7 @@ from penstock.cli import VERBS, main
 from penstock.data.stores.open import open_source
 from penstock.instruments.ledger import Ledger, ledger_to_csv
 from penstock.instruments.record import Record, case_key
-from penstock.reports.charts.before_after import before_after_figure
+from penstock.reports.charts.chart import before_after_figure
 from penstock.reports.charts.paper import save_figures
 from penstock.reports.ledger_report import report_of_records
 from penstock.reports.page import write_report

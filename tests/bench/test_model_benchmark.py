@@ -96,20 +96,6 @@ def test_a_sweep_writes_its_rows_and_says_what_they_say(
     assert len(rows(fake / "out/bench.csv")) == 5, "appended"
 
 
-def test_the_settings_of_several_models_are_refused_before_a_sweep(
-    fake: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Each has a file of its own, and which is known only when all is measured."""
-    (fake / "out").mkdir()
-    (fake / "out/bench.inference_identity.yaml").write_text("what a user wrote")
-    words = ("--tile-sizes", "16", "--batch-sizes", "1", "--model", "denoise-net", "identity")
-    assert bench(*words) == 2
-    assert "--recommend out/bench.inference_identity.yaml is not known" in capsys.readouterr().err
-    assert not (fake / "out/bench.ledger").exists()
-    assert bench(*words, "--overwrite") == 0
-    assert bench(*words) == 0
-
-
 def test_a_model_that_crashes_is_a_row_and_the_exit_code_is_1(fake: Path) -> None:
     (fake / "nets.py").touch()
     words = ("--tile-sizes", "16", "--batch-sizes", "1", "--model", "nets:fragile", "nets:sound")

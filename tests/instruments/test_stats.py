@@ -97,49 +97,6 @@ def test_quantile_and_mad() -> None:
     assert intervals.mad(values) == scipy.stats.median_abs_deviation(values) == 1
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 30), st.integers(0, 9)), min_size=8, max_size=40).filter(
-        lambda points: len({x for x, _ in points}) > 4
-    )
-)
-def test_theil_sen_is_scipys(points: list[tuple[int, int]]) -> None:
-    x, y = np.array(points, float).T
-    slope, oracle = intervals.theil_sen(y, x), scipy.stats.theilslopes(y, x)
-    assert slope.value == pytest.approx(oracle.slope)
-    if slope.low is not None:
-        assert (slope.low, slope.high) == pytest.approx((oracle.low_slope, oracle.high_slope))
-
-
-def test_few_points_show_no_drift() -> None:
-    assert intervals.drift([1.0, 2.0, 3.0]) == Interval(1.0, None, None, 3)
-    assert not intervals.drift([1.0]).excludes(0)
-    assert not intervals.drift([]).excludes(0)
-
-
-def test_drift_is_relative_and_survives_outliers() -> None:
-    rng = np.random.default_rng(0)
-    rising = np.linspace(2.0, 2.2, 200) * rng.normal(1, 0.005, 200)
-    rising[::20] *= 10
-    drift = intervals.drift(rising)
-    assert drift.value == pytest.approx(0.2 / 2.1, rel=0.1)
-    assert drift.excludes(0)
-    assert intervals.drift(np.full(50, 0.3)) == Interval(0.0, 0.0, 0.0, 50)
-
-
-def test_drift_of_a_long_series_is_that_of_its_stretches() -> None:
-    rng = np.random.default_rng(0)
-    drift = intervals.drift(np.linspace(1.0, 0.9, 30_007) * rng.normal(1, 0.02, 30_007))
-    assert drift.value == pytest.approx(-0.1 / 0.95, rel=0.05)
-    assert drift.n == 30_007
-    assert drift.excludes(0)
-
-
-def test_steady_series_seldom_drift() -> None:
-    rng = np.random.default_rng(2)
-    alarms = sum(intervals.drift(rng.normal(1, 0.01, 30)).excludes(0) for _ in range(500))
-    assert alarms <= 35  # 25 expected, two standard errors more
-
-
 def settle(values: Iterable[float], seconds: float, count: int = 300) -> tuple[int, bool | None]:
     """After how many values the rule was done, and what it said."""
     rule, n = WarmupRule(seconds, count), 0

@@ -13,8 +13,8 @@ import pytest
 from penstock.base.errors import NotComparable, PenstockError
 from penstock.cli import compare as verb
 from penstock.instruments import ledger
-from penstock.instruments.record import FAILED, Record, Warmup, case_key
-from penstock.reports.compare import Comparison, compare_records, select_records
+from penstock.instruments.record import FAILED, Record, Warmup
+from penstock.reports.compare import Comparison, compare_records
 
 from ..bench.records import made_record
 
@@ -431,18 +431,6 @@ def test_the_same_seed_gives_the_same_comparison() -> None:
     assert judged(a, b) != judged(a, b, seed=1)
 
 
-def test_a_selection_leaves_its_knobs_out() -> None:
-    both = [record(), record(knobs={"amp": True}), record(scenario="disk", knobs={"amp": "on"})]
-    off, on = (
-        select_records(both, {"amp": "false"}),
-        select_records(both, {"amp": "true", "tile": "256"}),
-    )
-    assert [r.case for r in off] == [{"model": "denoise-net", "tile": "256", "batch": 1}]
-    assert [r.case for r in on] == [{"model": "denoise-net", "batch": 1}]
-    assert off[0].key == case_key("model", off[0].case)
-    assert select_records(both, {}) == both
-
-
 # --- the command --------------------------------------------------------------------------------
 
 
@@ -490,15 +478,6 @@ def test_the_command_as_a_gate(
     assert run(a, b, "--threshold", 0.5) == 0
 
 
-def test_two_settings_of_one_ledger(
-    sides: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    a, _ = sides
-    assert run(a, a, "--set-a", "amp=true", "--set-b", "amp=false") == 1
-    assert run(a, a, "--set-a", "amp=false", "--set-b", "amp=true") == 0
-    assert "1 faster (model, 0.50" in capsys.readouterr().out
-
-
 def test_unlike_machines_end_with_four(
     sides: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -510,7 +489,7 @@ def test_unlike_machines_end_with_four(
     some = store(tmp_path / "some", [*other, *here])
     assert run(sides[0], some) == 0  # what is comparable is
     out = capsys.readouterr().out
-    assert "Not compared: the launches ran on 2 machines, here and there (amp=false); --any" in out
+    assert "Not compared: the launches ran on 2 machines, here and there (amp=false)." in out
     assert "1 case, B against A: 1 same, 1 not comparable" in out
     assert run(sides[0], there, "--anyway") == 0
     assert "Compared although not comparable: the launches ran on 2 machines" in (
@@ -526,9 +505,6 @@ def test_unlike_machines_end_with_four(
         (["--confidence", "95"], "--confidence 95.0 must be from 0.5 to below 1"),
         (["--seed", "-1"], "--seed -1 must be 0 or more"),
         (["--metric", "device"], "--metric device was not measured; there is step"),
-        (["--set-a", "amp"], "--set-a amp is not KNOB=VALUE"),
-        (["--set-a", "amp=true"], "must name the same knobs"),
-        (["--set-a", "amp=2", "--set-b", "amp=true"], "holds no launch with --set-a amp=2"),
         (["--json", "/nowhere/x.json"], "--json /nowhere/x.json: No such file"),
         (["--markdown", "/nowhere/x.md"], "--markdown /nowhere/x.md: No such file"),
         (["--fail-if-slower", "fast"], "--fail-if-slower fast is no share such as 5% or 0.05"),

@@ -14,7 +14,6 @@ import pytest
 from penstock.base.errors import UsageError
 from penstock.cli import plot as verb
 from penstock.instruments.sampler import export_reference
-from penstock.reports.charts.before_after import before_after_figure
 from penstock.reports.charts.chart import (
     Axis,
     Boxes,
@@ -22,6 +21,7 @@ from penstock.reports.charts.chart import (
     Image,
     Panel,
     Series,
+    before_after_figure,
     document_of,
     greys,
     link_of,
@@ -123,14 +123,14 @@ def test_the_reference_shape_draws_the_same_lines(tmp_path: Path) -> None:
     export_reference(rows, tmp_path / "metrics.json")
     figures = metrics_figures(tmp_path / "metrics.json")
 
-    assert [*figures] == ["cpu", "ram", "prep", "write-0", "net_io", "disk_io"]
+    assert figures.keys() == {"cpu", "ram", "prep", "write-0", "net_io", "disk_io"}
     assert y_of(figures["cpu"], "CPU") == [100, 200, 400, 500]
     assert known(series_of(figures["cpu"], "CPU").x) == [1, 2, 4, 5]
     assert y_of(figures["ram"], "RSS") == [n * MIB for n in (2, 3, 5, 6)]
     assert y_of(figures["prep"], "prep") == [0, 1, 4, 9, 16, 25]
     assert figures["prep"].panels[0].limits == [(64, "capacity")]
     assert y_of(figures["net_io"], "received") == [n * MIB for n in (6, 12, 24, 30)]
-    assert y_of(figures["disk_io"], "write") == [n * MIB for n in (4, 8, 16, 20)]
+    assert y_of(figures["disk_io"], "machine write") == [n * MIB for n in (4, 8, 16, 20)]
 
 
 def test_a_reference_file_with_nulls_and_nothing_else(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_reference_file_with_nulls_and_nothing_else(tmp_path: Path) -> None:
         ('{"schema": 1, "queues": {"prep": 4}, "cpu_count": 2}\n', "no sample"),
         (
             '{"system_monitor": {"t_rel_s": [1, 2], "cpu_percent": [5]}}',
-            "1 values of CPU for 2 times",
+            "1 values of cpu_percent for 2 times",
         ),
         ('{"schema": 1, "queues": {"prep": 4}, "cpu_count": 2}\n{"t": 0, "cp', "no sample"),
     ],

@@ -8,10 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zarr
+from torch import nn
 
 from penstock.cli import main
+from penstock.inference import run_inference
+from penstock.reports.charts.chart import greys
 from penstock.reports.infer import report as limits
 from penstock.reports.infer.job_files import InferenceRun
+from penstock.reports.infer.pictures import output_pictures
 from penstock.reports.infer.report import limit_lines, report_of_run
 from penstock.reports.places import joined, places_of, reports_of_places
 
@@ -69,7 +74,7 @@ def test_a_run_that_is_not_done_has_no_verdict_on_its_bound(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_faults_seams_and_what_nothing_is_known_of(tmp_path: Path) -> None:
+def test_faults_and_what_nothing_is_known_of(tmp_path: Path) -> None:
     clipped = [{"output": HOSTILE, "dtype": "uint16", "clipped": 500, "values": 1000}]
     folder = run_folder(tmp_path / "a", READ, clipped=clipped,
                         chunks={"read": 8, "absent": 1}, notes=["a worker died"])  # fmt: skip
@@ -78,13 +83,12 @@ def test_faults_seams_and_what_nothing_is_known_of(tmp_path: Path) -> None:
     assert page.asked() == [] and [a for a in scripts if "data-figure" not in a] == [{}]
     for said in ("500 of 1,000 values (50.00%) were clipped to uint16", "1 of 8 chunks of the",
                  "a worker died",
-                 "there are 1 + 4 + 4 planes between patches", "at least 8 x 8 x 8 voxels",
                  "The limits of this machine are not known"):  # fmt: skip
         assert said in page.text
     bare = run_folder(tmp_path / "b", READ, run={"fingerprint": {}, "plan": None, "maker": {}})
     (bare / "metrics.jsonl").unlink()
     text = text_of(report_of_run(bare))
-    assert "How patches meet is not known" in text and "a model that is not known" in text
+    assert "a model that is not known" in text
     assert "How much of the machine it used is not known" in text
 
 
@@ -146,7 +150,7 @@ def test_a_run_of_infer_as_it_is(tmp_path: Path) -> None:
     assert {"stages", "ram"} <= set(names)
     sections = {each["title"]: each for each in document["chapters"][0]["sections"]}
     sections.pop("What to change", None)  # it depends on the times of the stages
-    titles = "Stages, Limits of the machine, Memory, Seams, Faults and values, Settings"
+    titles = "Stages, Limits of the machine, Memory, Faults and values, Settings"
     assert list(sections) == titles.split(", ")
     memory = sections["Memory"]["table"]
     assert memory[0] == ["part of the plan", "bytes", "share"] and memory[-1][0] == "total"
@@ -175,3 +179,29 @@ def test_a_run_is_set_beside_the_limits_of_its_machine(
     assert read.startswith("It read 1 B/s from disks in the mean and 1 B/s at most; the disk gives")
     halves = on_a_known_machine(tmp_path / "c", run=dict(plan), blocks_written=2, blocks_skipped=2)
     assert halves == [read]  # who computed the patches of the others is not known
+
+
+def test_a_report_looks_at_the_output_of_its_run(tmp_path: Path) -> None:
+    out = tmp_path / "out.zarr"
+    volume = np.random.default_rng(0).integers(0, 999, (48, 48, 48)).astype(np.uint16)
+    zarr.save_array(tmp_path / "in.zarr", volume)
+    run_inference(str(tmp_path / "in.zarr"), str(out), model="identity", patch=(24,), overlap=(0,),
+                  normalize="none", head_kind="intensity")  # fmt: skip
+    (picture,) = output_pictures(InferenceRun.read(Path(f"{out}.penstock")))
+    assert "Plane z = 23" in picture.caption
+    before, after, difference = picture.draw().panels
+    assert before.title == "input" and difference.title == "difference"
+    low, high = np.percentile(volume[23], (0.5, 99.5))
+    assert after.image is not None
+    assert (after.image.pixels == greys(volume[23], low, high)).all()
+    (tmp_path / "out.zarr").rename(tmp_path / "moved.zarr")
+    assert output_pictures(InferenceRun.read(Path(f"{out}.penstock"))) == []
+    assert output_pictures(InferenceRun.read(run_folder(tmp_path / "a"))) == []  # it is not done
+
+
+def test_the_plan_of_a_run_counts_its_operations(tmp_path: Path) -> None:
+    net, ones = nn.Conv3d(1, 1, 3, padding=1), np.ones((32,) * 3, np.float32)
+    run_inference(ones, str(tmp_path / "out.zarr"), model=net, patch=(16,),
+                  overlap=(8,), normalize="none", run_dir=tmp_path / "run")  # fmt: skip
+    plan = json.loads((tmp_path / "run" / "run.json").read_text())["plan"]
+    assert plan["patch_flops"] == 2 * 27 * 16**3  # a product and a sum for each of 27 weights

@@ -9,12 +9,11 @@ import pytest
 
 from penstock.cli import main
 from penstock.instruments.record import Record
-from penstock.reports.charts.loader_chart import draw_ladders, plot_loader
-from penstock.reports.ledger_report import ladder_pictures
+from penstock.reports.charts.loader_chart import draw_ladders
+from penstock.reports.ledger_report import ladder_pictures, loader_pictures
 from penstock.reports.loader import cell as loader_cell
 from penstock.reports.loader import report as loader_report
 from penstock.reports.loader import rungs as loader_ladder
-from penstock.reports.page import append_csv
 from penstock.reports.table import in_text
 
 from ..bench.kit_loader import record
@@ -63,11 +62,11 @@ def test_ladders_alone_are_a_page(tmp_path: Path) -> None:
     assert main(["report", str(ledger)]) == 0
     page = (tmp_path / "tuned.report" / "report.md").read_text()
     assert "Cost of a batch, step by step" in page
-    assert "Step L2 (decode) costs most" in page and "![ladder](ladder.png)" in page
+    assert "- Bound by decode (batch 4, 2 threads)" in page and "![ladder](ladder.png)" in page
     ledger.write_text("".join(f"{one.line()}\n" for one in [*steps, *launches(0.6)]))
     assert main(["report", str(ledger), "--overwrite"]) == 0
     page = (tmp_path / "tuned.report" / "report.md").read_text()
-    assert page.count("costs most") == 1 and "Cost of a batch, step by step" not in page
+    assert page.count("Bound by decode") == 2 and "Cost of a batch, step by step" not in page
 
 
 def test_sections_of_other_machines_name_them_and_nothing_is_compared_across() -> None:
@@ -138,24 +137,29 @@ def test_the_dearest_step_is_named(seconds: tuple[float, ...], limit: str) -> No
     records = ladder_records(*seconds)
     (ladder,) = loader_ladder.ladders_of(records)
     assert ladder.limiting == limit
-    assert f"tep {limit} (" in ladder.sentence()
-    assert "costs most" in said(records)
+    assert ladder.sentence().startswith(f"Bound by {loader_ladder.RUNGS[limit]} (batch 4, ")
+    assert ladder.sentence() in said(records)
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_cell_of_which_a_launch_failed_is_drawn(tmp_path: Path) -> None:
-    from penstock.reports.charts.loader_chart import draw_loader
-
+def test_a_cell_of_which_a_launch_failed_is_drawn() -> None:
     records = [record(0, 0.4), record(1, 0.0, "timeout"), record(0, 0.0, "crash", loader="zarr")]
-    path = tmp_path / "loader.csv"
-    append_csv("loader", records, path)
-    statuses = [cell.row["status"] for cell in loader_cell.LoaderCell.of_csv(path)]
-    assert statuses == ["timeout", "crash"]
-    (figure,) = plot_loader(path, tmp_path / "loader")
-    assert figure.exists()
-    drawn = [c for c in loader_cell.LoaderCell.of_csv(path) if c.row["launches"] != "0"]
-    (bars,) = draw_loader(drawn, "loader.csv").panels[0].series
+    assert [cell.row["status"] for cell in loader_cell.loader_cells(records)] == [
+        "timeout",
+        "crash",
+    ]
+    figure = loader_pictures(records)[0].draw()
+    (bars,) = figure.panels[0].series
     assert list(bars.y) == [pytest.approx(0.4)]
+    assert figure.note.endswith("2 threads; 1 case of records")
+
+
+def test_loaders_of_several_threads_are_lines_on_a_logarithmic_axis() -> None:
+    records = [
+        record(0, 0.4, loader=name, threads=n) for name in ("penstock", "zarr") for n in (1, 2)
+    ]
+    (panel,) = loader_pictures(records)[0].draw().panels
+    assert panel.y.log and [each.label for each in panel.series] == ["penstock", "zarr"]
 
 
 def test_panels_of_ladders_hold_their_bars_whatever_the_order() -> None:
@@ -175,12 +179,12 @@ def test_panels_of_ladders_hold_their_bars_whatever_the_order() -> None:
     [
         (  # a step alone said to cost more than the whole
             (0.00394, 0.0493, 0.0147, 0.0272),
-            "Step L4 (loader) costs most: 12.5 ms of the 27.2 ms",
+            "Bound by loader (batch 4, 2 threads): 12.5 ms of 27.2 ms a batch, 46%",
             {"L2": "L3"},
         ),
         (
             (0.0024, 0.0302, 0.0132, 0.0161),
-            "Step L3 (scatter) with L2 (decode) costs most: 10.8 ms of the 16.1 ms",
+            "Bound by scatter with decode (batch 4, 2 threads): 10.8 ms of 16.1 ms",
             {"L2": "L3"},
         ),
     ],
@@ -210,6 +214,5 @@ def test_far_data_is_no_share_of_a_device_and_its_network_is_named() -> None:
     records = launches(0.5, rung="L3", **far) + launches(0.49, rung="L4", **far)
     (ladder,) = loader_ladder.ladders_of(records)
     assert ladder.sentence().startswith(
-        "All up to step L3 (scatter), the lowest that was measured, costs most, the network with "
-        "it: 510 ms a batch"
+        "Bound by all up to scatter, with the network (batch 4, 2 threads): 510 ms of 500 ms a "
     )

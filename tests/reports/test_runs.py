@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import csv
-import io
 import json
 import os
 import shutil
@@ -21,9 +19,8 @@ from penstock.reports import places
 from penstock.reports.content import Report
 from penstock.reports.html import html_page
 from penstock.reports.runs import catalogue as room
-from penstock.reports.runs import ledger_runs, page_data
+from penstock.reports.runs import page_data
 from penstock.reports.runs.catalogue import Catalogue, places_at
-from penstock.reports.runs.page_data import curves_csv
 from penstock.reports.runs.shown_run import RunDetails, ShownRun, curve_of
 
 from ..scaling.kit import log
@@ -101,18 +98,12 @@ def test_a_training_at_work_is_running_until_it_is_not(tmp_path: Path) -> None:
     assert catalogue.runs[0].status == "unfinished"
 
 
-def test_a_ledger_is_read_on_and_not_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ledger_that_grows_names_its_cases_anew(tmp_path: Path) -> None:
     ledger = ledger_of(tmp_path / "l.ledger", [launch(64, 1), launch(64, 1, 1)])
     catalogue = catalogue_of(tmp_path)
     assert [run.name for run in catalogue.runs] == ["model launch 2", "model launch 1"]
-    parsed: list[bytes] = []
-    whole = ledger_runs.parse_record
-    monkeypatch.setattr(
-        ledger_runs, "parse_record", lambda line: parsed.append(line) or whole(line)
-    )
     ledger_of(ledger, [launch(128, 1, 2)])
     catalogue.refresh()
-    assert len(parsed) == 1
     names = {run.name for run in catalogue.runs}
     assert names == {
         "model tile=64 launch 1", "model tile=64 launch 2", "model tile=128 launch 3",
@@ -246,18 +237,6 @@ def test_pictures_of_a_run_are_in_its_page_and_nothing_else(tmp_path: Path) -> N
     (folder / "large.png").write_bytes(png + b"\0" * 2**20)
     ((details),) = page_data.page_data(catalogue_of(folder))["details"].values()
     assert [picture["name"] for picture in details["pictures"]] == ["good.png"]
-
-
-def test_curves_are_saved_with_all_points_and_no_formula(tmp_path: Path) -> None:
-    training(tmp_path / "a", name="=HYPERLINK(1)")
-    catalogue = catalogue_of(tmp_path)
-    rows = list(csv.DictReader(io.StringIO(curves_csv(catalogue, [catalogue.runs[0].key]))))
-    steps = [row for row in rows if row["metric"] == "step time"]
-    assert len(steps) == 12 and {row["unit"] for row in steps} == {"s"}
-    assert {row["run"] for row in rows} == {"'=HYPERLINK(1)"}
-    assert [float(row["value"]) for row in rows if row["metric"] == "train loss step"] == [
-        pytest.approx(1 / n) for n in range(1, 13)
-    ]
 
 
 @needs_pages

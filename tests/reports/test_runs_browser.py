@@ -90,6 +90,9 @@ def test_a_comparison_is_on_the_first_screen(browser: Browser, tmp_path: Path, s
     for part in ("#tables table", "#curve-figure svg"):
         assert browser.run(BOTTOM.format(part)) <= 800, part
     assert browser.run("document.documentElement.scrollWidth") <= SIZES[size][0]
+    for part in ("#tables", "#tables .table", ".verdict p"):
+        box = f"document.querySelector('{part}')"
+        assert browser.run(f"{box}.scrollHeight <= {box}.clientHeight + 1"), "no box that scrolls"
     clean(browser, page.as_uri())
 
 

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from penstock.base.errors import UsageError
+from penstock.reports.compare_page import report_of_comparison
 from penstock.reports.launches import launches_named, launches_of
 from penstock.reports.places import places_of
+from penstock.reports.table import in_text
 
 from .pages import HOSTILE, run_folder
-from .test_compare import launches, record, run, store
+from .test_compare import judged, launches, record, run, store
 from .test_training_report import COMPUTING, WAITING, training
 
 READ = {"read": (36.0, 2.0, 4), "forward": (5.0, 5.0, 1)}
@@ -69,7 +71,7 @@ def test_a_gate_that_cannot_tell_ends_with_three(
     assert run(a, b, "--fail-if-slower", "5%", "--markdown", tmp_path / "m.md") == 3
     line = "The gate is undecided: 1 of 1 case may be slower by more than 5 %; run more launches."
     assert line in capsys.readouterr().out
-    assert f"- {line}\n" in (tmp_path / "m.md").read_text()
+    assert f"**{line}**\n" in (tmp_path / "m.md").read_text()
     assert run(a, b) == 0  # no gate
 
 
@@ -89,8 +91,8 @@ def test_a_summary_shows_changes_first_and_takes_names_as_text(tmp_path: Path) -
     assert run(a, b, "--markdown", tmp_path / "m.md", "--json", tmp_path / "m.json") == 1
     text = (tmp_path / "m.md").read_text()
     table = [line for line in text.splitlines() if line.startswith("|")]
-    assert table[2].endswith("| 5 + 5 | slower |") and len(table) == 22
-    assert "- 2 more cases are not shown." in text and "<script>" not in text
+    assert table[2].endswith("| 5 + 5 | slower |") and len(table) == 24
+    assert "<script>" not in text
     assert json.loads((tmp_path / "m.json").read_text())["gate"] == ""
 
 
@@ -110,32 +112,33 @@ def test_a_run_that_is_not_done_has_no_times(tmp_path: Path) -> None:
         launches_of(places_of(tmp_path / "u.penstock"))
 
 
-def test_one_quantity_has_one_ratio(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_quantity_has_one_ratio() -> None:
     """In the table of the cases, phase by phase and in the sentences, whatever is resampled."""
     rng = np.random.default_rng(5)
-    for side, level in (("a", 1.0), ("b", 1.3)):
-        store(tmp_path / side, launches(rng, noise=0.05, level=level))
-    assert run(tmp_path / "a", tmp_path / "b", "--phases", "--json", tmp_path / "c.json") == 1
-    document = json.loads((tmp_path / "c.json").read_text())
-    (row,), (detail,) = document["rows"], document["details"]
-    (step,) = (each for each in detail["quantities"] if each["name"] == "step")
-    assert step["ratio"] == row["ratio"] and step["verdict"] == row["verdict"]
-    ends = "{value:.3f} [{low:.3f} to {high:.3f}]".format(**row["ratio"])
-    assert " ".join(capsys.readouterr().out.split()).count(ends) == 4
+    a, b = (launches(rng, noise=0.05, level=level) for level in (1.0, 1.3))
+    comparison = judged(a, b, detailed=True)
+    (row,), (detail,) = comparison.rows, comparison.details
+    (step,) = (each for each in detail.quantities if each.name == "step")
+    assert step.ratio == row.ratio is not None and step.verdict == row.verdict
+    (chapter,) = report_of_comparison(comparison, "a to b").chapters
+    ends = f"{row.ratio.value:.3f} [{row.ratio.low:.3f} to {row.ratio.high:.3f}]"
+    assert "\n".join(in_text(chapter.sections)).count(ends) == 3
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.5])
-def test_the_ratio_of_two_runs_is_that_of_the_times_beside_it(
-    tmp_path: Path, factor: float
-) -> None:
+def test_the_ratio_of_two_runs_is_that_of_the_times_beside_it(factor: float) -> None:
     """Also where medians of stretches of their steps are other ones."""
     rng = np.random.default_rng(1)
-    for side, level in (("a", 1.0), ("b", factor)):
-        times = (level * np.exp(rng.normal(0, 0.4, 61))).tolist()
-        store(tmp_path / side, [record(times, samples_s={"step": times, "forward": times})])
-    assert run(tmp_path / "a", tmp_path / "b", "--phases", "--json", tmp_path / "c.json") == 0
-    document = json.loads((tmp_path / "c.json").read_text())
-    for each in document["details"][0]["quantities"]:
-        assert each["ratio"]["value"] == pytest.approx(each["b"] / each["a"])
-        assert each["ratio"]["low"] <= each["ratio"]["value"] <= each["ratio"]["high"]
-    assert document["rows"][0]["ratio"]["value"] == each["ratio"]["value"]
+    a, b = (
+        [record(times, samples_s={"step": times, "forward": times})]
+        for level in (1.0, factor)
+        for times in [(level * np.exp(rng.normal(0, 0.4, 61))).tolist()]
+    )
+    comparison = judged(a, b, detailed=True)
+    (row,) = comparison.rows
+    for each in comparison.details[0].quantities:
+        assert each.ratio is not None and each.a and each.b
+        assert each.ratio.value == pytest.approx(each.b / each.a)
+        assert each.ratio.low is not None and each.ratio.high is not None
+        assert each.ratio.low <= each.ratio.value <= each.ratio.high
+        assert row.ratio is not None and row.ratio.value == each.ratio.value

@@ -9,7 +9,6 @@ import pytest
 
 from penstock.instruments.record import Record
 from penstock.reports import ledger_report, mfu
-from penstock.reports.charts.suite_chart import plot_suite
 from penstock.reports.suite import cell as suite_cell
 from penstock.reports.suite import report as suite_report
 
@@ -70,11 +69,6 @@ def test_sentences_follow_the_records(tmp_path: Path) -> None:
     )
     alike = [made_up(case, n, 5.0 + n) for case in (slow, fast) for n in range(5)]
     assert "not distinguishable from" in told(alike)[0]
-    busy = [r.model_copy(update={"environment": {"load": {"busy_processes": 1}}}) for r in once[:1]]
-    assert told([*busy, *once[1:]])[-1] == (
-        "Other processes kept cores busy when 1 of 2 launches began: these are times of a shared "
-        "machine."
-    )
 
 
 def test_the_arithmetic_of_the_fastest_run_is_said_where_it_was_counted(
@@ -126,7 +120,7 @@ def test_failures_are_rows(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("undrawn")
 def test_the_files_of_a_report(tmp_path: Path) -> None:
     records = [made_up(case, 0, 5.0 + i) for i, case in enumerate(cases(tmp_path))]
-    figures = plot_suite(records, tmp_path / "benchmark_report")
+    figures = ledger_report.plot_records("train", records, tmp_path / "benchmark_report")
     assert [path.name for path in figures] == ["benchmark_report.png"]
     system = {
         "machine": {"processor": "P", "cores": 2, "memory_bytes": 2**30},

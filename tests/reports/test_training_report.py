@@ -123,11 +123,19 @@ def test_what_a_training_does_not_hold_is_said(tmp_path: Path) -> None:
     assert "It diverged: a validation loss was not finite." in report_of_training(diverged).verdict
 
 
-def test_a_slow_rank_is_named(tmp_path: Path) -> None:
-    even = report_of_training(training(tmp_path / "a", COMPUTING, world=3))
-    assert "No rank of 3 holds the others up by 10% of a step [10 steps]." in even.verdict
-    slow = report_of_training(training(tmp_path / "b", COMPUTING, world=3, slow=2.0))
-    assert slow.verdict[-1].startswith("Rank 2 holds the others up: its own work takes 1.70 s")
+def test_the_rank_that_others_wait_for_is_named(tmp_path: Path) -> None:
+    phases = {"forward": (0.5, 0.5), "communication": (0.2, 0.2)}
+    folder = training(tmp_path / "a", phases, world=2, slow=1.2)
+    # The first rank waits for the last, which has a fifth more to do and waits less.
+    path = folder / "steps" / "rank0.csv"
+    path.write_text(path.read_text().replace("0.200000", "0.300000").replace(",0.7,", ",0.8,"))
+    lines = report_of_training(folder).verdict[-2:]
+    assert "25% is the sum over ranks that no computing hides, 200 ms" in lines[0]
+    assert "6% waiting for the last of 2 ranks, 50.0 ms" in lines[0]
+    assert lines[1] == "Rank 1 is the last in 100% of 10 steps; 50% would be chance."
+    untimed = report_of_training(training(tmp_path / "b", COMPUTING, world=3))
+    why = "How long ranks waited for each other is not known: no sum over ranks was timed."
+    assert untimed.verdict[-1] == why
 
 
 def test_the_page_of_a_training_has_its_curves(tmp_path: Path) -> None:

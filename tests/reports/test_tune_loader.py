@@ -22,23 +22,15 @@ from penstock.bench.scenarios import WrongResult
 from penstock.bench.scenarios.queue import FromLoader
 from penstock.cli import main
 from penstock.cli.tune import fitting, threads_of
-from penstock.instruments.record import Record
 from penstock.loading.loader import Loader
 from penstock.reports.loader.cell import LoaderCell
-from penstock.reports.tune.batch_advice import (
-    BatchTrial,
-    flags_of,
-    nearest_of,
-    recommend_batch,
-    step_of,
-)
 from penstock.reports.tune.loader_advice import (
     Goal,
     ReadAlone,
     fastest_rungs,
+    flags_of,
     readings_of,
     recommend_loader,
-    rungs_slower_than_whole,
     write_loader_yaml,
 )
 
@@ -148,44 +140,6 @@ def test_a_part_that_took_longer_than_the_whole_is_noise_and_no_ceiling() -> Non
     sentence = recommend_loader([steady(4, 0.8)], GOAL, (1, 2), 2**20, rungs).sentences[1]
     assert sentence.startswith("The ceiling is decode: files and decode alone take 70")
     assert "3 launches] for a batch at best, with 4 workers" in sentence
-    assert rungs_slower_than_whole(rungs, steady(4, 0.8)) == ["L3"]
-
-
-@pytest.mark.parametrize("settles", [True, False])
-def test_a_part_slower_than_the_whole_is_launched_again(
-    data: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    tmp_path: Path, settles: bool,
-) -> None:  # fmt: skip
-    """The launches are made up; what is done with them is the command's."""
-    asked: list[tuple[str, int]] = []
-
-    def swept(scenario: str, cases: Any, config: TuneLoaderConfig, *args: Any, **kw: Any) -> Any:
-        asked.append((scenario, config.launches))
-        whole = 0.1 if settles and len(asked) > 2 else 0.001
-        if scenario == "ladder":
-            seconds = (0.01,) * 6
-            return [r for c in cases for r in made("ladder", {**c, "batch": 2}, seconds, config)]
-        n = cases[0]["iterations"]
-        facts = {"compute_s": 0.0, "left": [0] * n}
-        return [r for c in cases for r in made("queue", c, (whole,) * n, config, facts)]
-
-    monkeypatch.setattr("penstock.cli.tune._sweep", swept)
-    flags = "--step-time 1e-6 --batch-size 2 --threads-up-to 1 --batches 6 --launches 1"
-    out = tmp_path / "loader.yaml"
-    assert main(["tune", "loader", data, *flags.split(), "--output", str(out)]) == 1
-    said = capsys.readouterr().out
-    assert asked == [("queue", 1), ("ladder", 3), ("queue", 3), ("ladder", 3)]
-    assert "A part of the loader took longer than the whole, so both are launched again" in said
-    assert ("No ceiling is named" in said) is not settles
-    assert ("The ceiling is" in said) is settles
-
-
-def made(
-    scenario: str, case: dict[str, Any], seconds: tuple[float, ...], config: TuneLoaderConfig,
-    facts: dict[str, Any] | None = None,
-) -> list[Record]:  # fmt: skip
-    fields = {"samples_s": {"step": seconds}, "facts": facts or {}}
-    return [made_record(scenario, case, number, **fields) for number in range(config.launches)]
 
 
 def test_a_ceiling_is_taken_with_the_threads_that_are_best_for_it() -> None:
@@ -243,29 +197,18 @@ def config(**knobs: Any) -> TuneLoaderConfig:
     return build(TuneLoaderConfig, {"step_time": 0.2, **knobs})
 
 
-# --- the batch ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
-    ("flags", "candidates", "steps"),
+    ("flags", "batch", "seconds"),
     [
-        ("--step-time 0.2", (1, 2, 4, 8, 16), {16: 0.2}),
-        ("--step-time 0.2 --batch-size 8", (8,), {8: 0.2}),
-        ("--step-time 0.2 --batch-size 8 4 8", (4, 8), {8: 0.2}),
-        ("--step-time 16=0.2 4=0.05", (4, 16), {4: 0.05, 16: 0.2}),
-        ("--step-time 16=0.2 4=0.05 --batch-size 8", (8,), {4: 0.05, 16: 0.2}),
+        ("--step-time 0.2", 4, 0.2),
+        ("--step-time 0.2 --batch-size 8", 8, 0.2),
+        ("--step-time 16=0.2", 16, 0.2),
     ],
 )
-def test_what_a_step_time_is_of(
-    flags: str, candidates: tuple[int, ...], steps: dict[int, float]
-) -> None:
+def test_what_a_step_time_is_of(flags: str, batch: int, seconds: float) -> None:
     made = parsed(flags)
-    assert made.candidates == candidates
-    assert made.steps == steps
-
-
-def test_a_file_may_map_batches_to_seconds() -> None:
-    assert config(step_time={4: 0.05, 16: 0.2}).steps == {4: 0.05, 16: 0.2}
+    assert (made.batch, made.step_time[1]) == (batch, seconds)
+    assert config(step_time={4: 0.05}).step_time == (4, 0.05), "as in a file"
 
 
 def parsed(flags: str) -> TuneLoaderConfig:
@@ -281,10 +224,7 @@ def parsed(flags: str) -> TuneLoaderConfig:
         ("--step-time 0", "--step-time: 0 must be above 0 and finite"),
         ("--step-time 4=inf", "--step-time: 4=inf must be above 0 and finite"),
         ("--step-time 0=1", "--step-time: 0=1 must be above 0"),
-        ("--step-time 0.1 0.2", "give SECONDS once, or BATCH=SECONDS"),
-        ("--step-time 0.1 4=0.2", "give SECONDS once, or BATCH=SECONDS"),
-        ("--step-time 4=0.1 4=0.2", "give SECONDS once, or BATCH=SECONDS"),
-        ("--step-time 4=0.1 --batch-size 2 8", "--batch-size 8 is more than .*, 4: .* add 8=SEC"),
+        ("--step-time 0.1 4=0.2", "give one time, as SECONDS or as BATCH=SECONDS"),
     ],
 )
 def test_a_step_time_that_says_too_little_is_refused(flags: str, sentence: str) -> None:
@@ -292,71 +232,9 @@ def test_a_step_time_that_says_too_little_is_refused(flags: str, sentence: str) 
         parsed(flags)
 
 
-def tried(batch: int, *reads: ReadAlone, step_times: dict[int, float] | None = None) -> BatchTrial:
-    steps = step_times or {16: 0.16}  # 10 ms for each sample
-    step_s, given_batch = step_of(batch, steps)
-    memory = {1: 3 * batch * 2**20, 2: 4 * batch * 2**20}  # a batch's worth of scratch
-    goal = Goal(step_s, batch, 0.9)
-    return BatchTrial(goal, given_batch, steps[given_batch], batch * 2**20, memory, reads)
-
-
-@pytest.mark.parametrize(
-    ("tries", "settings"),
-    [
-        # a batch must come every 11 ms a sample
-        ([tried(1, steady(1, 0.01)), tried(2, steady(1, 0.01))], (1, 1, 1)),
-        ([tried(1, steady(1, 0.02)), tried(2, steady(1, 0.02))], (2, 1, 1)),
-        ([tried(2, steady(1, 0.01)), tried(1, steady(1, 0.01))], (1, 1, 1)),  # any order
-        # a small batch with more workers goes before a large one with fewer
-        ([tried(1, steady(1, 0.02), steady(2, 0.01)), tried(2, steady(1, 0.01))], (1, 2, 1)),
-        # quick enough, and too uneven for any queue
-        ([tried(1, uneven(1, 0.001, 0.09, 10)), tried(2, steady(1, 0.01))], (2, 1, 1)),
-        # a step of its own, longer than its share
-        ([tried(1, steady(1, 0.02), step_times={1: 0.03, 16: 0.16})], (1, 1, 1)),
-    ],
-    ids=["smallest", "next", "order", "more workers", "uneven", "own step"],
-)
-def test_the_smallest_batch_that_is_fed_wins(
-    tries: list[BatchTrial], settings: tuple[int, int, int]
-) -> None:
-    batch, workers, queue = settings
-    assert recommend_batch(tries).settings == {
-        "batch_size": batch, "workers": workers, "fetch": 0, "queue": queue
-    }  # fmt: skip
-
-
-def test_the_chosen_batch_says_what_it_takes_and_why_no_smaller_one_does() -> None:
-    tries = [tried(1, steady(1, 0.02)), tried(2, uneven(1, 0.001, 0.15, 10))]
-    fed, memory, share, smaller = recommend_batch([*tries, tried(4, steady(1, 0.03))]).sentences
-    assert fed.startswith("1 worker and a queue of 1 keep steps of 40.0 ms fed: a batch of 4 comes")
-    assert memory == (
-        "In all the loader takes 12.0 MiB of memory: the batches and 4.00 MiB of scratch."
-    )
-    assert share == (
-        "A step of a batch of 4 is taken to last 40.0 ms, its share of the 160 ms of 16; a real "
-        "one hardly lasts less. Measure it, and give it as --step-time 4=SECONDS 16=0.16."
-    )
-    assert smaller.startswith("Smaller batches are not fed: one of 1 comes every 20.0 ms [")
-    assert "and 11.1 ms is needed, 1.80 times too slow; one of 2 comes" in smaller
-    assert smaller.endswith("and 22.2 ms is needed, but too unevenly for a queue of 2.")
-
-
-def test_where_no_batch_is_fed_the_nearest_one_tells_the_ceiling() -> None:
-    tries = [tried(1, steady(1, 0.06)), tried(2, steady(1, 0.06)), tried(4, steady(1, 0.4))]
-    assert nearest_of(tries).goal.batch == 2
-    advice = recommend_batch(tries, ladder(0.001, 0.05, 0.06))
-    assert advice.settings is None
-    first, nothing, ceiling, share, others = advice.sentences
-    assert first == "None of 3 batch sizes is fed; batches of 2 come nearest."
-    assert nothing.startswith("Nothing keeps steps of 20.0 ms fed: at best, with 1 worker")
-    assert "2.70 times too slow" in nothing
-    assert ceiling.startswith("The ceiling is decode: files and decode alone take 50")
-    assert share.startswith("A step of a batch of 2 is taken to last 20.0 ms")
-    assert "one of 1 comes every" in others and "9.00 times too slow" in others
-
-
 def test_the_flags_are_ones_that_train_and_bench_take() -> None:
-    advice = recommend_batch([tried(2, steady(1, 0.04), steady(2, 0.01))])
+    reads = [steady(1, 0.04), steady(2, 0.01)]
+    advice = recommend_loader(reads, Goal(0.02, 2, 0.9), (1, 2), 2**20)
     assert advice.settings is not None
     train, bench = flags_of(advice.settings, 0.02, "my data")
     taken: dict[str, Any] = {}
@@ -390,16 +268,14 @@ def needed(data: str, batch: int, queue: int) -> int:
         return (queue + 1) * loader.batch_bytes + loader.scratch_bytes
 
 
-def test_queues_and_at_last_the_batch_give_way_to_memory(data: str) -> None:
-    def fit(memory: int) -> tuple[int, list[int]]:
-        (fit,) = fitting(data, config(batch_size=8, max_memory=memory), 1)
-        return fit.batch, list(fit.memory)
+def test_queues_give_way_to_memory(data: str) -> None:
+    def fit(memory: int) -> list[int]:
+        return list(fitting(data, config(batch_size=8, max_memory=memory), 1).memory)
 
-    assert fit(needed(data, 8, 8)) == (8, [1, 2, 4, 8])
-    assert fit(needed(data, 8, 2)) == (8, [1, 2])
-    assert fit(needed(data, 8, 1) - 1) == (4, [1, 2])
-    with pytest.raises(UsageError, match="holds no two batches of one sample"):
-        fit(needed(data, 1, 1) - 1)
+    assert fit(needed(data, 8, 8)) == [1, 2, 4, 8]
+    assert fit(needed(data, 8, 2)) == [1, 2]
+    with pytest.raises(UsageError, match=r"holds no two batches of 8 samples, .* --batch-size"):
+        fit(needed(data, 8, 1) - 1)
 
 
 def test_half_of_what_a_control_group_leaves_is_for_the_loader(
@@ -410,22 +286,7 @@ def test_half_of_what_a_control_group_leaves_is_for_the_loader(
     monkeypatch.setattr(
         "penstock.instruments.environment.cgroup_folders", lambda controller: [tmp_path]
     )
-    (fit,) = fitting(data, config(batch_size=8), 1)
-    assert (fit.batch, list(fit.memory)) == (8, [1, 2])
-
-
-def test_of_several_batches_those_that_fit_are_tried(
-    data: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    memory = needed(data, 4, 1)
-    fits = fitting(data, config(batch_size=[8, 2, 4], max_memory=memory), 1)
-    assert [(fit.batch, list(fit.memory)) for fit in fits] == [(2, [1, 2]), (4, [1])]
-    assert fits[1].memory == {1: memory}
-    assert "Batches of 8 do not fit into" in capsys.readouterr().out
-
-
-def test_batches_that_nobody_asked_for_are_no_larger_than_the_data(data: str) -> None:
-    assert [fit.batch for fit in fitting(data, config(max_memory="1GiB"), 1)] == [1, 2, 4, 8]
+    assert list(fitting(data, config(batch_size=8), 1).memory) == [1, 2]
 
 
 def test_more_samples_in_a_batch_than_there_are_is_refused(
@@ -437,18 +298,21 @@ def test_more_samples_in_a_batch_than_there_are_is_refused(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("launches_here")
-def test_the_batch_from_end_to_end(
+def test_a_loader_is_tuned_from_end_to_end(
     data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Steps of 1 cannot be fed and those of 2 cannot but be."""
+    """Steps of a microsecond cannot be fed, and those of 5 s cannot but be."""
     out = tmp_path / "loader.yaml"
-    flags = "--step-time 1=1e-6 2=5 4=9 --threads-up-to 1 --batches 6 --launches 1"
-    assert main(["tune", "loader", data, *flags.split(), "--output", str(out)]) == 0
+    flags = "--threads-up-to 1 --batches 6 --launches 1"
+    command = ["tune", "loader", data, *flags.split(), "--output", str(out)]
+    assert main([*command, "--step-time", "2=1e-6"]) == 1
+    said = capsys.readouterr().out
+    assert "Nothing keeps steps of 0.00100 ms fed" in said and "eiling" in said
+    assert not out.exists()
+    assert main([*command, "--step-time", "2=5"]) == 0
     assert yaml.safe_load(out.read_text())["batch_size"] == 2
     said = capsys.readouterr().out
     assert "keep steps of 5.00 s fed: a batch of 2 comes every" in said
-    assert "Smaller batches are not fed: one of 1 comes every" in said
-    assert "Batches of 4" not in said  # and were not measured
     assert "penstock train emulator --batch-size 2 --num-workers 1 --prefetch-factor 1" in said
 
 

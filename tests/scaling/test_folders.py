@@ -40,13 +40,6 @@ def test_run_folders_below_a_folder(tmp_path: Path) -> None:
     assert read_runs([two, tmp_path / "a" / "one" / "training_results.json"])[0].devices == 1
 
 
-def test_phases_without_steps_are_medians(tmp_path: Path) -> None:
-    document = results(2, 5.0, phases={"forward": 0.004, "communication": 0.002})
-    (run,) = read_runs([run_folder(tmp_path / "two", document)])
-    assert run.ranks[0].local == (0.004,)
-    assert run.ranks[0].waits == (0.002,)
-
-
 def test_a_run_that_was_stopped_is_partial(tmp_path: Path) -> None:
     (run,) = read_runs([run_folder(tmp_path / "x", results(2, 5.0, status="stopped"), epochs=9)])
     assert (run.status, run.epochs, run.planned_epochs) == ("stopped", 3, 9)

@@ -1,68 +1,25 @@
-"""The rank that the others wait for, and shares of phases."""
+"""Phases of steps: shares, and what a training prints of them."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from penstock.cli.train import summary_lines as lines
-from penstock.scaling.runs import Rank
-from penstock.scaling.straggler import phases_of, rank_of, share, straggler
+from penstock.scaling.runs import Rank, phases_of, share
+from penstock.scaling.sources.trainings import own_work
 
 from .kit import run
 
 
-def ranks(slow: int | None, n: int = 4, steps: int = 200, seed: int = 0) -> tuple[Rank, ...]:
-    """Ranks whose steps end together; one may have 50 ms more to do."""
-    rng = np.random.default_rng(seed)
-    local = 0.1 * rng.lognormal(0, 0.02, (n, steps))
-    if slow is not None:
-        local[slow] += 0.05
-    waits = local.max(axis=0) - local + 0.002
-    every = []
-    for rank in range(n):
-        rows = [
-            {"data_wait_s": "0.01", "forward_s": str(step_s - 0.01), "communication_s": str(wait)}
-            for step_s, wait in zip(local[rank], waits[rank], strict=True)
-        ]
-        step = float((local[rank] + waits[rank]).sum())
-        totals = {"step": step, "communication": float(waits[rank].sum())}
-        every.append(replace(rank_of(rank, totals, rows), host=f"n{rank}"))
-    return tuple(every)
-
-
-@pytest.mark.parametrize("slow", [0, 2])
-def test_a_rank_slowed_by_50_ms_is_named(slow: int) -> None:
-    slowest = straggler(run(4, ranks=ranks(slow)))
-    assert slowest is not None
-    assert (slowest.rank, slowest.host) == (slow, f"n{slow}")
-    assert slowest.excess.value == pytest.approx(0.05, rel=0.05)
-    assert slowest.excess.low is not None and slowest.excess.low > 0.045
-    assert slowest.wait < slowest.others_wait
-    assert slowest.spread is not None and slowest.spread < 0.01
-
-
-def test_nobody_is_named_without_the_most_work_and_the_least_wait_of_all_ranks() -> None:
-    assert [straggler(run(4, ranks=ranks(None, seed=seed))) for seed in range(10)] == [None] * 10
-    work = Rank(0, {}, (0.2,) * 9, (0.1,) * 9), Rank(1, {}, (0.1,) * 9, (0.05,) * 9)
-    assert straggler(run(2, ranks=work)) is None
-    assert straggler(run(4, ranks=ranks(1)[:3])) is None
-    assert straggler(run(4)) is None
-
-
 def test_rows_that_are_cut_short_are_passed_over() -> None:
     rows = [
-        {"forward_s": "0.1", "communication_s": "0.01"},
+        {"forward_s": "0.1", "data_wait_s": "0.2", "communication_s": "0.01"},
         {"forward_s": "x"},
-        {"step": "3", "forward_s": "0."},
+        {"step": "3", "forward_s": ""},
     ]
-    rank = rank_of(0, {}, rows)
-    assert (rank.local, rank.waits) == ((0.1,), (0.01,))
-    alone = rank_of(0, {}, [{"forward_s": "0.1", "communication_s": ""}] * 3)
-    assert (alone.local, alone.waits) == ((0.1,) * 3, ()), "one that is alone waits for nobody"
+    assert own_work(rows) == (pytest.approx(0.3),)
 
 
 def test_shares_of_phases() -> None:

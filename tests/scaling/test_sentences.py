@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from penstock.scaling.means import difference
-from penstock.scaling.runs import Rank, TrainingRun
+from penstock.scaling.runs import TrainingRun
 from penstock.scaling.study import studies
-from penstock.scaling.study_text import scaling_markdown, scaling_sections
+from penstock.scaling.study_page import report_of_studies
+from penstock.scaling.study_text import scaling_sections
 from penstock.scaling.tables import results_table as results_block
 from penstock.scaling.tables import speedup_table
 
@@ -71,12 +72,9 @@ def test_of_several_kinds_each_stands_above_its_own_tables(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     by_kind = studies(weak_and_strong(), None, False)
-    page = scaling_markdown(weak_and_strong(), by_kind, "M", False, [])
-    kinds = [f"{study.kind.capitalize()} scaling" for study in by_kind]
-    assert sorted(kinds) == ["Strong scaling", "Weak scaling"]
-    marks = [*kinds, "SPEEDUP ANALYSIS", "Training Results on M\n="]
-    order = [kinds[0], *marks[2:], kinds[1], *marks[2:]]
-    assert re.findall("|".join(marks), page) == order
+    report = report_of_studies(weak_and_strong(), by_kind, "M")
+    kinds = [chapter.title for chapter in report.chapters]
+    assert sorted(kinds) == ["Runs", "Scaling, strong", "Scaling, weak"]
     blocks = {study.kind: "\n".join(results_block(study, "M")) for study in by_kind}
     assert "Dataset: 10,000 to 40,000 samples\n" in blocks["weak"]
     assert "Dataset: 10,000 samples\n" in blocks["strong"]
@@ -87,6 +85,8 @@ def test_of_several_kinds_each_stands_above_its_own_tables(
         write(tmp_path, {f"{name}.out": text})
     code, out, _ = said([str(tmp_path), "--machine", "M"], capsys)
     assert code == 0
+    marks = ["Strong scaling", "Weak scaling", "SPEEDUP ANALYSIS", "Training Results on M\n="]
+    order = [marks[0], *marks[2:], marks[1], *marks[2:]]
     printed = re.findall("|".join(marks), out)
     assert printed in (order, [*order[3:], *order[:3]])
 
@@ -195,31 +195,6 @@ def test_of_many_sizes_one_may_differ_by_chance() -> None:
     assert difference(scores, [score + 0.005 for score in scores]).excludes(0)
     assert "Validation accuracy is" in sentences(two)
     assert "differs" not in sentences(two)
-
-
-def test_a_share_that_rises_or_falls_is_said_with_its_interval() -> None:
-    sizes = (1, 2, 4, 8)
-    rising = sentences(repeated(lambda n: n / (1 + 0.02 * n * (n - 1)), sizes, noise=0.002))
-    assert re.search(
-        r"on 2 devices and \S+ on 8, \+0.\d+ \[\+.*\]: overhead grows with the", rising
-    )
-    falling = sentences(repeated(lambda n: n / (1 + 0.1 * (n > 1)), sizes, noise=0.002))
-    assert re.search(r"on 8, -0.\d+ \[-.*\]: no fixed serial share explains it", falling)
-    fixed = sentences(repeated(lambda n: 1 / (0.05 + 0.95 / n), sizes, noise=0.01))
-    assert re.search(
-        r"a change of [+-]\S+ \[-\S+ to \+\S+, 5 runs of each size\] may be none", fixed
-    )
-    alone = sentences(seed_runs())
-    assert "0.016986 on 4 devices and 0.037314 on 8; whether it changes is not known [one" in alone
-    assert "overhead" not in alone
-
-
-def test_the_straggler_is_in_the_report() -> None:
-    local, waits = ((0.1,) * 50, (0.15,) * 50), ((0.06,) * 50, (0.01,) * 50)
-    two = [Rank(r, {"step": 8.0}, local[r], waits[r], host=f"n{r}") for r in range(2)]
-    text = sentences([run(1, 10), run(2, 6, ranks=tuple(two))])
-    assert "Job 102: rank 1 on n1 holds the others up: 50.0 ms a step more" in text
-    assert "10.0 ms against 60.0 ms" in text
 
 
 def test_four_sizes_fit_both_laws() -> None:

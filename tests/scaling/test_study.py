@@ -27,8 +27,6 @@ def test_the_vector_of_the_issue() -> None:
     shares = [p.karp_flatt for p in study.points]
     assert shares[0] is None
     assert [f"{share.value:.6f}" for share in shares[1:] if share] == ["0.016986", "0.037314"]
-    assert study.rise is not None and study.rise.low is None
-    assert study.rise.value == pytest.approx(0.037314 - 0.016986, abs=1e-6)
     assert isinstance(study.amdahl, Amdahl)
     assert f"{study.amdahl.serial.value:.6f}" == "0.028704"
     assert f"{study.amdahl.most:.1f}" == "34.8"
@@ -40,11 +38,10 @@ def test_the_vector_of_the_issue() -> None:
 
 def test_throughput_and_cost_of_the_seed_and_no_interval_of_one_run() -> None:
     study = only(seed_runs())
-    one, four, _ = study.points
+    one, *_ = study.points
     assert all(p.efficiency.low is None and p.speedup.high is None for p in study.points)
     assert isinstance(study.amdahl, Amdahl) and study.amdahl.serial.low is None
     assert one.throughput == pytest.approx(10000 * 50 / 362.45)
-    assert four.device_hours == pytest.approx(4 * 1.90 / 3600)
 
 
 def test_without_one_device_the_fewest_are_the_baseline() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli import main
-from penstock.scaling.study_text import metrics_table, points_to_csv, runs_to_csv, scaling_markdown
+from penstock.scaling.study_text import metrics_table, points_to_csv, runs_to_csv
 from penstock.scaling.tables import results_table as results_block
 from penstock.scaling.tables import speedup_table, summary_table
 
@@ -174,13 +174,6 @@ def test_metrics_answer_the_three_greps() -> None:
     assert line[0] == "a b"
     _, line = metrics_table([replace(used, utilisation=(96.0,))]).table
     assert line[-1] == "96 % (1 reading)"
-
-
-def test_markdown_holds_all_of_it() -> None:
-    text = scaling_markdown(seed_runs(), [only(seed_runs())], "MPCDF Raven", False, ["speedup.png"])
-    for part in (SUMMARY, SPEEDUPS, RESULTS, "**Hybrid scaling**", "![speedup](speedup.png)"):
-        assert part in text
-    assert "| Single GPU | 1 |" in text
 
 
 def test_accuracies_that_differ_are_not_called_equal() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import sqlite3
-import subprocess
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +15,6 @@ import pytest
 
 from penstock.base.errors import UsageError
 from penstock.scaling.runs import TrainingRun
-from penstock.scaling.sources import wandb
 from penstock.scaling.sources.read import read_runs
 from penstock.scaling.study import studies
 from penstock.scaling.tables import run_mark
@@ -251,18 +249,17 @@ def test_an_experiment_of_comet_that_was_stopped_is_partial(tmp_path: Path) -> N
     assert run_mark(run) == "* k2: does not say how many epochs it did; not compared."
 
 
-@pytest.mark.parametrize("by_name", [True, False])
-def test_the_parts_of_an_experiment_that_went_on_are_one(tmp_path: Path, by_name: bool) -> None:
-    """The second has no parameters; it takes an epoch again that the first had told."""
+def test_a_resumed_part_of_an_experiment_is_no_run_of_its_own(tmp_path: Path) -> None:
+    """It has no parameters; the first part broke off and is not compared."""
     archive(tmp_path / "1.zip", "k1", {"world_size": 2, "epochs": 4}, epochs_told(0, 3))
     archive(tmp_path / "2.zip", "k1", {}, epochs_told(2, 4))
-    paths = sorted(tmp_path.glob("*.zip"), reverse=True) if by_name else [tmp_path]
-    (run,) = read_runs(paths)
-    assert (run.devices, run.epochs, run.status) == (2, 4, "complete")
-    assert run.seconds == pytest.approx(4 * 11.25)
+    said: list[str] = []
+    (run,) = read_runs([tmp_path], said.append)
+    assert (run.devices, run.epochs, run.complete) == (2, 3, False)
+    assert said == [f"{tmp_path / '2.zip'}: 1 run without a number of devices, left out: k1"]
     # The own end of a run that could not count its epochs.
-    rows = [{"name": "session_s", "value": 1.0, "step": 9, "time": 2e12}]
-    archive(tmp_path / "3.zip", "k1", {"max_steps": 9}, rows)
+    rows = [{"name": "session_s", "value": 1.0, "step": 9, "time": 2e12}, *epochs_told(0, 3)]
+    archive(tmp_path / "1.zip", "k1", {"world_size": 2, "max_steps": 9}, rows)
     (run,) = read_runs([tmp_path])
     assert (run.planned_epochs, run.complete) == (None, True)
 
@@ -270,7 +267,7 @@ def test_the_parts_of_an_experiment_that_went_on_are_one(tmp_path: Path, by_name
 def test_an_archive_with_an_impossible_time_hides_nothing_else(tmp_path: Path) -> None:
     archive(tmp_path / "bad.zip", "k1", {"world_size": 2, "training_time": -1}, [])
     with pytest.raises(UsageError, match=r"bad.zip k1: training_time: '-1' is not a time"):
-        read_runs([tmp_path])
+        read_runs([tmp_path / "bad.zip"])
     archive(tmp_path / "good.zip", "k2", {"world_size": 2, "epochs": 3}, epochs_told(0, 3))
     said: list[str] = []
     assert [run.job for run in read_runs([tmp_path], said.append)] == ["k2"]
@@ -292,60 +289,3 @@ def test_runs_of_an_unknown_number_of_devices_are_left_out_with_a_word(tmp_path:
         f"{tmp_path / 'mlflow.db'}: 1 run without a number of devices, left out: spiral_1gpu",
         f"{tmp_path / '2.zip'}: 1 run without a number of devices, left out: k2",
     ]
-
-
-def test_without_wandb_its_files_are_passed_over_with_the_line_that_installs_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "run.wandb").write_bytes(b":W&B")
-    monkeypatch.setattr(wandb, "find_spec", lambda name: None)
-    with pytest.raises(
-        UsageError, match=r"wandb is not installed; run: pip install 'penstock-dl\[track\]'"
-    ):
-        read_runs([tmp_path / "run.wandb"])
-    mlflow_database(tmp_path / "mlflow.db")
-    said: list[str] = []
-    check_tracked(read_runs([tmp_path], said.append))
-    assert len(said) == 1 and said[0].endswith("; it is passed over")
-
-
-def test_the_parts_of_a_run_of_wandb_are_one_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As W&B's reader prints them; tests/training/test_wandb.py has it read real files."""
-    began = {"run_id": "a", "display_name": "mine", "config": {"update": {"world_size": 4}}}
-    run = {"type": "run", "run": began}
-    more = {"batch_size": 8, "epochs": 2, "device": "cpu", "launch": {"job_id": 7}}
-    config = {"type": "config", "config": {"update": more}}
-
-    def epoch(number: int) -> dict[str, Any]:
-        row = {"_step": 0, "trainer/global_step": number, "_timestamp": 50.0 + number,
-               "train_s": 3.5, "val_s": 0.5, "val_loss": 0.5, "note": "text"}  # fmt: skip
-        return {"type": "history", "history": {"item": row}}
-
-    printed = {
-        "1.wandb": [run, config, epoch(1), {"type": "exit", "exit": {"exit_code": 1}}],
-        "2.wandb": [run, epoch(2), {"type": "exit", "exit": {}}],
-        "3.wandb": [{"type": "header"}],
-    }
-
-    def reader(command: list[str], **how: Any) -> subprocess.CompletedProcess[str]:
-        lines = map(json.dumps, printed[Path(command[-1]).name])
-        return subprocess.CompletedProcess(command, 0, "\n".join(lines), "")
-
-    monkeypatch.setattr(wandb, "find_spec", lambda name: name)
-    monkeypatch.setattr(wandb.subprocess, "run", reader)
-    for name in printed:
-        (tmp_path / name).touch()
-    (whole,) = read_runs([tmp_path])
-    assert (whole.name, whole.devices, whole.job, whole.device) == ("mine", 4, "7", "cpu")
-    assert (whole.epochs, whole.seconds, whole.status) == (2, 8.0, "complete")
-    with pytest.raises(UsageError, match="holds no run"):
-        read_runs([tmp_path / "3.wandb"])
-
-    def broken(command: list[str], **how: Any) -> subprocess.CompletedProcess[str]:
-        raise subprocess.CalledProcessError(1, command)
-
-    monkeypatch.setattr(wandb.subprocess, "run", broken)
-    with pytest.raises(UsageError, match=r"1\.wandb is not a file of W&B's"):
-        read_runs([tmp_path / "1.wandb"])

@@ -20,7 +20,9 @@ def test_output_writes_a_page_tables_and_figures(
         "scaling.md", "scaling.csv", "runs.csv", "speedup.png", "efficiency.png", "epoch.png",
     }  # fmt: skip
     assert f"Written: {tmp_path / 'report' / 'scaling.md'}" in err
-    assert "![speedup](speedup.png)" in (tmp_path / "report" / "scaling.md").read_text("utf-8")
+    page = (tmp_path / "report" / "scaling.md").read_text("utf-8")
+    assert page.startswith("# Training Results on NVIDIA A100") and "- 8 GPUs (2 nodes): 79" in page
+    assert "![speedup](speedup.png)" in page and "| Single GPU | 1 |" in page
 
 
 def test_csv_and_metrics_on_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,12 +69,8 @@ def test_only_broken_runs_exit_with_3_and_are_shown(
         (["{}", "--metrics", "--output", "x"], "--metrics prints one table and no more; --output"),
         (["{}", "--csv", "--metrics"], "--metrics prints one table and no more; --csv does not go"),
         (["simulate", "--csv"], "--csv does not belong to penstock scaling simulate"),
-        (["simulate"], "simulate needs a RUN of one device, or --compute-time"),
+        (["simulate"], "simulate takes a RUN of one device, and perhaps one of several; it got 0"),
         (["simulate", "{}"], "holds 3 runs; simulate takes one"),
-        (
-            ["simulate", "a", "b", "c"],
-            "simulate takes a RUN of one device and one of several, and got 3",
-        ),
         (["{}/nothing"], "cannot be read: No such file or directory"),
     ],
 )

@@ -48,7 +48,6 @@ from ..reports import (
     model_sections,
     recommend,
     roof_line,
-    settings_files,
     write_model_yaml,
 )
 from .benchmarks import (
@@ -121,10 +120,6 @@ def run(args: argparse.Namespace) -> int:
             # These launches only try whether a batch fits, so they get a ledger of their own.
             limits = Ledger(ledger.path.parent / "limits", ledger.labels)
             return _find_limit(config, cases, facts, limits)
-        settings = settings_files(cases, settings_file)
-        check_outputs(
-            *(("--recommend", path) for path in settings), replace=config.overwrite, inputs=read
-        )
         if config.resume:
             check_same_work(ledger, cases, facts, here)
         records = _launched(config, cases, facts, ledger, launcher)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from ..base import (
     BenchQueueConfig,
-    UsageError,
     add_flags,
     check_outputs,
     format_seconds,
@@ -32,7 +31,7 @@ from ..reports import (
     append_csv,
     first_empty,
     in_text,
-    plot_queue,
+    plot_records,
     queue_sections,
 )
 from .benchmarks import (
@@ -79,8 +78,7 @@ def run(args: argparse.Namespace) -> int:
     append_csv("queue", records, config.output)
     print("", *in_text(queue_sections(records)), sep="\n")
     prefix = config.output.with_suffix("")
-    # No figure: matplotlib is not installed, or no case was measured.
-    figures = figures_of(lambda: plot_queue(config.output, prefix, config.overwrite), UsageError)
+    figures = figures_of(lambda: plot_records("queue", records, prefix, config.overwrite))
     print_written([config.output, ledger.path, *figures])
     return int(any(not record.ok and not lacks_package(record) for record in records))
 

@@ -11,7 +11,6 @@ from ..base import Overwriting, UsageError, add_flags
 
 if TYPE_CHECKING:  # heavy imports wait until the verb runs
     from ..instruments import Record
-    from ..reports import Comparison
 
 EXAMPLES = """
 penstock compare logs/stage2_bench.ledger after.ledger   # a verdict on every case
@@ -30,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     sides = "a ledger (a folder or .jsonl), a run, or a folder of these"
     parser.add_argument("a", metavar="A", help=f"before: {sides}")
-    parser.add_argument("b", metavar="B", help="after; may be A, see --set-a")
+    parser.add_argument("b", metavar="B", help="after")
     _add_limits(parser)
     parser.add_argument(
         "--confidence",
@@ -45,20 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="time to compare: step, device, or a phase such as forward or read (default: step; "
         "for trainings sample, the seconds of a step over its samples)",
     )
-    for side in "ab":
-        parser.add_argument(
-            f"--set-{side}",
-            action="append",
-            default=[],
-            metavar="KNOB=VALUE",
-            help=f"take only launches with this knob for {side.upper()}: --set-a amp=false --set-b "
-            "amp=true",
-        )
     parser.add_argument(
         "--anyway", action="store_true", help="also compare different machines, work or models"
-    )
-    parser.add_argument(
-        "--phases", action="store_true", help="every phase of each case (always shown of runs)"
     )
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="also write the comparison to this file"
@@ -93,10 +80,12 @@ def run(args: argparse.Namespace) -> int:
     from ..reports import (
         RUN_SCENARIOS,
         cases_of_sides,
+        clipped,
         compare_records,
-        comparison_in_markdown,
         gate_sentence,
         html_page,
+        in_text,
+        markdown_page,
         page_of_sides,
         report_of_comparison,
     )
@@ -124,21 +113,22 @@ def run(args: argparse.Namespace) -> int:
         anyway=args.anyway,
         metric=args.metric or ("sample" if scenarios == {"training"} else "step"),
         seed=args.seed,
-        detailed=args.phases or not scenarios.isdisjoint(RUN_SCENARIOS),
+        detailed=not scenarios.isdisjoint(RUN_SCENARIOS),
     )
     undecided = comparison.undecided if args.fail_if_slower else []
     gate = gate_sentence(comparison, undecided) if args.fail_if_slower else ""
+    report = report_of_comparison(comparison, f"{args.a} to {args.b}", gate)
     if args.json is not None:
         text = json.dumps(comparison.as_dict() | {"gate": gate}, indent=1) + "\n"
         write_output("--json", args.json, text, replace=replace)
     if args.markdown is not None:
-        text = comparison_in_markdown(comparison, f"{args.a} to {args.b}", gate)
+        text = markdown_page(report, [()] * len(report.chapters))
         write_output("--markdown", args.markdown, text, replace=replace)
     if args.html is not None:
-        report = report_of_comparison(comparison, f"{args.a} to {args.b}", gate)
         text = html_page(report, page_of_sides((args.a, args.b), named))
         write_output("--html", args.html, text, replace=replace)
-    _print(comparison, gate)
+    sections = (clipped(each) for chapter in report.chapters for each in chapter.sections)
+    print(*in_text(sections), "", *report.about, *report.verdict[::-1], sep="\n")
     return 1 if comparison.regressed else 3 if undecided else 0
 
 
@@ -168,65 +158,10 @@ def share_of_text(flag: str, text: str) -> float:
 
 def _named(args: argparse.Namespace) -> list[list[Record]]:
     """The launches of both sides, as they are."""
-    from ..reports import launches_named, select_records
+    from ..reports import launches_named
 
-    settings = {f"--set-{side}": _settings(args, side) for side in "ab"}
-    a_knobs, b_knobs = map(sorted, settings.values())
-    if a_knobs != b_knobs:
-        raise UsageError(f"--set-a {a_knobs} and --set-b {b_knobs} must name the same knobs")
-    sides = []
-    for name, (flag, wanted) in zip((args.a, args.b), settings.items(), strict=True):
-        records = select_records(launches_named(name), wanted)
+    sides = [launches_named(name) for name in (args.a, args.b)]
+    for name, records in zip((args.a, args.b), sides, strict=True):
         if not records:
-            knobs = " ".join(f"{knob}={value}" for knob, value in wanted.items())
-            raise UsageError(f"{name} holds no launch{f' with {flag} {knobs}' if knobs else ''}")
-        sides.append(records)
+            raise UsageError(f"{name} holds no launch")
     return sides
-
-
-def _settings(args: argparse.Namespace, side: str) -> dict[str, str]:
-    settings = {}
-    for text in getattr(args, f"set_{side}"):
-        knob, equals, value = text.partition("=")
-        if not (knob and equals and value):
-            raise UsageError(f"--set-{side} {text} is not KNOB=VALUE")
-        settings[knob] = value
-    return settings
-
-
-def _print(comparison: Comparison, gate: str) -> None:
-    """Print the tables, the reason for every verdict other than `same`, and the summary."""
-    from ..reports import detail_sections, in_text
-
-    _print_cases(comparison)
-    lines = in_text(detail_sections(comparison))
-    lines += [
-        f"{r.label}: {r.verdict}: {r.reason}." for r in comparison.rows if r.verdict != "same"
-    ]
-    lines += [
-        f"Not compared: {reason}; --anyway compares them anyway." for reason in comparison.left_out
-    ]
-    for side, labels in (("A", comparison.only_a), ("B", comparison.only_b)):
-        lines += [f"Only in {side}: {'; '.join(labels)}."] * bool(labels)
-    lines += [f"Compared although not comparable: {each}." for each in comparison.caveats]
-    lines += [f"{comparison.hosts}."] * bool(comparison.hosts)
-    print(*lines, comparison.sentence(), *[gate] * bool(gate), sep="\n")
-
-
-def _print_cases(comparison: Comparison) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    from ..base import for_terminal, format_seconds, scrub
-    from ..reports import or_dash, ratio_words
-
-    table = Table("case", "A", "B", "B / A", "launches", "verdict", box=None, pad_edge=False)
-    for row in comparison.rows:
-        times = (or_dash(s, format_seconds) for s in (row.a_seconds, row.b_seconds))
-        ratio = "-" if row.ratio is None else ratio_words(row.ratio)
-        launches = f"{row.a_launches} + {row.b_launches}"
-        table.add_row(
-            escape(for_terminal(scrub(row.label))), *times, escape(ratio), launches, row.verdict
-        )
-    Console().print(table)

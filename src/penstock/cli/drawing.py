@@ -9,14 +9,11 @@ from ..base import MissingDependency, UsageError
 from .progress import say
 
 
-def figures_of(
-    draw: Callable[[], list[Path]], excuse: type[UsageError] = MissingDependency
-) -> list[Path]:
-    """Draw figures. If that is not possible, print why and go on.
+def figures_of(draw: Callable[[], list[Path]]) -> list[Path]:
+    """Draw figures. If matplotlib is not installed, print that and go on.
 
     Args:
         draw: Function that draws the figures and returns their files.
-        excuse: Errors that are printed instead of raised.
 
     Returns:
         The files of the figures; empty if they could not be drawn.
@@ -26,7 +23,7 @@ def figures_of(
     """
     try:
         return draw()
-    except excuse as error:
+    except MissingDependency as error:
         say(f"No figure: {error}")
         return []
     except OSError as error:

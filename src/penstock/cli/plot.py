@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from ..base import BenchModelConfig, Overwriting, UsageError, add_flags, from_flags, system_errors
-from ..reports import plot_bench, plot_gpu_metrics, plot_loader, plot_metrics, plot_queue
+from ..reports import plot_bench, plot_gpu_metrics, plot_metrics
 
 EXAMPLES = """
 penstock plot metrics.json --mean --smooth 50 --out results/sys_plot
@@ -63,8 +63,6 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--mean and --smooth are for metrics, and {file} is a benchmark")
     draw: dict[str, Callable[..., list[Path]]] = {
         "bench": plot_bench,
-        "queue": plot_queue,
-        "loader": plot_loader,
         "metrics": partial(plot_metrics, mean=args.mean, smooth=args.smooth),
         "gpu": partial(plot_gpu_metrics, mean=args.mean, smooth=args.smooth),
     }
@@ -76,8 +74,8 @@ def run(args: argparse.Namespace) -> int:
 def kind_of(path: Path) -> str:
     """The kind of a file, decided by its first line.
 
-    ``metrics``: the rows of a run, or ``metrics.json``. ``bench``, ``queue``, ``loader``: the CSV
-    of a benchmark of models, queues or loaders. ``gpu``: the log of nvidia-smi.
+    ``metrics``: the rows of a run, or ``metrics.json``. ``bench``: the CSV of a benchmark of
+    models. ``gpu``: the log of nvidia-smi.
     """
     with (
         system_errors(f"{path} cannot be read"),
@@ -87,19 +85,14 @@ def kind_of(path: Path) -> str:
     if first.startswith("{"):
         return "metrics"
     names = {name.strip('"') for name in first.split(",")}
-    for kind, needs in (
-        ("bench", {"tile_size", "batch_size"}),
-        ("queue", {"workers", "queue"}),
-        ("loader", {"loader", "threads"}),
-    ):
-        if needs <= names:
-            return kind
+    if {"tile_size", "batch_size"} <= names:
+        return "bench"
     if first.startswith("timestamp") and "," in first:
         return "gpu"
     raise UsageError(
         f"{path} begins with {first[:60]!r}; plot knows metrics (.jsonl rows, metrics.json), "
-        "the CSVs of bench model (tile_size, batch_size, ...), queue and loader, and gpu (the CSV "
-        "of nvidia-smi --query-gpu=timestamp,...)"
+        "the CSV of bench model (tile_size, batch_size, ...), and gpu (the CSV of nvidia-smi "
+        "--query-gpu=timestamp,...); penstock report draws what a ledger holds"
     )
 
 

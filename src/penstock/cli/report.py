@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RUN|LEDGER|FOLDER",
         help="an output of infer or its run folder; the folder of a training; records of a "
         "benchmark, a .ledger folder or a file (.jsonl, .jsonl.gz); the output of SLURM jobs, or "
-        "what MLflow, Comet or W&B kept; or a folder that is searched for these. Several "
+        "what MLflow or Comet kept; or a folder that is searched for these. Several "
         "trainings are a scaling study, too",
     )
     parser.add_argument(

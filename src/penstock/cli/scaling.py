@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ..base import (
     NotComparable,
@@ -22,7 +20,7 @@ from ..base import (
     from_flags,
     write_output,
 )
-from ..reports import Section, in_text
+from ..reports import Section, in_text, markdown_page
 from ..scaling import (
     A_GPU,
     DeviceStep,
@@ -38,15 +36,14 @@ from ..scaling import (
     predict_steps,
     prediction_table,
     read_runs,
+    report_of_studies,
     results_table,
     runs_to_csv,
     same_settings,
-    scaling_markdown,
     scaling_sections,
     speedup_table,
     studies,
     summary_table,
-    with_batch,
     with_several,
 )
 from .drawing import figures_of
@@ -67,13 +64,13 @@ penstock scaling simulate outputs/1 outputs/4   # likewise, fitted to a run of s
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "penstock scaling (PATH ... | simulate [RUN [RUN_OF_SEVERAL]]) [flags]"
+    parser.usage = "penstock scaling (PATH ... | simulate RUN [RUN_OF_SEVERAL]) [flags]"
     parser.add_argument(
         "paths",
         nargs="+",
         metavar="PATH",
         help="output of SLURM jobs, folders of runs, ledgers, a CSV with a row for each run, what "
-        "Comet, MLflow or W&B kept; a folder is searched for all but CSVs (logs: *.out, *.log, or "
+        "Comet or MLflow kept; a folder is searched for all but CSVs (logs: *.out, *.log, or "
         "those with .gz)",
     )
     parser.add_argument(
@@ -96,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--anyway", action="store_true", help="also compare runs with different settings or work"
     )
     add_flags(parser, Overwriting)
-    about = "predict steps of many devices from a RUN of one, or from flags"
+    about = "predict steps of many devices from a RUN of one"
     add_flags(parser.add_argument_group(SIMULATE, about), SimulateConfig)
 
 
@@ -131,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
             for block in (*blocks, results_table(study, machine)):
                 print("", *block, sep="\n")
     if args.output is not None:
-        written = _write(args.output, runs, compared, machine, asked, replace)
+        written = _write(args.output, runs, compared, machine, replace)
         print(*(f"Written: {path}" for path in written), sep="\n", file=sys.stderr)
     if not compared:
         _say("no run is complete and has a training time, so nothing is compared")
@@ -180,13 +177,13 @@ def _write(
     runs: list[TrainingRun],
     compared: list[Study],
     machine: str,
-    asked: bool,
     replace: bool,
 ) -> list[Path]:
     figures = figures_of(lambda: plot_scaling(compared, folder, replace))
-    names = [figure.name for figure in figures]
+    report = report_of_studies(runs, compared, f"Training Results on {machine}")
+    names = [[figure.name for figure in figures], *[[]] * len(report.chapters[1:])]
     files = {
-        folder / "scaling.md": scaling_markdown(runs, compared, machine, asked, names),
+        folder / "scaling.md": markdown_page(report, names),
         folder / "scaling.csv": points_to_csv(compared, runs),
         folder / "runs.csv": runs_to_csv(runs),
     }
@@ -197,15 +194,13 @@ def _write(
 
 def _simulate(paths: list[Path], args: argparse.Namespace) -> int:
     config = from_flags(SimulateConfig, args)
-
-    device = _device(paths, config)
+    device = _device(paths)
     network = Network(
         per_node=config.gpus_per_node,
         inside=config.inside,
         between=config.between,
         inside_latency=INSIDE_LATENCY_S,
         between_latency=BETWEEN_LATENCY_S,
-        algorithm="tree",
         overlap=config.overlap,
     )
     predictions = predict_steps(device, network, config.devices)
@@ -215,41 +210,15 @@ def _simulate(paths: list[Path], args: argparse.Namespace) -> int:
     return 0
 
 
-def _device(paths: list[Path], config: SimulateConfig) -> DeviceStep:
-    """The step of one device, from a run of one device and perhaps one of several, and from flags.
-
-    Flags win over what the runs measured.
-    """
-    if len(paths) > 2:
+def _device(paths: list[Path]) -> DeviceStep:
+    """The step of one device, from a run of one device and perhaps one of several."""
+    if not 1 <= len(paths) <= 2:
         raise UsageError(
-            f"simulate takes a RUN of one device and one of several, and got {len(paths)}"
+            f"simulate takes a RUN of one device, and perhaps one of several; it got {len(paths)}"
         )
     runs = [_run(path) for path in paths]
     same_settings(runs)
-    if runs:
-        measured = device_of_run(runs[0])
-    else:
-        asked = {
-            "--compute-time": config.compute_time,
-            "--gradient-bytes": config.gradient_bytes,
-            "--batch-size": config.batch_size,
-        }
-        missing = [flag for flag, value in asked.items() if value is None]
-        if missing:
-            raise UsageError(f"simulate needs a RUN of one device, or {' and '.join(missing)}")
-        measured = DeviceStep(0.0, 0.0, 1, 0.0)  # the flags below replace these
-    if config.batch_size is not None:
-        measured = with_batch(measured, config.batch_size)
-    given: dict[str, Any] = {
-        "compute_s": config.compute_time,
-        "gradient_bytes": config.gradient_bytes,
-    }
-    if config.gradient_bytes is not None:
-        measured = replace(measured, counted=None)
-    if config.compute_time is not None:
-        measured = replace(measured, scaled_from=None)  # the given time is for the given batch
-        given["backward_s"] = 2 / 3 * config.compute_time
-    measured = replace(measured, **{name: v for name, v in given.items() if v is not None})
+    measured = device_of_run(runs[0])
     return with_several(measured, runs[1]) if runs[1:] else measured
 
 

@@ -49,7 +49,7 @@ from ..bench import (
     with_roots,
 )
 from ..instruments import Ledger, Record
-from ..reports import in_text, plot_suite, suite_sections, write_suite_report
+from ..reports import in_text, plot_records, suite_sections, write_suite_report
 from . import preprocess, train
 from .benchmarks import (
     labelled,
@@ -171,7 +171,9 @@ def _benchmark(args: argparse.Namespace) -> int:
             prepare_suite(config, system)
             with shown_launches(suite_case_name, _outcome) as progress:
                 records = run_suite(cases, config, ledger, progress, launcher)
-    figures = figures_of(lambda: plot_suite(records, out / SUITE_REPORT, config.overwrite))
+    figures = figures_of(
+        lambda: plot_records("train", records, out / SUITE_REPORT, config.overwrite)
+    )
     presets_asked = [preset.model_dump(mode="json") for preset in asked]
     written = write_suite_report(
         out, records, presets_asked, system, notes, figures, config.overwrite

@@ -45,7 +45,6 @@ from .spans import StageTotals as StageTotals
 from .spans import bottleneck as bottleneck
 from .stats.intervals import CONFIDENCE as CONFIDENCE
 from .stats.intervals import Interval as Interval
-from .stats.intervals import drift as drift
 from .stats.intervals import mad as mad
 from .stats.intervals import median_interval as median_interval
 from .stats.intervals import quantile as quantile

@@ -35,9 +35,9 @@ from typing import Any
 import numpy as np
 
 from ..base import NotComparable, UsageError, group_by, plural
-from ..instruments import Record, case_key
+from ..instruments import Record
 from .quantities import Quantity, quantities_of
-from .run_settings import settings_that_differ
+from .run_settings import differing_knobs, settings_that_differ
 from .verdicts import (
     ComparedCase,
     Judge,
@@ -248,34 +248,9 @@ def pair_cases(a: Sequence[Record], b: Sequence[Record], metric: str) -> PairedC
     )
 
 
-def select_records(records: Sequence[Record], settings: Mapping[str, str]) -> list[Record]:
-    """Select the records with some values of knobs, and take these knobs out of their cases.
-
-    Two selections of one sweep then have the same cases and can be compared.
-
-    Args:
-        records: The launches to select from.
-        settings: The wanted values by knob, as text: ``{"amp": "true", "tile": "256"}``.
-
-    Returns:
-        Copies of the selected records, with new cases and keys.
-    """
-    chosen = []
-    for record in records:
-        case = dict(record.case)
-        if all(k in case and _text(case.pop(k)) == value for k, value in settings.items()):
-            key = case_key(record.scenario, case)
-            chosen.append(record.model_copy(update={"case": case, "key": key}))
-    return chosen
-
-
 def _labels(records: Sequence[Record]) -> dict[str, str]:
     """Label each case with the knobs whose values vary, or with its scenario if none varies."""
-    values: dict[str, set[str]] = {}
-    for record in records:
-        for knob, value in record.case.items():
-            values.setdefault(knob, set()).add(_text(value))
-    telling = [knob for knob, seen in values.items() if len(seen) > 1]
+    telling = differing_knobs(records)
     return {
         record.key: " ".join(f"{k}={_text(record.case[k])}" for k in telling if k in record.case)
         or record.scenario

@@ -1,4 +1,4 @@
-"""A comparison as tables of its quantities, and as a summary in Markdown for a pull request."""
+"""A comparison as a report: its cases, and tables of its quantities."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ from collections.abc import Sequence
 
 from ..base import format_seconds, plural
 from .compare import CaseDetail, Comparison
-from .content import Chapter, Report, clipped
+from .content import Chapter, Report
 from .quantities import HEAD, ONE_RUN
-from .table import Section, in_markdown
+from .table import Section
 from .verdicts import ALIKE, ComparedCase, ratio_words
 from .words import or_dash
 
-MOST_ROWS = 20
-"""The most cases that a summary shows; those that did not change come last."""
 _HEAD = ("case", "A", "B", "B / A", "launches", "verdict")
 _ORDER = ("fails", "slower", "mended", "faster", "inconclusive", "same")
 
@@ -59,30 +57,6 @@ def _words(detail: CaseDetail) -> list[str]:
     return lines
 
 
-def comparison_in_markdown(comparison: Comparison, source: str, gate: str = "") -> str:
-    """A summary that fits a pull request.
-
-    Args:
-        comparison: How B compares with A.
-        source: What A and B are, in words.
-        gate: The sentence of a gate; empty if there is none.
-
-    Returns:
-        Markdown: the verdict, a table of the cases, those that changed first, and what was left
-        out.
-    """
-    table, lines = _cases(comparison, ("fails", "slower"))
-    if (more := len(table) - 1 - MOST_ROWS) > 0:
-        table = table[: MOST_ROWS + 1]
-        lines.append(f"{more} more cases are not shown.")
-    lines += [f"{comparison.hosts}."] * bool(comparison.hosts)
-    verdict = [gate] * bool(gate) + [comparison.sentence()]
-    sections = [Section(f"Speed: {source}", (), verdict), Section("Cases", table, lines)]
-    if len(comparison.details) == 1:
-        sections += detail_sections(comparison)
-    return in_markdown(map(clipped, sections))
-
-
 def report_of_comparison(comparison: Comparison, source: str, gate: str = "") -> Report:
     """A comparison as the report of a page.
 
@@ -94,25 +68,24 @@ def report_of_comparison(comparison: Comparison, source: str, gate: str = "") ->
     Returns:
         The report: the verdict, then the cases and the quantities of each.
     """
-    table, lines = _cases(comparison, _ORDER[:-1])
-    cases = Section("Cases", table, lines)
+    cases = _cases(comparison)
     about = [f"{comparison.hosts}."] * bool(comparison.hosts)
     verdict = [gate] * bool(gate) + [comparison.sentence()]
     chapter = Chapter("Comparison", [cases, *detail_sections(comparison)])
     return Report(source, verdict, about, [chapter])
 
 
-def _cases(
-    comparison: Comparison, verdicts: Sequence[str]
-) -> tuple[list[tuple[str, ...]], list[str]]:
-    """The table of the cases, those that changed first, and sentences: the reasons of these
-    verdicts, and what was not compared."""
+def _cases(comparison: Comparison) -> Section:
+    """The table of the cases, those that changed first, and sentences: the reason of each that
+    changed, and what was not compared."""
     rows = sorted(comparison.rows, key=lambda row: _ORDER.index(row.verdict))
-    shown = [row for row in rows if row.verdict in verdicts]
+    shown = [row for row in rows if row.verdict != "same"]
     lines = [f"{row.label}: {row.verdict}: {row.reason}." for row in shown]
     lines += [f"Not compared: {reason}." for reason in comparison.left_out]
+    for side, labels in (("A", comparison.only_a), ("B", comparison.only_b)):
+        lines += [f"Only in {side}: {'; '.join(labels)}."] * bool(labels)
     lines += [f"Compared although not comparable: {each}." for each in comparison.caveats]
-    return [_HEAD, *map(_line, rows)], lines
+    return Section("Cases", [_HEAD, *map(_line, rows)], lines)
 
 
 def _line(row: ComparedCase) -> tuple[str, ...]:

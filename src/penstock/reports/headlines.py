@@ -7,22 +7,19 @@ and, if there are several, an interval. If nothing was measured, the sentence sa
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
-from ..base import format_count, format_seconds, group_by, plural, significant
-from ..instruments import CONFIDENCE, Interval, Record
-from .cell import DRAWS, Cell, cell_ratio, middle, speed_up
+from ..base import format_seconds, group_by, plural, significant
+from ..instruments import Record
+from .cell import Cell, cell_ratio, middle, speed_up
 from .loader.cell import LoaderCell, loader_cells
-from .loader.rungs import RUNGS, Ladder, ladders_of
-from .model.cell import ModelCell, model_cells
-from .model.report import labelled
+from .loader.rungs import ladders_of
 from .queue.cell import QueueCell, none_computes, queue_cells
 from .suite.cell import runs_together
 from .suite.report import best_and_limits
 from .tune.model_advice import recommend
-from .words import bracket, of_launches, times_bracket
+from .words import bracket, of_launches
 
 _GOALS = ("throughput", "training", "latency")
 _NAMED = 3
@@ -36,40 +33,7 @@ def model_headlines(records: Iterable[Record]) -> list[str]:
         return [_nothing(records)]
     advice = recommend(records)
     choices = sorted(advice.choices, key=lambda choice: _GOALS.index(choice.goal))
-    fastest = [line for _, cells in labelled(model_cells(records)) if (line := _of_cells(cells))]
-    return [*fastest, *(choice.sentence for choice in choices), *advice.notes]
-
-
-def _of_cells(cells: Sequence[ModelCell]) -> str:
-    """The case with the most pixels a second, what it gains, and how many did not fit."""
-    measured = [cell for cell in cells if cell.rate("useful_pixels") and cell.time]
-    if not measured:
-        return ""
-    best, least = (
-        end(measured, key=lambda cell: cell.rate("useful_pixels") or 0.0) for end in (max, min)
-    )
-    assert best.time is not None
-    kind = "useful pixels" if best.haloed else "pixels"
-    step = f"{format_seconds(best.time.value)} a step"
-    ends = bracket(best.time, plural(best.launches, "launch"))
-    others = [cell for cell in measured if cell is not best]
-    doubt = _doubt(best, others, "useful_pixels")
-    most = " has the most pixels a second" if doubt else " is fastest" if others else ""
-    line = (
-        f"{best.case['model']} ({best.case['mode']}, {best.case['device']}){most} at tile "
-        f"{best.name}: {format_count(best.rate('useful_pixels') or 0.0)} {kind} a second, "
-        f"{step} {ends}{doubt}"
-    )
-    gain = speed_up(cell_ratio(least, best), least, best, "useful_pixels")
-    if gain is not None and gain.excludes(1):
-        line += (
-            f", {gain.value:.2f}x tile {least.name} "
-            f"{times_bracket(gain, plural(gain.n, 'launch') + ' each')}"
-        )
-    failed = sum(cell.status.startswith("oom") for cell in cells)
-    return (
-        f"{line}; {failed} of {plural(len(cells), 'case')} did not fit." if failed else f"{line}."
-    )
+    return [*(choice.sentence for choice in choices), *advice.notes]
 
 
 def loader_headlines(records: Iterable[Record]) -> list[str]:
@@ -86,71 +50,11 @@ def ladder_headlines(records: Iterable[Record]) -> list[str]:
     """The limit at each batch size and number of threads, and how fast batches come without it."""
     ladders = [ladder for ladder in ladders_of(records) if ladder.measured]
     ladders.sort(key=lambda ladder: -max(ladder.seconds.values()))
-    lines = [line for ladder in ladders if (line := _bound(ladder))]
+    lines = [ladder.sentence() for ladder in ladders if ladder.limiting]
     if len(lines) > _NAMED:
         more = f"{len(lines) - _NAMED} more combinations of batch and threads are below."
         return [*lines[:_NAMED], more]
     return lines
-
-
-def _bound(ladder: Ladder) -> str:
-    """The sentence ``Bound by decode (batch 4, 2 threads): without it a batch would take 1.6x
-    less``."""
-    limit, steps = ladder.limiting, list(ladder.costs)
-    if limit is None:
-        return ""
-    top = list(ladder.measured)[-1]
-    first = ladder.measured[top]
-    where = f"batch {first.batch}, {plural(first.threads, 'thread')}"
-    start = f"Bound by {RUNGS[limit]} ({where})"
-    took = f"{format_seconds(ladder.seconds[top])} a batch"
-    share = ladder.costs[limit] / ladder.seconds[top]
-    if limit == top and limit == steps[0]:
-        return f"{start}: {took}, and no other step was measured."
-    line = f"{start}: {format_seconds(ladder.costs[limit])} of {took}, {share:.0%}"
-    gain = gain_without(ladder, top, limit, steps)
-    if gain is None:
-        return f"{line}."
-    return (
-        f"{line}; if it cost nothing, batches would come at most {gain.value:.2f}x as fast "
-        f"{_ends(gain)}."
-    )
-
-
-def gain_without(ladder: Ladder, top: str, limit: str, steps: Sequence[str]) -> Interval | None:
-    """How many times as fast the top rung would be if the limiting step cost nothing."""
-    below = steps[steps.index(limit) - 1] if limit != steps[0] else None
-    times = {
-        name: np.concatenate(ladder.measured[name].times)
-        for name in (top, limit, below)
-        if name is not None
-    }
-
-    def gain(seconds: dict[str, Any]) -> Any:
-        cost = seconds[limit] - (seconds[below] if below is not None else 0.0)
-        return seconds[top] / (seconds[top] - cost)
-
-    value = float(gain({name: np.median(each) for name, each in times.items()}))
-    launches = min(map(len, times.values()))
-    if not 1 < value < np.inf:
-        return None
-    if launches == 1:
-        return Interval(value, None, None, 1)
-    rng = np.random.default_rng(0)  # the same report from the same records, to the digit
-    drawn = gain(
-        {
-            name: np.median(each[rng.integers(len(each), size=(DRAWS, len(each)))], axis=1)
-            for name, each in times.items()
-        }
-    )
-    low, high = np.quantile(drawn, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
-    return Interval(value, float(low), float(high), launches)
-
-
-def _ends(gain: Interval) -> str:
-    if gain.low is None:
-        return "[one launch of each step, no interval]"
-    return times_bracket(gain, f"{gain.n} launches of each step")
 
 
 def _fastest(cells: Sequence[LoaderCell]) -> list[str]:

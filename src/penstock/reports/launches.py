@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base import RUN_FILE, STEPS, UsageError, describe, redacted
+from ..base import RUN_FILE, STEPS, UsageError, redacted
 from ..instruments import (
     PHASES,
     Record,
@@ -26,7 +26,7 @@ from ..instruments import (
     read_ledger,
 )
 from .infer.job_files import InferenceRun
-from .places import RecordPlace, places_of
+from .places import RecordPlace, places_of, reading
 from .training.fit_files import TrainingFolder
 
 
@@ -44,13 +44,8 @@ def launches_of(places: Iterable[RecordPlace]) -> list[Record]:
     """
     launches: list[Record] = []
     for place in places:
-        try:
+        with reading(place):
             launches += _launches(place)
-        except UsageError:
-            raise
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            what = f"{type(error).__name__}: {describe(error)}"
-            raise UsageError(f"{place.path} is not what Penstock left there ({what})") from error
     return launches
 
 

@@ -8,13 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from ..base import UsageError, format_bytes, group_by, plural
+from ..base import UsageError, format_bytes, format_seconds, group_by, plural
 from ..bench import known_roof
 from ..instruments import LEDGER_FILE, Record
+from .cell import Cell
 from .cell import Kind as CellKind
 from .charts.chart import Figure
 from .charts.loader_chart import draw_ladders, draw_loader
 from .charts.model_chart import draw_bench
+from .charts.paper import save_under
 from .charts.queue_chart import draw_queue
 from .charts.suite_chart import draw_suite
 from .content import LIMITS, Chapter, Picture, Raw, Report
@@ -33,11 +35,14 @@ from .model.cell import model_cells
 from .model.report import labelled, model_sections, roof_line
 from .queue.cell import queue_cells
 from .queue.report import queue_sections
+from .run_settings import cases_of_sides, settings_of_launch
 from .suite.cell import runs_together
 from .suite.report import suite_sections
 from .table import Section
-from .timed import TIMED, timed_headlines, timed_sections
-from .words import hosts_of, listed, machine_words
+from .words import bracket, hosts_of, listed, machine_words, or_dash, spread
+
+TIMED = ("preprocess", "predict")
+"""Scenarios whose launches have a time, and no tables of their own."""
 
 
 def model_pictures(records: Iterable[Record]) -> list[Picture]:
@@ -93,6 +98,53 @@ def _measured(cells: Sequence[CellKind]) -> list[CellKind]:
     return [cell for cell in cells if cell.launches]
 
 
+def timed_cells(records: Iterable[Record]) -> list[tuple[str, Cell]]:
+    """The cases of timed launches, each with a label: what was run, and the settings that vary.
+
+    Args:
+        records: Launches of any scenario.
+
+    Returns:
+        The cases, in the order of their first launches.
+    """
+    (launches,) = cases_of_sides([record for record in records if record.scenario in TIMED])
+    cells = [cell for name in TIMED for cell in Cell.of_records(launches, name)]
+    return [(_label(cell.records), cell) for cell in cells]
+
+
+def _label(records: Sequence[Record]) -> str:
+    case = settings_of_launch(records[0]) | dict(records[0].case)
+    words = [records[0].scenario]
+    words += [f"{name}={case[name]}" for name in records[0].case if name in case]
+    return " ".join(words)
+
+
+def timed_headlines(records: Iterable[Record]) -> list[str]:
+    """The time of each case, with its launches."""
+    return [
+        f"{label}: {format_seconds(cell.time.value)} "
+        f"{bracket(cell.time, plural(cell.launches, 'launch'))}."
+        if cell.time is not None
+        else f"{label}: {cell.status}: {cell.error}."
+        for label, cell in timed_cells(records)
+    ]
+
+
+def timed_sections(records: Iterable[Record]) -> list[Section]:
+    """A table of the cases."""
+    lines = [
+        (
+            label,
+            or_dash(cell.time.value if cell.time else None, format_seconds),
+            spread(cell.time, format_seconds),
+            str(cell.launches),
+            cell.status,
+        )
+        for label, cell in timed_cells(records)
+    ]
+    return [Section("Times", [("case", "time", "95 %", "launches", "status"), *lines])]
+
+
 class Kind(NamedTuple):
     """The chapter of a report that shows the records of one scenario."""
 
@@ -121,6 +173,29 @@ KINDS = {
     ),
     **dict.fromkeys(TIMED, Kind("Times", timed_headlines, timed_sections, lambda records: [])),
 }  # fmt: skip
+
+
+def plot_records(
+    scenario: str, records: Iterable[Record], out_prefix: Path, replace: bool = False
+) -> list[Path]:
+    """Draw a kind of benchmark to ``<out_prefix>.png``, or numbered if it has several figures.
+
+    Args:
+        scenario: The kind.
+        records: Its launches.
+        out_prefix: The path of the figures without the suffix ``.png``.
+        replace: Replace figures that Penstock did not write.
+
+    Returns:
+        The files that were written; none if nothing was measured.
+
+    Raises:
+        Refused: A file is not to be replaced.
+        MissingDependency: matplotlib is not installed.
+    """
+    pictures = KINDS[scenario].pictures(records)
+    figures = {picture.name.partition("_")[2]: picture.draw() for picture in pictures}
+    return save_under(out_prefix, figures, replace)
 
 
 def kinds_of(records: Sequence[Record], source: str) -> dict[str, Kind]:

@@ -36,12 +36,12 @@ def mfu_lines(results: Mapping[str, Any], settings: Mapping[str, Any]) -> list[s
     if roof is None:
         start = f"Its MFU (model FLOPs utilisation) is not known, for want of a peak of {dtype}"
         return [f"{start}: {does}. {UNKNOWN}"]
-    most = roof * devices
     rates = [
         row["samples"] / row["train_s"]
         for row in results.get("history") or ()
         if row.get("samples") and row.get("train_s")
     ]
+    most = roof * devices
     shares = [f"{each * of / most:.1%}" for of in (min(rates), max(rates))] if rates else []
     ends = f"{'-'.join(shares)}, " if len(rates) > 1 else ""
     epochs = plural(len(results.get("epoch_times_s") or ()), "epoch")

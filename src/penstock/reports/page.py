@@ -14,7 +14,6 @@ Everything is computed from records, so a page can be made again from its ledger
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from ..base import (
     check_folder,
     check_outputs,
     end_output,
-    is_written_by_us,
     system_errors,
     write_output,
 )
@@ -123,7 +121,6 @@ def write_report(
     with system_errors(f"{page.parent} cannot be written"):
         page.parent.mkdir(parents=True, exist_ok=True)
         _write_tables(tables, records)
-        _remove_figures(page)
         figures = [each for files in drawn for each in save_figures(files, overwrite)]
     text = markdown_page(report, [[file.name for file in files] for files in drawn])
     write_output("--output", page, text, replace=overwrite)
@@ -153,12 +150,3 @@ def check_report(path: Path, overwrite: bool, read: Iterable[Path] = ()) -> None
     if path.is_file() and path.stat().st_size and not overwrite:
         raise Refused(f"{path} exists; --overwrite replaces it")
     check_outputs(("--output", path), replace=overwrite, inputs=read)
-
-
-def _remove_figures(page: Path) -> None:
-    """Remove the figures of an old page, because the new page may have fewer."""
-    if page.exists():
-        for name in re.findall(r"!\[(\w+)\]\(\1\.png\)", page.read_text(errors="replace")):
-            figure = page.parent / f"{name}.png"
-            if is_written_by_us(figure):
-                figure.unlink(missing_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -122,7 +123,11 @@ def reports_of_places(places: Sequence[RecordPlace]) -> list[Report]:
     Raises:
         UsageError: A place cannot be read, or holds nothing that can be shown.
     """
-    return [_report_of(place) for place in places]
+    reports = []
+    for place in places:
+        with reading(place):
+            reports.append(_report_of(place))
+    return reports
 
 
 def joined(reports: Sequence[Report], title: str) -> Report:
@@ -147,9 +152,11 @@ def joined(reports: Sequence[Report], title: str) -> Report:
     )
 
 
-def _report_of(place: RecordPlace) -> Report:
+@contextmanager
+def reading(place: RecordPlace) -> Iterator[None]:
+    """Raise `UsageError` if the files of a place are not as Penstock left them."""
     try:
-        return _read(place)
+        yield
     except UsageError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -157,7 +164,7 @@ def _report_of(place: RecordPlace) -> Report:
         raise UsageError(f"{place.path} is not what Penstock left there ({what})") from error
 
 
-def _read(place: RecordPlace) -> Report:
+def _report_of(place: RecordPlace) -> Report:
     # Who only looks for places needs none of the rooms that make reports.
     if place.kind == "inference":
         from .infer.report import report_of_run

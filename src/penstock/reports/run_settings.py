@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..instruments import Record, case_key
@@ -60,6 +60,15 @@ def _varying(settings: Sequence[Mapping[str, Any]]) -> set[str]:
     """The names of settings that are not the same in all."""
     names = {name for each in settings for name in each}
     return {n for n in names if len({repr(each.get(n)) for each in settings}) > 1}
+
+
+def differing_knobs(records: Iterable[Record]) -> list[str]:
+    """The knobs whose values differ among the cases of records, in the order of the cases."""
+    values: dict[str, set[str]] = {}
+    for record in records:
+        for name, value in record.case.items():
+            values.setdefault(name, set()).add(str(value))
+    return [name for name, each in values.items() if len(each) > 1]
 
 
 def settings_that_differ(a: Sequence[Record], b: Sequence[Record]) -> list[tuple[str, str, str]]:

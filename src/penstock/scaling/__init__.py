@@ -1,4 +1,4 @@
-"""Runs on several devices: reading them, comparing them, laws of scaling, stragglers, simulation.
+"""Runs on several devices: reading them, comparing them, laws of scaling, simulation.
 
 Training itself lives in `training`, and jobs of SLURM live in `cluster`.
 """

@@ -1,4 +1,4 @@
-"""Advice on a scaling study: good or poor, why, whether quality stayed, and which rank is slow.
+"""Advice on a scaling study: good or poor, why, and whether quality stayed.
 
 The seed calls scaling good above 85 % within a node and above 75 % across nodes, and poor below
 70 %. The advice is sure only if the whole interval is on one side of a bound, which takes more than
@@ -10,11 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from ..base import format_seconds, significant
+from ..base import significant
 from ..instruments import CONFIDENCE, Interval
 from .means import difference, why_none
-from .runs import TrainingRun
-from .straggler import WAIT, phases_of, share, straggler
+from .runs import WAIT, TrainingRun, phases_of, share
 from .study import Configuration, ScalingPoint, Study
 from .tables import label
 
@@ -169,7 +168,7 @@ def _same(name: str, scores: Sequence[Sequence[float]], labels: Sequence[str]) -
 
 
 def rank_lines(study: Study) -> Iterator[str]:
-    """Sentences on ranks that were slower than the others of their run."""
+    """Sentences on runs whose ranks took different times."""
     for point in study.points:
         for run in point.at.runs:
             if len(run.rank_seconds) > 1 and len(set(run.rank_seconds)) > 1:
@@ -177,15 +176,4 @@ def rank_lines(study: Study) -> Iterator[str]:
                 yield (
                     f"Job {run.job}: {len(run.rank_seconds)} ranks took {low:.2f} to {high:.2f} s; "
                     "the slowest counts."
-                )
-            if (slow := straggler(run)) is not None:
-                where = f" on {slow.host}" if slow.host else ""
-                spread = f", MAD {format_seconds(slow.spread)}" if slow.spread is not None else ""
-                steps = slow.excess.n
-                of = f"median of {steps}{spread}" if steps > 1 else "by medians over its steps"
-                yield (
-                    f"Job {run.job}: rank {slow.rank}{where} holds the others up: "
-                    f"{format_seconds(slow.excess.value)} a step more work of its own "
-                    f"({of}), and the shortest wait for the sum, "
-                    f"{format_seconds(slow.wait)} against {format_seconds(slow.others_wait)}."
                 )

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from ..base import UsageError
+from ..instruments import PHASES
 
 Status = Literal[
     "complete", "crashed", "cancelled", "preempted", "timeout", "stopped", "unfinished", "unknown"
 ]
 """The end of a run; ``unknown`` if its source does not say."""
+
+WAIT = "communication"
+"""The phase of waiting for the sum over ranks."""
 
 A_GPU = "a GPU"
 """The device of a run that used GPUs but did not name them."""
@@ -27,8 +31,6 @@ class Rank:
     """Totals of the whole run: ``step`` and its phases."""
     local: tuple[float, ...] = ()
     """The rank's own work in each step: the step without the wait for the sum over ranks."""
-    waits: tuple[float, ...] = ()
-    """The wait for the sum over ranks in each step."""
     host: str | None = None
 
 
@@ -132,3 +134,28 @@ class TrainingRun:
         if self.device is None:
             return "device"
         return "process" if self.on_cpu else "GPU"
+
+
+def share(runs: Iterable[TrainingRun], *phases: str) -> float | None:
+    """The fraction of all steps of all ranks that these phases took; None if none was measured."""
+    measured = [
+        rank.totals
+        for run in runs
+        for rank in run.ranks
+        if any(phase in rank.totals for phase in phases)
+    ]
+    whole = sum(total.get(phase, 0.0) for total in measured for phase in PHASES)
+    took = sum(total.get(phase, 0.0) for total in measured for phase in phases)
+    return took / whole if whole > 0 else None
+
+
+def phases_of(runs: Sequence[TrainingRun]) -> dict[str, float]:
+    """Seconds of an epoch by phase, mean over ranks and runs; empty if none was measured."""
+    epochs = [
+        {name: total / run.epochs for name, total in rank.totals.items()}
+        for run in runs
+        for rank in run.ranks
+        if run.epochs and rank.totals
+    ]
+    names = dict.fromkeys(name for epoch in epochs for name in epoch)
+    return {name: sum(e.get(name, 0.0) for e in epochs) / len(epochs) for name in names}

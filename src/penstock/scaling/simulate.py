@@ -7,8 +7,7 @@
 Each device keeps its batch (weak or hybrid scaling). The gradients, ``M`` bytes, are summed over
 the devices of a node and then over the nodes, by k members each:
 
-    ring   2 (k - 1) / k M / B + 2 (k - 1) L        each member sends its part round twice
-    tree   2 (k - 1) / k M / B + 2 log2(k) L        the same bytes, in fewer rounds
+    2 (k - 1) / k M / B + 2 (k - 1) L        a ring: each member sends its part round twice
 
 ``B`` is the bandwidth, per device within a node and per node between nodes, and ``L`` the latency
 of a message. The fraction ``overlap`` of the sum runs during the backward pass, if that lasts long
@@ -25,21 +24,19 @@ measured, its time beyond the model is added to every step of several devices.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import NormalDist, median
-from typing import Literal
 
-from ..base import UsageError
+from ..base import UsageError, format_bytes, format_seconds, significant
 from ..instruments import mad
-from .runs import TrainingRun
-from .straggler import phases_of
-
-Algorithm = Literal["ring", "tree"]
+from .runs import TrainingRun, phases_of
 
 NOTABLE_WAIT = 0.02
 """The fraction of a step from which a wait for data counts. Handing over a batch takes less."""
+_ROUNDED = 0.005
+"""The relative difference up to which a measured step agrees with the model's: logs have few
+digits."""
 _COMPUTE = ("transfer", "forward", "backward", "optimizer")
 
 
@@ -59,10 +56,6 @@ class DeviceStep:
     """Seconds in which its loader makes a batch; 0 if the device never waited for it."""
     reads_s: float = 0.0
     """Seconds of reading in a run without workers, where each step reads its batch first."""
-    scaled_from: int | None = None
-    """The batch size that was measured; None if it is `batch`."""
-    counted: float | None = None
-    """The parameters of the model, if `gradient_bytes` is a guess of 4 bytes for each."""
     seen: tuple[int, float] | None = None
     """A number of devices above 1, and the measured seconds of a step on them, with this batch."""
 
@@ -79,7 +72,6 @@ class Network:
     """Bytes per second and node, in one direction, between nodes."""
     inside_latency: float
     between_latency: float
-    algorithm: Algorithm
     overlap: float
     """The fraction of the sum that may run during the backward pass, 0 to 1."""
 
@@ -94,17 +86,11 @@ class Prediction:
     """Time of the all-reduce, hidden part included."""
     exposed_s: float
     """The part of the all-reduce that devices wait for."""
-    data_s: float
-    """Time until each device has its batch."""
     parts: Mapping[str, float]
     """The seconds of a step by what they are spent on."""
     step_s: float
     samples_per_s: float
     efficiency: float
-    worst: float
-    """The efficiency if the sum is not hidden at all."""
-    best: float
-    """The efficiency if the backward pass hides as much of the sum as it can."""
 
     @property
     def bound_by(self) -> str:
@@ -123,18 +109,12 @@ def predict_steps(device: DeviceStep, network: Network, sizes: Iterable[int]) ->
     Returns:
         A prediction for each number, in the same order.
 
-    Raises:
-        UsageError: A time, a size or a rate is out of its range.
     """
-    _check(device, network)
     return [_at(device, network, n) for n in sizes]
 
 
 def _at(device: DeviceStep, network: Network, n: int) -> Prediction:
-    def rate(size: int, overlap: float) -> float:
-        return device.batch * size / _step(device, replace(network, overlap=overlap), size)
-
-    alone = rate(1, 0.0)
+    alone = device.batch / _step(device, network, 1)
     summed, exposed = _sum(device, network, n)
     step, each = _step(device, network, n), device.reads_s + device.compute_s
     more = step - _explained(device, network, n)
@@ -152,13 +132,10 @@ def _at(device: DeviceStep, network: Network, n: int) -> Prediction:
         nodes=-(-n // network.per_node),
         sum_s=summed,
         exposed_s=exposed,
-        data_s=device.data_s,
         parts=parts,
         step_s=step,
-        samples_per_s=rate(n, network.overlap),
-        efficiency=rate(n, network.overlap) / (n * alone),
-        worst=rate(n, 0.0) / (n * alone),
-        best=rate(n, 1.0) / (n * alone),
+        samples_per_s=device.batch * n / step,
+        efficiency=device.batch / step / alone,
     )
 
 
@@ -186,18 +163,13 @@ def beyond_the_model(device: DeviceStep, network: Network) -> float:
 def _sum(device: DeviceStep, network: Network, n: int) -> tuple[float, float]:
     """Seconds of the all-reduce, and the part of them that devices wait for."""
     inside, nodes = min(n, network.per_node), -(-n // network.per_node)
-    summed = all_reduce(
-        device.gradient_bytes, inside, network.inside, network.inside_latency, network.algorithm
-    ) + all_reduce(
-        device.gradient_bytes, nodes, network.between, network.between_latency, network.algorithm
-    )
+    summed = all_reduce(device.gradient_bytes, inside, network.inside, network.inside_latency)
+    summed += all_reduce(device.gradient_bytes, nodes, network.between, network.between_latency)
     hidden = min(network.overlap * summed, device.backward_s)
     return summed, summed - hidden
 
 
-def all_reduce(
-    size: float, members: int, bandwidth: float, latency: float, algorithm: Algorithm
-) -> float:
+def all_reduce(size: float, members: int, bandwidth: float, latency: float) -> float:
     """Seconds of an all-reduce.
 
     Args:
@@ -205,18 +177,16 @@ def all_reduce(
         members: The number of members.
         bandwidth: Bytes per second of a member, in one direction.
         latency: Seconds of a message.
-        algorithm: ``ring`` or ``tree``.
 
     Returns:
         The seconds; 0 for one member.
 
-    >>> all_reduce(1e9, 4, 1e9, 0.0, "ring"), all_reduce(1e9, 1, 1e9, 1.0, "tree")
+    >>> all_reduce(1e9, 4, 1e9, 0.0), all_reduce(1e9, 1, 1e9, 1.0)
     (1.5, 0.0)
     """
     if members < 2:
         return 0.0
-    turns = members - 1 if algorithm == "ring" else math.ceil(math.log2(members))
-    return 2 * (members - 1) / members * size / bandwidth + 2 * turns * latency
+    return 2 * (members - 1) * (size / members / bandwidth + latency)
 
 
 def _largest(n: int) -> float:
@@ -224,29 +194,17 @@ def _largest(n: int) -> float:
     return NormalDist().inv_cdf((n - 0.375) / (n + 0.25)) if n > 1 else 0.0
 
 
-def _check(device: DeviceStep, network: Network) -> None:
-    for flag, value, zero in (
-        ("--compute-time", device.compute_s, False),
-        ("--gradient-bytes", device.gradient_bytes, True),
-        ("--inside", network.inside, False),
-        ("--between", network.between, False),
-    ):
-        if not (0 < value < math.inf) and not (zero and value == 0):
-            raise UsageError(f"{flag} {value:g} must be above 0")
-
-
 def device_of_run(run: TrainingRun) -> DeviceStep:
     """The step of one device, from a run on one device: the totals of its phases over its steps.
 
     Raises:
-        UsageError: The run is of several devices, or lacks phases, steps, batch or parameters.
+        UsageError: The run is of several devices, or lacks phases, steps, batch or gradients.
     """
     if run.devices != 1:
         raise UsageError(f"{run.source} is a run of {run.devices} devices; give one of 1")
     phases = phases_of([run])
-    parameters, gradients = run.settings.get("parameters"), run.gradient_bytes
-    if not phases or not run.steps or not run.batch or parameters is None:
-        raise UsageError(f"{run.source} lacks phases, steps, batch or parameters of its model")
+    if not phases or not run.steps or not run.batch or run.gradient_bytes is None:
+        raise UsageError(f"{run.source} lacks phases, steps, batch or the bytes of its gradients")
     each = {name: total / run.steps for name, total in phases.items()}
     compute = sum(each.get(name, 0.0) for name in _COMPUTE)
     waited = _notable(each.get("data_wait", 0.0), compute)
@@ -258,8 +216,7 @@ def device_of_run(run: TrainingRun) -> DeviceStep:
         compute_s=compute,
         backward_s=each.get("backward", 0.0),
         batch=run.batch,
-        gradient_bytes=4 * float(parameters) if gradients is None else gradients,
-        counted=float(parameters) if gradients is None else None,
+        gradient_bytes=run.gradient_bytes,
         jitter=jitter,
         data_s=compute + waited if waited and not in_turn else 0.0,
         reads_s=waited if in_turn else 0.0,
@@ -290,7 +247,7 @@ def with_several(device: DeviceStep, run: TrainingRun) -> DeviceStep:
         raise UsageError(f"{run.source} lacks phases or steps")
     if run.batch != device.batch:
         raise UsageError(
-            f"{run.source} has batches of {run.batch} on each device, and the simulation has "
+            f"{run.source} has batches of {run.batch} on each device, and the run of one has "
             f"{device.batch}"
         )
     seconds = sum(phases.get(name, 0.0) for name in (*_COMPUTE, "communication")) / run.steps
@@ -298,23 +255,100 @@ def with_several(device: DeviceStep, run: TrainingRun) -> DeviceStep:
     return replace(device, seen=(run.devices, seconds + _notable(waited, seconds)))
 
 
-def with_batch(device: DeviceStep, batch: int) -> DeviceStep:
-    """The step at another batch, if every sample takes as long as in the measured one.
+def assumptions_of(device: DeviceStep, network: Network) -> list[str]:
+    """The assumptions of a simulation, a sentence each.
 
     Args:
-        device: The measured step.
-        batch: Samples of the other batch.
+        device: The step of one device.
+        network: The network that joins the devices.
 
     Returns:
-        The step with its times scaled.
+        Sentences, with the figures that were measured or given.
     """
-    times = batch / device.batch
-    return replace(
-        device,
-        batch=batch,
-        compute_s=times * device.compute_s,
-        backward_s=times * device.backward_s,
-        data_s=times * device.data_s,
-        reads_s=times * device.reads_s,
-        scaled_from=device.batch if batch != device.batch else None,
+    compute, backward = format_seconds(device.compute_s), format_seconds(device.backward_s)
+    inside, between = (
+        f"{significant(rate / 1e9)} GB/s" for rate in (network.inside, network.between)
     )
+    inside_wait, between_wait = (
+        f"{significant(wait * 1e6)} µs"
+        for wait in (network.inside_latency, network.between_latency)
+    )
+    lines = [
+        f"A device computes {compute} a step, {backward} of it backward, on {device.batch} samples",
+        (
+            f"{format_bytes(device.gradient_bytes)} of gradients are summed by a ring, first "
+            "within each node"
+        ),
+        f"within a node of {network.per_node} devices each has {inside}, {inside_wait} a message",
+        f"between nodes each node has {between}, {between_wait} a message",
+        f"{network.overlap:.0%} of the sum may hide behind that",
+    ]
+    lines.append(
+        f"steps vary by {device.jitter:.1%}, and each waits for the slowest device"
+        if device.jitter
+        else "every step takes the same time on every device"
+    )
+    lines += _of_data(device)
+    if device.seen is not None:
+        lines.append(_of_seen(device, network, *device.seen))
+    if device.seen is None:
+        lines.append(
+            "the sum does not slow computing, no other job shares the network, and hosts are as "
+            "fast with all devices at work as with one: the figures are upper bounds"
+        )
+    return [f"{line[:1].upper()}{line[1:]}." for line in lines]
+
+
+def _of_data(device: DeviceStep) -> Iterator[str]:
+    """Sentences on how the devices read their batches."""
+    if device.data_s:
+        yield (
+            "each device has its own loader, which makes "
+            f"{significant(device.batch / device.data_s)} samples/s as in the run, and prefetches "
+            "while the device waits for the sum"
+        )
+    if device.reads_s:
+        yield (
+            f"each device has no workers and makes a batch in {format_seconds(device.reads_s)} "
+            "before it computes, as the run did; the store keeps up with all of them"
+        )
+    elif device.data_s:
+        yield "the store keeps up with all of them"
+    else:
+        yield "batches are always ready in time"
+
+
+def _of_seen(device: DeviceStep, network: Network, n: int, seconds: float) -> str:
+    """A sentence on how the measured step of several devices fits the model."""
+    took = f"a step of {n} devices took {format_seconds(seconds)}"
+    more = beyond_the_model(device, network)
+    if abs(more) <= _ROUNDED * seconds:
+        return f"{took}, which all of this explains"
+    if more < 0:
+        return (
+            f"{took}, and all of this needs {format_seconds(seconds - more)}: one of the two is "
+            "wrong, so the measured step is not used, and the figures are the model's alone"
+        )
+    return (
+        f"{took}, which is {format_seconds(more)} more than all of this: that time (hosts, "
+        f"contention) is added at every number of devices, so the step of {n} is not predicted"
+    )
+
+
+def prediction_table(predictions: Iterable[Prediction]) -> list[tuple[str, ...]]:
+    """The header and a row for each number of devices."""
+    head = ("devices", "nodes", "sum", "exposed", "step", "samples/s", "efficiency")
+    rows = (
+        (
+            f"{made.devices:,}",
+            f"{made.nodes:,}",
+            format_seconds(made.sum_s),
+            format_seconds(made.exposed_s),
+            format_seconds(made.step_s),
+            significant(made.samples_per_s),
+            f"{made.efficiency:.1%}",
+            made.bound_by,
+        )
+        for made in predictions
+    )
+    return [(*head, "bound by"), *rows]

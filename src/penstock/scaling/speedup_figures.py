@@ -22,9 +22,9 @@ from ..reports import Axis, Figure, Panel, Series, save_figures
 from .advice import GOOD_ACROSS
 from .laws import Amdahl, Usl
 from .means import why_none
-from .straggler import phases_of
+from .runs import phases_of
 from .study import ScalingPoint, Study
-from .tables import counted, label, on_nodes, units
+from .tables import counted, label, units
 
 
 def plot_scaling(studies: Sequence[Study], folder: Path, replace: bool = False) -> list[Path]:
@@ -70,11 +70,7 @@ def draw_speedup(study: Study) -> Figure | None:
     # If a number of devices ran on several numbers of nodes, the line takes the fastest.
     best = {n: max(y[x == n]) for n in sorted(set(x))}
     series.append(Series("", list(best), list(best.values()), silent=True))
-    texts = []
-    for point, place, value in zip(points, x, y, strict=True):
-        several = np.count_nonzero(x == place) > 1
-        nodes = f", {on_nodes(point.at.first)}" if several and point.at.nodes else ""
-        texts.append("" if place == base and not several else f"{value:.2f}x{nodes}")
+    texts = ["" if place == base else f"{value:.2f}x" for place, value in zip(x, y, strict=True)]
     low, high = _ends([point.speedup for point in points])
     series.append(Series("measured", x, y, "points", 0, low=low, high=high, texts=texts))
     unit = units([study.base.first])
@@ -141,9 +137,6 @@ def draw_utilisation(study: Study) -> Figure | None:
         Series("mean", places, means, "bars", 5, texts=notes),
         Series("readings", along, np.concatenate(kept), "points", 0),
     ]
-    absent = [float(place) for place, values in enumerate(readings) if not values]
-    look: dict[str, Any] = {"texts": ["not logged"] * len(absent), "silent": True}
-    series += [Series("", absent, [0.0] * len(absent), "points", "faint", **look)] * bool(absent)
     shown = "dots are readings, in the order in which they were logged"
     x, y = _names(study.points), Axis("GPU-Util", "%", high=105)
     return _figure(study, "GPU utilisation", shown, x, y, series)

@@ -92,12 +92,6 @@ class ScalingPoint:
             return None
         return run.work * run.epochs / self.at.seconds
 
-    @property
-    def device_hours(self) -> float | None:
-        """Device hours of an epoch; None if its time is not known."""
-        epoch = self.at.mean(lambda run: run.per_epoch)
-        return None if epoch is None else self.at.devices * epoch / 3600
-
 
 @dataclass(frozen=True)
 class Study:
@@ -105,8 +99,6 @@ class Study:
 
     kind: Kind
     points: tuple[ScalingPoint, ...]
-    rise: Interval | None
-    """The change of the Karp-Flatt share from the smallest number of devices to the largest."""
     amdahl: Amdahl | str
     """The fit, or a sentence on why there is none."""
     usl: Usl | str
@@ -258,7 +250,6 @@ def study(kind: Kind, configurations: Sequence[Configuration], base_devices: int
     return Study(
         kind,
         tuple(_point(kind, ordered[0], at) for at in ordered),
-        None if kind == "weak" else _rise(p, speedups, drawn, n),
         *_fits(kind, base_devices, p, speedups, drawn, n),
     )
 
@@ -284,18 +275,6 @@ def _each_end(interval: Interval, of: Callable[[float], float]) -> Interval:
         return Interval(of(interval.value), None, None, interval.n)
     low, high = sorted((of(interval.low), of(interval.high)))
     return Interval(of(interval.value), low, high, interval.n)
-
-
-def _rise(p: Floats, speedups: Floats, drawn: Floats, n: int) -> Interval | None:
-    above = [i for i in range(len(p)) if p[i] > 1]
-    if not above or p[above[-1]] == p[above[0]]:
-        return None
-    first, last = above[0], above[-1]
-
-    def change(s: Floats) -> Floats:
-        return np.asarray(karp_flatt(s[..., last], p[last]) - karp_flatt(s[..., first], p[first]))
-
-    return drawn_interval(float(change(speedups)), change(drawn), n)
 
 
 def _fits(

@@ -1,4 +1,4 @@
-"""A scaling study as a report: speed-up, efficiency, fits, stragglers."""
+"""A scaling study as a report: speed-up, efficiency, fits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from ..base import NotComparable, plural
-from ..reports import Chapter, Figure, Picture, Report, Section
+from ..reports import Chapter, Picture, Report, Section
 from .advice import advice, exposed, interval_text, rank_lines
 from .runs import TrainingRun
 from .sources.read import read_runs
@@ -46,16 +46,31 @@ def report_of_scaling(
         UsageError: A path cannot be read, or holds no run.
     """
     runs = read_runs(list(paths), say, others)
-    compared: list[Study] = []
     try:
-        compared = studies(runs, None, False)
-        sizes = plural(len({run.devices for run in runs if run.complete}), "size")
-        why = f"it takes two sizes, and there is {plural(len(runs), 'run')} of {sizes}"
+        return report_of_studies(runs, studies(runs, None, False), title)
     except NotComparable as error:
-        why = str(error)
+        return report_of_studies(runs, [], title, str(error))
+
+
+def report_of_studies(
+    runs: Sequence[TrainingRun], compared: Sequence[Study], title: str, why: str = ""
+) -> Report:
+    """The report of the studies among runs.
+
+    Args:
+        runs: All runs.
+        compared: The studies among them.
+        title: The title of the report.
+        why: Why there is no study; empty for the number of sizes.
+
+    Returns:
+        The report, with a chapter for each study of several sizes, and one of all runs.
+    """
     listed = Chapter("Runs", [Section("Runs", summary_rows(runs), notes(runs, compared))])
     several = [study for study in compared if len(study.points) > 1]
     if not several:
+        sizes = plural(len({run.devices for run in runs if run.complete}), "size")
+        why = why or f"it takes two sizes, and there is {plural(len(runs), 'run')} of {sizes}"
         return Report(title, [f"No scaling study: {why}."], [plural(len(runs), "run")], [listed])
     chapters = [_chapter(study, len(several) > 1) for study in several]
     verdict = [line for study in several for line in _verdict(study)]
@@ -82,15 +97,12 @@ def _verdict(study: Study) -> list[str]:
 
 def _chapter(study: Study, several: bool) -> Chapter:
     suffix = f"_{study.kind}" * several
+    figures = figures_of(study)
     pictures = [
-        Picture(f"{name}{suffix}", _CAPTIONS[name], partial(_itself, figure))
-        for name, figure in figures_of(study).items()
+        Picture(f"{name}{suffix}", _CAPTIONS[name], partial(figures.__getitem__, name))
+        for name in figures
     ]
     return Chapter(f"Scaling, {study.kind}", scaling_sections(study), pictures)
-
-
-def _itself(figure: Figure) -> Figure:
-    return figure
 
 
 def _of_runs(runs: Sequence[TrainingRun]) -> str:

@@ -13,15 +13,13 @@ from itertools import chain
 from typing import Any
 
 from ..base import (
-    for_code_block,
-    for_markdown,
     format_seconds,
     plural,
     significant,
     to_cell,
 )
 from ..instruments import Interval
-from ..reports import Section, csv_field, in_markdown, or_dash, without_empty
+from ..reports import Section, csv_field, or_dash, without_empty
 from .advice import advice, exposed, interval_text, quality, rank_lines
 from .laws import Amdahl, Usl
 from .means import why_none
@@ -32,16 +30,13 @@ from .tables import (
     diverged,
     fixed,
     label,
-    results_table,
     run_mark,
-    speedup_table,
-    summary_table,
 )
 
 COLUMNS = tuple(
     "kind devices nodes runs seconds speedup speedup_low speedup_high efficiency efficiency_low "
     "efficiency_high karp_flatt karp_flatt_low karp_flatt_high samples_per_s seconds_per_epoch "
-    "device_hours_per_epoch exposed_communication val_loss val_acc status".split()
+    "exposed_communication val_loss val_acc status".split()
 )
 RUN_COLUMNS = tuple(
     "source job name status restarts devices nodes device seconds epochs planned_epochs "
@@ -79,7 +74,7 @@ def scaling_sections(study: Study, asked: bool = False) -> list[Section]:
 def _table(study: Study) -> list[tuple[str, ...]]:
     head = (
         *("configuration", "runs", "time", "speed-up", "95 %", "efficiency", "95 %", "samples/s"),
-        *("Karp-Flatt", f"{study.base.first.unit} h an epoch", "exposed sum"),
+        *("Karp-Flatt", "exposed sum"),
     )
     rows = (
         (
@@ -92,7 +87,6 @@ def _table(study: Study) -> list[tuple[str, ...]]:
             interval_text(point.efficiency, 100, 1),
             or_dash(point.throughput, significant),
             "-" if point.karp_flatt is None else f"{point.karp_flatt.value:.6f}",
-            or_dash(point.device_hours, significant),
             or_dash(exposed(point.at), lambda share: f"{share:.1%}"),
         )
         for point in study.points
@@ -158,7 +152,6 @@ def _shape(run: TrainingRun) -> str:
 
 
 def _law_lines(study: Study) -> Iterator[str]:
-    yield from _share_lines(study)
     if isinstance(study.amdahl, Amdahl):
         serial, most = study.amdahl.serial, significant(study.amdahl.most)
         yield (
@@ -177,26 +170,6 @@ def _law_lines(study: Study) -> Iterator[str]:
         )
     else:
         yield f"{study.usl[:1].upper()}{study.usl[1:]}."
-
-
-def _share_lines(study: Study) -> Iterator[str]:
-    """A sentence on the change of the Karp-Flatt share with the devices."""
-    rise = study.rise
-    if rise is None:
-        return
-    shares = [(p.at.devices, p.karp_flatt.value) for p in study.points if p.karp_flatt is not None]
-    (few, first), (many, last) = shares[0], shares[-1]
-    text = f"The Karp-Flatt share is {first:.6f} on {few} devices and {last:.6f} on {many}"
-    if rise.low is None or rise.high is None:
-        yield f"{text}; whether it changes is not known [{why_none(rise)}]."
-        return
-    ends = f"[{rise.low:+.6f} to {rise.high:+.6f}, {rise.n} runs of each size]"
-    if not rise.excludes(0):
-        yield f"{text}; a change of {rise.value:+.6f} {ends} may be none."
-    elif rise.value > 0:
-        yield f"{text}, {rise.value:+.6f} {ends}: overhead grows with the devices."
-    else:
-        yield f"{text}, {rise.value:+.6f} {ends}: no fixed serial share explains it."
 
 
 def _turn(study: Study, peak: Interval | None) -> str:
@@ -287,7 +260,6 @@ def _point_row(study: Study, point: ScalingPoint) -> dict[str, Any]:
         "karp_flatt_high": share and share.high,
         "samples_per_s": point.throughput,
         "seconds_per_epoch": at.mean(lambda run: run.per_epoch),
-        "device_hours_per_epoch": point.device_hours,
         "exposed_communication": exposed(at),
         "val_loss": at.mean(lambda run: run.scored(run.val_loss)),
         "val_acc": at.mean(lambda run: run.scored(run.val_acc)),
@@ -315,39 +287,3 @@ def _csv(columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> str:
         {name: to_cell(csv_field(value)) for name, value in row.items()} for row in rows
     )
     return text.getvalue()
-
-
-def scaling_markdown(
-    runs: Sequence[TrainingRun],
-    studies: Sequence[Study],
-    machine: str,
-    asked: bool,
-    figures: Sequence[str],
-) -> str:
-    """The whole report as a page of Markdown.
-
-    Args:
-        runs: All runs, for the summary.
-        studies: The studies among them.
-        machine: The name of the machine, for the title.
-        asked: Whether the user chose the baseline.
-        figures: File names of figures beside the page.
-
-    Returns:
-        The text of the page.
-    """
-    parts = [
-        f"# Training Results on {for_markdown(machine)}",
-        _fenced(summary_table(runs, studies)),
-    ]
-    for study in studies:
-        seeds = [_fenced(speedup_table(study)), _fenced(results_table(study, machine))]
-        ours = in_markdown(scaling_sections(study, asked)).rstrip()
-        # The seed's tables do not name their kind, so with several studies it comes first.
-        parts += [ours, *seeds] if len(studies) > 1 else [*seeds, ours]
-    parts += [f"![{name.removesuffix('.png')}]({name})" for name in figures]
-    return "\n\n".join(parts) + "\n"
-
-
-def _fenced(lines: Iterable[str]) -> str:
-    return "\n".join(["```", *map(for_code_block, lines), "```"])

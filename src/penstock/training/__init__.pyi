@@ -10,7 +10,6 @@ from .machine_metrics import read_machine_metrics as read_machine_metrics
 from .predict import predict_scenes as predict_scenes
 from .ranks import device_of as device_of
 from .ranks import this_place as this_place
-from .run_facts import flat as flat
 from .slurm_step import run_in_step as run_in_step
 from .tracking import outcome_of_tracker as outcome_of_tracker
 from .workloads import Workload as Workload

@@ -8,7 +8,7 @@ from copy import copy
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from .data import LoaderConfig
 from .knobs import (
@@ -215,31 +215,20 @@ class BenchQueueConfig(SweepKnobs):
     )
 
 
-def _step_times(value: object) -> object:
-    """Pairs of batch and seconds: ``0.2`` is (None, 0.2), ``4=0.05`` is (4, 0.05), as in YAML."""
+def _step_time(value: object) -> object:
+    """Batch and seconds: ``0.2`` is (None, 0.2), ``4=0.05`` is (4, 0.05), as is 4: 0.05 in YAML."""
     entries = [f"{k}={v}" for k, v in value.items()] if isinstance(value, Mapping) else many(value)
     assert isinstance(entries, list | tuple)
-    times: list[tuple[int | None, float]] = []
-    for entry in entries:
-        batch, _, seconds = str(entry).rpartition("=")
-        try:
-            times.append((int(batch) if batch else None, float(seconds)))
-        except ValueError:
-            raise ValueError(f"{entry} is neither SECONDS nor BATCH=SECONDS") from None
-        if not 0 < times[-1][1] < math.inf or (batch and int(batch) < 1):
-            raise ValueError(f"{entry} must be above 0 and finite")
-    sizes = [batch for batch, _ in times]
-    if len(set(sizes)) < len(sizes) or (None in sizes and len(sizes) > 1):
-        raise ValueError(
-            f"{' '.join(map(str, entries))}: give SECONDS once, or BATCH=SECONDS for each of some "
-            "batches"
-        )
-    return tuple(times)
-
-
-StepTimes = Annotated[
-    tuple[tuple[int | None, float], ...], BeforeValidator(_step_times), Field(min_length=1)
-]
+    if len(entries) != 1:
+        raise ValueError("give one time, as SECONDS or as BATCH=SECONDS")
+    batch, _, seconds = str(entries[0]).rpartition("=")
+    try:
+        time = (int(batch) if batch else None, float(seconds))
+    except ValueError:
+        raise ValueError(f"{entries[0]} is neither SECONDS nor BATCH=SECONDS") from None
+    if not 0 < time[1] < math.inf or time[0] == 0:
+        raise ValueError(f"{entries[0]} must be above 0 and finite")
+    return time
 
 
 class TuneLoaderConfig(RecordKnobs):
@@ -249,15 +238,10 @@ class TuneLoaderConfig(RecordKnobs):
         "reading": "patch missing shuffle",
     }
 
-    step_time: StepTimes = flag(
-        help="SECONDS of a step on the accelerator with the largest of --batch-size, or "
-        "BATCH=SECONDS for some: 4=0.05 16=0.2. Other batches take their share of the next larger"
+    step_time: Annotated[tuple[Positive | None, float], BeforeValidator(_step_time)] = flag(
+        help="SECONDS of a step on the accelerator with --batch-size, or BATCH=SECONDS: 4=0.05"
     )
-    batch_size: Annotated[tuple[Positive, ...], BeforeValidator(many), Field(min_length=1)] = flag(
-        (1, 2, 4, 8, 16),
-        help="batch sizes to choose from: the smallest that keeps the accelerator fed is taken "
-        "(default: those of --step-time, else 1 2 4 8 16)",
-    )
+    batch_size: Positive = flag(4, help="samples of a batch, if --step-time does not say it")
     threads_up_to: Positive | None = flag(
         None, help="most threads to try (default: the cores that this process may use)"
     )
@@ -265,30 +249,13 @@ class TuneLoaderConfig(RecordKnobs):
         None, help="most host memory of the loader, such as 16GiB (default: half of what is free)"
     )
     batches: Annotated[int, Field(ge=6)] = flag(16, help="batches that a launch reads")
-    launches: Positive = flag(3, help="launches of each batch size with each number of threads")
+    launches: Positive = flag(3, help="launches with each number of threads")
     shuffle: Literal["none", "sample", "global"] = flag("sample", help="order of the samples")
     patch: PatchShape = patch_flag()
     missing: Literal["error", "fill"] = _of_loader("missing")
     output: Path = flag(Path("logs/loader.yaml"), help="YAML file for the settings")
 
     @property
-    def candidates(self) -> tuple[int, ...]:
-        """The batch sizes to choose from, smallest first."""
-        timed = [batch for batch, _ in self.step_time if batch is not None]
-        chosen = self.batch_size if "batch_size" in self.model_fields_set or not timed else timed
-        return tuple(sorted(set(chosen)))
-
-    @property
-    def steps(self) -> dict[int, float]:
-        """The seconds of a step for each batch size that --step-time names."""
-        return {batch or max(self.candidates): seconds for batch, seconds in self.step_time}
-
-    @model_validator(mode="after")
-    def _is_timed(self) -> TuneLoaderConfig:
-        most, timed = max(self.candidates), max(self.steps)
-        if most > timed:
-            raise ValueError(
-                f"--batch-size {most} is more than the largest of --step-time, {timed}: a step of "
-                f"it may take less than in proportion; add {most}=SECONDS"
-            )
-        return self
+    def batch(self) -> int:
+        """Samples of a batch."""
+        return self.step_time[0] or self.batch_size

@@ -293,26 +293,13 @@ class SimulateConfig(Knobs):
     devices: Annotated[tuple[Positive, ...], BeforeValidator(listed), Field(min_length=1)] = flag(
         (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096), help="numbers of devices: 8 16, or 8,16"
     )
-    compute_time: float | None = flag(
-        None,
-        help="seconds of computing in a step on one device (default: as RUN measured)",
-        unit="seconds",
-    )
-    batch_size: Positive | None = flag(
-        None,
-        help="samples of a batch on each device (default: RUN's; a sample takes as long as there)",
-    )
-    gradient_bytes: Bytes | None = flag(
-        None,
-        help="bytes of gradients summed in a step, such as 100MB (default: 4 for each parameter)",
-    )
     gpus_per_node: Positive = flag(4, help="devices of a node")
-    inside: Bytes = flag(
+    inside: Annotated[Bytes, Field(gt=0)] = flag(
         300 * 10**9,
         help="bytes a second and device within a node (default: 300GB, as NVLink 3)",
         unit="bytes a second",
     )
-    between: Bytes = flag(
+    between: Annotated[Bytes, Field(gt=0)] = flag(
         25 * 10**9,
         help="bytes a second and node between nodes (default: 25GB, as HDR200)",
         unit="bytes a second",

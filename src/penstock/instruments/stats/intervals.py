@@ -1,11 +1,10 @@
-"""Quantiles, confidence intervals of medians, and drift."""
+"""Quantiles, and confidence intervals of medians."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -97,58 +96,3 @@ def ranks_of(n: int, q: float, confidence: float) -> tuple[int | None, int | Non
     low = int(np.searchsorted(below, risk, side="right")) - 1
     high = int(np.searchsorted(below, 1 - risk, side="left"))
     return (low if low >= 0 else None), (high if high < n else None)
-
-
-def theil_sen(y: ArrayLike, x: ArrayLike | None = None, confidence: float = CONFIDENCE) -> Interval:
-    """The median of the slopes between all pairs of points, with Sen's interval (1968).
-
-    ``x`` is 0, 1, 2, ... unless given: the slope is then per step.
-    """
-    ys = np.asarray(y, np.float64)
-    n = len(ys)
-    xs = np.arange(n, dtype=np.float64) if x is None else np.asarray(x, np.float64)
-    first, second = np.triu_indices(n, 1)
-    run = xs[second] - xs[first]
-    slopes = np.sort(((ys[second] - ys[first])[run != 0]) / run[run != 0])
-    count = len(slopes)
-    if count == 0:
-        return Interval(math.nan, None, None, n)
-    # Kendall's score of n points varies so, less for ties; it bounds how many slopes may lie on
-    # one side of the true one.
-    variance = n * (n - 1) * (2 * n + 5)
-    for values in (xs, ys):
-        ties = np.unique(values, return_counts=True)[1]
-        variance -= int((ties * (ties - 1) * (2 * ties + 5)).sum())
-    reach = NormalDist().inv_cdf((1 + confidence) / 2) * math.sqrt(variance / 18)
-    low, high = round((count - reach) / 2) - 1, round((count + reach) / 2)
-    if low < 0 or high >= count:
-        return Interval(float(np.median(slopes)), None, None, n)
-    return Interval(float(np.median(slopes)), float(slopes[low]), float(slopes[high]), n)
-
-
-_POINTS = 400
-"""The longest series whose drift is taken as it is: the pairs of points grow as n²."""
-
-
-def drift(samples: ArrayLike, confidence: float = CONFIDENCE) -> Interval:
-    """The rise of a series from its first to its last value, as a part of its median.
-
-    0.03 is 3 % slower at the end. It is a drift only where the interval excludes 0. The slope is
-    that of Theil and Sen (`theil_sen`); of a long series, the medians of equal stretches are taken.
-
-    Args:
-        samples: numbers in the order of time.
-        confidence: the probability that the interval holds the true drift.
-
-    Returns:
-        The drift and its interval.
-    """
-    values = np.asarray(samples, np.float64)
-    n = len(values)
-    if n > _POINTS:
-        length = -(-n // _POINTS)
-        values = np.median(values[: n - n % length].reshape(-1, length), axis=1)
-    slope = theil_sen(values, confidence=confidence)
-    scale = (len(values) - 1) / float(np.median(values)) if n else math.nan
-    low, high = (None if end is None else end * scale for end in (slope.low, slope.high))
-    return Interval(slope.value * scale, low, high, n)

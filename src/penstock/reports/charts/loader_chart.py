@@ -2,17 +2,14 @@
 
     loader   the time of a batch by threads: a panel for each batch size, a line for each loader, or
              a bar if there is one number of threads
-    ladder   what a batch costs at each rung: a panel for each batch size and number of threads. It
-             is drawn from records, because no CSV holds the rungs
+    ladder   what a batch costs at each rung: a panel for each batch size and number of threads
 
-Cases that differ in anything else have figures of their own. If a case has several rows, the latest
-is drawn.
+Cases that differ in anything else have figures of their own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,26 +18,7 @@ from ...base import format_seconds, plural, significant
 from ..loader.cell import LoaderCell
 from ..loader.rungs import RUNGS, Ladder
 from .chart import Axis, Figure, Panel, Series
-from .queue_chart import column_of, save_numbered
-
-
-def plot_loader(path: Path, out_prefix: str | Path, replace: bool = False) -> list[Path]:
-    """Draw the time of a batch of a benchmark of loaders.
-
-    There is one figure, ``<out_prefix>.png``, or a numbered one for each group of cases.
-
-    Args:
-        path: A CSV of ``penstock bench loader``.
-        out_prefix: The path of the figures without the suffix ``.png``.
-        replace: Replace figures that Penstock did not write.
-
-    Returns:
-        The files that were written.
-
-    Raises:
-        UsageError: The file is not such a CSV, a field is no number, or there is nothing to draw.
-    """
-    return save_numbered(LoaderCell, path, draw_loader, out_prefix, replace)
+from .queue_chart import column_of
 
 
 def draw_loader(cells: Sequence[LoaderCell], source: str) -> Figure:

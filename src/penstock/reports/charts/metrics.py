@@ -229,55 +229,41 @@ def _reference_gauges(metrics: Any, path: Path) -> dict[str, Gauge]:
     if not isinstance(metrics, dict) or not metrics.keys() & {"queue_monitor", "system_monitor"}:
         raise UsageError(f"{path} holds neither a queue_monitor nor a system_monitor")
     system = metrics.get("system_monitor") or {}
-    t = _numbers(system.get("t_rel_s", []))
-
-    def line(label: str, values: Iterable[float | None], unit: int, colour: int = 0) -> Series:
-        y = _numbers(values) * unit
-        if len(y) == 0:  # never read
-            return Series(label, y, y, colour=colour)
-        if len(y) != len(t):
-            raise UsageError(f"{path} holds {len(y)} values of {label} for {len(t)} times")
-        return Series(label, t, y, colour=colour)
-
     network = system.get("net_io_mbytes_sec", {})
     disk = system.get("disk_io_mbytes_sec", {})
-    gauges = {
-        "cpu": Gauge(
-            "CPU of the job",
-            Axis("CPU, 100 is one core", "%"),
-            [line("CPU", system.get("cpu_percent", []), 1)],
-        ),
-        "ram": Gauge(
-            "Memory of the job",
-            Axis("Memory", "B"),
-            [line("RSS", system.get("ram_rss_mb", []), MIB)],
-        ),
+    columns = {
+        "cpu_percent": (system.get("cpu_percent"), 1),
+        "rss_bytes": (system.get("ram_rss_mb"), MIB),
+        "net_sent_bytes_per_s": (network.get("sent"), MIB),
+        "net_recv_bytes_per_s": (network.get("recv"), MIB),
+        "machine_read_bytes_per_s": (disk.get("read"), MIB),
+        "machine_write_bytes_per_s": (disk.get("write"), MIB),
     }
+    rows = [{**_EMPTY_ROW, "t": t} for t in system.get("t_rel_s", [])]
+    for name, (values, unit) in columns.items():
+        if values and len(values) != len(rows):
+            raise UsageError(f"{path} holds {len(values)} values of {name} for {len(rows)} times")
+        for row, value in zip(rows, values or [], strict=False):
+            row[name] = None if value is None else value * unit
+    gauges = row_gauges({"cpu_count": None, "queues": {}}, rows)
     for name, queue in (metrics.get("queue_monitor") or {}).get("queues", {}).items():
         samples = queue.get("samples", [])
+        times, sizes = (_numbers(s[key] for s in samples) for key in ("t_rel_s", "size"))
         gauges[_file_part(name)] = _gauge(
-            name,
-            queue.get("max_size", 0),
-            Series(
-                name, _numbers(s["t_rel_s"] for s in samples), _numbers(s["size"] for s in samples)
-            ),
+            name, queue.get("max_size", 0), Series(name, times, sizes)
         )
-    gauges["net_io"] = Gauge(
-        "Network",
-        Axis("Rate", "B/s"),
-        [
-            line("sent", network.get("sent", []), MIB),
-            line("received", network.get("recv", []), MIB, 1),
-        ],
-        "whole machine",
-    )
-    gauges["disk_io"] = Gauge(
-        "Disk",
-        Axis("Rate", "B/s"),
-        [line("read", disk.get("read", []), MIB), line("write", disk.get("write", []), MIB, 1)],
-        "whole machine",
-    )
     return gauges
+
+
+_EMPTY_ROW: TelemetryRow = {
+    **dict.fromkeys(
+        "cpu_percent rss_bytes pss_bytes net_sent_bytes_per_s net_recv_bytes_per_s "
+        "machine_read_bytes_per_s machine_write_bytes_per_s read_bytes_per_s write_bytes_per_s "
+        "gpus".split()
+    ),
+    "gauges": {},
+}
+"""A row of telemetry in which nothing was read."""
 
 
 def _gauge(name: str, most: int | None, line: Series) -> Gauge:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +65,6 @@ def save_under(
     prefix = Path(out_prefix)
     stems = {name: "_".join(filter(None, (prefix.name, name))) for name in figures}
     return save_figures({prefix.with_name(f"{stems[n]}.png"): figures[n] for n in stems}, replace)
-
-
-def numbered(figures: Sequence[Figure]) -> dict[str, Figure]:
-    """Figures by number, from 1. A single figure has an empty name."""
-    return {str(n) if len(figures) > 1 else "": figure for n, figure in enumerate(figures, 1)}
 
 
 def draw(figure: Figure) -> Any:

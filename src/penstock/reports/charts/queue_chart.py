@@ -1,8 +1,8 @@
-"""The figures of a queue benchmark, drawn from its CSV.
+"""The figures of a queue benchmark.
 
     depth    batches in the queue at the end of each iteration, measured and simulated, a panel for
              each number of workers
-    seconds  seconds per iteration, with what the seed's formula and the simulation predict
+    seconds  seconds per iteration, with what the simulation has
 
 For readings alone the figure has the seconds from one batch to the next by workers. Cases that
 differ in other knobs than workers and queue get separate figures.
@@ -10,54 +10,15 @@ differ in other knobs than workers and queue get separate figures.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ...base import UsageError, format_seconds, group_by, plural, significant
-from ..cell import Cell, Kind, latest
+from ...base import format_seconds, group_by, plural, significant
+from ..cell import Cell
 from ..queue.cell import QueueCell
-from ..table import reading_numbers
 from .chart import Axis, Figure, Panel, Series
-from .paper import numbered, save_under
-
-
-def plot_queue(path: Path, out_prefix: str | Path, replace: bool = False) -> list[Path]:
-    """Draw the depth of a queue and the seconds of an iteration.
-
-    There is one figure, ``<out_prefix>.png``, or a numbered one for each group of cases.
-
-    Args:
-        path: A CSV of ``penstock bench queue``.
-        out_prefix: The path of the figures without the suffix ``.png``.
-        replace: Replace figures that Penstock did not write.
-
-    Returns:
-        The files that were written.
-
-    Raises:
-        UsageError: The file is not such a CSV, a field is no number, or there is nothing to draw.
-    """
-    return save_numbered(QueueCell, path, draw_queue, out_prefix, replace)
-
-
-def save_numbered(
-    kind: type[Kind],
-    path: Path,
-    draw: Callable[[Sequence[Kind], str], Figure],
-    out_prefix: str | Path,
-    replace: bool,
-) -> list[Path]:
-    """Draw the last row of each measured case of a CSV, a figure for each group."""
-    cells = [c for c in latest(kind.of_csv(path)) if c.row.get("launches", "1") != "0"]
-    groups = group_by(cells, lambda cell: cell.group).values()
-    if not groups:
-        raise UsageError(f"{path} holds no row to plot")
-    with reading_numbers(path):
-        figures = [draw(group, path.name) for group in groups]
-    return save_under(out_prefix, numbered(figures), replace)
 
 
 def draw_queue(cells: Sequence[QueueCell], source: str) -> Figure:
@@ -103,7 +64,6 @@ def _seconds_panel(cells: Sequence[QueueCell]) -> Panel:
     notes = [f"seed {significant(seed, 2)} s" if np.isfinite(seed) else "" for seed in seeds]
     series = [
         Series("measured", x, measured, "bars", "bar", low=low, high=high, texts=notes),
-        Series("seed's formula", x, column_of(cells, "model_seconds"), "points", 0, marker=2),
         Series("simulated", x, column_of(cells, "simulated_seconds"), "points", 1, marker="x"),
     ]
     names = [f"{cell.workers}, {cell.queue}" if cell.workers else "0" for cell in cells]

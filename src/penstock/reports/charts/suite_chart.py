@@ -6,36 +6,12 @@ more than once has an interval. A run that failed is a cross on the axis.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
-from ...instruments import Record
-from ..suite.cell import SuiteCell, runs_together
+from ..suite.cell import SuiteCell
 from ..suite.report import heading
 from ..table import scaled
 from .chart import Axis, Figure, Panel, Series
-from .paper import save_under
-
-
-def plot_suite(records: Iterable[Record], out_prefix: Path, replace: bool = False) -> list[Path]:
-    """Draw the runs of each preset and machine to ``<out_prefix>.png``, or
-    ``<out_prefix>_<preset>.png``.
-
-    Args:
-        records: The launches of a suite.
-        out_prefix: The path of the figures without the suffix ``.png``.
-        replace: Replace figures that Penstock did not write.
-
-    Returns:
-        The files that were written: none for a preset of which no run was measured.
-    """
-    presets = runs_together(records)
-    figures = {
-        name.replace(", machine ", "_") if len(presets) > 1 else "": draw_suite(runs)
-        for name, runs in presets.items()
-        if any(run.measured for run in runs)
-    }
-    return save_under(out_prefix, figures, replace)
 
 
 def draw_suite(runs: Sequence[SuiteCell]) -> Figure:

@@ -15,13 +15,11 @@ from ..mfu import UNKNOWN
 from ..table import Section
 from ..words import labels_line
 from .job_files import InferenceRun
-from .output import look_at_output
-from .pictures import stage_pictures, telemetry_pictures
+from .pictures import output_pictures, stage_pictures, telemetry_pictures
 from .sentences import (
     headlines,
     memory_lines,
     memory_table,
-    seam_lines,
     settings_table,
     stage_table,
     trouble_lines,
@@ -48,17 +46,16 @@ def report_of_run(folder: Path) -> Report:
 
 def run_chapter(run: InferenceRun) -> Chapter:
     """The chapters of a run, without its verdict."""
-    sections, look = [], look_at_output(run)
+    sections = []
     if run.stages:
         sections.append(Section("Stages", stage_table(run), use_lines(run)))
         sections.append(Section(LIMITS, (), limit_lines(run)))
     sections.append(Section("Memory", memory_table(run), memory_lines(run)))
-    sections.append(Section("Seams", (), [*seam_lines(run), *look.sentences]))
     sections.append(Section("Faults and values", (), trouble_lines(run)))
     if table := worker_table(run):
         sections.append(Section("Processes", table))
     sections.append(Section("Settings", settings_table(run)))
-    pictures = [*look.pictures, *stage_pictures(run), *telemetry_pictures(run)]
+    pictures = [*output_pictures(run), *stage_pictures(run), *telemetry_pictures(run)]
     return Chapter(f"Inference: {run.name}", sections, pictures)
 
 

@@ -1,4 +1,4 @@
-"""Sentences on a run of inference: what limited it, what waited, memory, seams.
+"""Sentences on a run of inference: what limited it, what waited, memory.
 
 A run is one measurement: its times have no interval over runs, and each sentence says so. A value
 that was read many times during the run has the interval (95 %) of the median of its readings.
@@ -6,7 +6,6 @@ that was read many times during the run has the interval (95 %) of the median of
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -205,33 +204,6 @@ def _spread(interval: Interval, scale: float) -> str:
     if interval.low is None or interval.high is None:
         return value
     return f"{value} [{interval.low * scale:.2g}-{interval.high * scale:.2g}]"
-
-
-def seam_lines(run: InferenceRun) -> list[str]:
-    """How patches meet: the context of each voxel, the number of seams, and their cost."""
-    fingerprint = run.fingerprint
-    patch, overlap = fingerprint.get("patch"), fingerprint.get("overlap")
-    mode = (fingerprint.get("seam") or ["?"])[0]
-    domain = fingerprint.get("domain")
-    if not (patch and overlap and domain):
-        return ["How patches meet is not known: the run does not record it."]
-    shape = [stop - start for start, stop in zip(*domain, strict=True)][-3:]
-    stride = [p - o for p, o in zip(patch, overlap, strict=True)]
-    seams = [math.ceil(n / s) - 1 for n, s in zip(shape, stride, strict=True)]
-    context = " x ".join(str(o // 2) for o in overlap)
-    how = {
-        "trim": "trimmed: each voxel comes from the patch that owns it",
-        "blend": "blended: patches share the voxels of their overlap by weight",
-    }.get(str(mode), str(mode))
-    planes = " + ".join(map(str, seams))
-    axes = "z, y and x" if len(seams) == 3 else "the axes"
-    lines = [
-        f"Seams are {how}; there are {planes} planes between patches along {axes}.",
-        f"Each voxel sees at least {context} voxels of context inside the volume.",
-    ]
-    if not any(overlap):
-        lines.append("Patches do not overlap: at a seam a voxel sees nothing of its neighbour.")
-    return lines
 
 
 def trouble_lines(run: InferenceRun) -> list[str]:

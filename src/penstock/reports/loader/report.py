@@ -29,7 +29,7 @@ from collections.abc import Iterable, Sequence
 
 from ...base import format_bytes, format_seconds, group_by, plural
 from ...instruments import FAILED, Record
-from ..cell import Cell, cell_ratio, inverse, machine_namer
+from ..cell import cell_ratio, inverse, machine_namer
 from ..table import Section, scaled
 from ..words import or_dash, spread, times_bracket
 from .cell import (
@@ -40,7 +40,6 @@ from .cell import (
     WARM_LEAST,
     LoaderCell,
     cache_label,
-    is_remote_case,
     loader_cells,
     read_again_of,
 )
@@ -54,11 +53,10 @@ def loader_sections(records: Iterable[Record]) -> list[Section]:
     cells = loader_cells(records)
     machine = machine_namer(cells)
     for group in group_by(cells, lambda cell: cell.group).values():
-        where, *cores = heading(group)
-        where += machine(group[0])
+        where = heading(group) + machine(group[0])
         waits = [_WAITS, *(_waits_line(cell) for cell in group)]
         sections += [
-            Section(where, (), cores),
+            Section(where),
             Section("Seconds for a batch", _seed_table(group)),
             Section(
                 "Speed, and what it costs; MB is 10^6 bytes",
@@ -73,27 +71,10 @@ def loader_sections(records: Iterable[Record]) -> list[Section]:
     return sections + ladder_sections(records)
 
 
-def heading(group: Sequence[LoaderCell]) -> list[str]:
-    """The data, its order, where it is, and the cores that read it."""
+def heading(group: Sequence[LoaderCell]) -> str:
+    """The data, its order, and where it is."""
     case = group[0].case
-    words = [str(case["data"]), f"shuffle {case['shuffle']}", cache_label(group)]
-    return [", ".join(words), *cores_lines(group[0])]
-
-
-def cores_lines(cell: Cell) -> list[str]:
-    """The cores that the process may use, if they are not all of the machine's.
-
-    A scheduler may grant only a few cores; then more threads have no effect.
-    """
-    cores = (cell.environment("machine") or {}).get("cores")
-    limits = cell.environment("limits") or {}
-    allowed = [limits.get("affinity"), limits.get("cgroup_cpus")]
-    least = min((limit for limit in allowed if limit is not None), default=None)
-    if cores is None or least is None or least >= cores:
-        return []
-    why = [f"affinity {allowed[0]}"] * (allowed[0] is not None)
-    why += [f"cgroup {allowed[1]:g}"] * (allowed[1] is not None)
-    return [f"Of {cores} cores this process may use {least:g} ({', '.join(why)})"]
+    return ", ".join([str(case["data"]), f"shuffle {case['shuffle']}", cache_label(group)])
 
 
 def _seed_table(group: Sequence[LoaderCell]) -> list[tuple[str, ...]]:
@@ -180,8 +161,6 @@ def troubles(group: Sequence[LoaderCell]) -> list[str]:
             f"The cache was not warm: as little as {100 * min(shares):.0f} % of the data was in "
             "memory, because it is larger than the free memory."
         )
-    if asked in ("cold", "warm") and not shares and not is_remote_case(group[0].case):
-        lines.append("Whether the cache was as asked for is not known here.")
     return lines
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
+
+import numpy as np
 
 from ...base import format_seconds, group_by, plural
-from ...instruments import FAILED, Interval, Record
-from ..cell import cell_ratio, machine_namer
+from ...instruments import CONFIDENCE, FAILED, Interval, Record
+from ..cell import DRAWS, cell_ratio, machine_namer
 from ..table import Section, scaled
-from ..words import or_dash
+from ..words import or_dash, times_bracket
 from .cell import MB, LoaderCell, cache_label, is_remote_case, loader_cells, percents_of
 
 RUNGS = {
@@ -73,38 +76,56 @@ class Ladder:
         return max(self.costs, key=lambda name: self.costs[name])
 
     def sentence(self) -> str:
-        """Say which rung limits, by how much, and how sure that is."""
-        limit = self.limiting
+        """Say which rung limits, by how much, and how fast batches would come without it."""
+        limit, steps = self.limiting, list(self.costs)
         if limit is None:
             return "What limits is not known: fewer than two steps of the ladder were measured."
-        steps = list(self.costs)
-        if limit == steps[0]:
-            return self._of_lowest(limit)
-        below = steps[steps.index(limit) - 1]
+        below = steps[steps.index(limit) - 1] if limit != steps[0] else ""
         top = list(self.measured)[-1]
-        between = [name for name in self.refuted if below < name < limit]
-        with_them = f" with {' and '.join(map(_rung, between))}" if between else ""
+        first, what = self.measured[top], RUNGS[limit]
+        between = [RUNGS[name] for name in self.refuted if below < name < limit]
+        if below and between:
+            what += f" with {' and '.join(between)}"
+        elif not below:
+            what = f"all up to {what}" + ", with the network" * is_remote_case(first.case)
+        share = self.costs[limit] / self.seconds[top]
         line = (
-            f"Step {_rung(limit)}{with_them} costs most: {format_seconds(self.costs[limit])} of "
-            f"the {format_seconds(self.seconds[top])} that a batch takes at {_rung(top)}"
+            f"Bound by {what} (batch {first.batch}, {plural(first.threads, 'thread')}): "
+            f"{format_seconds(self.costs[limit])} of {format_seconds(self.seconds[top])} a batch, "
+            f"{share:.0%}"
         )
-        kept = self.kept(limit, below)
-        if kept.low is not None and not kept.excludes(1):
-            line += "; it is not distinguishable from the step below it"
-        speed = f"{percents_of(kept)} of the speed of {_rung(below)} ({_launches(kept)})"
-        return f"{line}; it keeps {speed}."
+        gain = self.gain_without(limit, below, top)
+        if gain is None:
+            return f"{line}."
+        ends = "[one launch of each step, no interval]"
+        if gain.low is not None:
+            ends = times_bracket(gain, f"{gain.n} launches of each step")
+        fast = f"batches would come at most {gain.value:.2f}x as fast"
+        return f"{line}; if it cost nothing, {fast} {ends}."
 
-    def _of_lowest(self, limit: str) -> str:
-        """Say that the lowest rung limits. Its cost includes everything below it."""
-        top = list(self.measured)[-1]
-        kept = self.kept(top, limit)
-        far = ", the network with it" * is_remote_case(self.measured[top].case)
-        cost, took = (format_seconds(s) for s in (self.costs[limit], self.seconds[top]))
-        return (
-            f"All up to step {_rung(limit)}, the lowest that was measured, costs most{far}: {cost} "
-            f"a batch; {_rung(top)} takes {took} and keeps {percents_of(kept)} of its speed "
-            f"({_launches(kept)})."
+    def gain_without(self, limit: str, below: str, top: str) -> Interval | None:
+        """How many times as fast the top rung would be if the limiting step cost nothing."""
+        names = [name for name in (top, limit, below) if name]
+        times = {name: np.concatenate(self.measured[name].times) for name in names}
+
+        def gain(seconds: dict[str, Any]) -> Any:
+            return seconds[top] / (seconds[top] - seconds[limit] + seconds.get(below, 0.0))
+
+        value = float(gain({name: np.median(each) for name, each in times.items()}))
+        launches = min(map(len, times.values()))
+        if not 1 < value < np.inf:
+            return None
+        if launches == 1:
+            return Interval(value, None, None, 1)
+        rng = np.random.default_rng(0)  # the same report from the same records, to the digit
+        drawn = gain(
+            {
+                name: np.median(each[rng.integers(len(each), size=(DRAWS, len(each)))], axis=1)
+                for name, each in times.items()
+            }
         )
+        low, high = np.quantile(drawn, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
+        return Interval(value, float(low), float(high), launches)
 
     def section(self) -> Section:
         """Heading, table, and the sentence."""
@@ -166,10 +187,6 @@ def ladder_sections(records: Iterable[Record]) -> list[Section]:
 def same_case_but_rung(ladders: Iterable[Ladder]) -> list[list[Ladder]]:
     """Groups of ladders that differ only in batch size and threads."""
     return list(group_by(ladders, lambda each: next(iter(each.rungs.values())).group).values())
-
-
-def _launches(interval: Interval) -> str:
-    return "one launch each, no interval" if interval.n == 1 else f"{interval.n} launches each"
 
 
 def _rung(name: str) -> str:

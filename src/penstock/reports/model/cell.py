@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from ...bench import pixels_of
-from ...instruments import Interval, Record, drift
+from ...instruments import Interval, Record
 from ..cell import Cell
 from ..table import MB, Columns, scaled
 
@@ -42,9 +41,6 @@ MODEL_COLUMNS = Columns(
 
 PHASES = ("forward", "backward", "optimizer")
 VARIANTS = ("amp", "compile", "channels_last", "tf32", "checkpointing")
-
-NOTABLE_DRIFT = 0.02
-"""A smaller change within a launch is not mentioned."""
 
 THROTTLES = {
     0x04: "its power cap",
@@ -88,12 +84,6 @@ class ModelCell(Cell):
         if self.status.startswith("oom"):
             return "OOM"
         return "" if self.status == "ok" else f"{self.status}: {super().error}".strip()
-
-    @cached_property
-    def drifts(self) -> list[float]:
-        """The relative rise of the step time in each launch in which it surely changed."""
-        trends = [drift(times) for times in self.times]
-        return [t.value for t in trends if t.excludes(0) and abs(t.value) >= NOTABLE_DRIFT]
 
     @property
     def throttled(self) -> list[str]:

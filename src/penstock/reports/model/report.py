@@ -109,10 +109,6 @@ def _troubles(cell: ModelCell) -> str:
             troubles[-1] += f" (last peak {format_bytes(cell.memory)})"
     if unsettled := sum(record.warmup.settled is False for record in cell.measured):
         troubles.append(f"was still unsteady after warm-up in {unsettled} of {launches}")
-    if drifts := cell.drifts:
-        most = max(drifts, key=abs)
-        of = f"of its median in {len(drifts)} of {launches}"
-        troubles.append(f"drifted by up to {most:+.1%} {of}")
     if (mean := cell.mean()) and cell.time and mean > (1 + NOTABLE_TAIL) * cell.time.value:
         troubles.append(
             f"took {format_seconds(mean)} in the mean and {format_seconds(cell.time.value)} in the "

@@ -6,7 +6,7 @@
   if (!source) return;
   const { html, number, withUnit, known } = Charts;
   const PAGE = 25;
-  const FIRST = { curves: 2, metrics: 5 };
+  const FIRST = { curves: 2, metrics: 5, settings: 5 };
   const PLACES = { step: ["Step", ""], epoch: ["Epoch", ""], seconds: ["Time since the start", "s"] };
   const FIELDS = ["name", "status", "kind", "workload", "model", "machine", "source"];
   let data = JSON.parse(source.textContent);
@@ -155,8 +155,9 @@
     const main = lines.slice(0, FIRST.metrics).map(([, row]) => row);
     const fold = (name, table) => html("details", {}, html("summary", {}, name), html("div", { class: "table" }, table));
     const first = [];
-    if (many(kept)) first.push(differ.length ? html("div", { class: "table" }, tableOf(["", ...names], differ, "Settings that differ")) : html("p", {}, "No setting differs"));
+    if (many(kept)) first.push(differ.length ? html("div", { class: "table" }, tableOf(["", ...names], differ.slice(0, FIRST.settings), "Settings that differ")) : html("p", {}, "No setting differs"));
     if (main.length) first.push(html("div", { class: "table" }, tableOf(head, main, "Results")));
+    if (differ.length > FIRST.settings) first.push(fold(`${differ.length - FIRST.settings} more settings differ`, tableOf(["", ...names], differ.slice(FIRST.settings), "More settings that differ")));
     if (lines.length > main.length) first.push(fold(`${lines.length - main.length} more results`, tableOf(head, lines.slice(FIRST.metrics).map(([, row]) => row), "More results")));
     if (equal.length) first.push(fold(many(kept) ? `${equal.length} settings are equal` : `${equal.length} settings`, tableOf(["", ...names], equal, "Settings that are equal")));
     for (const entry of kept) for (const each of details(entry)) if (each.error) first.push(html("p", { class: "error" }, `${entry.name}: ${each.error}`));
@@ -377,7 +378,7 @@
   for (const name of ["curve", "machine"]) $(`${name}-names`).addEventListener("change", (event) => choose({ [name]: [...event.target.selectedOptions].map((option) => option.value) }));
   $("runs-csv").addEventListener("click", () => save("runs.csv", csvOf(picked())));
   $("all-csv").addEventListener("click", () => save("list.csv", csvOf(found())));
-  $("curves-csv").addEventListener("click", () => (data.live ? location.assign(`curves.csv?${new URLSearchParams(picked().flatMap((entry) => entry.runs.map((run) => ["run", run.key])))}`) : save("curves.csv", curvesCsv(picked()))));
+  $("curves-csv").addEventListener("click", () => save("curves.csv", curvesCsv(picked())));
   addEventListener("hashchange", () => (readLink(), show()));
   $("choose").open = innerWidth > 900 || !picked().length;
   show();

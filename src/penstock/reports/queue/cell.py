@@ -1,4 +1,4 @@
-"""One case of a queue benchmark with all its launches, and what a model of the queue predicts."""
+"""One case of a queue benchmark with all its launches, and its queue as the simulation has it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ QUEUE_NEEDS = ("workers", "queue", "seconds_per_iteration")
 QUEUE_COLUMNS = Columns(
     tuple(
         "timestamp workers queue batch_size compute compute_time compute_s "
-        "iterations seconds_per_iteration low_seconds high_seconds steady_s read_s model_seconds "
-        "simulated_seconds cleared model_cleared simulated_cleared utilisation low_utilisation "
-        "high_utilisation steady_utilisation model_utilisation seed_seconds seed_cleared "
+        "iterations seconds_per_iteration low_seconds high_seconds steady_s read_s "
+        "simulated_seconds cleared simulated_cleared utilisation low_utilisation "
+        "high_utilisation steady_utilisation seed_seconds seed_cleared "
         "iteration_s depth simulated_depth data shuffle seed launches failed status error cores "
         "affinity cgroup_cpus machine_key commit key".split()
     ),
@@ -36,27 +36,11 @@ LONGER = 1.05
 """Ratio of a step's time beside readers to its time alone, above which it contends with them."""
 
 
-NEAR = 0.02
-"""Largest distance of a utilisation from the model's at which it counts as predicted."""
-
-
-@dataclass(frozen=True)
-class Predicted:
-    """The prediction for a cell."""
-
-    feed: QueueModel
-    timeline: Timeline
-
-    @property
-    def mean_s(self) -> float:
-        return self.feed.mean_s(len(self.timeline.seconds))
-
-
 @dataclass(frozen=True)
 class QueueCell(Cell):
     """All launches of one number of workers with one size of the queue.
 
-    It has a prediction if reading alone was measured. Lists have an entry for each launch.
+    It is simulated if reading alone was measured. Lists have an entry for each launch.
     """
 
     step_s: float | None = None
@@ -64,7 +48,7 @@ class QueueCell(Cell):
     launches."""
     alone: Interval | None = None
     """Seconds from one batch to the next with as many workers while nothing computes."""
-    predicted: Predicted | None = None
+    simulated: Timeline | None = None
 
     columns = QUEUE_COLUMNS
 
@@ -139,9 +123,9 @@ class QueueCell(Cell):
 
         It begins two iterations after the queue was cleared, because the next one waits for a read
         that is half done. If the queue was not cleared, all iterations but the first are in it. If
-        the queue drains, as predicted or measured, none is: it would have been cleared later.
+        reading is slower than a step, or the queue sinks, none is: it would be cleared later.
         """
-        drains = self.predicted is not None and self.predicted.feed.drain is not None
+        drains = self.alone is not None and self.alone.value > self.compute_s
         steady = []
         for seconds, left, at in zip(self.times, self.left, self.cleared, strict=True):
             if at is not None:
@@ -170,14 +154,13 @@ class QueueCell(Cell):
 
     @property
     def misses(self) -> list[int]:
-        """Iterations between the predicted clearing of the queue and each launch's, least first.
+        """Iterations between the simulated clearing of the queue and each launch's, least first.
 
-        It is empty without a prediction, and if neither clears the queue within the iterations.
+        It is empty without a simulation, and if neither clears the queue within the iterations.
         """
-        if self.predicted is None or not self.workers:
+        if self.simulated is None or not self.workers:
             return []
-        last = self.iterations
-        at = self.predicted.timeline.cleared
+        last, at = self.iterations, self.simulated.cleared
         cleared = [last if k is None else k for k in self.cleared]
         if at is None and all(k == last for k in cleared):
             return []
@@ -213,15 +196,11 @@ class QueueCell(Cell):
                 "low_utilisation": min(self.utilisations),
                 "high_utilisation": max(self.utilisations),
             }
-        if self.predicted is not None:
-            feed, timeline = self.predicted.feed, self.predicted.timeline
+        if self.simulated is not None:
             values |= {
-                "model_seconds": self.predicted.mean_s,
-                "simulated_seconds": timeline.mean_s,
-                "model_utilisation": feed.utilisation,
-                "model_cleared": feed.drain,
-                "simulated_cleared": timeline.cleared,
-                "simulated_depth": " ".join(map(str, timeline.left)),
+                "simulated_seconds": self.simulated.mean_s,
+                "simulated_cleared": self.simulated.cleared,
+                "simulated_depth": " ".join(map(str, self.simulated.left)),
             }
         return values
 
@@ -253,10 +232,10 @@ def middle_of(cleared: Sequence[int | None]) -> int | None:
 
 
 def queue_cells(records: Iterable[Record]) -> list[list[QueueCell]]:
-    """The cells of scenario ``queue`` with their predictions.
+    """The cells of scenario ``queue``, simulated as far as their reading was measured alone.
 
     The cells of a group differ only in workers and queue. A reading from which no other cell is
-    predicted is a cell of a group, too.
+    simulated is a cell of a group, too.
     """
     cells = QueueCell.of_records(records, "queue")
     alone = {_readers(cell): cell for cell in cells if cell.reads_only}
@@ -265,7 +244,7 @@ def queue_cells(records: Iterable[Record]) -> list[list[QueueCell]]:
     shown.sort(key=lambda cell: (cell.workers, cell.queue))
     groups = group_by(shown, lambda cell: cell.group).values()
     return [
-        [_predicted(cell, alone.get(_readers(cell))) for cell in _same_step(group)]
+        [_simulated(cell, alone.get(_readers(cell))) for cell in _same_step(group)]
         for group in groups
     ]
 
@@ -281,8 +260,8 @@ def _readers(cell: QueueCell) -> tuple[Any, ...]:
     return (*(cell.case.get(name) for name in names), cell.environment("machine_key"))
 
 
-def _predicted(cell: QueueCell, reader: QueueCell | None) -> QueueCell:
-    """The cell with the measurement of its reading alone, and the prediction from that."""
+def _simulated(cell: QueueCell, reader: QueueCell | None) -> QueueCell:
+    """The cell with the measurement of its reading alone, and the simulation from that."""
     alone = reader.interval if reader is not None and reader.measured else None
     if alone is None or not cell.measured or cell.reads_only:
         return replace(cell, alone=alone)
@@ -290,7 +269,7 @@ def _predicted(cell: QueueCell, reader: QueueCell | None) -> QueueCell:
     # batch were measured.
     feed = QueueModel(min(cell.workers, 1), cell.queue, alone.value, cell.compute_s)
     timeline = model.simulate(feed, cell.iterations, in_hand=cell.fact("in_hand"))
-    return replace(cell, alone=alone, predicted=Predicted(feed, timeline))
+    return replace(cell, alone=alone, simulated=timeline)
 
 
 def none_computes(group: Sequence[QueueCell]) -> bool:
@@ -299,10 +278,6 @@ def none_computes(group: Sequence[QueueCell]) -> bool:
 
 def cleared_at(iteration: int | None) -> str:
     return "never" if iteration is None else str(iteration)
-
-
-def drain_words(drain: float | None) -> str:
-    return "never" if drain is None else f"{drain:.1f}"
 
 
 def percent_words(share: float | None) -> str:

@@ -1,18 +1,14 @@
-"""The report of a queue benchmark, beside the predictions of a model and the seed's table.
+"""The report of a queue benchmark, beside a simulation and the seed's table.
 
 Batches are first read while nothing computes, which gives the seconds from one batch to the next
-for each number of workers. The model predicts every case from these seconds and from the seconds of
-a step. No case is fitted to itself. Predicted are
+for each number of workers. The simulation plays every case event by event from these seconds and
+from the seconds of a step, with as many batches in the hands of its readers as they may hold. No
+case is fitted to itself. Beside what was measured stand
 
     seconds per iteration    the mean of all, also of those from the full queue, as the seed had it
-    steady state             after the queue is empty, or if it never is
     cleared                  the first iteration, from 0, that ends with an empty queue
 
-The simulation plays the queue event by event, with as many batches in the hands of its readers as
-they may hold. Measurements are compared with the simulation. The table also has the seed's
-formulas: n0 = q R / (R - C), and the mean that follows from it. They assume readers that each hold
-a batch while the queue is full. Our readers hold none, and clear the queue as the seed's would
-clear one that is shallower by a batch.
+The steady state comes after the queue is empty, or if it never is.
 
 Utilisation is the accelerator's, by the formula of MLPerf Storage, in the steady state. A second
 column has it over all iterations but the first, which includes the batches that a full queue held
@@ -20,7 +16,7 @@ at the start. The formula needs the seconds of a step that never waits. Each lau
 before reading begins. The median over all launches of a table is used, because the step is the same
 in all of them.
 
-Readings that no case is predicted from, such as those of `penstock tune loader`, have a table of
+Readings that no case is simulated from, such as those of `penstock tune loader`, have a table of
 their own.
 
 A value is the median over launches, and its spread is from the least to the most of them. The
@@ -36,30 +32,24 @@ from ...instruments import Record
 from ..cell import machine_namer, middle
 from ..table import Section
 from ..words import or_dash, spread
-from . import simulation as model
 from .cell import (
     LONGER,
     QueueCell,
     cleared_at,
-    drain_words,
     middle_of,
     none_computes,
     percent_words,
     queue_cells,
 )
 from .sentences import sentences
-from .simulation import SEED, SEED_ITERATIONS, SEED_SOURCE, seed_row
+from .simulation import seed_row
 
 
 def queue_sections(records: Iterable[Record]) -> list[Section]:
-    """A section for each group of cells: a table and sentences.
-
-    The last one is the seed's table. It is left out if nothing but reading was measured.
-    """
+    """A section for each group of cells: a table and sentences."""
     groups = queue_cells(records)
     machine = machine_namer(cell for group in groups for cell in group)
-    ours = [Section(heading(g) + machine(g[0]), table(g), sentences(g)) for g in groups]
-    return ours if groups and all(none_computes(g) for g in groups) else [*ours, seed_section()]
+    return [Section(heading(g) + machine(g[0]), table(g), sentences(g)) for g in groups]
 
 
 def heading(group: Sequence[QueueCell]) -> str:
@@ -78,39 +68,33 @@ def heading(group: Sequence[QueueCell]) -> str:
 
 
 def table(group: Sequence[QueueCell]) -> list[tuple[str, ...]]:
-    """A line for each cell: seconds per iteration, clearing and utilisation.
-
-    They are measured, by the seed's formulas, simulated, and in the seed's own table.
-    """
+    """A line for each cell: seconds per iteration, clearing and utilisation, measured, simulated,
+    and in the seed's own table."""
     if none_computes(group):
         return [_READING, *map(_reading_line, group)]
     return [_STEPS, *map(_line, group)]
 
 
 _STEPS = (
-    "workers", "queue", "s/it", "formula", "simulated", "steady", "cleared", "n0", "simulated",
-    "AU steady", "model", "AU of all", "seed s/it", "seed cleared",
+    "workers", "queue", "s/it", "simulated", "steady", "cleared", "simulated", "AU steady",
+    "AU of all", "seed s/it", "seed cleared",
 )  # fmt: skip
 _READING = ("workers", "queue", "s/batch", "95 %", "samples/s", "batches", "launches", "status")
 
 
 def _line(cell: QueueCell) -> tuple[str, ...]:
     if not cell.measured:
-        return (str(cell.workers), str(cell.queue), cell.status, *[""] * 11)
-    seed, predicted = seed_row(cell.workers, cell.queue), cell.predicted
-    simulated = predicted.timeline if predicted else None
+        return (str(cell.workers), str(cell.queue), cell.status, *[""] * 8)
+    seed, simulated = seed_row(cell.workers, cell.queue), cell.simulated
     return (
         str(cell.workers),
         str(cell.queue) if cell.workers else "",
         or_dash(middle(cell.means)),
-        significant(predicted.mean_s) if predicted else "",
         significant(simulated.mean_s) if simulated else "",
         significant(cell.steady.value) if cell.steady else "",
         cleared_at(middle_of(cell.cleared)) if cell.workers else "",
-        drain_words(predicted.feed.drain) if predicted and cell.workers else "",
         cleared_at(simulated.cleared) if simulated and cell.workers else "",
         percent_words(middle(cell.steady_utilisations)),
-        percent_words(predicted.feed.utilisation if predicted else None),
         percent_words(middle(cell.utilisations)),
         f"{seed.seconds:.1f}" if seed else "",
         "" if seed is None or seed.cleared is None else str(seed.cleared),
@@ -126,31 +110,3 @@ def _reading_line(cell: QueueCell) -> tuple[str, ...]:
         read = (significant(interval.value), spread(interval), rate, str(interval.n))
     queue = str(cell.queue) if cell.workers else ""
     return (str(cell.workers), queue, *read, str(cell.launches), cell.status)
-
-
-def seed_table() -> list[tuple[str, ...]]:
-    """The seed's rows, each with the closed form and the simulation."""
-    lines: list[tuple[str, ...]] = [
-        ("workers", "queue", "seed s/it", "model", "simulated", "seed cleared", "n0", "simulated")
-    ]
-    for row in SEED:
-        feed = model.seed_feed(row)
-        timeline = model.simulate(feed, SEED_ITERATIONS)
-        lines.append(
-            (
-                str(row.workers),
-                str(row.queue) if row.workers else "",
-                f"{row.seconds:.1f}",
-                f"{feed.mean_s(SEED_ITERATIONS):.2f}",
-                f"{timeline.mean_s:.2f}",
-                "" if row.cleared is None else str(row.cleared),
-                drain_words(feed.drain) if row.workers else "",
-                cleared_at(timeline.cleared) if row.workers else "",
-            )
-        )
-    return lines
-
-
-def seed_section() -> Section:
-    title = "The seed's own table, and what the model says of it"
-    return Section(title, seed_table(), [f"Source: {SEED_SOURCE}."])

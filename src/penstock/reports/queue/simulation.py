@@ -1,21 +1,15 @@
-"""A model of the queue between reading and computing: what a deeper queue changes, and what it
-cannot.
+"""The queue between reading and computing, played event by event: what a deeper queue changes, and
+what it cannot.
 
     readers  R seconds for a batch   ──▶ │ queue of q │ ──▶   step of C seconds
-    there are W, and a batch comes every `interval_s` seconds while all of them read
 
 A step waits only if the queue is empty. If reading is slower than computing, a full queue is used
-up: each step takes one batch, and only C / R of a batch comes meanwhile. It lasts
+up: each step takes one batch, and only C / R of a batch comes meanwhile. After that every step
+takes R seconds. A deeper queue therefore lasts longer, but does not change the steady state. It is
+worth its memory only if reads are uneven.
 
-    n0 = q R / (R - C)   steps, and after them every step takes R seconds.
-
-This is for a reader that holds one more batch while the queue is full, as the seed's did. If it
-holds none, q - 1 takes the place of q. A deeper queue therefore lasts longer, but does not change
-the steady state. It is worth its memory only if reads are uneven. `QueueModel` has this in closed
-form. `simulate` plays it event by event, with whole batches, with the batches that readers hold
-while the queue is full, and with reads of unequal length.
-
-`SEED` is the seed's table, which this model explains.
+`simulate` plays this with whole batches, with the batches that readers hold while the queue is
+full, and with reads of unequal length. `SEED` is the seed's table, which it explains.
 """
 
 from __future__ import annotations
@@ -49,53 +43,6 @@ class QueueModel:
     """Seconds of one batch for one reader."""
     compute_s: float
     """Seconds of one step."""
-
-    def __post_init__(self) -> None:
-        if self.workers < 0 or (self.workers and self.queue < 1):
-            raise ValueError(f"{self.workers} workers need a queue of 1 at least, not {self.queue}")
-        if not (self.read_s > 0 and self.compute_s >= 0):
-            raise ValueError(
-                f"a feed cannot take {self.read_s} s to read and {self.compute_s} s to compute"
-            )
-
-    @property
-    def interval_s(self) -> float:
-        """Seconds between batches while all readers read."""
-        return self.read_s / max(self.workers, 1)
-
-    @property
-    def steady_s(self) -> float:
-        """Seconds of an iteration in the steady state, when the queue stays empty or stays full."""
-        if self.workers == 0:
-            return self.interval_s + self.compute_s
-        return max(self.compute_s, self.interval_s)
-
-    @property
-    def drain(self) -> float | None:
-        """n0, the iteration that clears a full queue, by the seed's formula; None if none does.
-
-        The formula is for a reader that holds a batch while the queue is full.
-
-        >>> round(QueueModel(1, 8, read_s=2.66, compute_s=1.0).drain, 1)
-        12.8
-        """
-        if self.workers == 0 or self.interval_s <= self.compute_s:
-            return None
-        return self.queue * self.interval_s / (self.interval_s - self.compute_s)
-
-    def mean_s(self, iterations: int) -> float:
-        """The mean seconds of so many iterations from a full queue on, as the seed has them.
-
-        >>> round(QueueModel(1, 8, read_s=2.66, compute_s=1.0).mean_s(30), 2)
-        1.95
-        """
-        fed = min(self.drain or 0.0, iterations)
-        return (fed * self.compute_s + (iterations - fed) * self.steady_s) / iterations
-
-    @property
-    def utilisation(self) -> float:
-        """The accelerator's utilisation in the steady state."""
-        return self.compute_s / self.steady_s
 
 
 def utilisation(seconds: Sequence[float], compute_s: float) -> float:
@@ -255,10 +202,6 @@ class SeedRow:
     """"queue cleared after iter"."""
 
 
-SEED_SOURCE = (
-    "stacked-io-and-threading-notes.md, Thread Data Queue Timing: batches of 16, 16 dask threads, "
-    "a step of 1 s, 30 iterations"
-)
 SEED = (
     SeedRow(0, 0, 3.6, None),
     SeedRow(1, 1, 2.5, 0),
@@ -271,16 +214,3 @@ SEED = (
     SeedRow(4, 4, 2.3, 7),
     SeedRow(4, 8, 2.0, 11),
 )
-SEED_READ_S = 2.66
-"""Seconds of a batch of 16 with 16 threads, from the same notes."""
-SEED_COMPUTE_S = 1.0
-SEED_ITERATIONS = 30
-
-
-def seed_feed(row: SeedRow) -> QueueModel:
-    """A row of the seed's table as a model of its queue.
-
-    The seed's readers held one lock from the beginning of a read until the batch was in the queue.
-    However many there were, they worked as one.
-    """
-    return QueueModel(min(row.workers, 1), row.queue, SEED_READ_S, SEED_COMPUTE_S)

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from ...base import UsageError, describe
 from ..places import beside_output, folders_below
 from .folder_runs import shown_inference, shown_training
-from .ledger_runs import LedgerRuns
+from .ledger_runs import runs_of_ledger
 from .shown_run import RunDetails, ShownRun, label
 
 LOOK_EVERY_S = 2.0
@@ -20,7 +20,7 @@ _SHARE = 0.05
 """Largest share of the time that is spent on looking for runs, so slow file systems get less
 load."""
 _MOST_NOTES = 50
-_KEPT_SUFFIXES = (".db", ".zip", ".wandb", ".out", ".out.gz", ".log", ".log.gz")
+_KEPT_SUFFIXES = (".db", ".zip", ".out", ".out.gz", ".log", ".log.gz")
 _FAULTS = (OSError, KeyError, TypeError, ValueError, AttributeError)
 """Errors of reading a file that is not as its writer left it."""
 
@@ -55,7 +55,6 @@ class Catalogue:
                 raise UsageError(f"{path} cannot be read: No such file or directory")
         self._places: list[RunPlace] = []
         self._held: dict[RunPlace, tuple[object, Sequence[ShownRun], Sequence[str]]] = {}
-        self._ledgers: dict[Path, LedgerRuns] = {}
         self._searched = 0.0
         self.runs: Sequence[ShownRun] = ()
         """All runs, the newest first."""
@@ -101,9 +100,7 @@ class Catalogue:
     def _read(self, place: RunPlace) -> tuple[list[ShownRun], list[str]]:
         try:
             if place.kind == "ledger":
-                ledger = self._ledgers.setdefault(place.path, LedgerRuns(place.path))
-                ledger.refresh()
-                return list(ledger.runs), list(ledger.notes)
+                return runs_of_ledger(place.path)
             if place.kind == "training":
                 return [shown_training(place.path)], []
             if place.kind == "inference":

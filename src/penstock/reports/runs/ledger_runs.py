@@ -1,21 +1,22 @@
-"""The launches of a ledger. If a ledger grows, only its new lines are read."""
+"""The launches of a ledger as rows of a list."""
 
 from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import BinaryIO, cast
 
 import numpy as np
 
 from ...base import UsageError, system_errors
 from ...instruments import LEDGER_FILE, Record, parse_record, record_cells
+from ..run_settings import differing_knobs
 from .shown_run import (
     LONGEST_LABEL,
     RunDetails,
@@ -37,111 +38,66 @@ _NOT_SHOWN = (".low_s", ".high_s", ".n")
 _MOST_NOTES = 20
 
 
-class _LedgerLine(NamedTuple):
-    """The place of a record's line in the file, and what names it."""
+def runs_of_ledger(place: Path) -> tuple[list[ShownRun], list[str]]:
+    """The launches of a ledger, each named by the knobs in which its cases differ.
 
-    at: int
-    length: int
-    case: Mapping[str, Any]
-    launch: int
-    title: str
+    Args:
+        place: The ledger, a folder or a file.
+
+    Returns:
+        A row for each launch, and sentences on lines that were skipped.
+
+    Raises:
+        UsageError: The file cannot be read.
+    """
+    path = place / LEDGER_FILE if place.is_dir() else place
+    runs: list[tuple[ShownRun, Record]] = []
+    notes: list[str] = []
+    # Launches of a case share one object, so 100,000 records keep only their cases.
+    cases: dict[str, Record] = {}
+    at = 0
+    try:
+        with system_errors(f"the ledger {path} cannot be read"), _opened(path) as file:
+            for number, text in enumerate(file, 1):
+                if not text.endswith(b"\n"):  # the last line is still being written
+                    break
+                begin, at = at, at + len(text)
+                try:
+                    record = parse_record(text)
+                except (ValueError, UsageError) as error:
+                    where = f"{path}, line {number}"
+                    notes += [f"{where}: {label(error)}; it is passed over"] * (
+                        len(notes) < _MOST_NOTES
+                    )
+                    continue
+                read = partial(_details, path, begin, len(text))
+                run = replace(run_of_record(record, str(path)), read=read)
+                runs.append((run, cases.setdefault(record.key, record)))
+    except (EOFError, zlib.error) as error:
+        raise UsageError(f"the ledger {path} cannot be read: {error}") from error
+    knobs = differing_knobs(cases.values())
+    return [named_by(knobs, run, record) for run, record in runs], notes
 
 
-class LedgerRuns:
-    """The launches of a ledger. Each refresh continues where the last one ended."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path / LEDGER_FILE if path.is_dir() else path
-        self._begin_anew(-1)
-
-    def _begin_anew(self, number: int) -> None:
-        self.runs: list[ShownRun] = []
-        self.notes: list[str] = []
-        """Sentences on lines that were skipped."""
-        self._number, self._read, self._count = number, 0, 0
-        self._lines: list[_LedgerLine] = []
-        self._cases: dict[str, Mapping[str, Any]] = {}
-
-    def refresh(self) -> None:
-        """Read the new lines, or all lines if the file was replaced.
-
-        Raises `UsageError` if the file cannot be read.
-        """
-        try:
-            with system_errors(f"the ledger {self.path} cannot be read"):
-                state = self.path.stat()
-                packed = self.path.suffix == ".gz"
-                # A file that was replaced has another number; one that was cut is shorter.
-                if state.st_ino != self._number or (state.st_size < self._read and not packed):
-                    self._begin_anew(state.st_ino)
-                with _opened(self.path) as file:
-                    file.seek(self._read)
-                    before = len(self.runs)
-                    for line, record in self._parsed(file):
-                        self._lines.append(line)
-                        self.runs.append(self._shown(line, record))
-        except (EOFError, zlib.error) as error:
-            raise UsageError(f"the ledger {self.path} cannot be read: {error}") from error
-        if len(self.runs) > before:
-            self._name_all()
-
-    def _parsed(self, file: BinaryIO) -> Iterator[tuple[_LedgerLine, Record]]:
-        for text in file:
-            if not text.endswith(b"\n"):  # the last line is still being written
-                return
-            at, self._read, self._count = self._read, self._read + len(text), self._count + 1
-            try:
-                record = parse_record(text)
-            except (ValueError, UsageError) as error:
-                if len(self.notes) < _MOST_NOTES:
-                    where = f"{self.path}, line {self._count}"
-                    self.notes.append(f"{where}: {label(error)}; it is passed over")
-                continue
-            # Launches of a case share one object, so 100,000 records keep only their cases.
-            case = self._cases.setdefault(record.key, record.case)
-            title = label(record.name or record.scenario)
-            yield _LedgerLine(at, len(text), case, record.launch, title), record
-
-    def _name_all(self) -> None:
-        """Name each case by the knobs in which the cases of the ledger differ."""
-        knobs = differing_knobs(self._cases.values())
-        for place, line in enumerate(self._lines):
-            title = title_of(line.title, line.case, knobs)
-            if self.runs[place].title != title:
-                name = f"{title} launch {line.launch + 1}"
-                self.runs[place] = replace(self.runs[place], name=name, title=title)
-
-    def _shown(self, line: _LedgerLine, record: Record) -> ShownRun:
-        run = run_of_record(record, str(self.path))
-        return replace(run, read=partial(self._details, line))
-
-    def _details(self, line: _LedgerLine) -> RunDetails:
-        with system_errors(f"the ledger {self.path} cannot be read"), _opened(self.path) as file:
-            file.seek(line.at)
-            text = file.read(line.length)
-        try:
-            return details_of_record(parse_record(text))
-        except ValueError as error:
-            raise UsageError(f"{self.path} has changed: {error}") from error
+def _details(path: Path, at: int, length: int) -> RunDetails:
+    with system_errors(f"the ledger {path} cannot be read"), _opened(path) as file:
+        file.seek(at)
+        text = file.read(length)
+    try:
+        return details_of_record(parse_record(text))
+    except ValueError as error:
+        raise UsageError(f"{path} has changed: {error}") from error
 
 
 def _opened(path: Path) -> BinaryIO:
     return cast(BinaryIO, (gzip.open if path.suffix == ".gz" else open)(path, "rb"))
 
 
-def differing_knobs(cases: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The knobs whose values differ among cases."""
-    values: dict[str, set[str]] = {}
-    for case in cases:
-        for name, value in case.items():
-            values.setdefault(name, set()).add(str(value))
-    return [name for name, each in values.items() if len(each) > 1]
-
-
-def title_of(title: str, case: Mapping[str, Any], knobs: Iterable[str]) -> str:
-    """The name of a case: what it is of, and its values of these knobs."""
-    named = (label(f"{name}={case[name]}") for name in knobs if name in case)
-    return " ".join([title, *named])[:LONGEST_LABEL]
+def named_by(knobs: Sequence[str], run: ShownRun, record: Record) -> ShownRun:
+    """A launch whose title has the values of these knobs in the case of ``record``."""
+    named = (label(f"{name}={record.case[name]}") for name in knobs if name in record.case)
+    title = " ".join([run.title, *named])[:LONGEST_LABEL]
+    return replace(run, title=title, name=run.name.replace(run.title, title, 1))
 
 
 def run_of_record(record: Record, source: str) -> ShownRun:

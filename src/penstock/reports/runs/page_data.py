@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import base64
-import csv
-import io
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ...base import to_cell
+from ...instruments import Record
 from ..charts.chart import document_of, thinned
+from ..run_settings import differing_knobs
 from .catalogue import Catalogue
+from .folder_runs import shown_inference, shown_training
+from .ledger_runs import named_by, run_of_record
 from .shown_run import RunCurve, RunDetails, ShownRun, label, unit_of, words_of
 
 MOST_ROWS = 5_000
@@ -163,15 +165,39 @@ def _pictures(folder: Path | None, room: int) -> Iterator[dict[str, str]]:
             yield {"name": label(file.relative_to(folder)), "link": link}  # type: ignore[arg-type]
 
 
-def curves_csv(catalogue: Catalogue, keys: Iterable[str]) -> str:
-    """All points of the curves of runs as CSV, not thinned. No cell is a formula."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["run", "metric", "unit", "step", "epoch", "seconds", "value"])
-    for run in (catalogue.by_key[key] for key in keys if key in catalogue.by_key):
-        for name, curve in catalogue.details(run).curves.items():
-            empty = [""] * len(curve.values)
-            places = [curve.places.get(axis, empty) for axis in ("step", "epoch", "seconds")]
-            named = [to_cell(run.name), to_cell(words_of(name)), unit_of(name)]
-            writer.writerows([*named, *row] for row in zip(*places, curve.values, strict=True))
-    return text.getvalue()
+def page_of_sides(names: Sequence[str], sides: Sequence[Sequence[Record]]) -> dict[str, Any]:
+    """The runs of a page that opens on the two sides of a comparison.
+
+    Args:
+        names: What the user named.
+        sides: The launches of each, as `launches_named` reads them.
+
+    Returns:
+        The runs as `page_data` gives them; the first case of each side is picked.
+    """
+    knobs = differing_knobs(record for side in sides for record in side)
+    runs, picked = [], []
+    for letter, name, records in zip("AB", names, sides, strict=True):
+        of_side = [
+            replace(
+                run,
+                key=f"{letter}{run.key}",
+                case=f"{letter}{run.case}",
+                name=f"{letter}: {run.name}",
+                title=f"{letter}: {run.title or run.name}",
+            )
+            for run in (_run_of(record, name, knobs) for record in records)
+        ]
+        runs += of_side
+        picked += [run.case for run in of_side[:1]]
+    asked = [run.key for run in runs if run.case in picked]
+    return page_data(Catalogue.holding(runs), asked)
+
+
+def _run_of(record: Record, source: str, knobs: Sequence[str]) -> ShownRun:
+    folder = Path(record.id)  # of a run folder; the identifier of a launch is no path
+    if record.scenario == "training" and folder.is_dir():
+        return shown_training(folder)
+    if record.scenario == "infer" and folder.is_dir():
+        return shown_inference(folder)
+    return named_by(knobs, run_of_record(record, source), record)

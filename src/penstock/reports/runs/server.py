@@ -8,7 +8,6 @@ No request changes a file or names one.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import socket
 import threading
@@ -22,7 +21,7 @@ from ...base import UsageError
 from ..content import Report
 from ..html import html_page
 from .catalogue import Catalogue
-from .page_data import curves_csv, page_data
+from .page_data import page_data
 
 _LOOPBACK = ("localhost", "127.0.0.1")
 _MOST_ASKED = 200
@@ -78,9 +77,8 @@ class RunsServer(ThreadingHTTPServer):
         try:
             super().__init__((host, port), _PageHandler)
         except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise UsageError(f"--port {port} is taken; give another, or 0 for any") from error
-            raise UsageError(f"--host {host} --port {port}: {error.strerror or error}") from error
+            why = f"{error.strerror or error}; --port 0 takes any that is free"
+            raise UsageError(f"--host {host} --port {port}: {why}") from error
         self.port = int(self.server_address[1])
         self.allowed = [f"{name}:{self.port}" for name in names]
 
@@ -103,8 +101,6 @@ class _PageHandler(BaseHTTPRequestHandler):
         if asked.path == "/":
             page = html_page(self.server.about(), page_data(catalogue, keys, live=True))
             self._answer("text/html", page)
-        elif asked.path == "/curves.csv":
-            self._answer("text/csv", curves_csv(catalogue, keys))
         elif asked.path != "/data.json":
             self.send_error(404)
         elif "again" not in query and query.get("version") == [str(catalogue.version)]:
@@ -128,12 +124,7 @@ class _PageHandler(BaseHTTPRequestHandler):
 
 
 def names_of(host: str) -> list[str]:
-    """The host names under which users may reach a server that listens on ``host``.
-
-    Raises `UsageError` for an IPv6 address.
-    """
-    if ":" in host:
-        raise UsageError(f"--host {host}: give a name or an IPv4 address such as 127.0.0.1")
+    """The host names under which users may reach a server that listens on ``host``."""
     names = [*_LOOPBACK, host.lower()]
     if host == "0.0.0.0":
         names += [socket.gethostname().lower(), socket.getfqdn().lower()]

@@ -23,7 +23,6 @@ from ...base import (
     for_markdown,
     format_bytes,
     format_seconds,
-    group_by,
     plural,
     significant,
     write_json,
@@ -31,7 +30,7 @@ from ...base import (
 )
 from ...bench import SUITE_REPORT
 from ...instruments import FAILED, Record
-from ..cell import bootstrap_ratio, middle
+from ..cell import bootstrap_ratio
 from ..mfu import mfu_lines
 from ..table import Section, in_markdown, without_empty
 from ..words import bracket, machine_words, of_launches, or_dash, spread, times_bracket
@@ -77,7 +76,7 @@ def heading(runs: Sequence[SuiteCell]) -> str:
 
 HEAD = (
     "batch", "workers", "time", "samples/s", "95 %", "GPU peak", "host peak", "GPU", "CPU",
-    "mAP", "loc. F1", "first epoch", "later", "waits", "limited by", "launches", "status",
+    "mAP", "loc. F1", "waits", "limited by", "launches", "status",
 )  # fmt: skip
 
 
@@ -100,19 +99,11 @@ def _line(run: SuiteCell) -> tuple[str, ...]:
         or_dash(row["cpu_utilization_percent"], "{:.0f} %".format),
         or_dash(row["map"], "{:.3f}".format),
         or_dash(row["loc_fscore"], "{:.3f}".format),
-        *_epochs(row["epoch_times_s"]),
         or_dash(row["shares"]["data"], "{:.0%}".format),
         row["limited_by"] or "-",
         str(row["launches"]),
         str(row["status"]),
     )
-
-
-def _epochs(launches: Sequence[Sequence[float]]) -> tuple[str, str]:
-    """The median seconds of the first epoch, which warms up, and of the others."""
-    first = middle(epochs[0] for epochs in launches if epochs)
-    later = middle(seconds for epochs in launches for seconds in epochs[1:])
-    return or_dash(first, format_seconds), or_dash(later, format_seconds)
 
 
 def sentences(runs: Sequence[SuiteCell]) -> list[str]:
@@ -121,22 +112,8 @@ def sentences(runs: Sequence[SuiteCell]) -> list[str]:
     measured = [run for run in runs if run.throughput is not None]
     if not measured:
         return lines
-    lines += [_of_best(measured), _of_limits(measured), *_of_memory(measured)]
+    lines += [_of_best(measured), _of_limits(measured)]
     lines += _of_arithmetic(max(measured, key=lambda run: run.rates_median))
-    busy = [
-        r.environment.get("load", {}).get("busy_processes") for m in measured for r in m.measured
-    ]
-    if shared := sum(count is not None and count > 0 for count in busy):
-        launches = plural(len(busy), "launch")
-        lines.append(
-            f"Other processes kept cores busy when {shared} of {launches} began: these are times "
-            "of a shared machine."
-        )
-    if plain := {run.fact("torchvision_operators") for run in measured} - {None, "compiled"}:
-        lines.append(
-            f"torchvision's compiled operators do not load here: nms and roi_align ran in "
-            f"{plain.pop()}, which is slower."
-        )
     return lines
 
 
@@ -190,26 +167,6 @@ def _of_arithmetic(run: SuiteCell) -> list[str]:
     first = run.trainings[0]
     lines = mfu_lines(first, run.case) if first.get("flops_per_sample") else []
     return [f"{run.name[:1].upper()}{run.name[1:]}: {line}" for line in lines]
-
-
-def _of_memory(measured: Sequence[SuiteCell]) -> list[str]:
-    """Say how memory grows from the smallest batch to the largest."""
-    lines = []
-    for place, name in (("GPU", "gpu_memory_peak_bytes"), ("host", "host_memory_peak_bytes")):
-        peaks = [(run, peak) for run in measured if (peak := run.values()[name]) is not None]
-        by_batch = sorted(group_by(peaks, lambda each: each[0].batch).items())
-        if len(by_batch) < 2:
-            continue
-        (least, small), (most, large) = (
-            (batch, format_bytes(max(peak for _, peak in each)))
-            for batch, each in (by_batch[0], by_batch[-1])
-        )
-        launches = sum(run.launches for run, _ in peaks)
-        lines.append(
-            f"Peak {place} memory: {small} at batch {least}, {large} at batch {most} "
-            f"[most of {plural(launches, 'launch')}]."
-        )
-    return lines
 
 
 def _spread(run: SuiteCell) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...base import ARGS, RESULTS, STEPS, format_bytes
-from ..content import LIMITS, RANKS, Chapter, Raw, Report
+from ..content import LIMITS, Chapter, Raw, Report
 from ..mfu import mfu_lines
 from ..table import Section
 from ..words import labels_line
@@ -15,7 +15,6 @@ from .detections import detection_pictures
 from .fit_files import TrainingFolder
 from .pictures import training_pictures
 from .sentences import epoch_table, headlines, phase_table
-from .waiting import rank_lines
 
 
 def report_of_training(folder: Path) -> Report:
@@ -36,7 +35,6 @@ def report_of_training(folder: Path) -> Report:
     sections = [
         Section("Epochs", epoch_table(run)),
         Section("Phases of a step", phase_table(run)),
-        Section(RANKS, (), rank_lines(run)),
         Section(LIMITS, (), mfu_lines(run.results, run.args)),
         Section("Settings", _settings(run.args)),
     ]

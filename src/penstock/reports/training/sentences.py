@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,13 +24,12 @@ _CURES = {
     "computing": "train with --amp, or on a faster device",
     "communication": "train with a larger --batch-size on each device",
 }
-_NOTABLE = 0.1
-"""A rank is named as slow if its own work takes longer by at least this share."""
 
 
 def headlines(run: TrainingFolder) -> list[str]:
     """The verdict on a training, the sentence on its bound first."""
-    return [bound(run), *speed_lines(run), *score_lines(run), *rank_lines(run)]
+    lines = [bound(run), *speed_lines(run), *score_lines(run)]
+    return [*lines, *memory_lines(run), *rank_lines(run)]
 
 
 def bound(run: TrainingFolder) -> str:
@@ -108,8 +108,8 @@ def score_lines(run: TrainingFolder) -> list[str]:
     return lines
 
 
-def rank_lines(run: TrainingFolder) -> list[str]:
-    """Memory, and the rank that the others waited for."""
+def memory_lines(run: TrainingFolder) -> list[str]:
+    """The peaks of memory."""
     lines = []
     memories = [rank.get("memory") or {} for rank in run.results.get("ranks") or ()]
     for name, where in (("device_peak", "the device"), ("host_peak", "the host")):
@@ -117,27 +117,44 @@ def rank_lines(run: TrainingFolder) -> list[str]:
         if peaks:
             ranks = plural(len(peaks), "rank")
             lines.append(f"Peak memory of {where}: {format_bytes(max(peaks))} [most of {ranks}].")
-    if len(run.steps) > 1:
-        lines.append(_slowest(run.steps))
     return lines
 
 
-def _slowest(ranks: Sequence[Steps]) -> str:
-    """Say which rank did the most work of its own in a step, and how much more than the usual."""
-    medians = []
-    for each in ranks:
-        waits = each.seconds["communication"]
-        work = each.seconds["step"] - np.where(np.isfinite(waits), waits, 0.0)
-        medians.append(float(np.nanmedian(work)))
-    slowest, usual = int(np.argmax(medians)), float(np.median(medians))
-    steps = plural(len(ranks[slowest].loss), "step")
-    if usual and medians[slowest] / usual < 1 + _NOTABLE:
-        return f"No rank of {len(ranks)} holds the others up by {_NOTABLE:.0%} of a step [{steps}]."
-    return (
-        f"Rank {ranks[slowest].rank} holds the others up: its own work takes "
-        f"{format_seconds(medians[slowest])} a step and {format_seconds(usual)} on the usual of "
-        f"{len(ranks)} ranks [median of {steps}]."
+def rank_lines(run: TrainingFolder) -> list[str]:
+    """Say how long the ranks of a training wait for each other, and for which; none for one rank.
+
+    The sum over ranks (all-reduce) ends for all at once. The rank that waits least came last: its
+    wait is network time, and what the others wait beyond it is idle time.
+    """
+    if len(run.steps) < 2:
+        return []
+    count = min(len(each.loss) for each in run.steps)
+    steps, waits = (
+        np.array([each.seconds[name][-count:] for each in run.steps])
+        for name in ("step", "communication")
     )
+    timed = np.isfinite(waits).all(axis=0) & np.isfinite(steps).all(axis=0)
+    if not timed.any():
+        return ["How long ranks waited for each other is not known: no sum over ranks was timed."]
+    steps, waits = steps[:, timed], waits[:, timed]
+    network, last = waits.min(axis=0), waits.argmin(axis=0)
+    idle = (waits - network).mean(axis=0)
+    whole = float(steps.mean())
+    of = plural(steps.shape[1], "step")
+    ends = [(name, median_interval(s)) for name, s in (("network", network), ("idle", idle))]
+    words = {n: f"{format_seconds(i.value)} {bracket(i, of)}" for n, i in ends}
+    shares = {name: float(s.mean()) / whole for name, s in (("network", network), ("idle", idle))}
+    critical, times = Counter(last.tolist()).most_common(1)[0]
+    rank, ranks = run.steps[critical].rank, len(run.steps)
+    fair = f"{1 / ranks:.0%} would be chance"
+    return [
+        (
+            f"Of a step, {shares['network']:.0%} is the sum over ranks that no computing hides, "
+            f"{words['network']}, and {shares['idle']:.0%} waiting for the last of {ranks} ranks, "
+            f"{words['idle']}."
+        ),
+        f"Rank {rank} is the last in {times / len(last):.0%} of {of}; {fair}.",
+    ]
 
 
 def epoch_table(run: TrainingFolder) -> list[tuple[str, ...]]:

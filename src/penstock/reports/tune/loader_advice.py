@@ -12,6 +12,7 @@ too slow by itself.
 from __future__ import annotations
 
 import math
+import shlex
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -95,23 +96,6 @@ def readings_of(records: Iterable[Record]) -> list[ReadAlone]:
     return [
         ReadAlone(workers, tuple(cell.times[0][cell.queue + 1 :] for cell in cells))
         for workers, cells in sorted(by_workers.items())
-    ]
-
-
-def join_readings(reads: Sequence[ReadAlone], more: Iterable[ReadAlone]) -> list[ReadAlone]:
-    """Join readings with others.
-
-    Args:
-        reads: Readings, one for each number of workers.
-        more: Other readings of the same data and batch size.
-
-    Returns:
-        A reading for each number of workers, the fewest first, with the launches of all.
-    """
-    by_workers = group_by([*reads, *more], lambda reading: reading.workers)
-    return [
-        ReadAlone(workers, tuple(launch for each in same for launch in each.launches))
-        for workers, same in sorted(by_workers.items())
     ]
 
 
@@ -205,24 +189,6 @@ def fastest_rungs(cells: Iterable[LoaderCell]) -> dict[str, LoaderCell]:
     return {name: min(same, key=lambda cell: cell.seconds or 0.0) for name, same in rungs.items()}
 
 
-def rungs_slower_than_whole(rungs: Mapping[str, LoaderCell], best: ReadAlone) -> list[str]:
-    """The rungs that took longer than the whole loader, which is noise: they are parts of it.
-
-    Args:
-        rungs: The fastest cell of each rung.
-        best: The fastest reading of the whole loader.
-
-    Returns:
-        The names of the rungs, the lowest first.
-    """
-    whole = best.interval.value
-    return [
-        name
-        for name, cell in sorted(rungs.items())
-        if name in CEILINGS and cell.launches and (cell.seconds or 0.0) > whole
-    ]
-
-
 def ceiling(rungs: Mapping[str, LoaderCell], best: ReadAlone, goal: Goal) -> str:
     """Say which ceiling forbids the goal, and by how much.
 
@@ -235,7 +201,8 @@ def ceiling(rungs: Mapping[str, LoaderCell], best: ReadAlone, goal: Goal) -> str
             "Which ceiling forbids it is not known: the steps of the ladder were not measured "
             f"here; reading as a whole would have to be {significant(factor)} times as fast."
         )
-    noise = rungs_slower_than_whole(measured, best)
+    whole = best.interval.value
+    noise = [name for name, cell in sorted(measured.items()) if (cell.seconds or 0.0) > whole]
     for name, cell in sorted(measured.items()):
         # A higher rung does the same and more, so it shows how fast this one can be.
         above = [other.seconds or 0.0 for rung, other in measured.items() if rung > name]
@@ -324,3 +291,24 @@ def write_loader_yaml(advice: Advice, path: Path, replace: bool = False) -> None
 
 def as_comment(text: str) -> str:
     return textwrap.fill(text, 98, initial_indent="# ", subsequent_indent="# ")
+
+
+def flags_of(settings: Mapping[str, Any], step_s: float, data: str) -> list[str]:
+    """Write settings as command lines.
+
+    Args:
+        settings: The settings of an `Advice`.
+        step_s: The seconds of a step.
+        data: The path of the data.
+
+    Returns:
+        A command line that trains, and one that measures the queue with such steps.
+    """
+    batch, workers, queue = (settings[name] for name in ("batch_size", "workers", "queue"))
+    bench = (
+        f"penstock bench queue {shlex.quote(data)} --batch-size {batch} --workers {workers} "
+        f"--queue-sizes {queue} --compute-time {step_s:g}"
+    )
+    missing = ["--missing", settings["missing"]] if "missing" in settings else []
+    train = f"penstock train emulator --batch-size {batch} --num-workers {workers}"
+    return [" ".join([train, "--prefetch-factor", str(queue)]), " ".join([bench, *missing])]

@@ -12,11 +12,9 @@ or the memory is not known, the sentence says so and claims nothing.
 
 from __future__ import annotations
 
-import itertools
 import math
-import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -286,73 +284,37 @@ _USE = {
     "training": "penstock train pairs --config {file} --in-spec INPUT --target-spec TARGET",
     "throughput": "penstock infer --config {file} --in-spec INPUT --out-spec OUTPUT",
 }
-"""The command line that uses a file of settings, by the goal of its last choice."""
+"""The command line that uses a file of settings, by its goal."""
 
 
 def write_model_yaml(
     recommendation: Recommendation, path: Path, replace: bool = False
 ) -> list[Path]:
-    """Write the settings of each model as YAML, with the reasons as comments.
+    """Write settings as YAML, with the reasons as comments.
 
-    A file has the settings for throughput or for training, and those for latency below them as
-    comments. With several models ``bench.yaml`` becomes ``bench_MODEL.yaml`` for each.
+    The first model's settings for throughput or for training count. Below them stand those for
+    latency, and those of other models, as comments.
 
     Args:
         recommendation: What `recommend` returned.
-        path: The file, or for several models the beginning of their names.
-        replace: Replace files that Penstock did not write.
+        path: The file.
+        replace: Replace a file that Penstock did not write.
 
     Returns:
-        The files that were written.
+        The file; none if nothing is recommended.
 
     Raises:
-        UsageError: A file cannot be written.
+        UsageError: The file cannot be written.
     """
-    sweeps = group_by(recommendation.choices, lambda choice: _sweep_of(choice.cell.case))
-    varying = [len(set(values)) > 1 for values in zip(*sweeps, strict=True)]
-    written = []
-    for sweep, choices in sweeps.items():
-        file = _named(path, itertools.compress(sweep, varying))
-        use = f"# {_USE[choices[-1].goal].format(file=file.name)}\n"
-        write_output("--recommend", file, use + _document(choices), replace=replace)
-        written.append(file)
-    return written
-
-
-def settings_files(cases: Iterable[Mapping[str, Any]], path: Path) -> list[Path]:
-    """List every file that `write_model_yaml` may write, whichever cases fail.
-
-    Args:
-        cases: The cases of a sweep.
-        path: The path that `write_model_yaml` will be given.
-
-    Returns:
-        The files, sorted.
-    """
-    parts = {
-        part
-        for sweep in set(map(_sweep_of, cases))
-        for size in range(len(sweep) + 1)
-        for part in itertools.combinations(sweep, size)
-    }
-    return sorted({_named(path, part) for part in parts})
-
-
-def _sweep_of(case: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(str(case[name]) for name in ("model", "mode", "device"))
-
-
-def _named(path: Path, parts: Iterable[str]) -> Path:
-    part = "".join(f"_{name}" for name in parts)
-    return path.with_name(path.stem + re.sub(r"[^\w.-]+", "_", part) + path.suffix)
-
-
-def _document(choices: Sequence[Choice]) -> str:
-    """The text of a file: the last choice as settings, the others as comments."""
-    parts: list[str] = []
-    for choice in reversed(choices):
-        reason = as_comment(choice.sentence)
+    counts = next((c for c in recommendation.choices if c.goal in _USE), None)
+    if counts is None:
+        return []
+    others = [choice for choice in recommendation.choices if choice is not counts]
+    use = f"# {_USE[counts.goal].format(file=path.name)}\n"
+    parts = []
+    for choice in (counts, *others):
         settings = yaml.safe_dump(choice.settings, sort_keys=False)
-        aside = textwrap.indent(settings, "# ") if parts else settings
-        parts.append(f"{reason}\n{aside}")
-    return "\n".join(parts)
+        aside = settings if choice is counts else textwrap.indent(settings, "# ")
+        parts.append(f"{as_comment(choice.sentence)}\n{aside}")
+    write_output("--recommend", path, use + "\n".join(parts), replace=replace)
+    return [path]

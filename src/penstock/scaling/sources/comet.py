@@ -7,8 +7,7 @@ import json
 import math
 import zipfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,19 +55,9 @@ def comet_runs(value: Any, path: Path) -> Iterator[TrackedRun]:
         yield from table_runs(entries, path)
 
 
-@dataclass(frozen=True)
-class CometArchive:
-    """The archive of an offline experiment, or of one part of it if the run was resumed."""
-
-    path: Path
-    key: str
-    parameters: Mapping[str, str]
-    """Parameters and others as text; a later part has none."""
-    metrics: Sequence[Mapping[str, Any]]
-
-
-def comet_archive(path: Path) -> list[CometArchive]:
-    """The archive in a zip; none if the zip holds something else. Raises `UsageError` if it is
+def comet_archive(path: Path) -> list[TrackedRun]:
+    """The offline experiment in a zip; none if the zip holds something else. The archive of a
+    resumed part has no parameters, and so no number of devices. Raises `UsageError` if it is
     damaged."""
     payloads = defaultdict[str, list[dict[str, Any]]](list)
     try:
@@ -89,30 +78,11 @@ def comet_archive(path: Path) -> list[CometArchive]:
         key = str(about.get("offline_id") or path.stem)
     except (zipfile.BadZipFile, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{path} is not an archive of Comet: {error!r}") from error
-    return [CometArchive(path, key, parameters | others, metrics)]
-
-
-def experiments_of(archives: Iterable[CometArchive]) -> list[list[CometArchive]]:
-    """The archives of each experiment, in the order in which they were read."""
-    return list(group_by(archives, lambda archive: archive.key).values())
-
-
-def comet_experiment(parts: Sequence[CometArchive]) -> TrackedRun:
-    """The run of an experiment, from all its parts."""
-    first = parts[0]
-    parameters = {name: value for part in parts for name, value in part.parameters.items()}
-    rows = [row for part in parts for row in part.metrics]
-    # It did not train between its parts, so its time is not that from first to last metric.
-    return _experiment(first.path, first.key, first.key, parameters, rows, len(parts) == 1)
+    return [_experiment(path, key, key, parameters | others, metrics)]
 
 
 def _experiment(
-    path: Path,
-    key: str,
-    name: str,
-    parameters: Mapping[str, str],
-    rows: Iterable[Any],
-    at_a_stretch: bool = True,
+    path: Path, key: str, name: str, parameters: Mapping[str, str], rows: Iterable[Any]
 ) -> TrackedRun:
     metrics = defaultdict[str, Series](list)
     for row in rows:
@@ -127,7 +97,7 @@ def _experiment(
         series.sort(key=lambda point: point[2] if math.isfinite(point[2]) else 0.0)
     times = [time for points in metrics.values() for _, _, time in points if math.isfinite(time)]
     about = (path, key, name, parameters, metrics, None)
-    if not at_a_stretch or len(times) < 2:
+    if len(times) < 2:
         return TrackedRun(*about)
     began, ended = min(times), max(times)
     return TrackedRun(*about, began, ended, _first_epoch_is_missing(metrics, began))

@@ -5,7 +5,6 @@
     records.jsonl                a ledger: its launches of scenario ``train``
     MLflow                       a store of files (``mlruns``) or a database of SQLite
     Comet                        metrics as JSON or CSV, or the archive of an offline experiment
-    W&B                          files of offline runs
     CSV                          a row for each run; see `run_table`
 
 Runs that several files hold are taken once. With several paths, or below a folder, a file that
@@ -16,6 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -24,18 +24,14 @@ from ...base import RESULTS, UsageError, read_json, system_errors
 from ...instruments import LEDGER_FILE
 from ...reports import folders_below
 from ..runs import TrainingRun
-from .comet import CometArchive, comet_archive, comet_experiment, comet_runs, experiments_of
+from .comet import comet_archive, comet_runs
 from .mlflow import mlflow_database, mlflow_files
-from .once import contradiction, each_once
 from .run_table import table_runs
 from .slurm_log import read_log
 from .tracked import Say, TrackedRun, training_runs
 from .trainings import results_run, rows_of, runs_of_ledger
-from .wandb import SUFFIX, wandb_runs
 
-Contents = TrainingRun | CometArchive
-"""The content of a file. Each part of a resumed experiment is an archive."""
-KeptRun = TrainingRun | TrackedRun | CometArchive
+KeptRun = TrainingRun | TrackedRun
 """A run as its source keeps it: that of a tracker has all metrics."""
 _Item = TypeVar("_Item")
 _Held = TypeVar("_Held")
@@ -64,8 +60,7 @@ def read_runs(
         if not os.path.lexists(path):  # a shell's pattern also gives links to nothing
             raise UsageError(f"{path} cannot be read: No such file or directory")
     refused: list[UsageError] = []
-    contents = _each(dict.fromkeys(paths), partial(_read_path, say=say), refused.append)
-    runs = [*_whole(contents, say, refused.append), *others]
+    runs = [*_each(dict.fromkeys(paths), partial(_read_path, say=say), refused.append), *others]
     if not runs:
         raise refused[0] if refused else _holds_none(paths[0])
     for why in refused:
@@ -102,25 +97,7 @@ def kept_below(folder: Path, say: Say) -> list[TrainingRun]:
             stores.append(path)
         elif kind is None:
             files += [path / name for name in names if (path / name).is_file()]
-
-    def refuse(error: UsageError) -> None:
-        say(f"{error}; it is passed over")
-
-    return _whole(_kept(files, files, stores, say), say, refuse)
-
-
-def _whole(
-    contents: Iterable[Contents], say: Say, refuse: Callable[[UsageError], None]
-) -> list[TrainingRun]:
-    """Runs, those that Comet kept in parts taken together; ``refuse`` as for `_each`."""
-    read = list(contents)
-    runs = [run for run in read if isinstance(run, TrainingRun)]
-    runs += _each(
-        experiments_of(part for part in read if isinstance(part, CometArchive)),
-        lambda parts: training_runs([comet_experiment(parts)], parts[0].path, say),
-        refuse,
-    )
-    return runs
+    return list(_kept(files, files, stores, say))
 
 
 def _each(
@@ -139,12 +116,12 @@ def _each(
 def _holds_none(path: Path) -> UsageError:
     return UsageError(
         f"{path} holds no run: it is neither the output of a SLURM job, nor a folder with "
-        f"{RESULTS}, a ledger of training, a table of runs (CSV), or what MLflow, Comet or W&B kept"
+        f"{RESULTS}, a ledger of training, a table of runs (CSV), or what MLflow or Comet kept"
     )
 
 
-def _read_path(path: Path, say: Say) -> list[Contents]:
-    """The content of a path, at least one run or archive."""
+def _read_path(path: Path, say: Say) -> list[TrainingRun]:
+    """The runs of a path, at least one."""
     with system_errors(f"{path} cannot be read"):
         if path.exists() and not path.is_dir() and not path.is_file():
             # Opening a pipe would wait for ever.
@@ -155,7 +132,7 @@ def _read_path(path: Path, say: Say) -> list[Contents]:
     return contents
 
 
-def _read_file(path: Path, say: Say) -> Iterator[Contents]:
+def _read_file(path: Path, say: Say) -> Iterator[TrainingRun]:
     """The content of a file; what trackers kept as trainings."""
     tracked: list[TrackedRun] = []
     for run in runs_of_file(path):
@@ -178,8 +155,6 @@ def runs_of_file(path: Path) -> Iterable[KeptRun]:
         return mlflow_database(path)
     if head.startswith(b"PK\x03\x04") or path.suffix == ".zip":
         return comet_archive(path)
-    if path.suffix == SUFFIX:
-        return wandb_runs([path])
     if path.name.endswith((".jsonl", ".jsonl.gz")):
         return runs_of_ledger(path)
     if path.suffix == ".csv":
@@ -200,7 +175,7 @@ def _runs_of_json(path: Path) -> Iterable[KeptRun]:
     return comet_runs(value, path)
 
 
-def _read_folder(folder: Path, say: Say) -> Iterator[Contents]:
+def _read_folder(folder: Path, say: Say) -> Iterator[TrainingRun]:
     """The content of a run's folder, a ledger, or all files below a folder with a known name."""
     if (folder / RESULTS).is_file():
         yield from _results_of(folder / RESULTS)
@@ -222,19 +197,19 @@ def _read_folder(folder: Path, say: Say) -> Iterator[Contents]:
 
 
 _LOGS = (".out", ".out.gz", ".log", ".log.gz")
-_TRACKED = (".db", ".zip", SUFFIX)
+_TRACKED = (".db", ".zip")
 
 
 def _kept(
     logs: Sequence[Path], tracked: Sequence[Path], stores: Sequence[Path], say: Say
-) -> Iterator[Contents]:
+) -> Iterator[TrainingRun]:
     """The content of those of some files that are known by their names, and of folders that hold
     stores of MLflow's files."""
 
     def named(paths: Sequence[Path], *suffixes: str) -> list[Path]:
         return [path for path in paths if path.name.endswith(suffixes)]
 
-    readers: tuple[tuple[Iterable[Path], Callable[[Path], Iterable[Contents]]], ...] = (
+    readers: tuple[tuple[Iterable[Path], Callable[[Path], Iterable[TrainingRun]]], ...] = (
         (named(tracked, ".db"), lambda p: training_runs(mlflow_database(p), p, say)),
         (named(logs, *_LOGS[:2]), read_log),
         # Anybody's log may hold a traceback without a training.
@@ -243,12 +218,10 @@ def _kept(
             lambda p: [run for run in read_log(p) if run.seconds or run.epochs or run.batch],
         ),
         (stores, lambda p: training_runs(mlflow_files(p), p, say)),
-        (named(tracked, ".zip"), comet_archive),
+        (named(tracked, ".zip"), lambda p: training_runs(comet_archive(p), p, say)),
     )
     for paths, read in readers:
         yield from _passing(paths, read, say)
-    parts = named(tracked, SUFFIX)  # several may be of one run
-    yield from _passing(parts[:1], lambda p: training_runs(wandb_runs(parts), p.parent, say), say)
 
 
 def _passing(
@@ -266,3 +239,69 @@ def _files(folder: Path, *patterns: str) -> list[Path]:
     """Files, and links to nothing, which get a sentence; no pipes and no folders."""
     paths = sorted(path for pattern in patterns for path in folder.glob(pattern))
     return [path for path in paths if path.is_file() or not path.exists()]
+
+
+def each_once(runs: Iterable[TrainingRun]) -> tuple[list[TrainingRun], list[str]]:
+    """Each run once, and a phrase for each run that was read twice.
+
+    Ledgers, trackers and folders keep a time to its last digit, which no two runs share. A log has
+    two digits after the point: it is dropped if another source has a run of the same job and
+    devices, with the same attempt or time. If two logs have the same job and time, one is a copy,
+    or the job was requeued with nothing left to do and printed its times again. GPU-Util readings
+    are kept from either.
+    """
+    exact: dict[str, TrainingRun] = {}
+    logged: dict[str, TrainingRun] = {}
+    twice: list[str] = []
+
+    def same(run: TrainingRun, other: TrainingRun) -> TrainingRun:
+        twice.append(
+            f"{run.source} has job {run.job} twice"
+            if run.source == other.source
+            else f"{other.source} has the run of {run.source}"
+        )
+        return replace(run, utilisation=run.utilisation or other.utilisation)
+
+    for run in runs:
+        if run.seconds is None or abs(100 * run.seconds - round(100 * run.seconds)) < 1e-6:
+            attempt = None if run.complete else (run.restarts, run.epochs, run.status)
+            before, key = logged, str((run.job, run.devices, run.seconds, attempt))
+        else:
+            before, key = exact, str((run.devices, run.seconds))
+        other = before.get(key)
+        if other is None:
+            before[key] = run
+        else:
+            before[key] = same(*(run, other) if len(run.ranks) > len(other.ranks) else (other, run))
+    logs: list[TrainingRun] = []
+    for log in logged.values():
+        key_of_same = next((key for key, run in exact.items() if _is_log_of(run, log)), None)
+        if key_of_same is None:
+            logs.append(log)
+        else:
+            exact[key_of_same] = same(exact[key_of_same], log)
+    return [*exact.values(), *logs], twice
+
+
+def _is_log_of(run: TrainingRun, log: TrainingRun) -> bool:
+    """Whether a log is of a run whose time is known more exactly."""
+    if (log.job, log.devices) != (run.job, run.devices):
+        return False
+    alike = log.seconds and run.seconds and abs(log.seconds - run.seconds) < 0.006
+    return bool(alike or log.restarts == run.restarts)
+
+
+def contradiction(run: TrainingRun) -> str | None:
+    """A sentence if the training time is not that of its epochs, else None.
+
+    The cause may be ranks that printed at the same time, or a resumed run that does not say so.
+    """
+    if not (run.complete and run.seconds and run.epochs and run.epoch_seconds):
+        return None
+    whole = run.epochs * run.epoch_seconds
+    if abs(run.seconds - whole) <= 0.006 * run.epochs + 0.02 * run.seconds:
+        return None
+    return (
+        f"{run.source}: {run.seconds:.2f} s in all are not {run.epochs} epochs of "
+        f"{run.epoch_seconds:.2f} s; one of the two is wrong, and then so is the speed-up"
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +24,6 @@ from ...reports import (
     tags_of,
 )
 from ..runs import TrainingRun
-from .comet import CometArchive, comet_experiment, experiments_of
 from .mlflow import mlflow_files
 from .read import KeptRun, runs_of_file
 from .tracked import TrackedRun, training_runs
@@ -51,24 +50,13 @@ def runs_of_others(path: Path) -> list[ShownRun]:
         UsageError: The file cannot be read.
     """
     kept: Iterable[KeptRun] = mlflow_files(path) if path.is_dir() else runs_of_file(path)
-    runs = list(_whole(kept))
+    runs = list(kept)
     return [
         _of_log(run, path, run is runs[-1])
         if isinstance(run, TrainingRun)
         else _of_tracker(run, path)
         for run in runs
     ]
-
-
-def _whole(kept: Iterable[KeptRun]) -> Iterator[TrackedRun | TrainingRun]:
-    """Yield the runs. The parts of a run that Comet kept separately are joined."""
-    parts: list[CometArchive] = []
-    for run in kept:
-        if isinstance(run, CometArchive):
-            parts.append(run)
-        else:
-            yield run
-    yield from map(comet_experiment, experiments_of(parts))
 
 
 def _of_tracker(run: TrackedRun, path: Path) -> ShownRun:

@@ -1,4 +1,4 @@
-"""Runs as experiment trackers keep them: MLflow in its stores, Comet in exports, W&B offline.
+"""Runs as experiment trackers keep them: MLflow in its stores, Comet in exports.
 
     metrics     by name, each a series of (step, value, time)
     parameters  by name, as text

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ...base import ARGS, STEPS, UsageError, read_json
-from ...instruments import read_ledger
+from ...instruments import PHASES, read_ledger
 from ...training import read_machine_metrics
-from ..runs import Status, TrainingRun
-from ..straggler import WAIT, rank_of
+from ..runs import WAIT, Rank, Status, TrainingRun
 from .settings import plain, settings_of
 
 _STATUS: Mapping[str, Status] = {"complete": "complete", "stopped": "stopped"}
@@ -71,11 +71,8 @@ def _results_run(results: Mapping[str, Any], source: str, folder: Path | None) -
     ranks = []
     for rank in results.get("ranks") or ():
         totals = {name: phase["total_s"] for name, phase in rank["phases"].items() if phase}
-        made = rank_of(int(rank["rank"]), totals, _steps(folder, rank["rank"]))
-        if not made.local:
-            local, waits = _medians(rank["phases"])
-            made = replace(made, local=local, waits=waits)
-        ranks.append(replace(made, host=rank.get("host")))
+        local = own_work(_steps(folder, rank["rank"]))
+        ranks.append(Rank(int(rank["rank"]), totals, local, host=rank.get("host")))
     epochs = results.get("epochs") or 0
     seconds = (results.get("training_s") or 0.0) + (results.get("validation_s") or 0.0)
     scores = [*(results.get("history") or ()), results.get("final") or {}]
@@ -135,10 +132,13 @@ def _busy(folder: Path | None, devices: int, nodes: int) -> tuple[float, ...]:
     return tuple(float(value) for _, value in readings) if all_its_own else ()
 
 
-def _medians(phases: Mapping[str, Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """A rank's work and wait in a step, from the medians of its phases; empty without them."""
-    medians = {name: phase["median_s"] for name, phase in phases.items() if phase}
-    if "step" not in medians or WAIT not in medians:
-        return (), ()
-    work = sum(median for name, median in medians.items() if name not in ("step", WAIT))
-    return (work,), (medians[WAIT],)
+def own_work(rows: Iterable[Mapping[str, str]]) -> tuple[float, ...]:
+    """A rank's own work in each step, from the rows of its CSV of steps: all but the wait for the
+    sum over ranks. Rows that were cut short or hold no number are skipped."""
+    steps = []
+    for row in rows:
+        with contextlib.suppress(ValueError):
+            work = [float(row[f"{phase}_s"]) for phase in PHASES
+                    if phase != WAIT and row.get(f"{phase}_s")]  # fmt: skip
+            steps += [sum(work)] if work else []
+    return tuple(steps)
