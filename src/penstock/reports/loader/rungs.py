@@ -86,7 +86,7 @@ class Ladder:
         between = [RUNGS[name] for name in self.refuted if below < name < limit]
         if below and between:
             what += f" with {' and '.join(between)}"
-        elif not below:
+        elif not below and limit != "L1":
             what = f"all up to {what}" + ", with the network" * is_remote_case(first.case)
         share = self.costs[limit] / self.seconds[top]
         line = (
