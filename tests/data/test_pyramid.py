@@ -151,7 +151,7 @@ def test_levels_that_are_there_are_kept_or_made_anew(tmp_path: Path) -> None:
     assert not (tmp_path / "a.zarr" / ".zmetadata").exists()
     with pytest.raises(UsageError, match="has 3 levels; --overwrite makes them anew"):
         add_levels(path, rule="mean")
-    add_levels(path, rule="mean", count=2, overwrite=True)
+    add_levels(path, rule="mean", count=2, again=True)
     with pytest.raises(UsageError, match="level 2 does not exist"):
         open_source(path, level=2)
     assert not [file for file in (tmp_path / "a.zarr" / "2").rglob("*") if file.is_file()]

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
             show(count)
 
         add_levels(
-            args.path, rule=args.rule, count=args.levels, overwrite=replace,
+            args.path, rule=args.rule, count=args.levels, again=replace or None,
             threads=usable_cores(), progress=add, name="PATH",
         )  # fmt: skip
     for number, level in enumerate(levels, 1):

@@ -113,7 +113,7 @@ class InferConfig(Unattended, Labels):
         "values": "norm_level eps clip_norm head_kind denormalize out_dtype",
         "arithmetic": "amp tf32 compile compile_dynamic threads",
         "queues": "prep_workers writer_workers max_inflight_batches",
-        "a new output": "chunks shards",
+        "a new output": "chunks shards levels",
     }
 
     # what
@@ -143,9 +143,7 @@ class InferConfig(Unattended, Labels):
 
     # geometry
     patch: Shape = flag(
-        (64,),
-        help="shape that the model sees: one number, z y x, or y x for a 2-D net",
-        unit="voxels",
+        (64,), help="shape that the model sees: one number, z y x, or y x (2-D)", unit="voxels"
     )
     overlap: PerAxis = flag((10,), help="voxels that neighbouring patches share", unit="voxels")
     block: Shape | None = flag(
@@ -264,6 +262,9 @@ class InferConfig(Unattended, Labels):
     # output and records
     chunks: Shape | None = flag(None, help="chunks of a new output, z y x", unit="voxels")
     shards: Shape | None = flag(None, help="shards of a new output, z y x (zarr v3)", unit="voxels")
+    levels: Positive | Literal["none"] | None = flag(
+        None, help="levels of an OME-Zarr output, or none (default: until y and x are <= 256)"
+    )
     overwrite: bool = flag(False, help="replace an output that exists")
     resume: bool = flag(False, help="write only what an earlier run did not write")
 
@@ -298,7 +299,6 @@ class InferConfig(Unattended, Labels):
                 f"--norm-lower {lower} and --norm-upper {upper} must be percentiles from 0 to 100"
             )
         if self.clip_norm and not self.clip_norm[0] < self.clip_norm[1]:
-            raise ValueError(
-                f"--clip-norm {self.clip_norm[0]} must be less than {self.clip_norm[1]}"
-            )
+            low, high = self.clip_norm
+            raise ValueError(f"--clip-norm {low} must be less than {high}")
         return self

@@ -10,6 +10,7 @@ were made, by how many threads and in how many goes.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -27,11 +28,14 @@ from .omezarr import open_omezarr_source
 from .protocols import AXES, OUTPUT_DTYPES
 from .tensorstore import TensorStoreSink, TensorStoreSource, plainly
 from .tensorstore_open import open_tensorstore_source, prepare_sink
-from .zarr_groups import read_attributes, read_json
+from .zarr_groups import Read, read_attributes, read_json
+
+_CELLS_BYTES = 2**27
+"""About the bytes of all chunks or shards that are made at a time."""
 
 
 def add_levels(
-    path: str, *, rule: Rule, count: int | None = None, overwrite: bool = False, threads: int = 1,
+    path: str, *, rule: Rule, count: int | None = None, again: bool | None = None, threads: int = 1,
     progress: Callable[[int], None] = lambda _: None, name: str = "",
 ) -> list[LevelBelow]:  # fmt: skip
     """Add levels to an image.
@@ -40,7 +44,8 @@ def add_levels(
         path: The OME-Zarr group, 0.4 or 0.5, of which level 0 is there.
         rule: How voxels become one: ``mean``, or ``mode`` for labels.
         count: The number of levels in all; by default as many as bring y and x down to 256.
-        overwrite: Replace levels that the metadata names already.
+        again: What to do with levels that the metadata names already: True makes them anew, False
+            leaves them, None refuses.
         threads: Chunks that are made at a time.
         progress: Told the number of voxels of a chunk that is done.
         name: The flag that messages name.
@@ -63,19 +68,20 @@ def add_levels(
     )
     if not image["datasets"][0].get("coordinateTransformations"):
         raise UsageError(f"{where}: is OME-Zarr before 0.4; name an output to make a new one")
-    named = [str(each["path"]) for each in image["datasets"]]
-    if len(named) > 1 and not overwrite:
-        raise UsageError(f"{where}: has {len(named)} levels; --overwrite makes them anew")
+    named = len(image["datasets"])
+    if named > 1 and again is None:
+        raise UsageError(f"{where}: has {named} levels; --overwrite makes them anew")
+    if named > 1 and not again:
+        return []
+    _remove(root, read, image, where)
     levels = levels_below(first.domain.shape, first.scale, count)
-    _name_levels(root, read, image, [], where)  # until all are whole
-    for old in named[1:]:
-        root.delete_range(ts.KvStore.KeyRange(f"{old}/", f"{old}0")).result()
-    above, paths = first, _paths(named[0], len(levels))
+    above, paths = first, _paths(str(image["datasets"][0]["path"]), len(levels))
     for level, place in zip(levels, paths, strict=True):
         made, sink = _opened(above, level, first.spec["kvstore"], place, where)
         cells = Grid(sink.domain, sink.write_grid, (0,) * 5)
         make = partial(_make, above, level, sink, rule)
-        for size in in_order(make, _lacking(made, cells), threads, ahead=1):
+        fit = _CELLS_BYTES // (math.prod(sink.write_grid) * sink.dtype.itemsize)
+        for size in in_order(make, _lacking(made, cells), max(1, min(threads, fit)), ahead=1):
             progress(size)
         sink.close()
         above = made
@@ -85,6 +91,22 @@ def add_levels(
     ]
     _name_levels(root, read, image, below, where)
     return levels
+
+
+def remove_levels(path: str) -> None:
+    """Take away the levels of an OME-Zarr image but for the first, which is about to change."""
+    root = open_kvstore(kvstore_of(path), path)
+    read = reader_of(root, path)
+    attributes = read_attributes(read, path)[1]
+    if "multiscales" in attributes:
+        _remove(root, read, image_of(attributes, None, path), path)
+
+
+def _remove(root: Any, read: Read, image: Mapping[str, Any], where: str) -> None:
+    """Take the levels of an image off its metadata, and then away."""
+    _name_levels(root, read, image, [], where)
+    for each in image["datasets"][1:]:
+        root.delete_range(ts.KvStore.KeyRange(f"{each['path']}/", f"{each['path']}0")).result()
 
 
 def _paths(first: str, count: int) -> list[str]:
@@ -153,7 +175,7 @@ def _transformations(
 
 
 def _name_levels(
-    root: Any, read: Callable[[str], bytes | None], image: Mapping[str, Any],
+    root: Any, read: Read, image: Mapping[str, Any],
     below: Sequence[Mapping[str, Any]], where: str,
 ) -> None:  # fmt: skip
     """Write the metadata of a group, in which its image has the first level and those below."""

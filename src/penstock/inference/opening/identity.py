@@ -34,6 +34,7 @@ CONTENT_BYTES = 256 * 2**20
 VOXEL_CODE = (
     "data/box.py",
     "data/grid.py",
+    "data/levels.py",
     "data/normalize.py",
     "data/stores",
     "models",

@@ -1,0 +1,78 @@
+"""The levels of outputs that are OME-Zarr images, made once all blocks are written.
+
+The metadata names levels only while they are those of the blocks. So a run that will write blocks
+into an image with levels takes these away first, and whoever ends the job makes them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from ...base import HeadKind, Incomplete, InferConfig, format_seconds, plural, usable_cores
+from ...data import Sink
+from ..run_folder.ending import EndRequest
+from .retries import patiently
+
+
+def _images(config: InferConfig, sinks: Sequence[Sink]) -> Iterator[tuple[int, str, Sink]]:
+    """The outputs that get levels: their numbers, places and sinks. An output that is given by a
+    TensorStore spec is an array alone."""
+    for number, (place, sink) in enumerate(zip(config.out_spec, sinks, strict=True)):
+        if config.levels != "none" and getattr(sink, "documents", None):
+            yield number, str(place), sink
+
+
+def take_levels_away(config: InferConfig, sinks: Sequence[Sink]) -> None:
+    """Remove the levels of images into which blocks will be written."""
+    from ...data import remove_levels
+
+    for _, place, sink in _images(config, sinks):
+        patiently(config.retry_for, sink.name, partial(remove_levels, place))
+
+
+def make_levels(
+    config: InferConfig,
+    sinks: Sequence[Sink],
+    kinds: Sequence[tuple[HeadKind, Any]],
+    request: EndRequest,
+) -> list[str]:
+    """Add the levels that outputs lack. What an earlier start has made of them stays.
+
+    Args:
+        config: The settings of the job.
+        sinks: Its outputs, in which all blocks are written.
+        kinds: The kinds of their heads, and their sources. A label is never averaged.
+        request: Asks the job to end early.
+
+    Returns:
+        A sentence for each output that got levels.
+
+    Raises:
+        Incomplete: The job was asked to end.
+    """
+
+    from ...data import add_levels
+
+    def made(size: int) -> None:
+        if request.why:
+            raise Incomplete(
+                f"all blocks are written and levels are not, when {request.why} ended the job; run "
+                "again with --resume"
+            )
+
+    count = None if config.levels == "none" else config.levels
+    sentences = []
+    for number, place, sink in _images(config, sinks):
+        began = time.monotonic()
+        work = partial(
+            add_levels, place, rule="mode" if kinds[number][0] == "labels" else "mean", count=count,
+            again=False, threads=usable_cores(), progress=made, name="--out-spec",
+        )  # fmt: skip
+        levels = patiently(config.retry_for, sink.name, work)
+        if levels:
+            took = format_seconds(time.monotonic() - began)
+            sentences.append(f"Levels: {plural(len(levels), 'level')} below {sink.name}, in {took}")
+    return sentences

@@ -1,0 +1,113 @@
+"""The levels of an output: the same whoever made the blocks, and in how many goes."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.base.errors import Incomplete, UsageError
+from penstock.cli import main
+from penstock.data import open_source
+from penstock.data.levels import reduced
+from penstock.inference.stages import output_levels
+
+from .kit import Array
+
+pytest.importorskip("tensorstore")
+VOLUME = np.random.default_rng(0).integers(0, 4000, (6, 300, 280), "uint16")
+WORDS = "--in-spec in.npy --model-type identity --normalize none --devices cpu --patch 16".split()
+WORDS += "--overlap 2 --chunks 4 64 64 --block 8 128 128 --head-kind intensity".split()
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("in.npy", VOLUME)
+
+
+def infer(out: str, *more: str) -> int:
+    return main(["infer", *WORDS, "--out-spec", out, *more])
+
+
+def levels(path: str) -> list[Array]:
+    """All levels of an image."""
+    read: list[Array] = []
+    while True:
+        try:
+            source = open_source(path, level=len(read))
+        except UsageError:
+            return read
+        read.append(source.read(source.domain)[0, 0])
+
+
+def check(path: str, count: int, rule: Any = "mean") -> None:
+    """Each level is that of the one above, by the whole array."""
+    read = levels(path)
+    assert len(read) == count
+    for above, below in itertools.pairwise(read):
+        assert (below == reduced(above, (2, 2, 2), rule)).all()
+
+
+def test_an_image_gets_levels(capsys: pytest.CaptureFixture[str]) -> None:
+    assert infer("a.zarr") == 0 and infer("b.zarr", "--levels", "3") == 0
+    assert "Levels: 1 level below a.zarr, in " in capsys.readouterr().out
+    check("a.zarr", 2)
+    check("b.zarr", 3)
+    assert infer("c.zarr", "--levels", "none") == 0 and len(levels("c.zarr")) == 1
+    assert infer("d.n5") == 0 and len(levels("d.n5")) == 1
+    assert infer("e.zarr", "--levels", "0") == 2
+
+
+def test_labels_are_never_averaged() -> None:
+    np.save("in.npy", (VOLUME // 1000).astype("uint16"))
+    assert infer("a.zarr", "--head-kind", "labels", "--out-dtype", "uint16") == 0
+    check("a.zarr", 2, "mode")
+
+
+def test_elements_make_them_at_the_end() -> None:
+    for step in ("--prepare --workers 2", "--part 1/2", "--part 2/2"):
+        assert infer("a.zarr", *step.split()) == 0
+        assert len(levels("a.zarr")) == 1
+    assert infer("a.zarr", "--finish") == 0
+    check("a.zarr", 2)
+
+
+def test_a_job_that_ends_among_levels_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def asked_to_end() -> int:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return 1
+
+    with monkeypatch.context() as patched:
+        patched.setattr(output_levels, "usable_cores", asked_to_end)
+        assert infer("a.zarr") == Incomplete.exit_code
+    assert "levels are not, when SIGUSR1 ended the job" in capsys.readouterr().err
+    assert len(levels("a.zarr")) == 1
+    assert infer("a.zarr", "--resume") == 0
+    check("a.zarr", 2)
+
+
+def test_what_a_repair_writes_reaches_the_levels() -> None:
+    assert infer("a.zarr") == 0
+    right = levels("a.zarr")
+    (chunk, *_) = sorted(Path("a.zarr/0/c").rglob("*"), key=lambda file: file.stat().st_size)[-1:]
+    chunk.write_bytes(b"damaged")
+    assert main(["repair", "a.zarr"]) == 0
+    made = levels("a.zarr")
+    assert len(made) == 2 and all((a == b).all() for a, b in zip(made, right, strict=True))
+
+
+@pytest.mark.slow
+def test_the_client_of_a_cluster_makes_them() -> None:
+    pytest.importorskip("distributed")
+    assert infer("a.zarr") == 0
+    assert infer("b.zarr", "--cluster", "local:2", "--threads", "1") == 0
+    check("b.zarr", 2)
+    assert (levels("a.zarr")[1] == levels("b.zarr")[1]).all()
