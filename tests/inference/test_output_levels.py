@@ -104,6 +104,19 @@ def test_what_a_repair_writes_reaches_the_levels() -> None:
     assert len(made) == 2 and all((a == b).all() for a, b in zip(made, right, strict=True))
 
 
+def test_verify_reads_levels_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert infer("a.zarr", "--levels", "3") == 0 and main(["verify", "a.zarr"]) == 0
+    assert "2 levels of a.zarr: as the blocks have it" in capsys.readouterr().out
+    chunk = max(Path("a.zarr/1/c").rglob("*"), key=lambda file: file.stat().st_size)
+    chunk.unlink()
+    assert main(["verify", "a.zarr"]) == 1
+    said = capsys.readouterr().out
+    assert "Level 1 of a.zarr is not that of the one above in 1 of " in said and "Level 2" in said
+    assert main(["pyramid", "a.zarr", "--levels", "3", "--overwrite"]) == 0
+    assert main(["verify", "a.zarr"]) == 0
+    check("a.zarr", 3)
+
+
 @pytest.mark.slow
 def test_the_client_of_a_cluster_makes_them() -> None:
     pytest.importorskip("distributed")

@@ -16,8 +16,9 @@ penstock pyramid cells.ome.zarr --rule mode              # labels: the most freq
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="PATH", help="the OME-Zarr group (0.4 or 0.5)")
     parser.add_argument(
-        "--rule", choices=("mean", "mode"), default="mean",
-        help="how voxels become one: mean, without NaN; mode, for labels (default: mean)",
+        "--rule", choices=("mean", "mode"),
+        help="how voxels become one: mean, without NaN; mode, for labels (default: as the levels "
+        "that are there, else mean)",
     )  # fmt: skip
     parser.add_argument(
         "--levels", type=int, metavar="N",

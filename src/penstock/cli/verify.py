@@ -63,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"{plural(take_off(run, proof), 'block')} taken off the list of the run")
     if proof.bad:
         print(_cure(run, proof, config))
-    return exit_code(proof)
+        return exit_code(proof)
+    return check_levels(run)
 
 
 def proven(args: argparse.Namespace, config: VerifyConfig) -> tuple[RunFolder, Proof]:
@@ -89,6 +90,26 @@ def proven(args: argparse.Namespace, config: VerifyConfig) -> tuple[RunFolder, P
         write_output("--json", args.json, text, replace=config.overwrite)
     print("\n".join(_lines(run, proof, done, config)))
     return run, proof
+
+
+def check_levels(run: RunFolder) -> int:
+    """Compare the levels of the outputs with the blocks. Returns 1 where one differs, else 0."""
+    from ..data import count_differing
+
+    wrong = 0
+    for spec, stored in zip(run.specs, run.outputs, strict=True):
+        counts = count_differing(spec)
+        for level, (chunks, differing) in counts.items():
+            if differing:
+                wrong = 1
+                print(
+                    f"Level {level} of {stored.written.name} is not that of the one above in "
+                    f"{differing:,} of {plural(chunks, 'chunk')}; penstock pyramid "
+                    f"{shlex.quote(str(spec))} --overwrite makes all levels anew"
+                )
+        if counts and not wrong:
+            print(f"{plural(len(counts), 'level')} of {stored.written.name}: as the blocks have it")
+    return wrong
 
 
 def _recompute(run: RunFolder, proof: Proof, config: VerifyConfig) -> Recomputed:

@@ -82,6 +82,7 @@ from .stores.protocols import Source as Source
 from .stores.protocols import is_file as is_file
 from .stores.protocols import overlap as overlap
 from .stores.pyramid import add_levels as add_levels
+from .stores.pyramid import count_differing as count_differing
 from .stores.pyramid import remove_levels as remove_levels
 from .stores.tensorstore import plainly as plainly
 from .stores.transient import is_full as is_full

@@ -14,9 +14,10 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...base import UsageError, in_order, scrub
 from ..box import Box
@@ -25,24 +26,27 @@ from ..levels import LevelBelow, Rule, levels_below, reduced
 from .kvstore import kvstore_of, open_kvstore, reader_of, ts
 from .ome_levels import image_of
 from .omezarr import open_omezarr_source
+from .open import parse_spec
 from .protocols import AXES, OUTPUT_DTYPES
 from .tensorstore import TensorStoreSink, TensorStoreSource, plainly
 from .tensorstore_open import open_tensorstore_source, prepare_sink
 from .zarr_groups import Read, read_attributes, read_json
 
+_MAKES_ONE = "penstock infer IN OUT --model identity --normalize none makes a new one"
 _CELLS_BYTES = 2**27
 """About the bytes of all chunks or shards that are made at a time."""
 
 
 def add_levels(
-    path: str, *, rule: Rule, count: int | None = None, again: bool | None = None, threads: int = 1,
-    progress: Callable[[int], None] = lambda _: None, name: str = "",
+    path: str, *, rule: Rule | None, count: int | None = None, again: bool | None = None,
+    threads: int = 1, progress: Callable[[int], None] = lambda _: None, name: str = "",
 ) -> list[LevelBelow]:  # fmt: skip
     """Add levels to an image.
 
     Args:
         path: The OME-Zarr group, 0.4 or 0.5, of which level 0 is there.
-        rule: How voxels become one: ``mean``, or ``mode`` for labels.
+        rule: How voxels become one: ``mean``, or ``mode`` for labels; by default as its levels
+            are made that are there, else by means.
         count: The number of levels in all; by default as many as bring y and x down to 256.
         again: What to do with levels that the metadata names already: True makes them anew, False
             leaves them, None refuses.
@@ -61,18 +65,19 @@ def add_levels(
     read = reader_of(root, where)
     attributes = read_attributes(read, where)[1]
     if "multiscales" not in attributes:
-        raise UsageError(f"{where}: is no OME-Zarr image; name an output to make one of it")
+        raise UsageError(f"{where}: is no OME-Zarr image; {_MAKES_ONE}")
     image = image_of(attributes, None, where)
     first = open_omezarr_source(
         path, level=0, cache_bytes=0, name=name, raw=True, dtypes=OUTPUT_DTYPES
     )
     if not image["datasets"][0].get("coordinateTransformations"):
-        raise UsageError(f"{where}: is OME-Zarr before 0.4; name an output to make a new one")
+        raise UsageError(f"{where}: is OME-Zarr before 0.4; {_MAKES_ONE}")
     named = len(image["datasets"])
     if named > 1 and again is None:
         raise UsageError(f"{where}: has {named} levels; --overwrite makes them anew")
     if named > 1 and not again:
         return []
+    rule = rule or (image["type"] if image.get("type") in get_args(Rule) else "mean")
     _remove(root, read, image, where)
     levels = levels_below(first.domain.shape, first.scale, count)
     above, paths = first, _paths(str(image["datasets"][0]["path"]), len(levels))
@@ -89,8 +94,45 @@ def add_levels(
         {"path": place, "coordinateTransformations": _transformations(image, level.factors, first)}
         for level, place in zip(levels, paths, strict=True)
     ]
-    _name_levels(root, read, image, below, where)
+    _name_levels(root, read, image, below, where, rule)
     return levels
+
+
+def count_differing(spec: Any) -> dict[int, tuple[int, int]]:
+    """Compare the levels of an OME-Zarr image with those above them.
+
+    Args:
+        spec: The place of the group; or another spec of an array, which has no levels.
+
+    Returns:
+        For each level below the first the number of chunks, and of those that differ. Empty where
+        the metadata does not say how levels were made.
+    """
+    if not isinstance(path := parse_spec(spec), str):
+        return {}
+    attributes = read_attributes(reader_of(open_kvstore(kvstore_of(path), path), path), path)[1]
+    image = image_of(attributes, None, path) if "multiscales" in attributes else {}
+    if image.get("type") not in get_args(Rule):
+        return {}
+    above, *below = (
+        open_omezarr_source(
+            path, level=number, cache_bytes=0, name="", raw=True, dtypes=OUTPUT_DTYPES
+        )
+        for number in range(len(image["datasets"]))
+    )
+    counts = {}
+    for number, made in enumerate(below, 1):
+        sides = zip(above.domain.shape, made.domain.shape, strict=True)
+        halved = tuple(2 if side > less else 1 for side, less in sides)
+        level = LevelBelow(made.domain.shape, halved, ())
+        cells = Grid(made.domain, made.chunks, (0,) * 5)
+        same = (
+            np.array_equal(made.read(cell), _reduced(above, level, image["type"], cell), True)
+            for cell in cells
+        )
+        counts[number] = len(cells), sum(not each for each in same)
+        above = made
+    return counts
 
 
 def remove_levels(path: str) -> None:
@@ -137,7 +179,13 @@ def _opened(
 def _make(
     above: TensorStoreSource, level: LevelBelow, sink: TensorStoreSink, rule: Rule, cell: Box
 ) -> int:
-    """Make one chunk or shard of a level, a chunk of the level above at a time."""
+    """Make one chunk or shard of a level."""
+    sink.write(cell, _reduced(above, level, rule, cell))
+    return cell.size
+
+
+def _reduced(above: TensorStoreSource, level: LevelBelow, rule: Rule, cell: Box) -> NDArray[Any]:
+    """A part of a level, made of the level above, a chunk of it at a time."""
     out = np.empty(cell.shape, above.dtype)
     # A window must not lie in two pieces.
     steps = zip(above.chunks, level.halved, strict=True)
@@ -146,8 +194,7 @@ def _make(
         ends = zip(piece.start, piece.stop, level.halved, strict=True)
         start, stop = zip(*((a // by, -(-b // by)) for a, b, by in ends), strict=True)
         out[Box(start, stop).within(cell)] = reduced(above.read(piece), level.halved, rule)
-    sink.write(cell, out)
-    return cell.size
+    return out
 
 
 def _lacking(made: TensorStoreSource, cells: Grid) -> Iterator[Box]:
@@ -176,7 +223,7 @@ def _transformations(
 
 def _name_levels(
     root: Any, read: Read, image: Mapping[str, Any],
-    below: Sequence[Mapping[str, Any]], where: str,
+    below: Sequence[Mapping[str, Any]], where: str, rule: Rule | None = None,
 ) -> None:  # fmt: skip
     """Write the metadata of a group, in which its image has the first level and those below."""
     documents = ((key, read_json(read, key, where)) for key in ("zarr.json", ".zattrs"))
@@ -184,7 +231,7 @@ def _name_levels(
     datasets = [image["datasets"][0], *below]
     if _ome(document)["multiscales"][0]["datasets"] == datasets:
         return
-    _ome(document)["multiscales"][0]["datasets"] = datasets
+    _ome(document)["multiscales"][0].update(datasets=datasets, **({"type": rule} if rule else {}))
     # A list of all metadata would be out of date, and readers look without one.
     document.pop("consolidated_metadata", None)
     root.write(key, json.dumps(document, indent=2, allow_nan=False).encode()).result()
