@@ -104,11 +104,11 @@ def _counting(workers: Workers) -> Iterator[None]:
         if word.get("action") != "remove-worker":
             return
         # Its nanny may start another one at the same address, which is to be admitted anew.
-        was_fit = workers.fit.pop(word["worker"], None) is not None
-        # Dask gives a worker its first item before the answer that it was admitted is here.
-        begun = any(str(key).startswith(workers.token) for key in word["processing-tasks"])
-        if (was_fit or begun) and not word["expected"]:
-            workers.note_death(word["worker"])
+        address = word["worker"]
+        workers.fit.pop(address, None)
+        # Whoever looks may have seen that it is gone before this word of it comes.
+        if address in workers.asked.keys() - workers.left_out.keys() and not word["expected"]:
+            workers.note_death(address)
 
     def count_fault(event: tuple[float, Any]) -> None:
         workers.retried += 1

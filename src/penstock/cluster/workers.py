@@ -100,6 +100,8 @@ class Workers:
     deaths: int = 0
     retried: int = 0
     """Numbers of workers that died, and of items that failed and were tried again."""
+    asked: dict[str, int | None] = field(default_factory=dict)
+    """The memory limit of each worker that was ever asked to take items, in bytes, by address."""
     _facts: Mapping[str, Any] = field(default_factory=dict)
     """Dask's facts of each worker, by address."""
 
@@ -128,6 +130,8 @@ class Workers:
         return bool(here) and here <= self.left_out.keys() and not self.served
 
     def _admit(self, newcomers: Collection[str]) -> None:
+        limits = {each: self._facts[each].get("memory_limit") for each in newcomers}
+        self.asked.update(limits)  # before they answer, as loading Penstock may be their end
         question = (admit, self.token, self.versions)
         for address, answer in self.ask_each(*question, within_s=ANSWER_S, of=newcomers).items():
             if answer is None:
@@ -144,7 +148,7 @@ class Workers:
     def note_death(self, address: str) -> None:
         """Count a worker that died, whose memory limit may be why."""
         self.deaths += 1
-        limit = self._facts.get(address, {}).get("memory_limit")
+        limit = self.asked.get(address)
         self.waiting.died = True
         self.waiting.limit = f" (memory limit {format_bytes(limit)})" if limit else ""
 
