@@ -301,23 +301,24 @@ def test_a_worker_that_never_comes_is_waited_for_so_long_and_no_longer(
         wait.note(0)
 
 
+@pytest.mark.parametrize("how", ["died", "left"])  # a nanny sends SIGTERM first
 def test_workers_that_die_and_come_again_end_no_wait_unless_there_is_progress(
-    monkeypatch: pytest.MonkeyPatch,
+    how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
     monkeypatch.setattr(waiting.time, "monotonic", lambda: now[0])
     wait = Waiting("local", 300)
     for seconds in range(0, 1000, 100):  # each death is followed by progress
-        now[0], wait.died = seconds, True
+        now[0], wait.gone = seconds, how
         wait.progressed()
         wait.note(1)
     for seconds in (1000, 1100, 1199):
-        now[0], wait.died = seconds, True
+        now[0], wait.gone = seconds, how
         wait.note(1)
     now[0], wait.limit = 1200, " (memory limit 1.00 GiB)"
     with pytest.raises(
         Incomplete,
-        match=r"of local \(memory limit 1.00 GiB\) died, and there was no progress for 5 min 0 s",
+        match=rf"of local \(memory limit 1.00 GiB\) {how}, and there was no progress for 5 min 0 s",
     ):
         wait.note(1)
 

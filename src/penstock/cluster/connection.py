@@ -99,7 +99,7 @@ def _reached(
 def _counting(workers: Workers) -> Iterator[None]:
     """Context in which deaths and faults are counted, as Dask reports them."""
 
-    def count_death(event: tuple[float, Any]) -> None:
+    def count_gone(event: tuple[float, Any]) -> None:
         word = event[1]
         if word.get("action") != "remove-worker":
             return
@@ -107,13 +107,13 @@ def _counting(workers: Workers) -> Iterator[None]:
         address = word["worker"]
         workers.fit.pop(address, None)
         # Whoever looks may have seen that it is gone before this word of it comes.
-        if address in workers.asked.keys() - workers.left_out.keys() and not word["expected"]:
-            workers.note_death(address)
+        if address in workers.asked.keys() - workers.left_out.keys():
+            workers.note_gone(address, died=not word["expected"])
 
     def count_fault(event: tuple[float, Any]) -> None:
         workers.retried += 1
 
-    topics = {"all": count_death, workers.token: count_fault}
+    topics = {"all": count_gone, workers.token: count_fault}
     for topic, count in topics.items():
         workers.client.subscribe_topic(topic, count)
     try:

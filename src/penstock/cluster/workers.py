@@ -25,18 +25,19 @@ NEEDS = "; workers need this version of Penstock, on this version of Python"
 
 @dataclass(slots=True)
 class Waiting:
-    """Measures how long no worker has been there, or how long workers have died without progress.
+    """Measures how long no worker has been there, or how long workers go without progress.
 
     A worker that dies again and again is there most of the time. So its coming ends no wait: only
-    progress does.
+    progress does. Nor does it help that it says goodbye: a nanny whose worker takes too much memory
+    first sends SIGTERM, on which workers leave in order.
     """
 
     where: str
     """Name of the workers in messages."""
     timeout_s: float = float("inf")
     say: Callable[[str], None] = lambda sentence: None
-    died: bool = False
-    """True if a worker has died since there was progress."""
+    gone: str = ""
+    """Whether workers have ``left`` or ``died`` since there was progress; empty if none has."""
     limit: str = ""
     """The memory limit of the last one, as a sentence has it; empty if it had none."""
     _since: float = field(default_factory=lambda: time.monotonic())
@@ -44,7 +45,7 @@ class Waiting:
 
     def progressed(self) -> None:
         """Note that an item is done, or that some of one is saved."""
-        self.died = False
+        self.gone = ""
 
     def note(self, present: int) -> None:
         """Note how many workers take items now.
@@ -56,14 +57,14 @@ class Waiting:
             Incomplete: The wait has lasted too long.
         """
         now = time.monotonic()
-        if present and not self.died:
+        if present and not self.gone:
             self._since = now
             return
         self._due = max(self._due, self._since + FIRST_S)
         waited = format_seconds(now - self._since)
         if now - self._since >= self.timeout_s:
-            what = f"workers of {self.where}{self.limit} died, and there was no progress"
-            if not self.died:
+            what = f"workers of {self.where}{self.limit} {self.gone}, and there was no progress"
+            if not present and self.gone != "died":
                 what = f"no worker of {self.where} was there"
             raise Incomplete(
                 f"{what} for {waited} (--worker-timeout); if the run had begun, --resume "
@@ -145,11 +146,11 @@ class Workers:
             elif not isinstance(answer, OSError | LookupError):  # it is not gone, nor too slow
                 self.left_out[address] = f"it lacks this Penstock ({describe(answer)}){NEEDS}"
 
-    def note_death(self, address: str) -> None:
-        """Count a worker that died, whose memory limit may be why."""
-        self.deaths += 1
+    def note_gone(self, address: str, *, died: bool) -> None:
+        """Note a worker that died or left, whose memory limit may be why."""
+        self.deaths += died
         limit = self.asked.get(address)
-        self.waiting.died = True
+        self.waiting.gone = "died" if died else self.waiting.gone or "left"
         self.waiting.limit = f" (memory limit {format_bytes(limit)})" if limit else ""
 
     def leave_out(self, address: str, reason: str) -> None:
