@@ -20,7 +20,7 @@ from typing import NamedTuple
 import pytest
 
 import penstock
-from penstock.cli import VERBS
+from penstock.cli import VERBS, spelled
 
 ROOT = Path(__file__).parent.parent
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("[0-9]*.md"))
@@ -164,7 +164,7 @@ def refusal(command: str) -> str:
         return "there is no such verb"
     dashed = [re.sub("_", "-", w) if w.startswith("--") else w for w in words[2:]]
     try:
-        parser_of(words[1]).parse_args(dashed)
+        parser_of(words[1]).parse_args(spelled([words[1], *dashed])[1:])
     except SystemExit:
         return "its parser refuses it, as printed"
     return ""
