@@ -37,7 +37,7 @@ class Waiting:
     timeout_s: float = float("inf")
     say: Callable[[str], None] = lambda sentence: None
     gone: str = ""
-    """Whether workers have ``left`` or ``died`` since there was progress; empty if none has."""
+    """``left`` or ``died``, which workers did since there was progress; empty if none did."""
     limit: str = ""
     """The memory limit of the last one, as a sentence has it; empty if it had none."""
     _since: float = field(default_factory=lambda: time.monotonic())
