@@ -50,9 +50,10 @@ def environment_in(folder: Path) -> dict[str, str]:
     """The variables of a shell that finds this checkout's ``penstock``."""
     tools = folder / "bin"
     tools.mkdir()
-    ours = tools / "penstock"
-    ours.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m penstock "$@"\n')
-    ours.chmod(0o755)
+    for name, module in (("penstock", "penstock"), ("torchrun", "torch.distributed.run")):
+        tool = tools / name
+        tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m {module} "$@"\n')
+        tool.chmod(0o755)
     return os.environ | {
         "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
         "PYTHON": sys.executable,

@@ -236,7 +236,6 @@ def test_the_demo_needs_no_more_than_its_extra(core: dict[str, str], tmp_path: P
     text = (tmp_path / "demo" / "report.html").read_text()
     for what in (
         "What the threads of each stage did",
-        "Seams",
         "Memory of the job",
         "input, output",
     ):

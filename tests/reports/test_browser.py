@@ -127,7 +127,7 @@ def _suite(folder: Path) -> Report:
 
 
 def _loader(folder: Path) -> Report:
-    records = ladder_records(0.1, 0.2, 0.3, 0.35, 0.4)
+    records = ladder_records(0.1, 0.2, 0.3, 0.4)
     return report_of_records([*records, *launches(0.4), *launches(0.8, threads=2)], "loader")
 
 
