@@ -13,7 +13,7 @@ import pytest
 
 from penstock.base.errors import Incomplete, UsageError
 from penstock.cli import main
-from penstock.data import open_source
+from penstock.data import add_levels, open_source
 from penstock.data.levels import reduced
 from penstock.inference.stages import output_levels
 
@@ -102,6 +102,25 @@ def test_what_a_repair_writes_reaches_the_levels() -> None:
     assert main(["repair", "a.zarr"]) == 0
     made = levels("a.zarr")
     assert len(made) == 2 and all((a == b).all() for a, b in zip(made, right, strict=True))
+
+
+def test_levels_that_were_begun_of_other_blocks_are_made_anew() -> None:
+    """A run is killed among its levels; then a chunk of a block is lost, and computed again."""
+    assert infer("a.zarr", "--levels", "none") == 0
+    chunk = max(Path("a.zarr/0/c").rglob("*"), key=lambda file: file.stat().st_size)
+    right = chunk.read_bytes()
+    chunk.unlink()
+    with pytest.raises(KeyboardInterrupt):
+        add_levels("a.zarr", rule="mean", progress=interrupt)
+    assert [*Path("a.zarr/1/c").rglob("*")] and len(levels("a.zarr")) == 1
+    assert main(["verify", "a.zarr", "--forget"]) == 1
+    assert infer("a.zarr", "--resume") == 0
+    assert chunk.read_bytes() == right
+    check("a.zarr", 2)
+
+
+def interrupt(size: int) -> None:
+    raise KeyboardInterrupt
 
 
 def test_verify_reads_levels_too(capsys: pytest.CaptureFixture[str]) -> None:

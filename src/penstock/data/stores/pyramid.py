@@ -33,6 +33,7 @@ from .tensorstore_open import open_tensorstore_source, prepare_sink
 from .zarr_groups import Read, read_attributes, read_json
 
 _MAKES_ONE = "penstock infer IN OUT --model identity --normalize none makes a new one"
+_MOST_LEVELS = 31  # below the first: an axis has fewer than 2**31 voxels
 _CELLS_BYTES = 2**27
 """About the bytes of all chunks or shards that are made at a time."""
 
@@ -78,7 +79,8 @@ def add_levels(
     if named > 1 and not again:
         return []
     rule = rule or (image["type"] if image.get("type") in get_args(Rule) else "mean")
-    _remove(root, read, image, where)
+    if named > 1:
+        _remove(root, read, image, where)
     levels = levels_below(first.domain.shape, first.scale, count)
     above, paths = first, _paths(str(image["datasets"][0]["path"]), len(levels))
     for level, place in zip(levels, paths, strict=True):
@@ -145,10 +147,15 @@ def remove_levels(path: str) -> None:
 
 
 def _remove(root: Any, read: Read, image: Mapping[str, Any], where: str) -> None:
-    """Take the levels of an image off its metadata, and then away."""
+    """Take away the levels of an image, also those that a killed run began and did not name.
+
+    Arrays go first: a kill between the two must leave no stored chunk that a later run would take
+    for its own.
+    """
+    first, *named = (str(each["path"]) for each in image["datasets"])
+    for path in {*named, *_paths(first, _MOST_LEVELS)}:
+        root.delete_range(ts.KvStore.KeyRange(f"{path}/", f"{path}0")).result()
     _name_levels(root, read, image, [], where)
-    for each in image["datasets"][1:]:
-        root.delete_range(ts.KvStore.KeyRange(f"{each['path']}/", f"{each['path']}0")).result()
 
 
 def _paths(first: str, count: int) -> list[str]:
