@@ -23,8 +23,10 @@ from .registry import model_files as model_files
 from .torchvision_ops import compiled_operators as compiled_operators
 from .torchvision_ops import import_torchvision as import_torchvision
 from .trained_outputs import as_trained as as_trained
+from .trained_outputs import probabilities_of as probabilities_of
 from .training_record import TrainedHead as TrainedHead
 from .training_record import TrainingRecord as TrainingRecord
+from .training_record import are_exclusive as are_exclusive
 from .training_record import read_training_record as read_training_record
 from .user_code import error_in_user_code as error_in_user_code
 from .user_code import find_reference as find_reference

@@ -26,9 +26,22 @@ class _AsTrained(nn.Module):
         return {name: _meant(head, self.trained.get(name)) for name, head in heads.items()}
 
 
+def probabilities_of(logits: Tensor, *, exclusive: bool) -> Tensor:
+    """The probabilities that logits stand for.
+
+    Args:
+        logits: Of shape (batch, channels, sides).
+        exclusive: Whether those of a voxel sum to 1.
+
+    Returns:
+        The probabilities, in the same shape.
+    """
+    return logits.softmax(1) if exclusive else logits.sigmoid()
+
+
 def _meant(output: Tensor, head: TrainedHead | None) -> Tensor:
     if head is not None and head.returns == "logits":
-        return output.float().softmax(1) if head.exclusive else output.float().sigmoid()
+        return probabilities_of(output.float(), exclusive=head.exclusive)
     if head is not None and head.scaling is not None:
         lower, scale = head.scaling
         return output.float() * scale + lower

@@ -15,6 +15,19 @@ from typing import Any, cast
 from ..base import ARGS, BEST, CHECKPOINTS, HEAD_KINDS, RESULTS, HeadKind, UsageError, read_json
 
 
+def are_exclusive(target: str, loss: str) -> bool:
+    """Whether the channels of a voxel are probabilities that sum to 1.
+
+    Args:
+        target: The kind of the target, as `TrainedHead` has it.
+        loss: The loss, likewise.
+
+    Returns:
+        True where they sum to 1.
+    """
+    return target == "labels" or loss == "ce"
+
+
 @dataclass(frozen=True, slots=True)
 class TrainedHead:
     """One output of a network, as a training made it."""
@@ -35,8 +48,8 @@ class TrainedHead:
 
     @property
     def exclusive(self) -> bool:
-        """Whether the channels of a voxel are probabilities that sum to 1."""
-        return self.target == "labels" or self.loss == "ce"
+        """See `are_exclusive`."""
+        return are_exclusive(self.target, self.loss)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...base import Loss, TargetKind
+from ...models import are_exclusive, probabilities_of
 from . import Answer
 
 LOSSES: Mapping[TargetKind, tuple[Loss, ...]] = {
@@ -139,12 +140,12 @@ class Objective:
     @property
     def _exclusive(self) -> bool:
         """Whether the channels of a voxel are probabilities that sum to 1."""
-        return self.kind == "labels" or self.loss == "ce"
+        return are_exclusive(self.kind, self.loss)
 
     def _probabilities(self, made: Tensor) -> Tensor:
         if self.returns != "logits":
             return made
-        return made.softmax(1) if self._exclusive else made.sigmoid()
+        return probabilities_of(made, exclusive=self._exclusive)
 
     def _logits(self, made: Tensor) -> Tensor:
         if self.returns == "logits":
