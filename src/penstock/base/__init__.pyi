@@ -93,6 +93,7 @@ from .files import store_around as store_around
 from .files import system_errors as system_errors
 from .files import write_json as write_json
 from .groups import group_by as group_by
+from .groups import natural as natural
 from .groups import number_ranges as number_ranges
 from .heap import HEAP_VARIABLES as HEAP_VARIABLES
 from .heap import one_heap as one_heap

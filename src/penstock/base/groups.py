@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Iterable
 from typing import TypeVar
 
@@ -41,3 +42,12 @@ def number_ranges(numbers: Iterable[int]) -> str:
         else:
             runs.append([number])
     return ",".join("-".join(map(str, run)) for run in runs)
+
+
+def natural(text: str) -> list[str | int]:
+    """A key of sorting by which number 2 comes before number 10.
+
+    >>> sorted(["z10", "z2"], key=natural)
+    ['z2', 'z10']
+    """
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", text)]

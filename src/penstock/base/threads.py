@@ -330,10 +330,9 @@ def in_order(
         The results.
     """
     pending: deque[Future[Result]] = deque()
-    rest = iter(items)
     with ThreadPoolExecutor(workers, thread_name_prefix="in order") as pool:
         try:
-            for item in rest:
+            for item in items:
                 pending.append(pool.submit(work, item))
                 if len(pending) > ahead * workers:
                     yield pending.popleft().result()

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError, format_seconds, group_by, plural
+from ...base import UsageError, format_seconds, group_by, natural, plural
 from ...instruments import MIB, TelemetryRow, read_rows
 from .chart import Axis, Figure, Panel, Series, rolling_mean, with_unit
 from .paper import save_under
@@ -339,7 +339,9 @@ def _gpu_gauges(readings: Sequence[_GpuReading], note: str = "") -> dict[str, Ga
                 _numbers(getattr(reading, key) for reading in of_gpu),
                 colour=colour,
             )
-            for colour, (label, of_gpu) in enumerate(sorted(gpus.items(), key=_natural))
+            for colour, (label, of_gpu) in enumerate(
+                sorted(gpus.items(), key=lambda gpu: natural(gpu[0]))
+            )
         ]
 
     return {
@@ -348,11 +350,6 @@ def _gpu_gauges(readings: Sequence[_GpuReading], note: str = "") -> dict[str, Ga
         ),
         "vram": Gauge("GPU memory", Axis("Used", "B"), lines("memory_bytes"), note, strips=True),
     }
-
-
-def _natural(item: tuple[str, Any]) -> list[Any]:
-    """A key that sorts GPU 2 before GPU 10."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", item[0])]
 
 
 def _file_part(name: str) -> str:
