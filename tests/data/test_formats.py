@@ -267,3 +267,18 @@ def test_a_raster_behind_http(rasters: Array) -> None:
         source, made = read(f"{server.url}/1.tif", raw=True)
         assert (made[0, :, 0] == rasters[:, :, 40:]).all() and source.chunks == (1, 1, 1, 16, 16)
         refused(f"{server.url}/none.tif", "not a readable raster")
+        assert "s1gnature" not in open_source(f"{server.url}/1.tif?sig=s1gnature").name
+
+
+def test_a_source_says_how_much_it_keeps() -> None:
+    with h5py.File("a.h5", "w") as file:
+        file.create_dataset("chunked", data=ZYX, chunks=(2, 16, 16))
+        file["plain"] = ZYX
+    nibabel.save(nibabel.Nifti1Image(ZYX.astype("int16"), np.eye(4)), "a.nii")
+    Path("mapped").mkdir()
+    Path("packed").mkdir()
+    tifffile.imwrite("mapped/0.tif", ZYX[0])
+    tifffile.imwrite("packed/0.tif", ZYX[0], compression="zlib")
+    kept = {"a.h5::chunked": 2**20, "packed": 2**20, "a.h5::plain": 0, "a.nii": 0, "mapped": 0}
+    for path, most in kept.items():
+        assert open_source(path).with_cache(2**20).cache_bytes == most, path

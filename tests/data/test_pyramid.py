@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from penstock.base.errors import UsageError
+from penstock.cli import main
 from penstock.data import Box, open_sink, open_source
 from penstock.data.levels import levels_below, reduced
 from penstock.data.stores.pyramid import add_levels
@@ -171,3 +172,14 @@ def test_what_is_no_image(tmp_path: Path) -> None:
     file.write_text(json.dumps(document))
     with pytest.raises(UsageError, match="is OME-Zarr before"):
         add_levels(path, rule="mean")
+
+
+def test_the_verb_takes_the_dtypes_of_labels(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    array = values("labels", (4, 16, 16)).astype("uint64") << 40
+    path = image(tmp_path / "a.zarr", array)
+    assert main(["pyramid", path, "--rule", "mode", "--levels", "2"]) == 0
+    assert "level 1: 1 x 1 x 2 x 8 x 8" in capsys.readouterr().out
+    made = ts.open({"driver": "zarr3", "kvstore": f"file://{path}/1/"}).result().read().result()
+    assert (np.asarray(made).squeeze() == windows(array, (2, 2, 2), mode)).all()

@@ -15,6 +15,7 @@ from penstock.base.errors import Incomplete, UsageError
 from penstock.cli import main
 from penstock.data import add_levels, open_source
 from penstock.data.levels import reduced
+from penstock.data.stores import pyramid
 from penstock.inference.stages import output_levels
 
 from .kit import Array
@@ -62,6 +63,13 @@ def test_an_image_gets_levels(capsys: pytest.CaptureFixture[str]) -> None:
     assert infer("c.zarr", "--levels", "none") == 0 and len(levels("c.zarr")) == 1
     assert infer("d.n5") == 0 and len(levels("d.n5")) == 1
     assert infer("e.zarr", "--levels", "0") == 2
+
+
+def test_a_run_that_begins_looks_for_no_levels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To take them away lists the store, which not everybody may do."""
+    monkeypatch.setattr(pyramid, "_remove", interrupt)
+    assert infer("a.zarr") == 0
+    check("a.zarr", 2)
 
 
 def test_labels_are_never_averaged() -> None:
@@ -119,7 +127,7 @@ def test_levels_that_were_begun_of_other_blocks_are_made_anew() -> None:
     check("a.zarr", 2)
 
 
-def interrupt(size: int) -> None:
+def interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
 
 

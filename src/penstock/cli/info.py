@@ -34,7 +34,8 @@ def run(args: argparse.Namespace) -> int:
     except SeveralArrays as several:
         print(f"{args.path} holds several; name one:")
         for place, words in several.places:
-            print(f"  penstock info {place}  {words}".rstrip())
+            named = f"{args.path} {place}" if place.startswith("--") else place
+            print(f"  penstock info {named}  {words}".rstrip())
         return 0
     for line in (*_of_array(first), *_of_levels(args.path, chosen)):
         print(line)

@@ -31,11 +31,10 @@ def run(args: argparse.Namespace) -> int:
     import math
 
     from ..base import from_flags, usable_cores
-    from ..data import add_levels, levels_below, open_source
+    from ..data import add_levels, levels_to_add
 
     replace = from_flags(Overwriting, args).overwrite
-    first = open_source(args.path, raw=True, name="PATH")
-    levels = levels_below(first.domain.shape, first.scale, args.levels)
+    levels = levels_to_add(args.path, args.levels, "PATH")
     total = sum(math.prod(level.shape) for level in levels)
     with counted_progress(total, "voxels", "adding levels") as show:
         count = 0

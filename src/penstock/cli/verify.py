@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     if proof.bad:
         print(_cure(run, proof, config))
         return exit_code(proof)
-    return check_levels(run)
+    return check_levels(run, config.readers)
 
 
 def proven(args: argparse.Namespace, config: VerifyConfig) -> tuple[RunFolder, Proof]:
@@ -92,24 +92,24 @@ def proven(args: argparse.Namespace, config: VerifyConfig) -> tuple[RunFolder, P
     return run, proof
 
 
-def check_levels(run: RunFolder) -> int:
+def check_levels(run: RunFolder, threads: int) -> int:
     """Compare the levels of the outputs with the blocks. Returns 1 where one differs, else 0."""
     from ..data import count_differing
 
-    wrong = 0
+    code = 0
     for spec, stored in zip(run.specs, run.outputs, strict=True):
-        counts = count_differing(spec)
-        for level, (chunks, differing) in counts.items():
-            if differing:
-                wrong = 1
-                print(
-                    f"Level {level} of {stored.written.name} is not that of the one above in "
-                    f"{differing:,} of {plural(chunks, 'chunk')}; penstock pyramid "
-                    f"{shlex.quote(str(spec))} --overwrite makes all levels anew"
-                )
+        counts, name = count_differing(spec, threads), stored.written.name
+        wrong = {level: each for level, each in counts.items() if each[1]}
+        for level, (chunks, differing) in wrong.items():
+            print(
+                f"Level {level} of {name} is not that of the one above in {differing:,} of "
+                f"{plural(chunks, 'chunk')}; penstock pyramid {shlex.quote(str(spec))} --overwrite "
+                "makes all levels anew"
+            )
         if counts and not wrong:
-            print(f"{plural(len(counts), 'level')} of {stored.written.name}: as the blocks have it")
-    return wrong
+            print(f"{plural(len(counts), 'level')} of {name}: as the blocks have it")
+        code = code or int(bool(wrong))
+    return code
 
 
 def _recompute(run: RunFolder, proof: Proof, config: VerifyConfig) -> Recomputed:

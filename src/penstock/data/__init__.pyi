@@ -3,7 +3,6 @@ from .grid import Grid as Grid
 from .grid import flatten as flatten
 from .grid import indices as indices
 from .grid import reflect as reflect
-from .levels import levels_below as levels_below
 from .netcdf import open_netcdf as open_netcdf
 from .normalize import Histogram as Histogram
 from .normalize import Scaling as Scaling
@@ -83,6 +82,7 @@ from .stores.protocols import is_file as is_file
 from .stores.protocols import overlap as overlap
 from .stores.pyramid import add_levels as add_levels
 from .stores.pyramid import count_differing as count_differing
+from .stores.pyramid import levels_to_add as levels_to_add
 from .stores.pyramid import remove_levels as remove_levels
 from .stores.tensorstore import plainly as plainly
 from .stores.transient import is_full as is_full

@@ -35,12 +35,6 @@ class LevelBelow:
     factors: tuple[int, ...]
     """Voxels of the first level in one voxel, by axis."""
 
-    def above(self, box: Box, shape: Sequence[int]) -> Box:
-        """The box of the level above, of ``shape``, that a box of this level is made of."""
-        sides = zip(box.start, box.stop, self.halved, shape, strict=True)
-        start, stop = zip(*((a * n, min(b * n, end)) for a, b, n, end in sides), strict=True)
-        return Box(start, stop)
-
 
 def levels_below(
     shape: Sequence[int], scale: Sequence[float] | None = None, count: int | None = None
@@ -70,6 +64,13 @@ def levels_below(
         factors = [factor * by for factor, by in zip(factors, halved, strict=True)]
         levels.append(LevelBelow(tuple(sides), halved, tuple(factors)))
     return levels
+
+
+def box_above(box: Box, halved: Sequence[int], shape: Sequence[int]) -> Box:
+    """The box of the level above, of ``shape``, that a box of a level is made of."""
+    sides = zip(box.start, box.stop, halved, shape, strict=True)
+    start, stop = zip(*((a * n, min(b * n, end)) for a, b, n, end in sides), strict=True)
+    return Box(start, stop)
 
 
 def reduced(

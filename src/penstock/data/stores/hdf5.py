@@ -59,12 +59,14 @@ def open_hdf5_source(
         classic = _begins(file, where) == b"CDF"
         handle: Any = {} if classic else _opened(file, num_bytes, where)
         if "DataSetInfo" in handle and "DataSet" in handle and not inside:
-            return _imaris(handle, level, where)
+            # Each of its datasets has a cache of its own.
+            share = num_bytes // max(1, sum(map(len, handle["DataSet/ResolutionLevel 0"].values())))
+            return _imaris(_opened(file, share, where), level, num_bytes, where)
         if level:
             raise UsageError(f"{where}: level {level} is asked, but it has no levels")
         if classic:
             return _classic(file, inside, path, name, raw)
-        return _plain(_chosen(arrays_in(handle), inside, path, name), raw, where)
+        return _plain(_chosen(arrays_in(handle), inside, path, name), raw, num_bytes, where)
 
     return open_sliced(
         read, path=path, inside=f"{inside} {level}",
@@ -144,7 +146,7 @@ def _listed(arrays: Mapping[str, Any]) -> str:
     return f"it holds {', '.join(shown)}{more}"
 
 
-def _plain(dataset: Any, raw: bool, where: str) -> OpenedArray:
+def _plain(dataset: Any, raw: bool, cache_bytes: int, where: str) -> OpenedArray:
     labels, scale = _labels(dataset), None
     units: tuple[str, ...] = ()
     sizes = dataset.attrs.get("element_size_um")  # z, y, x, whatever the axes are
@@ -157,6 +159,8 @@ def _plain(dataset: Any, raw: bool, where: str) -> OpenedArray:
         array=dataset, labels=labels, scale=scale, units=units, packing=packing,
         codec=dataset.compression or "",
         chunks=dataset.chunks or _bands(dataset.shape),
+        cache_bytes=cache_bytes if dataset.chunks else 0,
+        takes_cache=dataset.chunks is not None,
     )  # fmt: skip
 
 
@@ -202,7 +206,7 @@ class _Channels:
         )
 
 
-def _imaris(handle: Any, level: int, where: str) -> OpenedArray:
+def _imaris(handle: Any, level: int, cache_bytes: int, where: str) -> OpenedArray:
     """A level of an Imaris file. Its chunks are padded, so the sizes stand in its attributes."""
     levels = handle["DataSet"]
     if f"ResolutionLevel {level}" not in levels:
@@ -226,6 +230,8 @@ def _imaris(handle: Any, level: int, where: str) -> OpenedArray:
         array=_Channels([[each["Data"] for each in row] for row in rows], sides),
         labels=list("tczyx"),
         chunks=chunks,
+        cache_bytes=cache_bytes,
+        takes_cache=True,
         scale=[1.0, 1.0, *scale],
         units=[None, None, unit, unit, unit],
         # Imaris says where a voxel begins, Penstock where its centre is.

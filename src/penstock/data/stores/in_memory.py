@@ -8,6 +8,7 @@ them again.
 from __future__ import annotations
 
 import mmap
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +29,41 @@ from .protocols import (
 )
 
 
+class HoldsAll(ABC):
+    """A source that lacks no chunk, and whose grid begins at 0."""
+
+    domain: Box
+    dtype: np.dtype[Any]
+    grid_origin: tuple[int, ...] = (0,) * 5
+
+    def read(self, box: Box, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        assert box in self.domain, f"{box} is not in {self.domain}"
+        if out is None:
+            out = np.empty(box.shape, self.dtype)
+        self.fill(box, out)
+        return out
+
+    @abstractmethod
+    def fill(self, box: Box, out: NDArray[Any]) -> None:
+        """Read a box within the domain into an array of its shape."""
+
+    @property
+    def tells_absent(self) -> None:
+        return None
+
+    def absent(self, cells: Sequence[Box]) -> list[Box]:
+        return []
+
+
+def give_back(mapped: mmap.mmap | None) -> None:
+    """Give the pages of a mapped file back, which count as memory of this process once they are
+    read. None is no file."""
+    if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
+        mapped.madvise(mmap.MADV_DONTNEED)
+
+
 @dataclass(eq=False, repr=False)
-class MemorySource(Framed):
+class MemorySource(HoldsAll, Framed):
     """Reads a numpy array; made by `open_array_source`."""
 
     name: str
@@ -46,23 +80,10 @@ class MemorySource(Framed):
     def __post_init__(self) -> None:
         self.domain = Box((0,) * 5, self.array.shape)
         self.chunks: tuple[int, ...] = (1,) * 5
-        self.grid_origin: tuple[int, ...] = (0,) * 5
 
-    def read(self, box: Box, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        assert box in self.domain, f"{box} is not in {self.domain}"
-        if out is None:
-            out = np.empty(box.shape, self.dtype)
+    def fill(self, box: Box, out: NDArray[Any]) -> None:
         out[...] = self.array[box.slices]
-        if self.mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
-            self.mapped.madvise(mmap.MADV_DONTNEED)
-        return out
-
-    @property
-    def tells_absent(self) -> None:
-        return None
-
-    def absent(self, cells: Sequence[Box]) -> list[Box]:
-        return []
+        give_back(self.mapped)
 
     def with_cache(self, num_bytes: int) -> MemorySource:
         return self

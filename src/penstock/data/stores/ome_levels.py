@@ -65,10 +65,9 @@ def image_of(attributes: Mapping[str, Any], series: int | None, where: str) -> M
     images: Sequence[Mapping[str, Any]] = attributes["multiscales"]
     if series is None and len(images) > 1:
         names = ", ".join(f"{i} {image.get('name', '')}".strip() for i, image in enumerate(images))
-        place = where.partition(" ")[2]
         raise SeveralArrays(
             f"{where}: holds {len(images)} images ({names}); --series N takes one",
-            [(f"{place} --series {i}", str(each.get("name", ""))) for i, each in enumerate(images)],
+            [(f"--series {i}", str(each.get("name", ""))) for i, each in enumerate(images)],
         )
     if not images:
         raise UsageError(f"{where}: its multiscales metadata describes no image")
@@ -94,7 +93,7 @@ def described(
     return Level(
         path=array_below(datasets[level]["path"], where),
         labels=tuple(map(_label, axes)),
-        **_transform(datasets[level], len(axes), multiscale, where),
+        **transform_of(datasets[level], len(axes), multiscale, where),
         units=tuple(unit_name(axis.get("unit") or "") for axis in axes),
         version=str(attributes.get("version") or multiscale.get("version", "0.4")),
         omero=tuple(
@@ -105,6 +104,14 @@ def described(
     )
 
 
+def transformations(scale: Sequence[float], translation: Sequence[float]) -> list[dict[str, Any]]:
+    """The transformations of a dataset by the size of its voxels and the place of the first one."""
+    moves: list[dict[str, Any]] = [{"type": "scale", "scale": scale}]
+    if any(translation):
+        moves.append({"type": "translation", "translation": translation})
+    return moves
+
+
 def _label(axis: Mapping[str, Any]) -> str:
     name, kind = str(axis["name"]), axis.get("type")
     if axis_letter(name) not in tuple(AXES) and kind in ("time", "channel"):
@@ -112,7 +119,7 @@ def _label(axis: Mapping[str, Any]) -> str:
     return name
 
 
-def _transform(
+def transform_of(
     dataset: Mapping[str, Any], rank: int, multiscale: Mapping[str, Any], where: str
 ) -> dict[str, Any]:
     """The size of a voxel and the position of the first one.

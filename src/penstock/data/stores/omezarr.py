@@ -28,7 +28,7 @@ from .kvstore import (
     reader_of,
     ts,
 )
-from .ome_levels import described
+from .ome_levels import described, transformations
 from .protocols import AXES, INPUT_DTYPES, Source
 from .tensorstore import TensorStoreSink, TensorStoreSource
 from .tensorstore_open import (
@@ -341,13 +341,11 @@ def _multiscale(layout: _Layout, path: str) -> dict[str, Any]:
         {"name": axis, "type": _AXIS_TYPES[axis], **({"unit": unit} if unit else {})}
         for axis, unit in zip(layout.axes, layout.units, strict=True)
     ]
-    transformations: list[dict[str, Any]] = [{"type": "scale", "scale": layout.scale}]
-    if any(layout.translation):
-        transformations.append({"type": "translation", "translation": layout.translation})
+    moves = transformations(layout.scale, layout.translation)
     return {
         "name": PurePosixPath(path).stem,
         "axes": axes,
-        "datasets": [{"path": "0", "coordinateTransformations": transformations}],
+        "datasets": [{"path": "0", "coordinateTransformations": moves}],
     }
 
 

@@ -59,8 +59,8 @@ def open_source(
     Raises:
         UsageError: it cannot be opened, is empty, or has axes or a dtype that Penstock cannot take.
     """
-    chosen: dict[str, Any] = {"axes": axes} if series is None else {"axes": axes, "series": series}
-    source = _open_source(spec, level, cache_bytes, raw, chosen, name)
+    settings = {"level": level, "cache_bytes": cache_bytes, "name": name, "raw": raw}
+    source = _open_source(spec, {**settings, "axes": axes, "series": series})
     where = name if source.name == name else f"{name} {source.name}"
     for axis, length in zip(AXES, source.domain.shape, strict=True):
         if length == 0:
@@ -73,58 +73,52 @@ def open_source(
     return source
 
 
-def _open_source(
-    spec: Spec | NDArray[Any], level: int, cache_bytes: int, raw: bool, chosen: Mapping[str, Any],
-    name: str,
-) -> Source:  # fmt: skip
+def _open_source(spec: Spec | NDArray[Any], settings: Mapping[str, Any]) -> Source:
+    name = settings["name"]
     parsed = spec if isinstance(spec, np.ndarray) else parse_spec(spec, name)
     if not isinstance(parsed, str) or suffix_of(parsed) == ".npy":
-        if level:
-            why = f"level {level} is asked but only OME-Zarr and TIFF have levels"
-            raise UsageError(f"{name}: {why}")
-        if "series" in chosen:
-            raise UsageError(f"{name}: only OME-Zarr and TIFF have several series")
-    if isinstance(parsed, np.ndarray):
-        return memory.open_array_source(parsed, name=name, **chosen)
-    if isinstance(parsed, dict):
-        from .tensorstore_open import open_tensorstore_source
-
-        return open_tensorstore_source(
-            parsed, cache_bytes=cache_bytes, raw=raw, name=name, **chosen
-        )
+        return _open_alone(parsed, settings)
     place, _, inside = parsed.partition("::")
-    settings = {"level": level, "cache_bytes": cache_bytes, "name": name, "raw": raw, **chosen}
     if (files := plane_files(place)) is not None and not inside:
-        return open_planes_source(place, files, **_whole(settings))
-    suffix = suffix_of(place)
-    if suffix == ".npy":
-        return memory.open_npy(parsed, name=name, **chosen)
+        return open_planes_source(place, files, **settings)
     if (reader := reader_of(place)) is not None:
         module, _, function = reader.partition(":")
         read = getattr(import_module(f".{module}", __package__), function)
-        return read(place, inside=inside, **_whole(settings))
+        return read(place, inside=inside, **settings)
     if (added := added_store(parsed)) is not None:
-        return _open_added(added, parsed, settings, chosen)
+        return _open_added(added, parsed, settings)
     from . import omezarr
 
     whole = f"{place}/{inside.strip('/')}" if inside else parsed
-    return omezarr.open_omezarr_source(whole, **_whole(settings))
+    return omezarr.open_omezarr_source(whole, **settings)
 
 
-def _open_added(
-    added: Any, place: str, settings: Mapping[str, Any], chosen: Mapping[str, Any]
-) -> Source:
+def _open_alone(parsed: dict[str, Any] | str | NDArray[Any], settings: Mapping[str, Any]) -> Source:
+    """A source over an array in memory, of a ``.npy`` file or of a TensorStore spec."""
+    name, level, axes = settings["name"], settings["level"], settings["axes"]
+    if level:
+        raise UsageError(f"{name}: level {level} is asked but only OME-Zarr and TIFF have levels")
+    if settings["series"] is not None:
+        raise UsageError(f"{name}: only OME-Zarr and TIFF have several series")
+    if isinstance(parsed, np.ndarray):
+        return memory.open_array_source(parsed, name=name, axes=axes)
+    if isinstance(parsed, str):
+        return memory.open_npy(parsed, name=name, axes=axes)
+    from .tensorstore_open import open_tensorstore_source
+
+    return open_tensorstore_source(
+        parsed, cache_bytes=settings["cache_bytes"], raw=settings["raw"], name=name, axes=axes
+    )
+
+
+def _open_added(added: Any, place: str, settings: Mapping[str, Any]) -> Source:
     """A source of another package's store."""
     where = f"{settings['name']} {place}"
-    if any(value is not None for value in chosen.values()):
+    if settings["axes"] is not None or settings["series"] is not None:
         raise UsageError(f"{where}: a store of another package takes no axes and no series")
     with blaming(added, where):
         theirs = {key: settings[key] for key in ("level", "cache_bytes", "name")}
         return checked(added.load().open_source(place, **theirs), Source, where)
-
-
-def _whole(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {"series": None, **settings}
 
 
 def open_sink(

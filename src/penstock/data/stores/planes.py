@@ -9,12 +9,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError, plural
+from ...base import UsageError, natural, plural
 from ..box import Box
 from .frames import Framed
+from .in_memory import HoldsAll
 from .protocols import Source, file_stamp, source_fingerprint
 
 _OPEN = 256
@@ -35,14 +35,9 @@ def plane_files(path: str) -> list[Path] | None:
         files = [file for file in place.iterdir() if file.suffix.lower() in (".tif", ".tiff")]
     else:
         return None
-    return sorted(files, key=_natural) if files or glob.has_magic(path) else None
-
-
-def _natural(file: Path) -> list[tuple[int, str]]:
-    """A key by which plane 2 comes before plane 10."""
-    return [
-        (int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", file.name)
-    ]
+    if not files and not glob.has_magic(path):
+        return None
+    return sorted(files, key=lambda file: natural(file.name))
 
 
 def check_numbers(files: Sequence[Path], where: str) -> None:
@@ -68,7 +63,7 @@ def check_numbers(files: Sequence[Path], where: str) -> None:
             )
 
 
-class PlanesSource(Framed):
+class PlanesSource(HoldsAll, Framed):
     """Reads planes that lie in a file each; made by `open_planes_source`."""
 
     def __init__(
@@ -78,13 +73,14 @@ class PlanesSource(Framed):
         frame = {key: getattr(first, key) for key in Framed.__dataclass_fields__}
         super().__init__(**frame)
         self._arguments = (name, files, open_plane, first, stamp)
-        self.name, self.dtype, self.cache_bytes = name, first.dtype, cache_bytes
+        # Planes that are mapped keep nothing decoded.
+        self.cache_bytes = cache_bytes if first.with_cache(cache_bytes).cache_bytes else 0
+        self.name, self.dtype = name, first.dtype
         shape, chunks = list(first.domain.shape), list(first.chunks)
         shape[2], chunks[2] = len(files), 1
         self.domain = Box((0,) * 5, tuple(shape))
         # A plane that is mapped, and so in no chunks, is read by whole rows.
         self.chunks = tuple(chunks) if first.chunks != (1,) * 5 else (1, 1, 1, *shape[3:])
-        self.grid_origin: tuple[int, ...] = (0,) * 5
         self.axes = "".join(axis for axis in "tczyx" if axis in first.axes + "z")
         self.address, self.fingerprint = str(files[0].resolve().parent), stamp
         self.packed_itemsize = getattr(first, "packed_itemsize", 0)
@@ -96,22 +92,12 @@ class PlanesSource(Framed):
 
         self._plane = plane
 
-    def read(self, box: Box, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        assert box in self.domain, f"{box} is not in {self.domain}"
-        out = np.empty(box.shape, self.dtype) if out is None else out
+    def fill(self, box: Box, out: NDArray[Any]) -> None:
         for z in range(box.start[2], box.stop[2]):
             start, stop = list(box.start), list(box.stop)
             start[2], stop[2] = 0, 1
             at = z - box.start[2]
             out[:, :, at : at + 1] = self._plane(z).read(Box(tuple(start), tuple(stop)))
-        return out
-
-    @property
-    def tells_absent(self) -> None:
-        return None
-
-    def absent(self, cells: Sequence[Box]) -> list[Box]:
-        return []
 
     def with_cache(self, num_bytes: int) -> PlanesSource:
         return PlanesSource(*self._arguments, num_bytes)

@@ -146,7 +146,7 @@ class SeveralArrays(UsageError):
     def __init__(self, message: str, places: Sequence[tuple[str, str]]) -> None:
         super().__init__(message)
         self.places = places
-        """How each is named on a command line, and what it is."""
+        """The place of each, or the flag that takes it, and what it is."""
 
 
 def overlap(a: Source | Sink, b: Source | Sink) -> bool:

@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any, get_args
 
 import numpy as np
@@ -22,9 +23,9 @@ from numpy.typing import NDArray
 from ...base import UsageError, in_order, scrub
 from ..box import Box
 from ..grid import Grid
-from ..levels import LevelBelow, Rule, levels_below, reduced
+from ..levels import LevelBelow, Rule, box_above, levels_below, reduced
 from .kvstore import kvstore_of, open_kvstore, reader_of, ts
-from .ome_levels import image_of
+from .ome_levels import image_of, transform_of, transformations
 from .omezarr import open_omezarr_source
 from .open import parse_spec
 from .protocols import AXES, OUTPUT_DTYPES
@@ -68,9 +69,7 @@ def add_levels(
     if "multiscales" not in attributes:
         raise UsageError(f"{where}: is no OME-Zarr image; {_MAKES_ONE}")
     image = image_of(attributes, None, where)
-    first = open_omezarr_source(
-        path, level=0, cache_bytes=0, name=name, raw=True, dtypes=OUTPUT_DTYPES
-    )
+    first = _level(path, 0, name)
     if not image["datasets"][0].get("coordinateTransformations"):
         raise UsageError(f"{where}: is OME-Zarr before 0.4; {_MAKES_ONE}")
     named = len(image["datasets"])
@@ -86,25 +85,51 @@ def add_levels(
     for level, place in zip(levels, paths, strict=True):
         made, sink = _opened(above, level, first.spec["kvstore"], place, where)
         cells = Grid(sink.domain, sink.write_grid, (0,) * 5)
-        make = partial(_make, above, level, sink, rule)
+        make = partial(_make, above, level.halved, sink, rule)
         fit = _CELLS_BYTES // (math.prod(sink.write_grid) * sink.dtype.itemsize)
         for size in in_order(make, _lacking(made, cells), max(1, min(threads, fit)), ahead=1):
             progress(size)
         sink.close()
         above = made
     below = [
-        {"path": place, "coordinateTransformations": _transformations(image, level.factors, first)}
+        {"path": place, "coordinateTransformations": _moves(image, level.factors, first, where)}
         for level, place in zip(levels, paths, strict=True)
     ]
     _name_levels(root, read, image, below, where, rule)
     return levels
 
 
-def count_differing(spec: Any) -> dict[int, tuple[int, int]]:
+def levels_to_add(path: str, count: int | None = None, name: str = "") -> list[LevelBelow]:
+    """The levels that `add_levels` would make of an image.
+
+    Args:
+        path: The OME-Zarr group.
+        count: The number of levels in all, as there.
+        name: The flag that messages name.
+
+    Returns:
+        The levels, the finest first.
+
+    Raises:
+        UsageError: It cannot be opened.
+    """
+    first = _level(path, 0, name)
+    return levels_below(first.domain.shape, first.scale, count)
+
+
+def _level(path: str, number: int, name: str) -> TensorStoreSource:
+    """A level of an image as it is stored, of any dtype that an output may have."""
+    return open_omezarr_source(
+        path, level=number, cache_bytes=0, name=name, raw=True, dtypes=OUTPUT_DTYPES
+    )
+
+
+def count_differing(spec: Any, threads: int = 1) -> dict[int, tuple[int, int]]:
     """Compare the levels of an OME-Zarr image with those above them.
 
     Args:
         spec: The place of the group; or another spec of an array, which has no levels.
+        threads: Chunks that are compared at a time.
 
     Returns:
         For each level below the first the number of chunks, and of those that differ. Empty where
@@ -116,25 +141,21 @@ def count_differing(spec: Any) -> dict[int, tuple[int, int]]:
     image = image_of(attributes, None, path) if "multiscales" in attributes else {}
     if image.get("type") not in get_args(Rule):
         return {}
-    above, *below = (
-        open_omezarr_source(
-            path, level=number, cache_bytes=0, name="", raw=True, dtypes=OUTPUT_DTYPES
-        )
-        for number in range(len(image["datasets"]))
-    )
+    levels = (_level(path, number, "") for number in range(len(image["datasets"])))
     counts = {}
-    for number, made in enumerate(below, 1):
-        sides = zip(above.domain.shape, made.domain.shape, strict=True)
-        halved = tuple(2 if side > less else 1 for side, less in sides)
-        level = LevelBelow(made.domain.shape, halved, ())
+    for number, (above, made) in enumerate(pairwise(levels), 1):
         cells = Grid(made.domain, made.chunks, (0,) * 5)
-        same = (
-            np.array_equal(made.read(cell), _reduced(above, level, image["type"], cell), True)
-            for cell in cells
-        )
+        same = in_order(partial(_is_of, above, made, image["type"]), cells, threads, ahead=1)
         counts[number] = len(cells), sum(not each for each in same)
-        above = made
     return counts
+
+
+def _is_of(above: TensorStoreSource, made: TensorStoreSource, rule: Rule, cell: Box) -> bool:
+    """Whether a part of a level is that of the level above."""
+    sides = zip(above.domain.shape, made.domain.shape, strict=True)
+    halved = tuple(2 if side > less else 1 for side, less in sides)
+    right = _reduced(above, halved, rule, cell)
+    return np.array_equal(made.read(cell), right, equal_nan=True)
 
 
 def remove_levels(path: str) -> None:
@@ -153,8 +174,9 @@ def _remove(root: Any, read: Read, image: Mapping[str, Any], where: str) -> None
     for its own.
     """
     first, *named = (str(each["path"]) for each in image["datasets"])
-    for path in {*named, *_paths(first, _MOST_LEVELS)}:
-        root.delete_range(ts.KvStore.KeyRange(f"{path}/", f"{path}0")).result()
+    ranges = (ts.KvStore.KeyRange(f"{p}/", f"{p}0") for p in {*named, *_paths(first, _MOST_LEVELS)})
+    for gone in [root.delete_range(each) for each in ranges]:  # all at once: a store may be far
+        gone.result()
     _name_levels(root, read, image, [], where)
 
 
@@ -184,23 +206,25 @@ def _opened(
 
 
 def _make(
-    above: TensorStoreSource, level: LevelBelow, sink: TensorStoreSink, rule: Rule, cell: Box
+    above: TensorStoreSource, halved: Sequence[int], sink: TensorStoreSink, rule: Rule, cell: Box
 ) -> int:
     """Make one chunk or shard of a level."""
-    sink.write(cell, _reduced(above, level, rule, cell))
+    sink.write(cell, _reduced(above, halved, rule, cell))
     return cell.size
 
 
-def _reduced(above: TensorStoreSource, level: LevelBelow, rule: Rule, cell: Box) -> NDArray[Any]:
+def _reduced(
+    above: TensorStoreSource, halved: Sequence[int], rule: Rule, cell: Box
+) -> NDArray[Any]:
     """A part of a level, made of the level above, a chunk of it at a time."""
     out = np.empty(cell.shape, above.dtype)
     # A window must not lie in two pieces.
-    steps = zip(above.chunks, level.halved, strict=True)
+    steps = zip(above.chunks, halved, strict=True)
     step = tuple(n if n % by == 0 else n * by for n, by in steps)
-    for piece in Grid(level.above(cell, above.domain.shape), step, (0,) * 5):
-        ends = zip(piece.start, piece.stop, level.halved, strict=True)
+    for piece in Grid(box_above(cell, halved, above.domain.shape), step, (0,) * 5):
+        ends = zip(piece.start, piece.stop, halved, strict=True)
         start, stop = zip(*((a // by, -(-b // by)) for a, b, by in ends), strict=True)
-        out[Box(start, stop).within(cell)] = reduced(above.read(piece), level.halved, rule)
+        out[Box(start, stop).within(cell)] = reduced(above.read(piece), halved, rule)
     return out
 
 
@@ -211,21 +235,17 @@ def _lacking(made: TensorStoreSource, cells: Grid) -> Iterator[Box]:
                 yield cell
 
 
-def _transformations(
-    image: Mapping[str, Any], factors: Sequence[int], first: TensorStoreSource
+def _moves(
+    image: Mapping[str, Any], factors: Sequence[int], first: TensorStoreSource, where: str
 ) -> list[dict[str, Any]]:
-    """The scale and translation of a level: a voxel's centre is that of those it is made of."""
-    size, origin = [1.0] * len(first.stored_axes), [0.0] * len(first.stored_axes)
-    for each in image["datasets"][0]["coordinateTransformations"]:
-        if each["type"] == "scale":
-            size = [a * b for a, b in zip(size, each["scale"], strict=True)]
-            origin = [a * b for a, b in zip(origin, each["scale"], strict=True)]
-        elif each["type"] == "translation":
-            origin = [a + b for a, b in zip(origin, each["translation"], strict=True)]
+    """The transformations of a level: a voxel's centre is that of those it is made of."""
+    rank = len(first.stored_axes)
+    place = transform_of(image["datasets"][0], rank, {}, where)
+    size = place["scale"] or (1.0,) * rank
     times = [factors[AXES.index(axis)] for axis in first.stored_axes]
-    centre = [a + (by - 1) / 2 * one for a, by, one in zip(origin, times, size, strict=True)]
-    scale = {"type": "scale", "scale": [one * by for one, by in zip(size, times, strict=True)]}
-    return [scale, {"type": "translation", "translation": centre}] if any(centre) else [scale]
+    sides = [*zip(place["translation"], times, size, strict=True)]
+    centre = [origin + (by - 1) / 2 * one for origin, by, one in sides]
+    return transformations([one * by for _, by, one in sides], centre)
 
 
 def _name_levels(

@@ -18,19 +18,20 @@ from .frames import shown_channel, unit_name
 from .protocols import check_dtype
 from .sliced import OpenedArray, SlicedSource, open_sliced
 
-_DEFAULT_CACHE = 2**26
-"""Bytes of decoded tiles that GDAL keeps by default; its own is a share of all memory."""
+_CACHE = 2**26
+"""Bytes of decoded tiles that GDAL keeps. It takes this number once, for all of the process; its
+own would be a share of all memory."""
 
 
 class _Bands:
     """The bands of a raster, as c y x. A dataset of GDAL belongs to one thread: each has one."""
 
-    def __init__(self, place: str, level: int, cache_bytes: int) -> None:
+    def __init__(self, place: str, level: int) -> None:
         self._rasterio = require("rasterio", "scenes")
         self._place, self._level = place, level
         # Listing the folder of a remote file would ask for every file beside it.
         self._options = {
-            "GDAL_CACHEMAX": cache_bytes or _DEFAULT_CACHE,
+            "GDAL_CACHEMAX": _CACHE,
             "GDAL_DISABLE_READDIR_ON_OPEN": "EMPTY_DIR",
         }
         self._threads = threading.local()
@@ -65,7 +66,7 @@ def open_raster_source(
         path: A VRT file, or the URL of a raster.
         inside: Empty, as it holds one array.
         level: 0, or an overview.
-        cache_bytes: The most decoded bytes that GDAL keeps.
+        cache_bytes: Not used: GDAL has one cache for all rasters.
         name: The flag that messages name.
         raw: Read what is stored, whatever no-data, scales and offsets say.
         axes: The letters of the stored axes (bands, rows, columns), as the user says.
@@ -79,17 +80,17 @@ def open_raster_source(
         raise UsageError(f"{where}: a raster holds one array; it takes no name and no series")
 
     def read(num_bytes: int) -> OpenedArray:
-        return _opened(path, level, num_bytes, raw, where)
+        return _opened(path, level, raw, where)
 
     return open_sliced(
         read, path=path, inside=str(level), axes=axes, cache_bytes=cache_bytes, where=where
     )
 
 
-def _opened(path: str, level: int, cache_bytes: int, raw: bool, where: str) -> OpenedArray:
+def _opened(path: str, level: int, raw: bool, where: str) -> OpenedArray:
     errors = require("rasterio.errors", "scenes")
     try:
-        raster = _Bands(path, level, cache_bytes)
+        raster = _Bands(path, level)
     except (errors.RasterioError, ValueError, OSError) as error:
         raise UsageError(f"{where}: not a readable raster: {describe(error)}") from error
     dataset = raster.opened()
@@ -117,6 +118,7 @@ def _opened(path: str, level: int, cache_bytes: int, raw: bool, where: str) -> O
         notes=tuple(notes),
         packing=packing,
         bands=True,
+        cache_bytes=_CACHE,
         codec=str(dataset.compression.value if dataset.compression else "").lower(),
     )
 

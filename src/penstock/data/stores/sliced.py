@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,9 +12,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ...base import scrub
 from ..box import Box
 from .cf_packing import Packing
 from .frames import Framed, canonical, source_axes, to_five, to_tczyx
+from .in_memory import HoldsAll, give_back
 from .protocols import check_dtype, file_stamp, source_fingerprint
 
 
@@ -47,10 +49,14 @@ class OpenedArray:
     """See `Framed.codec`."""
     bands: bool = False
     """See `Framed.bands`."""
+    cache_bytes: int = 0
+    """The most decoded bytes that the library keeps."""
+    takes_cache: bool = False
+    """True if it keeps as many as it is asked to."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class SlicedSource(Framed):
+class SlicedSource(HoldsAll, Framed):
     """Reads an array that a library slices; made by `open_sliced`."""
 
     name: str
@@ -62,29 +68,23 @@ class SlicedSource(Framed):
     fingerprint: str
     packing: Packing | None
     cache_bytes: int
-    reopen: Callable[[int], SlicedSource] = field()
-    """This source with a cache of so many bytes."""
+    reopen: Callable[[int], SlicedSource] | None
+    """Gives this source with a cache of so many bytes; None where it takes none."""
 
     def __post_init__(self) -> None:
         self.axes = canonical(self.stored_axes)
         self.domain = Box((0,) * 5, to_tczyx(self.array.shape, self.stored_axes, 1))
-        self.grid_origin: tuple[int, ...] = (0,) * 5
         self.packed_itemsize = 0 if self.packing is None else self.packing.stored.itemsize
 
-    def read(self, box: Box, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        assert box in self.domain, f"{box} is not in {self.domain}"
+    def fill(self, box: Box, out: NDArray[Any]) -> None:
         places = ["tczyx".index(axis) for axis in self.stored_axes]
         stored = np.asarray(self.array[tuple(box.slices[place] for place in places)])
         five = to_five(stored, self.stored_axes)
-        out = np.empty(box.shape, self.dtype) if out is None else out
         if self.packing is None:
             out[...] = five
         else:
             self.packing.decode(np.ascontiguousarray(five, self.packing.stored), out)
-        # Pages of a mapped file count as memory of this process, so they are given back.
-        if self._mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
-            self._mapped.madvise(mmap.MADV_DONTNEED)
-        return out
+        give_back(self._mapped)
 
     @cached_property
     def _mapped(self) -> mmap.mmap | None:
@@ -94,15 +94,8 @@ class SlicedSource(Framed):
             base = base.base
         return base if isinstance(base, mmap.mmap) else None
 
-    @property
-    def tells_absent(self) -> None:
-        return None
-
-    def absent(self, cells: Sequence[Box]) -> list[Box]:
-        return []
-
     def with_cache(self, num_bytes: int) -> SlicedSource:
-        return self.reopen(num_bytes)
+        return self if self.reopen is None else self.reopen(num_bytes)
 
 
 def open_sliced(
@@ -123,6 +116,12 @@ def open_sliced(
         UsageError: It has axes or a dtype that Penstock cannot take.
     """
     opened = read(cache_bytes)
+
+    def reopen(num_bytes: int) -> SlicedSource:
+        return open_sliced(
+            read, path=path, inside=inside, axes=axes, cache_bytes=num_bytes, where=where
+        )
+
     rank = len(opened.array.shape)
     letters, taken = source_axes(axes, opened.labels, rank, where)
     dtype = check_dtype(np.dtype(opened.array.dtype).name, where)
@@ -131,7 +130,7 @@ def open_sliced(
     address = path if remote else str(file.resolve())
     stamp = [] if remote else file_stamp(file)
     return SlicedSource(
-        name=path,
+        name=scrub(path),
         array=opened.array,
         stored_axes=letters,
         dtype=dtype if packing is None else packing.dtype,
@@ -139,10 +138,8 @@ def open_sliced(
         address=address,
         fingerprint=source_fingerprint(address, *stamp, inside, letters),
         packing=packing,
-        cache_bytes=cache_bytes,
-        reopen=lambda num_bytes: open_sliced(
-            read, path=path, inside=inside, axes=axes, cache_bytes=num_bytes, where=where
-        ),
+        cache_bytes=opened.cache_bytes,
+        reopen=reopen if opened.takes_cache else None,
         scale=None if opened.scale is None else to_tczyx(opened.scale, letters, 1.0),
         units=to_tczyx(opened.units or (None,) * rank, letters, None),
         translation=to_tczyx(opened.translation or (0.0,) * rank, letters, 0.0),

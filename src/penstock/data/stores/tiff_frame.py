@@ -57,11 +57,10 @@ def chosen_series(file: Any, said: int | None, where: str) -> int:
         )
         more = ", ..." if len(pictures) > 12 else ""
         listed = ", ".join(" ".join(name.split()) for name in names)
-        place = where.partition(" ")[2]
         raise SeveralArrays(
             f"{where}: holds {len(pictures)} series ({listed}{more}); --series N takes one",
             [
-                (f"{place} --series {number}", " x ".join(map(str, all_series[number].shape)))
+                (f"--series {number}", " x ".join(map(str, all_series[number].shape)))
                 for number in pictures
             ],
         )

@@ -26,9 +26,12 @@ def _images(config: InferConfig, sinks: Sequence[Sink]) -> Iterator[tuple[int, s
 
 
 def take_levels_away(config: InferConfig, sinks: Sequence[Sink]) -> None:
-    """Remove the levels of images into which blocks will be written."""
+    """Remove the levels of images into which a run that goes on will write blocks. An output that a
+    run begins has none: to look for them would ask a store for a list, which it may refuse."""
     from ...data import remove_levels
 
+    if not config.resumes:
+        return
     for _, place, sink in _images(config, sinks):
         patiently(config.retry_for, sink.name, partial(remove_levels, place))
 
