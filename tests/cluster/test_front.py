@@ -323,6 +323,21 @@ def test_workers_that_die_and_come_again_end_no_wait_unless_there_is_progress(
         wait.note(1)
 
 
+def test_a_worker_that_leaves_once_is_replaced_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(waiting.time, "monotonic", lambda: now[0])
+    wait = Waiting("local", 300)
+    wait.note_gone(died=False)
+    for now[0] in (200, 400):
+        wait.note(1)
+    wait.note_gone(died=False)
+    now[0] = 699
+    wait.note(1)
+    now[0] = 700
+    with pytest.raises(Incomplete, match="of local left, and there was no progress for 5 min 0 s"):
+        wait.note(1)
+
+
 def dies(number: int) -> int:
     """Item 1 kills its worker for ever; item 2 three times, and saves something before each."""
     saved = Path(f"saved-{number}")

@@ -28,8 +28,8 @@ class Waiting:
     """Measures how long no worker has been there, or how long workers go without progress.
 
     A worker that dies again and again is there most of the time. So its coming ends no wait: only
-    progress does. Nor does it help that it says goodbye: a nanny whose worker takes too much memory
-    first sends SIGTERM, on which workers leave in order.
+    progress does. Nor does it help to leave in order, again and again: a nanny whose worker takes
+    too much memory first sends SIGTERM. One that leaves once is replaced by the next.
     """
 
     where: str
@@ -38,6 +38,8 @@ class Waiting:
     say: Callable[[str], None] = lambda sentence: None
     gone: str = ""
     """``left`` or ``died``, which workers did since there was progress; empty if none did."""
+    leaves: int = 0
+    """Number of workers that left since there was progress."""
     limit: str = ""
     """The memory limit of the last one, as a sentence has it; empty if it had none."""
     _since: float = field(default_factory=lambda: time.monotonic())
@@ -45,7 +47,15 @@ class Waiting:
 
     def progressed(self) -> None:
         """Note that an item is done, or that some of one is saved."""
-        self.gone = ""
+        self.gone, self.leaves = "", 0
+
+    def note_gone(self, died: bool) -> None:
+        """Note that a worker died or left."""
+        self.leaves += not died
+        if died:
+            self.gone = "died"
+        elif self.leaves > 1:
+            self.gone = self.gone or "left"
 
     def note(self, present: int) -> None:
         """Note how many workers take items now.
@@ -150,7 +160,7 @@ class Workers:
         """Note a worker that died or left, whose memory limit may be why."""
         self.deaths += died
         limit = self.asked.get(address)
-        self.waiting.gone = "died" if died else self.waiting.gone or "left"
+        self.waiting.note_gone(died)
         self.waiting.limit = f" (memory limit {format_bytes(limit)})" if limit else ""
 
     def leave_out(self, address: str, reason: str) -> None:
