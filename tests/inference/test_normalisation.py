@@ -104,7 +104,7 @@ def sigmoid(logits: Any) -> Any:
         ({"returns": "probabilities"}, lambda made: made, ""),
         ({"target": "intensity", "loss": "mse", "returns": "values",
           "scaling": {"lower": -5.0, "scale": 20.0}}, lambda made: made * 20.0 - 5.0,
-         "out becomes the quantity that it was trained on: 0 becomes -5 and 1 15"),
+         "out goes back to the scale of its target: 0 becomes -5 and 1 15"),
     ],
 )  # fmt: skip
 def test_an_output_is_what_the_network_was_trained_for(

@@ -93,7 +93,6 @@ def test_the_kind_of_a_target_is_found_and_said(name: str, pairs_of: Any) -> Non
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
-                ("image with gaps", ONE, ("intensity", "intensity", "mse", "values")),
                 ("mask of 255", SURE, ("scores", "mask", "bce", "probabilities")),
                 ("labels of floats, with gaps", SOFT, ("scores", "labels", "ce", "probabilities")),
             )
@@ -106,7 +105,7 @@ def test_a_training_says_what_its_head_is(
     config = pairs_of(TARGETS[name][0], model=model, epochs=3, learning_rate=0.03)
     results = train_workload("pairs", config)
     record = read_training_record(tmp_path / "out" / "best_model.pth")
-    assert record.heads == {"out": TrainedHead(*head, None)}  # type: ignore[arg-type]
+    assert record.heads == {"out": TrainedHead(*head, None, None)}  # type: ignore[arg-type]
     assert record == read_training_record(tmp_path / "out")
     assert record == read_training_record(tmp_path / "out" / "checkpoints" / "last.pt")
     assert record.workload == "pairs"
@@ -119,18 +118,35 @@ def test_a_training_says_what_its_head_is(
     assert all(np.isfinite(value) for value in results["final"].values())
 
 
-def test_an_image_of_another_quantity_keeps_a_scale_of_its_own(
-    pairs_of: Any, tmp_path: Path
+TEMPERATURE = (280 + 1e-3 * IMAGE).astype(np.float32)
+HALF = (IMAGE * 0.5 + 70).astype(np.uint16)
+
+
+@pytest.mark.parametrize(
+    ("target", "kind", "scores"),
+    [(TEMPERATURE, "scores", {"val_psnr"}), (HALF, "intensity", {"val_psnr", "val_psnr_input"})],
+)
+def test_an_image_has_a_scale_of_its_own(
+    target: NDArray[Any], kind: str, scores: set[str], pairs_of: Any, tmp_path: Path
 ) -> None:
-    """A temperature from an image: on the image's scale it would be one number."""
-    target = (280 + 1e-3 * IMAGE).astype(np.float32)
+    """A temperature from an image, which on the image's scale would be one number; and an image."""
     results = train_workload("pairs", pairs_of(target, learning_rate=0.02, epochs=2))
     (head,) = read_training_record(tmp_path / "out").heads.values()
     low, high = np.percentile(target[..., :40], (0.5, 99.9))
-    assert (head.kind, head.target) == ("scores", "intensity")
-    assert head.scaling == pytest.approx((low, high - low))
-    assert set(results["final"]) == {"val_psnr"}
+    assert (head.kind, head.target, head.dtype) == (kind, "intensity", target.dtype.name)
+    assert head.scaling == pytest.approx((low, high - low), rel=1e-5)
+    assert set(results["final"]) == scores
     assert results["final"]["val_psnr"] < 20
+
+
+def test_an_input_is_compared_on_the_scale_of_the_target(pairs_of: Any) -> None:
+    """The PSNR of the input is that of the numbers as they are stored."""
+    results = train_workload("pairs", pairs_of(HALF, epochs=1))
+    low, high = np.percentile(HALF[..., :40], (0.5, 99.9))
+    held = np.s_[..., 40:]
+    error = np.mean((IMAGE[held].astype(float) - HALF[held]) ** 2)
+    psnr = 10 * np.log10((high - low) ** 2 / error)
+    assert results["final"]["val_psnr_input"] == pytest.approx(psnr, abs=0.01)
 
 
 def test_a_record_that_is_none_or_damaged(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 """What a trained network returns, as its record says: probabilities in place of logits, and the
-numbers of another quantity in place of those on the scale that it was trained on."""
+numbers of its target in place of those on the scale that it was trained on."""
 
 from __future__ import annotations
 
@@ -17,13 +17,23 @@ from .training_record import TrainedHead
 class _AsTrained(nn.Module):
     """A network that gives each head what its training was for."""
 
-    def __init__(self, name: str, module: nn.Module, trained: Mapping[str, TrainedHead]) -> None:
+    def __init__(
+        self, name: str, module: nn.Module, trained: Mapping[str, TrainedHead], rescaled: bool
+    ) -> None:
         super().__init__()
-        self.name, self.module, self.trained = name, module, trained
+        self.name, self.module, self.trained, self.rescaled = name, module, trained, rescaled
 
     def forward(self, x: Tensor) -> Any:
         heads = named_heads(self.name, self.module(x))
-        return {name: _meant(head, self.trained.get(name)) for name, head in heads.items()}
+        return {name: self._meant(head, self.trained.get(name)) for name, head in heads.items()}
+
+    def _meant(self, output: Tensor, head: TrainedHead | None) -> Tensor:
+        if head is not None and head.returns == "logits":
+            return probabilities_of(output.float(), exclusive=head.exclusive)
+        if head is not None and head.scaling is not None and self.rescaled:
+            lower, scale = head.scaling
+            return output.float() * scale + lower
+        return output
 
 
 def probabilities_of(logits: Tensor, *, exclusive: bool) -> Tensor:
@@ -39,20 +49,12 @@ def probabilities_of(logits: Tensor, *, exclusive: bool) -> Tensor:
     return logits.softmax(1) if exclusive else logits.sigmoid()
 
 
-def _meant(output: Tensor, head: TrainedHead | None) -> Tensor:
-    if head is not None and head.returns == "logits":
-        return probabilities_of(output.float(), exclusive=head.exclusive)
-    if head is not None and head.scaling is not None:
-        lower, scale = head.scaling
-        return output.float() * scale + lower
-    return output
-
-
-def as_trained(model: Model) -> tuple[Model, list[str]]:
+def as_trained(model: Model, *, rescaled: bool = True) -> tuple[Model, list[str]]:
     """A model whose outputs are what its training was for.
 
     Args:
         model: The model, with the record of its training.
+        rescaled: Whether intensities go back to the scale of their target.
 
     Returns:
         The model, itself where no record says otherwise, and a sentence for each head that changes.
@@ -66,13 +68,12 @@ def as_trained(model: Model) -> tuple[Model, list[str]]:
         if head.returns == "logits":
             function = "softmax" if head.exclusive else "sigmoid"
             notes.append(f"{name} becomes probabilities, the {function} of what the model returns")
-        elif head.scaling is not None:
+        elif head.scaling is not None and rescaled:
             lower, scale = head.scaling
             values = f"0 becomes {lower:g} and 1 {lower + scale:g}"
-            notes.append(f"{name} becomes the quantity that it was trained on: {values}")
+            notes.append(f"{name} goes back to the scale of its target: {values}")
     if not notes or model.trained is None:
         return model, []
     why = f", as {model.trained.place / RESULTS} says; --head-kind turns that off"
-    return replace(model, module=_AsTrained(model.name, model.module, trained)), [
-        note + why for note in notes
-    ]
+    module = _AsTrained(model.name, model.module, trained, rescaled)
+    return replace(model, module=module), [note + why for note in notes]

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from ..base import ARGS, BEST, CHECKPOINTS, HEAD_KINDS, RESULTS, HeadKind, UsageError, read_json
 
 
@@ -43,8 +45,10 @@ class TrainedHead:
     """values: what the target holds, on the scale that it had. logits: a sigmoid (bce, dice of a
     mask) or a softmax over the channels (ce) makes probabilities of them. probabilities."""
     scaling: tuple[float, float] | None
-    """Lower bound and scale of an intensity of another quantity than the input, which is
-    ``output * scale + lower``. None for other kinds, and for one on the scale of the input."""
+    """Lower bound and scale of an intensity, which is ``output * scale + lower``. None for other
+    kinds, and for one that was trained on as it is."""
+    dtype: str | None
+    """The dtype of an intensity as its target stored it. None for other kinds."""
 
     @property
     def exclusive(self) -> bool:
@@ -154,7 +158,8 @@ def _head(said: Mapping[str, Any]) -> TrainedHead:
         raise ValueError(said["kind"])
     target, loss, returns = (str(said[name]) for name in ("target", "loss", "returns"))
     kind = cast("HeadKind", said["kind"])
-    return TrainedHead(kind, target, loss, returns, _scaling(said.get("scaling")))
+    dtype = None if said.get("dtype") is None else np.dtype(said["dtype"]).name
+    return TrainedHead(kind, target, loss, returns, _scaling(said.get("scaling")), dtype)
 
 
 def _scaling(said: Mapping[str, Any] | None) -> tuple[float, float] | None:

@@ -166,8 +166,8 @@ class TrainConfig(Labels):
     )
     normalize: Literal["global", "fixed", "none"] = flag(
         "global",
-        help="scale the input, and a target of the same quantity, by percentiles of the input "
-        "(global) or by a range (fixed) (pairs)",
+        help="scale the input by its percentiles (global) or by a range (fixed); an intensity as "
+        "target is scaled by its own percentiles, unless none (pairs)",
     )
     norm_lower: float = flag(0.5, help="lower percentile, or lower intensity when fixed (pairs)")
     norm_upper: float = flag(99.9, help="upper percentile, or upper intensity when fixed (pairs)")

@@ -1,6 +1,7 @@
 """The kinds of a model's heads, and how the values of each kind are treated.
 
-    intensity   scaled back to the range of the input, and blended; dtype of the input
+    intensity   scaled back to the range of the input, and blended; dtype of the input. One that a
+                training of ours made: range and dtype of its target
     scores      blended, never scaled back; float32
     labels      never scaled back, never blended: each voxel comes from one patch; the
                 integers of the net, never converted to floats
@@ -11,7 +12,7 @@ from the registry of models, or from a test on a patch of the input (`head_kinds
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -21,7 +22,7 @@ import numpy as np
 from ...base import HeadKind, InferConfig, UsageError, plural
 
 if TYPE_CHECKING:
-    from ...models import Head
+    from ...models import Head, TrainedHead
 
 Origin = Literal["said", "known", "assumed"]
 
@@ -47,6 +48,8 @@ class HeadPart:
     """Dtype of the head, by torch's name."""
     channel: int | None = None
     """Channel of the only head, if each channel has its own output; else None."""
+    trained: TrainedHead | None = None
+    """The record of its training; None if there is none, or if the user says another kind."""
 
     @property
     def head(self) -> str:
@@ -83,15 +86,20 @@ class HeadPlan:
         return f"{self.name}: {self.kind}{assumed}; {back}, {seam}, {self.dtype}"
 
 
-def split(heads: Sequence[Head], num_outputs: int, model: str) -> list[HeadPart]:
+def split(
+    heads: Sequence[Head], num_outputs: int, model: str, trained: Mapping[str, TrainedHead]
+) -> list[HeadPart]:
     """The part of the model that each output takes: a head, or a channel of the only head.
+
+    ``trained`` is what is to be obeyed of the training of each head.
 
     Raises `UsageError` if the number of outputs fits neither.
     """
     dtypes = [str(head.dtype).removeprefix("torch.") for head in heads]
     if len(heads) == 1 < num_outputs == heads[0].channels:
         only = heads[0].name
-        return [HeadPart(f"{only}.{i}", 1, dtypes[0], i) for i in range(num_outputs)]
+        said = trained.get(only)
+        return [HeadPart(f"{only}.{i}", 1, dtypes[0], i, said) for i in range(num_outputs)]
     if len(heads) != num_outputs:
         shown = ", ".join(f"{head.name} ({head.channels} channels)" for head in heads)
         raise UsageError(
@@ -99,7 +107,10 @@ def split(heads: Sequence[Head], num_outputs: int, model: str) -> list[HeadPart]
             f"names {num_outputs}"
         )
     pairs = zip(heads, dtypes, strict=True)
-    return [HeadPart(head.name, head.channels, dtype) for head, dtype in pairs]
+    return [
+        HeadPart(head.name, head.channels, dtype, trained=trained.get(head.name))
+        for head, dtype in pairs
+    ]
 
 
 def said_kinds(said: Sequence[str] | None, parts: Sequence[HeadPart]) -> list[HeadKind | None]:
@@ -127,6 +138,8 @@ def said_kinds(said: Sequence[str] | None, parts: Sequence[HeadPart]) -> list[He
 
 def default_dtype(kind: HeadKind, part: HeadPart, source: np.dtype[Any]) -> np.dtype[Any]:
     """The dtype of a new output. Labels that a net returns as floats become int32."""
+    if part.trained is not None and part.trained.dtype is not None:
+        return np.dtype(part.trained.dtype)
     if kind == "intensity":
         return source
     if kind == "scores":
@@ -149,6 +162,7 @@ def plan_heads(
     heads = []
     for part, (kind, origin), dtype in zip(parts, kinds, dtypes, strict=True):
         wide = (fine or part.dtype == "float64") and is_wide(dtype)
+        rescaled = part.trained is not None and part.trained.scaling is not None
         heads.append(
             HeadPlan(
                 name=part.name,
@@ -158,7 +172,7 @@ def plan_heads(
                 dtype=dtype,
                 work=np.dtype(np.float64 if wide else np.float32),
                 blended=config.seam_mode == "blend" and kind != "labels",
-                denormalized=config.denormalize and kind == "intensity",
+                denormalized=config.denormalize and kind == "intensity" and not rescaled,
             )
         )
     return tuple(heads)

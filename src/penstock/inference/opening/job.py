@@ -78,7 +78,8 @@ class Job:
         shape = patch_shape(config, "z" in source.axes, model.spatial_axes)
         net = fit_net(config, self.devices, model, shape, source.dtype)
         self.net = with_workspaces(net, config, self.devices)
-        parts = split(self.net.footprint.heads, len(config.out_spec), model.name)
+        obeyed = model.trained.heads if model.trained and config.head_kind is None else {}
+        parts = split(self.net.footprint.heads, len(config.out_spec), model.name, obeyed)
         self.volumes = volumes_of(times, channels, model.in_channels)
         if config.missing == "error":
             check_knows_chunks(source)
@@ -116,7 +117,7 @@ class Job:
         # What the user says of the heads wins over what their training recorded.
         self.as_trained: list[str] = []
         if config.head_kind is None:
-            model, self.as_trained = as_trained(model)
+            model, self.as_trained = as_trained(model, rescaled=config.denormalize)
         # Before the first forward, as what the net caches in it does not count.
         self.attributes = identity.attributes(model.module)
         return model

@@ -8,8 +8,8 @@ the training: noisy to clean, one modality to another, an image to its labels. T
 validation is the end of one axis, so no voxel is in both parts. The kind of the target (see
 `targets`) decides its scale, the loss and the scores (see `objectives`):
 
-    intensity      the input's scale, on which `infer` gives it back, if it spans about as much;
-                   else its own, by percentiles of its own
+    intensity      by percentiles of its own, or as it is with ``--normalize none``; `infer` gives
+                   it back on the target's scale
     the others     as they are; a mask is 0 and 1
 
 Input values that are not finite enter as the lower bound, as in `infer`. Target values that are not
@@ -64,7 +64,7 @@ class Pairs:
         channels = target.domain.shape[CHANNEL]
         kind = kind_of(values, inputs, channels, made.shape[1], config.target_kind)
         self._check_made(kind, values, channels, made)
-        span, peak = _target_scaling(kind, values, scaling, target, parts[0], config)
+        span, peak = _target_scaling(kind, values, target, parts[0], config)
         loss = config.loss or LOSSES[kind][0]
         returns: Returns = "values"
         if loss in ("bce", "ce", "dice"):
@@ -74,12 +74,16 @@ class Pairs:
         self.train, self.val = (
             Tiles(source, target, part, self._tile, scaling, span) for part in parts
         )
-        image = kind == "intensity" and span == scaling
+        self._scalings = scaling, span
+        image = kind == "intensity" and (
+            config.normalize == "none" or is_of_the_same_quantity(span, scaling)
+        )
         self._comparable = image and channels == source.domain.shape[CHANNEL]
         head_kind: HeadKind = "intensity" if image else "scores"
         trained = {
             "kind": head_kind, "target": kind, "loss": loss, "returns": returns,
-            "scaling": asdict(span) if kind == "intensity" and not image else None,
+            "scaling": asdict(span) if kind == "intensity" and span != Scaling() else None,
+            "dtype": target.dtype.name if kind == "intensity" else None,
         }  # fmt: skip
         self.facts = {
             "model": config.model,
@@ -89,11 +93,11 @@ class Pairs:
         }
         read = [note for each in (source, target) for note in getattr(each, "notes", ())]
         self.notes = [*read, self._note(target, values), *_notes_of_values(inputs, values)]
-        if kind == "intensity" and not image:
+        if trained["scaling"]:
             self.notes.append(
-                f"--target-spec {target.name} is another quantity than --in-spec: it is trained on "
-                f"a scale of its own, on which {span.lower:g} is 0 and {span.lower + span.scale:g} "
-                "is 1; infer gives it back on the target's own"
+                f"--target-spec {target.name} is scaled by its own percentiles, "
+                f"{span.lower:g} to 0 and {span.lower + span.scale:g} to 1; infer gives the output "
+                f"back on that scale, in {target.dtype}"
             )
         if source.fingerprint == target.fingerprint:
             self.notes.append(
@@ -110,8 +114,13 @@ class Pairs:
 
     def answers(self, model: nn.Module, batch: Any) -> Sequence[Answer]:
         given, target = batch
-        shown = given.float() if self._comparable else None
+        shown = self._as_target(given.float()) if self._comparable else None
         return self.objective.of_samples(self._made(model, given), target.float(), shown)
+
+    def _as_target(self, given: Tensor) -> Tensor:
+        """The input on the scale of the target, to be compared with it."""
+        source, target = self._scalings
+        return (given * source.scale + (source.lower - target.lower)) / target.scale
 
     def scores(self, answers: Mapping[int, Answer]) -> dict[str, float]:
         return self.objective.scores([*answers.values()])
@@ -233,19 +242,14 @@ def _scaling(source: Source, part: Box, config: TrainConfig) -> Scaling:
 
 
 def _target_scaling(
-    kind: str, values: Values, scaling: Scaling, target: Source, part: Box, config: TrainConfig
+    kind: str, values: Values, target: Source, part: Box, config: TrainConfig
 ) -> tuple[Scaling, float]:
     """The scaling of the target, and the range of an image on that scale."""
     if kind != "intensity":
         return Scaling(0.0, values.high or 1.0) if kind == "mask" else Scaling(), 1.0
-    if config.normalize == "fixed":
-        return scaling, 1.0
     fields = TrainConfig.model_fields
     lower, upper = fields["norm_lower"].default, fields["norm_upper"].default
     if config.normalize == "global":
         lower, upper = config.norm_lower, config.norm_upper
     span = percentiles_of(target, part, lower, upper)
-    shared = scaling
-    if config.normalize == "global" and not is_of_the_same_quantity(span, scaling):
-        shared = span
-    return shared, span.scale / shared.scale
+    return (Scaling(), span.scale) if config.normalize == "none" else (span, 1.0)

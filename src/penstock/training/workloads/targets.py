@@ -197,8 +197,8 @@ def kind_of(
 
 
 def is_of_the_same_quantity(target: Scaling, source: Scaling) -> bool:
-    """Whether an image spans about as much as the input, as a denoised one does. Then it keeps the
-    input's scale, on which `infer` gives it back."""
+    """Whether an image spans about as much as the input, as a denoised one does. Then the input can
+    be compared with it, and its channels are those of the input."""
     apart = max(target.lower, source.lower) >= min(
         target.lower + target.scale, source.lower + source.scale
     )
