@@ -70,7 +70,10 @@ def lane_of(begun: Pipeline) -> Lane:
 
 
 def bricks_of(begun: Pipeline) -> Iterator[Loaded]:
-    return (begun.reader.prepare(brick, begun.reader.fetch(brick)) for brick in begun.bricks)
+    for brick in begun.bricks:
+        loaded = begun.reader.fetch(brick)
+        begun.reader.prepare(loaded)
+        yield loaded
 
 
 def through(begun: Pipeline, one: Lane) -> Iterator[Computed]:
@@ -371,7 +374,8 @@ def test_bricks_have_no_gaps_at_the_edges_either(shape: tuple[int, ...]) -> None
     geometry, gaps = begun.job.geometry, 0
     padded = np.pad(source, [(32, 64)] * 3, mode="reflect")
     for brick in begun.bricks:
-        array = begun.reader.fetch(brick)
+        array = begun.reader.fetch(brick).array
+        assert array is not None
         hull = brick.read.hull(read_range(brick.read, geometry.domain))
         gaps += hull.shape[1:] != brick.read.shape[1:]
         assert array.flags.c_contiguous
@@ -433,8 +437,8 @@ def test_alike_patches_at_once_give_the_bits_of_each_alone(
     results = []
     for together in (False, True):
         begun = started(data, Heads(), **knobs)
-        one = lane_of(begun)
         begun.job.net = replace(begun.job.net, forward=begun.job.net.batch)  # as on a GPU
+        one = lane_of(begun)
         one.scatter = PatchScatter(CPU, begun.job, together=together)
         results.append(computed(one, begun))
     (alone, tallies), (at_once, others) = results

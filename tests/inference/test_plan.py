@@ -120,9 +120,10 @@ def test_a_brick_of_floats_is_prepared_with_no_more_than_the_plan_holds(spoilt: 
     )  # fmt: skip
     (brick,) = wanted_bricks(job, set())
     reader = BrickReader(Run(job, Journal(None, {}), OutputLock()), {})
-    array = reader.fetch(brick)
+    loaded = reader.fetch(brick)
+    array = loaded.array
     tracemalloc.start()
-    loaded = reader.prepare(brick, array)
+    reader.prepare(loaded)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     mask = brick.support.size

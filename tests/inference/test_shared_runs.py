@@ -50,7 +50,7 @@ from .kit import Array, conv, values
 
 VOLUME = np.random.default_rng(0).normal(900, 200, (21, 34, 40)).astype("float32")
 KNOBS: dict[str, Any] = {
-    "in_spec": VOLUME, "patch": 8, "overlap": 3, "block": 12, "devices": "cpu", "threads": 1,
+    "in_spec": VOLUME, "patch": 7, "overlap": 3, "block": 12, "devices": "cpu", "threads": 1,
     "normalize": "global", "head_kind": "intensity",
 }  # fmt: skip
 

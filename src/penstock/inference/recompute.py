@@ -157,6 +157,8 @@ class _ComparingSink:
     def __init__(self, comparison: _StoredComparison, number: int, sink: Sink) -> None:
         self.comparison, self.number = comparison, number
         self.name, self.dtype, self.domain = sink.name, sink.dtype, sink.domain
+        array = getattr(comparison.run.outputs[number].written.source, "array", None)
+        self.fill = getattr(array, "fill_value", None) or 0
 
     def write(self, box: Box, array: NDArray[Any]) -> None:
         self.comparison.compare(self.number, box, array)

@@ -104,7 +104,43 @@ class Unattended(Sharing):
     trace: Path | None = flag(None, help="write a trace for Perfetto or chrome://tracing")
 
 
-class InferConfig(Unattended, Labels):
+class Sampled(Unattended):
+    """The knobs that say where there is sample: only there is anything computed."""
+
+    groups: ClassVar = {
+        "only where there is sample": "mask mask_output skip_below skip_level box",
+    }
+
+    mask: Any | None = flag(
+        None,
+        help="compute only where this array is not 0: a path, URL or spec, of any resolution, that "
+        "lies over the input in world coordinates (nearest voxel); the output has its fill value "
+        "elsewhere",
+    )
+    mask_output: Literal["yes", "no"] = flag(
+        "yes",
+        help="no: keep the output of whole patches, also outside --mask and --box",
+    )
+    skip_below: float | None = flag(
+        None, help="leave out patches in which no voxel of the input reaches this value"
+    )
+    skip_level: Natural | None = flag(
+        None, help="estimate --skip-below by this level of an OME-Zarr input, without reading more"
+    )
+    box: Names | None = flag(
+        None, help="compute only within a box of voxels: a range for each of z y x, as 0:64 : 10:90"
+    )
+
+    @model_validator(mode="after")
+    def _sample(self) -> Sampled:
+        if self.skip_level is not None and self.skip_below is None:
+            raise ValueError("--skip-level decides on --skip-below; give both")
+        if self.mask_output == "no" and self.mask is None and self.box is None:
+            raise ValueError("--mask-output no keeps what lies outside --mask or --box; give one")
+        return self
+
+
+class InferConfig(Sampled, Labels):
     """The knobs of ``penstock infer`` and `penstock.run_inference`."""
 
     groups: ClassVar = {

@@ -100,6 +100,7 @@ class MemorySink:
     address: str
     local_path: Path | None = None
     exists: bool = True
+    fill: Any = 0
     root: Any = None
 
     def __post_init__(self) -> None:

@@ -148,6 +148,11 @@ class TensorStoreSink:
     replaces: Sequence[str] | None = None
     """The paths of the arrays of the store that `create` deletes; None where it deletes nothing."""
 
+    @property
+    def fill(self) -> Any:
+        value = self._view.fill_value
+        return 0 if value is None else value
+
     def check(self) -> None:
         if self.replaces is not None:
             with explained_errors(self.where):

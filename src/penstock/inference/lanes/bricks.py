@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,8 +23,14 @@ class Loaded:
 
     brick: Brick
     array: NDArray[Any] | None
-    """Shape (channels, z, y, x), the voxels of ``brick.read``; None once the lane has taken it."""
-    scaling: Scaling
+    """Shape (channels, z, y, x), the voxels of ``brick.read``; None once the lane has taken it, and
+    if no patch is to be computed."""
+    scaling: Scaling = field(default_factory=Scaling)
+    inside: NDArray[np.bool_] | None = None
+    """True for each voxel of ``brick.support`` in the box and mask of the user; None without."""
+    absent: NDArray[np.bool_] | None = None
+    """True for each voxel of ``brick.support`` that gets the fill value of the output; None if none
+    does."""
     invalid: NDArray[np.bool_] | None = None
     """True for each voxel of ``brick.support`` that was not finite; None if all were finite."""
     native: Tensor | None = None
@@ -68,6 +74,8 @@ class Computed:
         """
         if self.ready is not None:
             self.ready.synchronize()
+        if not self.outputs:
+            return
         for head, (low, high, _, spoilt) in zip(self.job.heads, self.tally.tolist(), strict=True):
             if head.kind == "labels":
                 check_labels(head, low, high, spoilt)
@@ -92,11 +100,15 @@ class Computed:
         owned = self.brick.core & self.job.geometry.reach(self.brick)
         return int(np.count_nonzero(invalid[owned.within(self.brick.support)]))
 
-    def arrays(self) -> list[NDArray[Any]]:
-        """The outputs as arrays. Call `wait` first.
+    def arrays(self) -> list[NDArray[Any] | None]:
+        """The outputs as arrays, and last, if only some voxels are sample, those that get the fill
+        value. None stands for what adds nothing. Call `wait` first.
 
         A voxel whose input was not finite becomes NaN, or 0 in an output of integers.
         """
+        left_out = [] if self.job.sample is None else [self._absent()]
+        if not self.outputs:
+            return [*(None for _ in self.job.heads), *left_out]
         arrays = [output.numpy() for output in self.outputs]
         invalid = self.loaded.invalid
         if invalid is not None:
@@ -104,7 +116,13 @@ class Computed:
             for array, head in zip(arrays, self.job.heads, strict=True):
                 where = invalid if head.blended else invalid[core]
                 array[:, where] = np.nan if head.dtype.kind == "f" else 0
-        return arrays
+        return [*arrays, *left_out]
+
+    def _absent(self) -> NDArray[np.bool_] | None:
+        """`Loaded.absent` with an axis of channels."""
+        if self.outputs:
+            return None if self.loaded.absent is None else self.loaded.absent[None]
+        return np.broadcast_to(np.bool_(True), (1, *self.brick.support.shape))
 
 
 @dataclass(slots=True)
@@ -116,3 +134,5 @@ class Slot:
     """The index of the patch in the patch grid."""
     place: tuple[int, ...]
     """Offset of the patch in the brick's read box, and of its own voxels in the brick's core."""
+    row: int = 0
+    """The row of the batch that it is in."""

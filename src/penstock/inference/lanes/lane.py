@@ -12,9 +12,9 @@ uploaded while the net works on this one (`transfers`). Everything between is th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from itertools import islice
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -29,6 +29,9 @@ from .equipment import Equipment
 from .scatter import PatchScatter, slices_of, torch_dtype
 from .transfers import GpuClock, Transfers
 from .values import NOTHING
+
+_MOST_OPEN = 1024
+"""Most bricks that wait behind one that is not complete, as each takes a little memory."""
 
 
 class Lane:
@@ -56,30 +59,73 @@ class Lane:
         self._batch = torch.empty(shape, dtype=net.carrier, device=device, memory_format=net.layout)
         self._empty_tally = torch.tensor([NOTHING] * len(job.heads), device=device)
         self._slots: list[Slot] = []
+        """The patches in the batch, in visiting order."""
+        self._in_pairs = device.type == "cpu" and net.forward == 2
         self._open: deque[Computed] = deque()
 
     def push(self, loaded: Loaded) -> Iterator[Computed]:
         """Take a brick, and yield each brick that is complete by then, oldest first."""
+        if not loaded.brick.num_patches:  # nothing in it is sample
+            tally = self._empty_tally.clone()
+            self._open.append(Computed(loaded, [], [], tally, self.job, 0))
+            yield from self._unblocked()
+            return
         array, native = self.transfers.take(loaded)
         opened = self._opened(loaded)
         self._open.append(opened)
         waiting = loaded.brick.each_patch()
+        index = next(waiting, None)
         while True:
             with self._span("normalise", loaded.brick), one_thread():
-                for index in islice(waiting, self.job.net.batch - len(self._slots)):
-                    self._gather(opened, native, index)
-            if len(self._slots) < self.job.net.batch:
+                while index is not None and (row := self._free_row(index)) is not None:
+                    self._gather(opened, native, index, row)
+                    index = next(waiting, None)
+            if index is None and not self._is_full():
                 loaded.wait()
                 self.read_pool.give(array)
+                yield from self._unblocked()
                 return
             self._run_batch()
             yield from self._whole()
 
+    def _free_row(self, index: tuple[int, ...]) -> int | None:
+        """The row of the batch for the next patch; None if there is none.
+
+        On a CPU two patches pass the net together. For a few values of the second one, the rest of
+        a vector, torch may take other instructions, so that their last bits differ. Hence the place
+        of a patch in the volume decides whether it comes first or second. Neighbours take turns,
+        so that pairs are whole where all patches are computed.
+        """
+        if self._in_pairs:
+            pair = self._slots[-1].row // 2 if self._slots else 0
+            row = 2 * pair + sum(index) % 2
+            if row in (slot.row for slot in self._slots[-2:]):
+                row += 2
+        else:
+            row = len(self._slots)
+        return row if row < self.job.net.batch else None
+
+    def _is_full(self) -> bool:
+        return all(self._free_row((place,)) is None for place in (0, 1))
+
+    def _unblocked(self) -> Iterator[Computed]:
+        """The bricks that are complete, where some patches of bricks are left out.
+
+        A batch may then take patches of more bricks than there is room for, and none of these is
+        complete before it is full. So it is run as it is once the room of the next brick is gone.
+        """
+        if self.job.sample is None:
+            return
+        plan = self.job.plan
+        held = sum(plan.brick_bytes(each.brick) for each in self._open if each.outputs)
+        full = held + plan.largest_brick_bytes > plan.brick_budget or len(self._open) > _MOST_OPEN
+        if self._slots and full:
+            self._run_batch()
+        yield from self._whole()
+
     def flush(self) -> Iterator[Computed]:
-        """Pad the last batch and run it; yield the bricks that are left."""
+        """Run the last batch; yield the bricks that are left."""
         if self._slots:
-            rest = self._batch[len(self._slots) :]
-            rest.copy_(self._batch[:1].expand_as(rest))
             self._run_batch()
         yield from self._whole()
         if self.clock is not None:
@@ -101,23 +147,23 @@ class Lane:
             opened.outputs.append(output.zero_() if head.blended else output)
         return opened
 
-    def _gather(self, opened: Computed, native: Tensor, index: tuple[int, ...]) -> None:
-        """Copy a patch of a brick into the batch and normalise it there."""
+    def _gather(self, opened: Computed, native: Tensor, index: tuple[int, ...], row: int) -> None:
+        """Copy a patch of a brick into a row of the batch and normalise it there."""
         geometry, net = self.job.geometry, self.job.net
         scaling, first = opened.loaded.scaling, opened.brick.patches.start
         steps = zip(index, first, geometry.stride, strict=True)
         place = tuple((i - f) * stride for i, f, stride in steps)
         source = native[(slice(None), *slices_of(place, geometry.patch))]
-        target = self._batch[len(self._slots)]
+        target = self._batch[row]
         target.copy_(source if net.shape.model_axes == 3 else source[:, 0])
         if scaling != Scaling():
             target.sub_(scaling.lower).div_(scaling.scale)
         if net.clip:
             target.clamp_(*net.clip)
-        self._slots.append(Slot(opened, index, place))
+        self._slots.append(Slot(opened, index, place, row))
 
     def _run_batch(self) -> None:
-        """Run the batch and put its patches into their bricks.
+        """Run the batch, padded if rows are free, and put its patches into their bricks.
 
         A CPU takes the same number of patches at a time, whatever the batch: the kernels that torch
         picks, and with them the last bits of a result, depend on that number.
@@ -125,16 +171,23 @@ class Lane:
         self.before_batch(len(self._slots))
         if self.clock is not None:
             self.clock.report()
+        taken = {slot.row for slot in self._slots}
+        for row in set(range(len(self._batch))) - taken:
+            self._batch[row].copy_(self._batch[self._slots[0].row])
         step = self.job.net.forward if self.device.type == "cpu" else self.job.net.batch
-        for start in range(0, len(self._slots), step):
-            slots = self._slots[start : start + step]
-            outputs = self._heads(slots[0].owner.brick, self._batch[start : start + step])
+        for number, group in groupby(self._slots, lambda slot: slot.row // step):
+            slots, first = list(group), number * step
+            outputs = self._heads(slots[0].owner.brick, self._batch[first : first + step])
             span = self._span("stitch", slots[0].owner.brick)
             with span, torch.inference_mode(), one_thread():
-                for head, output_BCZYX in enumerate(outputs):
-                    self.scatter.put(head, output_BCZYX, slots)
-        for slot in self._slots:
-            slot.owner.remaining -= 1
+                # In visiting order, as sums of overlapping patches depend on it: the second row of
+                # a pair may be due before the first.
+                for rows in _runs(slots):
+                    row = rows[0].row - first
+                    for head, output_BCZYX in enumerate(outputs):
+                        self.scatter.put(head, output_BCZYX[row : row + len(rows)], rows)
+            for slot in slots:
+                slot.owner.remaining -= 1
         self._slots.clear()
 
     def _heads(self, brick: Brick, batch: Tensor) -> list[Tensor]:
@@ -152,6 +205,12 @@ class Lane:
 
     def _span(self, stage: str, brick: Brick) -> AbstractContextManager[None]:
         return (self.clock or self.probe).span(stage, brick)
+
+
+def _runs(slots: Iterable[Slot]) -> Iterator[list[Slot]]:
+    """The longest runs of slots whose rows follow one another."""
+    for _, run in groupby(enumerate(slots), lambda item: item[1].row - item[0]):
+        yield [slot for _, slot in run]
 
 
 def one_thread() -> AbstractContextManager[None]:

@@ -35,9 +35,8 @@ class Transfers:
 
     def upload(self, loaded: Loaded) -> None:
         """Begin to copy a brick to the device, if that has not begun."""
-        if loaded.native is not None:
+        if loaded.native is not None or loaded.array is None:
             return
-        assert loaded.array is not None
         native = torch.from_numpy(loaded.array)
         if self.streams is None:
             loaded.native = native.to(self.device)

@@ -41,6 +41,7 @@ from .heads import HeadPart, Origin, is_wide, plan_heads, split
 from .net import fit_net, with_workspaces
 from .normalisation import normalised_as
 from .outputs import open_outputs
+from .sample import open_sample
 from .selection import open_input, select, uneven, volumes_of, with_bands
 
 
@@ -70,6 +71,7 @@ class Job:
         self.config, values = normalised_as(self.config, model.trained)
         config = self.config
         source = open_input(config)
+        self.sample = open_sample(config, source)
         start, stop = source.domain.start, source.domain.stop
         times = select(config.t, start[0], stop[0], "--t")
         channels = select(config.c, start[1], stop[1], "--c")
@@ -156,6 +158,7 @@ class Job:
             "weights": identity.weights(model.module),
             "attributes": self.attributes,
             "volumes": [[v.t, list(v.channels)] for v in self.volumes],
+            "sample": self.sample and self.sample.facts,
             "patch": geometry.patch,
             "overlap": geometry.overlap,
             "block": geometry.block,
@@ -221,6 +224,8 @@ def _gather_facts(
         ),
         patch_flops=net.patch_flops,
         heads=tuple(head.line() for head in heads),
+        sample=job.sample.line() if job.sample else "",
+        sample_bytes=job.sample.cache_bytes if job.sample else 0,
         values=values,
         arithmetic=identity.arithmetic_of(
             identity.maker([source, *job.sinks], devices, job.config.threads)

@@ -25,10 +25,17 @@ def normalised_as(config: InferConfig, trained: TrainingRecord | None) -> tuple[
     by_default = ", by default" if said is None else ""
     config = config.model_copy(update={"normalize": said or "global"})
     lower, upper = config.norm_lower, config.norm_upper
+    counted = "the whole volume"
+    if config.mask is not None or config.box is not None:
+        counted = "what lies inside " + " and ".join(
+            flag
+            for flag, value in (("--mask", config.mask), ("--box", config.box))
+            if value is not None
+        )
     phrases = {
         "none": "as they are",
         "fixed": _range(lower, upper),
-        "global": f"percentiles {lower:g} and {upper:g} of the whole volume{by_default}",
+        "global": f"percentiles {lower:g} and {upper:g} of {counted}{by_default}",
         "percentile": f"percentiles {lower:g} and {upper:g} of each block and its halo, so they "
         "change with --block",
     }

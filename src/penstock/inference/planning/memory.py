@@ -76,6 +76,10 @@ class Facts:
     """Floating-point operations of a forward for each patch. None if unknown."""
     heads: tuple[str, ...] = ()
     """One line about each head for the printed plan."""
+    sample: str = ""
+    """The places with sample, in words; empty if all is computed."""
+    sample_bytes: int = 0
+    """Bytes of mask and coarse level that are kept decoded."""
     values: str = ""
     """The scaling of values before the network sees them, in words, for the printed plan."""
     arithmetic: str = ""
@@ -83,6 +87,11 @@ class Facts:
     on them."""
     notes: tuple[str, ...] = ()
     """Sentences for the printed plan about how the model is run."""
+
+    @property
+    def flag_bytes(self) -> int:
+        """Bytes of a voxel of a brick or block that say whether it is sample."""
+        return 1 if self.sample else 0
 
     @property
     def on_host(self) -> bool:
@@ -133,8 +142,10 @@ def chunks_of_brick(facts: Facts, brick: BrickShape) -> int:
 
 def brick_bytes_of(facts: Facts, read: int, support: int) -> int:
     """Bytes of a brick: the array as read and the outputs. Both buffers are reused by later bricks.
-    A float input adds one byte per voxel, which says whether it is finite."""
-    came = support * (sum(brick_voxel_bytes(facts)) + facts.source_is_float)
+    A float input adds one byte per voxel, which says whether it is finite. Where there is sample
+    adds three: what is inside, what reaches the limit, and what is left out."""
+    flags = facts.source_is_float + 3 * facts.flag_bytes
+    came = support * (sum(brick_voxel_bytes(facts)) + flags)
     return read * facts.in_bytes + came
 
 
@@ -145,9 +156,10 @@ def brick_voxel_bytes(facts: Facts) -> list[int]:
 
 
 def block_voxel_bytes(facts: Facts) -> list[int]:
-    """Bytes of a voxel of a block, for each head. A buffer holds sums, then what is written."""
+    """Bytes of a voxel of a block, for each head, and of what says where there is sample. A buffer
+    holds sums, then what is written."""
     each = zip(facts.out_channels, facts.out_itemsizes, facts.sum_itemsizes, strict=True)
-    return [channels * max(sums, out) for channels, out, sums in each]
+    return [*(channels * max(sums, out) for channels, out, sums in each), facts.flag_bytes]
 
 
 def brick_budget(facts: Facts, patch: int, brick: int, workers: int, batches: int | None) -> int:

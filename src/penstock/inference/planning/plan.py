@@ -168,6 +168,8 @@ class Plan:
             f"{in_words(self.shape.patch)}, overlap {in_words(self.shape.overlap)}, {geometry.seam}"
         )
         yield "patch", f"{shape}; {patches}"
+        if facts.sample:
+            yield "sample", facts.sample
         if facts.values:
             yield "values", facts.values
         yield from (("head", head) for head in facts.heads)
@@ -313,7 +315,7 @@ def _count(
             assembly=open_peak(geometry) * sum(block_voxel_bytes(facts)),
             writing=writing,
             cache=0,
-            decoding=at_once * facts.chunk_bytes,
+            decoding=at_once * facts.chunk_bytes + facts.sample_bytes,
         ),
         memory_limit=limit,
         device_peak=None if facts.on_host else device_bytes(facts, computing, buffers, budget),

@@ -119,9 +119,12 @@ class Pipeline:
                 with self.probe.waiting("read"):
                     self.queues.room[lane].acquire(self.job.plan.brick_bytes(brick))
             with self.watch.stage("read", f"{brick} of {self.job.source.name}"):
-                array = self.reader.fetch(brick)
+                loaded = self.reader.fetch(brick)
             with self.watch.stage("normalise", brick):
-                loaded = self.reader.prepare(brick, array)
+                self.reader.prepare(loaded)
+            if not loaded.brick.num_patches:
+                self.queues.room[lane].release(self.job.plan.brick_bytes(brick))
+            self.watch.count_left_out(lane, brick.num_patches - loaded.brick.num_patches)
             self.queues.loaded[lane].put(loaded, place)
         self.queues.loaded[lane].close()
 
@@ -172,7 +175,8 @@ class Pipeline:
         assembly = Assembly(
             self.job.geometry,
             self.writing.empty_block,
-            [head.blended for head in self.job.heads],
+            # What is left out adds up like a blended head: one brick is enough.
+            [*(head.blended for head in self.job.heads), *([True] if self.job.sample else [])],
             lambda volume, index: (volume, *index) not in self.journal.done,
         )
         while True:
@@ -188,7 +192,7 @@ class Pipeline:
                 computed.wait()
             with self.watch.stage("stitch", computed.brick, timed=False):
                 for number, head in enumerate(self.job.heads):
-                    if not head.blended:
+                    if not head.blended and computed.outputs:
                         count, size = computed.clipped[number], computed.outputs[number].numel()
                         self.watch.count_clipped(number, count, size)
                 self.watch.count_not_finite(computed.not_finite)
@@ -201,7 +205,8 @@ class Pipeline:
                     self.writing.put(block)
                 for buffer in computed.buffers:
                     self.queues.equipment.brick_pool.give(buffer)
-            self.queues.room[lane].release(self.job.plan.brick_bytes(computed.brick))
+            if computed.outputs:
+                self.queues.room[lane].release(self.job.plan.brick_bytes(computed.brick))
         self.queues.whole.close()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...data import Scaling, block_scaling, indices, reflect
+from ...data import Box, Scaling, block_scaling, indices, reflect
 from ..lanes.bricks import Loaded
 from ..opening.job import Job
 from ..tiling.geometry import Brick, block_halo, narrowed
@@ -47,8 +47,22 @@ class BrickReader:
         self.pool, self.flow = run.queues.equipment.read_pool, run.queues.flow
         self.retries = run.watch.retries
 
-    def fetch(self, brick: Brick) -> NDArray[Any]:
-        """Read the voxels of ``brick.read``, reflected past the volume's edge.
+    def fetch(self, brick: Brick) -> Loaded:
+        """Read a brick, unless none of it lies inside the box and the mask of the user."""
+        sample, inside = self.job.sample, None
+        if sample is not None:
+            inside = np.empty(brick.support.shape, np.bool_)
+
+            def look() -> None:
+                inside[...] = sample.inside(self.job.volumes[brick.volume], brick.support)
+
+            self.retries.run(self.flow, "the mask", f"read {brick}", look)
+            if not inside.any():
+                return Loaded(replace(brick, needed=frozenset()), None)
+        return Loaded(brick, self._array(brick), inside=inside)
+
+    def _array(self, brick: Brick) -> NDArray[Any]:
+        """The voxels of ``brick.read``, reflected past the volume's edge.
 
         The result has the shape (channels, z, y, x). It is a contiguous view of an array of the
         pool: if it had gaps, a copy to a GPU would go through memory that is not pinned.
@@ -78,11 +92,18 @@ class BrickReader:
             planes[outside - origin] = planes[reflect(outside, low, high) - origin]
         return _compact(whole, brick.read.within(hull))
 
-    def prepare(self, brick: Brick, array: NDArray[Any]) -> Loaded:
-        """Find the brick's scaling, and replace values that are not finite by its lower bound."""
+    def prepare(self, loaded: Loaded) -> None:
+        """Leave out the patches without sample, find the brick's scaling, and replace values that
+        are not finite by its lower bound."""
+        if loaded.inside is not None:
+            self._leave_out(loaded, loaded.inside)
+        brick, array = loaded.brick, loaded.array
+        if array is None:
+            return
         scaling = self.scalings.get(brick.volume) or self._own_scaling(brick, array)
+        loaded.scaling = scaling
         if array.dtype.kind != "f":
-            return Loaded(brick, array, scaling)
+            return
         support = brick.support.within(brick.read)
         invalid: NDArray[np.bool_] | None = None
         for z in range(array.shape[1]):  # plane by plane: a mask of the whole brick is large
@@ -95,7 +116,29 @@ class BrickReader:
                 invalid = np.zeros(brick.support.shape, np.bool_)
             if support[0].start <= z < support[0].stop:
                 invalid[z - support[0].start] = spoilt.any(axis=0)[support[1:]]
-        return Loaded(brick, array, scaling, invalid)
+        loaded.invalid = invalid
+
+    def _leave_out(self, loaded: Loaded, inside: NDArray[np.bool_]) -> None:
+        """Keep the patches that contribute to a voxel of sample. Where another one contributes, the
+        output gets its fill value."""
+        brick, array, sample = loaded.brick, loaded.array, self.job.sample
+        assert array is not None and sample is not None
+        values = array[(slice(None), *brick.support.within(brick.read))]
+        hits = sample.reaches(self.job.volumes[brick.volume], brick.support, inside, values)
+        absent = ~inside if sample.cuts else np.zeros_like(inside)
+        needed = set()
+        for index in brick.each_patch():
+            patch = self.job.geometry.support_of(Box.of(index, (1, 1, 1)))
+            place = patch.within(brick.support)
+            if hits[place].any():
+                needed.add(index)
+            else:
+                absent[place] = True
+        loaded.brick = replace(brick, needed=frozenset(needed))
+        loaded.absent, loaded.inside = absent, None
+        if not needed:
+            self.pool.give(array)
+            loaded.array = None
 
     def _own_scaling(self, brick: Brick, array: NDArray[Any]) -> Scaling:
         """Percentiles of the block and its halo."""
@@ -104,6 +147,8 @@ class BrickReader:
         halo = block_halo(config, geometry)
         seen = block.grow(halo, halo) & geometry.domain
         part = array[(slice(None), *seen.within(brick.read))]
+        if self.job.sample is not None:
+            part = part[:, self.job.sample.inside(self.job.volumes[brick.volume], seen)]
         return block_scaling(part, config.norm_lower, config.norm_upper, config.eps)
 
 

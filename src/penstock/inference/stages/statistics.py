@@ -87,7 +87,7 @@ def _save(run: Run, number: int, histogram: Histogram) -> None:
 def _stream(run: Run, number: int, histogram: Histogram, pieces: Iterator[Box]) -> None:
     """Pass pieces of a volume through the histogram, each in whole chunks. As many threads read as
     the planned memory allows."""
-    job, watch = run.job, run.watch
+    job, watch, sample = run.job, run.watch, run.job.sample
     source, volume, memory = job.norm_source, job.volumes[number], job.plan.memory
     flow, lock, step = Flow(), threading.Lock(), pieces_of(source).step
     chunks = ChunkCounter(source, [(v.t, v.channels) for v in job.volumes], job.config.missing)
@@ -101,6 +101,9 @@ def _stream(run: Run, number: int, histogram: Histogram, pieces: Iterator[Box]) 
                 piece = next(pieces, None)
             if piece is None:
                 return
+            inside = None if sample is None else sample.inside(volume, piece, source)
+            if inside is not None and not inside.any():
+                continue
             with watch.stage("read", f"statistics at {piece} of {source.name}"):
                 array = np.empty((len(volume.channels), *piece.shape), source.dtype)
 
@@ -111,6 +114,8 @@ def _stream(run: Run, number: int, histogram: Histogram, pieces: Iterator[Box]) 
                         chunks.look(number, piece, piece, array)
 
                 watch.retries.run(flow, source.name, f"statistics at {piece}", read)
+            if inside is not None:
+                array = array[:, inside]
             with lock, watch.probe.span("statistics", piece):
                 histogram.add(array)
 

@@ -30,6 +30,28 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What was left out of a job, as it is no sample."""
+
+    computed: int
+    """Patches that were computed."""
+    patches: int
+    """Patches that were left out."""
+    voxels: int
+    """Voxels that were given the fill value, in blocks that this run has written."""
+    seconds: float | None
+    """Seconds that a device would have taken for the patches that were left out, at the pace of the
+    others; None if there were none."""
+
+    def line(self, of: int) -> str:
+        """The same in words. ``of`` is the number of voxels that were written."""
+        patches = f"{self.computed} of {plural(self.computed + self.patches, 'patch')}"
+        saved = "" if self.seconds is None else f"; about {format_seconds(self.seconds)} saved"
+        filled = f"{100 * self.voxels / max(1, of):.1f} % of the voxels have the fill value"
+        return f"Sample: {patches} computed, {filled}{saved}"
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerShare:
     """The work of one of several processes."""
 
@@ -66,6 +88,8 @@ class Summary:
     """One entry for each head: the values that were clipped to the range of its output's dtype."""
     not_finite: int = 0
     """Voxels of the input that this run read as NaN or infinite, in any channel."""
+    left_out: LeftOut | None = None
+    """Patches and voxels without sample. None if all was computed."""
     chunks: ChunkCount | None = None
     """Chunks of the input that this run read. None if the input does not tell which it holds."""
     unlocked: tuple[str, ...] = ()
@@ -124,6 +148,8 @@ class Summary:
                 f"Not finite: {plural(self.not_finite, 'voxel')} of the input; the output has NaN "
                 "there, or 0 if it holds integers"
             )
+        if self.left_out is not None:
+            yield self.left_out.line(self.voxels)
         if self.chunks is not None and self.chunks.absent:
             yield self.chunks.line()
         if self.retries or self.requests_repeated:
@@ -185,6 +211,7 @@ def merged(
         planned_peak=max((share.planned_peak for share in shares), default=0),
         clipped=tuple(map(_added_clipped, zip(*(share.clipped for share in shares), strict=True))),
         not_finite=sum(share.not_finite for share in shares),
+        left_out=_added_left_out([s.left_out for s in shares if s.left_out is not None]),
         chunks=ChunkCount(sum(c.read for c in chunks), sum(c.absent for c in chunks))
         if chunks
         else None,
@@ -210,6 +237,18 @@ def _added_stages(each: Sequence[Mapping[str, StageTotals]]) -> dict[str, StageT
             sums.count += stage.count
             sums.threads = max(sums.threads, stage.threads)
     return total
+
+
+def _added_left_out(each: Sequence[LeftOut]) -> LeftOut | None:
+    if not each:
+        return None
+    saved = [share.seconds for share in each if share.seconds is not None]
+    return LeftOut(
+        sum(share.computed for share in each),
+        sum(share.patches for share in each),
+        sum(share.voxels for share in each),
+        sum(saved) if saved else None,
+    )
 
 
 def _added_clipped(heads: Sequence[Clipped]) -> Clipped:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from ...base import (
     writing_output,
 )
 from ...data import ChunkCount, requests_repeated
-from ...instruments import Probe, Sampler, bottleneck, export_reference
+from ...instruments import Probe, Sampler, StageTotals, bottleneck, export_reference
 from ..opening.heads import Clipped
 from ..opening.job import Job
 from ..run_folder.ending import EndRequest
@@ -29,7 +29,7 @@ from ..run_folder.journal import Journal
 from ..run_folder.names import METRICS_FILE, RETRIES_FILE, STACKS_FILE
 from ..tiling.parts import Extent
 from .retries import Retries, saying_full
-from .summary import Progress, Summary
+from .summary import LeftOut, Progress, Summary
 from .watchdog import Watchdog
 
 _STAGES = ("statistics", "read", "normalise", "upload", "forward", "download", "stitch",
@@ -51,6 +51,9 @@ class Watch:
         self._requests_before = requests_repeated()
         self.patches_done = [0] * len(job.devices)
         """Number of patches that each lane has run."""
+        self.patches_left_out = [0] * len(job.devices)
+        """Number of patches of each lane in which nothing was sample."""
+        self._filled = 0
         self._clipped = [0] * len(job.heads)
         self._not_finite = 0
         self._values = [0] * len(job.heads)
@@ -131,12 +134,22 @@ class Watch:
         with self._counting:
             self._not_finite += voxels
 
+    def count_left_out(self, lane: int, patches: int) -> None:
+        """Add patches that are not computed, as nothing in them is sample."""
+        with self._counting:
+            self.patches_left_out[lane] += patches
+
+    def count_filled(self, voxels: int) -> None:
+        """Add voxels that were given the fill value, as they are no sample."""
+        with self._counting:
+            self._filled += voxels
+
     def progress(self) -> Progress:
         extent, seconds = self.extent, self.probe.elapsed
         blocks = extent.blocks - self.journal.skipped
         # A resumed run learns which patches it can leave out only when it comes to them.
         patches = round(extent.patches * blocks / max(1, extent.blocks))
-        done = min(patches, sum(self.patches_done))
+        done = min(patches, sum(self.patches_done) + sum(self.patches_left_out))
         share = done / self.job.plan.num_patches
         return Progress(
             patches if self.journal.written == blocks else done,
@@ -146,6 +159,14 @@ class Watch:
             seconds,
             share * self.job.plan.input_bytes / seconds / 1e6,
         )
+
+    def _left_out(self, stages: Mapping[str, StageTotals]) -> LeftOut | None:
+        if self.job.sample is None:
+            return None
+        computed, left_out = sum(self.patches_done), sum(self.patches_left_out)
+        busy = stages["forward"].busy if "forward" in stages else 0.0
+        saved = left_out * busy / computed / len(self.job.devices) if computed else None
+        return LeftOut(computed, left_out, self._filled, saved)
 
     def summary(
         self,
@@ -177,6 +198,7 @@ class Watch:
                 for head, sink, count, values in clipped
             ),
             not_finite=self._not_finite,
+            left_out=self._left_out(stages),
             chunks=chunks,
             unlocked=unlocked,
             retries=self.retries.count,

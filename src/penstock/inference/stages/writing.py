@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from ..lanes.values import cast
@@ -22,6 +23,10 @@ class Writing:
 
     def empty_block(self, head: int, shape: tuple[int, ...]) -> NDArray[Any]:
         """An array for a block, which `Assembly` fills."""
+        if head == len(self.job.heads):  # the voxels that are left out
+            flags = self.pool.take((1, *shape), np.dtype(np.bool_))
+            flags.fill(False)
+            return flags
         plan = self.job.heads[head]
         array = self.pool.take((plan.channels, *shape), plan.kept)
         if plan.blended:
@@ -49,6 +54,9 @@ class Writing:
 
     def _write(self, block: Block) -> None:
         checks = [self._write_to(output, block) for output in range(len(self.job.outputs))]
+        if self.job.sample is not None:
+            self.watch.count_filled(int(np.count_nonzero(block.arrays[-1])))
+            self.pool.give(block.arrays[-1])
         journal = self.run.journal
         where = f"block {block.index} {block.box}, noting it in {journal.named(LOG_FILE)}"
         note = self.watch.probe.span("note", block.index)
@@ -65,6 +73,8 @@ class Writing:
                 sums, array = array, self.pool.take(array.shape, output.sink.dtype)
                 self.watch.count_clipped(number, cast(sums, array), array.size)
                 self.pool.give(sums)
+        if self.job.sample is not None:
+            array[:, block.arrays[-1][0]] = output.sink.fill
         with self.watch.stage("checksum", where):
             check = digest_of([array])
 

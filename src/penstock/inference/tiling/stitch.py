@@ -109,11 +109,11 @@ class Assembly:
     """A function of a volume and an index that is false for a block that is written already."""
     open: dict[tuple[int, tuple[int, ...]], Block] = field(default_factory=dict)
 
-    def add(self, brick: Brick, heads: Sequence[NDArray[Any]]) -> Iterator[Block]:
+    def add(self, brick: Brick, heads: Sequence[NDArray[Any] | None]) -> Iterator[Block]:
         """Merge the heads of a brick, and yield each block that is complete by then.
 
         A head has the shape (channels, z, y, x) of the brick's support if it is blended, else of
-        its core.
+        its core. None adds nothing.
         """
         geometry = self.geometry
         support = brick.support & geometry.reach(brick)
@@ -123,9 +123,11 @@ class Assembly:
             block = self._block(brick.volume, index)
             for number, blended in enumerate(self.blended):
                 share = share_of(geometry, brick, block.box, blended=blended)
-                if share.size:  # else the brick's patches own no voxel of the block
+                head = heads[number]
+                # The patches of a brick may own no voxel of a block that they contribute to.
+                if head is not None and share.size:
                     held = brick.support if blended else brick.core
-                    values = heads[number][(slice(None), *share.within(held))]
+                    values = head[(slice(None), *share.within(held))]
                     merge(block, number, share, values, blended=blended)
             block.missing -= (support & block.box).size
             if block.missing == 0:

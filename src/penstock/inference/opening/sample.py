@@ -1,0 +1,246 @@
+"""Where there is sample: inside a box, where a mask is not 0, and where values reach a limit.
+
+A patch is computed if one of the voxels that it contributes to is sample. The patch grid is fixed,
+so what is left out depends neither on blocks nor on parts. The output has its fill value wherever a
+patch that contributes was left out, and outside the box and the mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...base import InferConfig, UsageError
+from ...data import Box, Source, open_source
+from .selection import Volume, open_input
+
+_CACHE_BYTES = 32 * 2**20
+"""Decoded bytes of a mask that are kept, as the bricks around a chunk share it."""
+_METERS = {
+    "picometer": 1e-12, "angstrom": 1e-10, "nanometer": 1e-9, "micrometer": 1e-6,
+    "millimeter": 1e-3, "centimeter": 1e-2, "meter": 1.0, "kilometer": 1e3,
+}  # fmt: skip
+
+
+class Nearest:
+    """For each voxel of one array, the voxel of another that lies nearest to it in the world."""
+
+    def __init__(self, of: Source, to: Source, flag: str) -> None:
+        """``of`` is the array whose voxels are given, ``to`` the one that ``flag`` names.
+
+        Raises `UsageError` if it is not known where one lies over the other, or if they are apart.
+        """
+        self.domain = to.domain[2:]
+        self._maps = [(0.0, 1.0)] * 3
+        same = of.domain[2:] == self.domain
+        if of.scale is not None and to.scale is not None:
+            self._maps = [_map(of, to, axis, flag) for axis in (2, 3, 4)]
+        elif not same:
+            lacks = to.name if to.scale is None else of.name
+            raise UsageError(
+                f"{flag} {to.name} has {self.domain.shape} voxels along z y x and the input "
+                f"{of.domain.shape[2:]}, and {lacks} says no size of a voxel: it is not known "
+                "where one lies over the other"
+            )
+        for axis, name in enumerate("zyx"):
+            low, high = of.domain.start[axis + 2], of.domain.stop[axis + 2]
+            first, last = self.along(axis, low, low + 1)[0], self.along(axis, high - 1, high)[0]
+            if max(first, last) < self.domain.start[axis] or first >= self.domain.stop[axis]:
+                raise UsageError(f"{flag} {to.name} does not overlap the input: along {name} apart")
+
+    def along(self, axis: int, start: int, stop: int) -> NDArray[np.int64]:
+        """The voxels that are nearest to those from start to stop along z, y or x (0, 1 or 2)."""
+        first, step = self._maps[axis]
+        return np.floor(first + step * np.arange(start, stop) + 0.5).astype(np.int64)
+
+    def overlay(self, box: Box, read: Callable[[Box], NDArray[np.bool_]]) -> NDArray[np.bool_]:
+        """What is true of the nearest voxels, for each voxel of a box; false beyond the array.
+
+        ``read`` says what is true of a box of the other array.
+        """
+        inside = np.zeros(box.shape, np.bool_)
+        nearest, where = [], []
+        for axis, (start, stop) in enumerate(zip(box.start, box.stop, strict=True)):
+            places = self.along(axis, start, stop)
+            valid = (places >= self.domain.start[axis]) & (places < self.domain.stop[axis])
+            if not valid.any():
+                return inside
+            nearest.append(places[valid])
+            where.append(np.flatnonzero(valid))
+        hull = Box(
+            tuple(int(places[0]) for places in nearest),
+            tuple(int(places[-1]) + 1 for places in nearest),
+        )
+        of_hull = [places - start for places, start in zip(nearest, hull.start, strict=True)]
+        inside[np.ix_(*where)] = read(hull)[np.ix_(*of_hull)]
+        return inside
+
+
+def _map(of: Source, to: Source, axis: int, flag: str) -> tuple[float, float]:
+    """Where voxel 0 of one array lies in another along an axis, and the distance of the next."""
+    assert of.scale is not None and to.scale is not None
+    unit = 1.0
+    ours, theirs = of.units[axis], to.units[axis]
+    if ours and theirs and ours != theirs:
+        if not {ours, theirs} <= _METERS.keys():
+            raise UsageError(f"{flag} {to.name} is measured in {theirs} and the input in {ours}")
+        unit = _METERS[ours] / _METERS[theirs]
+    first = (of.translation[axis] * unit - to.translation[axis]) / to.scale[axis]
+    return first, of.scale[axis] * unit / to.scale[axis]
+
+
+class Sample:
+    """Where an input, at its own or another level, holds what is to be computed."""
+
+    def __init__(self, config: InferConfig, source: Source) -> None:
+        """Raises `UsageError` for a box or mask that is not of the input ``source``."""
+        self.source, self.skip_below = source, config.skip_below
+        self.cuts = config.mask_output == "yes"
+        """Whether the output has its fill value outside box and mask, also in patches that are
+        computed."""
+        self.box = None if config.box is None else _box(config.box, source)
+        self.mask = self.coarse = None
+        if config.mask is not None:
+            mask = open_source(config.mask, name="--mask")
+            if mask.domain.shape[1] > 1 or mask.domain.shape[0] not in (1, source.domain.shape[0]):
+                raise UsageError(
+                    f"--mask {mask.name} has {mask.domain.shape[0]} time points and "
+                    f"{mask.domain.shape[1]} channels; it must have one channel, and one time "
+                    "point or those of the input"
+                )
+            self.mask = mask.with_cache(_CACHE_BYTES)
+            self.of_mask = Nearest(source, mask, "--mask")
+        if config.skip_level is not None:
+            self.coarse = open_input(config, config.skip_level).with_cache(_CACHE_BYTES)
+            self.of_coarse = Nearest(source, self.coarse, "--skip-level: the level")
+        self.overlays = [each for each in (self.mask, self.coarse) if each is not None]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What decides which voxels are sample, for the identity of a run."""
+        return {
+            "box": self.box and [self.box.start, self.box.stop],
+            "overlays": [each.fingerprint for each in self.overlays],
+            "skip_below": self.skip_below,
+            "cuts": self.cuts,
+        }
+
+    @property
+    def cache_bytes(self) -> int:
+        """Most bytes that mask and coarse level take, with a chunk that is decoded."""
+        chunks = (int(np.prod(each.chunks)) * each.dtype.itemsize for each in self.overlays)
+        return sum(each.cache_bytes for each in self.overlays) + sum(chunks)
+
+    def line(self) -> str:
+        """What is computed, in words."""
+        where = [f"inside {_in_words(self.box)}"] if self.box else []
+        where += [f"inside {self.mask.name}"] if self.mask else []
+        if self.skip_below is not None:
+            how = "" if self.coarse is None else f", an estimate by {self.coarse.name}"
+            where.append(f"in patches that reach {self.skip_below:g}{how}")
+        return f"only {' and '.join(where)}; the counts here are those of the whole volume"
+
+    def inside(self, volume: Volume, box: Box, of: Source | None = None) -> NDArray[np.bool_]:
+        """The voxels of a box, z y x, that lie in the box and in the mask of the user.
+
+        Args:
+            volume: The time point and the channels.
+            box: Voxels of ``of``.
+            of: The input at the level that the box is of; the level of the job by default.
+
+        Returns:
+            True for each voxel inside, in the shape of the box.
+        """
+        other = of is not None and of is not self.source
+        inside = np.ones(box.shape, np.bool_)
+        if (limits := self.box) is not None:
+            level = Nearest(of, self.source, "--norm-level") if other and of else None
+            axes = []
+            for axis, (start, stop) in enumerate(zip(box.start, box.stop, strict=True)):
+                places = np.arange(start, stop) if level is None else level.along(axis, start, stop)
+                axes.append((places >= limits.start[axis]) & (places < limits.stop[axis]))
+            inside[...] = axes[0][:, None, None] & axes[1][:, None] & axes[2]
+        if (mask := self.mask) is not None:
+            nearest = Nearest(of, mask, "--mask") if other and of else self.of_mask
+            time = volume.t if mask.domain.shape[0] > 1 else mask.domain.start[0]
+            of_mask = Volume(time, (mask.domain.start[1],))
+            inside &= nearest.overlay(box, lambda hull: _hits(mask, of_mask, hull, _is_set))
+        return inside
+
+    def reaches(
+        self, volume: Volume, box: Box, inside: NDArray[np.bool_], array: NDArray[Any]
+    ) -> NDArray[np.bool_]:
+        """The voxels of a box that are sample.
+
+        Args:
+            volume: The time point and the channels.
+            box: A box, z y x.
+            inside: What `inside` says of it.
+            array: Its values, shape (channels, z, y, x).
+
+        Returns:
+            True for each voxel inside that reaches the limit in any channel. NaN does not.
+        """
+        if (limit := self.skip_below) is None:
+            return inside
+        if (coarse := self.coarse) is None:
+            return inside & (array >= limit).any(axis=0)
+        return inside & self.of_coarse.overlay(
+            box, lambda hull: _hits(coarse, volume, hull, lambda values: values >= limit)
+        )
+
+
+def _hits(
+    source: Source, volume: Volume, box: Box, test: Callable[[NDArray[Any]], NDArray[np.bool_]]
+) -> NDArray[np.bool_]:
+    """Whether any channel of each voxel of a box passes a test."""
+    values = np.empty((len(volume.channels), *box.shape), source.dtype)
+    volume.read(source, box, values)
+    return np.asarray(test(values).any(axis=0))
+
+
+def _is_set(values: NDArray[Any]) -> NDArray[np.bool_]:
+    return (values != 0) & np.isfinite(values)  # NaN is not known to be sample
+
+
+def _box(said: Sequence[str], source: Source) -> Box:
+    """The box of ranges such as ``0:64``, one for each of z y x, or of y x.
+
+    Raises `UsageError` unless it is a part of the source.
+    """
+    domain, ranges = source.domain[2:], [part for text in said for part in str(text).split(",")]
+    if len(ranges) == 2 and domain.shape[0] == 1:
+        ranges = [":", *ranges]
+    words = f"--box {' '.join(map(str, said))}"
+    if len(ranges) != 3:
+        raise UsageError(f"{words} has {len(ranges)} ranges; give one for each of z y x, as 0:64")
+    bounds = []
+    for name, text, low, high in zip("zyx", ranges, domain.start, domain.stop, strict=True):
+        first, colon, last = text.partition(":")
+        try:
+            start, stop = (int(n) if n.strip() else end for n, end in ((first, low), (last, high)))
+        except ValueError:
+            colon = ""
+        if not colon:
+            raise UsageError(f"{words}: {text!r} is not a range such as 0:64 or :")
+        if not low <= start < stop <= high:
+            raise UsageError(f"{words}: {name} of the input goes from {low} to {high}, not {text}")
+        bounds.append((start, stop))
+    return Box(tuple(a for a, _ in bounds), tuple(b for _, b in bounds))
+
+
+def _in_words(box: Box) -> str:
+    return " x ".join(f"{a}:{b}" for a, b in zip(box.start, box.stop, strict=True))
+
+
+def open_sample(config: InferConfig, source: Source) -> Sample | None:
+    """Where there is sample, or None if all is to be computed.
+
+    Raises `UsageError` for a box or a mask that is not of the input.
+    """
+    if config.box is None and config.mask is None and config.skip_below is None:
+        return None
+    return Sample(config, source)

@@ -1,0 +1,243 @@
+"""Only where there is sample: what is left out, against brute force over the patch grid."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+import penstock
+from penstock.cli import main
+from penstock.inference.planning import cuts
+
+from .kit import Array, conv, values
+
+SHAPE = (21, 34, 40)
+PATCH, OVERLAP = 8, 3
+RNG = np.random.default_rng(0)
+ZYX = np.indices(SHAPE)
+BALL = ((ZYX - np.array([8, 12, 15])[:, None, None, None]) ** 2).sum(0) < 60
+VOLUME = np.where(BALL, RNG.normal(900, 100, SHAPE), RNG.normal(100, 10, SHAPE)).astype("float32")
+KNOBS: dict[str, Any] = {
+    "patch": PATCH, "overlap": OVERLAP, "devices": "cpu", "threads": 1, "head_kind": "intensity",
+    "normalize": "fixed", "norm_lower": 0, "norm_upper": 1000,
+}  # fmt: skip
+
+
+def run(source: Any, **knobs: Any) -> tuple[Array, Any]:
+    out = np.full(SHAPE, 77, "float32")
+    return out, penstock.run_inference(source, out, **{"model": conv()} | KNOBS | knobs)
+
+
+def cut_out(
+    full: Array, inside: Array, reaches: Array, seam: str = "trim", cuts: bool = True
+) -> tuple[Array, int]:
+    """What is left of a whole output, and how many patches that takes."""
+    absent, computed = ~inside if cuts else np.zeros(SHAPE, bool), 0
+    stride = PATCH - OVERLAP
+    for corner in itertools.product(*(range(0, n, stride) for n in SHAPE)):
+        place = tuple(slice(a, a + stride) for a in corner)
+        if seam == "blend":
+            place = tuple(slice(max(0, a - 1), a - 1 + PATCH) for a in corner)
+        if (inside & reaches)[place].any():
+            computed += 1
+        else:
+            absent[place] = True
+    return np.where(absent, np.float32(0), full), computed
+
+
+@pytest.mark.parametrize("seam", ["trim", "blend"])
+@pytest.mark.parametrize(
+    ("knobs", "inside", "reaches"),
+    [
+        ({"mask": BALL.astype("uint8")}, BALL, True),
+        ({"mask": np.where(BALL, 2.5, np.nan), "mask_output": "no", "batch": 5}, BALL, True),
+        ({"skip_below": 500}, True, VOLUME >= 500),
+        ({"box": ("3:9", ":", "10:11")}, (ZYX[0] >= 3) & (ZYX[0] < 9) & (ZYX[2] == 10), True),
+        ({"mask": BALL, "skip_below": 1100, "box": "0:21,0:13,:", "block": 10},
+         BALL & (ZYX[1] < 13), VOLUME >= 1100),
+    ],
+)  # fmt: skip
+def test_what_is_no_sample_has_the_fill_value(
+    seam: str, knobs: dict[str, Any], inside: Any, reaches: Any
+) -> None:
+    full, _ = run(VOLUME, seam_mode=seam)
+    inside, reaches = (np.broadcast_to(each, SHAPE) for each in (inside, reaches))
+    whole = knobs.get("mask_output") == "no"
+    right, computed = cut_out(full, inside, reaches, seam, not whole)
+    made, summary = run(VOLUME, seam_mode=seam, **knobs)
+    np.testing.assert_array_equal(made, right)
+    assert 0 < (made != 0).mean() < 0.3
+    assert summary.left_out.computed == computed
+    assert summary.left_out.voxels == np.count_nonzero(made == 0)
+    line = next(line for line in summary.lines() if line.startswith("Sample: "))
+    assert f"Sample: {computed} of 280 patches computed, " in line and "saved" in line
+
+
+@pytest.mark.parametrize("seam", ["trim", "blend"])
+def test_a_batch_of_rare_patches_is_not_waited_for(
+    seam: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bricks of eight patches of which one is computed: a batch of 64 has room for few of them."""
+    monkeypatch.setattr(cuts, "BRICK_VOXELS", 14**3)
+    rare = np.zeros(SHAPE, bool)
+    rare[2::12, 2::12, 2::12] = True
+    how = {"seam_mode": seam, "max_inflight_batches": 1, "batch": 64}
+    full, _ = run(VOLUME, seam_mode=seam)
+    made, _ = run(VOLUME, mask=rare, **how)
+    np.testing.assert_array_equal(made, cut_out(full, rare, np.True_, seam)[0])
+
+
+def test_nan_is_no_sample_and_percentiles_are_those_inside_the_mask() -> None:
+    spoilt = VOLUME.copy()
+    spoilt[~BALL] = np.nan
+    asked = {"normalize": "global", "norm_lower": 1.0, "norm_upper": 99.0}
+    made, summary = run(spoilt, mask=BALL, **asked)
+    low, high = np.percentile(VOLUME[BALL], (1, 99))
+    full, _ = run(np.where(BALL, VOLUME, np.float32(low)), norm_lower=low, norm_upper=high)
+    np.testing.assert_allclose(made, np.where(BALL, full, 0), rtol=1e-4)
+    assert "percentiles 1 and 99 of what lies inside --mask" in summary.values
+    assert run(spoilt, skip_below=-1e9)[1].left_out.computed < 280
+
+
+def image(path: Path, data: Array, scale: float, at: float = 0.0, unit: str = "micrometer") -> str:
+    """An OME-Zarr image of cubic voxels."""
+    group = zarr.open_group(path, mode="w", zarr_format=2)
+    group.create_array("0", data=data, chunks=(8, 16, 16))
+    group.attrs["multiscales"] = [{
+        "version": "0.4",
+        "axes": [{"name": name, "type": "space", "unit": unit} for name in "zyx"],
+        "datasets": [{"path": "0", "coordinateTransformations": [
+            {"type": "scale", "scale": [scale] * 3},
+            {"type": "translation", "translation": [at] * 3}]}],
+    }]  # fmt: skip
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("factor", "of_mask"),
+    [
+        (4, (2.0, 0.75, "micrometer")),
+        (1, (500.0, 0.0, "nanometer")),
+        (2, (1.0, 2.25, "micrometer")),
+    ],
+)
+def test_a_mask_lies_over_the_input_in_world_coordinates(
+    factor: int, of_mask: tuple[float, float, str], tmp_path: Path
+) -> None:
+    """Of voxels four times as large whose centres are right, in another unit, and two voxels on."""
+    source = image(tmp_path / "in.zarr", VOLUME, 0.5)
+    coarse = RNG.random(tuple(-(-n // factor) for n in SHAPE)) < 0.05
+    scale, at, unit = of_mask
+    mask = image(tmp_path / "mask.zarr", coarse, scale, at, unit)
+    to_micrometers = 1e-3 if unit == "nanometer" else 1.0
+    inside = np.zeros(SHAPE, bool)
+    for voxel in np.ndindex(SHAPE):
+        place = [(0.5 * i - at * to_micrometers) / (scale * to_micrometers) for i in voxel]
+        nearest = tuple(int(np.floor(p + 0.5)) for p in place)
+        if all(0 <= i < n for i, n in zip(nearest, coarse.shape, strict=True)):
+            inside[voxel] = coarse[nearest]
+    full, _ = run(VOLUME)
+    np.testing.assert_array_equal(run(source, mask=mask)[0], cut_out(full, inside, np.True_)[0])
+
+
+def test_a_coarse_level_decides_without_the_input(tmp_path: Path) -> None:
+    source = image(tmp_path / "in.zarr", VOLUME, 0.5)
+    assert main(["pyramid", source, "--levels", "2"]) == 0
+    level = values({"driver": "zarr", "kvstore": f"file://{source}/1"})[0, 0]
+    inside = np.kron(level >= 500, np.ones((2, 2, 2), bool))[tuple(map(slice, SHAPE))]
+    full, _ = run(VOLUME)
+    made, _ = run(source, skip_below=500, skip_level=1)
+    np.testing.assert_array_equal(made, cut_out(full, np.ones(SHAPE, bool), inside)[0])
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with an input and a mask that leaves most of its blocks empty."""
+    monkeypatch.chdir(tmp_path)
+    image(Path("in.zarr"), (VOLUME * 10).astype("uint16"), 0.5)
+    image(Path("mask.zarr"), BALL.astype("uint8"), 0.5)
+
+
+def infer(out: str, *more: str) -> int:
+    words = ["infer", "in.zarr", out, "--model", "identity", "--patch", "8", "--overlap", "3"]
+    return main([*words, "--block", "8", "--chunks", "8", "--devices", "cpu", *more])
+
+
+BLOCKS = np.pad(BALL, [(0, 3), (0, 6), (0, 0)]).reshape(3, 8, 5, 8, 5, 8).any((1, 3, 5))
+
+
+def test_what_is_absent_is_told_from_what_is_lost(
+    here: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert infer("out.zarr", "--mask", "mask.zarr") == 0
+    files = [path for path in Path("out.zarr/0").rglob("*") if path.is_file()]
+    chunks = [path for path in files if path.name.isdigit()]
+    assert len(chunks) == BLOCKS.sum() < BLOCKS.size / 2
+    assert main(["verify", "out.zarr", "--recompute", "1"]) == 0
+    assert main(["status", "out.zarr"]) == 0
+    assert "75 of 75 blocks are written" in capsys.readouterr().out
+    before = chunks[0].read_bytes()
+    chunks[0].unlink()
+    assert main(["verify", "out.zarr"]) == 3
+    capsys.readouterr()
+    assert main(["repair", "out.zarr"]) == 0
+    assert chunks[0].read_bytes() == before
+    right = np.where(BALL, (VOLUME * 10).astype("uint16"), 0)
+    np.testing.assert_array_equal(values("out.zarr")[0, 0], right)
+
+
+def test_elements_leave_out_the_same_and_agree_on_the_mask(
+    here: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--mask", "mask.zarr", "--box", "0:21", "0:16", ":")
+    assert infer("one.zarr", *words) == 0
+    assert infer("two.zarr", *words, "--prepare", "--workers", "3") == 0
+    for step in ("--statistics", "--part"):
+        for share in ("2/3", "1/3", "3/3"):
+            capsys.readouterr()
+            assert infer("two.zarr", "--mask", "mask.zarr", step, share) == 2  # without the box
+            assert "sample" in capsys.readouterr().err
+            assert infer("two.zarr", *words, step, share) == 0
+    assert infer("two.zarr", *words, "--finish") == 0
+    assert "Sample: 52 of 350 patches" in capsys.readouterr().out
+    np.testing.assert_array_equal(values("two.zarr"), values("one.zarr"))
+
+
+@pytest.mark.slow
+def test_workers_of_a_cluster_leave_out_the_same(here: None) -> None:
+    assert infer("one.zarr", "--mask", "mask.zarr", "--seam-mode", "blend") == 0
+    words = ("--mask", "mask.zarr", "--seam-mode", "blend", "--cluster", "local:2")
+    assert infer("two.zarr", *words) == 0
+    np.testing.assert_array_equal(values("two.zarr"), values("one.zarr"))
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--mask", "far.zarr"], "--mask far.zarr does not overlap the input: along z apart"),
+        (["--mask", "other.npy"], "other.npy says no size of a voxel: it is not known where"),
+        (["--mask", "two.npy"], "1 time points and 2 channels; it must have one channel"),
+        (["--mask", "no.zarr"], "--mask no.zarr"),
+        (["--box", "0:5", "0:5"], "--box 0:5 0:5 has 2 ranges; give one for each of z y x"),
+        (["--box", "0:5", "0:99", ":"], "--box 0:5 0:99 :: y of the input goes from 0 to 34, not"),
+        (["--box", "0:5", "a:9", ":"], "'a:9' is not a range such as 0:64"),
+        (["--skip-level", "1"], "--skip-level decides on --skip-below"),
+        (["--mask-output", "no"], "--mask-output no keeps what lies outside --mask or --box"),
+        (["--skip-below", "5", "--skip-level", "7"], "level"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    words: list[str], sentence: str, here: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image(Path("far.zarr"), BALL.astype("uint8"), 0.5, 100.0)
+    np.save("other.npy", BALL[1:])
+    np.save("two.npy", np.stack([BALL, BALL]))
+    assert infer("out.zarr", *words) == 2
+    error = capsys.readouterr().err
+    assert sentence in error and error.count("\n") == 1, error
+    assert not Path("out.zarr").exists()
