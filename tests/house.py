@@ -23,7 +23,8 @@ HEAVY_ROOMS = frozenset(
     models/detector.py models/devices.py models/emulator.py
     models/footprint.py models/load.py models/prithvi.py
     models/prithvi_encoder.py models/checkpointing.py models/shapes.py
-    models/torchvision_ops.py models/trained_outputs.py models/unet3d.py models/weights.py
+    models/reductions.py models/torchvision_ops.py models/trained_outputs.py
+    models/unet3d.py models/weights.py
     loading/engines/tensorstore_engine.py
     loading/torch_dataset.py
     inference/opening/head_kinds.py

@@ -17,6 +17,10 @@ from .load import Head as Head
 from .load import Model as Model
 from .load import float32_default as float32_default
 from .load import load_model as load_model
+from .reductions import Reduction as Reduction
+from .reductions import of_views as of_views
+from .reductions import reduced as reduced
+from .reductions import to_reduce as to_reduce
 from .registry import REGISTRY as REGISTRY
 from .registry import check_model_name as check_model_name
 from .registry import model_files as model_files

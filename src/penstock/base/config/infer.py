@@ -140,13 +140,128 @@ class Sampled(Unattended):
         return self
 
 
-class InferConfig(Sampled, Labels):
+class Valued(Sampled):
+    """The knobs of values: how they are scaled for the network, and what its heads become."""
+
+    groups: ClassVar = {
+        "values": "halo norm_level eps clip_norm head_kind denormalize reduce tta out_dtype",
+    }
+
+    normalize: Annotated[
+        Literal["percentile", "global", "fixed", "none"] | None, BeforeValidator(_off)
+    ] = flag(
+        None,
+        help="global: percentiles of the whole volume; percentile: those of each block, which "
+        "change with --block; fixed: two intensities (default: what the training of --weights "
+        "recorded, else global; percentile where --halo is given)",
+    )
+    norm_lower: float = flag(0.5, help="lower percentile, or intensity")
+    norm_upper: float = flag(99.9, help="upper percentile, or intensity")
+    halo: PerAxis | None = flag(
+        None,
+        help="voxels around a block that count in its own percentiles, at most overlap // 2 "
+        "(default: --trim-voxels)",
+        unit="voxels",
+    )
+    norm_level: Natural | None = flag(
+        None, help="take global percentiles from this level of an OME-Zarr pyramid"
+    )
+    eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = flag(
+        None,
+        help="least range to divide values by (default: where the two percentiles are equal, "
+        "the range of the data)",
+    )
+    clip_norm: tuple[float, float] | tuple[()] | None = flag(
+        None, help="clip normalised values to LO HI; without numbers to 0 1 (default: no clipping)"
+    )
+    head_kind: (
+        Annotated[tuple[HeadKind | str, ...], BeforeValidator(_head_kinds), Field(min_length=1)]
+        | None
+    ) = flag(
+        None,
+        help="kind of the model's heads: one for all, one for each, or NAME=KIND. intensity: "
+        "denormalised, blended, in the input's dtype; scores (probabilities, logits): blended, "
+        "never denormalised, float32; labels (classes, masks, objects): neither denormalised nor "
+        "blended, in the model's integers (default: integers are labels, floats intensity; floats "
+        "that look like probabilities are refused until their kind is given)",
+    )
+    denormalize: bool = flag(
+        True,
+        help="undo the normalisation of heads that are intensity",
+        alias="--no-output-denormalize",
+        const=False,
+    )
+    reduce: str | None = flag(
+        None,
+        help="write less than all scores, once patches are joined: argmax (the channel of the "
+        "highest score), threshold:X (1 above X), or top:K (two outputs: the K best channels and "
+        "their scores)",
+    )
+    tta: Literal["flips", "rotations"] | None = flag(
+        None,
+        help="write the mean over mirrored inputs (4 in 2-D, 8 in 3-D), or over 4 turns in the "
+        "plane of y and x",
+    )
+    out_dtype: Names | None = flag(
+        None,
+        help="dtype of a new output, or of each (default: the input's for intensity, float32 for "
+        "scores, the model's integers for labels)",
+    )
+    missing: Literal["fill", "error"] = flag(
+        "fill",
+        help="what an absent chunk of the input is: its fill value, counted in the summary, or an "
+        "error",
+    )
+    raw: bool = flag(
+        False,
+        help="read a Zarr array's numbers as they are stored, whatever its scale_factor, "
+        "add_offset, _FillValue and valid_range say",
+    )
+
+    @property
+    def asked_normalization(self) -> Literal["percentile", "global", "fixed", "none"] | None:
+        """The normalisation that the settings ask for; None if the network may choose.
+
+        A halo alone asks for percentiles of each block: nothing else uses it, and the seed knew no
+        other normalisation.
+        """
+        return self.normalize or (None if self.halo is None else "percentile")
+
+    @model_validator(mode="after")
+    def _of_scores(self) -> Valued:
+        if self.reduce is not None and self.head_kind is not None:
+            raise ValueError("--reduce takes scores and decides what becomes of them, so leave out "
+                             "--head-kind")  # fmt: skip
+        return self
+
+    @model_validator(mode="after")
+    def _ranges(self) -> Valued:
+        lower, upper = self.norm_lower, self.norm_upper
+        if not lower < upper:
+            raise ValueError(f"--norm-lower {lower} must be less than --norm-upper {upper}")
+        if self.asked_normalization in (None, "global") and not 0 <= lower < 50 < upper <= 100:
+            raise ValueError(
+                f"--normalize global --norm-lower {lower:g} --norm-upper {upper:g}: here global, "
+                "the default, takes two percentiles of the whole volume, one below 50 and one "
+                "above; aind_torch_utils means two intensities that values are clipped to: "
+                f"--normalize fixed --norm-lower {lower:g} --norm-upper {upper:g} --clip-norm 0 1"
+            )
+        if self.asked_normalization == "percentile" and not 0 <= lower < upper <= 100:
+            raise ValueError(
+                f"--norm-lower {lower} and --norm-upper {upper} must be percentiles from 0 to 100"
+            )
+        if self.clip_norm and not self.clip_norm[0] < self.clip_norm[1]:
+            low, high = self.clip_norm
+            raise ValueError(f"--clip-norm {low} must be less than {high}")
+        return self
+
+
+class InferConfig(Valued, Labels):
     """The knobs of ``penstock infer`` and `penstock.run_inference`."""
 
     groups: ClassVar = {
         "input and model": "trust_model in_channels level series axes t c missing raw",
-        "patches and seams": "block seam_mode trim_voxels halo min_blend_weight",
-        "values": "norm_level eps clip_norm head_kind denormalize out_dtype",
+        "patches and seams": "block seam_mode trim_voxels min_blend_weight",
         "arithmetic": "amp tf32 compile compile_dynamic threads",
         "queues": "prep_workers writer_workers max_inflight_batches",
         "a new output": "chunks shards levels",
@@ -199,69 +314,8 @@ class InferConfig(Sampled, Labels):
         "overlap, which cuts overlap // 2; more than that is refused (default: overlap // 2)",
         unit="voxels",
     )
-    halo: PerAxis | None = flag(
-        None,
-        help="voxels around a block that count in its own percentiles, at most overlap // 2 "
-        "(default: --trim-voxels)",
-        unit="voxels",
-    )
     min_blend_weight: Annotated[float, Field(gt=0, le=1)] = flag(
         0.05, help="least weight of a voxel, before weights are scaled to add up to one"
-    )
-
-    # values
-    normalize: Annotated[
-        Literal["percentile", "global", "fixed", "none"] | None, BeforeValidator(_off)
-    ] = flag(
-        None,
-        help="global: percentiles of the whole volume; percentile: those of each block, which "
-        "change with --block; fixed: two intensities (default: what the training of --weights "
-        "recorded, else global; percentile where --halo is given)",
-    )
-    norm_lower: float = flag(0.5, help="lower percentile, or intensity")
-    norm_upper: float = flag(99.9, help="upper percentile, or intensity")
-    norm_level: Natural | None = flag(
-        None, help="take global percentiles from this level of an OME-Zarr pyramid"
-    )
-    eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = flag(
-        None,
-        help="least range to divide values by (default: where the two percentiles are equal, "
-        "the range of the data)",
-    )
-    clip_norm: tuple[float, float] | tuple[()] | None = flag(
-        None, help="clip normalised values to LO HI; without numbers to 0 1 (default: no clipping)"
-    )
-    head_kind: (
-        Annotated[tuple[HeadKind | str, ...], BeforeValidator(_head_kinds), Field(min_length=1)]
-        | None
-    ) = flag(
-        None,
-        help="kind of the model's heads: one for all, one for each, or NAME=KIND. intensity: "
-        "denormalised, blended, in the input's dtype; scores (probabilities, logits): blended, "
-        "never denormalised, float32; labels (classes, masks, objects): neither denormalised nor "
-        "blended, in the model's integers (default: integers are labels, floats intensity; floats "
-        "that look like probabilities are refused until their kind is given)",
-    )
-    denormalize: bool = flag(
-        True,
-        help="undo the normalisation of heads that are intensity",
-        alias="--no-output-denormalize",
-        const=False,
-    )
-    out_dtype: Names | None = flag(
-        None,
-        help="dtype of a new output, or of each (default: the input's for intensity, float32 for "
-        "scores, the model's integers for labels)",
-    )
-    missing: Literal["fill", "error"] = flag(
-        "fill",
-        help="what an absent chunk of the input is: its fill value, counted in the summary, or an "
-        "error",
-    )
-    raw: bool = flag(
-        False,
-        help="read a Zarr array's numbers as they are stored, whatever its scale_factor, "
-        "add_offset, _FillValue and valid_range say",
     )
 
     # devices
@@ -308,33 +362,3 @@ class InferConfig(Sampled, Labels):
     def resumes(self) -> bool:
         """Whether the run goes on with an earlier one."""
         return self.resume or self.joins
-
-    @property
-    def asked_normalization(self) -> Literal["percentile", "global", "fixed", "none"] | None:
-        """The normalisation that the settings ask for; None if the network may choose.
-
-        A halo alone asks for percentiles of each block: nothing else uses it, and the seed knew no
-        other normalisation.
-        """
-        return self.normalize or (None if self.halo is None else "percentile")
-
-    @model_validator(mode="after")
-    def _ranges(self) -> InferConfig:
-        lower, upper = self.norm_lower, self.norm_upper
-        if not lower < upper:
-            raise ValueError(f"--norm-lower {lower} must be less than --norm-upper {upper}")
-        if self.asked_normalization in (None, "global") and not 0 <= lower < 50 < upper <= 100:
-            raise ValueError(
-                f"--normalize global --norm-lower {lower:g} --norm-upper {upper:g}: here global, "
-                "the default, takes two percentiles of the whole volume, one below 50 and one "
-                "above; aind_torch_utils means two intensities that values are clipped to: "
-                f"--normalize fixed --norm-lower {lower:g} --norm-upper {upper:g} --clip-norm 0 1"
-            )
-        if self.asked_normalization == "percentile" and not 0 <= lower < upper <= 100:
-            raise ValueError(
-                f"--norm-lower {lower} and --norm-upper {upper} must be percentiles from 0 to 100"
-            )
-        if self.clip_norm and not self.clip_norm[0] < self.clip_norm[1]:
-            low, high = self.clip_norm
-            raise ValueError(f"--clip-norm {low} must be less than {high}")
-        return self

@@ -22,7 +22,7 @@ import numpy as np
 from ...base import HeadKind, InferConfig, UsageError, plural
 
 if TYPE_CHECKING:
-    from ...models import Head, TrainedHead
+    from ...models import Head, Reduction, TrainedHead
 
 Origin = Literal["said", "known", "assumed"]
 
@@ -48,6 +48,8 @@ class HeadPart:
     """Dtype of the head, by torch's name."""
     channel: int | None = None
     """Channel of the only head, if each channel has its own output; else None."""
+    reduction: Reduction | None = None
+    """The way in which its blended scores are reduced; None if they are not."""
     trained: TrainedHead | None = None
     """The record of its training; None if there is none, or if the user says another kind."""
 
@@ -55,6 +57,13 @@ class HeadPart:
     def head(self) -> str:
         """The name of its head."""
         return self.name if self.channel is None else self.name.rpartition(".")[0]
+
+    @property
+    def written(self) -> int:
+        """Number of channels that its output gets."""
+        if self.reduction is None:
+            return self.channels
+        return next(iter(self.reduction.heads(self.name, self.channels).values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +81,10 @@ class HeadPlan:
     the dtypes need it."""
     blended: bool
     denormalized: bool
+    reduction: Reduction | None = None
+    """The way in which blended scores are reduced before they are written; None if they are not."""
+    written: int = 0
+    """Number of channels that the output gets."""
 
     @property
     def kept(self) -> np.dtype[Any]:
@@ -83,23 +96,29 @@ class HeadPlan:
         assumed = ", assumed (--head-kind sets another)" if self.origin == "assumed" else ""
         back = "denormalised" if self.denormalized else "not denormalised"
         seam = "blended" if self.blended else "trimmed"
-        return f"{self.name}: {self.kind}{assumed}; {back}, {seam}, {self.dtype}"
+        how = f", then {self.reduction}" if self.reduction else ""
+        return f"{self.name}: {self.kind}{assumed}; {back}, {seam}{how}, {self.dtype}"
 
 
 def split(
-    heads: Sequence[Head], num_outputs: int, model: str, trained: Mapping[str, TrainedHead]
+    heads: Sequence[Head],
+    num_outputs: int,
+    model: str,
+    trained: Mapping[str, TrainedHead],
+    reduction: Reduction | None = None,
 ) -> list[HeadPart]:
     """The part of the model that each output takes: a head, or a channel of the only head.
 
-    ``trained`` is what is to be obeyed of the training of each head.
+    ``trained`` is what is to be obeyed of the training of each head, ``reduction`` what becomes of
+    scores once they are blended.
 
     Raises `UsageError` if the number of outputs fits neither.
     """
     dtypes = [str(head.dtype).removeprefix("torch.") for head in heads]
-    if len(heads) == 1 < num_outputs == heads[0].channels:
+    if len(heads) == 1 < num_outputs == heads[0].channels and reduction is None:
         only = heads[0].name
         said = trained.get(only)
-        return [HeadPart(f"{only}.{i}", 1, dtypes[0], i, said) for i in range(num_outputs)]
+        return [HeadPart(f"{only}.{i}", 1, dtypes[0], i, trained=said) for i in range(num_outputs)]
     if len(heads) != num_outputs:
         shown = ", ".join(f"{head.name} ({head.channels} channels)" for head in heads)
         raise UsageError(
@@ -108,7 +127,9 @@ def split(
         )
     pairs = zip(heads, dtypes, strict=True)
     return [
-        HeadPart(head.name, head.channels, dtype, trained=trained.get(head.name))
+        HeadPart(
+            head.name, head.channels, dtype, reduction=reduction, trained=trained.get(head.name)
+        )
         for head, dtype in pairs
     ]
 
@@ -138,6 +159,9 @@ def said_kinds(said: Sequence[str] | None, parts: Sequence[HeadPart]) -> list[He
 
 def default_dtype(kind: HeadKind, part: HeadPart, source: np.dtype[Any]) -> np.dtype[Any]:
     """The dtype of a new output. Labels that a net returns as floats become int32."""
+    if part.reduction is not None and kind == "labels":
+        name = str(part.reduction.dtype(part.channels)).removeprefix("torch.")
+        return np.dtype(name)
     if part.trained is not None and part.trained.dtype is not None:
         return np.dtype(part.trained.dtype)
     if kind == "intensity":
@@ -173,6 +197,8 @@ def plan_heads(
                 work=np.dtype(np.float64 if wide else np.float32),
                 blended=config.seam_mode == "blend" and kind != "labels",
                 denormalized=config.denormalize and kind == "intensity" and not rescaled,
+                reduction=part.reduction,
+                written=part.written,
             )
         )
     return tuple(heads)

@@ -27,7 +27,17 @@ from ...base import (
 )
 from ...data import Sink, Source, check_knows_chunks, why_no_lock
 from ...instruments import available_memory
-from ...models import Model, as_trained, find_devices, load_model, model_files
+from ...models import (
+    Model,
+    Reduction,
+    as_trained,
+    find_devices,
+    load_model,
+    model_files,
+    of_views,
+    reduced,
+    to_reduce,
+)
 from ..planning.memory import Facts, resident_bytes
 from ..planning.plan import Plan, make_plan
 from ..run_folder.bucket_folder import RemoteFolder
@@ -78,10 +88,17 @@ class Job:
         self.selected = times, channels
         model, at_once = with_bands(config, model, source, len(channels))
         shape = patch_shape(config, "z" in source.axes, model.spatial_axes)
+        if config.tta == "rotations" and shape.patch[1] != shape.patch[2]:
+            raise UsageError(
+                f"--tta rotations turns patches in the plane of y and x, so --patch must be as "
+                f"long along both, not {shape.patch[1]} and {shape.patch[2]}"
+            )
         net = fit_net(config, self.devices, model, shape, source.dtype)
         self.net = with_workspaces(net, config, self.devices)
         obeyed = model.trained.heads if model.trained and config.head_kind is None else {}
-        parts = split(self.net.footprint.heads, len(config.out_spec), model.name, obeyed)
+        later = self.reduction if config.seam_mode == "blend" else None
+        heads = self.net.footprint.heads
+        parts = split(heads, len(config.out_spec), model.name, obeyed, later)
         self.volumes = volumes_of(times, channels, model.in_channels)
         if config.missing == "error":
             check_knows_chunks(source)
@@ -91,7 +108,9 @@ class Job:
             config, source, (times, channels), model.in_channels, parts, kinds
         )
         dtypes, fine = [sink.dtype for sink in self.sinks], self.net.carrier.itemsize == 8
-        self.heads = plan_heads(config, parts, kinds, dtypes, fine=fine)
+        # What is reduced once it is blended is blended as scores.
+        mixed = [kind if later is None else ("scores", "said") for kind in kinds]
+        self.heads = plan_heads(config, parts, mixed, dtypes, fine=fine)
         notes = [*self.as_trained, *at_once, *uneven(self.selected)]
         facts = _gather_facts(self, source, judging_bytes, values, notes)
         self.run_dir = config.run_dir or default_run_dir(self.sinks[0])
@@ -120,6 +139,12 @@ class Job:
         self.as_trained: list[str] = []
         if config.head_kind is None:
             model, self.as_trained = as_trained(model, rescaled=config.denormalize)
+        if config.tta is not None:
+            model = of_views(model, config.tta)
+        self.reduction = None if config.reduce is None else Reduction.parse(config.reduce)
+        if self.reduction is not None:  # a trimmed voxel comes from one patch: it needs no other
+            make = to_reduce if config.seam_mode == "blend" else reduced
+            model = make(model, self.reduction)
         # Before the first forward, as what the net caches in it does not count.
         self.attributes = identity.attributes(model.module)
         return model
@@ -129,6 +154,9 @@ class Job:
     ) -> tuple[list[tuple[HeadKind, Origin]], int]:
         """The kind of each head, and the bytes that the test of the heads left in the heap. Later
         forwards use these bytes again, and the plan counts the forwards."""
+        if self.reduction is not None:
+            of_scores = [part.name.endswith(".scores") for part in parts]
+            return [("scores" if each else "labels", "said") for each in of_scores], 0
         before: list[int] = []
 
         def candidates() -> Iterator[Seen]:
@@ -174,6 +202,7 @@ class Job:
             "denormalize": config.denormalize,
             "heads": [[head.name, head.kind, head.work.name] for head in self.heads],
             "halo": block_halo(config, geometry),
+            "outputs_of": [config.tta, config.reduce],
             "arithmetic": [str(self.net.amp), config.tf32, config.compile],
             "compile_dynamic": config.compile and config.compile_dynamic,
             "devices": sorted({device.type for device in self.devices}),
@@ -206,6 +235,7 @@ def _gather_facts(
         batch=net.batch,
         in_channels=net.model.in_channels,
         out_channels=tuple(head.channels for head in heads),
+        written_channels=tuple(head.written for head in heads),
         out_itemsizes=tuple(head.dtype.itemsize for head in heads),
         sum_itemsizes=tuple(head.blended * head.work.itemsize for head in heads),
         write_grids=tuple(output.sink.write_grid[2:] for output in job.outputs),

@@ -57,7 +57,7 @@ def open_outputs(
     outputs: list[Output] = []
     dtypes = _dtypes(config.out_dtype, source.dtype, parts, kinds)
     for spec, part, dtype, (kind, _) in zip(config.out_spec, parts, dtypes, kinds, strict=True):
-        shape = (len(times), len(channels) // at_once * part.channels, *source.domain.shape[2:])
+        shape = (len(times), len(channels) // at_once * part.written, *source.domain.shape[2:])
         sink = open_sink(
             spec,
             domain=Box.of((0,) * 5, shape),
@@ -66,7 +66,7 @@ def open_outputs(
                 source,
                 times,
                 channels,
-                named=part.channels == at_once and (at_once == 1 or kind == "intensity"),
+                named=part.written == at_once and (at_once == 1 or kind == "intensity"),
                 windows=kind == "intensity" and config.denormalize,
             ),
             chunks=_chunks(config),
@@ -79,15 +79,15 @@ def open_outputs(
             itself = sink.address == source.address
             how = "is the input itself" if itself else "and the input lie inside one another"
             raise UsageError(f"--out-spec {sink.name} {how}")
-        _check_axes(sink, source.domain, part.channels)
+        _check_axes(sink, source.domain, part.written)
         firsts = channels if at_once == 1 else range(len(channels) // at_once)
         places = itertools.product(
             _places(sink, source.domain, 0, times, 1, whole=True),
-            _places(sink, source.domain, 1, firsts, part.channels, whole=at_once == 1),
+            _places(sink, source.domain, 1, firsts, part.written, whole=at_once == 1),
         )
         offset = zip(source.domain.start[2:], sink.domain.start[2:], strict=True)
         shift = tuple(there - here for here, there in offset)
-        outputs.append(Output(sink, part.channels, shift, tuple(places)))
+        outputs.append(Output(sink, part.written, shift, tuple(places)))
     for one, other in itertools.combinations(outputs, 2):
         _check_pair(one, other)
     return outputs

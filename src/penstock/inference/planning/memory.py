@@ -66,6 +66,8 @@ class Facts:
     """Number of cores that can decode chunks at once."""
     device_bytes: int | None
     """Free bytes of the device that has the fewest. None on the CPU."""
+    written_channels: tuple[int, ...] = ()
+    """Number of channels that each output gets, where it is less than its head has."""
     packed_itemsize: int = 0
     """Bytes of a stored number, where it is no value itself, else 0."""
     cast_bytes: int = 0
@@ -106,7 +108,8 @@ class Facts:
     @property
     def out_bytes(self) -> int:
         """Bytes of a voxel, over all outputs."""
-        pairs = zip(self.out_channels, self.out_itemsizes, strict=True)
+        channels_of = self.written_channels or self.out_channels
+        pairs = zip(channels_of, self.out_itemsizes, strict=True)
         return sum(channels * itemsize for channels, itemsize in pairs)
 
 

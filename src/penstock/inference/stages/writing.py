@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ..lanes.values import cast
@@ -63,6 +64,19 @@ class Writing:
         with self.watch.stage("write", where, timed=False), note:
             journal.note((block.volume, *block.index), block.box.size, checks)
 
+    def _finish(self, number: int, sums: NDArray[Any], array: NDArray[Any]) -> None:
+        """Turn the sums of a blended head into what is written."""
+        head = self.job.heads[number]
+        if head.reduction is None:
+            self.watch.count_clipped(number, cast(sums, array), array.size)
+            return
+        for z in range(array.shape[1]):  # plane by plane: there may be a hundred channels
+            made = head.reduction.of(head.name, torch.from_numpy(sums[:, z]), 0).numpy()
+            if made.dtype.kind == "f":
+                self.watch.count_clipped(number, cast(made, array[:, z]), made.size)
+            else:
+                array[:, z] = made
+
     def _write_to(self, number: int, block: Block) -> str:
         """Write a block to one output. Returns the check of its values. It is taken before the
         write, so that damage by the store or by broken memory can be seen later."""
@@ -70,8 +84,9 @@ class Writing:
         where = f"block {block.index} {block.box} of {output.sink.name}"
         if self.job.heads[number].blended:
             with self.watch.stage("write", where):
-                sums, array = array, self.pool.take(array.shape, output.sink.dtype)
-                self.watch.count_clipped(number, cast(sums, array), array.size)
+                shape = (self.job.heads[number].written, *array.shape[1:])
+                sums, array = array, self.pool.take(shape, output.sink.dtype)
+                self._finish(number, sums, array)
                 self.pool.give(sums)
         if self.job.sample is not None:
             array[:, block.arrays[-1][0]] = output.sink.fill

@@ -1,0 +1,224 @@
+"""What is made of a network's outputs before they leave the device: means over turned and mirrored
+inputs, and few values for each voxel in place of many scores."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..base import PenstockError, UsageError, plural
+from .load import Model, named_heads
+
+Views = Literal["flips", "rotations"]
+_FEW = 255
+"""Most channels whose numbers are given as uint8."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """Few values for each voxel, made of the scores of its channels.
+
+    >>> Reduction.parse("top:3")
+    Reduction(kind='top', limit=0.0, count=3)
+    """
+
+    kind: Literal["argmax", "threshold", "top"]
+    limit: float = 0.0
+    """The threshold."""
+    count: int = 1
+    """Number of channels that `top` keeps."""
+
+    def __str__(self) -> str:
+        value = {"argmax": "", "threshold": f":{self.limit:g}", "top": f":{self.count}"}
+        return self.kind + value[self.kind]
+
+    @classmethod
+    def parse(cls, text: str) -> Reduction:
+        """Read ``argmax``, ``threshold:X`` or ``top:K``. Raises `UsageError` for anything else."""
+        kind, _, value = text.partition(":")
+        try:
+            if kind == "argmax" and not value:
+                return cls("argmax")
+            if kind == "threshold":
+                return cls("threshold", limit=float(value))
+            if kind == "top" and int(value) >= 1:
+                return cls("top", count=int(value))
+        except ValueError:
+            pass
+        raise UsageError(f"--reduce {text} is not argmax, threshold:X or top:K, such as top:3")
+
+    def heads(self, name: str, channels: int) -> dict[str, int]:
+        """The outputs that a head of scores becomes, each with its number of channels."""
+        if self.kind == "top":
+            return dict.fromkeys((f"{name}.labels", f"{name}.scores"), self.count)
+        return {name: 1 if self.kind == "argmax" else channels}
+
+    def of(self, name: str, scores: Tensor, dim: int) -> Tensor:
+        """One output of scores: the numbers of channels as integers, or scores as they are.
+
+        Args:
+            name: Its name, as `heads` has it.
+            scores: The scores.
+            dim: Their axis of channels.
+
+        Returns:
+            The values, with the same axes. Of equal scores the first channel counts.
+
+        Raises:
+            PenstockError: A score is not finite.
+        """
+        channels = scores.shape[dim]
+        if not scores.is_meta and not scores.isfinite().all():  # integers would hide it
+            raise PenstockError(f"head {name} has scores that are NaN or infinite")
+        if self.kind == "threshold":
+            return (scores > self.limit).to(torch.uint8)
+        best, numbers, rest = [], [], scores
+        for _ in range(self.count):
+            values, places = rest.max(dim, keepdim=True)
+            best.append(values)
+            numbers.append(places)
+            if len(best) < self.count:
+                rest = rest.scatter(dim, places, -math.inf)
+        if name.endswith(".scores"):
+            return torch.cat(best, dim)
+        return torch.cat(numbers, dim).to(self.dtype(channels))
+
+    def check(self, name: str, scores: Tensor) -> None:
+        """Refuse a head that has no scores, or too few channels.
+
+        Args:
+            name: Its name.
+            scores: What it returned, of shape (batch, channels, sides).
+
+        Raises:
+            UsageError: It cannot be reduced.
+        """
+        if not scores.is_floating_point():
+            raise UsageError(f"--reduce takes scores, and head {name} has {scores.dtype}")
+        channels = scores.shape[1]
+        if channels < (2 if self.kind == "argmax" else self.count):
+            raise UsageError(f"--reduce {self}: head {name} has {plural(channels, 'channel')}")
+
+    def dtype(self, channels: int) -> torch.dtype:
+        """The dtype of numbers of so many channels."""
+        return torch.uint8 if self.kind == "threshold" or channels <= _FEW else torch.int32
+
+
+class _Reduced(nn.Module):
+    """A network whose scores are reduced."""
+
+    def __init__(self, name: str, module: nn.Module, reduction: Reduction) -> None:
+        super().__init__()
+        self.name, self.module, self.reduction = name, module, reduction
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        made = {}
+        for name, scores in named_heads(self.name, self.module(x)).items():
+            self.reduction.check(name, scores)
+            for part in self.reduction.heads(name, scores.shape[1]):
+                made[part] = self.reduction.of(part, scores, 1)
+        return made
+
+
+class _OfViews(nn.Module):
+    """A network that gives the mean of what it makes of several views of its input."""
+
+    def __init__(self, name: str, module: nn.Module, views: Views) -> None:
+        super().__init__()
+        self.name, self.module, self.views = name, module, views
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        total: dict[str, Tensor] = {}
+        count = 0
+        for turn, back in _views(self.views, x.ndim):
+            for name, output in named_heads(self.name, self.module(turn(x))).items():
+                if not output.is_floating_point():
+                    raise UsageError(f"--tta: head {name} of model {self.name} has no mean")
+                view = back(output).float()
+                total[name] = total[name] + view if name in total else view
+            count += 1
+        return {name: each / count for name, each in total.items()}
+
+
+Turn = Callable[[Tensor], Tensor]
+
+
+def _views(views: Views, ndim: int) -> Iterator[tuple[Turn, Turn]]:
+    """Functions that turn a batch, and their inverses. The first changes nothing."""
+    if views == "rotations":
+        for quarter in range(4):
+            yield _rotated(quarter), _rotated(-quarter)
+        return
+    spatial = range(2, ndim)
+    for count in range(len(spatial) + 1):
+        for axes in itertools.combinations(spatial, count):
+            yield _flipped(axes), _flipped(axes)
+
+
+def _rotated(quarters: int) -> Turn:
+    return lambda batch: batch.rot90(quarters, (-2, -1))
+
+
+def _flipped(axes: tuple[int, ...]) -> Turn:
+    return lambda batch: batch.flip(axes)
+
+
+def of_views(model: Model, views: Views) -> Model:
+    """A model that gives the mean over mirrored or turned inputs.
+
+    Args:
+        model: The model.
+        views: ``flips``: along each spatial axis, in all combinations; ``rotations``: by quarters
+            in the plane of y and x.
+
+    Returns:
+        The model. Its forward takes as many times as long as there are views.
+    """
+    return replace(model, module=_OfViews(model.name, model.module, views))
+
+
+def reduced(model: Model, reduction: Reduction) -> Model:
+    """A model whose scores are reduced before they leave the device.
+
+    Args:
+        model: The model.
+        reduction: How.
+
+    Returns:
+        The model, with the heads that `Reduction.heads` names.
+    """
+    return replace(model, module=_Reduced(model.name, model.module, reduction), kind=None)
+
+
+class _Doubled(nn.Module):
+    """A network that gives its scores once for each output that they are reduced to later."""
+
+    def __init__(self, name: str, module: nn.Module, reduction: Reduction) -> None:
+        super().__init__()
+        self.name, self.module, self.reduction = name, module, reduction
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        made: dict[str, Tensor] = {}
+        for name, scores in named_heads(self.name, self.module(x)).items():
+            self.reduction.check(name, scores)
+            made |= dict.fromkeys(self.reduction.heads(name, scores.shape[1]), scores)
+        return made
+
+
+def to_reduce(model: Model, reduction: Reduction) -> Model:
+    """A model whose scores are reduced once they are blended: one head for each output.
+
+    Args:
+        model: The model.
+        reduction: How.
+
+    Returns:
+        The model, whose heads have all channels and the names that `Reduction.heads` gives.
+    """
+    return replace(model, module=_Doubled(model.name, model.module, reduction), kind=None)

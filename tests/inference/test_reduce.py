@@ -1,0 +1,128 @@
+"""Scores that are reduced before they are written, and means over views of the input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import penstock
+from penstock.base.errors import StageError, UsageError
+
+from .kit import Array
+
+SHAPE = (14, 22, 19)
+VOLUME = np.random.default_rng(0).normal(0, 1, SHAPE).astype("float32")
+KNOBS: dict[str, Any] = {"patch": 8, "overlap": 3, "devices": "cpu", "normalize": "none"}
+
+
+class Classes(nn.Module):
+    """Probabilities of four classes."""
+
+    def __init__(self, channels: int = 4) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.net = nn.Conv3d(1, channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(self.net(x), 1)
+
+
+def scores(seam: str, **knobs: Any) -> Array:
+    out = np.zeros((4, *SHAPE), "float32")
+    penstock.run_inference(
+        VOLUME, out, model=Classes(), head_kind="scores", seam_mode=seam, **KNOBS, **knobs
+    )
+    return out
+
+
+def reduced(seam: str, how: str, *outs: Array, model: Any = None, **knobs: Any) -> Any:
+    return penstock.run_inference(
+        VOLUME, [*outs], **{"model": model or Classes(), "reduce": how, "seam_mode": seam}
+        | KNOBS | knobs
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("seam", ["trim", "blend"])
+def test_scores_are_reduced_after_seams_are_joined(seam: str) -> None:
+    right = scores(seam)
+    labels = np.zeros(SHAPE, "uint8")
+    reduced(seam, "argmax", labels)
+    np.testing.assert_array_equal(labels, right.argmax(0))
+    above = np.zeros((4, *SHAPE), "uint8")
+    reduced(seam, "threshold:0.4", above)
+    np.testing.assert_array_equal(above, right > 0.4)
+    numbers, best = np.zeros((2, *SHAPE), "int32"), np.zeros((2, *SHAPE), "float32")
+    reduced(seam, "top:2", numbers, best, block=10)
+    order = np.argsort(-right, axis=0, kind="stable")[:2]
+    np.testing.assert_array_equal(numbers, order)
+    np.testing.assert_array_equal(best, np.take_along_axis(right, order, 0))
+
+
+def test_an_argmax_of_patches_is_not_that_of_the_blend() -> None:
+    """The reason for the order: blended first, the labels at seams are others."""
+    one, other = np.zeros(SHAPE, "uint8"), np.zeros(SHAPE, "uint8")
+    reduced("blend", "argmax", one)
+    reduced("trim", "argmax", other)
+    assert 0 < (one != other).mean() < 0.5
+
+
+@pytest.mark.parametrize("seam", ["trim", "blend"])
+def test_a_new_output_of_labels_has_levels_by_mode(seam: str, tmp_path: Path) -> None:
+    reduced(seam, "argmax", str(tmp_path / "out.zarr"), levels=2)
+    full, half = (penstock.open_source(str(tmp_path / "out.zarr"), level=level) for level in (0, 1))
+    assert full.dtype == half.dtype == np.uint8
+    assert set(np.unique(half.read(half.domain))) <= set(np.unique(full.read(full.domain)))
+    np.testing.assert_array_equal(full.read(full.domain)[0, 0], scores(seam).argmax(0))
+
+
+@pytest.mark.parametrize(("views", "count"), [("flips", 8), ("rotations", 4)])
+def test_a_mean_over_views_is_that_of_each(views: str, count: int) -> None:
+    net, total, turns = Classes(), torch.zeros(4, *SHAPE), []
+    padded = torch.from_numpy(VOLUME)[None, None]
+    if views == "flips":
+        turns = [[a for a in (2, 3, 4) if number >> a - 2 & 1] for number in range(8)]
+    with torch.no_grad():
+        for number in range(count):
+            if views == "flips":
+                total += net(padded.flip(turns[number])).flip(turns[number])[0]
+            else:
+                total += net(padded.rot90(number, (3, 4))).rot90(-number, (3, 4))[0]
+    made = scores("trim", tta=views)
+    inner = np.s_[:, 1:-1, 1:-1, 1:-1]  # the network pads edges with zeros, and a job reflects
+    np.testing.assert_allclose(made[inner], (total / count)[inner], atol=1e-6)
+
+
+class Wild(Classes):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.where(x > 2, torch.nan, super().forward(x))
+
+
+@pytest.mark.parametrize("seam", ["trim", "blend"])
+@pytest.mark.parametrize(
+    ("how", "knobs", "sentence"),
+    [
+        ("median", {}, "`reduce` median is not argmax, threshold:X or top:K"),
+        ("top:0", {}, "`reduce` top:0 is not argmax"),
+        ("top:9", {}, "`reduce` top:9: head out has 4 channels"),
+        ("argmax", {"model": nn.Conv3d(1, 1, 3, padding=1)}, "argmax: head out has 1 channel"),
+        ("argmax", {"head_kind": "scores"}, "leave out `head_kind`"),
+        ("argmax", {"tta": "rotations", "patch": (8, 8, 10)}, "not 8 and 10"),
+    ],
+)
+def test_what_cannot_be_reduced_is_refused(
+    seam: str, how: str, knobs: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        reduced(seam, how, np.zeros(SHAPE, "uint8"), **knobs)
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize("seam", ["trim", "blend"])
+def test_scores_that_are_not_finite_are_no_labels(seam: str) -> None:
+    with pytest.raises(StageError, match=r"NaN or infinite"):
+        reduced(seam, "argmax", np.zeros(SHAPE, "uint8"), model=Wild())
