@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import zarr
 from torch import Tensor, nn
 
 import penstock
 from penstock.base.errors import StageError, UsageError
+from penstock.cli import main
 
-from .kit import Array
+from .kit import Array, values
 
 SHAPE = (14, 22, 19)
 VOLUME = np.random.default_rng(0).normal(0, 1, SHAPE).astype("float32")
@@ -126,3 +128,33 @@ def test_what_cannot_be_reduced_is_refused(
 def test_scores_that_are_not_finite_are_no_labels(seam: str) -> None:
     with pytest.raises(StageError, match=r"NaN or infinite"):
         reduced(seam, "argmax", np.zeros(SHAPE, "uint8"), model=Wild())
+
+
+@pytest.mark.parametrize("seam", ["trim", "blend"])
+@pytest.mark.parametrize("version", ["0.4", "0.5"])
+def test_scores_in_whole_numbers_say_what_they_stand_for(
+    seam: str, version: str, tmp_path: Path
+) -> None:
+    right, out = scores(seam), str(tmp_path / "out.zarr")
+    how = {"model": Classes(), "head_kind": "scores", "seam_mode": seam, "out_dtype": "uint8"}
+    like = tmp_path / "in.zarr"
+    group = zarr.open_group(like, mode="w", zarr_format=2 if version == "0.4" else 3)
+    group.create_array("0", data=VOLUME, chunks=(8, 8, 8))
+    multiscale = {"axes": [{"name": name, "type": "space"} for name in "zyx"],
+                  "datasets": [{"path": "0", "coordinateTransformations": [
+                      {"type": "scale", "scale": [1, 1, 1]}]}]}  # fmt: skip
+    document = {"version": version, "multiscales": [{"version": version, **multiscale}]}
+    group.attrs.update(document if version == "0.4" else {"ome": document})
+    penstock.run_inference(str(like), out, levels=2, **how, **KNOBS)
+    array = zarr.open_group(out)["0"]
+    assert (array.dtype, array.attrs["scale_factor"]) == (np.uint8, 1 / 255)
+    for level in (0, 1):  # both are read as what they stand for
+        source = penstock.open_source(out, level=level)
+        assert source.dtype == np.float32 and 0.3 < source.read(source.domain).max() <= 1
+    np.testing.assert_allclose(values(out)[0], right, atol=0.5 / 255 + 1e-6)
+    assert main(["verify", out]) == 0
+    penstock.run_inference(str(like), out, levels=2, resume=True, **how, **KNOBS)
+    numbers, best = str(tmp_path / "n.zarr"), str(tmp_path / "best.zarr")
+    reduced(seam, "top:2", numbers, best, out_dtype=("uint8", "uint16"))  # type: ignore[arg-type]
+    np.testing.assert_allclose(values(best)[0], -np.sort(-right, 0)[:2], atol=1e-5)
+    assert values(numbers).dtype == np.uint8

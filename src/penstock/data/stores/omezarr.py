@@ -36,7 +36,7 @@ from .tensorstore_open import (
     open_tensorstore_source,
     prepare_sink,
 )
-from .zarr_groups import check_array, read_attributes
+from .zarr_groups import Read, check_array, read_attributes, read_json
 
 _SIDE = 128  # of a chunk in a volume: 4 MiB of uint16, the size that object stores serve well
 
@@ -143,7 +143,16 @@ def open_omezarr_sink(
         local_path=local_path(root.spec()),
         address=address(root.spec()),
         documents=_documents(version, layout, path),
+        packing=_packing_of(reader_of(root, where), where) if stays else layout.packing,
     )
+
+
+def _packing_of(read: Read, where: str) -> dict[str, float]:
+    """What the numbers of an array of ours stand for, as its attributes say."""
+    documents = (read_json(read, key, where) for key in ("0/zarr.json", "0/.zattrs"))
+    attributes = next((each for each in documents if each), {})
+    attributes = attributes.get("attributes", attributes)
+    return {key: attributes[key] for key in ("scale_factor", "add_offset") if key in attributes}
 
 
 def _array_paths(root: Any, where: str) -> list[str]:
@@ -169,6 +178,8 @@ class _Layout:
     units: tuple[str | None, ...]
     omero: tuple[Mapping[str, Any], ...]
     """See `Framed.omero`."""
+    packing: Mapping[str, Any]
+    """The attributes that say what stored numbers stand for; see `cf_packing`."""
 
 
 def _version(
@@ -232,6 +243,7 @@ def _lay_out(
         translation=tuple(zero[i] + at[i] * scale[i] for i in kept),
         units=tuple(like.units[i] if like else None for i in kept),
         omero=omero if len(omero) == domain.shape[1] else (),
+        packing=getattr(like, "stands_for", {}),
     )
 
 
@@ -288,6 +300,7 @@ def _zarr3(layout: _Layout) -> dict[str, Any]:
             "fill_value": layout.dtype.type(0).item(),
             "codecs": codecs,
             "dimension_names": list(layout.axes),
+            "attributes": {**layout.packing},
         },
     }
 
@@ -315,7 +328,8 @@ def _documents(version: str, layout: _Layout, path: str) -> dict[str, Any]:
     multiscale, shown = _multiscale(layout, path), _shown(layout)
     if version == "0.4":
         attributes = {"multiscales": [{"version": "0.4", **multiscale}], **shown}
-        return {".zgroup": {"zarr_format": 2}, ".zattrs": attributes}
+        documents = {".zgroup": {"zarr_format": 2}, ".zattrs": attributes}
+        return documents | ({"0/.zattrs": {**layout.packing}} if layout.packing else {})
     ome = {"version": "0.5", "multiscales": [multiscale], **shown}
     return {"zarr.json": {"zarr_format": 3, "node_type": "group", "attributes": {"ome": ome}}}
 

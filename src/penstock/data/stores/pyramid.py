@@ -199,6 +199,11 @@ def _opened(
     asked.update(open_mode=ts.OpenMode(create=True, open=True))
     sink = prepare_sink(asked, Box((0,) * 5, level.shape), above.dtype, where)
     sink.create()
+    if like["driver"] == "zarr":  # Zarr 2 keeps in a file of its own what the numbers stand for
+        said = ts.KvStore.open(like["kvstore"]).result().read(".zattrs").result()
+        if said.state == "value":
+            below = ts.KvStore.open(ts.Spec(place).kvstore).result()
+            below.write(".zattrs", said.value).result()
     made = open_tensorstore_source(
         place, cache_bytes=0, name=where, raw=True, dtypes=OUTPUT_DTYPES, axes=above.stored_axes
     )

@@ -145,6 +145,8 @@ class TensorStoreSink:
     """The ``ts.KvStore`` of the store; None for a driver that has none."""
     documents: Mapping[str, Any] = field(default_factory=dict)
     """Metadata of the group that the array is in, by key."""
+    packing: Mapping[str, Any] = field(default_factory=dict)
+    """What stored numbers stand for, where the array is one of OME-Zarr and says so."""
     replaces: Sequence[str] | None = None
     """The paths of the arrays of the store that `create` deletes; None where it deletes nothing."""
 

@@ -55,7 +55,7 @@ def open_written(spec: Spec, name: str) -> Written:
     source: Source
     if isinstance(parsed, str):
         source = open_omezarr_source(
-            parsed, level=0, cache_bytes=0, name=name, dtypes=OUTPUT_DTYPES
+            parsed, level=0, cache_bytes=0, name=name, dtypes=OUTPUT_DTYPES, raw=True
         )
         root = open_kvstore(kvstore_of(parsed), name)
         place = root.spec()

@@ -80,6 +80,8 @@ class PatchScatter:
         values.copy_(output_BCZYX if plan.blended else output_BCZYX[self._core])
         if plan.denormalized and scaling != Scaling():
             values.mul_(scaling.scale).add_(scaling.lower)
+        if plan.gain != 1 and plan.reduction is None:
+            values.mul_(plan.gain)
         span = note_range(values, tally)
         if plan.blended:
             self._add(target, values, slots)

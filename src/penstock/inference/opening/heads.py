@@ -2,7 +2,8 @@
 
     intensity   scaled back to the range of the input, and blended; dtype of the input. One that a
                 training of ours made: range and dtype of its target
-    scores      blended, never scaled back; float32
+    scores      blended, never scaled back; float32. In uint8 and uint16 they are written as whole
+                numbers that stand for 0 to 1, and the output says so
     labels      never scaled back, never blended: each voxel comes from one patch; the
                 integers of the net, never converted to floats
 
@@ -22,6 +23,7 @@ import numpy as np
 from ...base import HeadKind, InferConfig, UsageError, plural
 
 if TYPE_CHECKING:
+    from ...data import Sink
     from ...models import Head, Reduction, TrainedHead
 
 Origin = Literal["said", "known", "assumed"]
@@ -85,6 +87,8 @@ class HeadPlan:
     """The way in which blended scores are reduced before they are written; None if they are not."""
     written: int = 0
     """Number of channels that the output gets."""
+    gain: float = 1.0
+    """The number that stands for 1 in the output."""
 
     @property
     def kept(self) -> np.dtype[Any]:
@@ -97,7 +101,8 @@ class HeadPlan:
         back = "denormalised" if self.denormalized else "not denormalised"
         seam = "blended" if self.blended else "trimmed"
         how = f", then {self.reduction}" if self.reduction else ""
-        return f"{self.name}: {self.kind}{assumed}; {back}, {seam}{how}, {self.dtype}"
+        scale = "" if self.gain == 1 else f" of which {self.gain:g} stands for 1"
+        return f"{self.name}: {self.kind}{assumed}; {back}, {seam}{how}, {self.dtype}{scale}"
 
 
 def split(
@@ -177,14 +182,15 @@ def plan_heads(
     config: InferConfig,
     parts: Sequence[HeadPart],
     kinds: Sequence[tuple[HeadKind, Origin]],
-    dtypes: Sequence[np.dtype[Any]],
+    sinks: Sequence[Sink],
     *,
     fine: bool,
 ) -> tuple[HeadPlan, ...]:
-    """How each head is treated. ``dtypes`` are those of the outputs; ``fine`` says that patches are
-    normalised in float64."""
+    """How each head is treated, for its output. ``fine`` says that patches are normalised in
+    float64."""
     heads = []
-    for part, (kind, origin), dtype in zip(parts, kinds, dtypes, strict=True):
+    for part, (kind, origin), sink in zip(parts, kinds, sinks, strict=True):
+        dtype = sink.dtype
         wide = (fine or part.dtype == "float64") and is_wide(dtype)
         rescaled = part.trained is not None and part.trained.scaling is not None
         heads.append(
@@ -199,9 +205,22 @@ def plan_heads(
                 denormalized=config.denormalize and kind == "intensity" and not rescaled,
                 reduction=part.reduction,
                 written=part.written,
+                gain=1 / getattr(sink, "packing", {}).get("scale_factor", 1.0),
             )
         )
     return tuple(heads)
+
+
+def packing_of_scores(kind: HeadKind, dtype: np.dtype[Any]) -> dict[str, float]:
+    """The attributes of a new Zarr output that say what its numbers stand for; empty for values
+    that are written as they are. Whole numbers hold scores from 0 to 1.
+
+    >>> packing_of_scores("scores", np.dtype("uint8"))["add_offset"]
+    0.0
+    """
+    if kind != "scores" or dtype.name not in ("uint8", "uint16"):
+        return {}
+    return {"scale_factor": 1 / int(np.iinfo(dtype).max), "add_offset": 0.0}
 
 
 def whole_range(dtype: np.dtype[Any]) -> tuple[int, int]:

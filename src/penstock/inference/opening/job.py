@@ -107,10 +107,10 @@ class Job:
         self.outputs = open_outputs(
             config, source, (times, channels), model.in_channels, parts, kinds
         )
-        dtypes, fine = [sink.dtype for sink in self.sinks], self.net.carrier.itemsize == 8
+        fine = self.net.carrier.itemsize == 8
         # What is reduced once it is blended is blended as scores.
         mixed = [kind if later is None else ("scores", "said") for kind in kinds]
-        self.heads = plan_heads(config, parts, mixed, dtypes, fine=fine)
+        self.heads = plan_heads(config, parts, mixed, self.sinks, fine=fine)
         notes = [*self.as_trained, *at_once, *uneven(self.selected)]
         facts = _gather_facts(self, source, judging_bytes, values, notes)
         self.run_dir = config.run_dir or default_run_dir(self.sinks[0])
@@ -200,7 +200,7 @@ class Job:
             "eps": config.eps,
             "clip": self.net.clip,
             "denormalize": config.denormalize,
-            "heads": [[head.name, head.kind, head.work.name] for head in self.heads],
+            "heads": [[head.name, head.kind, head.work.name, head.gain] for head in self.heads],
             "halo": block_halo(config, geometry),
             "outputs_of": [config.tta, config.reduce],
             "arithmetic": [str(self.net.amp), config.tf32, config.compile],

@@ -12,7 +12,7 @@ import numpy as np
 from ...base import HeadKind, InferConfig, UsageError
 from ...data import Box, Sink, Source, open_sink, overlap
 from ..tiling.geometry import per_axis
-from .heads import HeadPart, Origin, default_dtype
+from .heads import HeadPart, Origin, default_dtype, packing_of_scores
 from .selection import as_selected
 
 
@@ -68,6 +68,7 @@ def open_outputs(
                 channels,
                 named=part.written == at_once and (at_once == 1 or kind == "intensity"),
                 windows=kind == "intensity" and config.denormalize,
+                packing=packing_of_scores(kind, dtype),
             ),
             chunks=_chunks(config),
             shards=config.shards and per_axis(config.shards, plane=False, thin=1),

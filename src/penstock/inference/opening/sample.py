@@ -35,10 +35,12 @@ class Nearest:
         """
         self.domain = to.domain[2:]
         self._maps = [(0.0, 1.0)] * 3
-        same = of.domain[2:] == self.domain
-        if of.scale is not None and to.scale is not None:
+        sized = [each for each in (of, to) if each.scale is not None]
+        # A size without a unit counts voxels of the other array, where that says none.
+        counted = len(sized) == 1 and not any(sized[0].units[2:])
+        if len(sized) == 2 or counted:
             self._maps = [_map(of, to, axis, flag) for axis in (2, 3, 4)]
-        elif not same:
+        elif of.domain[2:] != self.domain:
             lacks = to.name if to.scale is None else of.name
             raise UsageError(
                 f"{flag} {to.name} has {self.domain.shape} voxels along z y x and the input "
@@ -81,15 +83,15 @@ class Nearest:
 
 def _map(of: Source, to: Source, axis: int, flag: str) -> tuple[float, float]:
     """Where voxel 0 of one array lies in another along an axis, and the distance of the next."""
-    assert of.scale is not None and to.scale is not None
+    size_of, size_to = (1.0 if each.scale is None else each.scale[axis] for each in (of, to))
     unit = 1.0
     ours, theirs = of.units[axis], to.units[axis]
     if ours and theirs and ours != theirs:
         if not {ours, theirs} <= _METERS.keys():
             raise UsageError(f"{flag} {to.name} is measured in {theirs} and the input in {ours}")
         unit = _METERS[ours] / _METERS[theirs]
-    first = (of.translation[axis] * unit - to.translation[axis]) / to.scale[axis]
-    return first, of.scale[axis] * unit / to.scale[axis]
+    first = (of.translation[axis] * unit - to.translation[axis]) / size_to
+    return first, size_of * unit / size_to
 
 
 class Sample:

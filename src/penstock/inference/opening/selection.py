@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +64,13 @@ def with_bands(
 
 
 def as_selected(
-    source: Source, times: Sequence[int], channels: Sequence[int], *, named: bool, windows: bool
+    source: Source,
+    times: Sequence[int],
+    channels: Sequence[int],
+    *,
+    named: bool,
+    windows: bool,
+    packing: Mapping[str, float],
 ) -> Source:
     """The source with the frame of the times and channels that a job runs over, for its output.
 
@@ -74,6 +80,7 @@ def as_selected(
         channels: The channels that the output's channels are made of.
         named: Whether each channel of the output is made of one of them, in this order.
         windows: Whether its values are intensities of the input.
+        packing: Attributes that say what its numbers stand for.
 
     Returns:
         A copy that is not to be read from.
@@ -92,6 +99,7 @@ def as_selected(
     for each in kept if not windows else ():
         each.pop("window", None)
     shown.omero = tuple(kept)  # type: ignore[attr-defined]
+    shown.stands_for = packing  # type: ignore[attr-defined]
     return shown
 
 

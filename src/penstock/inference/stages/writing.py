@@ -73,7 +73,8 @@ class Writing:
         for z in range(array.shape[1]):  # plane by plane: there may be a hundred channels
             made = head.reduction.of(head.name, torch.from_numpy(sums[:, z]), 0).numpy()
             if made.dtype.kind == "f":
-                self.watch.count_clipped(number, cast(made, array[:, z]), made.size)
+                scaled = made * np.float32(head.gain)
+                self.watch.count_clipped(number, cast(scaled, array[:, z]), made.size)
             else:
                 array[:, z] = made
 
