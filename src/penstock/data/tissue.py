@@ -204,13 +204,13 @@ def sample_mask(
         brighter = below is None
         threshold = float(above if below is None else below)  # type: ignore[arg-type]
     elif finite.min() == finite.max():
-        raise UsageError(f"{where}: all its values are {finite[0]:g}, so nothing can be told apart")
+        raise UsageError(f"{where}: all its values are {finite[0]:g}, and there is no threshold")
     else:
         threshold, brighter = otsu_threshold(finite)
     side = "above" if brighter else "below"
     inside = view.array > threshold if brighter else view.array < threshold
-    if inside.sum() in (0, finite.size):
-        what = "everything" if inside.any() else "nothing"
+    if inside.all() or not inside.any():
+        what = "everything" if inside.all() else "nothing"
         raise UsageError(
             f"{where}: {what} is {side} {threshold:g}; its values are {finite.min():g} to "
             f"{finite.max():g}"
