@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from numpy.typing import NDArray
 
 from penstock.cli import main
 from penstock.data import Box, open_source
+from penstock.data.stores import sliced
 
 from .microscope_files import write_lif, write_nd2
 from .test_formats import here as here
@@ -167,6 +170,21 @@ def test_lif_is_read_as_liffile_reads_it(capsys: pytest.CaptureFixture[str]) -> 
     assert (made[:, 0] == liffile.imread("a.lif", image=2)).all() and source.units[0] == "second"
     assert main(["info", "a.lif"]) == 0
     assert "penstock info a.lif --series 2  film 3 x 2 x 9 x 8" in capsys.readouterr().out
+
+
+def test_threads_that_share_a_frame_wait_for_one_decoding() -> None:
+    begun, stack = [], sliced.FrameStack([3], (4, 5), "uint8", lambda place: decode(place), 60)
+
+    def decode(place: tuple[int, ...]) -> NDArray[Any]:
+        begun.append(place)
+        time.sleep(0.05)  # so that the others come meanwhile
+        return np.full((4, 5), place[0], "uint8")
+
+    with ThreadPoolExecutor(4) as pool:
+        parts = [(slice(0, 3), slice(y, y + 1), slice(0, 5)) for y in range(4)]
+        rows = list(pool.map(stack.__getitem__, parts))
+    assert sorted(begun) == [(0,), (1,), (2,)]
+    assert (np.concatenate(rows, axis=1) == np.arange(3)[:, None, None]).all()
 
 
 def _write_all() -> list[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -32,6 +33,10 @@ class Sliced(Protocol):
     def __getitem__(self, index: tuple[slice, ...], /) -> Any: ...
 
 
+_LOCKS = 64
+"""Frames that are decoded at once: more than there are threads."""
+
+
 class FrameStack:
     """Frames that a library reads one at a time, as one array; those last decoded are kept."""
 
@@ -50,7 +55,14 @@ class FrameStack:
         self.shape, self.dtype = (*lead, *frame), np.dtype(dtype)
         self._rank = len(lead)
         kept = cache_bytes // (math.prod(frame) * self.dtype.itemsize)
-        self._read = lru_cache(kept)(read) if kept else read
+        self._read = self._decoded_once if kept else read
+        self._decoded = lru_cache(kept)(read)
+        self._locks = [threading.Lock() for _ in range(_LOCKS)]
+
+    def _decoded_once(self, place: tuple[int, ...]) -> NDArray[Any]:
+        """A frame, for which threads wait that ask at the same time."""
+        with self._locks[hash(place) % _LOCKS]:
+            return self._decoded(place)
 
     def __getitem__(self, index: tuple[slice, ...]) -> NDArray[Any]:
         chosen = [range(*part.indices(side)) for part, side in zip(index, self.shape, strict=True)]
