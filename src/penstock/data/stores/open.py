@@ -50,7 +50,7 @@ def open_source(
             ``_FillValue`` and the other attributes of the CF conventions say of them; likewise
             those of a GeoTIFF.
         axes: the letters of the stored axes, such as ``"tyx"``, whatever the array says of them.
-        series: the image to take where a TIFF file or an OME-Zarr group holds several.
+        series: the image to take where a file, a folder or an OME-Zarr group holds several.
         name: the flag that messages name.
 
     Returns:

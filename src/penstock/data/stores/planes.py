@@ -11,7 +11,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ...base import UsageError, natural, plural
+from ...base import UsageError, natural, plural, system_errors
 from ..box import Box
 from .frames import Framed
 from .in_memory import HoldsAll
@@ -47,7 +47,7 @@ def is_slice(file: Path) -> bool:
     """True for a DICOM file of pictures, and not for the index of a medium."""
     if file.name == "DICOMDIR":
         return False
-    with file.open("rb") as stream:
+    with system_errors(str(file)), file.open("rb") as stream:
         return stream.read(132)[128:] == b"DICM"
 
 

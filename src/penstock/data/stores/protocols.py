@@ -279,7 +279,8 @@ def readable(kind: str, where: str) -> Iterator[None]:
     except (PenstockError, MemoryError):
         raise
     except Exception as error:
-        raise UsageError(f"{where}: not a readable {kind}: {describe(error)}") from error
+        why = f"it lacks {error}" if isinstance(error, KeyError) else describe(error)
+        raise UsageError(f"{where}: not a readable {kind}: {why}") from error
 
 
 def suffix_of(path: str) -> str:
