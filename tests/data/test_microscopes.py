@@ -126,6 +126,7 @@ def test_nd2_is_read_as_nd2_reads_it(packed: bool) -> None:
     assert source.units == ("second", None, *("micrometer",) * 3)
     assert [each["label"] for each in source.omero] == ["DAPI", "GFP"]
     assert source.cache_bytes == packed * 2**20
+    assert source.notes == ("the input's positions of the stage go no further",)
 
 
 def test_nd2_of_colours_and_of_one_frame() -> None:
@@ -134,7 +135,8 @@ def test_nd2_of_colours_and_of_one_frame() -> None:
     source, made = read("a.nd2")
     assert (made[0] == nd2.imread("a.nd2").transpose(3, 0, 1, 2)).all() and source.bands
     write_nd2("b.nd2", FRAMES[:1, :1])
-    source, made = read("b.nd2")
+    refused("b.nd2", "--series 1 does not exist; it has 1", series=1)
+    source, made = read("b.nd2", series=0)
     assert (made[0, 0, 0] == nd2.imread("b.nd2")).all() and source.axes == "cyx"
 
 

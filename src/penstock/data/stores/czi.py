@@ -96,11 +96,11 @@ class _TiledScene:
 
 def _opened(reader: Any, series: int | None, cache_bytes: int, where: str) -> OpenedArray:
     rectangles = reader.scenes_bounding_rectangle_no_pyramid
-    scene, rectangle = None, reader.total_bounding_rectangle_no_pyramid
-    if rectangles or series is not None:
-        words = {number: sides((each.h, each.w)) for number, each in rectangles.items()}
-        scene = chosen_of(words, series, "scenes", where)
-        rectangle = rectangles[scene]
+    # A file without scenes is one picture.
+    all_scenes = rectangles or {0: reader.total_bounding_rectangle_no_pyramid}
+    words = {number: sides((each.h, each.w)) for number, each in all_scenes.items()}
+    number = chosen_of(words, series, "scenes", where)
+    scene, rectangle = number if rectangles else None, all_scenes[number]
     array = _TiledScene(reader, scene, rectangle, where)
     says = ElementTree.fromstring(reader.raw_metadata)
     shown = [

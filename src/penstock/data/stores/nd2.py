@@ -63,9 +63,8 @@ def _opened(reader: Any, series: int | None, cache_bytes: int, where: str) -> Op
     attributes, loops = reader.attributes, reader.experiment
     letters = [_LOOPS.get(loop.type, loop.type) for loop in loops]
     counts = [loop.count for loop in loops]
-    places, position = _positions(loops), 0
-    if places or series is not None:
-        position = chosen_of(places, series, "positions", where)
+    places = _positions(loops)
+    position = chosen_of(places or {0: ""}, series, "positions", where)
     channels = attributes.componentCount
     frame = (channels, attributes.heightPx, attributes.widthPx)
     samples = reader.components_per_channel
@@ -84,8 +83,11 @@ def _opened(reader: Any, series: int | None, cache_bytes: int, where: str) -> Op
         [n for _, n in lead], frame, reader.dtype, read, cache_bytes if packed else 0
     )  # fmt: skip
     labels = [*(letter for letter, _ in lead), "c", "y", "x"]
-    planned, there = math.prod(counts), attributes.sequenceCount
-    absent = f"the input holds {there} frames of {planned}; the others read as 0"
+    planned, there, notes = math.prod(counts), attributes.sequenceCount, list[str]()
+    if there < planned:
+        notes.append(f"the input holds {there} frames of {planned}; the others read as 0")
+    if places:
+        notes.append("the input's positions of the stage go no further")
     names = [shown_channel(each.channel.name) for each in reader.metadata.channels or ()]
     return OpenedArray(
         array=array,
@@ -96,7 +98,7 @@ def _opened(reader: Any, series: int | None, cache_bytes: int, where: str) -> Op
         bands=samples > 1,
         cache_bytes=cache_bytes if packed else 0,
         takes_cache=packed,
-        notes=(absent,) if there < planned else (),
+        notes=tuple(notes),
         **placed(labels, _sizes(reader, loops)),
     )
 
