@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"voxels    {' x '.join(map(str, view.array.shape))} (z y x)")
     by = "as given" if args.above is not None or args.below is not None else "by Otsu's method"
     print(f"sample    {'above' if mask.brighter else 'below'} {mask.threshold:g}, {by}")
-    print(f"share     {mask.share:.1%} of all voxels, {mask.kept} of {mask.parts} parts")
+    print(f"share     {mask.inside.mean():.1%} of all voxels, {mask.kept} of {mask.parts} parts")
     if "://" not in args.out:
         for file in figures_of(lambda: [_drawn(view, mask, picture, replace)]):
             print(f"picture   {file}")

@@ -10,11 +10,8 @@ bright.
 
 from __future__ import annotations
 
-import contextlib
 import math
-import uuid
 from dataclasses import dataclass
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -25,10 +22,9 @@ from .box import Box
 from .grid import Grid
 from .levels import SMALLEST, levels_below
 from .stores.in_memory import open_array_source
-from .stores.lock import OutputLock
-from .stores.lock_place import is_locked
 from .stores.open import open_sink, open_source
 from .stores.protocols import Sink, Source, overlap, sides
+from .volumes import create_anew
 
 _MOST = 2**28
 """The most voxels of a coarse view: each takes about ten bytes."""
@@ -62,11 +58,6 @@ class SampleMask:
     """True if the sample is what is brighter than the threshold."""
     kept: int
     parts: int
-
-    @property
-    def share(self) -> float:
-        """The part of all voxels that is sample."""
-        return float(self.inside.mean())
 
 
 def coarse_view(
@@ -124,16 +115,14 @@ def coarse_view(
 
 def _coarsest(path: str, first: Source, chosen: dict[str, Any]) -> Source:
     """The coarsest level that has 256 voxels along y or x."""
-    source = first
-    for level in count(1):
+    below, level = first, 0
+    while max(below.domain.shape[3:]) >= SMALLEST or level == 0:
+        source, level = below, level + 1
         try:
             below = open_source(path, level=level, **chosen)
         except UsageError:  # there are no further ones
-            return source
-        if max(below.domain.shape[3:]) < SMALLEST:
-            return source
-        source = below
-    raise AssertionError("levels have no end")
+            break
+    return source
 
 
 def _picked(said: int | None, domain: Box, axis: int, flag: str, where: str) -> range:
@@ -290,9 +279,6 @@ def write_mask(mask: SampleMask, sink: Sink) -> None:
         mask: The mask.
         sink: Where to, as `mask_sink` gives it.
     """
-    if is_locked(sink):  # raises if a job is writing it; else it is no run's output any more
-        with contextlib.closing(OutputLock.take([sink], uuid.uuid4().hex)) as lock:
-            lock.name()
-    sink.create()
+    create_anew(sink)
     sink.write(sink.domain, mask.inside.astype(np.uint8)[None, None])
     sink.close()
