@@ -31,6 +31,7 @@ VERBS = {
     "verify": "prove by checksums that an output is complete and was written by its run",
     "repair": "compute the lost and damaged blocks of an output again, and nothing else",
     "pyramid": "add the levels of an OME-Zarr image, each from the one above",
+    "mask": "make a mask of the sample in a volume or scene, for infer",
     "info": "say what an input holds: arrays, levels, axes, voxels, chunks",
     "generate": "make data to measure with: fields, volumes, scenes, packed NetCDF",
     "preprocess": "cut satellite scenes into chips to train on",

@@ -41,13 +41,18 @@ def run(args: argparse.Namespace) -> int:
         print(line)
     for note in getattr(first, "notes", ()):
         print(f"note      {note}")
+    print(f"infer     {infer_line(args)}")
+    return 0
+
+
+def infer_line(args: argparse.Namespace, more: Sequence[str] = ()) -> str:
+    """The command of ``infer`` that takes the input of a verb, with its flags and others."""
     name = PurePosixPath(args.path.partition("::")[0].partition("?")[0]).name.partition(".")[0]
     command = ["penstock", "infer", "--in-spec", args.path, "--out-spec", f"{name}-out.ome.zarr"]
     for flag in ("axes", "series"):
         if (said := getattr(args, flag)) is not None:
             command += [f"--{flag}", str(said)]
-    print(f"infer     {shlex.join([*command, '--model-type', 'MODEL'])}")
-    return 0
+    return shlex.join([*command, "--model-type", "MODEL", *more])
 
 
 def _of_array(source: Any) -> Iterator[str]:

@@ -93,6 +93,12 @@ from .stores.written import discard_damaged as discard_damaged
 from .stores.written import is_damage as is_damage
 from .stores.written import open_written as open_written
 from .stores.zarr_groups import first_level_of as first_level_of
+from .tissue import CoarseView as CoarseView
+from .tissue import SampleMask as SampleMask
+from .tissue import coarse_view as coarse_view
+from .tissue import mask_sink as mask_sink
+from .tissue import sample_mask as sample_mask
+from .tissue import write_mask as write_mask
 from .volumes import Specimen as Specimen
 from .volumes import write_volume as write_volume
 from .weather import PRESETS as PRESETS

@@ -29,6 +29,7 @@ from .packed.data_folder import check_outside, check_room
 from .stores.lock import OutputLock
 from .stores.lock_place import is_locked
 from .stores.open import open_sink, open_source
+from .stores.protocols import Sink
 
 CAMERA_OFFSET = 100.0
 """ADU that the camera gives where no light falls."""
@@ -180,10 +181,7 @@ def write_volume(
         overwrite=overwrite,
         name="OUT",
     )
-    if is_locked(sink):  # raises if a job is writing it; else it is no run's output any more
-        with contextlib.closing(OutputLock.take([sink], uuid.uuid4().hex)) as lock:
-            lock.name()
-    sink.create()
+    create_anew(sink)
 
     def write_piece(piece: Box) -> int:
         try:
@@ -196,6 +194,14 @@ def write_volume(
         done += size
         progress(done)
     sink.close()
+
+
+def create_anew(sink: Sink) -> None:
+    """Create an output that no run writes; `UsageError` where one is writing there."""
+    if is_locked(sink):  # of a run that has ended: this is its output no more
+        with contextlib.closing(OutputLock.take([sink], uuid.uuid4().hex)) as lock:
+            lock.name()
+    sink.create()
 
 
 def _piece(chunk: Sequence[int]) -> tuple[int, ...]:

@@ -14,6 +14,8 @@ _NIFTI = "nifti:open_nifti_source"
 READERS = {
     ".tif": _TIFF, ".tiff": _TIFF, ".nii": _NIFTI, ".gz": _NIFTI,
     ".vrt": "raster:open_raster_source",
+    ".czi": "czi:open_czi_source", ".nd2": "nd2:open_nd2_source", ".lif": "lif:open_lif_source",
+    ".dcm": "dicom:open_dicom_source",
     **dict.fromkeys((".h5", ".hdf5", ".hdf", ".nwb", ".ims", ".nc", ".nc4"), _HDF5),
 }  # fmt: skip
 """The room and the function that opens a file of a format, by suffix."""

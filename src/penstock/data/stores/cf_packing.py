@@ -129,6 +129,15 @@ def packing_of(
     return None if packing == plain else packing
 
 
+def same_in_all(values: Sequence[Any], kind: str, where: str, parts: str = "bands") -> Any:
+    """The value of all parts of an array; `UsageError` where they have different ones."""
+    if len({str(value) for value in values}) > 1:  # a NaN is not equal to itself
+        raise UsageError(
+            f"{where}: its {parts} have different values of {kind}; --raw reads what is stored"
+        )
+    return values[0]
+
+
 def _turned(numbers: Sequence[float], stored: np.dtype[Any]) -> list[float]:
     """Numbers that were said with another sign, as ``stored`` has them."""
     size, least = 256.0**stored.itemsize, float(np.iinfo(stored).min)

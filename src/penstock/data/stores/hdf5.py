@@ -21,10 +21,9 @@ from numpy.typing import NDArray
 from ...base import UsageError, describe, require, system_errors
 from .cf_packing import packing_of
 from .frames import physical_size, shown_channel, unit_name
-from .protocols import SeveralArrays, is_file
+from .protocols import SeveralArrays, listed, local_file, sides
 from .sliced import OpenedArray, SlicedSource, open_sliced
 
-_SHOWN = 12  # names in a message
 _NWB_AXES = {3: "txy", 4: "txyz"}
 _CHUNK = 2**20
 """About the voxels of a region that is read at once of an array that is stored in one piece."""
@@ -49,9 +48,7 @@ def open_hdf5_source(
     Raises:
         UsageError: It cannot be read, or there is a choice of several arrays.
     """
-    where, file = f"{name} {path}", Path(path).expanduser()
-    if not is_file(file, where):
-        raise UsageError(f"{where}: no such file")
+    where, file = local_file(path, name)
     if series is not None:
         raise UsageError(f"{where}: an HDF5 file has no series; name an array as {path}::NAME")
 
@@ -124,26 +121,20 @@ def arrays_in(handle: Any) -> dict[str, Any]:
 
 def _chosen(arrays: Mapping[str, Any], inside: str, path: str, name: str) -> Any:
     where = f"{name} {path}"
+    names = [(each, sides(array.shape)) for each, array in arrays.items()]
+    holds = f"it holds {listed(names) or 'no array of two axes or more'}"
     if inside:
         if (key := inside.strip("/")) in arrays:
             return arrays[key]
-        raise UsageError(f"{where}: has no array {inside}; {_listed(arrays)}")
-    if len(arrays) != 1:
-        if not arrays:
-            raise UsageError(f"{where}: {_listed(arrays)}")
+        raise UsageError(f"{where}: has no array {inside}; {holds}")
+    if not arrays:
+        raise UsageError(f"{where}: {holds}")
+    if len(arrays) > 1:
         raise SeveralArrays(
-            f"{where}: {_listed(arrays)}; name one, such as {name} {path}::{next(iter(arrays))}",
-            [(f"{path}::{each}", " x ".join(map(str, a.shape))) for each, a in arrays.items()],
+            f"{where}: {holds}; name one, such as {name} {path}::{names[0][0]}",
+            [(f"{path}::{each}", what) for each, what in names],
         )
     return next(iter(arrays.values()))
-
-
-def _listed(arrays: Mapping[str, Any]) -> str:
-    if not arrays:
-        return "it holds no array of two axes or more"
-    shown = [f"{n} ({' x '.join(map(str, a.shape))})" for n, a in list(arrays.items())[:_SHOWN]]
-    more = f" and {len(arrays) - _SHOWN} more" if len(arrays) > _SHOWN else ""
-    return f"it holds {', '.join(shown)}{more}"
 
 
 def _plain(dataset: Any, raw: bool, cache_bytes: int, where: str) -> OpenedArray:

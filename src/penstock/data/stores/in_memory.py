@@ -24,7 +24,7 @@ from .protocols import (
     OUTPUT_DTYPES,
     check_dtype,
     file_stamp,
-    is_file,
+    local_file,
     source_fingerprint,
 )
 
@@ -60,6 +60,13 @@ def give_back(mapped: mmap.mmap | None) -> None:
     read. None is no file."""
     if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
         mapped.madvise(mmap.MADV_DONTNEED)
+
+
+def mapped_file(array: Any) -> mmap.mmap | None:
+    """The mapped file that an array is a view of; None where it is none."""
+    while isinstance(array, np.ndarray):
+        array = array.base
+    return array if isinstance(array, mmap.mmap) else None
 
 
 @dataclass(eq=False, repr=False)
@@ -132,9 +139,7 @@ def open_array_source(array: NDArray[Any], *, name: str, axes: str | None = None
 
 def open_npy(path: str, *, name: str, axes: str | None = None) -> MemorySource:
     """A source over a ``.npy`` file, mapped and so read on demand. Pickled objects are refused."""
-    where, file = f"{name} {path}", Path(path).expanduser()
-    if not is_file(file, where):
-        raise UsageError(f"{where}: no such file")
+    where, file = local_file(path, name)
     try:
         with np.errstate(over="ignore"):  # a shape that overflows raises an error as well
             array = np.lib.format.open_memmap(file, mode="r")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ...base import UsageError, describe, format_bytes, require
 from .cf_packing import packing_of
 from .frames import unit_name
-from .protocols import is_file
+from .protocols import local_file
 from .sliced import OpenedArray, SlicedSource, open_sliced
 
 _AXES = "xyztc"
@@ -41,9 +41,7 @@ def open_nifti_source(
     Raises:
         UsageError: It cannot be read.
     """
-    where, file = f"{name} {path}", Path(path).expanduser()
-    if not is_file(file, where):
-        raise UsageError(f"{where}: no such file")
+    where, file = local_file(path, name)
     if level or series or inside:
         raise UsageError(f"{where}: a NIfTI file holds one array, without levels and series")
     image = _image(file, where)

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 from ...base import UsageError
 from .frames import axis_letter, physical_size, shown_channel, to_tczyx, unit_name
-from .protocols import AXES, SeveralArrays
+from .protocols import AXES, chosen_of
 
 
 def array_below(path: Any, where: str) -> str:
@@ -63,17 +63,10 @@ def image_of(attributes: Mapping[str, Any], series: int | None, where: str) -> M
     """The image of a group, as its ``multiscales`` describe it: the only one, or that of
     ``series``."""
     images: Sequence[Mapping[str, Any]] = attributes["multiscales"]
-    if series is None and len(images) > 1:
-        names = ", ".join(f"{i} {image.get('name', '')}".strip() for i, image in enumerate(images))
-        raise SeveralArrays(
-            f"{where}: holds {len(images)} images ({names}); --series N takes one",
-            [(f"--series {i}", str(each.get("name", ""))) for i, each in enumerate(images)],
-        )
     if not images:
         raise UsageError(f"{where}: its multiscales metadata describes no image")
-    if not 0 <= (series or 0) < len(images):
-        raise UsageError(f"{where}: --series {series} does not exist; it has {len(images)}")
-    return images[series or 0]
+    names = {number: str(image.get("name", "")) for number, image in enumerate(images)}
+    return images[chosen_of(names, series, "images", where)]
 
 
 def described(

@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,7 @@ from ..grid import Grid, flatten, indices
 from .cf_packing import Packing
 from .frames import Framed, canonical, to_five, to_tczyx
 from .in_memory import MemorySource
-from .protocols import AXES, check_dtype, file_stamp, is_file, source_fingerprint
+from .protocols import AXES, check_dtype, file_stamp, local_file, source_fingerprint
 from .tiff_frame import (
     axes_of,
     check_files,
@@ -197,11 +196,9 @@ def open_ometiff_source(
     Samples that are stored in one piece, and are the values, are mapped into memory; else segments
     are read and decoded.
     """
-    where, file_path = f"{name} {path}", Path(path).expanduser()
+    where, file_path = local_file(path, name)
     if inside:
         raise UsageError(f"{where}: a TIFF file holds series, not names; --series N takes one")
-    if not is_file(file_path, where):
-        raise UsageError(f"{where}: no such file")
     try:
         with _no_complaints(where):
             file = tifffile.TiffFile(file_path)

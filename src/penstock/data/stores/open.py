@@ -14,7 +14,7 @@ from ...base import UsageError, blaming, parsed_json, system_errors
 from ..box import Box
 from . import in_memory as memory
 from .added import OURS, added_store, and_added, checked, reader_of
-from .planes import open_planes_source, plane_files
+from .planes import is_slice, open_planes_source, plane_files
 from .protocols import (
     AXES,
     LONGEST,
@@ -50,7 +50,7 @@ def open_source(
             ``_FillValue`` and the other attributes of the CF conventions say of them; likewise
             those of a GeoTIFF.
         axes: the letters of the stored axes, such as ``"tyx"``, whatever the array says of them.
-        series: the image to take where a TIFF file or an OME-Zarr group holds several.
+        series: the image to take where a file, a folder or an OME-Zarr group holds several.
         name: the flag that messages name.
 
     Returns:
@@ -80,6 +80,10 @@ def _open_source(spec: Spec | NDArray[Any], settings: Mapping[str, Any]) -> Sour
         return _open_alone(parsed, settings)
     place, _, inside = parsed.partition("::")
     if (files := plane_files(place)) is not None and not inside:
+        if files and is_slice(files[0]):
+            from .dicom import open_dicom_source
+
+            return open_dicom_source(place, inside=inside, files=files, **settings)
         return open_planes_source(place, files, **settings)
     if (reader := reader_of(place)) is not None:
         module, _, function = reader.partition(":")

@@ -11,7 +11,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ...base import UsageError, natural, plural
+from ...base import UsageError, natural, plural, system_errors
 from ..box import Box
 from .frames import Framed
 from .in_memory import HoldsAll
@@ -25,19 +25,30 @@ _MARKERS = ("zarr.json", ".zarray", ".zgroup", "attributes.json", "info")  # of 
 
 
 def plane_files(path: str) -> list[Path] | None:
-    """The TIFF files that a folder or a pattern means, in natural order; None for anything else."""
+    """The TIFF files that a folder or a pattern means, else its DICOM files, in natural order; None
+    for anything else."""
     place = Path(path).expanduser()
     if "://" in path:
         return None
     if glob.has_magic(path) and not place.exists():
         files = [Path(name) for name in glob.glob(str(place))]  # noqa: PTH207 -- absolute ones too
     elif place.is_dir() and not any((place / marker).exists() for marker in _MARKERS):
-        files = [file for file in place.iterdir() if file.suffix.lower() in (".tif", ".tiff")]
+        inside = [file for file in place.iterdir() if file.is_file()]
+        files = [file for file in inside if file.suffix.lower() in (".tif", ".tiff")]
+        files = files or [file for file in inside if is_slice(file)]
     else:
         return None
     if not files and not glob.has_magic(path):
         return None
     return sorted(files, key=lambda file: natural(file.name))
+
+
+def is_slice(file: Path) -> bool:
+    """True for a DICOM file of pictures, and not for the index of a medium."""
+    if file.name == "DICOMDIR":
+        return False
+    with system_errors(str(file)), file.open("rb") as stream:
+        return stream.read(132)[128:] == b"DICM"
 
 
 def check_numbers(files: Sequence[Path], where: str) -> None:

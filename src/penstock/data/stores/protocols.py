@@ -9,14 +9,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError, redact, redacted, system_errors
+from ...base import (
+    PenstockError,
+    UsageError,
+    describe,
+    redact,
+    redacted,
+    system_errors,
+)
 from ..box import Box
 
 AXES = "tczyx"
@@ -153,6 +161,54 @@ class SeveralArrays(UsageError):
         """The place of each, or the flag that takes it, and what it is."""
 
 
+_SHOWN = 12  # names in a message
+
+
+def listed(names: Sequence[tuple[str, str]]) -> str:
+    """Names, and in brackets what each is, as a part of a sentence; the first dozen of many.
+
+    >>> listed([("raw", "5 x 37 x 41"), ("labels", "")])
+    'raw (5 x 37 x 41), labels'
+    """
+    shown = ", ".join(f"{name} ({what})" if what else name for name, what in names[:_SHOWN])
+    return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+
+
+def chosen_of(words: Mapping[int, str], said: int | None, kind: str, where: str) -> int:
+    """The number of the image to read: the only one, or that of ``--series``.
+
+    Args:
+        words: What each image is, by its number.
+        said: The number that the user gives.
+        kind: What they are called, such as ``scenes``.
+        where: What messages begin with.
+
+    Raises:
+        SeveralArrays: There are several, and none is asked for.
+        UsageError: There is none, or none of that number.
+    """
+    if said is not None and said not in words:
+        raise UsageError(f"{where}: --series {said} does not exist; it has {len(words)}")
+    if not words:
+        raise UsageError(f"{where}: holds no {kind}")
+    if said is None and len(words) > 1:
+        names = listed([(f"{number} {what}".strip(), "") for number, what in words.items()])
+        raise SeveralArrays(
+            f"{where}: holds {len(words)} {kind} ({names}); --series N takes one",
+            [(f"--series {number}", what) for number, what in words.items()],
+        )
+    return next(iter(words)) if said is None else said
+
+
+def sides(shape: Sequence[int]) -> str:
+    """A shape as messages have it.
+
+    >>> sides((5, 37, 41))
+    '5 x 37 x 41'
+    """
+    return " x ".join(map(str, shape))
+
+
 def overlap(a: Source | Sink, b: Source | Sink) -> bool:
     """Whether creating or writing one array would touch the other: they are the same, or one lies
     inside the other's folder.
@@ -197,6 +253,38 @@ def is_file(path: Path, where: str) -> bool:
     """
     with system_errors(where):
         return path.is_file()
+
+
+def local_file(path: str, name: str) -> tuple[str, Path]:
+    """What messages on a file of this machine begin with, and the file; `UsageError` where it is
+    not there. ``name`` is the flag that takes it."""
+    where, file = f"{name} {path}", Path(path).expanduser()
+    if not is_file(file, where):
+        raise UsageError(f"{where}: no such file")
+    return where, file
+
+
+@contextmanager
+def readable(kind: str, where: str) -> Iterator[None]:
+    """Turn what a library raises on a file into one sentence.
+
+    Args:
+        kind: What the file should be, such as ``CZI file``.
+        where: What messages begin with.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        UsageError: Something was raised. Parsers meet damage with errors of any class.
+    """
+    try:
+        yield
+    except (PenstockError, MemoryError):
+        raise
+    except Exception as error:
+        why = f"it lacks {error}" if isinstance(error, KeyError) else describe(error)
+        raise UsageError(f"{where}: not a readable {kind}: {why}") from error
 
 
 def suffix_of(path: str) -> str:

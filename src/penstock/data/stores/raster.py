@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import UsageError, describe, require, scrub
-from .cf_packing import Packing, packing_of
+from .cf_packing import Packing, packing_of, same_in_all
 from .frames import shown_channel, unit_name
 from .protocols import check_dtype
 from .sliced import OpenedArray, SlicedSource, open_sliced
@@ -124,14 +124,9 @@ def _opened(path: str, level: int, raw: bool, where: str) -> OpenedArray:
 
 
 def _packing(dataset: Any, where: str) -> Packing | None:
-    says: dict[str, Any] = {}
-    kinds = {"scale": dataset.scales, "offset": dataset.offsets, "no-data": dataset.nodatavals}
-    for kind, values in kinds.items():
-        if len({str(value) for value in values}) > 1:
-            raise UsageError(
-                f"{where}: its bands have different values of {kind}; --raw reads what is stored"
-            )
-    says = {"scale_factor": dataset.scales[0], "add_offset": dataset.offsets[0]}
-    if dataset.nodatavals[0] is not None:
-        says["_FillValue"] = dataset.nodatavals[0]
+    says = {
+        "scale_factor": same_in_all(dataset.scales, "scale", where),
+        "add_offset": same_in_all(dataset.offsets, "offset", where),
+        "_FillValue": same_in_all(dataset.nodatavals, "no-data", where),
+    }
     return packing_of(says, check_dtype(dataset.dtypes[0], where), where)

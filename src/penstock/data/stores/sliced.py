@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import mmap
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,7 +19,7 @@ from ...base import scrub
 from ..box import Box
 from .cf_packing import Packing
 from .frames import Framed, canonical, source_axes, to_five, to_tczyx
-from .in_memory import HoldsAll, give_back
+from .in_memory import HoldsAll, give_back, mapped_file
 from .protocols import check_dtype, file_stamp, source_fingerprint
 
 
@@ -28,6 +31,50 @@ class Sliced(Protocol):
     @property
     def dtype(self) -> Any: ...
     def __getitem__(self, index: tuple[slice, ...], /) -> Any: ...
+
+
+_LOCKS = 64
+"""Frames that are decoded at once: more than there are threads."""
+
+
+class FrameStack:
+    """Frames that a library reads one at a time, as one array; those last decoded are kept."""
+
+    def __init__(
+        self, lead: Sequence[int], frame: Sequence[int], dtype: Any,
+        read: Callable[[tuple[int, ...]], NDArray[Any]], cache_bytes: int = 0,
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            lead: The shape of the stack.
+            frame: The shape of a frame.
+            dtype: The dtype of all.
+            read: Reads the frame at a place in the stack. Many threads call it at once.
+            cache_bytes: The most bytes of frames that are kept.
+        """
+        self.shape, self.dtype = (*lead, *frame), np.dtype(dtype)
+        self._rank = len(lead)
+        kept = cache_bytes // (math.prod(frame) * self.dtype.itemsize)
+        self._read = self._decoded_once if kept else read
+        self._decoded = lru_cache(kept)(read)
+        self._locks = [threading.Lock() for _ in range(_LOCKS)]
+
+    def _decoded_once(self, place: tuple[int, ...]) -> NDArray[Any]:
+        """A frame, for which threads wait that ask at the same time."""
+        with self._locks[hash(place) % _LOCKS]:
+            return self._decoded(place)
+
+    def __getitem__(self, index: tuple[slice, ...]) -> NDArray[Any]:
+        chosen = [range(*part.indices(side)) for part, side in zip(index, self.shape, strict=True)]
+        out = np.empty([len(part) for part in chosen], self.dtype)
+        inside = index[self._rank :]
+        for to, place in zip(
+            np.ndindex(out.shape[: self._rank]), product(*chosen[: self._rank]), strict=True
+        ):
+            frame = self._read(place)
+            out[to] = frame[inside]
+            give_back(mapped_file(frame))
+        return out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +100,24 @@ class OpenedArray:
     """The most decoded bytes that the library keeps."""
     takes_cache: bool = False
     """True if it keeps as many as it is asked to."""
+
+
+Sizes = dict[str, tuple[float, str | None, float]]
+"""The size of a voxel, its unit, and the position of the first one, by axis."""
+
+
+def placed(labels: Sequence[str], sizes: Sizes) -> dict[str, Any]:
+    """The members of `OpenedArray` that place voxels in the world.
+
+    Args:
+        labels: The letter of each axis.
+        sizes: What is said of them; empty where nothing is.
+    """
+    if not sizes:
+        return {}
+    each = [sizes.get(label, (1.0, None, 0.0)) for label in labels]
+    scale, units, translation = zip(*each, strict=True)
+    return {"scale": scale, "units": units, "translation": translation}
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -88,11 +153,7 @@ class SlicedSource(HoldsAll, Framed):
 
     @cached_property
     def _mapped(self) -> mmap.mmap | None:
-        """The mapped file that the array is a view of; None where it is none."""
-        base: Any = self.array
-        while isinstance(base, np.ndarray):
-            base = base.base
-        return base if isinstance(base, mmap.mmap) else None
+        return mapped_file(self.array)
 
     def with_cache(self, num_bytes: int) -> SlicedSource:
         return self if self.reopen is None else self.reopen(num_bytes)
@@ -100,7 +161,7 @@ class SlicedSource(HoldsAll, Framed):
 
 def open_sliced(
     read: Callable[[int], OpenedArray], *, path: str, inside: str, axes: str | None,
-    cache_bytes: int, where: str,
+    cache_bytes: int, where: str, files: Sequence[Path] = (),
 ) -> SlicedSource:  # fmt: skip
     """A source over what a format's reader opens.
 
@@ -111,6 +172,7 @@ def open_sliced(
         axes: The letters of its axes, as the user says.
         cache_bytes: The most decoded bytes that are kept.
         where: What messages begin with.
+        files: The files that it is made of, where ``path`` is a folder or a pattern.
 
     Raises:
         UsageError: It has axes or a dtype that Penstock cannot take.
@@ -119,16 +181,17 @@ def open_sliced(
 
     def reopen(num_bytes: int) -> SlicedSource:
         return open_sliced(
-            read, path=path, inside=inside, axes=axes, cache_bytes=num_bytes, where=where
-        )
+            read, path=path, inside=inside, axes=axes, cache_bytes=num_bytes, where=where,
+            files=files,
+        )  # fmt: skip
 
     rank = len(opened.array.shape)
     letters, taken = source_axes(axes, opened.labels, rank, where)
     dtype = check_dtype(np.dtype(opened.array.dtype).name, where)
     remote, packing = "://" in path, opened.packing
     file = Path(path).expanduser()
-    address = path if remote else str(file.resolve())
-    stamp = [] if remote else file_stamp(file)
+    address = path if remote else str((files[0].parent if files else file).resolve())
+    stamp = [] if remote else [fact for each in files or [file] for fact in file_stamp(each)]
     return SlicedSource(
         name=scrub(path),
         array=opened.array,

@@ -13,11 +13,10 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from ...base import UsageError
-from .cf_packing import Packing, packing_of
+from .cf_packing import Packing, packing_of, same_in_all
 from .frames import physical_size, shown_channel, source_axes, to_tczyx, unit_name
 from .ome_levels import array_below
-from .protocols import AXES, SeveralArrays, check_dtype
+from .protocols import AXES, check_dtype, chosen_of, sides
 
 _REDUCED_OR_MASK = 0b101
 """Bits of NewSubfileType: a page that is a smaller copy of another, or its mask."""
@@ -41,30 +40,15 @@ def check_files(file: Any, where: str) -> None:
 
 def chosen_series(file: Any, said: int | None, where: str) -> int:
     """The number of the series to read: the only one of pictures, or the one that is asked for."""
-    all_series = file.series
-    if said is not None:
-        if not 0 <= said < len(all_series):
-            raise UsageError(f"{where}: --series {said} does not exist; it has {len(all_series)}")
-        return said
-    pictures = [
-        number for number, each in enumerate(all_series)
+    words = {
+        number: " ".join(f"{each.name} {sides(each.shape)}".split())
+        for number, each in enumerate(file.series)
+    }
+    pictures = {
+        number: words[number] for number, each in enumerate(file.series)
         if not int(each.keyframe.subfiletype) & _REDUCED_OR_MASK
-    ] or list(range(len(all_series)))  # fmt: skip
-    if len(pictures) > 1:
-        names = (
-            f"{number} {all_series[number].name} {' x '.join(map(str, all_series[number].shape))}"
-            for number in pictures[:12]
-        )
-        more = ", ..." if len(pictures) > 12 else ""
-        listed = ", ".join(" ".join(name.split()) for name in names)
-        raise SeveralArrays(
-            f"{where}: holds {len(pictures)} series ({listed}{more}); --series N takes one",
-            [
-                (f"--series {number}", " x ".join(map(str, all_series[number].shape)))
-                for number in pictures
-            ],
-        )
-    return pictures[0]
+    }  # fmt: skip
+    return chosen_of((said is None and pictures) or words, said, "series", where)
 
 
 def axes_of(series: Any, said: str | None, where: str) -> tuple[str, list[str]]:
@@ -105,12 +89,8 @@ def packing_in(file: Any, series: Any, where: str) -> Packing | None:
     if (nodata := _nodata(page)) is not None:
         attributes["_FillValue"] = nodata
     for role, name, default in (("scale", "scale_factor", "1"), ("offset", "add_offset", "0")):
-        values = {bands.get(i, {}).get(role, default) for i in samples}
-        attributes[name] = values.pop()
-        if values:
-            raise UsageError(
-                f"{where}: its bands have different values of {role}; --raw reads what is stored"
-            )
+        values = [bands.get(i, {}).get(role, default) for i in samples]
+        attributes[name] = same_in_all(values, role, where)
     return packing_of(attributes, check_dtype(series.dtype, where), where)
 
 

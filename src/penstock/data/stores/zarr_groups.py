@@ -14,11 +14,10 @@ from typing import Any
 
 from ...base import UsageError, parsed_json
 from .ome_levels import Level, array_below, described, image_of
-from .protocols import SeveralArrays
+from .protocols import SeveralArrays, listed, sides
 
 Read = Callable[[str], bytes | None]
 """The bytes of a key of a store; None where it has no such key."""
-_SHOWN = 12  # names in a message
 _DEPTH = 4  # of arrays below a group
 
 
@@ -73,10 +72,8 @@ def check_array(
     if not names:
         raise UsageError(f"{where}: is {kind}, and none is listed in it; name one by its path")
     paths = [array_below(name, where).strip("/") for name, _ in names]
-    shown = ", ".join(f"{name} ({more})" if more else name for name, more in names[:_SHOWN])
-    others = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     raise SeveralArrays(
-        f"{where}: is {kind} ({shown}{others}); name one, such as "
+        f"{where}: is {kind} ({listed(names)}); name one, such as "
         f"{flag} {joined(place, paths[0])}".replace("  ", " "),
         [(joined(place, path), more) for path, (_, more) in zip(paths, names, strict=True)],
     )
@@ -168,7 +165,7 @@ def _arrays(
         return None
     arrays = dict(_listed(read, where)) or dict(_below(folder))
     return "a group of arrays", [
-        (path, " x ".join(map(str, shape)))
+        (path, sides(shape))
         for path, shape in sorted(arrays.items()) if len(shape) > 1
     ]  # fmt: skip
 

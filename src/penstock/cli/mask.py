@@ -1,0 +1,101 @@
+"""``penstock mask PATH OUT``: a mask of the sample, which ``infer --mask`` takes."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from ..base import Overwriting, add_flags
+
+if TYPE_CHECKING:
+    from ..data import CoarseView, SampleMask
+
+EXAMPLES = """
+penstock mask brain.ome.zarr mask.ome.zarr
+penstock mask slide.czi mask.ome.zarr --below 220 --keep 3   # three dark pieces on a bright slide
+"""
+_PLANES = 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", metavar="PATH", help="the volume or scene")
+    parser.add_argument("out", metavar="OUT", help="the OME-Zarr to write; its picture is OUT.png")
+    parser.add_argument(
+        "--level", type=int, metavar="N",
+        help="the level to look at (default: the coarsest with 256 voxels along y or x, and means "
+        "of blocks of that where it has far more)",
+    )  # fmt: skip
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--above", type=float, metavar="X",
+        help="what is brighter is sample (default: Otsu's threshold)",
+    )  # fmt: skip
+    which.add_argument("--below", type=float, metavar="X", help="what is darker is sample")
+    parser.add_argument(
+        "--keep", type=int, metavar="N",
+        help="keep the N largest parts (default: all of at least 1 %% of the largest)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--grow", type=int, default=1, metavar="N",
+        help="grow them by N voxels of that level (default: 1)",
+    )  # fmt: skip
+    parser.add_argument("--t", type=int, metavar="N", help="time point (default: mean of all)")
+    parser.add_argument("--c", type=int, metavar="N", help="channel (default: mean of all)")
+    parser.add_argument("--series", type=int, metavar="N", help="the image to take of several")
+    parser.add_argument("--axes", metavar="AXES", help="the letters of the stored axes: tyx, zcyx")
+    add_flags(parser, Overwriting)
+
+
+def run(args: argparse.Namespace) -> int:
+    from ..base import UsageError, check_outputs, from_flags
+    from ..data import coarse_view, mask_sink, sample_mask, write_mask
+    from .drawing import figures_of
+    from .info import infer_line
+
+    for flag in ("keep", "grow"):
+        least = flag == "keep"
+        if (said := getattr(args, flag)) is not None and said < least:
+            raise UsageError(f"--{flag} {said}: at least {least:d}")
+    replace = from_flags(Overwriting, args).overwrite
+    picture = Path(f"{PurePosixPath(args.out)}.png")
+    if "://" not in args.out:
+        check_outputs(("the picture", picture), replace=replace)
+    chosen = {name: getattr(args, name) for name in ("level", "t", "c", "axes", "series")}
+    view = coarse_view(args.path, **chosen)
+    sink = mask_sink(args.out, view, overwrite=replace)
+    mask = sample_mask(view, below=args.below, above=args.above, keep=args.keep, grow=args.grow)
+    write_mask(mask, sink)
+    print(f"voxels    {' x '.join(map(str, view.array.shape))} (z y x)")
+    by = "as given" if args.above is not None or args.below is not None else "by Otsu's method"
+    print(f"sample    {'above' if mask.brighter else 'below'} {mask.threshold:g}, {by}")
+    print(f"share     {mask.inside.mean():.1%} of all voxels, {mask.kept} of {mask.parts} parts")
+    if "://" not in args.out:
+        for file in figures_of(lambda: [_drawn(view, mask, picture, replace)]):
+            print(f"picture   {file}")
+    print(f"infer     {infer_line(args, ('--mask', args.out))}")
+    return 0
+
+
+def _drawn(view: CoarseView, mask: SampleMask, file: Path, replace: bool) -> Path:
+    """Draw the outline over some planes of the view."""
+    import numpy as np
+
+    from ..base import require, writing_output
+
+    depth, height, width = view.array.shape
+    planes = sorted({(2 * n + 1) * depth // (2 * _PLANES) for n in range(_PLANES)})
+    side = 4.0  # inches
+    figure = require("matplotlib.figure", "plot").Figure(
+        figsize=(side * len(planes), side * height / width + 0.3), layout="constrained"
+    )
+    low, high = np.nanpercentile(view.array, (1, 99.8))
+    for z, axis in zip(planes, np.ravel(figure.subplots(1, len(planes))), strict=True):
+        axis.imshow(view.array[z], cmap="gray", vmin=low, vmax=high)
+        if 0 < mask.inside[z].mean() < 1:  # else there is no outline
+            axis.contour(mask.inside[z], levels=[0.5], colors="orange", linewidths=1)
+        axis.set_title(f"z {z}: {mask.inside[z].mean():.0%} sample", fontsize=9)
+        axis.set_axis_off()
+    with writing_output(file, replace=replace) as draft:
+        figure.savefig(draft, format="png", dpi=150)
+    return file

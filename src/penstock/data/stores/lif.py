@@ -1,0 +1,121 @@
+"""LIF files of Leica by liffile: images that lie in the file one after another, each mapped."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from contextlib import ExitStack
+from typing import Any
+
+from numpy.typing import NDArray
+
+from ...base import UsageError, require
+from .frames import physical_size, shown_channel, unit_name
+from .protocols import chosen_of, listed, local_file, readable, sides
+from .sliced import FrameStack, OpenedArray, Sizes, SlicedSource, open_sliced, placed
+
+_DIMENSIONS = {"1": "x", "2": "y", "3": "z", "4": "t"}
+"""The axis of each dimension that has a size, by its number in the file."""
+_IMAGE = "./Data/Image/ImageDescription"
+_MICROMETERS = 1e6  # in a meter, the unit of a LIF file
+
+
+def open_lif_source(
+    path: str, *, inside: str, level: int, cache_bytes: int, name: str, raw: bool,
+    axes: str | None, series: int | None,
+) -> SlicedSource:  # fmt: skip
+    """Open an image of a LIF file.
+
+    Args:
+        path: The file.
+        inside: The image's name, with those of the folders that it is in.
+        level: 0, as it has no levels.
+        cache_bytes: Not used: nothing is decoded.
+        name: The flag that messages name.
+        raw: Not used: stored numbers are the values.
+        axes: The letters of the stored axes, as the user says.
+        series: The image's number.
+
+    Raises:
+        UsageError: It cannot be read, or there is a choice of several images.
+    """
+    where, file = local_file(path, name)
+    if level:
+        raise UsageError(f"{where}: level {level} is asked, but a LIF file has no levels")
+
+    def read(num_bytes: int) -> OpenedArray:
+        liffile = require("liffile", "lif")
+        with readable("LIF file", where), ExitStack() as opening:
+            lif = opening.enter_context(liffile.LifFile(file))
+            if lif.type.name != "LIF":  # others name files of which they are made
+                raise UsageError(f"{where}: is {lif.type.name}, not a LIF file")
+            opened = _opened(_chosen(list(lif.images), inside, series, path, where), where)
+            weakref.finalize(opened.array, opening.pop_all().close)
+        return opened
+
+    return open_sliced(
+        read, path=path, inside=f"{inside} {series}",
+        axes=axes, cache_bytes=cache_bytes, where=where,
+    )  # fmt: skip
+
+
+def _chosen(images: list[Any], inside: str, series: int | None, path: str, where: str) -> Any:
+    if not inside:
+        words = {n: f"{each.path} {sides(each.shape)}" for n, each in enumerate(images)}
+        return images[chosen_of(words, series, "images", where)]
+    for image in images:
+        if image.path == inside.strip("/"):
+            return image
+    names = listed([(image.path, sides(image.shape)) for image in images])
+    raise UsageError(f"{where}: has no image {inside}; it holds {names or 'none'}")
+
+
+def _opened(image: Any, where: str) -> OpenedArray:
+    if image.is_flim:
+        raise UsageError(f"{where}: {image.path} holds times of photons, which are not read")
+    labels = [_letter(label) for label in image.dims]
+    array: Any
+    if "S" in image.dims:  # the library turns blue, green and red round, frame by frame
+        frames, lock = image.frames, threading.Lock()
+
+        def read(place: tuple[int, ...]) -> NDArray[Any]:
+            with lock:  # one file position
+                frame: NDArray[Any] = frames[place]
+            return frame
+
+        shape = frames.frame_shape
+        array = FrameStack(image.shape[: -len(shape)], shape, image.dtype, read)
+        labels = [_letter(label) for label in frames.dims]
+    else:
+        array = image.asarray(out="memmap")
+    names = [
+        shown_channel(each.get("LUTName"))
+        for each in image.xml_element.findall(f"{_IMAGE}/Channels/ChannelDescription")
+    ]
+    channels = dict(zip(labels, array.shape, strict=True)).get("c", 1)
+    return OpenedArray(
+        array=array,
+        labels=labels,
+        chunks=(*(1,) * (len(labels) - 2), *array.shape[-2:]),
+        omero=tuple(names) if len(names) == channels and any(names) else (),
+        bands="S" in image.dims,
+        **placed(labels, _sizes(image)),
+    )
+
+
+def _letter(label: str) -> str:
+    return "c" if label == "S" else label.lower()
+
+
+def _sizes(image: Any) -> Sizes:
+    sizes: Sizes = {}
+    for says in image.xml_element.findall(f"{_IMAGE}/Dimensions/DimensionDescription"):
+        axis, count = _DIMENSIONS.get(says.get("DimID", "")), int(says.get("NumberOfElements", 1))
+        # The length is that from the first element to the last.
+        size = physical_size(float(says.get("Length", 0)) / max(1, count - 1))
+        if axis is not None and size is not None:
+            origin, unit = float(says.get("Origin", 0)), says.get("Unit", "")
+            if unit == "m":
+                size, origin, unit = size * _MICROMETERS, origin * _MICROMETERS, "micrometer"
+            sizes[axis] = size, unit_name(unit), origin
+    return sizes

@@ -1,0 +1,143 @@
+"""Series of DICOM slices, as pydicom reads each of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.data import Box, open_source
+
+from .test_formats import here as here
+from .test_formats import read, refused
+
+pydicom = pytest.importorskip("pydicom")
+SLICES = np.random.default_rng(5).integers(-1000, 3000, (5, 37, 41)).astype("int16")
+
+
+def write_slice(path: str, number: int, syntax: str = "", **says: Any) -> None:
+    """A slice that lies 2.5 mm above the one before, with other members where they are given."""
+    uid = pydicom.uid
+    header = pydicom.Dataset()
+    header.file_meta = pydicom.dataset.FileMetaDataset()
+    header.file_meta.TransferSyntaxUID = uid.ExplicitVRLittleEndian
+    header.SOPClassUID, header.SOPInstanceUID = uid.CTImageStorage, f"1.2.{number}"
+    header.SeriesInstanceUID, header.SeriesDescription = "1.2.3", "chest"
+    header.Rows, header.Columns = SLICES.shape[1:]
+    header.BitsAllocated = header.BitsStored = 16
+    header.HighBit, header.PixelRepresentation, header.SamplesPerPixel = 15, 1, 1
+    header.PhotometricInterpretation = "MONOCHROME2"
+    header.ImageOrientationPatient = [1, 0, 0, 0, 1, 0]
+    header.ImagePositionPatient = [-7, 8, 100 + 2.5 * number]
+    header.PixelSpacing = [0.5, 0.25]
+    header.RescaleSlope, header.RescaleIntercept = 2, -1024
+    header.PixelData = SLICES[number].tobytes()
+    for name, value in says.items():
+        setattr(header, name, value)
+    if says.get("Rows"):
+        header.PixelData = SLICES[number, : says["Rows"]].tobytes()
+    if syntax:
+        header.compress(syntax)
+    header.save_as(path, enforce_file_format=True)
+
+
+def write_series(folder: str = "chest", **says: Any) -> None:
+    Path(folder).mkdir(exist_ok=True)
+    for number in range(len(SLICES)):  # their names are in no order
+        write_slice(f"{folder}/IM{(number * 3) % 5}", number, **says)
+
+
+@pytest.mark.parametrize("syntax", ["", "1.2.840.10008.1.2.5"], ids=["plain", "RLE"])
+def test_a_series_is_read_as_pydicom_reads_it(syntax: str) -> None:
+    write_series(syntax=syntax)
+    Path("chest/notes.txt").write_text("mine")
+    right = np.stack([pydicom.dcmread(f"chest/IM{n * 3 % 5}").pixel_array for n in range(5)])
+    assert (right == SLICES).all()
+    source, made = read("chest")
+    assert (made[0, 0] == right * 2.0 - 1024).all() and made.dtype == np.float32
+    assert "2 * stored + -1024" in source.notes[-1]
+    assert source.axes == "zyx" and source.scale == (1, 1, 2.5, 0.5, 0.25)
+    assert source.translation == (0, 0, 100, 8, -7) and source.units[2:] == ("millimeter",) * 3
+    source, made = read("chest/IM*", raw=True)
+    assert (made[0, 0] == right).all() and made.dtype == np.int16
+    assert source.cache_bytes == 2**20 and source.chunks == (1, 1, 1, 37, 41)
+    Path("chest/IM3").rename("one.dcm")
+    assert open_source("one.dcm").domain.shape == (1, 1, 1, 37, 41)
+
+
+def test_a_block_reads_the_slices_that_it_touches() -> None:
+    write_series()
+    source = open_source("chest", raw=True)
+    Path("chest/IM2").write_bytes(b"gone")  # the last one
+    first = Box((0,) * 5, (1, 1, 4, 37, 41))
+    assert (source.read(first)[0, 0] == SLICES[:4]).all()
+    with pytest.raises(pydicom.errors.InvalidDicomError):
+        source.read(source.domain)
+
+
+def test_a_slice_that_changes_is_another_input() -> None:
+    write_series()
+    before = open_source("chest").fingerprint
+    write_slice("chest/IM0", 0, PatientID="another")
+    assert open_source("chest").fingerprint != before
+
+
+def test_a_gap_is_named() -> None:
+    write_series()
+    Path("chest/IM1").unlink()
+    refused("chest", "IM3 and IM4 lie 5 mm apart, where others lie 2.5 mm apart")
+    write_slice("chest/IM1", 1)
+    refused("chest", "IM1 and IM3 lie at one place")
+
+
+@pytest.mark.parametrize(
+    ("says", "words"),
+    [
+        ({"PixelSpacing": [0.5, 0.5]}, "IM1 has another spacing than IM0"),
+        ({"Rows": 30}, "IM1 has another size or dtype"),
+        ({"PixelRepresentation": 0}, "IM1 has another size or dtype"),
+        ({"ImageOrientationPatient": [0, 1, 0, 0, 0, -1]}, "IM1 has another orientation"),
+        ({"RescaleSlope": 3}, "its slices have different values of RescaleSlope; --raw reads"),
+        ({"ImagePositionPatient": None}, "IM1: is no slice of an image: it lacks ImagePosition"),
+        ({"NumberOfFrames": 2}, "IM1: holds 2 frames"),
+    ],
+)
+def test_a_slice_unlike_the_others_is_refused(says: dict[str, Any], words: str) -> None:
+    write_series()
+    write_slice("chest/IM1", 2, **says)
+    refused("chest", words)
+
+
+def test_what_is_no_slice_is_refused() -> None:
+    write_series()
+    whole = Path("chest/IM2").read_bytes()
+    for length in (150, 300, 900, len(whole) - 1):
+        Path("chest/IM2").write_bytes(whole[:length])
+        refused("chest", "IM2: ")
+    refused("chest", "is truncated: 3045 bytes of 3046 are there")
+    Path("foreign.dcm").write_bytes(b"no" * 99)
+    refused("foreign.dcm", "foreign.dcm: not a readable DICOM file")
+    refused("none.dcm", "no such file")
+    write_slice("colour.dcm", 0, PhotometricInterpretation="RGB")
+    refused("colour.dcm", "is RGB")
+
+
+def test_several_series_are_listed() -> None:
+    write_series()
+    for number in range(2):
+        write_slice(f"chest/other{number}", number, SeriesInstanceUID="9", SeriesDescription="leg")
+    refused("chest", "holds 2 series (0 chest 5 slices, 1 leg 2 slices); --series N takes one")
+    assert open_source("chest", series=1).domain.shape == (1, 1, 2, 37, 41)
+
+
+def test_what_goes_no_further_is_said() -> None:
+    write_series(
+        ImageOrientationPatient=[1, 0, 0, 0, -1, 0], PixelPaddingValue=-2000,
+        PhotometricInterpretation="MONOCHROME1",
+    )  # fmt: skip
+    source, made = read("chest", raw=True)
+    assert (made[0, 0] == SLICES[::-1]).all() and source.translation == (0,) * 5
+    for words in ("turned or flipped", "MONOCHROME1", "PixelPaddingValue -2000 counts"):
+        assert words in " ".join(source.notes)

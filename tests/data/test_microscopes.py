@@ -1,0 +1,227 @@
+"""CZI, ND2 and LIF, each as the library that is made for it reads it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from penstock.cli import main
+from penstock.data import Box, open_source
+from penstock.data.stores import sliced
+
+from .microscope_files import write_lif, write_nd2
+from .test_formats import here as here
+from .test_formats import read, refused
+
+czi = pytest.importorskip("pylibCZIrw.czi")
+nd2 = pytest.importorskip("nd2")
+liffile = pytest.importorskip("liffile")
+
+RANDOM = np.random.default_rng(7)
+CZYX = RANDOM.integers(0, 60000, (2, 3, 70, 90), "uint16")
+FRAMES = RANDOM.integers(0, 60000, (24, 2, 20, 31), "uint16")
+
+
+def write_czi(path: str, scenes: int = 1, **options: Any) -> None:
+    """Scenes beside each other, each of two tiles."""
+    with czi.create_czi(path, **options) as file:
+        for scene, c, z in np.ndindex(scenes, 2, 3):
+            plane, left = {"C": c, "Z": z, "T": 0}, 10 + 500 * scene
+            file.write(CZYX[c, z, :, :50], plane=plane, location=(left, 20), scene=scene)
+            file.write(CZYX[c, z, :, 50:], plane=plane, location=(left + 50, 20), scene=scene)
+        names = {0: "DAPI", 1: "GFP"}
+        file.write_metadata("doc", names, scale_x=5e-7, scale_y=2.5e-7, scale_z=2e-6)
+
+
+@pytest.mark.parametrize("compression", [None, "zstd1:ExplicitLevel=3"])
+def test_czi(compression: str | None) -> None:
+    write_czi("a.czi", compression_options=compression)
+    source, made = read("a.czi")
+    assert (made[0] == CZYX).all() and source.axes == "tczyx"
+    with czi.open_czi("a.czi") as file:
+        right = file.read(roi=(10, 20, 90, 70), plane={"C": 1, "Z": 2, "T": 0})[..., 0]
+    assert (made[0, 1, 2] == right).all()
+    np.testing.assert_allclose(source.scale, (1, 1, 2, 0.25, 0.5))
+    np.testing.assert_allclose(source.translation, (0, 0, 0, 5, 5))
+    assert source.units[2:] == ("micrometer",) * 3 and source.chunks == (1, 1, 1, 70, 50)
+    assert [each["label"] for each in source.omero] == ["DAPI", "GFP"]
+
+
+def test_scenes_of_czi(capsys: pytest.CaptureFixture[str]) -> None:
+    write_czi("a.czi", scenes=2)
+    refused("a.czi", "holds 2 scenes (0 70 x 90, 1 70 x 90); --series N takes one")
+    refused("a.czi", "--series 2 does not exist; it has 2", series=2)
+    refused("a.czi", "of level 0", series=1, level=1)
+    source, made = read("a.czi", series=1)
+    assert (made[0] == CZYX).all() and source.translation[4] == pytest.approx(255)
+    assert main(["info", "a.czi"]) == 0
+    assert "penstock info a.czi --series 1  70 x 90" in capsys.readouterr().out
+    assert main(["info", "a.czi", "--series", "1"]) == 0
+    assert "tczyx 1 x 2 x 3 x 70 x 90 uint16" in capsys.readouterr().out
+
+
+def test_czi_of_colours_and_what_no_tile_covers() -> None:
+    colours = RANDOM.integers(0, 255, (40, 50, 3), "uint8")
+    with czi.create_czi("a.czi") as file:
+        file.write(colours)
+        file.write(colours, location=(60, 10))
+    source, made = read("a.czi")
+    assert source.domain.shape == (1, 3, 1, 50, 110) and source.bands and source.scale is None
+    assert (made[0, :, 0, :40, :50] == colours.transpose(2, 0, 1)[::-1]).all()  # blue is first
+    assert not made[..., 50:60].any()
+
+
+def test_a_block_of_czi_decodes_the_tiles_that_it_touches() -> None:
+    write_czi("a.czi", compression_options="zstd1:ExplicitLevel=3")
+    whole = bytearray(Path("a.czi").read_bytes())
+    last = whole.rindex(b"ZISRAWSUBBLOCK")  # the right half of the last plane
+    whole[last + 32 + 256 : last + 32 + 900] = b"\xff" * 644
+    Path("a.czi").write_bytes(whole)
+    source = open_source("a.czi")
+    left = source.read(Box((0, 0, 0, 0, 0), (1, 2, 3, 70, 50)))
+    assert (left[0] == CZYX[..., :50]).all()
+    with pytest.raises(RuntimeError):
+        source.read(source.domain)
+
+
+def test_many_threads_read_one_czi() -> None:
+    write_czi("a.czi", compression_options="zstd1:ExplicitLevel=3")
+    source = open_source("a.czi").with_cache(2**20)
+    box, wrong = Box((0, 1, 1, 11, 40), (1, 2, 3, 60, 70)), []
+
+    def reads() -> None:
+        wrong.extend(
+            1 for _ in range(20)
+            if not (source.read(box)[0, 0] == CZYX[1, 1:3, 11:60, 40:70]).all()
+        )  # fmt: skip
+
+    threads = [threading.Thread(target=reads) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+LOOPS = [("t", 2), ("p", 3), ("z", 4)]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_nd2_is_read_as_nd2_reads_it(packed: bool) -> None:
+    write_nd2("a.nd2", FRAMES, LOOPS, names=("DAPI", "GFP"), packed=packed)
+    refused("a.nd2", "holds 3 positions (0 well 0, 1 well 1, 2 well 2)")
+    right = nd2.imread("a.nd2")
+    assert (right.reshape(FRAMES.shape) == FRAMES).all()
+    for series in range(3):
+        source, made = read("a.nd2", series=series)
+        assert (made == right[:, series].transpose(0, 2, 1, 3, 4)).all()
+    assert source.scale == (0.5, 1, 1.5, 0.25, 0.25) and source.axes == "tczyx"
+    assert source.units == ("second", None, *("micrometer",) * 3)
+    assert [each["label"] for each in source.omero] == ["DAPI", "GFP"]
+    assert source.cache_bytes == packed * 2**20
+    assert source.notes == ("the input's positions of the stage go no further",)
+
+
+def test_nd2_of_colours_and_of_one_frame() -> None:
+    colours = RANDOM.integers(0, 255, (2, 3, 20, 30), "uint8")
+    write_nd2("a.nd2", colours, [("z", 2)], samples=3)
+    source, made = read("a.nd2")
+    assert (made[0] == nd2.imread("a.nd2").transpose(3, 0, 1, 2)).all() and source.bands
+    write_nd2("b.nd2", FRAMES[:1, :1])
+    refused("b.nd2", "--series 1 does not exist; it has 1", series=1)
+    source, made = read("b.nd2", series=0)
+    assert (made[0, 0, 0] == nd2.imread("b.nd2")).all() and source.axes == "cyx"
+
+
+def test_nd2_that_lacks_frames_says_so() -> None:
+    write_nd2("a.nd2", FRAMES[:4, :1], [("z", 4)], absent=[3])
+    source, made = read("a.nd2")
+    assert source.notes == ("the input holds 3 frames of 4; the others read as 0",)
+    assert (made[0, 0] == nd2.imread("a.nd2")).all() and not made[0, 0, 3].any()
+
+
+def images() -> dict[str, tuple[str, NDArray[Any]]]:
+    return {
+        "stack": ("czyx", CZYX),
+        "colours": ("zyxs", RANDOM.integers(0, 255, (4, 20, 30, 3), "uint8")),
+        "film": ("tzyx", RANDOM.normal(size=(3, 2, 9, 8)).astype("float32")),
+    }
+
+
+def test_lif_is_read_as_liffile_reads_it(capsys: pytest.CaptureFixture[str]) -> None:
+    write_lif("a.lif", images())
+    refused("a.lif", "holds 3 images (0 stack 2 x 3 x 70 x 90, 1 colours", "--series N takes one")
+    refused("a.lif::none", "has no image none; it holds stack (2 x 3 x 70 x 90), colours")
+    refused("a.lif", "has no levels", level=1)
+    source, made = read("a.lif::stack")
+    right = liffile.imread("a.lif", image="stack")
+    assert (made[0] == right).all() and (right == CZYX).all() and source.axes == "czyx"
+    np.testing.assert_allclose(source.scale, (1, 1, 0.2, 0.2, 0.2))
+    np.testing.assert_allclose(source.translation, (0, 0, 2, 2, 2))
+    source, made = read("a.lif", series=1)
+    assert (made[0] == liffile.imread("a.lif", image=1).transpose(3, 0, 1, 2)).all()
+    assert source.bands and source.axes == "czyx"
+    source, made = read("a.lif::film")
+    assert (made[:, 0] == liffile.imread("a.lif", image=2)).all() and source.units[0] == "second"
+    assert main(["info", "a.lif"]) == 0
+    assert "penstock info a.lif --series 2  film 3 x 2 x 9 x 8" in capsys.readouterr().out
+
+
+def test_threads_that_share_a_frame_wait_for_one_decoding() -> None:
+    begun, stack = [], sliced.FrameStack([3], (4, 5), "uint8", lambda place: decode(place), 60)
+
+    def decode(place: tuple[int, ...]) -> NDArray[Any]:
+        begun.append(place)
+        time.sleep(0.05)  # so that the others come meanwhile
+        return np.full((4, 5), place[0], "uint8")
+
+    with ThreadPoolExecutor(4) as pool:
+        parts = [(slice(0, 3), slice(y, y + 1), slice(0, 5)) for y in range(4)]
+        rows = list(pool.map(stack.__getitem__, parts))
+    assert sorted(begun) == [(0,), (1,), (2,)]
+    assert (np.concatenate(rows, axis=1) == np.arange(3)[:, None, None]).all()
+
+
+def _write_all() -> list[Path]:
+    write_czi("a.czi")
+    write_nd2("a.nd2", FRAMES[:4], [("z", 4)], names=("DAPI", "GFP"))
+    write_lif("a.lif", {"stack": images()["stack"]})
+    return [Path("a.czi"), Path("a.nd2"), Path("a.lif")]
+
+
+@pytest.mark.parametrize("share", [0, 1e-3, 0.01, 0.5, 0.9, 0.98])
+def test_a_truncated_file_is_refused(share: float) -> None:
+    for path in _write_all():
+        whole = path.read_bytes()
+        path.write_bytes(whole[: int(share * len(whole))])
+        refused(str(path), f"{path}: not a readable {path.suffix[1:].upper()} file")
+
+
+def test_a_file_that_lacks_its_last_byte_is_refused() -> None:
+    for path in _write_all()[1:]:  # the end of a CZI is padding
+        path.write_bytes(path.read_bytes()[:-1])
+        refused(str(path), "not a readable")
+
+
+def test_a_foreign_file_is_refused() -> None:
+    for path in _write_all():
+        for begins in (b"no" * 400, path.read_bytes()[:20] + RANDOM.bytes(9000)):
+            path.write_bytes(begins)
+            refused(str(path), "not a readable")
+        path.unlink()
+        refused(str(path), "no such file")
+
+
+def test_a_lif_of_other_files_is_refused() -> None:
+    """It could name any file of this machine."""
+    xml = '<?xml version="1.0"?><LMSDataContainerHeader Version="2"><Element Name="a"><Memory '
+    Path("a.lif").write_text(xml + 'Size="9"><Frame File="b.tif" Offset="0" Size="9"/></Memory>'
+                             "</Element></LMSDataContainerHeader>")  # fmt: skip
+    refused("a.lif", "not a LIF file")
