@@ -61,6 +61,7 @@ from .scenes.xview3_score import best_threshold as best_threshold
 from .scenes.xview3_score import score_xview3 as score_xview3
 from .stores.bucket import Bucket as Bucket
 from .stores.cf_packing import check_not_packed as check_not_packed
+from .stores.file_formats import file_notes as file_notes
 from .stores.kvstore import explained_errors as explained_errors
 from .stores.kvstore import kvstore_of as kvstore_of
 from .stores.kvstore import read_key as read_key

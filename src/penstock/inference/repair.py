@@ -127,6 +127,12 @@ def take_off(run: RunFolder, proof: Proof) -> int:
         UsageError: Another process writes the run, or the list cannot be written.
     """
     lost = sorted(run.notes.keys() & proof.bad)
+    for stored in run.outputs:
+        if lost and stored.written.is_file:
+            raise UsageError(
+                f"{stored.written.name} is one file, in which no block can be written again; "
+                "penstock infer --overwrite makes all of it anew"
+            )
     with system_errors(str(run.folder)):
         # The lock of an output keeps other runs away, and not a part of the same run.
         if run.folder.at_work():

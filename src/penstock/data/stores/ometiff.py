@@ -224,7 +224,7 @@ def open_ometiff_source(
     address = str(file_path.resolve())
     stamp = source_fingerprint(address, *file_stamp(file_path), level, number, letters)
     packing = None if raw else packing_in(file, file.series[number], where)
-    frame = frame_of(file, number, level, letters, raw)
+    frame = frame_of(file, number, level, letters)
     frame["notes"] = (*notes, *frame["notes"], *([packing.note] if packing else ()))
     if chosen.dataoffset is None or packing is not None:
         stored = check_dtype(chosen.dtype, where)

@@ -14,6 +14,7 @@ from ...base import UsageError, blaming, parsed_json, system_errors
 from ..box import Box
 from . import in_memory as memory
 from .added import OURS, added_store, and_added, checked, reader_of
+from .file_formats import ending_of
 from .planes import open_planes_source, plane_files
 from .protocols import (
     AXES,
@@ -139,7 +140,7 @@ def open_sink(
 
     Args:
         spec: the output. A TensorStore spec describes it in full. A path or URL becomes an N5
-            array if it ends in ``.n5``, else an OME-Zarr group with the array at ``0``. A numpy
+            array if it ends in ``.n5``, a file if it ends as those of `file_formats`, else an OME-Zarr group with the array at ``0``. A numpy
             array is written in place.
         domain: the box of the output (t c z y x), where the spec leaves it open.
         dtype: the dtype of the output, where the spec leaves it open.
@@ -179,10 +180,14 @@ def open_sink(
 def _open_new(place: str, name: str, settings: Mapping[str, Any]) -> Sink:
     """The sink of a path or URL."""
     suffix, where = suffix_of(place), f"{name} {place}"
+    if ending_of(place) is not None:
+        from .file_sink import open_file_sink
+
+        return open_file_sink(place, **settings, name=name)
     if not OURS.get(suffix, True):
         raise UsageError(
-            f"{where}: cannot write {suffix}; give OME-Zarr (*.zarr), N5 (*.n5) or any "
-            f"TensorStore spec{and_added()}"
+            f"{where}: cannot write {suffix}; give OME-Zarr (*.zarr), N5 (*.n5), OME-TIFF or "
+            f"GeoTIFF (*.tif), NIfTI (*.nii) or any TensorStore spec{and_added()}"
         )
     if (added := added_store(place)) is not None:
         with blaming(added, where):

@@ -70,6 +70,11 @@ def begun(job: Runnable, prepared: Prepared | None = None) -> Iterator[tuple[Jou
     with contextlib.closing(journal), keep_traceback_in(journal.here):
         for sink in job.sinks:  # before the log of the blocks in the old output is lost
             sink.check()
+            if getattr(sink, "made", False) and journal.skipped < job.plan.num_blocks:
+                raise UsageError(
+                    f"--out-spec {sink.name}: is one file, in which no block can be written again; "
+                    "--overwrite makes all of it anew"
+                )
         lock = _locked(job, journal, member=False)
         with contextlib.closing(lock):
             _begin(job, journal, lock, prepared)

@@ -1,0 +1,234 @@
+"""An output that becomes one file: blocks go to a scratch Zarr, and the file is made of it.
+
+    out.tif.scratch/blocks.zarr  ──▶  out.tif.scratch/made.tif  ──▶  out.tif
+
+Formats of one file take one writer, or have no parts. So the scratch takes the blocks, from any
+number of processes and in any number of goes, and holds what the file is to say. Once all blocks
+are written the file is made in the scratch folder and renamed. The scratch goes after that: while
+it stands, the file at its place is not yet that of the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...base import PenstockError, UsageError, scrub, system_errors, usable_cores
+from ..box import Box
+from ..levels import Rule
+from .file_formats import Kind, check_holds, ending_of, kind_of
+from .georeference import GDAL_CACHE, Georeference, georeference_of
+from .kvstore import address, kvstore_of, open_kvstore
+from .omezarr import open_omezarr_sink
+from .plane_rows import HELD, SCRATCH_SIDE, TILE, rows_at_once
+from .protocols import Source
+from .pyramid import add_levels, level_of, levels_to_add
+from .tensorstore import TensorStoreSink, TensorStoreSource
+from .write_nifti import write_nifti
+from .write_tiff import write_cog, write_ome_tiff
+
+_PLANAR = (3, 4)
+"""The axes along which levels of an OME-TIFF are smaller: each plane has its own."""
+_LIBRARY_BYTES = 2**27
+"""Bytes of the libraries that write files, and of what they encode at a time."""
+
+
+def scratch_of(path: Path) -> Path:
+    """The scratch Zarr of a file."""
+    return path.with_name(f"{path.name}.scratch") / "blocks.zarr"
+
+
+@dataclass(eq=False, repr=False)
+class FileSink:
+    """An output that becomes a file; made by `open_file_sink`."""
+
+    name: str
+    path: Path
+    kind: Kind
+    scratch: TensorStoreSink
+    made: bool
+    """True if the file is that of the run, and whole."""
+
+    def __post_init__(self) -> None:
+        scratch, self.root = self.scratch, open_kvstore(kvstore_of(str(self.path)), self.name)
+        self.domain, self.dtype = scratch.domain, scratch.dtype
+        self.write_grid, self.grid_origin = scratch.write_grid, scratch.grid_origin
+        self.local_path: Path | None = self.path
+        self.address = address(self.root.spec())
+        self.fingerprint = f"{self.address}#{self.kind}-{scratch.fingerprint.rpartition('#')[2]}"
+        self.exists = scratch.exists or self.made
+
+    @property
+    def making_bytes(self) -> int:
+        """The most memory that making the file takes."""
+        rows = rows_at_once(self.write_grid[3])
+        bands = self.domain.shape[1] if self.kind == "cog" else 1
+        tiles = 4 * usable_cores() * bands * TILE**2
+        row = HELD * min(rows, self.domain.shape[3]) * self.domain.shape[4]
+        return _LIBRARY_BYTES + GDAL_CACHE + (row + tiles) * self.dtype.itemsize
+
+    @property
+    def scratch_bytes(self) -> int:
+        """The most bytes on disk that go once the file is made."""
+        copies = 2 if self.kind == "cog" else 1
+        return copies * self.domain.size * self.dtype.itemsize
+
+    def check(self) -> None:
+        self.scratch.check()
+
+    def create(self) -> None:
+        if not self.made:
+            self._clear()
+            self.scratch.create()
+
+    def write(self, box: Box, array: NDArray[Any]) -> None:
+        self.scratch.write(box, array)
+
+    def close(self) -> None:
+        if not self.made:
+            self.scratch.close()
+        elif not self.path.is_file():
+            raise PenstockError(f"{self.name} was removed; run again with --overwrite")
+
+    def make(
+        self, rule: Rule, levels: int | str | None, progress: Callable[[int], None]
+    ) -> bool:
+        """Make the file of the scratch, in which all blocks are written, and remove the scratch.
+
+        Args:
+            rule: How voxels become one of a coarser level.
+            levels: The number of levels in all, or ``none``; None for as many as are sensible.
+            progress: Told the number of voxels that are read or made; it may raise to end early.
+
+        Returns:
+            False if an earlier start has made it.
+
+        Raises:
+            UsageError: The file cannot be written.
+        """
+        if self.made:
+            return False
+        folder = scratch_of(self.path).parent
+        work = folder / f"made{ending_of(self.path.name)}"
+        with system_errors(f"--out-spec {self.name}"):
+            for file in folder.glob("*.tif*"):  # of a start that was killed
+                file.unlink()
+            self._write(work, rule, levels, progress)
+            with work.open("rb+") as file:
+                os.fsync(file.fileno())
+            work.replace(self.path)
+            # At once, so that no later start takes a half of the scratch for all of it.
+            scratch_of(self.path).rename(folder / "gone.zarr")
+            self._clear()
+        self.made = True
+        return True
+
+    def _write(
+        self, work: Path, rule: Rule, levels: int | str | None, progress: Callable[[int], None]
+    ) -> None:
+        scratch = str(scratch_of(self.path))
+        image, says = level_of(scratch, 0, ""), _record_in(scratch)
+        if self.kind == "cog":
+            write_cog(work, image, Georeference(**says["place"]), rule, levels, progress)
+        elif self.kind == "nifti":
+            write_nifti(work, image, says["affine"], progress)
+        else:
+            below = self._levels(scratch, rule, levels, progress)
+            write_ome_tiff(work, [image, *below], progress)
+
+    def _levels(
+        self, scratch: str, rule: Rule, levels: int | str | None, progress: Callable[[int], None]
+    ) -> list[TensorStoreSource]:
+        """The levels below the first, which are made in the scratch."""
+        if levels == "none":
+            return []
+        count = None if levels is None else int(levels)
+        add_levels(
+            scratch, rule=rule, count=count, again=False, threads=usable_cores(),
+            progress=progress, axes=_PLANAR,
+        )  # fmt: skip
+        added = levels_to_add(scratch, count, axes=_PLANAR)
+        return [level_of(scratch, number, "") for number in range(1, len(added) + 1)]
+
+    def _clear(self) -> None:
+        """Remove what an earlier start has left of a scratch that is no longer one."""
+        folder = scratch_of(self.path).parent
+        shutil.rmtree(folder / "gone.zarr", ignore_errors=True)
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def open_file_sink(
+    place: str,
+    *,
+    domain: Box,
+    dtype: np.dtype[Any],
+    like: Source | None,
+    chunks: Sequence[int] | None,
+    shards: Sequence[int] | None,
+    overwrite: bool,
+    resume: bool,
+    at: Sequence[int] | None,
+    name: str,
+    **_: Any,
+) -> FileSink:
+    """Prepare to write a GeoTIFF, OME-TIFF or NIfTI file. Settings are those of `open_sink`.
+
+    Raises:
+        UsageError: It cannot hold the array, or exists already.
+    """
+    where, ending = f"{name} {scrub(place)}", ending_of(place)
+    if "://" in place:
+        raise UsageError(
+            f"{where}: a {ending} is written on this machine only; give a path, or OME-Zarr "
+            "(*.zarr) for a URL"
+        )
+    if shards:
+        raise UsageError(f"{where}: a {ending} has no shards; leave --shards out")
+    path = Path(place).expanduser()
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{where}: is no file")
+    if path.exists() and not (overwrite or resume):
+        raise UsageError(f"{where}: exists; use --overwrite to replace it")
+    kind, at = kind_of(str(ending), like), at or domain.start
+    check_holds(kind, domain.shape, dtype, like.units if like else (None,) * 5, where)
+    sides = tuple(chunks or (SCRATCH_SIDE,) * 2)[-2:]
+    scratch = open_omezarr_sink(
+        str(scratch_of(path)), domain=domain, dtype=dtype, like=like,
+        chunks=(1, *(min(pair) for pair in zip(sides, domain.shape[3:], strict=True))),
+        shards=None, overwrite=overwrite, resume=resume, ome_version="0.5", at=at, name=name,
+    )  # fmt: skip
+    place_of_file = georeference_of(like, at, dtype, where) if kind == "cog" and like else None
+    record = {
+        "place": place_of_file and asdict(place_of_file),
+        "affine": _moved(getattr(like, "affine", None), at),
+    }
+    document = {**scratch.documents["zarr.json"]}
+    document["attributes"] = {**document["attributes"], "penstock": record}
+    scratch = replace(scratch, documents={"zarr.json": document})
+    made = resume and path.is_file() and not scratch.exists
+    return FileSink(scrub(place), path, kind, scratch, made)
+
+
+def _moved(affine: Sequence[Sequence[float]] | None, at: Sequence[int]) -> Any:
+    """An affine matrix (x y z) as it is from the voxel ``at`` (t c z y x)."""
+    if affine is None:
+        return None
+    step = np.eye(4)
+    step[:3, 3] = at[:1:-1]
+    return (np.array(affine) @ step).tolist()
+
+
+def _record_in(scratch: str) -> Mapping[str, Any]:
+    """What the scratch says of the file besides its frame."""
+    document = json.loads(Path(scratch, "zarr.json").read_text(encoding="utf-8"))
+    record: Mapping[str, Any] = document["attributes"]["penstock"]
+    return record
