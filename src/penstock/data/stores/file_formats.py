@@ -76,9 +76,9 @@ def check_holds(
             "give OME-TIFF (*.ome.tif) or OME-Zarr (*.zarr)"
         )
     for axis, unit in zip(AXES, units, strict=True):
-        nifti = TIMES if axis == "t" else LENGTHS
-        taken = {"ome": OME_UNITS, "nifti": nifti, "cog": units}[kind]
-        if axis != "c" and unit is not None and unit not in taken:
+        of_nifti = TIMES if axis == "t" else LENGTHS
+        taken = list(OME_UNITS if kind == "ome" else of_nifti)
+        if kind != "cog" and axis != "c" and unit is not None and unit not in taken:
             raise UsageError(
                 f"{where}: {title} has no unit {unit!r}, as axis {axis} has; give OME-Zarr (*.zarr)"
             )
@@ -92,6 +92,21 @@ def _instead(dtype: np.dtype[Any]) -> str:
     """The nearest dtype that files hold."""
     named = {"bool": "uint8", "float16": "float32", "uint64": "uint32", "int64": "int32"}
     return named[dtype.name]
+
+
+def no_block_again(name: str) -> str:
+    """A sentence on a file of which a block is lost.
+
+    Args:
+        name: The file.
+
+    Returns:
+        What it lacks, and the command that makes it.
+    """
+    return (
+        f"{name} is one file, in which no block can be written again; penstock infer with the "
+        "flags of its run and --overwrite makes all of it anew"
+    )
 
 
 def file_notes(source: Source, sinks: Sequence[Any]) -> Iterator[str]:

@@ -98,9 +98,7 @@ class FileSink:
         elif not self.path.is_file():
             raise PenstockError(f"{self.name} was removed; run again with --overwrite")
 
-    def make(
-        self, rule: Rule, levels: int | str | None, progress: Callable[[int], None]
-    ) -> bool:
+    def make(self, rule: Rule, levels: int | str | None, progress: Callable[[int], None]) -> bool:
         """Make the file of the scratch, in which all blocks are written, and remove the scratch.
 
         Args:
@@ -119,11 +117,11 @@ class FileSink:
         folder = scratch_of(self.path).parent
         work = folder / f"made{ending_of(self.path.name)}"
         with system_errors(f"--out-spec {self.name}"):
-            for file in folder.glob("*.tif*"):  # of a start that was killed
-                file.unlink()
+            for rest in folder.glob("*.tif*"):  # of a start that was killed
+                rest.unlink()
             self._write(work, rule, levels, progress)
-            with work.open("rb+") as file:
-                os.fsync(file.fileno())
+            with work.open("rb+") as written:
+                os.fsync(written.fileno())
             work.replace(self.path)
             # At once, so that no later start takes a half of the scratch for all of it.
             scratch_of(self.path).rename(folder / "gone.zarr")

@@ -63,11 +63,13 @@ def georeference_of(
             f"{where}: the CRS of {scrub(source.address)} cannot be read; gdal_edit -a_srs EPSG:N "
             "sets it, or give an output that has none, such as OME-Zarr (*.zarr)"
         )
-    rows, columns = source.domain.shape[3:]
-    level = transform.scale(width / columns, height / rows)  # of an overview
-    moved = transform * level * transform.translation(at[4], at[3])
+    rows, columns = source.domain.shape[3:]  # fewer of an overview
+    across, down = width / columns, height / rows
+    a, b, c, d, e, f = (float(number) for number in tuple(transform)[:6])
+    a, b, d, e = a * across, b * down, d * across, e * down
+    moved = (a, b, c + a * at[4] + b * at[3], d, e, f + d * at[4] + e * at[3])
     value = _nodata(nodata, dtype, stored=getattr(source, "packing", None) is None)
-    return Georeference(text, tuple(moved)[:6], value)
+    return Georeference(text, moved, value)
 
 
 def _is_lost(crs: str | None, address: str) -> bool:

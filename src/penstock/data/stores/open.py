@@ -140,7 +140,8 @@ def open_sink(
 
     Args:
         spec: the output. A TensorStore spec describes it in full. A path or URL becomes an N5
-            array if it ends in ``.n5``, a file if it ends as those of `file_formats`, else an OME-Zarr group with the array at ``0``. A numpy
+            array if it ends in ``.n5``, a file if it ends in ``.tif``, ``.nii`` or one of the
+            other endings in `file_formats`, else an OME-Zarr group with the array at ``0``. A numpy
             array is written in place.
         domain: the box of the output (t c z y x), where the spec leaves it open.
         dtype: the dtype of the output, where the spec leaves it open.

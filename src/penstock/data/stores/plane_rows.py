@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from numpy.typing import NDArray
 
@@ -26,7 +27,7 @@ def rows_at_once(chunk: int) -> int:
 
 def rows_of(
     source: Source, slowest: str, progress: Callable[[int], None] = lambda _: None
-) -> Iterator[tuple[Box, NDArray[object]]]:
+) -> Iterator[tuple[Box, NDArray[Any]]]:
     """The planes of an array, some rows at a time.
 
     Args:
@@ -50,7 +51,7 @@ def rows_of(
                 start[3] = row
                 yield Box.of(start, (*shape, min(step, height - row), width))
 
-    def read(box: Box) -> tuple[Box, NDArray[object]]:
+    def read(box: Box) -> tuple[Box, NDArray[Any]]:
         return box, source.read(box)[0, 0, 0]
 
     for box, rows in in_order(read, boxes(), 1, ahead=1):

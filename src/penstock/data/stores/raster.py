@@ -108,9 +108,7 @@ def _opened(path: str, level: int, raw: bool, where: str) -> OpenedArray:
         notes=tuple(notes),
         packing=packing,
         bands=True,
-        georeferenced=(
-            crs is not None or not transform.is_identity or dataset.nodata is not None
-        ),
+        georeferenced=(crs is not None or not transform.is_identity or dataset.nodata is not None),
         cache_bytes=GDAL_CACHE,
         codec=str(dataset.compression.value if dataset.compression else "").lower(),
     )

@@ -35,7 +35,7 @@ def write_nifti(
         # Without a name and a time the same values are the same bytes.
         packed = gzip.GzipFile("", "wb", 1, file, mtime=0) if path.suffix == ".gz" else file
         header.write_to(packed)
-        packed.write(bytes(header.single_vox_offset - header.sizeof_hdr))
+        packed.write(bytes(header.single_vox_offset - packed.tell()))
         for _, rows in rows_of(image, "ctz", progress):
             packed.write(np.ascontiguousarray(rows).data)
         packed.flush()
@@ -52,7 +52,7 @@ def _header(image: TensorStoreSource, affine: Sequence[Sequence[float]] | None) 
         matrix[:3, 3] = image.translation[:1:-1]
     else:
         matrix = np.array(affine, np.float64)
-    space, lengths = _in_one_unit([unit and LENGTHS[unit] for unit in image.units[:1:-1]])
+    space, lengths = _in_one_unit([LENGTHS[unit] if unit else None for unit in image.units[:1:-1]])
     matrix[:3] *= np.array(lengths)[:, None]
     longest = max(shape) > _LONGEST
     kind = nibabel.Nifti2Image if longest else nibabel.Nifti1Image

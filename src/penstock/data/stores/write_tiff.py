@@ -22,9 +22,7 @@ _CLASSIC_BYTES = 2**32 - 2**26
 """The size, before compression, above which a TIFF file gets 64-bit offsets."""
 
 
-def write_ome_tiff(
-    path: Path, levels: Sequence[TensorStoreSource], progress: Any
-) -> None:
+def write_ome_tiff(path: Path, levels: Sequence[TensorStoreSource], progress: Any) -> None:
     """Write an OME-TIFF, with the levels below the first as SubIFDs of its planes.
 
     Args:

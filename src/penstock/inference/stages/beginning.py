@@ -22,7 +22,7 @@ from ...base import (
     run_labels,
     system_errors,
 )
-from ...data import OutputLock, Sink
+from ...data import OutputLock, Sink, no_block_again
 from ..planning.plan import Plan
 from ..run_folder.ending import noting_end
 from ..run_folder.journal import Journal, Prepared
@@ -71,10 +71,7 @@ def begun(job: Runnable, prepared: Prepared | None = None) -> Iterator[tuple[Jou
         for sink in job.sinks:  # before the log of the blocks in the old output is lost
             sink.check()
             if getattr(sink, "made", False) and journal.skipped < job.plan.num_blocks:
-                raise UsageError(
-                    f"--out-spec {sink.name}: is one file, in which no block can be written again; "
-                    "--overwrite makes all of it anew"
-                )
+                raise UsageError(f"--resume: {no_block_again(sink.name)}")
         lock = _locked(job, journal, member=False)
         with contextlib.closing(lock):
             _begin(job, journal, lock, prepared)

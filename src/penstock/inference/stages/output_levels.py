@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from ...base import HeadKind, Incomplete, InferConfig, format_seconds, plural, usable_cores
-from ...data import Sink
+from ...data import Rule, Sink
 from ..run_folder.ending import EndRequest
 from .retries import patiently
 
@@ -67,7 +67,7 @@ def make_rest(
                 "again with --resume"
             )
 
-    rules = ["mode" if kind == "labels" else "mean" for kind, _ in kinds]
+    rules: list[Rule] = ["mode" if kind == "labels" else "mean" for kind, _ in kinds]
     count = None if config.levels == "none" else config.levels
     sentences = []
     for number, place, sink in _images(config, sinks):
