@@ -13,10 +13,10 @@ import pytest
 
 from penstock.base.errors import Incomplete
 from penstock.cli import main
-from penstock.data import open_sink, open_source
+from penstock.data import make_file, open_sink, open_source
 from penstock.data.box import Box
 from penstock.data.levels import reduced
-from penstock.data.stores import file_sink
+from penstock.data.stores import file_making
 
 from ..preloaded import forked_workers
 from .kit import Array
@@ -150,7 +150,7 @@ def test_a_part_of_a_raster_lies_where_it_lay() -> None:
     )  # fmt: skip
     sink.create()
     sink.write(sink.domain, SCENE[None, :, None, 100:164, 50:82])
-    assert sink.make("mean", None, lambda _: None) and not sink.make("mean", None, lambda _: None)
+    assert make_file(sink, "mean", None, print) and not make_file(sink, "mean", None, print)
     with rasterio.open("out.tif") as made, rasterio.open("in.tif") as before:
         window = rasterio.windows.Window(50, 100, 32, 64)
         assert made.transform == rasterio.Affine(10, 0, 500500, 0, -10, 3999000)
@@ -258,12 +258,12 @@ def test_the_old_file_stands_until_the_new_one_is_whole(
         os.kill(os.getpid(), signal.SIGUSR1)
         return write(*args)
 
-    write = file_sink.write_ome_tiff
+    write = file_making.write_ome_tiff
 
     image()
     Path("out.ome.tif").write_text("mine")
     with monkeypatch.context() as patched:
-        patched.setattr(file_sink, "write_ome_tiff", asked_to_end)
+        patched.setattr(file_making, "write_ome_tiff", asked_to_end)
         assert convert("in.zarr", "out.ome.tif", "--overwrite") == Incomplete.exit_code
     assert "written and out.ome.tif is not, when SIGUSR1 ended the job" in capsys.readouterr().err
     assert Path("out.ome.tif").read_text() == "mine"

@@ -10,10 +10,8 @@ it stands, the file at its place is not yet that of the run.
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,22 +19,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import PenstockError, UsageError, scrub, system_errors, usable_cores
+from ...base import PenstockError, UsageError, scrub, usable_cores
 from ..box import Box
-from ..levels import Rule
 from .file_formats import Kind, check_holds, ending_of, kind_of
-from .georeference import GDAL_CACHE, Georeference, georeference_of
+from .georeference import GDAL_CACHE, georeference_of
 from .kvstore import address, kvstore_of, open_kvstore
 from .omezarr import open_omezarr_sink
 from .plane_rows import HELD, SCRATCH_SIDE, TILE, rows_at_once
 from .protocols import Source
-from .pyramid import add_levels, level_of, levels_to_add
-from .tensorstore import TensorStoreSink, TensorStoreSource
-from .write_nifti import write_nifti
-from .write_tiff import write_cog, write_ome_tiff
+from .tensorstore import TensorStoreSink
 
-_PLANAR = (3, 4)
-"""The axes along which levels of an OME-TIFF are smaller: each plane has its own."""
 _LIBRARY_BYTES = 2**27
 """Bytes of the libraries that write files, and of what they encode at a time."""
 
@@ -86,7 +78,7 @@ class FileSink:
 
     def create(self) -> None:
         if not self.made:
-            self._clear()
+            self.clear()
             self.scratch.create()
 
     def write(self, box: Box, array: NDArray[Any]) -> None:
@@ -98,65 +90,7 @@ class FileSink:
         elif not self.path.is_file():
             raise PenstockError(f"{self.name} was removed; run again with --overwrite")
 
-    def make(self, rule: Rule, levels: int | str | None, progress: Callable[[int], None]) -> bool:
-        """Make the file of the scratch, in which all blocks are written, and remove the scratch.
-
-        Args:
-            rule: How voxels become one of a coarser level.
-            levels: The number of levels in all, or ``none``; None for as many as are sensible.
-            progress: Told the number of voxels that are read or made; it may raise to end early.
-
-        Returns:
-            False if an earlier start has made it.
-
-        Raises:
-            UsageError: The file cannot be written.
-        """
-        if self.made:
-            return False
-        folder = scratch_of(self.path).parent
-        work = folder / f"made{ending_of(self.path.name)}"
-        with system_errors(f"--out-spec {self.name}"):
-            for rest in folder.glob("*.tif*"):  # of a start that was killed
-                rest.unlink()
-            self._write(work, rule, levels, progress)
-            with work.open("rb+") as written:
-                os.fsync(written.fileno())
-            work.replace(self.path)
-            # At once, so that no later start takes a half of the scratch for all of it.
-            scratch_of(self.path).rename(folder / "gone.zarr")
-            self._clear()
-        self.made = True
-        return True
-
-    def _write(
-        self, work: Path, rule: Rule, levels: int | str | None, progress: Callable[[int], None]
-    ) -> None:
-        scratch = str(scratch_of(self.path))
-        image, says = level_of(scratch, 0, ""), _record_in(scratch)
-        if self.kind == "cog":
-            write_cog(work, image, Georeference(**says["place"]), rule, levels, progress)
-        elif self.kind == "nifti":
-            write_nifti(work, image, says["affine"], progress)
-        else:
-            below = self._levels(scratch, rule, levels, progress)
-            write_ome_tiff(work, [image, *below], progress)
-
-    def _levels(
-        self, scratch: str, rule: Rule, levels: int | str | None, progress: Callable[[int], None]
-    ) -> list[TensorStoreSource]:
-        """The levels below the first, which are made in the scratch."""
-        if levels == "none":
-            return []
-        count = None if levels is None else int(levels)
-        add_levels(
-            scratch, rule=rule, count=count, again=False, threads=usable_cores(),
-            progress=progress, axes=_PLANAR,
-        )  # fmt: skip
-        added = levels_to_add(scratch, count, axes=_PLANAR)
-        return [level_of(scratch, number, "") for number in range(1, len(added) + 1)]
-
-    def _clear(self) -> None:
+    def clear(self) -> None:
         """Remove what an earlier start has left of a scratch that is no longer one."""
         folder = scratch_of(self.path).parent
         shutil.rmtree(folder / "gone.zarr", ignore_errors=True)
@@ -223,10 +157,3 @@ def _moved(affine: Sequence[Sequence[float]] | None, at: Sequence[int]) -> Any:
     step = np.eye(4)
     step[:3, 3] = at[:1:-1]
     return (np.array(affine) @ step).tolist()
-
-
-def _record_in(scratch: str) -> Mapping[str, Any]:
-    """What the scratch says of the file besides its frame."""
-    document = json.loads(Path(scratch, "zarr.json").read_text(encoding="utf-8"))
-    record: Mapping[str, Any] = document["attributes"]["penstock"]
-    return record

@@ -65,8 +65,8 @@ class Framed:
     georeferenced: bool = False
     """True for a raster with a CRS, a transform or no-data, which `georeference_of` reads."""
     affine: Sequence[Sequence[float]] | None = None
-    """From a voxel x y z to the world, where scale and translation cannot say it: axes are turned
-    or flipped. None elsewhere."""
+    """The matrix from a voxel x y z to the world, where scale and translation cannot say it: axes
+    are turned or flipped. None elsewhere."""
 
 
 def shown_channel(label: Any = None, color: Any = None, window: Any = None) -> dict[str, Any]:

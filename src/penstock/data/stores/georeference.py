@@ -30,7 +30,7 @@ class Georeference:
     crs: str | None
     """The coordinate reference system as WKT."""
     transform: tuple[float, ...]
-    """From column and row to x and y: a, b, c, d, e, f of the affine transform."""
+    """The numbers a, b, c, d, e, f of the affine transform from column and row to x and y."""
     nodata: str | None
     """The value as a text, as JSON has no NaN."""
 

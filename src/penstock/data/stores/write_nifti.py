@@ -5,14 +5,16 @@ from __future__ import annotations
 import gzip
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...base import require
 from .file_formats import LENGTHS, TIMES
 from .plane_rows import rows_of
-from .tensorstore import TensorStoreSource
+
+if TYPE_CHECKING:
+    from .tensorstore import TensorStoreSource
 
 _LONGEST = 2**15 - 1
 """The most voxels along an axis in NIfTI-1; NIfTI-2 takes more."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,7 +14,9 @@ from .file_formats import OME_UNITS
 from .georeference import GDAL_OPTIONS, Georeference
 from .plane_rows import TILE, rows_of
 from .protocols import AXES
-from .tensorstore import TensorStoreSource
+
+if TYPE_CHECKING:
+    from .tensorstore import TensorStoreSource
 
 _ENCODED_AT_ONCE = 2**26
 """Bytes of tiles that tifffile encodes at a time."""

@@ -58,7 +58,7 @@ def make_rest(
     Raises:
         Incomplete: The job was asked to end.
     """
-    from ...data import add_levels
+    from ...data import add_levels, make_file
 
     def going_on(what: str, _: int) -> None:
         if request.why:
@@ -83,8 +83,10 @@ def make_rest(
             sentences.append(f"Levels: {plural(len(levels), 'level')} below {sink.name}, in {took}")
     for sink, rule in zip(sinks, rules, strict=True):
         began = time.monotonic()
-        make: Any = getattr(sink, "make", None)
-        if make is not None and make(rule, config.levels, partial(going_on, f"{sink.name} is not")):
+        if getattr(sink, "kind", None) is None:
+            continue
+        file: Any = sink
+        if make_file(file, rule, config.levels, partial(going_on, f"{sink.name} is not")):
             took = format_seconds(time.monotonic() - began)
             sentences.append(f"File: {sink.name}, made of its blocks in {took}")
     return sentences
