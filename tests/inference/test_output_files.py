@@ -356,3 +356,31 @@ def test_the_plan_counts_the_scratch(capsys: pytest.CaptureFixture[str]) -> None
     size = "1.92 MiB"
     assert f"an OME-TIFF, from a scratch Zarr beside it, which takes {size} on disk" in plan
     assert "  making " in plan and not list(Path().glob("out*"))
+
+
+def test_convert_keeps_values_and_labels(capsys: pytest.CaptureFixture[str]) -> None:
+    ranges = {"int32": 2**31, "uint32": 2**32, "float64": 2**53, "float16": 2**11, "bool": 2}
+    for number, (dtype, most) in enumerate(ranges.items()):
+        array = np.random.default_rng(number).integers(0, most, (4, 30, 20)).astype(dtype)
+        np.save("in.npy", array)
+        assert convert("in.npy", f"{dtype}.zarr") == 0
+        made = open_source(f"{dtype}.zarr")
+        assert made.dtype == array.dtype and (made.read(made.domain)[0, 0] == array).all()
+    np.save("in.npy", (VOLUME[0, 0] // 1000).astype("uint8"))
+    assert convert("in.npy", "labels.zarr", "--head-kind", "labels", "--axes", "zyx") == 0
+    small = open_source("labels.zarr", level=1)
+    assert small.dtype == np.uint8
+    right = reduced(np.load("in.npy"), (2, 2, 2), "mode")
+    assert (small.read(small.domain)[0, 0] == right).all()
+    assert main(["convert", "in.npy", "a.zarr", "--model", "denoise-tiny"]) == 2
+    assert convert("none.npy", "a.zarr") == 2 and not Path("a.zarr").exists()
+    assert "no such file" in capsys.readouterr().err
+
+
+def test_a_large_segment_is_said_with_its_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.data.stores import ometiff
+
+    tifffile.imwrite("in.tif", SCENE[0], compression="zlib", rowsperstrip=700)
+    monkeypatch.setattr(ometiff, "_LARGE_SEGMENT", 2**19)
+    (note,) = (each for each in getattr(open_source("in.tif"), "notes", ()) if "segments" in each)
+    assert "stored in segments of 820 KiB" in note and "penstock convert IN OUT.zarr" in note

@@ -29,4 +29,11 @@ def run(args: argparse.Namespace) -> int:
     one_heap()
     plain = {"model_type": "identity", "normalize": "none", "overlap": 0, "devices": "cpu"}
     vars(args).update({"head_kind": "intensity", **plain, **vars(args)})
-    return run_config(from_flags(InferConfig, args), dry=args.dry_run)
+    config = from_flags(InferConfig, args)
+    if config.head_kind == ("labels",) and config.out_dtype is None:
+        from ..data import open_source
+
+        settings = {name: getattr(config, name) for name in ("level", "raw", "axes", "series")}
+        dtype = open_source(config.in_spec, **settings).dtype
+        config = config.model_copy(update={"out_dtype": (dtype.name,)})
+    return run_config(config, dry=args.dry_run)

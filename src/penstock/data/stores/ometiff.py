@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError, describe, require
+from ...base import UsageError, describe, format_bytes, require
 from ..box import Box
 from ..grid import Grid, flatten, indices
 from .cf_packing import Packing
@@ -46,6 +46,8 @@ tifffile = require("tifffile", "infer")
 _HARMLESS = re.compile(
     r"ParseError|GDAL_NODATA|_metadata>|Datetime|coercing|read_uic1tag|not stitched"
 )
+_LARGE_SEGMENT = 2**28
+"""The size above which a plan says what a segment costs."""
 
 
 @dataclass(eq=False, repr=False)
@@ -228,6 +230,13 @@ def open_ometiff_source(
     frame["notes"] = (*notes, *frame["notes"], *([packing.note] if packing else ()))
     if chosen.dataoffset is None or packing is not None:
         stored = check_dtype(chosen.dtype, where)
+        segment = math.prod(_segment_shape(chosen.keyframe)) * stored.itemsize
+        if segment > _LARGE_SEGMENT:
+            note = (
+                f"the input is stored in segments of {format_bytes(segment)}, and each is decoded "
+                "as a whole; penstock convert IN OUT.zarr makes an array that is read in parts"
+            )
+            frame["notes"] += (note,)
         return TiffSource(
             path, file, chosen, letters, stored, address, stamp, packing, cache_bytes, **frame
         )

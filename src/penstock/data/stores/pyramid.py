@@ -33,7 +33,7 @@ from .tensorstore import TensorStoreSink, TensorStoreSource, plainly
 from .tensorstore_open import open_tensorstore_source, prepare_sink
 from .zarr_groups import Read, read_attributes, read_json
 
-_MAKES_ONE = "penstock infer IN OUT --model identity --normalize none makes a new one"
+_MAKES_ONE = "penstock convert IN OUT makes a new one"
 _MOST_LEVELS = 31  # below the first: an axis has fewer than 2**31 voxels
 _CELLS_BYTES = 2**27
 """About the bytes of all chunks or shards that are made at a time."""
