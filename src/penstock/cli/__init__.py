@@ -33,6 +33,7 @@ VERBS = {
     "pyramid": "add the levels of an OME-Zarr image, each from the one above",
     "convert": "write an array into another format, as it is, in bounded memory",
     "info": "say what an input holds: arrays, levels, axes, voxels, chunks",
+    "view": "draw the middle planes of an array, or of two side by side, as a PNG",
     "generate": "make data to measure with: fields, volumes, scenes, packed NetCDF",
     "preprocess": "cut satellite scenes into chips to train on",
     "train": "train a workload, with every step timed; stop and resume exactly",
