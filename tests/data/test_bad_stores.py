@@ -164,7 +164,7 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("make", "options", "message"),
         [
-            (lambda d: d / "a.h5", {}, r"--out-spec .*a\.h5: cannot write \.h5; give OME-Zarr"),
+            (lambda d: d / "a.tif", {}, r"--out-spec .*a\.tif: cannot write \.tif; give OME-Zarr"),
             (lambda d: d / "a.json", {}, r"a\.json: cannot write \.json"),
             (lambda d: d / "a.zarr", {"chunks": (4, 4)}, r"chunk shape \(4, 4\); give z y x or"),
             (lambda d: d / "a.zarr", {"chunks": (4, 4, 0)}, r"chunk shape \(4, 4, 0\)"),

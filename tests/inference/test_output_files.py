@@ -146,7 +146,7 @@ def test_a_part_of_a_raster_lies_where_it_lay() -> None:
     like = open_source("in.tif")
     sink: Any = open_sink(
         "out.tif", domain=Box.of((0,) * 5, (1, 3, 1, 64, 32)), dtype=like.dtype, like=like,
-        at=(0, 0, 0, 100, 50),
+        at=(0, 0, 0, 100, 50), files=True,
     )  # fmt: skip
     sink.create()
     sink.write(sink.domain, SCENE[None, :, None, 100:164, 50:82])

@@ -230,13 +230,7 @@ def open_ometiff_source(
     frame["notes"] = (*notes, *frame["notes"], *([packing.note] if packing else ()))
     if chosen.dataoffset is None or packing is not None:
         stored = check_dtype(chosen.dtype, where)
-        segment = math.prod(_segment_shape(chosen.keyframe)) * stored.itemsize
-        if segment > _LARGE_SEGMENT:
-            note = (
-                f"the input is stored in segments of {format_bytes(segment)}, and each is decoded "
-                "as a whole; penstock convert IN OUT.zarr makes an array that is read in parts"
-            )
-            frame["notes"] += (note,)
+        frame["notes"] += _cost_of(math.prod(_segment_shape(chosen.keyframe)) * stored.itemsize)
         return TiffSource(
             path, file, chosen, letters, stored, address, stamp, packing, cache_bytes, **frame
         )
@@ -254,6 +248,18 @@ def open_ometiff_source(
         fingerprint=stamp,
         mapped=mapped.base,
         **frame,
+    )
+
+
+def _cost_of(segment: int) -> tuple[str, ...]:
+    """A sentence on segments of so many bytes, if they are large."""
+    if segment <= _LARGE_SEGMENT:
+        return ()
+    return (
+        (
+            f"the input is stored in segments of {format_bytes(segment)}, and each is decoded as a "
+            "whole; penstock convert IN OUT.zarr makes an array that is read in parts"
+        ),
     )
 
 

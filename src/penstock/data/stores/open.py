@@ -134,14 +134,14 @@ def open_sink(
     resume: bool = False,
     ome_version: str | None = None,
     at: Sequence[int] | None = None,
+    files: bool = False,
     name: str = "--out-spec",
 ) -> Sink:
     """Open an array for writing. Nothing is created or deleted before `Sink.create`.
 
     Args:
         spec: the output. A TensorStore spec describes it in full. A path or URL becomes an N5
-            array if it ends in ``.n5``, a file if it ends in ``.tif``, ``.nii`` or one of the
-            other endings in `file_formats`, else an OME-Zarr group with the array at ``0``. A numpy
+            array if it ends in ``.n5``, else an OME-Zarr group with the array at ``0``. A numpy
             array is written in place.
         domain: the box of the output (t c z y x), where the spec leaves it open.
         dtype: the dtype of the output, where the spec leaves it open.
@@ -152,6 +152,8 @@ def open_sink(
         resume: write into an output that exists; if a killed run was deleting it, delete the rest.
         ome_version: ``"0.4"`` or ``"0.5"``.
         at: the coordinate of the first voxel in ``like``; by default that in ``domain``.
+        files: take paths of files too, such as ``.tif``: the sink has their scratch, and
+            `make_file` makes the file.
         name: the flag that messages name.
 
     Returns:
@@ -170,25 +172,24 @@ def open_sink(
         return open_tensorstore_sink(
             parsed, domain=domain, dtype=dtype, overwrite=overwrite, resume=resume, name=name
         )
-    return _open_new(
-        parsed,
-        name,
-        {"domain": domain, "dtype": dtype, "like": like, "chunks": chunks, "shards": shards,
-         "overwrite": overwrite, "resume": resume, "ome_version": ome_version, "at": at},
-    )  # fmt: skip
+    settings: dict[str, Any] = {
+        "domain": domain, "dtype": dtype, "like": like, "chunks": chunks, "shards": shards,
+        "overwrite": overwrite, "resume": resume, "ome_version": ome_version, "at": at,
+    }  # fmt: skip
+    if files and ending_of(parsed) is not None:
+        from .file_sink import open_file_sink
+
+        return open_file_sink(parsed, **settings, name=name)
+    return _open_new(parsed, name, settings)
 
 
 def _open_new(place: str, name: str, settings: Mapping[str, Any]) -> Sink:
     """The sink of a path or URL."""
     suffix, where = suffix_of(place), f"{name} {place}"
-    if ending_of(place) is not None:
-        from .file_sink import open_file_sink
-
-        return open_file_sink(place, **settings, name=name)
     if not OURS.get(suffix, True):
         raise UsageError(
-            f"{where}: cannot write {suffix}; give OME-Zarr (*.zarr), N5 (*.n5), OME-TIFF or "
-            f"GeoTIFF (*.tif), NIfTI (*.nii) or any TensorStore spec{and_added()}"
+            f"{where}: cannot write {suffix}; give OME-Zarr (*.zarr), N5 (*.n5) or any "
+            f"TensorStore spec{and_added()}"
         )
     if (added := added_store(place)) is not None:
         with blaming(added, where):
