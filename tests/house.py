@@ -18,6 +18,7 @@ FACE = ("__init__.py", "__main__.py")
 HEAVY_ROOMS = frozenset(
     """
     instruments/cuda.py data/stores/kvstore.py data/stores/ometiff.py data/stores/omezarr.py
+    data/stores/file_making.py data/stores/file_sink.py
     data/stores/pyramid.py data/stores/specs.py data/stores/tensorstore.py
     data/stores/tensorstore_open.py
     models/detector.py models/devices.py models/emulator.py

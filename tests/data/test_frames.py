@@ -535,7 +535,7 @@ def test_a_geotiff_is_what_rasterio_reads(
     np.testing.assert_allclose(values_of(source)[0, :, 0], right, rtol=1e-6)
     np.testing.assert_array_equal(values_of(open_source(path, raw=True))[0, :, 0], values)
     assert [each["label"] for each in source.omero] == [f"B{i}" for i in range(count)]
-    assert "the output does not get the raster's CRS, transform" in source.notes
+    assert source.georeferenced
     packed = np.isnan(right).any() or (scale, offset) != (1.0, 0.0)
     assert source.dtype == ("float32" if packed else dtype)
 

@@ -143,8 +143,8 @@ def test_bands_are_channels_of_one_picture(
     how = SMALL | {"normalize": "none", "patch": patch, "overlap": 0, "head_kind": "intensity"}
     plan = penstock.plan_inference(tmp_path / "a.tif", tmp_path / "out", **how | {"model": Mixed()})
     assert plan.facts.num_volumes == 1 and "the model gets all 3 bands at once" in plan.facts.notes
-    lost = "the output does not get the raster's CRS, transform"
-    assert lost in plan.facts.notes
+    lost = "the output does not get the raster's CRS, transform and no-data value"
+    assert lost in " ".join(plan.facts.notes)
     out = tmp_path / "out.zarr"
     penstock.run_inference(tmp_path / "a.tif", out, **how | {"model": Mixed()})
     np.testing.assert_array_equal(values(out)[0, 0, 0], data[0] + 2 * data[1] + 4 * data[2])

@@ -28,6 +28,7 @@ from .config.flags import knob_of as knob_of
 from .config.infer import HEAD_KINDS as HEAD_KINDS
 from .config.infer import HeadKind as HeadKind
 from .config.infer import InferConfig as InferConfig
+from .config.infer import Unattended as Unattended
 from .config.knobs import Knobs as Knobs
 from .config.knobs import Natural as Natural
 from .config.knobs import Overwriting as Overwriting

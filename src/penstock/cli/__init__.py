@@ -32,7 +32,9 @@ VERBS = {
     "repair": "compute the lost and damaged blocks of an output again, and nothing else",
     "pyramid": "add the levels of an OME-Zarr image, each from the one above",
     "mask": "make a mask of the sample in a volume or scene, for infer",
+    "convert": "write an array into another format, as it is, in bounded memory",
     "info": "say what an input holds: arrays, levels, axes, voxels, chunks",
+    "view": "draw the middle planes of an array, or of two side by side, as a PNG",
     "generate": "make data to measure with: fields, volumes, scenes, packed NetCDF",
     "preprocess": "cut satellite scenes into chips to train on",
     "train": "train a workload, with every step timed; stop and resume exactly",
@@ -57,6 +59,7 @@ EXTRAS = {
 """The pip extra that a verb needs. A verb that is not listed needs ``infer``."""
 AGAIN = {
     "infer": "; run again with --resume",
+    "convert": "; run again with --resume",
     "predict": "; run again with --resume",
     "launch": "; run again with --resume",
     "suite": "; run again with --resume",
@@ -239,7 +242,7 @@ def entry() -> None:
 
 def spelled(words: list[str]) -> list[str]:
     """``infer IN OUT --model M`` as ``infer --in-spec IN --out-spec OUT --model-type M``."""
-    if words[:1] not in (["infer"], ["plan"]):
+    if words[:1] not in (["infer"], ["plan"], ["convert"]):
         return words
     places = list(itertools.takewhile(lambda word: not word.startswith("-"), words[1:3]))
     flags = zip(("--in-spec", "--out-spec"), places, strict=False)

@@ -38,9 +38,14 @@ def run(args: argparse.Namespace) -> int:
     one_heap()
     config = from_flags(InferConfig, args, args.config)
     check_model_name(config.model_type, "--model-type")
+    return run_config(config, dry=args.dry_run)
+
+
+def run_config(config: InferConfig, *, dry: bool) -> int:
+    """Carry out a job, or ``dry`` plan it, and print what was done. Returns the exit code."""
     if config.cluster is not None:
         return _run_on_cluster(config)
-    if args.dry_run:
+    if dry:
         return show_plan(config)
     from ..inference import EndRequest, Job, run_job, run_step
 

@@ -48,7 +48,8 @@ def run(args: argparse.Namespace) -> int:
 def infer_line(args: argparse.Namespace, more: Sequence[str] = ()) -> str:
     """The command of ``infer`` that takes the input of a verb, with its flags and others."""
     name = PurePosixPath(args.path.partition("::")[0].partition("?")[0]).name.partition(".")[0]
-    command = ["penstock", "infer", "--in-spec", args.path, "--out-spec", f"{name}-out.ome.zarr"]
+    ending = "tif" if getattr(first, "georeferenced", False) else "ome.zarr"
+    command = ["penstock", "infer", "--in-spec", args.path, "--out-spec", f"{name}-out.{ending}"]
     for flag in ("axes", "series"):
         if (said := getattr(args, flag)) is not None:
             command += [f"--{flag}", str(said)]

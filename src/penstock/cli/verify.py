@@ -21,6 +21,7 @@ from ..base import (
     plural,
     write_output,
 )
+from ..data import no_block_again
 from ..models import REGISTRY, check_model_name
 from .progress import counted_progress
 
@@ -193,6 +194,9 @@ def _finding(run: RunFolder, finding: Finding) -> dict[str, Any]:
 
 def _cure(run: RunFolder, proof: Proof, config: VerifyConfig) -> str:
     """A sentence with the command that makes the bad blocks again."""
+    for stored in run.outputs:
+        if stored.written.is_file:
+            return no_block_again(stored.written.name)
     model, outputs = str(run.settings.get("model_type")), [*map(_spec, run.specs)]
     place = [] if config.run_dir is None else ["--run-dir", str(run.folder)]
     try:

@@ -3,6 +3,7 @@ from .grid import Grid as Grid
 from .grid import flatten as flatten
 from .grid import indices as indices
 from .grid import reflect as reflect
+from .levels import Rule as Rule
 from .netcdf import open_netcdf as open_netcdf
 from .normalize import Histogram as Histogram
 from .normalize import Scaling as Scaling
@@ -61,6 +62,9 @@ from .scenes.xview3_score import best_threshold as best_threshold
 from .scenes.xview3_score import score_xview3 as score_xview3
 from .stores.bucket import Bucket as Bucket
 from .stores.cf_packing import check_not_packed as check_not_packed
+from .stores.file_formats import file_notes as file_notes
+from .stores.file_formats import no_block_again as no_block_again
+from .stores.file_making import make_file as make_file
 from .stores.kvstore import explained_errors as explained_errors
 from .stores.kvstore import kvstore_of as kvstore_of
 from .stores.kvstore import read_key as read_key

@@ -37,7 +37,10 @@ class LevelBelow:
 
 
 def levels_below(
-    shape: Sequence[int], scale: Sequence[float] | None = None, count: int | None = None
+    shape: Sequence[int],
+    scale: Sequence[float] | None = None,
+    count: int | None = None,
+    axes: Sequence[int] = SPACE,
 ) -> list[LevelBelow]:
     """The levels below an array.
 
@@ -45,6 +48,7 @@ def levels_below(
         shape: Its shape along t c z y x.
         scale: The physical size of its voxels; None for cubes.
         count: The number of levels in all; by default as many as bring y and x down to 256.
+        axes: The places of the axes that may be halved.
 
     Returns:
         The levels, the finest first.
@@ -52,7 +56,7 @@ def levels_below(
     size = [abs(side) or 1.0 for side in scale or (1.0,) * 5]
     sides, factors, levels = list(shape), [1] * 5, list[LevelBelow]()
     while max(sides[3:]) > SMALLEST if count is None else len(levels) < count - 1:
-        longer = [axis for axis in SPACE if sides[axis] > 1]
+        longer = [axis for axis in axes if sides[axis] > 1]
         if not longer:
             break
         finest = min(size[axis] * factors[axis] for axis in longer)

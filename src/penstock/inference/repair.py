@@ -14,7 +14,7 @@ from ..base import (
     build,
     system_errors,
 )
-from ..data import discard_damaged
+from ..data import discard_damaged, no_block_again
 from ..models import REGISTRY, check_model_name
 from .opening.job import Job
 from .run import run_job
@@ -127,6 +127,9 @@ def take_off(run: RunFolder, proof: Proof) -> int:
         UsageError: Another process writes the run, or the list cannot be written.
     """
     lost = sorted(run.notes.keys() & proof.bad)
+    for stored in run.outputs:
+        if lost and stored.written.is_file:
+            raise UsageError(no_block_again(stored.written.name))
     with system_errors(str(run.folder)):
         # The lock of an output keeps other runs away, and not a part of the same run.
         if run.folder.at_work():

@@ -13,7 +13,7 @@ from ..base import SUMMARY_FILE, InferConfig, build, modes_kept, names_parameter
 from .opening.job import Job
 from .run_folder.ending import EndRequest
 from .stages.beginning import begun
-from .stages.output_levels import make_levels, take_levels_away
+from .stages.output_levels import make_rest, take_levels_away
 from .stages.pipeline import compute
 from .stages.run import Run
 from .stages.statistics import find_scalings
@@ -86,7 +86,7 @@ def run_job(
             compute(run, range(len(run.parts)), find_scalings(run), progress)
         run.check_written("run again with --resume")
         run.close_outputs()
-        notes = make_levels(job.config, job.sinks, job.head_kinds, run.request)
+        notes = make_rest(job.config, job.sinks, job.head_kinds, run.request)
         summary = run.summary()
         summary = replace(summary, notes=(*summary.notes, *notes))
     with forgoing(f"--run-dir {job.run_dir}: summary.json"):

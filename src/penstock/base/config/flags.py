@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,11 @@ def add_kinds(
 
 
 def add_flags(
-    parser: argparse._ActionsContainer, model: type[Knobs], *, config_file: bool = False
+    parser: argparse._ActionsContainer,
+    model: type[Knobs],
+    *,
+    config_file: bool = False,
+    only: Collection[str] | None = None,
 ) -> None:
     """Add a flag for each knob, first those of the class itself, then those that it inherits.
 
@@ -55,10 +59,13 @@ def add_flags(
         parser: The parser.
         model: The class of the knobs.
         config_file: Whether to add ``--config``, the YAML file that `from_flags` takes.
+        only: The names of the knobs that get a flag; None for all.
     """
     if config_file:
         parser.add_argument("--config", type=Path, metavar="FILE.yaml", help="settings; flags win")
     for flag, options in _flags_of(model):
+        if only is not None and options["dest"] not in only:
+            continue
         vars(parser.add_argument(flag, **options))[_KNOB] = (model, options["dest"])
 
 

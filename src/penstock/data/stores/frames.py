@@ -62,6 +62,11 @@ class Framed:
     """The encoding of chunks in a word or two; empty where they are plain, or it is unknown."""
     bands: bool = False
     """True if channels are samples of one picture, such as the bands of a raster."""
+    georeferenced: bool = False
+    """True for a raster with a CRS, a transform or no-data, which `georeference_of` reads."""
+    affine: Sequence[Sequence[float]] | None = None
+    """The matrix from a voxel x y z to the world, where scale and translation cannot say it: axes
+    are turned or flipped. None elsewhere."""
 
 
 def shown_channel(label: Any = None, color: Any = None, window: Any = None) -> dict[str, Any]:

@@ -96,12 +96,14 @@ def _opened(image: Any, stored: NDArray[Any], file: Path, raw: bool, where: str)
     affine = header.get_best_affine()
     # Without a direction of its own, a voxel's place is size times index and an origin.
     straight = np.allclose(affine[:3, :3], np.diag(np.diag(affine)[:3]))
-    if not straight or (np.diag(affine)[:3] < 0).any():
-        notes.append("the input's affine turns or flips its axes; only its sizes go further")
+    turned = not straight or (np.diag(affine)[:3] < 0).any()
     if file.suffix.lower() == ".gz":
         size = format_bytes(stored.nbytes)
-        notes.append(f"the input is one compressed stream, so all of it is in memory: {size}")
-    origin = affine[:3, 3] if straight and (np.diag(affine)[:3] > 0).all() else (0.0,) * 3
+        notes.append(
+            f"the input is one compressed stream, so all of it is in memory: {size}; "
+            "penstock convert IN OUT.zarr makes an array of it that is read in parts"
+        )
+    origin = (0.0,) * 3 if turned else affine[:3, 3]
     pad = (0.0, 0.0)
     return OpenedArray(
         array=stored,
@@ -111,5 +113,6 @@ def _opened(image: Any, stored: NDArray[Any], file: Path, raw: bool, where: str)
         units=[unit_name(unit) for unit in units[:rank]],
         translation=[float(place) for place in (*origin, *pad)][:rank],
         packing=packing,
+        affine=affine.tolist() if turned else None,
         notes=tuple(notes),
     )

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError, describe, require
+from ...base import UsageError, describe, format_bytes, require
 from ..box import Box
 from ..grid import Grid, flatten, indices
 from .cf_packing import Packing
@@ -45,6 +45,8 @@ tifffile = require("tifffile", "infer")
 _HARMLESS = re.compile(
     r"ParseError|GDAL_NODATA|_metadata>|Datetime|coercing|read_uic1tag|not stitched"
 )
+_LARGE_SEGMENT = 2**28
+"""The size above which a plan says what a segment costs."""
 
 
 @dataclass(eq=False, repr=False)
@@ -221,10 +223,11 @@ def open_ometiff_source(
     address = str(file_path.resolve())
     stamp = source_fingerprint(address, *file_stamp(file_path), level, number, letters)
     packing = None if raw else packing_in(file, file.series[number], where)
-    frame = frame_of(file, number, level, letters, raw)
+    frame = frame_of(file, number, level, letters)
     frame["notes"] = (*notes, *frame["notes"], *([packing.note] if packing else ()))
     if chosen.dataoffset is None or packing is not None:
         stored = check_dtype(chosen.dtype, where)
+        frame["notes"] += _cost_of(math.prod(_segment_shape(chosen.keyframe)) * stored.itemsize)
         return TiffSource(
             path, file, chosen, letters, stored, address, stamp, packing, cache_bytes, **frame
         )
@@ -242,6 +245,18 @@ def open_ometiff_source(
         fingerprint=stamp,
         mapped=mapped.base,
         **frame,
+    )
+
+
+def _cost_of(segment: int) -> tuple[str, ...]:
+    """A sentence on segments of so many bytes, if they are large."""
+    if segment <= _LARGE_SEGMENT:
+        return ()
+    return (
+        (
+            f"the input is stored in segments of {format_bytes(segment)}, and each is decoded as a "
+            "whole; penstock convert IN OUT.zarr makes an array that is read in parts"
+        ),
     )
 
 

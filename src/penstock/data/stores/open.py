@@ -14,6 +14,7 @@ from ...base import UsageError, blaming, parsed_json, system_errors
 from ..box import Box
 from . import in_memory as memory
 from .added import OURS, added_store, and_added, checked, reader_of
+from .file_formats import ending_of
 from .planes import is_slice, open_planes_source, plane_files
 from .protocols import (
     AXES,
@@ -137,6 +138,7 @@ def open_sink(
     resume: bool = False,
     ome_version: str | None = None,
     at: Sequence[int] | None = None,
+    files: bool = False,
     name: str = "--out-spec",
 ) -> Sink:
     """Open an array for writing. Nothing is created or deleted before `Sink.create`.
@@ -154,6 +156,8 @@ def open_sink(
         resume: write into an output that exists; if a killed run was deleting it, delete the rest.
         ome_version: ``"0.4"`` or ``"0.5"``.
         at: the coordinate of the first voxel in ``like``; by default that in ``domain``.
+        files: take paths of files too, such as ``.tif``: the sink has their scratch, and
+            `make_file` makes the file.
         name: the flag that messages name.
 
     Returns:
@@ -172,12 +176,15 @@ def open_sink(
         return open_tensorstore_sink(
             parsed, domain=domain, dtype=dtype, overwrite=overwrite, resume=resume, name=name
         )
-    return _open_new(
-        parsed,
-        name,
-        {"domain": domain, "dtype": dtype, "like": like, "chunks": chunks, "shards": shards,
-         "overwrite": overwrite, "resume": resume, "ome_version": ome_version, "at": at},
-    )  # fmt: skip
+    settings: dict[str, Any] = {
+        "domain": domain, "dtype": dtype, "like": like, "chunks": chunks, "shards": shards,
+        "overwrite": overwrite, "resume": resume, "ome_version": ome_version, "at": at,
+    }  # fmt: skip
+    if files and ending_of(parsed) is not None:
+        from .file_sink import open_file_sink
+
+        return open_file_sink(parsed, **settings, name=name)
+    return _open_new(parsed, name, settings)
 
 
 def _open_new(place: str, name: str, settings: Mapping[str, Any]) -> Sink:

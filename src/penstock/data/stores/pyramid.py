@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from ...base import UsageError, in_order, scrub
 from ..box import Box
 from ..grid import Grid
-from ..levels import LevelBelow, Rule, box_above, levels_below, reduced
+from ..levels import SPACE, LevelBelow, Rule, box_above, levels_below, reduced
 from .kvstore import kvstore_of, open_kvstore, reader_of, ts
 from .ome_levels import image_of, transform_of, transformations
 from .omezarr import open_omezarr_source
@@ -33,7 +33,7 @@ from .tensorstore import TensorStoreSink, TensorStoreSource, plainly
 from .tensorstore_open import open_tensorstore_source, prepare_sink
 from .zarr_groups import Read, read_attributes, read_json
 
-_MAKES_ONE = "penstock infer IN OUT --model identity --normalize none makes a new one"
+_MAKES_ONE = "penstock convert IN OUT makes a new one"
 _MOST_LEVELS = 31  # below the first: an axis has fewer than 2**31 voxels
 _CELLS_BYTES = 2**27
 """About the bytes of all chunks or shards that are made at a time."""
@@ -42,6 +42,7 @@ _CELLS_BYTES = 2**27
 def add_levels(
     path: str, *, rule: Rule | None, count: int | None = None, again: bool | None = None,
     threads: int = 1, progress: Callable[[int], None] = lambda _: None, name: str = "",
+    axes: Sequence[int] = SPACE,
 ) -> list[LevelBelow]:  # fmt: skip
     """Add levels to an image.
 
@@ -55,6 +56,7 @@ def add_levels(
         threads: Chunks that are made at a time.
         progress: Told the number of voxels of a chunk that is done.
         name: The flag that messages name.
+        axes: The places of the axes, of t c z y x, that may be halved.
 
     Returns:
         The levels that were added.
@@ -69,7 +71,7 @@ def add_levels(
     if "multiscales" not in attributes:
         raise UsageError(f"{where}: is no OME-Zarr image; {_MAKES_ONE}")
     image = image_of(attributes, None, where)
-    first = _level(path, 0, name)
+    first = level_of(path, 0, name)
     if not image["datasets"][0].get("coordinateTransformations"):
         raise UsageError(f"{where}: is OME-Zarr before 0.4; {_MAKES_ONE}")
     named = len(image["datasets"])
@@ -80,7 +82,7 @@ def add_levels(
     rule = rule or (image["type"] if image.get("type") in get_args(Rule) else "mean")
     if named > 1:
         _remove(root, read, image, where)
-    levels = levels_below(first.domain.shape, first.scale, count)
+    levels = levels_below(first.domain.shape, first.scale, count, axes)
     above, paths = first, _paths(str(image["datasets"][0]["path"]), len(levels))
     for level, place in zip(levels, paths, strict=True):
         made, sink = _opened(above, level, first.spec["kvstore"], place, where)
@@ -99,13 +101,16 @@ def add_levels(
     return levels
 
 
-def levels_to_add(path: str, count: int | None = None, name: str = "") -> list[LevelBelow]:
+def levels_to_add(
+    path: str, count: int | None = None, name: str = "", axes: Sequence[int] = SPACE
+) -> list[LevelBelow]:
     """The levels that `add_levels` would make of an image.
 
     Args:
         path: The OME-Zarr group.
         count: The number of levels in all, as there.
         name: The flag that messages name.
+        axes: The places of the axes that may be halved.
 
     Returns:
         The levels, the finest first.
@@ -113,11 +118,11 @@ def levels_to_add(path: str, count: int | None = None, name: str = "") -> list[L
     Raises:
         UsageError: It cannot be opened.
     """
-    first = _level(path, 0, name)
-    return levels_below(first.domain.shape, first.scale, count)
+    first = level_of(path, 0, name)
+    return levels_below(first.domain.shape, first.scale, count, axes)
 
 
-def _level(path: str, number: int, name: str) -> TensorStoreSource:
+def level_of(path: str, number: int, name: str) -> TensorStoreSource:
     """A level of an image as it is stored, of any dtype that an output may have."""
     return open_omezarr_source(
         path, level=number, cache_bytes=0, name=name, raw=True, dtypes=OUTPUT_DTYPES
@@ -141,7 +146,7 @@ def count_differing(spec: Any, threads: int = 1) -> dict[int, tuple[int, int]]:
     image = image_of(attributes, None, path) if "multiscales" in attributes else {}
     if image.get("type") not in get_args(Rule):
         return {}
-    levels = (_level(path, number, "") for number in range(len(image["datasets"])))
+    levels = (level_of(path, number, "") for number in range(len(image["datasets"])))
     counts = {}
     for number, (above, made) in enumerate(pairwise(levels), 1):
         cells = Grid(made.domain, made.chunks, (0,) * 5)

@@ -15,12 +15,9 @@ from numpy.typing import NDArray
 from ...base import UsageError, describe, require, scrub
 from .cf_packing import Packing, packing_of, same_in_all
 from .frames import shown_channel, unit_name
+from .georeference import GDAL_CACHE, GDAL_OPTIONS
 from .protocols import check_dtype
 from .sliced import OpenedArray, SlicedSource, open_sliced
-
-_CACHE = 2**26
-"""Bytes of decoded tiles that GDAL keeps. It takes this number once, for all of the process; its
-own would be a share of all memory."""
 
 
 class _Bands:
@@ -29,11 +26,6 @@ class _Bands:
     def __init__(self, place: str, level: int) -> None:
         self._rasterio = require("rasterio", "scenes")
         self._place, self._level = place, level
-        # Listing the folder of a remote file would ask for every file beside it.
-        self._options = {
-            "GDAL_CACHEMAX": _CACHE,
-            "GDAL_DISABLE_READDIR_ON_OPEN": "EMPTY_DIR",
-        }
         self._threads = threading.local()
         first = self.opened()
         self.shape: tuple[int, ...] = (first.count, first.height, first.width)
@@ -43,14 +35,14 @@ class _Bands:
         """The dataset of this thread."""
         if not hasattr(self._threads, "dataset"):
             level = {} if self._level == 0 else {"overview_level": self._level - 1}
-            with self._rasterio.Env(**self._options):
+            with self._rasterio.Env(**GDAL_OPTIONS):
                 self._threads.dataset = self._rasterio.open(self._place, **level)
         return self._threads.dataset
 
     def __getitem__(self, index: tuple[slice, ...]) -> NDArray[Any]:
         bands, rows, columns = index
         window = self._rasterio.windows.Window.from_slices(rows, columns)
-        with self._rasterio.Env(**self._options):
+        with self._rasterio.Env(**GDAL_OPTIONS):
             numbers = [band + 1 for band in range(self.shape[0])[bands]]
             read: NDArray[Any] = self.opened().read(numbers, window=window)
         return read
@@ -99,8 +91,6 @@ def _opened(path: str, level: int, raw: bool, where: str) -> OpenedArray:
     packing, notes = (None if raw else _packing(dataset, where)), []
     transform, crs = dataset.transform, dataset.crs
     straight = transform.b == transform.d == 0 and not transform.is_identity
-    if crs is not None or not transform.is_identity:
-        notes.append("the output does not get the raster's CRS and transform")
     per_dataset = require("rasterio.enums", "scenes").MaskFlags.per_dataset
     if any(per_dataset in flags for flags in dataset.mask_flag_enums):
         notes.append("the input has a mask, which is not read: what it masks counts as values")
@@ -118,7 +108,8 @@ def _opened(path: str, level: int, raw: bool, where: str) -> OpenedArray:
         notes=tuple(notes),
         packing=packing,
         bands=True,
-        cache_bytes=_CACHE,
+        georeferenced=(crs is not None or not transform.is_identity or dataset.nodata is not None),
+        cache_bytes=GDAL_CACHE,
         codec=str(dataset.compression.value if dataset.compression else "").lower(),
     )
 

@@ -95,7 +95,9 @@ class OpenedArray:
     codec: str = ""
     """See `Framed.codec`."""
     bands: bool = False
-    """See `Framed.bands`."""
+    georeferenced: bool = False
+    affine: Sequence[Sequence[float]] | None = None
+    """These three as in `Framed`."""
     cache_bytes: int = 0
     """The most decoded bytes that the library keeps."""
     takes_cache: bool = False
@@ -208,6 +210,8 @@ def open_sliced(
         translation=to_tczyx(opened.translation or (0.0,) * rank, letters, 0.0),
         omero=opened.omero,
         bands=opened.bands,
+        georeferenced=opened.georeferenced,
+        affine=opened.affine,
         codec=opened.codec,
         notes=(*taken, *opened.notes, *([packing.note] if packing else ())),
     )

@@ -25,7 +25,9 @@ _PLAIN = ("shaped", "generic", "uniform")
 _READ_KINDS = ("ome", "imagej", *_PLAIN)
 """Kinds of tifffile's series whose metadata is read here, or that have none."""
 _RESOLUTION_UNIT = 296
-_NODATA, _PIXEL_SCALE, _TIE_POINT, _MATRIX, _GEO_KEYS = 42113, 33550, 33922, 34264, 34735
+_NODATA = 42113
+_PLACED = (33550, 33922, 34264, 34735, _NODATA)
+"""Tags that only a GeoTIFF has: pixel scale, tie point, matrix, keys of the CRS, no-data."""
 
 
 def check_files(file: Any, where: str) -> None:
@@ -108,7 +110,7 @@ def left_out(page: Any, dtype: np.dtype[Any]) -> Any:
         return dtype.type(0)
 
 
-def frame_of(file: Any, number: int, level: int, axes: str, raw: bool) -> dict[str, Any]:
+def frame_of(file: Any, number: int, level: int, axes: str) -> dict[str, Any]:
     """The members of `Framed` for a level of a series whose stored axes have these letters."""
     series = file.series[number]
     whole = to_tczyx(series.shape, axes, 1)
@@ -135,8 +137,9 @@ def frame_of(file: Any, number: int, level: int, axes: str, raw: bool) -> dict[s
         "units": tuple(units),
         "translation": tuple(start),
         "omero": tuple(channels) if len(channels) == shape[1] and any(channels) else (),
-        "notes": tuple(_lost(file, series, raw)),
+        "notes": tuple(_lost(file, series)),
         "bands": "S" in series.axes,
+        "georeferenced": number == 0 and any(tag in series.keyframe.tags for tag in _PLACED),
         "codec": _CODEC.get(
             series.keyframe.compression.name, series.keyframe.compression.name.lower()
         ),
@@ -219,18 +222,9 @@ def _bands(file: Any) -> dict[int, dict[str, str]]:
     return bands
 
 
-def _lost(file: Any, series: Any, raw: bool) -> Iterator[str]:
+def _lost(file: Any, series: Any) -> Iterator[str]:
     """Sentences on what the file says and no output gets."""
     tags = series.keyframe.tags
-    lost = []
-    if _GEO_KEYS in tags:
-        lost.append("CRS")
-    if any(tag in tags for tag in (_PIXEL_SCALE, _TIE_POINT, _MATRIX)):
-        lost.append("transform")
-    if _NODATA in tags and raw:
-        lost.append(f"no-data value {_nodata(series.keyframe)}")
-    if lost:
-        yield f"the output does not get the raster's {', '.join(lost)}"
     if any(int(each.keyframe.subfiletype) & 0b100 for each in file.series):
         yield "the input has a mask, which is not read: what it masks counts as values"
     if series.keyframe.photometric.name in ("MINISWHITE", "PALETTE"):

@@ -9,6 +9,7 @@ from typing import Any
 from ..box import Box
 from ..grid import Grid, indices
 from .added import added_store
+from .file_formats import ending_of
 from .frames import to_five
 from .open import open_source, parse_spec
 from .protocols import AXES, OUTPUT_DTYPES, Source, Spec
@@ -27,6 +28,8 @@ class Written:
     address: str
     root: Any
     name: str
+    is_file: bool = False
+    """True for one file, in which no block can be written again."""
 
 
 def open_written(spec: Spec, name: str) -> Written:
@@ -43,6 +46,8 @@ def open_written(spec: Spec, name: str) -> Written:
         UsageError: it cannot be opened.
     """
     parsed = parse_spec(spec, name)
+    if isinstance(parsed, str) and ending_of(parsed) is not None:
+        return _open_file(parsed, name)
     if isinstance(parsed, str) and added_store(parsed) is not None:
         theirs = open_source(parsed, name=name)
         path = None if "://" in parsed else Path(parsed)
@@ -67,6 +72,23 @@ def open_written(spec: Spec, name: str) -> Written:
     return Written(source, folder, address(place), root, source.name)
 
 
+def _open_file(place: str, name: str) -> Written:
+    """An output that is a file, or that becomes one: then the scratch Zarr has its blocks."""
+    from .file_sink import scratch_of
+    from .kvstore import address, kvstore_of, open_kvstore
+    from .omezarr import open_omezarr_source
+
+    path = Path(place).expanduser()
+    if (scratch := scratch_of(path)).is_dir():
+        source: Source = open_omezarr_source(
+            str(scratch), level=0, cache_bytes=0, name=name, dtypes=OUTPUT_DTYPES
+        )
+    else:
+        source = open_source(place, raw=True, name=name)
+    root = open_kvstore(kvstore_of(str(path)), name)
+    return Written(source, path, address(root.spec()), root, place, not scratch.is_dir())
+
+
 def is_damage(error: Exception) -> bool:
     """Whether bytes were read that cannot be decoded.
 
@@ -76,6 +98,8 @@ def is_damage(error: Exception) -> bool:
     Returns:
         False if the store did not give its bytes.
     """
+    if isinstance(error, OSError) and error.errno is None:  # of a library that decodes a file
+        return True
     text = str(error.__cause__ or error)
     of_the_system = "os_error_code" in text or "http_response_code" in text
     return text.partition(":")[0] in _DAMAGE and not of_the_system

@@ -25,7 +25,7 @@ from ...base import (
     torch_threads,
     usable_cores,
 )
-from ...data import Sink, Source, check_knows_chunks, why_no_lock
+from ...data import Sink, Source, check_knows_chunks, file_notes, why_no_lock
 from ...instruments import available_memory
 from ...models import (
     Model,
@@ -261,6 +261,7 @@ def _gather_facts(
             identity.maker([source, *job.sinks], devices, job.config.threads)
         ),
         notes=(*notes, *_notes(job, source)),
+        making_bytes=max(getattr(sink, "making_bytes", 0) for sink in job.sinks),
     )
 
 
@@ -274,6 +275,7 @@ def _notes(job: Job, source: Source) -> Iterator[str]:
     config, net = job.config, job.net
     yield from filter(None, map(why_no_lock, job.sinks))
     yield from getattr(source, "notes", ())  # stores of others need not have any
+    yield from file_notes(source, job.sinks)
     dtype = str(net.model.dtype).removeprefix("torch.")
     if is_wide(source.dtype) and dtype != "float64":
         yield f"the model takes {dtype}, which does not hold all digits of {source.dtype}"

@@ -75,6 +75,7 @@ def open_outputs(
             overwrite=config.overwrite,
             resume=config.resumes,
             at=(0, 0, *source.domain.start[2:]),
+            files=True,
         )
         if overlap(source, sink):
             itself = sink.address == source.address

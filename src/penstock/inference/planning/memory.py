@@ -87,6 +87,8 @@ class Facts:
     arithmetic: str = ""
     """Torch, instruction set, threads and GPUs, for the printed plan. The last bits of sums depend
     on them."""
+    making_bytes: int = 0
+    """Bytes that files take which are made of their blocks at the end."""
     notes: tuple[str, ...] = ()
     """Sentences for the printed plan about how the model is run."""
 
@@ -126,6 +128,9 @@ class HostMemory:
     decoding: int
     """Bytes of decoded chunks that do not fit into the cache."""
     runtime: int = RUNTIME_BYTES
+    making: int = 0
+    """Bytes for files that are made once all blocks are written: what the stages held stays in the
+    heap."""
 
     @property
     def total(self) -> int:

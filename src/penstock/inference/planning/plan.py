@@ -202,7 +202,8 @@ class Plan:
         yield "writes", f"{size(self.output_bytes)} before compression"
         yield "host memory", f"{size(memory.total)} of {size(self.memory_limit)} at most"
         for part in memory.__slots__:
-            yield f"  {part}", size(getattr(memory, part))
+            if part != "making" or memory.making:
+                yield f"  {part}", size(getattr(memory, part))
         if self.device_peak is not None:
             yield "device memory", f"{size(self.device_peak)} on each device"
         if facts.forward_bytes is None:
@@ -316,6 +317,7 @@ def _count(
             writing=writing,
             cache=0,
             decoding=at_once * facts.chunk_bytes + facts.sample_bytes,
+            making=facts.making_bytes,
         ),
         memory_limit=limit,
         device_peak=None if facts.on_host else device_bytes(facts, computing, buffers, budget),

@@ -32,7 +32,7 @@ from ..planning.plan import Plan, missing_parts, voxels_of, written_in
 from ..run_folder.ending import EndRequest
 from ..run_folder.journal import Journal, Prepared
 from ..stages.beginning import begun
-from ..stages.output_levels import make_levels, take_levels_away
+from ..stages.output_levels import make_rest, take_levels_away
 from ..stages.retries import patiently
 from ..stages.summary import Progress, Summary, merged
 from . import on_worker as worker_side
@@ -96,7 +96,7 @@ def run_on_cluster(
             patiently(config.retry_for, "the lock", lock.check)
             for sink in job.sinks:
                 patiently(config.retry_for, sink.name, sink.close)
-            notes = make_levels(config, job.sinks, job.opened.kinds, request)
+            notes = make_rest(config, job.sinks, job.opened.kinds, request)
             summary = replace(summary, notes=(*summary.notes, *notes))
     journal.save(SUMMARY_FILE, asdict(summary))
     return summary

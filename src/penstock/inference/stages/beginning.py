@@ -22,7 +22,7 @@ from ...base import (
     run_labels,
     system_errors,
 )
-from ...data import OutputLock, Sink
+from ...data import OutputLock, Sink, no_block_again
 from ..planning.plan import Plan
 from ..run_folder.ending import noting_end
 from ..run_folder.journal import Journal, Prepared
@@ -70,6 +70,8 @@ def begun(job: Runnable, prepared: Prepared | None = None) -> Iterator[tuple[Jou
     with contextlib.closing(journal), keep_traceback_in(journal.here):
         for sink in job.sinks:  # before the log of the blocks in the old output is lost
             sink.check()
+            if getattr(sink, "made", False) and journal.skipped < job.plan.num_blocks:
+                raise UsageError(f"--resume: {no_block_again(sink.name)}")
         lock = _locked(job, journal, member=False)
         with contextlib.closing(lock):
             _begin(job, journal, lock, prepared)

@@ -1,4 +1,5 @@
-"""The levels of outputs that are OME-Zarr images, made once all blocks are written.
+"""The levels of outputs that are OME-Zarr images, and outputs that become files: both are made once
+all blocks are written.
 
 The metadata names levels only while they are those of the blocks. So a run that will write blocks
 into an image with levels takes these away first, and whoever ends the job makes them.
@@ -12,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from ...base import HeadKind, Incomplete, InferConfig, format_seconds, plural, usable_cores
-from ...data import Sink
+from ...data import Rule, Sink
 from ..run_folder.ending import EndRequest
 from .retries import patiently
 
@@ -36,13 +37,14 @@ def take_levels_away(config: InferConfig, sinks: Sequence[Sink]) -> None:
         patiently(config.retry_for, sink.name, partial(remove_levels, place))
 
 
-def make_levels(
+def make_rest(
     config: InferConfig,
     sinks: Sequence[Sink],
     kinds: Sequence[tuple[HeadKind, Any]],
     request: EndRequest,
 ) -> list[str]:
-    """Add the levels that outputs lack. What an earlier start has made of them stays.
+    """Add the levels that outputs lack, and make the outputs that become files. What an earlier
+    start has made of them stays.
 
     Args:
         config: The settings of the job.
@@ -51,31 +53,40 @@ def make_levels(
         request: Asks the job to end early.
 
     Returns:
-        A sentence for each output that got levels.
+        A sentence for each output that got levels, or was made.
 
     Raises:
         Incomplete: The job was asked to end.
     """
+    from ...data import add_levels, make_file
 
-    from ...data import add_levels
-
-    def made(size: int) -> None:
+    def going_on(what: str, _: int) -> None:
         if request.why:
             raise Incomplete(
-                f"all blocks are written and levels are not, when {request.why} ended the job; run "
+                f"all blocks are written and {what}, when {request.why} ended the job; run "
                 "again with --resume"
             )
 
+    rules: list[Rule] = ["mode" if kind == "labels" else "mean" for kind, _ in kinds]
     count = None if config.levels == "none" else config.levels
     sentences = []
     for number, place, sink in _images(config, sinks):
         began = time.monotonic()
         work = partial(
-            add_levels, place, rule="mode" if kinds[number][0] == "labels" else "mean", count=count,
-            again=False, threads=usable_cores(), progress=made, name="--out-spec",
+            add_levels, place, rule=rules[number], count=count, again=False,
+            threads=usable_cores(), progress=partial(going_on, "levels are not"),
+            name="--out-spec",
         )  # fmt: skip
         levels = patiently(config.retry_for, sink.name, work)
         if levels:
             took = format_seconds(time.monotonic() - began)
             sentences.append(f"Levels: {plural(len(levels), 'level')} below {sink.name}, in {took}")
+    for sink, rule in zip(sinks, rules, strict=True):
+        began = time.monotonic()
+        if getattr(sink, "kind", None) is None:
+            continue
+        file: Any = sink
+        if make_file(file, rule, config.levels, partial(going_on, f"{sink.name} is not")):
+            took = format_seconds(time.monotonic() - began)
+            sentences.append(f"File: {sink.name}, made of its blocks in {took}")
     return sentences

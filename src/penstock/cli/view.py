@@ -1,0 +1,132 @@
+"""``penstock view PATH [PATH]``: a picture of an array, or of two side by side."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..base import (
+    Overwriting,
+    UsageError,
+    add_flags,
+    check_outputs,
+    from_flags,
+    require,
+    writing_output,
+)
+
+EXAMPLES = """
+penstock view noisy.ome.zarr
+penstock view noisy.ome.zarr denoised.ome.zarr --out before-after.png
+"""
+_SIDE = 768
+"""About the most pixels of a plane along each axis."""
+_INCHES = 6
+"""The width of a plane on the picture."""
+_WINDOW = (0.5, 99.8)
+"""The percentiles that are black and white."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "paths", nargs="+", metavar="PATH", help="one or two files, folders, stores or URLs"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("view.png"), metavar="FILE",
+        help="the picture (default: view.png)",
+    )  # fmt: skip
+    for flag, what in (("t", "time point"), ("c", "channel"), ("series", "image of several")):
+        parser.add_argument(f"--{flag}", type=int, metavar="N", help=f"{what} (default: the first)")
+    add_flags(parser, Overwriting)
+
+
+def run(args: argparse.Namespace) -> int:
+    if len(args.paths) > 2:
+        raise UsageError(f"a picture shows one array or two, not {len(args.paths)}")
+    replace = from_flags(Overwriting, args).overwrite
+    check_outputs(("--out", args.out), replace=replace, inputs=[Path(p) for p in args.paths])
+    columns = [list(_planes(path, args)) for path in args.paths]
+    rows = max(map(len, columns))
+    longest = max(columns, key=len)
+    heights = [plane.shape[0] * aspect / plane.shape[1] for _, plane, _, aspect in longest]
+    heights = [min(max(height, 0.2), 2.0) for height in heights]
+    figure = require("matplotlib.figure", "plot").Figure(
+        figsize=(_INCHES * len(columns), _INCHES * (sum(heights) + 0.1 * rows)),
+        layout="constrained",
+    )
+    axes = figure.subplots(rows, len(columns), squeeze=False, height_ratios=heights)
+    for column, planes in enumerate(columns):
+        for row in range(rows):
+            axes[row, column].set_axis_off()
+        for row, (title, plane, window, aspect) in enumerate(planes):
+            low, high = window
+            axes[row, column].imshow(plane, cmap="gray", vmin=low, vmax=high, aspect=aspect)
+            axes[row, column].set_title(title, fontsize=9)
+    with writing_output(args.out, replace=replace) as draft:
+        figure.savefig(draft, format="png")
+    print(args.out)
+    return 0
+
+
+def _planes(path: str, args: argparse.Namespace) -> Iterator[tuple[str, Any, Any, float]]:
+    """The middle planes of an array: title, pixels, black and white, height of a pixel by width."""
+    import numpy as np
+
+    source, level = _coarse(path, args.series)
+    place = [side // 2 for side in source.domain.shape]
+    for axis, flag in ((0, "t"), (1, "c")):
+        place[axis] = getattr(args, flag) or 0
+        if not 0 <= place[axis] < source.domain.shape[axis]:
+            raise UsageError(
+                f"--{flag} {place[axis]} is out of range: {path} has 0 to "
+                f"{source.domain.shape[axis] - 1}"
+            )
+    across = [2, 3, 4] if source.domain.shape[2] > 1 else [2]
+    planes = [_plane(source, place, axis) for axis in across]
+    finite = np.concatenate([plane[np.isfinite(plane)] for plane, _ in planes])
+    window = np.percentile(finite, _WINDOW) if finite.size else (0, 1)
+    sizes = source.scale or (1.0,) * 5
+    for axis, (plane, (down, right)) in zip(across, planes, strict=True):
+        rows, columns = (each for each in (2, 3, 4) if each != axis)
+        aspect = abs(sizes[rows] * down / (sizes[columns] * right))
+        where = f", {'tczyx'[axis]} {place[axis]}" if len(across) > 1 else ""
+        yield f"{source.name}, level {level}{where}", plane, window, aspect
+
+
+def _coarse(path: str, series: int | None) -> tuple[Any, int]:
+    """The coarsest level that has as many pixels as a picture, and its number."""
+    from ..data import open_source
+
+    first, number = open_source(path, series=series, name="PATH"), 0
+    while True:
+        try:
+            below = open_source(path, level=number + 1, series=series, name="PATH")
+        except UsageError:  # there are no further ones
+            return first, number
+        if max(below.domain.shape[2:]) < _SIDE:
+            return first, number
+        first, number = below, number + 1
+
+
+def _plane(source: Any, place: list[int], axis: int) -> tuple[Any, tuple[int, int]]:
+    """The pixels of a plane, of which some are left out so that they fit, and the steps along it.
+    Rows of chunks are read one after another."""
+    import numpy as np
+
+    from ..data import Box, Grid
+
+    start, shape = list(place), [1] * 5
+    kept = [each for each in (2, 3, 4) if each != axis]
+    for each in kept:
+        start[each], shape[each] = 0, source.domain.shape[each]
+    down, right = (math.ceil(shape[each] / _SIDE) for each in kept)
+    plane, step = Box.of(start, shape), list(shape)
+    step[kept[0]] = -(-source.chunks[kept[0]] // down) * down
+    pieces = (source.read(cell) for cell in Grid(plane, tuple(step), tuple(start)))
+    shown = [
+        piece.reshape([piece.shape[each] for each in kept])[::down, ::right] for piece in pieces
+    ]
+    return np.concatenate(shown).astype(np.float64), (down, right)

@@ -1,0 +1,141 @@
+"""The files that an output may become: which one a path names, and what each can hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from ...base import UsageError, format_bytes, require
+from .protocols import AXES, Source
+
+Kind = Literal["cog", "ome", "nifti"]
+TITLES: dict[Kind, str] = {
+    "cog": "a Cloud Optimized GeoTIFF",
+    "ome": "an OME-TIFF",
+    "nifti": "a NIfTI file",
+}
+_ENDINGS = (".ome.tif", ".ome.tiff", ".tif", ".tiff", ".nii", ".nii.gz")
+_EXTRAS: dict[Kind, tuple[str, str]] = {
+    "cog": ("rasterio", "scenes"),
+    "ome": ("tifffile", "infer"),
+    "nifti": ("nibabel", "nifti"),
+}
+"""The library that writes a kind, and the extra that has it."""
+_DTYPES = "uint8 int8 uint16 int16 uint32 int32 float32 float64".split()
+"""Dtypes that all of these formats have, and their readers take."""
+OME_UNITS = {
+    "picometer": "pm", "angstrom": "Å", "nanometer": "nm", "micrometer": "µm", "millimeter": "mm",
+    "centimeter": "cm", "meter": "m", "kilometer": "km", "microsecond": "µs", "millisecond": "ms",
+    "second": "s", "minute": "min", "hour": "h", "day": "d",
+}  # fmt: skip
+"""Units in full, and the symbols of OME's schema."""
+LENGTHS = {
+    "meter": 1.0, "millimeter": 1e-3, "micrometer": 1e-6, "nanometer": 1e-9, "angstrom": 1e-10,
+    "centimeter": 1e-2, "kilometer": 1e3,
+}  # fmt: skip
+"""The metres of each unit that NIfTI holds, or that can be said in one that it holds."""
+TIMES = {"second": 1.0, "millisecond": 1e-3, "microsecond": 1e-6, "minute": 60.0, "hour": 3600.0}
+"""The seconds of each unit, likewise."""
+
+
+def ending_of(place: str) -> str | None:
+    """The ending by which a path or URL names such a file; None where it names none."""
+    lower = place.partition("?")[0].lower()
+    return next((ending for ending in _ENDINGS if lower.endswith(ending)), None)
+
+
+def kind_of(ending: str, like: Source | None) -> Kind:
+    """What a file becomes: a ``.tif`` of a raster that has a place in the world is a GeoTIFF."""
+    if ending.startswith(".nii"):
+        return "nifti"
+    placed = getattr(like, "georeferenced", False)
+    return "cog" if placed and not ending.startswith(".ome") else "ome"
+
+
+def check_holds(
+    kind: Kind, shape: Sequence[int], dtype: np.dtype[Any], units: Sequence[str | None], where: str
+) -> None:
+    """Refuse an array (t c z y x) that a kind of file cannot hold.
+
+    Raises:
+        UsageError: Its dtype, its axes or a unit; or the library that writes it is missing.
+    """
+    require(*_EXTRAS[kind])
+    title = TITLES[kind]
+    if dtype.name not in _DTYPES:
+        raise UsageError(
+            f"{where}: {title} does not hold {dtype}; give --out-dtype {_instead(dtype)}, or "
+            "OME-Zarr (*.zarr)"
+        )
+    longer = [f"{shape[AXES.index(axis)]} along {axis}" for axis in "tz" if _long(shape, axis)]
+    if kind == "cog" and longer:
+        raise UsageError(
+            f"{where}: {title} holds bands, y and x, and this output has {' and '.join(longer)}; "
+            "give OME-TIFF (*.ome.tif) or OME-Zarr (*.zarr)"
+        )
+    for axis, unit in zip(AXES, units, strict=True):
+        of_nifti = TIMES if axis == "t" else LENGTHS
+        taken = list(OME_UNITS if kind == "ome" else of_nifti)
+        if kind != "cog" and axis != "c" and unit is not None and unit not in taken:
+            raise UsageError(
+                f"{where}: {title} has no unit {unit!r}, as axis {axis} has; give OME-Zarr (*.zarr)"
+            )
+
+
+def _long(shape: Sequence[int], axis: str) -> bool:
+    return shape[AXES.index(axis)] > 1
+
+
+def _instead(dtype: np.dtype[Any]) -> str:
+    """The nearest dtype that files hold."""
+    named = {"bool": "uint8", "float16": "float32", "uint64": "uint32", "int64": "int32"}
+    return named[dtype.name]
+
+
+def no_block_again(name: str) -> str:
+    """A sentence on a file of which a block is lost.
+
+    Args:
+        name: The file.
+
+    Returns:
+        What it lacks, and the command that makes it.
+    """
+    return (
+        f"{name} is one file, in which no block can be written again; penstock infer with the "
+        "flags of its run and --overwrite makes all of it anew"
+    )
+
+
+def file_notes(source: Source, sinks: Sequence[Any]) -> Iterator[str]:
+    """Sentences on the outputs that become files, and on what an input says of its place in the
+    world that outputs do not get.
+
+    Args:
+        source: The input.
+        sinks: The outputs.
+
+    Yields:
+        The sentences.
+    """
+    kinds = {getattr(sink, "kind", None) for sink in sinks}
+    if getattr(source, "georeferenced", False) and kinds != {"cog"}:
+        yield (
+            "the output does not get the raster's CRS, transform and no-data value; a GeoTIFF "
+            "(*.tif) does"
+        )
+    if getattr(source, "affine", None) is not None and kinds != {"nifti"}:
+        yield (
+            "the input's affine turns or flips its axes, and only its sizes go further; to NIfTI "
+            "(*.nii) all of it goes"
+        )
+    if "ome" in kinds and any(source.translation):
+        yield "an OME-TIFF does not hold the position of the first voxel"
+    for sink in sinks:
+        if getattr(sink, "kind", None) is not None:
+            yield (
+                f"{sink.name} is made at the end, as {TITLES[sink.kind]}, from a scratch Zarr "
+                f"beside it, which takes {format_bytes(sink.scratch_bytes)} on disk at most"
+            )

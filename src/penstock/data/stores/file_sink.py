@@ -1,0 +1,159 @@
+"""An output that becomes one file: blocks go to a scratch Zarr, and the file is made of it.
+
+    out.tif.scratch/blocks.zarr  ──▶  out.tif.scratch/made.tif  ──▶  out.tif
+
+Formats of one file take one writer, or have no parts. So the scratch takes the blocks, from any
+number of processes and in any number of goes, and holds what the file is to say. Once all blocks
+are written the file is made in the scratch folder and renamed. The scratch goes after that: while
+it stands, the file at its place is not yet that of the run.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...base import PenstockError, UsageError, scrub, usable_cores
+from ..box import Box
+from .file_formats import Kind, check_holds, ending_of, kind_of
+from .georeference import GDAL_CACHE, georeference_of
+from .kvstore import address, kvstore_of, open_kvstore
+from .omezarr import open_omezarr_sink
+from .plane_rows import HELD, SCRATCH_SIDE, TILE, rows_at_once
+from .protocols import Source
+from .tensorstore import TensorStoreSink
+
+_LIBRARY_BYTES = 2**27
+"""Bytes of the libraries that write files, and of what they encode at a time."""
+
+
+def scratch_of(path: Path) -> Path:
+    """The scratch Zarr of a file."""
+    return path.with_name(f"{path.name}.scratch") / "blocks.zarr"
+
+
+@dataclass(eq=False, repr=False)
+class FileSink:
+    """An output that becomes a file; made by `open_file_sink`."""
+
+    name: str
+    path: Path
+    kind: Kind
+    scratch: TensorStoreSink
+    made: bool
+    """True if the file is that of the run, and whole."""
+
+    def __post_init__(self) -> None:
+        scratch, self.root = self.scratch, open_kvstore(kvstore_of(str(self.path)), self.name)
+        self.domain, self.dtype = scratch.domain, scratch.dtype
+        self.write_grid, self.grid_origin = scratch.write_grid, scratch.grid_origin
+        self.local_path: Path | None = self.path
+        self.address = address(self.root.spec())
+        self.fingerprint = f"{self.address}#{self.kind}-{scratch.fingerprint.rpartition('#')[2]}"
+        self.exists = scratch.exists or self.made
+
+    @property
+    def making_bytes(self) -> int:
+        """The most memory that making the file takes."""
+        rows = rows_at_once(self.write_grid[3])
+        bands = self.domain.shape[1] if self.kind == "cog" else 1
+        tiles = 4 * usable_cores() * bands * TILE**2
+        row = HELD * min(rows, self.domain.shape[3]) * self.domain.shape[4]
+        return _LIBRARY_BYTES + GDAL_CACHE + (row + tiles) * self.dtype.itemsize
+
+    @property
+    def scratch_bytes(self) -> int:
+        """The most bytes on disk that go once the file is made."""
+        copies = 2 if self.kind == "cog" else 1
+        return copies * self.domain.size * self.dtype.itemsize
+
+    def check(self) -> None:
+        self.scratch.check()
+
+    def create(self) -> None:
+        if not self.made:
+            self.clear()
+            self.scratch.create()
+
+    def write(self, box: Box, array: NDArray[Any]) -> None:
+        self.scratch.write(box, array)
+
+    def close(self) -> None:
+        if not self.made:
+            self.scratch.close()
+        elif not self.path.is_file():
+            raise PenstockError(f"{self.name} was removed; run again with --overwrite")
+
+    def clear(self) -> None:
+        """Remove what an earlier start has left of a scratch that is no longer one."""
+        folder = scratch_of(self.path).parent
+        shutil.rmtree(folder / "gone.zarr", ignore_errors=True)
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def open_file_sink(
+    place: str,
+    *,
+    domain: Box,
+    dtype: np.dtype[Any],
+    like: Source | None,
+    chunks: Sequence[int] | None,
+    shards: Sequence[int] | None,
+    overwrite: bool,
+    resume: bool,
+    at: Sequence[int] | None,
+    name: str,
+    **_: Any,
+) -> FileSink:
+    """Prepare to write a GeoTIFF, OME-TIFF or NIfTI file. Settings are those of `open_sink`.
+
+    Raises:
+        UsageError: It cannot hold the array, or exists already.
+    """
+    where, ending = f"{name} {scrub(place)}", ending_of(place)
+    if "://" in place:
+        raise UsageError(
+            f"{where}: a {ending} is written on this machine only; give a path, or OME-Zarr "
+            "(*.zarr) for a URL"
+        )
+    if shards:
+        raise UsageError(f"{where}: a {ending} has no shards; leave --shards out")
+    path = Path(place).expanduser()
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{where}: is no file")
+    if path.exists() and not (overwrite or resume):
+        raise UsageError(f"{where}: exists; use --overwrite to replace it")
+    kind, at = kind_of(str(ending), like), at or domain.start
+    check_holds(kind, domain.shape, dtype, like.units if like else (None,) * 5, where)
+    sides = tuple(chunks or (SCRATCH_SIDE,) * 2)[-2:]
+    scratch = open_omezarr_sink(
+        str(scratch_of(path)), domain=domain, dtype=dtype, like=like,
+        chunks=(1, *(min(pair) for pair in zip(sides, domain.shape[3:], strict=True))),
+        shards=None, overwrite=overwrite, resume=resume, ome_version="0.5", at=at, name=name,
+    )  # fmt: skip
+    place_of_file = georeference_of(like, at, dtype, where) if kind == "cog" and like else None
+    record = {
+        "place": place_of_file and asdict(place_of_file),
+        "affine": _moved(getattr(like, "affine", None), at),
+    }
+    document = {**scratch.documents["zarr.json"]}
+    document["attributes"] = {**document["attributes"], "penstock": record}
+    scratch = replace(scratch, documents={"zarr.json": document})
+    made = resume and path.is_file() and not scratch.exists
+    return FileSink(scrub(place), path, kind, scratch, made)
+
+
+def _moved(affine: Sequence[Sequence[float]] | None, at: Sequence[int]) -> Any:
+    """An affine matrix (x y z) as it is from the voxel ``at`` (t c z y x)."""
+    if affine is None:
+        return None
+    step = np.eye(4)
+    step[:3, 3] = at[:1:-1]
+    return (np.array(affine) @ step).tolist()

@@ -1,0 +1,385 @@
+"""Outputs that become one file: each is what the library of its format reads, whoever made it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.base.errors import Incomplete
+from penstock.cli import main
+from penstock.data import make_file, open_sink, open_source
+from penstock.data.box import Box
+from penstock.data.levels import reduced
+from penstock.data.stores import file_making
+
+from ..preloaded import forked_workers
+from .kit import Array
+
+pytest.importorskip("tensorstore")
+tifffile = pytest.importorskip("tifffile")
+VOLUME = np.random.default_rng(0).integers(0, 4000, (2, 3, 2, 300, 280), "uint16")
+"""t c z y x"""
+SCENE = np.random.default_rng(1).integers(0, 4000, (3, 700, 600), "uint16")
+NODATA = 7
+STEPS = ("--prepare --workers 2", "--part 1/2", "--part 2/2", "--finish")
+BLOCKS = "--block 8 128 128".split()
+"""Of several planes, and of no whole tiles."""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def convert(source: str, out: str, *more: str) -> int:
+    return main(["convert", source, out, *more])
+
+
+def image(path: str = "in.zarr", unit: str = "micrometer", volume: Array = VOLUME) -> str:
+    """An OME-Zarr image with sizes, a position, names and colours."""
+    source: Any = open_source(volume)
+    source.scale, source.units = (2.5, 1.0, 2.0, 0.5, 0.4), ("second", None, unit, unit, unit)
+    source.translation = (0.0, 0.0, 10.0, 20.0, 30.0)
+    source.omero = tuple({"label": name, "color": "00FF00"} for name in ("dapi", "gfp", "red"))
+    sink = open_sink(path, domain=Box((0,) * 5, volume.shape), dtype=volume.dtype, like=source)
+    sink.create()
+    sink.write(sink.domain, volume)
+    return path
+
+
+def scene(path: str = "in.tif", **profile: Any) -> Any:
+    """A raster of three bands with names, in UTM."""
+    rasterio = pytest.importorskip("rasterio")
+    settings = {
+        "driver": "GTiff", "width": 600, "height": 700, "count": 3, "dtype": "uint16",
+        "crs": "EPSG:32631", "transform": rasterio.Affine(10, 0, 5e5, 0, -10, 4e6),
+    }  # fmt: skip
+    with rasterio.open(path, "w", **settings | profile) as file:
+        file.write(SCENE)
+        file.descriptions = ("blue", "green", "nir")
+    return rasterio
+
+
+def test_ome_tiff() -> None:
+    assert convert(image(), "out.ome.tif", *BLOCKS) == 0
+    with tifffile.TiffFile("out.ome.tif") as file:
+        (series,) = file.series
+        assert series.axes == "TCZYX" and (series.asarray() == VOLUME).all()
+        small = reduced(VOLUME, (1, 1, 1, 2, 2), "mean")
+        assert len(series.levels) == 2 and (series.levels[1].asarray() == small).all()
+        assert series.keyframe.tilewidth == 512
+        xml = file.ome_metadata
+    ome = pytest.importorskip("ome_types").from_xml(xml)
+    pixels = ome.images[0].pixels
+    sizes = {axis: getattr(pixels, f"physical_size_{axis}") for axis in "xyz"}
+    assert sizes == {"x": 0.4, "y": 0.5, "z": 2.0} and pixels.physical_size_x_unit.value == "µm"
+    assert pixels.time_increment == 2.5 and pixels.time_increment_unit.value == "s"
+    assert [each.name for each in pixels.channels] == ["dapi", "gfp", "red"]
+    assert pixels.channels[0].color.as_rgb_tuple()[:3] == (0, 255, 0)
+    back: Any = open_source("out.ome.tif")
+    assert back.scale == (2.5, 1.0, 2.0, 0.5, 0.4) and back.units[4] == "micrometer"
+    assert [each["label"] for each in back.omero] == ["dapi", "gfp", "red"]
+    assert main(["verify", "out.ome.tif"]) == 0
+
+
+def test_a_tif_of_a_volume_is_an_ome_tiff(capsys: pytest.CaptureFixture[str]) -> None:
+    labels = (VOLUME // 1000).astype("uint8")
+    words = "--levels 3 --t 1 --c 0 2 --head-kind labels --out-dtype uint8".split()
+    assert convert(image(volume=labels), "out.tiff", *words) == 0
+    assert "an OME-TIFF does not hold the position" in capsys.readouterr().out
+    with tifffile.TiffFile("out.tiff") as file:
+        (series,) = file.series
+        right = labels[1, [0, 2]]
+        for level in series.levels:
+            assert (level.asarray() == right).all()
+            right = reduced(right, (1, 1, 2, 2), "mode")
+        assert len(series.levels) == 3
+    assert convert("in.zarr", "one.tif", "--levels", "none") == 0
+    assert len(tifffile.TiffFile("one.tif").series[0].levels) == 1
+
+
+def test_geotiff() -> None:
+    rasterio = scene()
+    assert convert("in.tif", "out.tif") == 0
+    valid, errors, warnings = pytest.importorskip("rio_cogeo").cog_validate("out.tif")
+    assert valid and not errors and not warnings
+    with rasterio.open("in.tif") as before, rasterio.open("out.tif") as made:
+        assert (made.read() == SCENE).all()
+        assert (made.crs, made.transform) == (before.crs, before.transform)
+        assert made.descriptions == before.descriptions and made.overviews(1) == [2]
+        assert made.nodata is None
+    with rasterio.open("out.tif", overview_level=0) as level:
+        assert np.abs(level.read() - reduced(SCENE, (1, 2, 2), "mean").astype(int)).max() <= 1
+    assert main(["verify", "out.tif"]) == 0
+    # A second job begins with the first one's file, at its overview.
+    assert convert("out.tif", "small.tif", "--level", "1", "--levels", "none", "--c", "1") == 0
+    with rasterio.open("small.tif") as small:
+        assert small.transform == rasterio.Affine(20, 0, 5e5, 0, -20, 4e6)
+        assert small.descriptions == ("green",) and small.overviews(1) == []
+
+
+def test_no_data_of_a_mosaic() -> None:
+    rasterio = scene(nodata=NODATA)
+    Path("in.vrt").write_text(
+        '<VRTDataset rasterXSize="600" rasterYSize="700"><SRS>EPSG:32631</SRS>'
+        "<GeoTransform>500000, 10, 0, 4000000, 0, -10</GeoTransform>"
+        '<VRTRasterBand dataType="UInt16" band="1"><NoDataValue>7</NoDataValue><SimpleSource>'
+        '<SourceFilename relativeToVRT="1">in.tif</SourceFilename><SourceBand>2</SourceBand>'
+        "</SimpleSource></VRTRasterBand></VRTDataset>"
+    )
+    assert convert("in.vrt", "out.tif") == 0 and convert("in.tif", "raw.tif", "--raw") == 0
+    with rasterio.open("out.tif") as made, rasterio.open("raw.tif") as raw:
+        right = np.where(SCENE[1] == NODATA, np.nan, SCENE[1])
+        assert np.isnan(made.nodata) and np.array_equal(made.read(1), right, equal_nan=True)
+        assert made.crs == "EPSG:32631" and made.transform == raw.transform
+        assert raw.nodata == NODATA and raw.dtypes[0] == "uint16" and (raw.read() == SCENE).all()
+
+
+def test_a_part_of_a_raster_lies_where_it_lay() -> None:
+    rasterio = scene()
+    like = open_source("in.tif")
+    sink: Any = open_sink(
+        "out.tif", domain=Box.of((0,) * 5, (1, 3, 1, 64, 32)), dtype=like.dtype, like=like,
+        at=(0, 0, 0, 100, 50), files=True,
+    )  # fmt: skip
+    sink.create()
+    sink.write(sink.domain, SCENE[None, :, None, 100:164, 50:82])
+    assert make_file(sink, "mean", None, print) and not make_file(sink, "mean", None, print)
+    with rasterio.open("out.tif") as made, rasterio.open("in.tif") as before:
+        window = rasterio.windows.Window(50, 100, 32, 64)
+        assert made.transform == rasterio.Affine(10, 0, 500500, 0, -10, 3999000)
+        assert (made.read() == before.read(window=window)).all()
+
+
+@pytest.mark.parametrize("ending", [".nii", ".nii.gz"])
+def test_nifti(ending: str) -> None:
+    nibabel = pytest.importorskip("nibabel")
+    assert convert(image(), f"out{ending}") == 0
+    made = nibabel.load(f"out{ending}")
+    assert made.shape == (280, 300, 2, 2, 3)
+    assert (np.asarray(made.dataobj) == VOLUME.transpose(4, 3, 2, 0, 1)).all()
+    assert np.allclose(made.header.get_zooms(), (0.4, 0.5, 2.0, 2.5, 1.0))
+    assert made.header.get_xyzt_units() == ("micron", "sec")
+    assert (made.affine[:3, 3] == (30, 20, 10)).all()
+    back = open_source(f"out{ending}")
+    assert np.allclose(back.scale or (), (2.5, 1.0, 2.0, 0.5, 0.4)) and back.translation[2:] == (
+        10,
+        20,
+        30,
+    )
+    assert main(["verify", f"out{ending}"]) == 0
+
+
+def test_an_affine_that_turns_axes_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    nibabel = pytest.importorskip("nibabel")
+    affine = np.array([[0, -2.0, 0, 5], [1.5, 0, 0, 6], [0, 0, 3.0, 7], [0, 0, 0, 1]])
+    array = np.arange(4 * 5 * 6, dtype="int16").reshape(4, 5, 6)
+    before = nibabel.Nifti1Image(array, affine)
+    before.header.set_xyzt_units("mm")
+    before.to_filename("in.nii")
+    assert convert("in.nii", "out.nii") == 0
+    made = nibabel.load("out.nii")
+    assert (made.affine == affine).all() and made.header.get_xyzt_units()[0] == "mm"
+    assert (np.asarray(made.dataobj) == array).all()
+    assert "turns or flips" not in capsys.readouterr().out
+    assert convert("in.nii", "out.zarr") == 0
+    assert "turns or flips its axes, and only its sizes go further" in capsys.readouterr().out
+
+
+def test_nanometers_are_said_in_a_unit_of_nifti() -> None:
+    nibabel = pytest.importorskip("nibabel")
+    assert convert(image(unit="nanometer"), "out.nii", "--t", "0", "--c", "0") == 0
+    made = nibabel.load("out.nii")
+    assert np.allclose(made.header.get_zooms(), (0.4e-3, 0.5e-3, 2e-3), rtol=1e-6)
+    assert made.header.get_xyzt_units()[0] == "micron" and made.shape == (280, 300, 2)
+
+
+@pytest.mark.parametrize(
+    ("out", "more", "said"),
+    [
+        ("a.ome.tif", ("--out-dtype", "int64"), "an OME-TIFF does not hold int64; give --out-dtyp"),
+        ("a.nii", ("--out-dtype", "float16"), "does not hold float16; give --out-dtype float32"),
+        ("a.tif", ("--shards", "64"), "a .tif has no shards"),
+        ("s3://bucket/a.tif", (), "is written on this machine only"),
+        ("folder.tif", (), "is no file"),
+        ("mine.tif", (), "exists; use --overwrite"),
+        ("in.zarr/0/a.tif", (), "lie inside one another"),
+    ],
+)
+def test_what_a_file_cannot_hold_is_refused(
+    out: str, more: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image()
+    Path("folder.tif").mkdir()
+    Path("mine.tif").write_text("mine")
+    before = sorted(Path().rglob("*"))
+    assert convert("in.zarr", out, *more) == 2
+    assert said in capsys.readouterr().err
+    assert sorted(Path().rglob("*")) == before and Path("mine.tif").read_text() == "mine"
+
+
+def test_units_that_a_format_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+    image(unit="inch")
+    for out in ("a.ome.tif", "a.nii"):
+        assert convert("in.zarr", out) == 2
+        assert "has no unit 'inch', as axis z has; give OME-Zarr" in capsys.readouterr().err
+
+
+def test_a_crs_that_cannot_be_read(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("rasterio")
+    keys = (1, 1, 0, 3, 1024, 0, 1, 1, 1025, 0, 1, 1, 3072, 0, 1, 9999)
+    tags = [(33550, "d", 3, (10.0, 10.0, 0.0)), (33922, "d", 6, (0.0, 0.0, 0.0, 5e5, 4e6, 0.0)),
+            (34735, "H", len(keys), keys)]  # fmt: skip
+    tifffile.imwrite("in.tif", SCENE[0], extratags=tags)
+    Path("in.vrt").write_text(
+        '<VRTDataset rasterXSize="600" rasterYSize="700"><SRS>NOTHING</SRS>'
+        '<VRTRasterBand dataType="UInt16" band="1"><SimpleSource>'
+        '<SourceFilename relativeToVRT="1">in.tif</SourceFilename><SourceBand>1</SourceBand>'
+        "</SimpleSource></VRTRasterBand><GeoTransform>0,1,0,0,0,-1</GeoTransform></VRTDataset>"
+    )
+    for source in ("in.tif", "in.vrt"):
+        assert convert(source, "out.tif") == 2
+        said = capsys.readouterr().err
+        assert f"{source} cannot be read; gdal_edit -a_srs" in said and said.count("\n") == 1
+        assert convert(source, f"{source}.zarr") == 0, "which needs none"
+    assert not list(Path().glob("out*"))
+
+
+def test_the_old_file_stands_until_the_new_one_is_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def asked_to_end(*args: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return write(*args)
+
+    write = file_making.write_ome_tiff
+
+    image()
+    Path("out.ome.tif").write_text("mine")
+    with monkeypatch.context() as patched:
+        patched.setattr(file_making, "write_ome_tiff", asked_to_end)
+        assert convert("in.zarr", "out.ome.tif", "--overwrite") == Incomplete.exit_code
+    assert "written and out.ome.tif is not, when SIGUSR1 ended the job" in capsys.readouterr().err
+    assert Path("out.ome.tif").read_text() == "mine"
+    assert main(["verify", "out.ome.tif"]) == 0, "of the scratch, which has all blocks"
+    assert main(["status", "out.ome.tif"]) == 3 and "ended: " in capsys.readouterr().out
+    assert convert("in.zarr", "out.ome.tif") == 2
+    assert convert("in.zarr", "out.ome.tif", "--resume") == 0
+    assert (tifffile.imread("out.ome.tif") == VOLUME).all()
+    assert not Path("out.ome.tif.scratch").exists()
+    stamp = Path("out.ome.tif").stat().st_mtime_ns
+    assert convert("in.zarr", "out.ome.tif", "--resume") == 0
+    assert Path("out.ome.tif").stat().st_mtime_ns == stamp
+
+
+@pytest.mark.parametrize("name", ["fsync", "replace", "rename", "rmtree"])
+def test_a_kill_at_any_moment_of_the_making(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it leaves, the next start makes the same file and nothing stays beside it."""
+    owner: Any = {"fsync": os, "rmtree": shutil}.get(name, Path)
+    usual = getattr(owner, name)
+
+    def killed(*args: Any, **more: Any) -> Any:
+        if Path("out.tif.scratch/made.tif").exists() or Path("out.tif").exists():
+            raise KeyboardInterrupt
+        return usual(*args, **more)
+
+    rasterio = scene()
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, killed)
+        assert convert("in.tif", "out.tif") == 3
+    assert Path("out.tif.scratch").exists()
+    assert convert("in.tif", "out.tif", "--resume") == 0
+    with rasterio.open("out.tif") as made:
+        assert (made.read() == SCENE).all()
+    assert main(["verify", "out.tif"]) == 0
+    assert convert("in.tif", "out.tif", "--overwrite") == 0
+    assert not Path("out.tif.scratch").exists()
+
+
+def test_a_damaged_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert convert(image(), "out.ome.tif", "--levels", "none") == 0
+    with tifffile.TiffFile("out.ome.tif") as file:
+        offset = file.pages[0].dataoffsets[0]
+    with Path("out.ome.tif").open("r+b") as damaged:
+        damaged.seek(offset)
+        damaged.write(b"damage" * 9)
+    capsys.readouterr()
+    assert main(["verify", "out.ome.tif"]) == 1
+    said = capsys.readouterr().out
+    assert "Damaged: block" in said and "is one file, in which no block can be written" in said
+    assert main(["repair", "out.ome.tif"]) == 2
+    assert "--overwrite makes all of it anew" in capsys.readouterr().err
+    assert main(["verify", "out.ome.tif", "--forget"]) == 2
+
+
+def test_a_file_of_nobody_is_not_gone_on_with(capsys: pytest.CaptureFixture[str]) -> None:
+    image()
+    Path("out.ome.tif").write_text("mine")
+    assert convert("in.zarr", "out.ome.tif", "--resume") == 2
+    assert "out.ome.tif is one file, in which no block" in capsys.readouterr().err
+    assert Path("out.ome.tif").read_text() == "mine"
+    assert not Path("out.ome.tif.penstock").exists()
+
+
+def test_elements_make_it_at_the_end() -> None:
+    image()
+    for step in STEPS:
+        assert not Path("out.ome.tif").exists()
+        assert convert("in.zarr", "out.ome.tif", *BLOCKS, *step.split()) == 0
+    assert (tifffile.imread("out.ome.tif") == VOLUME).all()
+    assert convert("in.zarr", "out.ome.tif", *BLOCKS, "--finish") == 0, "which finds it whole"
+    assert main(["verify", "out.ome.tif"]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+def test_workers_of_a_cluster_make_it_at_the_end() -> None:
+    pytest.importorskip("distributed")
+    rasterio = scene()
+    with forked_workers():
+        assert convert("in.tif", "out.tif", "--block", "256", "--cluster", "local:2") == 0
+    with rasterio.open("out.tif") as made:
+        assert (made.read() == SCENE).all() and made.crs == "EPSG:32631"
+    assert main(["verify", "out.tif"]) == 0
+
+
+def test_the_plan_counts_the_scratch(capsys: pytest.CaptureFixture[str]) -> None:
+    image()
+    assert convert("in.zarr", "out.ome.tif", "--dry-run") == 0
+    plan = capsys.readouterr().out
+    size = "1.92 MiB"
+    assert f"an OME-TIFF, from a scratch Zarr beside it, which takes {size} on disk" in plan
+    assert "  making " in plan and not list(Path().glob("out*"))
+
+
+def test_convert_keeps_values_and_labels(capsys: pytest.CaptureFixture[str]) -> None:
+    ranges = {"int32": 2**31, "uint32": 2**32, "float64": 2**53, "float16": 2**11, "bool": 2}
+    for number, (dtype, most) in enumerate(ranges.items()):
+        array = np.random.default_rng(number).integers(0, most, (4, 30, 20)).astype(dtype)
+        np.save("in.npy", array)
+        assert convert("in.npy", f"{dtype}.zarr") == 0
+        made = open_source(f"{dtype}.zarr")
+        assert made.dtype == array.dtype and (made.read(made.domain)[0, 0] == array).all()
+    np.save("in.npy", (VOLUME[0, 0] // 1000).astype("uint8"))
+    assert convert("in.npy", "labels.zarr", "--head-kind", "labels", "--axes", "zyx") == 0
+    small = open_source("labels.zarr", level=1)
+    assert small.dtype == np.uint8
+    right = reduced(np.load("in.npy"), (2, 2, 2), "mode")
+    assert (small.read(small.domain)[0, 0] == right).all()
+    assert convert("none.npy", "a.zarr") == 2 and not Path("a.zarr").exists()
+    assert "no such file" in capsys.readouterr().err
+
+
+def test_a_large_segment_is_said_with_its_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.data.stores import ometiff
+
+    tifffile.imwrite("in.tif", SCENE[0], compression="zlib", rowsperstrip=700)
+    monkeypatch.setattr(ometiff, "_LARGE_SEGMENT", 2**19)
+    (note,) = (each for each in getattr(open_source("in.tif"), "notes", ()) if "segments" in each)
+    assert "stored in segments of 820 KiB" in note and "penstock convert IN OUT.zarr" in note
