@@ -32,7 +32,7 @@ from ..planning.plan import Plan, missing_parts, voxels_of, written_in
 from ..run_folder.ending import EndRequest
 from ..run_folder.journal import Journal, Prepared
 from ..stages.beginning import begun
-from ..stages.output_levels import make_levels, take_levels_away
+from ..stages.output_levels import with_levels
 from ..stages.retries import patiently
 from ..stages.summary import Progress, Summary, merged
 from . import on_worker as worker_side
@@ -89,15 +89,12 @@ def run_on_cluster(
         with begun(job, Prepared(job.plan.geometry.part, elements)) as (journal, lock):
             for sink in job.sinks:
                 patiently(config.retry_for, sink.name, sink.create)
-            if journal.skipped < job.plan.num_blocks:
-                take_levels_away(config, job.sinks)
             client = _Client(job, workers, journal, lock, progress, request, say)
             summary = client.run(began)
             patiently(config.retry_for, "the lock", lock.check)
             for sink in job.sinks:
                 patiently(config.retry_for, sink.name, sink.close)
-            notes = make_levels(config, job.sinks, job.opened.kinds, request)
-            summary = replace(summary, notes=(*summary.notes, *notes))
+            summary = with_levels(summary, config, job.sinks, job.opened.kinds, request)
     journal.save(SUMMARY_FILE, asdict(summary))
     return summary
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from ...base import HeadKind, Incomplete, InferConfig, format_seconds, plural, u
 from ...data import Sink
 from ..run_folder.ending import EndRequest
 from .retries import patiently
+from .summary import Summary
 
 
 def _images(config: InferConfig, sinks: Sequence[Sink]) -> Iterator[tuple[int, str, Sink]]:
@@ -30,33 +32,32 @@ def take_levels_away(config: InferConfig, sinks: Sequence[Sink]) -> None:
     run begins has none: to look for them would ask a store for a list, which it may refuse."""
     from ...data import remove_levels
 
-    if not config.resumes:
-        return
-    for _, place, sink in _images(config, sinks):
-        patiently(config.retry_for, sink.name, partial(remove_levels, place))
+    for _, place, _ in _images(config, sinks):
+        remove_levels(place)
 
 
-def make_levels(
+def with_levels(
+    summary: Summary,
     config: InferConfig,
     sinks: Sequence[Sink],
     kinds: Sequence[tuple[HeadKind, Any]],
     request: EndRequest,
-) -> list[str]:
+) -> Summary:
     """Add the levels that outputs lack. What an earlier start has made of them stays.
 
     Args:
+        summary: What was done before; its time is that without levels.
         config: The settings of the job.
         sinks: Its outputs, in which all blocks are written.
         kinds: The kinds of their heads, and their sources. A label is never averaged.
         request: Asks the job to end early.
 
     Returns:
-        A sentence for each output that got levels.
+        The summary, with a sentence for each output that got levels.
 
     Raises:
         Incomplete: The job was asked to end.
     """
-
     from ...data import add_levels
 
     def made(size: int) -> None:
@@ -67,15 +68,16 @@ def make_levels(
             )
 
     count = None if config.levels == "none" else config.levels
-    sentences = []
+    patient = partial(patiently, config.retry_for)
+    notes = list(summary.notes)
     for number, place, sink in _images(config, sinks):
         began = time.monotonic()
         work = partial(
             add_levels, place, rule="mode" if kinds[number][0] == "labels" else "mean", count=count,
             again=False, threads=usable_cores(), progress=made, name="--out-spec",
         )  # fmt: skip
-        levels = patiently(config.retry_for, sink.name, work)
+        levels = patient(sink.name, work)
         if levels:
             took = format_seconds(time.monotonic() - began)
-            sentences.append(f"Levels: {plural(len(levels), 'level')} below {sink.name}, in {took}")
-    return sentences
+            notes.append(f"Levels: {plural(len(levels), 'level')} below {sink.name}, in {took}")
+    return replace(summary, notes=tuple(notes))
