@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -252,11 +253,10 @@ def test_what_is_broken_is_passed_over_with_a_sentence(tmp_path: Path, kind: str
     assert all(note.endswith("it is passed over") for note in catalogue.notes)
 
 
-def test_details_of_what_has_changed_since_say_so(tmp_path: Path) -> None:
-    ledger = ledger_of(tmp_path / "l.ledger", [launch()])
-    catalogue = catalogue_of(ledger)
-    (ledger / "records.jsonl").write_text("x" * 99 + "\n")
-    assert "cannot be read" in catalogue.details(only(catalogue)).error
+def test_details_of_what_was_removed_since_say_so(tmp_path: Path) -> None:
+    catalogue = catalogue_of(training(tmp_path / "a"))
+    shutil.rmtree(tmp_path / "a")
+    assert "a cannot be read" in catalogue.details(only(catalogue)).error
 
 
 def test_repeats_of_a_training_are_one_case(tmp_path: Path) -> None:

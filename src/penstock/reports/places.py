@@ -13,7 +13,8 @@ from ..base import ARGS, RESULTS, RUN_FILE, STEPS, SUITE_LEDGER, UsageError, des
 from ..instruments import LEDGER_FILE, Record, read_ledger
 from .content import Chapter, Report
 
-PlaceKind = Literal["ledger", "inference", "training"]
+PlaceKind = Literal["ledger", "inference", "training", "kept"]
+"""The kinds of places; ``kept`` is what another program wrote."""
 MOST_FOLDERS = 20_000
 """Folders that are searched for records. More are a mistake, such as a home."""
 _STORES = ("zarr.json", ".zarray", ".zgroup", ".zattrs")

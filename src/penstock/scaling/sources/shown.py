@@ -77,7 +77,7 @@ def _of_tracker(run: TrackedRun, path: Path) -> ShownRun:
         began=run.began or None,
         seconds=training.seconds if training else None,
         tags=_tags(run),
-        read=partial(_tracked_details, run, training, path),
+        read=partial(_tracked_details, run, training),
     )
 
 
@@ -92,7 +92,7 @@ def _tags(run: TrackedRun) -> dict[str, str]:
     return tags_of({**named, **given})
 
 
-def _tracked_details(run: TrackedRun, training: TrainingRun | None, path: Path) -> RunDetails:
+def _tracked_details(run: TrackedRun, training: TrainingRun | None) -> RunDetails:
     last = {label(n): float(p[-1][1]) for n, p in run.metrics.items() if p}
     counts = {} if training is None else {"devices": training.devices, "nodes": training.nodes}
     tags = _tags(run)
@@ -101,9 +101,8 @@ def _tracked_details(run: TrackedRun, training: TrainingRun | None, path: Path) 
         for name, text in run.parameters.items()
         if name not in tags and not _OF_THE_TRACKER.match(name)
     }
-    folder = path if path.is_dir() else None
     metrics = numbers_of(last) | _scores(training)
-    return RunDetails(settings_of(counts, named), metrics, _tracked_curves(run), folder)
+    return RunDetails(settings_of(counts, named), metrics, _tracked_curves(run))
 
 
 def _scores(run: TrainingRun | None) -> dict[str, float]:
