@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -55,55 +54,9 @@ def test_a_wrong_product_is_no_roof() -> None:
         scenario.verify()
 
 
-@pytest.mark.parametrize(
-    ("fetched", "source"),
-    [
-        ([0, 8 * MIB], "device"),
-        ([5, 5 + 8 * MIB], "device"),
-        ([0, 7 * MIB], "page cache"),
-        ([0, 0], "page cache"),
-        ([None, None], "unknown"),
-    ],
-)
-def test_where_a_read_came_from(
-    fetched: list[int | None], source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scenarios, "_fetched", iter(fetched).__next__)
-    scenario = make("disk", {"folder": str(tmp_path), "bytes": 8 * MIB})
-    assert scenario.step(phase) == {"bytes": 8 * MIB}
-    assert scenario.facts["source"] == source
-    scenario.close()
-
-
-def test_one_read_from_the_cache_spoils_the_rest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scenarios, "_fetched", iter([0, 8 * MIB, 0, 0, 0, 8 * MIB]).__next__)
-    scenario = make("disk", {"folder": str(tmp_path), "bytes": 8 * MIB})
-    for _ in range(3):
-        scenario.step(phase)
-    assert scenario.facts["source"] == "page cache" and scenario.facts["fetched_share"] == 0
-    scenario.close()
-
-
-def test_the_file_of_a_disk_read_has_no_name(tmp_path: Path) -> None:
-    scenario = scenarios.DiskRead({"folder": str(tmp_path), "bytes": 16 * MIB})
-    assert not list(tmp_path.iterdir())
-    os.truncate(scenario._file.fileno(), 9 * MIB)
-    with pytest.raises(WrongResult, match=str(9 * MIB)):
-        scenario.step(phase)
-    scenario.close()
-
-
 def test_a_device_that_is_not_there_is_not_supported() -> None:
     with pytest.raises(UsageError, match="--device cuda:77: this machine has"):
         make("matmul", {"device": "cuda:77", "dtype": "float32", "size": 64})
-
-
-@pytest.mark.parametrize(("folder", "count"), [("absent", MIB), (".", 2**60)])
-def test_a_folder_that_will_not_do(folder: str, count: int, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--folder"):
-        make("disk", {"folder": str(tmp_path / folder), "bytes": count})
 
 
 # roofs and noise from scripted launches
@@ -112,7 +65,7 @@ def test_a_folder_that_will_not_do(folder: str, count: int, tmp_path: Path) -> N
 def made(request: LaunchRequest, launch: int, order: int | None = None, **fields: Any) -> Record:
     usual: dict[str, Any] = {
         "order": order, "environment": {"machine_key": "here"},
-        "work": {"flops": 1000, "bytes": 500}, "samples_s": {"step": [2.0] * 9},
+        "work": {"flops": 1000}, "samples_s": {"step": [2.0] * 9},
     }  # fmt: skip
     return made_record(request.scenario, request.case, launch, **usual | fields)
 
@@ -142,19 +95,12 @@ FAILED = {
 
 def test_roofs(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
-    tops = limits.measure_roofs("cpu", ["float32"], tmp_path, "quick", ledger, always())
-    assert list(tops) == ["matmul float32", "disk"]
+    tops = limits.measure_roofs("cpu", ["float32"], "quick", ledger, always())
+    assert list(tops) == ["matmul float32"]
     assert tops["matmul float32"] == {
         "unit": "flop/s", "value": 500, "low": 500, "high": 500, "n": 1, "note": ""
     }  # fmt: skip
-    assert tops["disk"]["value"] == 250 and tops["disk"]["unit"] == "B/s"
-    assert len(ledger.records()) == 2
-
-
-def test_the_disk_is_timed_by_its_reads_and_owns_up_to_the_cache(tmp_path: Path) -> None:
-    run = always(samples_s={"step": [9.0] * 9, "read": [1.0] * 9}, facts={"source": "page cache"})
-    tops = limits.measure_roofs("cpu", [], tmp_path, "quick", Ledger(tmp_path), run)
-    assert tops["disk"]["value"] == 500 and "not the device" in tops["disk"]["note"]
+    assert len(ledger.records()) == 1
 
 
 def test_the_interval_of_several_launches_is_of_launches(tmp_path: Path) -> None:
@@ -197,7 +143,7 @@ def test_what_cannot_be_measured_is_missing(tmp_path: Path) -> None:
     ledger, fails = Ledger(tmp_path), always(**FAILED)
     noise = limits.noise_floor("cpu", "quick", ledger, fails)
     assert noise["threshold"] is None and noise["note"] == "torch is not here"
-    tops = limits.measure_roofs("cpu", ["float32"], tmp_path, "quick", ledger, fails)
+    tops = limits.measure_roofs("cpu", ["float32"], "quick", ledger, fails)
     assert tops["matmul float32"]["value"] is None
     assert tops["matmul float32"]["note"] == "torch is not here"
 
@@ -206,10 +152,9 @@ def test_what_was_measured_is_found_again(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     for seconds in (4.0, 2.0):  # the newest counts
         run = always(samples_s={"step": [seconds] * 9})
-        limits.measure_roofs("cpu", ["float32"], tmp_path, "quick", ledger, run)
+        limits.measure_roofs("cpu", ["float32"], "quick", ledger, run)
         limits.noise_floor("cpu", "quick", ledger, always())
     assert limits.known_roof("here", "cpu", "float32", ledger) == 500
-    assert limits.known_disk("here", ledger) == 250 and limits.known_disk("there", ledger) is None
     for key, device, dtype in (
         ("there", "cpu", "float32"),
         ("here", "cuda:0", "float32"),
@@ -224,7 +169,7 @@ def test_tf32_is_a_roof_of_its_own(tmp_path: Path) -> None:
         return made(request, launch, samples_s={"step": [seconds] * 9})
 
     ledger = Ledger(tmp_path)
-    tops = limits.measure_roofs("cuda:0", ["float32"], tmp_path, "quick", ledger, run)
+    tops = limits.measure_roofs("cuda:0", ["float32"], "quick", ledger, run)
     assert list(tops)[:2] == ["matmul float32", "matmul tf32"]
     assert limits.known_roof("here", "cuda:0", "float32", ledger) == 500
     assert limits.known_roof("here", "cuda:0", "tf32", ledger) == 4000
@@ -233,7 +178,7 @@ def test_tf32_is_a_roof_of_its_own(tmp_path: Path) -> None:
 def test_where_nothing_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert limits.default_ledger().path.parent == tmp_path / "penstock" / "doctor.ledger"
-    assert limits.known_roof("here", "cpu", "float32") is limits.known_disk("here") is None
+    assert limits.known_roof("here", "cpu", "float32") is None
     assert not list(tmp_path.iterdir())
 
 

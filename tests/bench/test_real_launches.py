@@ -19,15 +19,12 @@ TIMED = {"seconds": 0.1, "precision": 0.5}
 ROOF = {"device": "cpu", "dtype": "float32", "size": 64}
 MODEL = ("model", {**CASE, "model": "NETS:convs"}, TIMED,
          {"samples": 2, "pixels": 512, "useful_pixels": 512}, ["step"])  # fmt: skip
-DISK = ("disk", {"folder": ".", "bytes": 2**20}, TIMED,
-        {"bytes": 8 * 2**20}, ["step", "read"])  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("scenario", "knobs", "rules", "work", "samples", "where"),
     [
         (*MODEL, "here"),
-        (*DISK, "here"),
         *(pytest.param(*words, "process", marks=pytest.mark.slow) for words in (
             ("loader", {"batches": 2}, SERIES,
              {"samples": 2, "bytes": 2 * SAMPLE_BYTES}, ["step"]),
@@ -43,7 +40,7 @@ DISK = ("disk", {"folder": ".", "bytes": 2**20}, TIMED,
 )  # fmt: skip
 def test_a_real_launch(
     scenario: str, knobs: dict[str, Any], rules: dict[str, Any], work: dict[str, float],
-    samples: list[str], where: str, nets: str, data: Path, tmp_path: Path,
+    samples: list[str], where: str, nets: str, data: Path,
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest,
 ) -> None:  # fmt: skip
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
@@ -53,7 +50,7 @@ def test_a_real_launch(
         knobs = case(data, **knobs)
     if knobs.get("model"):
         knobs = {**knobs, "model": knobs["model"].replace("NETS", nets)}
-    places = {"data": str(data), "folder": str(tmp_path)}
+    places = {"data": str(data)}
     knobs |= {name: place for name, place in places.items() if name in knobs}
     asked = LaunchRequest(scenario, knobs, rules=rules)
     record = run_launch(asked, launch=0, order=None, timeout_s=300.0)

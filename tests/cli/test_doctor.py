@@ -63,11 +63,11 @@ def test_what_could_not_be_measured_is_said() -> None:
 
 def test_roofs_are_printed_with_their_interval_and_launches() -> None:
     roof = {"unit": "flop/s", "value": 1.2e12, "low": 1.1e12, "high": 1.3e12, "n": 5, "note": ""}
-    one = {"unit": "B/s", "value": 5e9, "low": None, "high": None, "n": 1, "note": "careful"}
-    first, second = doctor.roof_lines({"matmul float32": roof, "disk": one})
+    one = {"unit": "flop/s", "value": 5e9, "low": None, "high": None, "n": 1, "note": ""}
+    first, second = doctor.roof_lines({"matmul float32": roof, "matmul bfloat16": one})
     interval = "95 % interval 1.10 Tflop/s to 1.30 Tflop/s, 5 launches"
     assert first.split() == f"matmul float32 1.20 Tflop/s {interval}".split()
-    assert second.split() == "disk 5.00 GB/s no interval, 1 launch; careful".split()
+    assert second.split() == "matmul bfloat16 5.00 Gflop/s no interval, 1 launch".split()
 
 
 @pytest.mark.parametrize(

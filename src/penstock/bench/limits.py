@@ -1,6 +1,6 @@
 """Measures the limits of a machine: its roofs, its noise, and the largest batches of a model.
 
-A roof is the highest rate of the hardware in one simple task: products of large matrices, or reads.
+A roof is the highest rate of the hardware in one simple task: products of large matrices.
 The noise floor is the difference between two measurements of the same work (A/A): launches of one
 case in the order A B B A, compared as if A and B were two cases. A difference that is not larger
 than the noise says nothing.
@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 
 from ..instruments import (
-    MIB,
     Ledger,
     Record,
     available_memory,
@@ -63,35 +62,31 @@ def default_ledger() -> Ledger:
 def measure_roofs(
     device: str,
     dtypes: Sequence[str],
-    folder: Path,
     effort: str,
     ledger: Ledger,
     run: Runner = run_launch,
 ) -> dict[str, dict[str, Any]]:
-    """Measure the roofs of a device and of a disk.
+    """Measure the roofs of a device.
 
     Args:
         device: ``cpu``, ``cuda:0`` or ``mps``.
         dtypes: the dtypes of the matrix products. On CUDA ``tf32``, float32 multiplied as TF32,
             joins them.
-        folder: a folder on the disk to measure.
         effort: ``quick``, ``standard`` or ``rigorous``.
         ledger: takes the records.
         run: runs one launch.
 
     Returns:
         Each roof by its name: ``unit``, ``value``, the 95 % interval ``low`` and ``high``, ``n``
-        launches, and a ``note`` on its validity.
+        launches, and a ``note`` on why there is no value.
     """
     dtypes = [*dtypes, "tf32"] if device.startswith("cuda") else dtypes
-    disk = {"folder": str(Path(folder).resolve()), "bytes": 128 * MIB}
-    asked: list[tuple[str, str, dict[str, Any]]] = [
-        *((f"matmul {dtype}", "matmul", _matmul_case(device, dtype)) for dtype in dtypes),
-        ("disk", "disk", disk),
-    ]
+    launches = launches_of(effort)
     return {
-        name: _roof(_launches(scenario, case, launches_of(effort), effort, ledger, run))
-        for name, scenario, case in asked
+        f"matmul {dtype}": _roof(
+            _launches(_matmul_case(device, dtype), launches, effort, ledger, run)
+        )
+        for dtype in dtypes
     }
 
 
@@ -119,26 +114,6 @@ def known_roof(
     return max((rate for rate in rates if rate is not None), default=None)
 
 
-def known_disk(machine_key: str, ledger: Ledger | None = None) -> float | None:
-    """The newest measurement of a machine's disk; ``penstock doctor`` makes one.
-
-    Args:
-        machine_key: the machine, by `collect_environment`.
-        ledger: the ledger to search; None for the one in the user's cache.
-
-    Returns:
-        Bytes per second of the device; None if there is no measurement, or if some bytes may have
-        come from the page cache.
-    """
-    roofs = [
-        _roof(records)
-        for records in _newest(machine_key, ledger or default_ledger())
-        if records[0].scenario == "disk"
-    ]
-    rates = [roof["value"] for roof in roofs if roof["value"] is not None and not roof["note"]]
-    return rates[-1] if rates else None
-
-
 def _matmul_case(device: str, dtype: str) -> dict[str, Any]:
     """A product that fills the device and takes at most a tenth of a second."""
     cores = os.cpu_count() or 1
@@ -151,36 +126,26 @@ def _matmul_case(device: str, dtype: str) -> dict[str, Any]:
 def _roof(records: Sequence[Record]) -> dict[str, Any]:
     """The rate of a case from its launches, or the reason why there is none."""
     good = [record for record in records if record.ok]
-    work = "flops" if records[0].scenario == "matmul" else "bytes"
-    unit = "flop/s" if work == "flops" else "B/s"
     if not good:
         failure = records[0].error
         note = failure.message if failure else records[0].status
-        return {"unit": unit, "value": None, "low": None, "high": None, "n": 0, "note": note}
-    launches = [record.samples_s.get("read") or record.samples_s["step"] for record in good]
+        return {"unit": "flop/s", "value": None, "low": None, "high": None, "n": 0, "note": note}
+    launches = [record.samples_s["step"] for record in good]
     if len(launches) > 1:  # against a constant, it is the median of launches with its interval
         seconds = hierarchical_bootstrap_ratio(
             [[1.0]] * len(launches), launches, DRAWS, np.random.default_rng(SEED)
         )
     else:
         seconds = median_interval(launches[0])
-    count = good[0].work[work]
+    count = good[0].work["flops"]
     return {
-        "unit": unit,
+        "unit": "flop/s",
         "value": count / seconds.value,
         "low": count / seconds.high if seconds.high else None,
         "high": count / seconds.low if seconds.low else None,
         "n": len(good),
-        "note": _note(good[-1]),
+        "note": "",
     }
-
-
-def _note(record: Record) -> str:
-    """A note on a read that was to come from the device and may not have; empty if it did."""
-    return {
-        "page cache": "the kernel kept the file in memory: this is not the device",
-        "unknown": "the kernel does not say whether this came from the device",
-    }.get(str(record.facts.get("source")), "")
 
 
 def noise_floor(
@@ -203,7 +168,7 @@ def noise_floor(
         ``high`` of A over A; ``threshold``; and a ``note`` on why these are None.
     """
     launches = 2 * max(LEAST_LAUNCHES, launches_of(effort))
-    records = _launches("matmul", _noise_case(device), launches, effort, ledger, run)
+    records = _launches(_noise_case(device), launches, effort, ledger, run)
     return _noise(records)
 
 
@@ -240,7 +205,6 @@ def _noise(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def _launches(
-    scenario: str,
     case: Mapping[str, Any],
     launches: int,
     effort: str,
@@ -248,7 +212,7 @@ def _launches(
     run: Runner,
 ) -> list[Record]:
     return run_sweep(
-        scenario,
+        "matmul",
         [case],
         launches,
         ledger,

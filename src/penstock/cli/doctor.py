@@ -48,12 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="device to measure: cpu, cuda:1, mps (default: a GPU if there is one)",
     )
     parser.add_argument(
-        "--folder",
-        type=Path,
-        default=Path(),
-        help="folder on the disk to measure (default: this one)",
-    )
-    parser.add_argument(
         "--no-measure", action="store_true", help="look at the machine and measure nothing"
     )
     parser.add_argument(
@@ -69,8 +63,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if not args.folder.is_dir():
-        raise UsageError(f"--folder {args.folder} is not a folder")
     if args.json and not args.json.parent.is_dir():
         raise UsageError(f"--json {args.json}: {args.json.parent} is not a folder")
     replace = from_flags(Overwriting, args).overwrite
@@ -92,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"--device {device} cannot be measured: {noise['note']}")
         show("Noise floor", noise_lines(noise, device))
         dtypes = ["float32", "bfloat16"] + ["float16"] * device.startswith("cuda")
-        tops = measure_roofs(device, dtypes, args.folder, EFFORT, ledger)
+        tops = measure_roofs(device, dtypes, EFFORT, ledger)
         show(f"Measured roofs of {device}", roof_lines(tops))
         print(f"The records are in {ledger.path}.\n")
         findings |= {"noise": noise, "roofs": tops, "ledger": str(ledger.path)}
@@ -203,6 +195,5 @@ def roof_lines(tops: Mapping[str, Block]) -> list[str]:
         if roof["low"] is not None and roof["high"] is not None:
             ends = (format_count(roof[end]) + roof["unit"] for end in ("low", "high"))
             spread = "95 % interval {} to {}".format(*ends)
-        note = roof["note"] and f"; {roof['note']}"
-        lines.append(f"{text}   {spread}, {plural(roof['n'], 'launch')}{note}")
+        lines.append(f"{text}   {spread}, {plural(roof['n'], 'launch')}")
     return lines

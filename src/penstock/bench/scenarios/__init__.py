@@ -23,7 +23,6 @@ Work = Mapping[str, float]
 SCENARIOS = {
     "model": "penstock.bench.scenarios.model:ModelScenario",
     "matmul": "penstock.bench.scenarios.roofs:Matmul",
-    "disk": "penstock.bench.scenarios.roofs:DiskRead",
     "loader": "penstock.bench.scenarios.loader_scenario:LoaderScenario",
     "ladder": "penstock.bench.scenarios.ladder:rung",
     "queue": "penstock.bench.scenarios.queue:QueueScenario",

@@ -6,10 +6,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-
 from ...base import RUN_FILE, format_bytes, format_count, plural
-from ...bench import known_disk, known_roof
+from ...bench import known_roof
 from ..content import LIMITS, Chapter, Raw, Report
 from ..mfu import UNKNOWN
 from ..table import Section
@@ -99,7 +97,7 @@ def limit_lines(run: InferenceRun) -> list[str]:
     keys = {key for each in run.telemetry if (key := each.header.get("machine_key"))}
     if len(keys) > 1:
         return ["Several machines shared the run, so it is not compared with the limits of one."]
-    lines = [line for key in keys for line in (*_arithmetic(run, key), *_disk(run, key))]
+    lines = [line for key in keys for line in _arithmetic(run, key)]
     return lines or [UNKNOWN]
 
 
@@ -129,15 +127,3 @@ def _dtype(run: InferenceRun) -> str:
     if amp != "None":
         return str(amp).removeprefix("torch.")
     return "tf32" if tf32 and run.on_gpu else "float32"
-
-
-def _disk(run: InferenceRun, key: str) -> Iterator[str]:
-    """The rate of reads from disks, compared with the measured rate of the disk."""
-    rates = [rate for each in run.telemetry for rate in each.readings("read_bytes_per_s")]
-    roof = known_disk(key)
-    if rates and roof:
-        mean, most = float(np.mean(rates)), max(rates)
-        yield (
-            f"It read {format_bytes(mean)}/s from disks in the mean and {format_bytes(most)}/s at "
-            f"most; the disk gives {format_bytes(roof)}/s. Reads from the page cache do not count."
-        )
