@@ -105,7 +105,7 @@ def test_roofs(tmp_path: Path) -> None:
 
 def test_the_interval_of_several_launches_is_of_launches(tmp_path: Path) -> None:
     run = in_turn([1.0, 1.1, 1.2, 1.3, 1.4])
-    records = limits._launches("matmul", {}, 5, "quick", Ledger(tmp_path), run)
+    records = limits._launches({}, 5, "quick", Ledger(tmp_path), run)
     roof = limits._roof(records)
     assert roof["value"] == pytest.approx(1000 / 1.2) and roof["n"] == 5
     assert 1000 / 1.4 <= roof["low"] < roof["value"] < roof["high"] <= 1000

@@ -93,7 +93,7 @@ def test_doctor_says_it_all_and_writes_it(
     monkeypatch.setattr(doctor, "noise_floor", lambda *args, **options: NOISE)
     monkeypatch.setattr(doctor, "measure_roofs", lambda *args, **options: {})
     report, ledger = tmp_path / "report.json", tmp_path / "ledger"
-    words = ["doctor", "--folder", str(tmp_path), "--json", str(report), "--ledger", str(ledger)]
+    words = ["doctor", "--json", str(report), "--ledger", str(ledger)]
     assert main([*words, "--device", "cpu"]) == 0
     out = capsys.readouterr().out
     titles = [line for line in out.splitlines() if line and not line.startswith(" ")]
@@ -160,7 +160,7 @@ def test_doctor_that_only_looks(
 
 @pytest.mark.parametrize(
     ("words", "blamed"),
-    [(["--folder", "absent"], "--folder"), (["--no-measure", "--json", "absent/f"], "--json")],
+    [(["--no-measure", "--json", "absent/f"], "--json")],
 )
 def test_doctor_refuses(
     words: list[str],
