@@ -16,7 +16,7 @@ from .kit_queue import CASE as QUEUE
 
 SERIES = {"seconds": 0.0, "precision": 0.0, "series": 2, "warmup_samples": 1}
 TIMED = {"seconds": 0.1, "precision": 0.5}
-ROOF = {"device": "cpu", "dtype": "float32", "size": 64}
+PRODUCT = {"device": "cpu", "dtype": "float32", "size": 64}
 MODEL = ("model", {**CASE, "model": "NETS:convs"}, TIMED,
          {"samples": 2, "pixels": 512, "useful_pixels": 512}, ["step"])  # fmt: skip
 
@@ -33,7 +33,7 @@ MODEL = ("model", {**CASE, "model": "NETS:convs"}, TIMED,
             ("zoo:Animal", {}, TIMED, {"samples": 1}, ["step", "forward"]),
             ("ladder", {"batches": 2, "rung": "L1"}, SERIES,
              {"samples": 2, "bytes": 2 * SAMPLE_BYTES}, ["step"]),
-            ("matmul", ROOF, TIMED, {"flops": 2 * 64**3, "bytes": 3 * 64**2 * 4}, ["step"]),
+            ("matmul", PRODUCT, TIMED, {"flops": 2 * 64**3, "bytes": 3 * 64**2 * 4}, ["step"]),
         )),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

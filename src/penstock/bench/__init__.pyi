@@ -29,8 +29,6 @@ from .launch.sweep import launches_of as launches_of
 from .launch.sweep import run_sweep as run_sweep
 from .limits import budget_note as budget_note
 from .limits import default_ledger as default_ledger
-from .limits import known_roof as known_roof
-from .limits import measure_roofs as measure_roofs
 from .limits import model_limits as model_limits
 from .limits import noise_floor as noise_floor
 from .measure import Rules as Rules

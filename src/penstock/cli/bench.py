@@ -32,7 +32,6 @@ from ..bench import (
     check_budget,
     check_same_work,
     checked_model_cases,
-    known_roof,
     launches_of,
     model_case_namer,
     model_cases,
@@ -47,7 +46,6 @@ from ..reports import (
     in_text,
     model_sections,
     recommend,
-    roof_line,
     write_model_yaml,
 )
 from .benchmarks import (
@@ -157,8 +155,6 @@ def _write_results(
     make_way(config.output, config.overwrite, NEEDS)
     append_csv("model", records, config.output)
     print("", *in_text(model_sections(records)), sep="\n")
-    if line := roof_line(records, known_roof):
-        print("", line, sep="\n")
     advice = recommend(records, config.budget)
     print("", *advice.lines, sep="\n")
     settings = write_model_yaml(advice, settings_file, config.overwrite)

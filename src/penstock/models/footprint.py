@@ -30,9 +30,6 @@ class Footprint:
     the net could not be run on shapes. A job on a CUDA device counts workspaces of libraries."""
     channels_last: bool = True
     """False for a net that fails on inputs and convolutions that are laid out channels last."""
-    flops: int | None = None
-    """Floating-point operations of one forward: those of its products, convolutions and attention.
-    None if the net could not be run on shapes."""
 
 
 class FlopCounter(TorchDispatchMode):
@@ -140,7 +137,6 @@ def measure_footprint(model: Model, shape: Sequence[int]) -> Footprint:
         UsageError: The net does not take the shape, or returns another one.
     """
     peak: int | None
-    flops: int | None
     for channels_last in (True, False):
         try:
             if isinstance(model.module, torch.jit.ScriptModule):
@@ -151,7 +147,7 @@ def measure_footprint(model: Model, shape: Sequence[int]) -> Footprint:
             with torch.no_grad(), counter:
                 x = _zeros(model, shape, channels_last, "meta")
                 outputs = there(x)
-            peak, flops = counter.peak, counter.flops
+            peak = counter.peak
             break
         except UsageError:
             raise
@@ -159,7 +155,7 @@ def measure_footprint(model: Model, shape: Sequence[int]) -> Footprint:
             continue
     else:
         outputs, shape, channels_last = _run_once(model, shape)
-        peak = flops = None
+        peak = None
     heads = model.heads(outputs)
     for name, tensor in heads.items():
         if tensor.ndim == len(shape) and tensor.shape[0] != shape[0]:
@@ -174,7 +170,7 @@ def measure_footprint(model: Model, shape: Sequence[int]) -> Footprint:
         if tensor.is_complex():
             raise UsageError(f"model {model.name} returns complex numbers (head {name})")
     returned = tuple(Head(name, tensor.shape[1], tensor.dtype) for name, tensor in heads.items())
-    return Footprint(returned, peak, channels_last, flops)
+    return Footprint(returned, peak, channels_last)
 
 
 def _run_once(model: Model, shape: Sequence[int]) -> tuple[Any, Sequence[int], bool]:

@@ -218,7 +218,6 @@ def _gather_facts(
             net.carrier.itemsize,
             *(8 if head.kind == "labels" else head.work.itemsize for head in heads),
         ),
-        patch_flops=net.patch_flops,
         heads=tuple(head.line() for head in heads),
         values=values,
         arithmetic=identity.arithmetic_of(

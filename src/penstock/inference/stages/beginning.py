@@ -190,7 +190,6 @@ def plan_numbers(plan: Plan) -> dict[str, Any]:
     )
     return {
         **{name: getattr(plan, name) for name in names},
-        "patch_flops": plan.facts.patch_flops,
         "block": list(plan.geometry.block),
         "parts": len(plan.parts),
         "devices": list(plan.facts.devices),

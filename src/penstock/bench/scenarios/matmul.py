@@ -1,7 +1,5 @@
-"""Scenario ``matmul``: a large square product, the roof of a machine's arithmetic.
-
-A roof is measured and not taken from a data sheet.
-"""
+"""Scenario ``matmul``: a square product, always the same work, by which `doctor` measures the noise
+of a machine."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ class Matmul:
 
         with flags_of_bench():
             find_devices([case["device"]])  # raises if there is no such device
-        set_cuda_flags(case.get("tf32", False))
+        set_cuda_flags(False)
         self.device = case["device"]
         size, dtype = case["size"], getattr(torch, case["dtype"])
         generator = torch.Generator().manual_seed(0)
