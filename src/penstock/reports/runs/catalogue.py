@@ -18,7 +18,7 @@ _SHARE = 0.05
 load."""
 _MOST_NOTES = 50
 _KEPT_SUFFIXES = (".db", ".zip", ".out", ".out.gz", ".log", ".log.gz")
-_INSIDE = ("*", "steps/*", "metrics/**/*")
+_INSIDE = ("*", "steps/*")
 """The files of a place whose changes are changes of its runs."""
 
 ReadOthers = Callable[[Path], Sequence[ShownRun]]
@@ -126,12 +126,9 @@ def places_at(named: Path) -> Iterator[RecordPlace]:
     if place := beside_output(named):
         yield place
         return
-    for path, kind, folders, names in folders_below(named):
+    for path, kind, _, names in folders_below(named):
         if kind is not None:
             yield RecordPlace(kind, path)
-        elif "meta.yaml" in names and {"params", "metrics"} & set(folders):  # a run of MLflow
-            folders.clear()
-            yield RecordPlace("kept", path)
         else:
             files = (path / name for name in names if name.endswith(_KEPT_SUFFIXES))
             yield from (RecordPlace("kept", file) for file in files if not file.is_symlink())

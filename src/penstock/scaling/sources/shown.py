@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
@@ -24,8 +23,7 @@ from ...reports import (
     tags_of,
 )
 from ..runs import TrainingRun
-from .mlflow import mlflow_files
-from .read import KeptRun, runs_of_file
+from .read import runs_of_file
 from .tracked import TrackedRun, training_runs
 
 _OF_THE_TRACKER = re.compile(r"mlflow\.|load\.|variables\.|tags?(?:\.|$)|run$")
@@ -38,10 +36,10 @@ _OF_THE_MACHINE = re.compile(
 
 
 def runs_of_others(path: Path) -> list[ShownRun]:
-    """The runs of a file, or of the folder of a run in MLflow's store of files.
+    """The runs of a file.
 
     Args:
-        path: The file or the folder.
+        path: The file.
 
     Returns:
         A row for each run; none if the file holds no training.
@@ -49,8 +47,7 @@ def runs_of_others(path: Path) -> list[ShownRun]:
     Raises:
         UsageError: The file cannot be read.
     """
-    kept: Iterable[KeptRun] = mlflow_files(path) if path.is_dir() else runs_of_file(path)
-    runs = list(kept)
+    runs = list(runs_of_file(path))
     return [
         _of_log(run, path, run is runs[-1])
         if isinstance(run, TrainingRun)
