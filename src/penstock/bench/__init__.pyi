@@ -9,7 +9,6 @@ from .cases.model import check_same_work as check_same_work
 from .cases.model import checked_model_cases as checked_model_cases
 from .cases.model import model_case_namer as model_case_namer
 from .cases.model import model_cases as model_cases
-from .cases.model import with_flops as with_flops
 from .cases.queue import lacks_package as lacks_package
 from .cases.queue import queue_case_name as queue_case_name
 from .cases.queue import queue_cases as queue_cases

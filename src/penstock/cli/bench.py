@@ -36,7 +36,6 @@ from ..bench import (
     model_case_namer,
     model_cases,
     model_limits,
-    with_flops,
 )
 from ..instruments import Ledger, Record, canonical
 from ..models import check_model_name, model_files
@@ -120,14 +119,13 @@ def run(args: argparse.Namespace) -> int:
             return _find_limit(config, cases, facts, limits)
         if config.resume:
             check_same_work(ledger, cases, facts, here)
-        records = _launched(config, cases, facts, ledger, launcher)
+        records = _launched(config, cases, ledger, launcher)
     return _write_results(config, records, ledger, settings_file)
 
 
 def _launched(
     config: BenchModelConfig,
     cases: Sequence[Case],
-    facts: Sequence[Facts],
     ledger: Ledger,
     launcher: Launcher,
 ) -> list[Record]:
@@ -144,7 +142,7 @@ def _launched(
         launches=launches,
         # On a GPU, torch's allocator enforces the budget, not the kernel.
         memory_limit=config.budget if device == "cpu" else None,
-        launcher=with_flops(cases, facts, launcher),
+        launcher=launcher,
     )
 
 

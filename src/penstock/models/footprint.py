@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,6 @@ import torch
 import torch.fx
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from ..base import UsageError
 from . import user_code
@@ -32,13 +31,14 @@ class Footprint:
     """False for a net that fails on inputs and convolutions that are laid out channels last."""
 
 
-class FlopCounter(TorchDispatchMode):
-    """Runs operators as they are, and adds up their floating-point operations."""
+class _Peak(TorchDispatchMode):
+    """Adds up the storages that are alive while operators run on shapes."""
 
-    def __init__(self) -> None:
+    def __init__(self, weights: Iterable[Tensor] = ()) -> None:
+        """``weights`` are not counted, nor are views of them, which linear layers make."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self.flops: int | None = 0
-        """Number of operations of all operators that have a formula; None if one does not hold."""
+        self.alive = self.peak = 0
+        self._known = {weight.untyped_storage()._cdata for weight in weights}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -47,40 +47,9 @@ class FlopCounter(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = self._run(func, args, kwargs or {})
-        self.add(func, args, kwargs or {}, out)
-        return out
-
-    def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        return func(*args, **kwargs)
-
-    def add(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
-        """Add the operations of an operator that has run, if it has a formula.
-
-        Args:
-            func: The operator.
-            args: Its arguments.
-            kwargs: Its named arguments.
-            out: The value that it returned.
-        """
-        if formula := flop_registry.get(getattr(func, "overloadpacket", None)):
-            try:
-                self.flops += formula(*args, **kwargs, out_val=out)
-            except Exception:  # what is counted must not end for want of a count
-                self.flops = None
-
-
-class _Peak(FlopCounter):
-    """Adds up the storages that are alive while operators run, and their operations."""
-
-    def __init__(self, weights: Iterable[Tensor] = ()) -> None:
-        """``weights`` are not counted, nor are views of them, which linear layers make."""
-        super().__init__()
-        self.alive = self.peak = 0
-        self._known = {weight.untyped_storage()._cdata for weight in weights}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = super().__torch_dispatch__(func, types, args, kwargs)
+        out = output_on_meta(func, args, kwargs or {})
+        if out is NotImplemented:
+            out = func(*args, **kwargs or {})
         convolves = func is torch.ops.aten.convolution.default
         if convolves and any(is_channels_last(tensor) for tensor in args[:2]):
             out = out.to(memory_format=CHANNELS_LAST[out.ndim])  # on shapes alone torch forgets it
@@ -91,10 +60,6 @@ class _Peak(FlopCounter):
             # The libraries below torch may copy input and output into another layout.
             self.peak = max(self.peak, self.alive + args[0].nbytes + out.nbytes)
         return out
-
-    def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        out = output_on_meta(func, args, kwargs)
-        return func(*args, **kwargs) if out is NotImplemented else out
 
     def track(self, tensor: Tensor) -> None:
         """Count the storage of a tensor until it is freed."""

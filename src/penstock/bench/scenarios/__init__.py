@@ -18,7 +18,7 @@ from ...models import find_reference
 Phase = Callable[[str], None]
 """Ends a phase of a step, ``phase("forward")``: all that was done since the phase before it."""
 Work = Mapping[str, float]
-"""The counted work of one step by name: samples, pixels, useful_pixels, bytes, flops."""
+"""The counted work of one step by name: samples, pixels, useful_pixels, bytes."""
 
 SCENARIOS = {
     "model": "penstock.bench.scenarios.model:ModelScenario",

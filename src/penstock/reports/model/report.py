@@ -206,7 +206,7 @@ def model_sections(records: Iterable[Record]) -> list[Section]:
 def _table(group: Sequence[ModelCell]) -> list[tuple[str, ...]]:
     """Header and lines."""
     device = "" if group[0].case["device"] == "cpu" else "device "
-    head = ("tile", "batch", "step", "95 %", "samples/s", "px/s", "useful px/s", "FLOP/s")
+    head = ("tile", "batch", "step", "95 %", "samples/s", "px/s", "useful px/s")
     lines: list[tuple[str, ...]] = [(*head, f"{device or 'host '}peak", "launches", "status")]
     return without_empty([*lines, *map(_table_line, group)])
 
@@ -220,7 +220,6 @@ def _table_line(cell: ModelCell) -> tuple[str, ...]:
         or_dash(cell.rate("samples")),
         or_dash(cell.rate("pixels"), format_count),
         or_dash(cell.rate("useful_pixels") if cell.case.get("halo") else None, format_count),
-        or_dash(cell.rate("flops"), format_count),
         or_dash(cell.memory, format_bytes),
         str(cell.launches),
         cell.status,
