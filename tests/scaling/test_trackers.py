@@ -57,7 +57,7 @@ def check_tracked(runs: list[TrainingRun]) -> None:
     ]  # fmt: skip
     assert [r.seconds for r in runs] == [100.5, 30.25]
     assert [(r.val_loss, r.val_acc) for r in runs] == [(0.4, 0.6)] * 2
-    (study,) = studies(runs, None, False)
+    (study,) = studies(runs, False)
     assert study.kind == "hybrid"
 
 
