@@ -106,8 +106,7 @@ def test_a_training_has_its_scores_steps_and_machine(tmp_path: Path) -> None:
     steps = details.curves["train_loss_step"]
     assert steps.values.tolist() == pytest.approx([1 / n for n in range(1, 13)])
     assert steps.places["epoch"].tolist() == pytest.approx(np.arange(1, 13) / 4)
-    # Half a second for each step, and one for each validation that came before.
-    assert steps.places["seconds"][[0, 3, 4, 11]].tolist() == [0.5, 2.0, 3.5, 8.0]
+    assert steps.places["seconds"][[0, 3, 4, 11]].tolist() == [0.5, 2.0, 2.5, 6.0]
     assert "system/cpu_percent" in details.curves
     assert "transfer_s" not in details.curves
 

@@ -126,7 +126,7 @@ def places_at(named: Path) -> Iterator[RecordPlace]:
     if place := beside_output(named):
         yield place
         return
-    for path, kind, _, names in folders_below(named):
+    for path, kind, names in folders_below(named):
         if kind is not None:
             yield RecordPlace(kind, path)
         else:

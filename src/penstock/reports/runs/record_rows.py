@@ -3,7 +3,7 @@ and after their end."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -130,30 +130,20 @@ def _column(rows: Sequence[Mapping[str, Any]], name: str) -> NDArray[np.float64]
 
 
 def _step_curves(run: TrainingFolder) -> dict[str, RunCurve]:
-    """The loss and the phases of the steps of the first rank."""
+    """The loss and the phases of the steps of the first rank, over the seconds spent in steps."""
     if not run.steps:
         return {}
     steps = run.steps[0]
     numbers = np.arange(1, len(steps.loss) + 1)
-    epochs, first, place, counts = np.unique(
-        steps.epoch, return_index=True, return_inverse=True, return_counts=True
-    )
-    within = (numbers - first[place]) / counts.max()
-    # The time of a step counts the validations before it, so that it is wall-clock.
-    waits = np.array([_seconds_of_validation(run.history, epoch) for epoch in epochs])
-    seconds = np.cumsum(np.nan_to_num(steps.seconds["step"])) + waits[place]
+    per_epoch = np.unique(steps.epoch, return_counts=True)[1].max()
+    places = numbers, numbers / per_epoch, np.cumsum(np.nan_to_num(steps.seconds["step"]))
     values = {"train_loss_step": steps.loss}
     values |= {f"{name}_s": steps.seconds[name] for name in ("step", *PHASES)}
     return {
-        name: curve_of(each, step=numbers, epoch=steps.epoch + within, seconds=seconds)
+        name: curve_of(each, step=places[0], epoch=places[1], seconds=places[2])
         for name, each in values.items()
         if np.isfinite(each).any()
     }
-
-
-def _seconds_of_validation(history: Iterable[Mapping[str, Any]], epoch: float) -> float:
-    """Seconds of the validations before an epoch."""
-    return sum(row.get("val_s") or 0.0 for row in history if row.get("epoch", epoch) < epoch)
 
 
 def shown_inference(folder: Path) -> ShownRun:

@@ -91,7 +91,7 @@ def kept_below(folder: Path, say: Say) -> list[TrainingRun]:
         UsageError: There are far too many folders.
     """
     files: list[Path] = []
-    for path, kind, _, names in folders_below(folder):
+    for path, kind, names in folders_below(folder):
         if kind is None:
             files += [path / name for name in names if (path / name).is_file()]
     return list(_kept(files, files, say))
