@@ -63,9 +63,9 @@ class RemoteJob:
     config: InferConfig
     plan: Plan
     settings: dict[str, Any]
-    """What `fingerprint` returns."""
+    """The answer of `fingerprint`."""
     made_by: dict[str, Any]
-    """What `maker` returns."""
+    """The answer of `maker`."""
     run_dir: Path | str | None
     selected: tuple[Sequence[int], Sequence[int]]
     """Times and channels of the input."""
