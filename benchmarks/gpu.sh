@@ -24,7 +24,7 @@ work=${WORK:-/tmp/penstock-gpu}
 read -ra scenes <<<"${SCENES:---scenes 10 --validation 2 --size 4000 4000 --objects 200}"
 read -ra cut <<<"${CUT:---chip-size 800 --overlap 64}"
 mkdir -p "$folder" "$work"
-# A cache of its own, in which doctor leaves the roofs and bench model looks for them.
+# A cache of its own, in which doctor leaves its records.
 XDG_CACHE_HOME=$(realpath "$work")/cache
 export XDG_CACHE_HOME
 worst=0
@@ -43,7 +43,7 @@ bench() { # NAME FLAGS...: one sweep and its figure
 }
 
 check() {
-    penstock doctor --device "$device" --effort quick --json "$folder/doctor.json"
+    penstock doctor --device "$device" --json "$folder/doctor.json"
     cp -R "$XDG_CACHE_HOME/penstock/doctor.ledger" "$folder/"
 }
 

@@ -1,8 +1,7 @@
-"""Roofs, noise and limits from scripted launches."""
+"""Noise and limits from scripted launches."""
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ from penstock.base.errors import UsageError
 from penstock.bench import limits
 from penstock.bench.launch.supervisor import LaunchRequest
 from penstock.bench.scenarios import WrongResult, make
-from penstock.bench.scenarios import roofs as scenarios
+from penstock.bench.scenarios import matmul as scenarios
 from penstock.instruments.ledger import Ledger
 from penstock.instruments.record import Failure, Memory, Record
 
@@ -42,12 +41,12 @@ def test_matmul_counts_and_checks_its_work(dtype: str) -> None:
 def test_a_scenario_that_cannot_be_imported_says_what_is_absent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "penstock.bench.scenarios.roofs", None)
-    with pytest.raises(ModuleNotFoundError, match=r"scenarios\.roofs"):
+    monkeypatch.setitem(sys.modules, "penstock.bench.scenarios.matmul", None)
+    with pytest.raises(ModuleNotFoundError, match=r"scenarios\.matmul"):
         make("matmul", {})
 
 
-def test_a_wrong_product_is_no_roof() -> None:
+def test_a_wrong_product_is_found() -> None:
     scenario = scenarios.Matmul({"device": "cpu", "dtype": "float32", "size": 64})
     scenario._matmul = lambda left, right, out: out.fill_(77.0)
     scenario.step(phase)
@@ -55,64 +54,18 @@ def test_a_wrong_product_is_no_roof() -> None:
         scenario.verify()
 
 
-@pytest.mark.parametrize(
-    ("fetched", "source"),
-    [
-        ([0, 8 * MIB], "device"),
-        ([5, 5 + 8 * MIB], "device"),
-        ([0, 7 * MIB], "page cache"),
-        ([0, 0], "page cache"),
-        ([None, None], "unknown"),
-    ],
-)
-def test_where_a_read_came_from(
-    fetched: list[int | None], source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scenarios, "_fetched", iter(fetched).__next__)
-    scenario = make("disk", {"folder": str(tmp_path), "bytes": 8 * MIB})
-    assert scenario.step(phase) == {"bytes": 8 * MIB}
-    assert scenario.facts["source"] == source
-    scenario.close()
-
-
-def test_one_read_from_the_cache_spoils_the_rest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scenarios, "_fetched", iter([0, 8 * MIB, 0, 0, 0, 8 * MIB]).__next__)
-    scenario = make("disk", {"folder": str(tmp_path), "bytes": 8 * MIB})
-    for _ in range(3):
-        scenario.step(phase)
-    assert scenario.facts["source"] == "page cache" and scenario.facts["fetched_share"] == 0
-    scenario.close()
-
-
-def test_the_file_of_a_disk_read_has_no_name(tmp_path: Path) -> None:
-    scenario = scenarios.DiskRead({"folder": str(tmp_path), "bytes": 16 * MIB})
-    assert not list(tmp_path.iterdir())
-    os.truncate(scenario._file.fileno(), 9 * MIB)
-    with pytest.raises(WrongResult, match=str(9 * MIB)):
-        scenario.step(phase)
-    scenario.close()
-
-
 def test_a_device_that_is_not_there_is_not_supported() -> None:
     with pytest.raises(UsageError, match="--device cuda:77: this machine has"):
         make("matmul", {"device": "cuda:77", "dtype": "float32", "size": 64})
 
 
-@pytest.mark.parametrize(("folder", "count"), [("absent", MIB), (".", 2**60)])
-def test_a_folder_that_will_not_do(folder: str, count: int, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--folder"):
-        make("disk", {"folder": str(tmp_path / folder), "bytes": count})
-
-
-# roofs and noise from scripted launches
+# noise from scripted launches
 
 
 def made(request: LaunchRequest, launch: int, order: int | None = None, **fields: Any) -> Record:
     usual: dict[str, Any] = {
         "order": order, "environment": {"machine_key": "here"},
-        "work": {"flops": 1000, "bytes": 500}, "samples_s": {"step": [2.0] * 9},
+        "work": {"flops": 1000}, "samples_s": {"step": [2.0] * 9},
     }  # fmt: skip
     return made_record(request.scenario, request.case, launch, **usual | fields)
 
@@ -140,46 +93,21 @@ FAILED = {
 }
 
 
-def test_roofs(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path)
-    tops = limits.measure_roofs("cpu", ["float32"], tmp_path, "quick", ledger, always())
-    assert list(tops) == ["matmul float32", "disk"]
-    assert tops["matmul float32"] == {
-        "unit": "flop/s", "value": 500, "low": 500, "high": 500, "n": 1, "note": ""
-    }  # fmt: skip
-    assert tops["disk"]["value"] == 250 and tops["disk"]["unit"] == "B/s"
-    assert len(ledger.records()) == 2
-
-
-def test_the_disk_is_timed_by_its_reads_and_owns_up_to_the_cache(tmp_path: Path) -> None:
-    run = always(samples_s={"step": [9.0] * 9, "read": [1.0] * 9}, facts={"source": "page cache"})
-    tops = limits.measure_roofs("cpu", [], tmp_path, "quick", Ledger(tmp_path), run)
-    assert tops["disk"]["value"] == 500 and "not the device" in tops["disk"]["note"]
-
-
-def test_the_interval_of_several_launches_is_of_launches(tmp_path: Path) -> None:
-    run = in_turn([1.0, 1.1, 1.2, 1.3, 1.4])
-    records = limits._launches("matmul", {}, 5, "quick", Ledger(tmp_path), run)
-    roof = limits._roof(records)
-    assert roof["value"] == pytest.approx(1000 / 1.2) and roof["n"] == 5
-    assert 1000 / 1.4 <= roof["low"] < roof["value"] < roof["high"] <= 1000
-
-
 def test_no_noise(tmp_path: Path) -> None:
-    noise = limits.noise_floor("cpu", "quick", Ledger(tmp_path), always())
+    noise = limits.noise_floor("cpu", Ledger(tmp_path), always())
     assert noise == {
         "n": 6, "disturbed": 0, "spread": 0, "ratio": 1, "low": 1, "high": 1, "threshold": 0,
         "note": "",
     }  # fmt: skip
     crowd = {"machine_key": "here", "load": {"busy_processes": 2}}
-    noise = limits.noise_floor("cpu", "quick", Ledger(tmp_path), always(environment=crowd))
+    noise = limits.noise_floor("cpu", Ledger(tmp_path), always(environment=crowd))
     assert noise["disturbed"] == 6, "launches that others disturbed are counted"
 
 
 def test_noise_is_taken_by_turns_a_b_b_a(tmp_path: Path) -> None:
     a, b = 1.0, 1.5
     run = in_turn([a, b, b, a, a, b])
-    noise = limits.noise_floor("cpu", "quick", Ledger(tmp_path), run)
+    noise = limits.noise_floor("cpu", Ledger(tmp_path), run)
     assert noise["ratio"] == 1.5 and noise["spread"] == pytest.approx(0.5)
     assert noise["threshold"] == pytest.approx(0.5)
 
@@ -188,52 +116,22 @@ def test_the_threshold_covers_the_ratio_whichever_side_is_slower(tmp_path: Path)
     rng = np.random.default_rng(0)
     for number in range(5):
         run = in_turn(list(rng.normal(1, 0.05, 10)))
-        noise = limits.noise_floor("cpu", "standard", Ledger(tmp_path / str(number)), run)
+        noise = limits.noise_floor("cpu", Ledger(tmp_path / str(number)), run)
         assert max(noise["ratio"], 1 / noise["ratio"]) - 1 <= noise["threshold"]
-        assert noise["low"] <= noise["ratio"] <= noise["high"] and noise["n"] == 10
+        assert noise["low"] <= noise["ratio"] <= noise["high"] and noise["n"] == 6
 
 
 def test_what_cannot_be_measured_is_missing(tmp_path: Path) -> None:
     ledger, fails = Ledger(tmp_path), always(**FAILED)
-    noise = limits.noise_floor("cpu", "quick", ledger, fails)
+    noise = limits.noise_floor("cpu", ledger, fails)
     assert noise["threshold"] is None and noise["note"] == "torch is not here"
-    tops = limits.measure_roofs("cpu", ["float32"], tmp_path, "quick", ledger, fails)
-    assert tops["matmul float32"]["value"] is None
-    assert tops["matmul float32"]["note"] == "torch is not here"
 
 
-def test_what_was_measured_is_found_again(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path)
-    for seconds in (4.0, 2.0):  # the newest counts
-        run = always(samples_s={"step": [seconds] * 9})
-        limits.measure_roofs("cpu", ["float32"], tmp_path, "quick", ledger, run)
-        limits.noise_floor("cpu", "quick", ledger, always())
-    assert limits.known_roof("here", "cpu", "float32", ledger) == 500
-    assert limits.known_disk("here", ledger) == 250 and limits.known_disk("there", ledger) is None
-    for key, device, dtype in (
-        ("there", "cpu", "float32"),
-        ("here", "cuda:0", "float32"),
-        ("here", "cpu", "float16"),
-    ):
-        assert limits.known_roof(key, device, dtype, ledger) is None
-
-
-def test_tf32_is_a_roof_of_its_own(tmp_path: Path) -> None:
-    def run(request: LaunchRequest, *, launch: int, order: int | None, timeout_s: float) -> Record:
-        seconds = 0.25 if request.case.get("tf32") else 2.0
-        return made(request, launch, samples_s={"step": [seconds] * 9})
-
-    ledger = Ledger(tmp_path)
-    tops = limits.measure_roofs("cuda:0", ["float32"], tmp_path, "quick", ledger, run)
-    assert list(tops)[:2] == ["matmul float32", "matmul tf32"]
-    assert limits.known_roof("here", "cuda:0", "float32", ledger) == 500
-    assert limits.known_roof("here", "cuda:0", "tf32", ledger) == 4000
-
-
-def test_where_nothing_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ledger_is_in_the_cache_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert limits.default_ledger().path.parent == tmp_path / "penstock" / "doctor.ledger"
-    assert limits.known_roof("here", "cpu", "float32") is limits.known_disk("here") is None
     assert not list(tmp_path.iterdir())
 
 

@@ -27,7 +27,6 @@ def _libraries() -> None:
     globals().update({name: import_module(module) for name, module in names.items()})
 
 
-CONVS = 2 * 16 * 16 * 2 * (3 * 8 * 9 + 8 * 2 * 9)
 """Multiplications and additions of ``convs`` on a case; not counted: biases and GELU."""
 
 
@@ -50,13 +49,6 @@ def test_an_inference_step(nets: str) -> None:
 
 def counted(nets: str, net: str, **knobs: Any) -> dict[str, Any]:
     return under_test.check({**CASE, "model": f"{nets}:{net}"} | knobs)[1]
-
-
-def test_flops_of_both_ways(nets: str) -> None:
-    assert counted(nets, "convs")["flops"] == CONVS
-    facts = counted(nets, "convs", mode="train")
-    # The first layer's input has no gradient, so it is passed once backwards and not twice.
-    assert facts["flops"] == 3 * CONVS - 2 * 16 * 16 * 2 * 3 * 8 * 9
 
 
 def test_a_training_step_learns(nets: str) -> None:
@@ -144,16 +136,12 @@ def test_values_that_are_not_finite_are_a_wrong_result(nets: str, mode: str) -> 
         made(nets, "Infinite", mode=mode).step(Phases())
 
 
-def test_a_network_that_looks_at_values_has_no_flops(nets: str) -> None:
-    assert counted(nets, "Valued")["flops"] is None
+def test_a_network_that_looks_at_values_is_tried_for_real(nets: str) -> None:
+    assert counted(nets, "Valued")["parameters"] >= 0
 
 
 def test_checkpointing_computes_again_and_changes_no_gradient(nets: str) -> None:
     plain, saving = (made(nets, "blocks", mode="train", checkpointing=on) for on in (False, True))
-    # Both blocks go forward twice, up to what the gradient of their last layer needs.
-    again = 2 * 16 * 16 * 2 * (3 * 8 * 9 + 2 * 8 * 9)
-    flops = [counted(nets, "blocks", mode="train", checkpointing=c)["flops"] for c in (False, True)]
-    assert flops[1] == flops[0] + again
     gradients = []
     for scenario in (plain, saving):
         scenario._forward()["out"].square().sum().backward()
@@ -166,11 +154,6 @@ def test_a_network_that_knows_how_to_recompute_does_it_itself(nets: str) -> None
     """All at once, where else each of its parts would be alone."""
     scenario = made(nets, "Recomputing", mode="train", checkpointing=True)
     assert scenario._model.module.forgets
-    flops = [
-        counted(nets, net, mode="train", checkpointing=on)["flops"]
-        for net, on in (("Recomputing", False), ("blocks", False), ("Recomputing", True))
-    ]
-    assert flops[0] == flops[1] < flops[2]
 
 
 @pytest.fixture

@@ -16,18 +16,15 @@ from .kit_queue import CASE as QUEUE
 
 SERIES = {"seconds": 0.0, "precision": 0.0, "series": 2, "warmup_samples": 1}
 TIMED = {"seconds": 0.1, "precision": 0.5}
-ROOF = {"device": "cpu", "dtype": "float32", "size": 64}
+PRODUCT = {"device": "cpu", "dtype": "float32", "size": 64}
 MODEL = ("model", {**CASE, "model": "NETS:convs"}, TIMED,
          {"samples": 2, "pixels": 512, "useful_pixels": 512}, ["step"])  # fmt: skip
-DISK = ("disk", {"folder": ".", "bytes": 2**20}, TIMED,
-        {"bytes": 8 * 2**20}, ["step", "read"])  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("scenario", "knobs", "rules", "work", "samples", "where"),
     [
         (*MODEL, "here"),
-        (*DISK, "here"),
         *(pytest.param(*words, "process", marks=pytest.mark.slow) for words in (
             ("loader", {"batches": 2}, SERIES,
              {"samples": 2, "bytes": 2 * SAMPLE_BYTES}, ["step"]),
@@ -36,14 +33,14 @@ DISK = ("disk", {"folder": ".", "bytes": 2**20}, TIMED,
             ("zoo:Animal", {}, TIMED, {"samples": 1}, ["step", "forward"]),
             ("ladder", {"batches": 2, "rung": "L1"}, SERIES,
              {"samples": 2, "bytes": 2 * SAMPLE_BYTES}, ["step"]),
-            ("matmul", ROOF, TIMED, {"flops": 2 * 64**3, "bytes": 3 * 64**2 * 4}, ["step"]),
+            ("matmul", PRODUCT, TIMED, {"flops": 2 * 64**3, "bytes": 3 * 64**2 * 4}, ["step"]),
         )),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
 def test_a_real_launch(
     scenario: str, knobs: dict[str, Any], rules: dict[str, Any], work: dict[str, float],
-    samples: list[str], where: str, nets: str, data: Path, tmp_path: Path,
+    samples: list[str], where: str, nets: str, data: Path,
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest,
 ) -> None:  # fmt: skip
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
@@ -53,7 +50,7 @@ def test_a_real_launch(
         knobs = case(data, **knobs)
     if knobs.get("model"):
         knobs = {**knobs, "model": knobs["model"].replace("NETS", nets)}
-    places = {"data": str(data), "folder": str(tmp_path)}
+    places = {"data": str(data)}
     knobs |= {name: place for name, place in places.items() if name in knobs}
     asked = LaunchRequest(scenario, knobs, rules=rules)
     record = run_launch(asked, launch=0, order=None, timeout_s=300.0)

@@ -58,16 +58,6 @@ def test_the_sentence_of_the_noise_floor() -> None:
 def test_what_could_not_be_measured_is_said() -> None:
     failed = {"value": None, "note": "torch is not here", "threshold": None}
     assert doctor.noise_lines(failed, "cpu") == ["not measured: torch is not here"]
-    assert "not measured: torch is not here" in doctor.roof_lines({"matmul": failed})[0]
-
-
-def test_roofs_are_printed_with_their_interval_and_launches() -> None:
-    roof = {"unit": "flop/s", "value": 1.2e12, "low": 1.1e12, "high": 1.3e12, "n": 5, "note": ""}
-    one = {"unit": "B/s", "value": 5e9, "low": None, "high": None, "n": 1, "note": "careful"}
-    first, second = doctor.roof_lines({"matmul float32": roof, "disk": one})
-    interval = "95 % interval 1.10 Tflop/s to 1.30 Tflop/s, 5 launches"
-    assert first.split() == f"matmul float32 1.20 Tflop/s {interval}".split()
-    assert second.split() == "disk 5.00 GB/s no interval, 1 launch; careful".split()
 
 
 @pytest.mark.parametrize(
@@ -91,14 +81,13 @@ def test_doctor_says_it_all_and_writes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(doctor, "noise_floor", lambda *args, **options: NOISE)
-    monkeypatch.setattr(doctor, "measure_roofs", lambda *args, **options: {})
     report, ledger = tmp_path / "report.json", tmp_path / "ledger"
-    words = ["doctor", "--folder", str(tmp_path), "--json", str(report), "--ledger", str(ledger)]
+    words = ["doctor", "--json", str(report), "--ledger", str(ledger)]
     assert main([*words, "--device", "cpu"]) == 0
     out = capsys.readouterr().out
     titles = [line for line in out.splitlines() if line and not line.startswith(" ")]
     assert titles == [
-        "Machine", "Libraries", "Limits", "Noise floor", "Measured roofs of cpu",
+        "Machine", "Libraries", "Limits", "Noise floor",
         f"The records are in {ledger / 'records.jsonl'}.",
     ]  # fmt: skip
     facts = json.loads(report.read_text())
@@ -116,7 +105,7 @@ def test_a_word_that_is_no_device_is_refused_at_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Before a process is started, and before the machine is looked at."""
-    for name in ("collect_environment", "noise_floor", "measure_roofs"):
+    for name in ("collect_environment", "noise_floor"):
         monkeypatch.delattr(doctor, name)
     assert main(["doctor", "--device", device, *more]) == 2
     said = capsys.readouterr()
@@ -127,8 +116,7 @@ def test_a_gpu_is_refused_at_once_where_torch_is_built_without_any(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(doctor, "collect_environment", lambda: ENVIRONMENT)
-    for name in ("noise_floor", "measure_roofs"):
-        monkeypatch.delattr(doctor, name)
+    monkeypatch.delattr(doctor, "noise_floor")
     assert main(["doctor", "--device", "cuda:7"]) == 2
     assert "--device cuda:7 cannot be measured: torch 2.13.0+cpu" in capsys.readouterr().err
 
@@ -145,7 +133,6 @@ def test_a_device_that_was_asked_for_and_is_absent_is_refused(
     built_for_gpus = ENVIRONMENT | {"libraries": {"torch": "2.13.0"}}
     monkeypatch.setattr(doctor, "collect_environment", lambda: built_for_gpus)
     monkeypatch.setattr(doctor, "noise_floor", lambda *args, **options: nothing)
-    monkeypatch.setattr(doctor, "measure_roofs", lambda *args, **options: {})
     assert main(["doctor", "--ledger", str(tmp_path / "l"), "--device", device]) == code
     assert ("--device cuda:7" in capsys.readouterr().err) == (code == 2)
 
@@ -160,7 +147,7 @@ def test_doctor_that_only_looks(
 
 @pytest.mark.parametrize(
     ("words", "blamed"),
-    [(["--folder", "absent"], "--folder"), (["--no-measure", "--json", "absent/f"], "--json")],
+    [(["--no-measure", "--json", "absent/f"], "--json")],
 )
 def test_doctor_refuses(
     words: list[str],

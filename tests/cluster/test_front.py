@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from penstock.base import (
@@ -466,24 +465,6 @@ def test_an_address_that_cannot_be_asked_says_why(address: str, why: str) -> Non
     sentence = sentence_of(address)
     assert sentence.startswith(f"--cluster {address}: no scheduler answers there (")
     assert why in sentence
-
-
-@pytest.mark.slow
-def test_a_worker_that_dies_while_it_starts_is_started_once_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Its nanny ends then. Dask starts no other."""
-    monkeypatch.setattr(connection, "LOST_S", 5)
-    with connect(OnCluster(cluster="local:1", worker_timeout=300)) as here:
-        (nanny,) = here.client.cluster.workers.values()
-        while nanny.status.name not in ("closed", "failed"):
-            for child in psutil.Process().children():
-                with contextlib.suppress(psutil.Error):  # it has just ended
-                    if "spawn_main" in " ".join(child.cmdline()):
-                        child.kill()
-            time.sleep(0.01)
-        wait_for_worker(here)
-        assert here.client.submit(os.getpid, pure=False).result(300) != os.getpid()
 
 
 @pytest.mark.slow

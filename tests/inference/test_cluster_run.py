@@ -255,7 +255,7 @@ def test_what_a_worker_tells_of_a_job_that_it_has_opened_needs_no_torch() -> Non
     knobs = {"in_spec": "in.npy", "out_spec": "out.zarr", "model_type": "identity", "workers": 2}
     opened = worker_side.open_job((build(InferConfig, knobs), 1, ""))
     loads = Loads(pickle.dumps(opened))
-    assert loads.load().maker == opened.maker
+    assert loads.load().made_by == opened.made_by
     assert "penstock" in loads.packages and not loads.packages & {*HEAVY}
 
 

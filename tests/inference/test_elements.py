@@ -305,7 +305,7 @@ def test_a_run_begun_anew_reads_its_logs_from_their_begin(tmp_path: Path) -> Non
     (tmp_path / "run.json").write_text(BEGUN)
     (tmp_path / "done-b.log").write_text(lost_line(BLOCK) * 100)
     journal = Journal.open(tmp_path, {}, resume=True)
-    journal.begin({})
+    journal.begin({"settings": {}, "blocks": 0})
     (tmp_path / "done-b.log").write_text(line_of(BLOCK))  # a worker of the same name
     journal.refresh()
     assert {*journal.done} == {BLOCK}

@@ -451,7 +451,7 @@ def test_a_run_whose_store_is_away_says_for_how_long(
     assert read_status(tmp_path / "run").failing is None
 
 
-@pytest.mark.parametrize("words", [["nowhere"], ["."], ["damaged"], ["damaged", "--every", "0"]])
+@pytest.mark.parametrize("words", [["nowhere"], ["."], ["damaged"]])
 def test_what_is_no_run_is_refused(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

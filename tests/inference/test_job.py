@@ -255,7 +255,7 @@ def test_a_source_that_starts_off_zero_gives_its_output_its_position(tmp_path: P
 
 def begun(folder: Path, *, resume: bool) -> Journal:
     journal = Journal.open(folder, {"a": 1}, resume=resume)
-    journal.begin({})
+    journal.begin({"settings": {}, "blocks": 0})
     return journal
 
 

@@ -497,7 +497,7 @@ def test_a_second_process_on_the_same_output_is_refused_and_harms_nothing(tmp_pa
     source, out = arange((10, 10, 10)), tmp_path / "out.zarr"
     penstock.run_inference(source, out, **SMALL)
     first = journal.Journal.open(Path(f"{out}.penstock"), {}, resume=False)
-    first.begin({})
+    first.begin({"settings": {}, "blocks": 0})
     with pytest.raises(UsageError, match="another process is writing this output"):
         penstock.run_inference(source + 1, out, overwrite=True, **SMALL)
     first.close()

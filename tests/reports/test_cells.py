@@ -50,7 +50,6 @@ def test_numbers_of_a_cell() -> None:
     assert cell.rate("samples") == pytest.approx(2 / cell.time.value)
     assert cell.rate("samples") != pytest.approx((2 / steps).mean(), rel=0.05)  # no mean of rates
     assert cell.std == pytest.approx(np.concatenate(samples).std())
-    assert cell.rate("flops") is None
 
 
 def test_an_interval_of_one_launch_is_of_its_samples() -> None:
@@ -72,7 +71,7 @@ def test_a_row_by_column() -> None:
             case={"mode": "train", "halo": 8, "device": "cuda:0", "budget": 2**30, "amp": True},
             samples_s=seconds | {"optimizer": (0.01, 0.03)},
             memory=memory | {"device_peak": (3 + number) * 2**20},
-            work={"samples": 4, "pixels": 100, "useful_pixels": 50, "flops": 1000},
+            work={"samples": 4, "pixels": 100, "useful_pixels": 50},
             environment={"machine_key": "m", "git": {"commit": "abc", "dirty": True}},
             warmup={"settled": number > 0},
         )
@@ -92,7 +91,7 @@ def test_a_row_by_column() -> None:
         "launches": "2", "failed": "0", "samples": "4", "unsettled": "1",
         "median_time_ms": "200", "optimizer_time_ms": "20", "pixels_per_sec": "500",
         "useful_pixels_per_sec": "250", "host_peak_mb": "6", "memory_driver_mb": "9",
-        "alloc_retries": "0", "flops_per_step": "1000", "flops_per_sec": "5000", "structure": "",
+        "alloc_retries": "0", "structure": "",
         "machine_key": "m", "commit": "abc+dirty", "key": records[0].key,
     }  # fmt: skip
     assert {name: value for name, value in row.items() if name in expected} == expected
@@ -104,7 +103,7 @@ def test_missing_is_empty_and_never_0() -> None:
     for name in COLUMNS:
         known_zeros = {"halo", "seed", "failed", "unsettled"}
         assert row[name] != "0" or name in known_zeros, name
-    for name in ("memory_peak_mb", "host_peak_mb", "std_time_ms", "total_time_ms", "flops_per_sec"):
+    for name in ("memory_peak_mb", "host_peak_mb", "std_time_ms", "total_time_ms"):
         assert row[name] == "", name
     assert row["low_time_ms"] == ""  # one sample bounds nothing
 

@@ -9,15 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from torch import nn
 
 from penstock.cli import main
 from penstock.inference import run_inference
 from penstock.reports.charts.chart import greys
-from penstock.reports.infer import report as limits
 from penstock.reports.infer.job_files import InferenceRun
 from penstock.reports.infer.pictures import output_pictures
-from penstock.reports.infer.report import limit_lines, report_of_run
+from penstock.reports.infer.report import report_of_run
 from penstock.reports.places import joined, places_of, reports_of_places
 
 from .pages import HOSTILE, page_of, run_folder, text_of
@@ -82,8 +80,7 @@ def test_faults_and_what_nothing_is_known_of(tmp_path: Path) -> None:
     scripts = [attrs for tag, attrs in page.elements if tag == "script"]
     assert page.asked() == [] and [a for a in scripts if "data-figure" not in a] == [{}]
     for said in ("500 of 1,000 values (50.00%) were clipped to uint16", "1 of 8 chunks of the",
-                 "a worker died",
-                 "The limits of this machine are not known"):  # fmt: skip
+                 "a worker died"):  # fmt: skip
         assert said in page.text
     bare = run_folder(tmp_path / "b", READ, run={"fingerprint": {}, "plan": None, "maker": {}})
     (bare / "metrics.jsonl").unlink()
@@ -150,35 +147,10 @@ def test_a_run_of_infer_as_it_is(tmp_path: Path) -> None:
     assert {"stages", "ram"} <= set(names)
     sections = {each["title"]: each for each in document["chapters"][0]["sections"]}
     sections.pop("What to change", None)  # it depends on the times of the stages
-    titles = "Stages, Limits of the machine, Memory, Faults and values, Settings"
+    titles = "Stages, Memory, Faults and values, Settings"
     assert list(sections) == titles.split(", ")
     memory = sections["Memory"]["table"]
     assert memory[0] == ["part of the plan", "bytes", "share"] and memory[-1][0] == "total"
-
-
-def on_a_known_machine(folder: Path, **changes: Any) -> list[str]:
-    run_folder(folder, READ, **changes)
-    metrics = folder / "metrics.jsonl"
-    header, *rows = metrics.read_text().splitlines()
-    metrics.write_text("\n".join([json.dumps(json.loads(header) | {"machine_key": "m"}), *rows]))
-    return limit_lines(InferenceRun.read(folder))
-
-
-def test_a_run_is_set_beside_the_limits_of_its_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan = {"plan": {"num_patches": 10, "patch_flops": 4e9, "cores": 4}}
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    (computed,) = on_a_known_machine(tmp_path / "a", run=dict(plan))
-    assert computed.startswith("While it worked the network computed 8.00 Gflop/s (products")
-    roofs = {("m", "cpu", "float32"): 16e9}
-    monkeypatch.setattr(limits, "known_roof", lambda *asked: roofs.get(asked))
-    monkeypatch.setattr(limits, "known_disk", {"m": 2.0**20}.get)
-    computed, read = on_a_known_machine(tmp_path / "b", run=dict(plan))
-    assert "8.00 Gflop/s, 50% of the 16.0 Gflop/s that matrix products of float32 reach" in computed
-    assert read.startswith("It read 1 B/s from disks in the mean and 1 B/s at most; the disk gives")
-    halves = on_a_known_machine(tmp_path / "c", run=dict(plan), blocks_written=2, blocks_skipped=2)
-    assert halves == [read]  # who computed the patches of the others is not known
 
 
 def test_a_report_looks_at_the_output_of_its_run(tmp_path: Path) -> None:
@@ -197,11 +169,3 @@ def test_a_report_looks_at_the_output_of_its_run(tmp_path: Path) -> None:
     (tmp_path / "out.zarr").rename(tmp_path / "moved.zarr")
     assert output_pictures(InferenceRun.read(Path(f"{out}.penstock"))) == []
     assert output_pictures(InferenceRun.read(run_folder(tmp_path / "a"))) == []  # it is not done
-
-
-def test_the_plan_of_a_run_counts_its_operations(tmp_path: Path) -> None:
-    net, ones = nn.Conv3d(1, 1, 3, padding=1), np.ones((32,) * 3, np.float32)
-    run_inference(ones, str(tmp_path / "out.zarr"), model=net, patch=(16,),
-                  overlap=(8,), normalize="none", run_dir=tmp_path / "run")  # fmt: skip
-    plan = json.loads((tmp_path / "run" / "run.json").read_text())["plan"]
-    assert plan["patch_flops"] == 2 * 27 * 16**3  # a product and a sum for each of 27 weights

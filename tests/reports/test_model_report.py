@@ -11,7 +11,7 @@ import pytest
 from penstock.instruments.record import Record
 from penstock.reports.cell import cell_ratio
 from penstock.reports.model.cell import ModelCell, model_cells
-from penstock.reports.model.report import labelled, model_sections, roof_line
+from penstock.reports.model.report import labelled, model_sections
 from penstock.reports.page import append_csv
 from penstock.reports.table import MB, in_text
 
@@ -170,23 +170,6 @@ def test_a_hot_card_is_told() -> None:
     hot = [{"throttle_reasons": 0x1}, {"throttle_reasons": 0x64}, {"throttle_reasons": None}]
     lines = told(launch(384, 1, n, clocks=hot) for n in range(2))
     assert lines[0] == "Batch 1: 384 had its clocks held down by its power cap and heat."
-
-
-def test_arithmetic_is_set_against_the_measured_roof() -> None:
-    records = [launch(256, 1, n, [0.01] * 9, work={"samples": 1, "flops": 2e9}) for n in range(2)]
-    asked = []
-
-    def roof(*of: str) -> float | None:
-        asked.append(of)
-        return 8e11
-
-    assert roof_line(records, roof) == (
-        "Most arithmetic: 200 GFLOP/s (256, batch 1), 25% of the 800 GFLOP/s in float32 that "
-        "`penstock doctor` measured here."
-    )
-    assert asked == [("here", "cpu", "float32")]
-    assert "`penstock doctor` measures" in roof_line(records, lambda *of: None)
-    assert roof_line([launch()], roof) == ""
 
 
 def test_a_line_of_the_table_is_of_one_kind_and_a_long_tail_is_told() -> None:

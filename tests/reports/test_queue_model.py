@@ -13,7 +13,6 @@ from penstock.reports.queue import simulation as queueing
 from penstock.reports.queue.simulation import (
     SEED,
     QueueModel,
-    queue_verdict,
     simulate,
     utilisation,
 )
@@ -75,18 +74,6 @@ def test_two_readers_read_at_once_where_there_is_room() -> None:
     feed = QueueModel(2, 2, read_s=3.0, compute_s=0.0)
     assert simulate(feed, 6, in_hand=0).waits == [0, 0, 3, 0, 3, 0]
     assert simulate(replace(feed, queue=1), 4, in_hand=0).waits == [0, 3, 3, 3]
-
-
-@pytest.mark.parametrize(
-    ("share", "said"),
-    [
-        (0.9, "90.0 % passes the 90 % of 3D U-Net and ResNet-50"),
-        (0.7, "70.0 % passes the 70 % of CosmoFlow and fails the 90 % of 3D U-Net and ResNet-50"),
-        (0.5, "50.0 % fails the 70 % of CosmoFlow and the 90 % of 3D U-Net and ResNet-50"),
-    ],
-)
-def test_the_verdict_has_two_bars(share: float, said: str) -> None:
-    assert queue_verdict(share) == said
 
 
 # --- laws ---------------------------------------------------------------------------------------

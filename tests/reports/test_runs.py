@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import shutil
-import threading
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,7 +16,6 @@ from penstock.cli import main
 from penstock.reports import places
 from penstock.reports.content import Report
 from penstock.reports.html import html_page
-from penstock.reports.runs import catalogue as room
 from penstock.reports.runs import page_data
 from penstock.reports.runs.catalogue import Catalogue, places_at
 from penstock.reports.runs.shown_run import RunDetails, ShownRun, curve_of
@@ -32,7 +29,7 @@ needs_pages = pytest.mark.skipif(find_spec("jinja2") is None, reason="pages are 
 
 
 def searched(catalogue: Catalogue) -> None:
-    catalogue._searched = -1e9
+    catalogue._next = 0.0
     catalogue.refresh()
 
 
@@ -81,7 +78,7 @@ def test_a_run_that_goes_on_moves(tmp_path: Path) -> None:
     assert len(catalogue.details(before).curves["step_s"].values) == 2
     with (folder / "steps" / "rank0.csv").open("a") as file:
         file.write(steps_of(3, first=3))
-    catalogue.refresh()
+    searched(catalogue)
     after = catalogue.runs[0]
     assert catalogue.version == version + 1 and after.key == before.key
     assert len(catalogue.details(after).curves["step_s"].values) == 5
@@ -94,7 +91,7 @@ def test_a_training_at_work_is_running_until_it_is_not(tmp_path: Path) -> None:
     with held_alone(folder / "train.lock", "trains"):
         catalogue = catalogue_of(tmp_path)
         assert catalogue.runs[0].status == "running"
-    catalogue.refresh()
+    searched(catalogue)
     assert catalogue.runs[0].status == "unfinished"
 
 
@@ -103,7 +100,7 @@ def test_a_ledger_that_grows_names_its_cases_anew(tmp_path: Path) -> None:
     catalogue = catalogue_of(tmp_path)
     assert [run.name for run in catalogue.runs] == ["model launch 2", "model launch 1"]
     ledger_of(ledger, [launch(128, 1, 2)])
-    catalogue.refresh()
+    searched(catalogue)
     names = {run.name for run in catalogue.runs}
     assert names == {
         "model tile=64 launch 1", "model tile=64 launch 2", "model tile=128 launch 3",
@@ -119,7 +116,7 @@ def test_half_a_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
         catalogue = catalogue_of(tmp_path)
         assert len(catalogue.runs) == 1 and not catalogue.notes
         file.write(line[100:])
-    catalogue.refresh()
+    searched(catalogue)
     assert len(catalogue.runs) == 2
     assert {catalogue.details(run).settings["tile"] for run in catalogue.runs} == {"8", "16"}
 
@@ -129,7 +126,7 @@ def test_a_ledger_that_was_replaced_is_read_anew(tmp_path: Path) -> None:
     catalogue = catalogue_of(tmp_path)
     (ledger / "records.jsonl").unlink()
     ledger_of(ledger, [launch(32)])
-    catalogue.refresh()
+    searched(catalogue)
     assert [catalogue.details(run).settings["tile"] for run in catalogue.runs] == ["32"]
 
 
@@ -137,8 +134,6 @@ def test_runs_come_and_go_with_their_folders(tmp_path: Path) -> None:
     training(tmp_path / "a")
     catalogue = catalogue_of(tmp_path)
     training(tmp_path / "b")
-    catalogue.refresh()
-    assert len(catalogue.runs) == 1  # it is not yet time to search
     searched(catalogue)
     assert {run.name for run in catalogue.runs} == {"a", "b"}
     shutil.rmtree(tmp_path / "a")
@@ -146,23 +141,18 @@ def test_runs_come_and_go_with_their_folders(tmp_path: Path) -> None:
     assert {run.name for run in catalogue.runs} == {"b"}
 
 
-def test_a_follower_refreshes_until_it_is_ended(
+def test_a_folder_that_is_away_is_said_until_it_is_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "LOOK_EVERY_S", 0.001)
     training(tmp_path / "a")
-    catalogue, ended, looks = catalogue_of(tmp_path), threading.Event(), []
-
-    def refresh() -> None:
-        looks.append(1)
-        if len(looks) == 2:
-            raise UsageError("the disk is away")
-        if len(looks) == 3:
-            ended.set()
-
-    monkeypatch.setattr(catalogue, "refresh", refresh)
-    catalogue.follow(ended)
-    assert len(looks) == 3 and catalogue.notes == ["the disk is away"]
+    catalogue = catalogue_of(tmp_path)
+    with monkeypatch.context() as away:
+        away.setattr(places, "MOST_FOLDERS", 0)
+        searched(catalogue)
+    assert "more than 0 folders" in catalogue.notes[0] and len(catalogue.runs) == 1
+    training(tmp_path / "b")
+    searched(catalogue)
+    assert len(catalogue.runs) == 2 and not catalogue.notes
 
 
 def test_the_newest_run_comes_first(tmp_path: Path) -> None:
@@ -223,20 +213,6 @@ def test_names_of_others_end_no_block_of_data(tmp_path: Path) -> None:
     assert [tag for tag, _ in page.elements].count("img") == 0
     data = json.loads(text.partition('id="runs-data">')[2].partition("</script>")[0])
     assert data["rows"][0]["name"].startswith("<script>alert(1)</script>")
-
-
-def test_pictures_of_a_run_are_in_its_page_and_nothing_else(tmp_path: Path) -> None:
-    from penstock.reports.charts.chart import link_of
-
-    folder = training(tmp_path / "a")
-    png = base64.b64decode(link_of(np.zeros((4, 4), np.uint8)).partition(",")[2])
-    (folder / "good.png").write_bytes(png)
-    (folder / "script.png").write_text("<svg onload=alert(1)>")
-    (tmp_path / "outside.png").write_bytes(png)
-    (folder / "link.png").symlink_to(tmp_path / "outside.png")
-    (folder / "large.png").write_bytes(png + b"\0" * 2**20)
-    ((details),) = page_data.page_data(catalogue_of(folder))["details"].values()
-    assert [picture["name"] for picture in details["pictures"]] == ["good.png"]
 
 
 @needs_pages

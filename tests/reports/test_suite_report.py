@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.instruments.record import Record
-from penstock.reports import ledger_report, mfu
+from penstock.reports import ledger_report
 from penstock.reports.suite import cell as suite_cell
 from penstock.reports.suite import report as suite_report
 
@@ -69,22 +69,6 @@ def test_sentences_follow_the_records(tmp_path: Path) -> None:
     )
     alike = [made_up(case, n, 5.0 + n) for case in (slow, fast) for n in range(5)]
     assert "not distinguishable from" in told(alike)[0]
-
-
-def test_the_arithmetic_of_the_fastest_run_is_said_where_it_was_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mfu, "known_roof", lambda *asked: 100e9)
-    slow, fast, *_ = cases(tmp_path)
-    records = [made_up(slow, 0, 5.0), made_up(fast, 0, 9.0)]
-    assert "MFU" not in " ".join(told(records))
-    for record in records:
-        record.facts["training"].update({"flops_per_sample": 1e9, "machine_key": "another"})
-    (line,) = [line for line in told(records) if "MFU" in line]
-    assert line.startswith("Batch 1, 2 workers: MFU (model FLOPs utilisation) 9.0% [2 epochs")
-    failed = made_up(cases(tmp_path)[2], 0, 0.0, status="crash")
-    (line,) = ledger_report.roof_lines([*records, failed])
-    assert line.startswith("MFU (model FLOPs utilisation) 9.0% [2 epochs of one run]: it computed")
 
 
 def test_runs_of_other_machines_are_apart(tmp_path: Path) -> None:

@@ -186,16 +186,13 @@ def test_logs_beside_a_training_or_a_ledger_are_reported_too(
     (folder / "data.zip").unlink()
     (folder / "jobs").mkdir()
     logs = seed_logs(folder / "jobs")
-    store = folder / "mlruns" / "0" / "f00"
-    (store / "metrics").mkdir(parents=True)
-    (store / "meta.yaml").write_text("run_name: kept\nstart_time: 1000\nend_time: 9000\n")
     assert main(write) == 0
     document = json.loads(out.read_text())
     assert document["verdict"][0].startswith("suite.ledger: ")
     assert "Logs and trackers: Scaling, hybrid" in [
         chapter["title"] for chapter in document["chapters"]
     ]
-    assert "f00: 1 run without a number of devices" in capsys.readouterr().err
+    capsys.readouterr()
     for name in "12":
         training(folder / "b" / name, COMPUTING, world=int(name))
     (folder / "b" / "1" / "slurm-9.out").write_text(logs[0].read_text())  # the training's own

@@ -118,7 +118,6 @@ CARDS = {"gpus": [{"memory_bytes": 80 * GIB}, {"memory_bytes": 40 * GIB}]}
         ({}, "512 MiB", "8.00 GiB"),
         ({"environment": {"limits": {"cgroup_memory_bytes": 2 * GIB}}}, "512 MiB", "2.00 GiB"),
         ({"case": {"budget": GIB}}, "512 MiB", "1.00 GiB"),
-        (ON_GPU | {"environment": CARDS}, "3.00 GiB", "40.0 GiB"),
         # A slice of a card has less than the driver tells of the whole.
         (ON_GPU | {"environment": CARDS, "facts": {"device_memory": 10 * GIB}}, "3.00 GiB",
          "10.0 GiB"),

@@ -79,13 +79,13 @@ def repeated(
     ]
 
 
-def only(runs: list[TrainingRun], baseline: int | None = None, anyway: bool = False) -> Study:
-    (study,) = studies(runs, baseline, anyway)
+def only(runs: list[TrainingRun], anyway: bool = False) -> Study:
+    (study,) = studies(runs, anyway)
     return study
 
 
-def sentences(runs: list[TrainingRun], baseline: int | None = None) -> str:
-    (section,) = scaling_sections(only(runs, baseline), baseline is not None)
+def sentences(runs: list[TrainingRun]) -> str:
+    (section,) = scaling_sections(only(runs))
     return "\n".join(section.sentences)
 
 

@@ -139,7 +139,7 @@ def test_of_mutated_logs_only_a_usage_error_is_raised(tmp_path: Path, rounds: in
         try:
             runs = read_log(path)
             kept += bool(runs)
-            studies(runs, None, anyway=True)
+            studies(runs, anyway=True)
         except UsageError:
             continue
     assert kept > rounds / 2

@@ -35,7 +35,7 @@ def test_run_folders_below_a_folder(tmp_path: Path) -> None:
     assert second.ranks[1].local == (pytest.approx(0.01),)
     assert second.ranks[1].host == "n1"
     assert second.settings["learning rate"] == "0.001"
-    (study,) = studies([first, second], None, False)
+    (study,) = studies([first, second], False)
     assert study.kind == "hybrid"
     assert read_runs([two, tmp_path / "a" / "one" / "training_results.json"])[0].devices == 1
 
@@ -114,7 +114,7 @@ def test_a_ledger_of_trainings(tmp_path: Path) -> None:
     ]  # fmt: skip
     again = read_runs([tmp_path / "study.ledger" / "records.jsonl"])
     assert [(r.job, r.seconds) for r in again] == [(r.job, r.seconds) for r in runs]
-    (study,) = studies(runs, None, False)
+    (study,) = studies(runs, False)
     assert [len(p.at.runs) for p in study.points] == [2, 1]
 
 

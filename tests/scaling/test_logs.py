@@ -44,7 +44,7 @@ def test_a_real_log_of_two_ranks_that_both_print() -> None:
     assert (run.devices, run.nodes, run.global_batch, run.steps) == (2, 2, 64, 110)
     assert run.rank_seconds == (7.40, 7.77)
     assert (run.seconds, run.per_epoch, run.val_loss) == (7.77, 2.59, 0.6781)
-    (study,) = studies(read_runs([REAL]), None, False)
+    (study,) = studies(read_runs([REAL]), False)
     assert study.kind == "hybrid"
     assert study.points[1].speedup.value == pytest.approx(4.33 / 7.77)
 
@@ -273,7 +273,7 @@ def test_our_log_and_our_folder_tell_the_same(tmp_path: Path) -> None:
     assert {name: logged.settings[name] for name in both} == {n: kept.settings[n] for n in both}
     # So a study may be of both.
     run_folder(tmp_path / "alone", results(1, 12.3456), hidden_dims=[64, 32, 16])
-    (study,) = studies(read_runs([path, tmp_path / "alone"]), None, False)
+    (study,) = studies(read_runs([path, tmp_path / "alone"]), False)
     assert (study.kind, len(study.points)) == ("hybrid", 2)
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.base.errors import NotComparable, UsageError
+from penstock.base.errors import NotComparable
 from penstock.scaling.laws import Amdahl, Usl, karp_flatt, peak, usl
 from penstock.scaling.runs import TrainingRun
 from penstock.scaling.study import in_no_study, studies
@@ -53,16 +53,6 @@ def test_without_one_device_the_fewest_are_the_baseline() -> None:
     assert share is not None and share.value == pytest.approx(float(karp_flatt(100 / 55, 2)))
 
 
-def test_a_baseline_that_is_asked_for() -> None:
-    study = only([run(1, 400), run(4, 100), run(8, 55)], baseline=4)
-    assert [p.at.devices for p in study.points] == [4, 1, 8]
-    assert study.points[1].efficiency.value == pytest.approx(1.0)
-    assert study.points[1].karp_flatt is None
-    assert isinstance(study.amdahl, str)  # two sizes are not below the baseline
-    with pytest.raises(UsageError, match="--baseline 2: the complete runs are of 1, 4 devices"):
-        studies([run(1), run(4)], 2, False)
-
-
 def test_weak_scaling_is_named_and_its_speedup_is_of_samples() -> None:
     study = only([weak(1, 100), weak(2, 104), weak(4, 110), weak(8, 120)])
     assert study.kind == "weak"
@@ -92,7 +82,7 @@ def test_the_kind_of_a_study(runs: list[TrainingRun], kind: str) -> None:
 
 def test_kinds_are_never_in_one_study() -> None:
     runs = [run(1, 100), run(4, 30), strong(4, 33), weak(4, 108), strong(8, 20)]
-    by_kind = studies(runs, None, False)
+    by_kind = studies(runs, False)
     kinds = {study.kind: [p.at.first.job for p in study.points] for study in by_kind}
     assert kinds == {
         "hybrid": ["101", "104"],
@@ -127,7 +117,7 @@ def test_mixed_experiments_are_refused_with_the_difference() -> None:
     runs += [run(8, 20, settings={"learning rate": "0.01"})]
     words = "mixed experiments: the learning rate is 0.001 in slurm-1.out and 0.01 in slurm-8.out"
     with pytest.raises(NotComparable, match=words) as raised:
-        studies(runs, None, False)
+        studies(runs, False)
     assert raised.value.exit_code == 4
     assert len(only(runs, anyway=True).points) == 3
 
@@ -135,9 +125,9 @@ def test_mixed_experiments_are_refused_with_the_difference() -> None:
 def test_work_of_no_kind_is_refused_with_the_difference() -> None:
     runs = [run(1, 100), run(4, 30, samples=5000, batch=64, global_batch=256)]
     with pytest.raises(NotComparable, match=r"10,000 samples .* 5,000 samples .*64 a batch"):
-        studies(runs, None, False)
+        studies(runs, False)
     with pytest.raises(NotComparable, match="neither weak, strong nor hybrid"):
-        studies([run(1, 100), run(1, 60, batch=64, global_batch=64)], None, False)
+        studies([run(1, 100), run(1, 60, batch=64, global_batch=64)], False)
 
 
 def test_runs_that_broke_off_are_not_compared() -> None:
@@ -145,7 +135,7 @@ def test_runs_that_broke_off_are_not_compared() -> None:
     resumed = run(8, 20.0, epochs=30)
     study = only([run(1, 100), broken, resumed])
     assert [p.at.devices for p in study.points] == [1]
-    assert studies([broken], None, False) == []
+    assert studies([broken], False) == []
 
 
 def test_anyway_drops_no_complete_run() -> None:
@@ -153,7 +143,7 @@ def test_anyway_drops_no_complete_run() -> None:
     bare = {"batch": None, "global_batch": None, "samples": None}
     for other in ({"batch": 64, "global_batch": 64}, bare):
         runs = [run(1, 100), run(1, 60, job="other", **other), run(4, 30), strong(4, 33)]
-        compared = studies(runs, None, True)
+        compared = studies(runs, True)
         assert in_no_study(runs, compared) == []
         last = compared[-1]
         assert last.kind == "undetermined"
@@ -162,7 +152,7 @@ def test_anyway_drops_no_complete_run() -> None:
 
 def test_a_run_in_no_study_is_named_with_its_reason() -> None:
     runs = [run(1, 100), run(1, 60, job="other", batch=None, global_batch=None), run(4, 30)]
-    compared = studies(runs, None, False)
+    compared = studies(runs, False)
     assert [one.job for one in in_no_study(runs, compared)] == ["other"]
     assert summary_table(runs, compared)[-1] == (
         "other (slurm-1.out): its batch or its samples are not known, and those of other runs on 1 "
@@ -185,9 +175,9 @@ def test_every_complete_run_is_compared_or_named(sizes: list[tuple[int, int | No
             status="complete" if ended else "crashed")
         for i, (n, batch, ended) in enumerate(sizes)
     ]  # fmt: skip
-    assert in_no_study(runs, studies(runs, None, True)) == []
+    assert in_no_study(runs, studies(runs, True)) == []
     try:
-        compared = studies(runs, None, False)
+        compared = studies(runs, False)
     except NotComparable as error:
         assert "slurm-" in str(error)
         return

@@ -57,7 +57,7 @@ def check_tracked(runs: list[TrainingRun]) -> None:
     ]  # fmt: skip
     assert [r.seconds for r in runs] == [100.5, 30.25]
     assert [(r.val_loss, r.val_acc) for r in runs] == [(0.4, 0.6)] * 2
-    (study,) = studies(runs, None, False)
+    (study,) = studies(runs, False)
     assert study.kind == "hybrid"
 
 
@@ -81,33 +81,6 @@ def test_a_loss_that_mlflow_keeps_as_nan_is_told(tmp_path: Path) -> None:
     assert [(r.diverged, r.epochs, r.val_loss, r.complete) for r in runs] == [
         (True, 2, 0.5, False)
     ] * 2, "they stopped early, too"
-
-
-def test_files_of_mlflow(tmp_path: Path) -> None:
-    for n, seconds in ((1, 100.5), (4, 30.25)):
-        home = tmp_path / "mlruns" / "0" / f"run{n}"
-        for kind in ("params", "metrics", "tags"):
-            (home / kind).mkdir(parents=True)
-        (home / "meta.yaml").write_text(
-            f"run_name: spiral_{n}\nstatus: 3\nstart_time: 0\nend_time: {seconds * 1000}\n"
-            "lifecycle_stage: active\n"
-        )
-        params = {"world_size": n, "batch_size": 32, "epochs": 2, "num_samples": 10000}
-        for name, value in params.items():
-            (home / "params" / name).write_text(str(value))
-        (home / "metrics" / "val_loss").write_text("1 0.5 0\n2 0.4 1\ntorn")
-        (home / "metrics" / "val_acc").write_text("1 0.5 0\n2 0.6 1\n")
-    (tmp_path / "mlruns" / "0" / "meta.yaml").write_text("name: Default\n")
-    check_tracked(read_runs([tmp_path / "mlruns"]))
-
-
-def test_times_of_mlflow_that_are_words_are_no_times(tmp_path: Path) -> None:
-    home = tmp_path / "mlruns" / "0" / "run"
-    (home / "params").mkdir(parents=True)
-    (home / "params" / "world_size").write_text("2")
-    (home / "meta.yaml").write_text("run_name: [7]\nstatus: 3\nstart_time: noon\nend_time: {}\n")
-    (run,) = read_runs([tmp_path / "mlruns"])
-    assert not run.complete and run.seconds is None
 
 
 def comet_rows(key: str, seconds: float) -> list[dict[str, Any]]:

@@ -64,7 +64,6 @@ def test_only_broken_runs_exit_with_3_and_are_shown(
 @pytest.mark.parametrize(
     "argv, words",
     [
-        (["{}", "--baseline", "3"], "--baseline 3: the complete runs are of 1, 4, 8 devices"),
         (["{}", "--between", "1GB"], "--between belongs to penstock scaling simulate"),
         (["{}", "--metrics", "--output", "x"], "--metrics prints one table and no more; --output"),
         (["{}", "--csv", "--metrics"], "--metrics prints one table and no more; --csv does not go"),

@@ -306,5 +306,4 @@ def test_what_it_was_measured_with_is_recorded(
     results = train_workload("detector", config, say=said.append)
     assert results["facts"]["compiled_operators"] == compiled_operators()
     assert results["facts"]["chips"]["channels"] == ["vh", "vv"]
-    assert results["flops_per_sample"] > 0
     assert "they take turns" in said[-1], "in our words, and torch's own warning is no error here"

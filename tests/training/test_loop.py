@@ -161,7 +161,7 @@ def test_gradients_are_of_what_is_trained_in_its_dtype(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
-    why = r"nan at step \d+: the values of its samples are finite, the greatest 1.* in size; lower"
+    why = r"nan at step \d+: lower --learning-rate 1e\+30 or set --clip-norm"
     with pytest.raises(PenstockError, match=why):
         train_workload("spiral", config_of(tmp_path, learning_rate=1e30))
 
@@ -171,7 +171,7 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
 def test_a_sample_that_is_not_finite_is_named(tmp_path: Path, share: int, workers: int) -> None:
     """Before the learning rate is blamed, also where a step has several batches."""
     how = {"grad_accum_steps": share, "num_workers": workers, "batch_size": 4}
-    why = r"step \d+: 2 values of the inputs of sample 17 \(point 17\) are not finite$"
+    why = r"step \d+: sample 17 \(point 17\) has values that are not finite$"
     with pytest.raises(PenstockError, match=why):
         train_workload("tests.training.spirals:Damaged", config_of(tmp_path, **how))
 
@@ -189,19 +189,13 @@ def test_what_is_not_finite_is_found_in_any_batch() -> None:
     fields = {"inputs": torch.ones(2, 3), "targets": torch.tensor([[1.0], [torch.inf]])}
     pictures = [torch.ones(2, 1, 4, 4), boxes, torch.tensor([1, 2])]
     cases = [
-        (batch([5, 9], pictures), "1 value of the boxes of sample 5 is not finite"),
-        (batch([5, 9], [fields["inputs"], torch.ones(2)]), "are finite, the greatest 1 in size"),
-        ((np.array([5, 9]), fields), "1 value of the targets of sample 9 is not finite"),
-        (batch([5], [torch.tensor(nan)]), "1 value of the inputs of a batch is not finite"),
+        (batch([5, 9], pictures), "a sample among 5, 9 has values that are not finite"),
+        (batch([5, 9], [fields["inputs"], torch.ones(2)]), "lower --learning-rate"),
+        ((np.array([5, 9]), fields), "sample 9 has values that are not finite"),
+        (batch([5], [torch.tensor(nan)]), "a sample among 5 has values that are not finite"),
     ]
     for each, sentence in cases:
-        assert sentence in why_not_finite([each], object(), config, 1)  # type: ignore[arg-type]
-    many = (np.arange(9), torch.full((9, 2), nan))
-    said = why_not_finite([many], object(), config, 1)  # type: ignore[arg-type]
-    assert "of sample 2, and others of 6 samples more, are not finite" in said
-    said = why_not_finite(iter([5]), object(), config, 2)  # type: ignore[list-item, arg-type]
-    assert "could not be read again" in said
-    assert said.endswith("unless another rank names a sample")
+        assert sentence in why_not_finite([each], object(), config)  # type: ignore[arg-type]
 
 
 def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:

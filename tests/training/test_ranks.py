@@ -73,7 +73,6 @@ def test_two_ranks_equal_one_process_with_the_big_batch(two_ranks: Path, tmp_pat
     both = json.loads((two_ranks / "training_results.json").read_text())
     assert (both["world_size"], both["global_batch_size"], both["steps"]) == (2, 8, 20)
     assert both["samples"] == results["samples"] == 160
-    assert both["flops_per_sample"] == results["flops_per_sample"] > 0
     for ours, theirs in zip(results["history"], both["history"], strict=True):
         for name in ("train_loss", "val_loss", "val_acc"):  # 17 samples, none counted twice
             assert ours[name] == pytest.approx(theirs[name], rel=1e-4), name

@@ -9,7 +9,6 @@ from .cases.model import check_same_work as check_same_work
 from .cases.model import checked_model_cases as checked_model_cases
 from .cases.model import model_case_namer as model_case_namer
 from .cases.model import model_cases as model_cases
-from .cases.model import with_flops as with_flops
 from .cases.queue import lacks_package as lacks_package
 from .cases.queue import queue_case_name as queue_case_name
 from .cases.queue import queue_cases as queue_cases
@@ -29,9 +28,6 @@ from .launch.sweep import launches_of as launches_of
 from .launch.sweep import run_sweep as run_sweep
 from .limits import budget_note as budget_note
 from .limits import default_ledger as default_ledger
-from .limits import known_disk as known_disk
-from .limits import known_roof as known_roof
-from .limits import measure_roofs as measure_roofs
 from .limits import model_limits as model_limits
 from .limits import noise_floor as noise_floor
 from .measure import Rules as Rules

@@ -1,20 +1,18 @@
-"""Measures the limits of a machine: its roofs, its noise, and the largest batches of a model.
+"""Measures the limits of a machine: its noise, and the largest batches of a model.
 
-A roof is the highest rate of the hardware in one simple task: products of large matrices, or reads.
 The noise floor is the difference between two measurements of the same work (A/A): launches of one
 case in the order A B B A, compared as if A and B were two cases. A difference that is not larger
 than the noise says nothing.
 
-    roof    work of a step / its median seconds
     noise   the 95 % interval of the ratio A/A; its farther end from 1 is the threshold
 
-Both are kept as records in a ledger in the user's cache, where later runs find them.
+Its launches are kept as records in a ledger in the user's cache.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,31 +20,25 @@ from typing import Any
 import numpy as np
 
 from ..instruments import (
-    MIB,
     Ledger,
     Record,
     available_memory,
     hierarchical_bootstrap_ratio,
     launch_medians,
-    median_interval,
 )
 from .boundary import Limit, Trial, find_limits, pixels_of
 from .launch.launcher import in_turn
 from .launch.request import LaunchRequest
 from .launch.supervisor import run_launch
-from .launch.sweep import launches_of, run_sweep
+from .launch.sweep import run_sweep
 
 Runner = Callable[..., Record]
 """A function with the arguments of `run_launch`."""
 
-RULES: Mapping[str, Mapping[str, float]] = {
-    "quick": {"seconds": 0.5, "warmup_seconds": 0.5, "precision": 0.01},
-    "standard": {"seconds": 2.0, "warmup_seconds": 1.0, "precision": 0.01},
-    "rigorous": {"seconds": 5.0, "warmup_seconds": 2.0, "precision": 0.005},
-}
-"""The rules of a launch at each effort. A roof needs little precision."""
-LEAST_LAUNCHES = 3
-"""The fewest launches on each side of an A/A run."""
+RULES: Mapping[str, float] = {"seconds": 0.5, "warmup_seconds": 0.5, "precision": 0.01}
+"""The rules of a launch."""
+LAUNCHES = 6
+"""The launches of an A/A run, of both sides."""
 TIMEOUT_S = 120.0
 TOLERANCE = 0.01
 """The share of a batch by which the largest that fits may be too small: each launch takes time."""
@@ -60,132 +52,8 @@ def default_ledger() -> Ledger:
     return Ledger(Path(cache) / "penstock" / "doctor.ledger")
 
 
-def measure_roofs(
-    device: str,
-    dtypes: Sequence[str],
-    folder: Path,
-    effort: str,
-    ledger: Ledger,
-    run: Runner = run_launch,
-) -> dict[str, dict[str, Any]]:
-    """Measure the roofs of a device and of a disk.
-
-    Args:
-        device: ``cpu``, ``cuda:0`` or ``mps``.
-        dtypes: the dtypes of the matrix products. On CUDA ``tf32``, float32 multiplied as TF32,
-            joins them.
-        folder: a folder on the disk to measure.
-        effort: ``quick``, ``standard`` or ``rigorous``.
-        ledger: takes the records.
-        run: runs one launch.
-
-    Returns:
-        Each roof by its name: ``unit``, ``value``, the 95 % interval ``low`` and ``high``, ``n``
-        launches, and a ``note`` on its validity.
-    """
-    dtypes = [*dtypes, "tf32"] if device.startswith("cuda") else dtypes
-    disk = {"folder": str(Path(folder).resolve()), "bytes": 128 * MIB}
-    asked: list[tuple[str, str, dict[str, Any]]] = [
-        *((f"matmul {dtype}", "matmul", _matmul_case(device, dtype)) for dtype in dtypes),
-        ("disk", "disk", disk),
-    ]
-    return {
-        name: _roof(_launches(scenario, case, launches_of(effort), effort, ledger, run))
-        for name, scenario, case in asked
-    }
-
-
-def known_roof(
-    machine_key: str, device: str, dtype: str, ledger: Ledger | None = None
-) -> float | None:
-    """The newest measurement of this machine's matrix product; ``penstock doctor`` makes one.
-
-    Args:
-        machine_key: the machine, by `collect_environment`.
-        device: ``cpu``, ``cuda:0`` or ``mps``.
-        dtype: the dtype, or ``tf32``.
-        ledger: the ledger to search; None for the one in the user's cache.
-
-    Returns:
-        Floating-point operations per second; None if there is no measurement.
-    """
-    rates = [
-        _roof(records)["value"]
-        for records in _newest(machine_key, ledger or default_ledger())
-        if records[0].scenario == "matmul"
-        and records[0].case | {"size": 0} == _matmul_case(device, dtype) | {"size": 0}
-    ]
-    # The A/A run is of a smaller product, which is slower, or as fast and then a roof too.
-    return max((rate for rate in rates if rate is not None), default=None)
-
-
-def known_disk(machine_key: str, ledger: Ledger | None = None) -> float | None:
-    """The newest measurement of a machine's disk; ``penstock doctor`` makes one.
-
-    Args:
-        machine_key: the machine, by `collect_environment`.
-        ledger: the ledger to search; None for the one in the user's cache.
-
-    Returns:
-        Bytes per second of the device; None if there is no measurement, or if some bytes may have
-        come from the page cache.
-    """
-    roofs = [
-        _roof(records)
-        for records in _newest(machine_key, ledger or default_ledger())
-        if records[0].scenario == "disk"
-    ]
-    rates = [roof["value"] for roof in roofs if roof["value"] is not None and not roof["note"]]
-    return rates[-1] if rates else None
-
-
-def _matmul_case(device: str, dtype: str) -> dict[str, Any]:
-    """A product that fills the device and takes at most a tenth of a second."""
-    cores = os.cpu_count() or 1
-    size = 8192 if device != "cpu" else 1024 if cores <= 4 else 2048 if cores <= 32 else 4096
-    if dtype == "tf32":
-        return {"device": device, "dtype": "float32", "size": size, "tf32": True}
-    return {"device": device, "dtype": dtype, "size": size}
-
-
-def _roof(records: Sequence[Record]) -> dict[str, Any]:
-    """The rate of a case from its launches, or the reason why there is none."""
-    good = [record for record in records if record.ok]
-    work = "flops" if records[0].scenario == "matmul" else "bytes"
-    unit = "flop/s" if work == "flops" else "B/s"
-    if not good:
-        failure = records[0].error
-        note = failure.message if failure else records[0].status
-        return {"unit": unit, "value": None, "low": None, "high": None, "n": 0, "note": note}
-    launches = [record.samples_s.get("read") or record.samples_s["step"] for record in good]
-    if len(launches) > 1:  # against a constant, it is the median of launches with its interval
-        seconds = hierarchical_bootstrap_ratio(
-            [[1.0]] * len(launches), launches, DRAWS, np.random.default_rng(SEED)
-        )
-    else:
-        seconds = median_interval(launches[0])
-    count = good[0].work[work]
-    return {
-        "unit": unit,
-        "value": count / seconds.value,
-        "low": count / seconds.high if seconds.high else None,
-        "high": count / seconds.low if seconds.low else None,
-        "n": len(good),
-        "note": _note(good[-1]),
-    }
-
-
-def _note(record: Record) -> str:
-    """A note on a read that was to come from the device and may not have; empty if it did."""
-    return {
-        "page cache": "the kernel kept the file in memory: this is not the device",
-        "unknown": "the kernel does not say whether this came from the device",
-    }.get(str(record.facts.get("source")), "")
-
-
 def noise_floor(
     device: str,
-    effort: str,
     ledger: Ledger,
     run: Runner = run_launch,
 ) -> dict[str, Any]:
@@ -193,7 +61,6 @@ def noise_floor(
 
     Args:
         device: ``cpu``, ``cuda:0`` or ``mps``.
-        effort: ``quick``, ``standard`` or ``rigorous``.
         ledger: takes the records.
         run: runs one launch.
 
@@ -202,14 +69,21 @@ def noise_floor(
         processes of others; ``spread``, slowest over fastest minus 1; ``ratio``, ``low`` and
         ``high`` of A over A; ``threshold``; and a ``note`` on why these are None.
     """
-    launches = 2 * max(LEAST_LAUNCHES, launches_of(effort))
-    records = _launches("matmul", _noise_case(device), launches, effort, ledger, run)
+    # A product that takes some milliseconds, like a step of a small network.
+    case = {"device": device, "dtype": "float32", "size": 512 if device == "cpu" else 4096}
+    records = run_sweep(
+        "matmul",
+        [case],
+        LAUNCHES,
+        ledger,
+        rules=RULES,
+        timeout_s=TIMEOUT_S,
+        memory_limit=None,
+        seed=SEED,
+        resume=False,
+        launcher=partial(in_turn, run=run),
+    )
     return _noise(records)
-
-
-def _noise_case(device: str) -> dict[str, Any]:
-    """A product that takes some milliseconds, like a step of a small network."""
-    return {"device": device, "dtype": "float32", "size": 512 if device == "cpu" else 4096}
 
 
 def _noise(records: Sequence[Record]) -> dict[str, Any]:
@@ -237,40 +111,6 @@ def _noise(records: Sequence[Record]) -> dict[str, Any]:
         "threshold": max(ratio.high, 1 / ratio.low) - 1,
         "note": "",
     }
-
-
-def _launches(
-    scenario: str,
-    case: Mapping[str, Any],
-    launches: int,
-    effort: str,
-    ledger: Ledger,
-    run: Runner,
-) -> list[Record]:
-    return run_sweep(
-        scenario,
-        [case],
-        launches,
-        ledger,
-        rules=RULES[effort],
-        timeout_s=TIMEOUT_S,
-        memory_limit=None,
-        seed=SEED,
-        resume=False,
-        launcher=partial(in_turn, run=run),
-    )
-
-
-def _newest(machine_key: str, ledger: Ledger) -> Iterator[list[Record]]:
-    """The newest launches of each case on a machine, from the last one with number 0."""
-    runs: dict[str, list[Record]] = {}
-    for record in ledger.records():
-        if record.environment.get("machine_key") == machine_key:
-            run = runs.setdefault(record.key, [])
-            if record.launch == 0:
-                run.clear()
-            run.append(record)
-    yield from runs.values()
 
 
 _TRY = {

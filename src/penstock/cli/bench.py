@@ -32,12 +32,10 @@ from ..bench import (
     check_budget,
     check_same_work,
     checked_model_cases,
-    known_roof,
     launches_of,
     model_case_namer,
     model_cases,
     model_limits,
-    with_flops,
 )
 from ..instruments import Ledger, Record, canonical
 from ..models import check_model_name, model_files
@@ -47,7 +45,6 @@ from ..reports import (
     in_text,
     model_sections,
     recommend,
-    roof_line,
     write_model_yaml,
 )
 from .benchmarks import (
@@ -122,14 +119,13 @@ def run(args: argparse.Namespace) -> int:
             return _find_limit(config, cases, facts, limits)
         if config.resume:
             check_same_work(ledger, cases, facts, here)
-        records = _launched(config, cases, facts, ledger, launcher)
+        records = _launched(config, cases, ledger, launcher)
     return _write_results(config, records, ledger, settings_file)
 
 
 def _launched(
     config: BenchModelConfig,
     cases: Sequence[Case],
-    facts: Sequence[Facts],
     ledger: Ledger,
     launcher: Launcher,
 ) -> list[Record]:
@@ -146,7 +142,7 @@ def _launched(
         launches=launches,
         # On a GPU, torch's allocator enforces the budget, not the kernel.
         memory_limit=config.budget if device == "cpu" else None,
-        launcher=with_flops(cases, facts, launcher),
+        launcher=launcher,
     )
 
 
@@ -157,8 +153,6 @@ def _write_results(
     make_way(config.output, config.overwrite, NEEDS)
     append_csv("model", records, config.output)
     print("", *in_text(model_sections(records)), sep="\n")
-    if line := roof_line(records, known_roof):
-        print("", line, sep="\n")
     advice = recommend(records, config.budget)
     print("", *advice.lines, sep="\n")
     settings = write_model_yaml(advice, settings_file, config.overwrite)

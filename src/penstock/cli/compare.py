@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
         text = markdown_page(report, [()] * len(report.chapters))
         write_output("--markdown", args.markdown, text, replace=replace)
     if args.html is not None:
-        text = html_page(report, page_of_sides((args.a, args.b), named))
+        text = html_page(report, page_of_sides((args.a, args.b)))
         write_output("--html", args.html, text, replace=replace)
     sections = (clipped(each) for chapter in report.chapters for each in chapter.sections)
     print(*in_text(sections), "", *report.about, *report.verdict[::-1], sep="\n")

@@ -18,20 +18,17 @@ from ..base import (
     add_flags,
     check_outputs,
     format_bytes,
-    format_count,
     from_flags,
-    plural,
     significant,
     write_output,
 )
-from ..bench import default_ledger, measure_roofs, noise_floor
+from ..bench import default_ledger, noise_floor
 from ..instruments import Ledger, collect_environment
 from .benchmarks import check_ledger
 from .progress import say
 
 Block = Mapping[str, Any]
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
-EFFORT = "quick"
 MISSING = "not readable here"
 
 
@@ -46,12 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device",
         default="auto",
         help="device to measure: cpu, cuda:1, mps (default: a GPU if there is one)",
-    )
-    parser.add_argument(
-        "--folder",
-        type=Path,
-        default=Path(),
-        help="folder on the disk to measure (default: this one)",
     )
     parser.add_argument(
         "--no-measure", action="store_true", help="look at the machine and measure nothing"
@@ -69,8 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if not args.folder.is_dir():
-        raise UsageError(f"--folder {args.folder} is not a folder")
     if args.json and not args.json.parent.is_dir():
         raise UsageError(f"--json {args.json}: {args.json.parent} is not a folder")
     replace = from_flags(Overwriting, args).overwrite
@@ -86,16 +75,13 @@ def run(args: argparse.Namespace) -> int:
     findings: dict[str, Any] = {"environment": block, "device": device}
     if not args.no_measure:
         ledger = Ledger(args.ledger) if args.ledger else default_ledger()
-        say("measuring the noise floor and the roofs, in fresh processes")
-        noise = noise_floor(device, EFFORT, ledger)
+        say("measuring the noise floor, in fresh processes")
+        noise = noise_floor(device, ledger)
         if noise["threshold"] is None and args.device != "auto":
             raise UsageError(f"--device {device} cannot be measured: {noise['note']}")
         show("Noise floor", noise_lines(noise, device))
-        dtypes = ["float32", "bfloat16"] + ["float16"] * device.startswith("cuda")
-        tops = measure_roofs(device, dtypes, args.folder, EFFORT, ledger)
-        show(f"Measured roofs of {device}", roof_lines(tops))
         print(f"The records are in {ledger.path}.\n")
-        findings |= {"noise": noise, "roofs": tops, "ledger": str(ledger.path)}
+        findings |= {"noise": noise, "ledger": str(ledger.path)}
     if args.json:
         text = json.dumps(findings, indent=2, allow_nan=False) + "\n"
         write_output("--json", args.json, text, replace=replace)
@@ -190,19 +176,3 @@ def noise_lines(noise: Block, device: str) -> list[str]:
         f"As two sides of a comparison they differ by {ratio:+.1f} % ({interval}).",
         f"Differences under {threshold:.1f} % cannot be distinguished from noise here.",
     ]
-
-
-def roof_lines(tops: Mapping[str, Block]) -> list[str]:
-    lines = []
-    for name, roof in tops.items():
-        if roof["value"] is None:
-            lines.append(f"{name:<16} not measured: {roof['note']}")
-            continue
-        text = f"{name:<16} {format_count(roof['value']) + roof['unit']:>14}"
-        spread = "no interval"
-        if roof["low"] is not None and roof["high"] is not None:
-            ends = (format_count(roof[end]) + roof["unit"] for end in ("low", "high"))
-            spread = "95 % interval {} to {}".format(*ends)
-        note = roof["note"] and f"; {roof['note']}"
-        lines.append(f"{text}   {spread}, {plural(roof['n'], 'launch')}{note}")
-    return lines

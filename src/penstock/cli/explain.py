@@ -25,11 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ..base import check_local
-    from ..reports import clipped, explanation_of, in_text, places_of, reports_of_places
+    from ..reports import Section, clipped, in_text, places_of, reports_of_places
 
     for place in args.places:
         check_local(place, "RUN")
     places = [place for path in args.places for place in places_of(path)]
-    explained = [explanation_of(report) for report in reports_of_places(places)]
-    print(*in_text(clipped(each) for sections in explained for each in sections), sep="\n")
+    verdicts = (Section(each.title, (), each.verdict) for each in reports_of_places(places))
+    print(*in_text(map(clipped, verdicts)), sep="\n")
     return 0

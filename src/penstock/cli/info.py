@@ -41,14 +41,14 @@ def run(args: argparse.Namespace) -> int:
         print(line)
     for note in getattr(first, "notes", ()):
         print(f"note      {note}")
-    print(f"infer     {infer_line(args)}")
+    ending = "tif" if getattr(first, "georeferenced", False) else "ome.zarr"
+    print(f"infer     {infer_line(args, ending=ending)}")
     return 0
 
 
-def infer_line(args: argparse.Namespace, more: Sequence[str] = ()) -> str:
+def infer_line(args: argparse.Namespace, more: Sequence[str] = (), ending: str = "ome.zarr") -> str:
     """The command of ``infer`` that takes the input of a verb, with its flags and others."""
     name = PurePosixPath(args.path.partition("::")[0].partition("?")[0]).name.partition(".")[0]
-    ending = "tif" if getattr(first, "georeferenced", False) else "ome.zarr"
     command = ["penstock", "infer", "--in-spec", args.path, "--out-spec", f"{name}-out.{ending}"]
     for flag in ("axes", "series"):
         if (said := getattr(args, flag)) is not None:

@@ -74,12 +74,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "those with .gz)",
     )
     parser.add_argument(
-        "--baseline",
-        type=int,
-        metavar="N",
-        help="number of devices that speed-ups are relative to (default: the fewest)",
-    )
-    parser.add_argument(
         "--output", type=Path, metavar="DIR", help="write scaling.md, CSVs and figures here"
     )
     parser.add_argument("--csv", action="store_true", help="print CSV in place of tables")
@@ -114,7 +108,6 @@ def run(args: argparse.Namespace) -> int:
     compared = _compared(runs, args)
     devices = (one.device for one in runs if one.device not in (None, A_GPU) and not one.on_cpu)
     machine = args.machine or next(devices, None) or "an unnamed machine"
-    asked = args.baseline is not None
     if args.csv:
         print(points_to_csv(compared, runs) if compared else runs_to_csv(runs), end="")
         for note in notes(runs, compared):
@@ -122,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(*summary_table(runs, compared), sep="\n")
         for study in compared:
-            blocks = [speedup_table(study), in_text(scaling_sections(study, asked))]
+            blocks = [speedup_table(study), in_text(scaling_sections(study))]
             if len(compared) > 1:  # put the title before the table, which does not name its kind
                 blocks.reverse()
             for block in (*blocks, results_table(study, machine)):
@@ -138,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _compared(runs: list[TrainingRun], args: argparse.Namespace) -> list[Study]:
     try:
-        return studies(runs, args.baseline, args.anyway)
+        return studies(runs, args.anyway)
     except NotComparable as error:
         raise NotComparable(f"{error}, or --anyway") from None
 
@@ -149,9 +142,7 @@ def _fitting(args: argparse.Namespace, simulated: bool) -> None:
     if given and not simulated:
         flag = "--" + given[0].replace("_", "-")
         raise UsageError(f"{flag} belongs to penstock scaling simulate")
-    foreign = [
-        n for n in ("baseline", "machine", "metrics", "anyway", "csv", "output") if getattr(args, n)
-    ]
+    foreign = [n for n in ("machine", "metrics", "anyway", "csv", "output") if getattr(args, n)]
     if foreign and simulated:
         raise UsageError(f"--{foreign[0]} does not belong to penstock scaling simulate")
     if args.metrics and foreign != ["metrics"]:

@@ -6,7 +6,9 @@ from __future__ import annotations
 import argparse
 import time
 
-from ..base import UsageError
+EVERY_S = 5.0
+"""Seconds between two lines of --watch."""
+
 
 EXAMPLES = """
 penstock status denoised.ome.zarr
@@ -16,15 +18,12 @@ penstock status denoised.ome.zarr --watch
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_of", metavar="RUN", help="an output of infer, or its run folder")
-    parser.add_argument("--watch", action="store_true", help="repeat while a process works on it")
     parser.add_argument(
-        "--every", type=float, default=5.0, metavar="S", help="seconds between lines (default: 5)"
+        "--watch", action="store_true", help="repeat every 5 s while a process works on it"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    if not args.every > 0:
-        raise UsageError(f"--every {args.every:g}: must be more than 0 seconds")
     from ..inference import RunLook, run_folder_of
 
     look = RunLook(run_folder_of(args.run_of))
@@ -33,4 +32,4 @@ def run(args: argparse.Namespace) -> int:
         print(status.line(), flush=True)
         if not args.watch or status.state not in ("running", "begun"):
             return 0 if status.state in ("running", "done") else 3
-        time.sleep(args.every)
+        time.sleep(EVERY_S)

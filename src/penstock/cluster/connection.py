@@ -9,7 +9,6 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 from ..base import (
@@ -29,9 +28,6 @@ from .workers import Waiting, Workers
 
 CONNECT_S = 30.0
 """Seconds within which a scheduler must answer."""
-LOST_S = 60
-"""Seconds after which a lost worker of this machine is replaced. Before that, its nanny may restart
-it."""
 DEATHS = 3
 """Deaths of workers of this machine on one item after which it is given up. At a scheduler of the
 user's own, its setting ``distributed.scheduler.allowed-failures`` says so."""
@@ -63,9 +59,9 @@ def connect(
         UsageError: The address is not valid, or no scheduler answers there.
     """
     versions = versions_of(libraries)
-    with _reached(str(knobs.cluster), gpus, preload) as (client, where, how):
+    with _reached(str(knobs.cluster), gpus, preload) as (client, where):
         waiting = Waiting(where, knobs.worker_timeout, say)
-        workers = Workers(client, waiting, knobs.part_retries, versions=versions, **how)
+        workers = Workers(client, waiting, knobs.part_retries, versions=versions)
         if isinstance(knobs, OnCluster):
             workers.most_failed = knobs.max_failed_parts
         with _counting(workers):
@@ -73,22 +69,19 @@ def connect(
 
 
 @contextlib.contextmanager
-def _reached(
-    address: str, gpus: int, preload: str | None
-) -> Iterator[tuple[Any, str, dict[str, Any]]]:
-    """The client of Dask, the workers in words, and the `Workers` attributes of their kind."""
+def _reached(address: str, gpus: int, preload: str | None) -> Iterator[tuple[Any, str]]:
+    """The client of Dask, and the workers in words."""
     distributed = require("distributed", "cluster")
     if local := re.fullmatch(r"local(?::([1-9]\d*))?", address):
         processes = int(local[1]) if local[1] else gpus or usable_cores()
         local_ones = _local(distributed, processes, gpus, preload)
         # A nanny sets its worker's variables in this process, too, and leaves them there.
         with environment_kept(), local_ones as cluster, _client(distributed, cluster) as client:
-            refill = partial(_refill, cluster)
-            yield client, f"{processes} process(es) of this machine", {"refill": refill}
+            yield client, f"{processes} process(es) of this machine"
     elif re.match(r"(tcp|tls|ucx|ws|wss)://", address):
         _check_scheduler(distributed, address)
         with _client(distributed, address) as client:
-            yield client, address, {}
+            yield client, address
     else:
         raise UsageError(
             f"--cluster {address} is none of local, local:N and an address such as tcp://HOST:8786"
@@ -148,7 +141,8 @@ def _local(distributed: Any, count: int, gpus: int, preload: str | None) -> Iter
     nanny = "distributed.nanny.pre-spawn-environ"
     variables = {f"{nanny}.{name}": text for name, text in WORKER_ENVIRONMENT.items()}
     lost = {
-        "distributed.deploy.lost-worker-timeout": f"{LOST_S}s",
+        # After this, a lost worker is replaced; before, its nanny may restart it.
+        "distributed.deploy.lost-worker-timeout": "60s",
         "distributed.scheduler.allowed-failures": DEATHS - 1,
     }
     with dask.config.set({**lost, **variables, **WORKER_SETTINGS}):
@@ -165,40 +159,25 @@ def _local(distributed: Any, count: int, gpus: int, preload: str | None) -> Iter
             yield cluster
 
 
-def _refill(cluster: Any) -> None:
-    """Start new workers for nannies that have ended. A nanny ends if its worker dies while it
-    starts, and the restart takes longer than a lost worker is waited for."""
-    for name, nanny in [*cluster.workers.items()]:
-        if nanny.status.name in ("closed", "failed"):
-            cluster.workers.pop(name, None)
-    cluster.scale(len(cluster.worker_spec))
-
-
 def _check_scheduler(distributed: Any, address: str) -> None:
     """Ask a scheduler to identify itself, because a client would wait for ever for a silent one.
 
     Raises `UsageError` if no scheduler answers.
     """
 
-    async def ask() -> str:
+    async def ask() -> None:
         arguments = distributed.Security().get_connection_args("client")
         async with distributed.rpc(address, connection_args=arguments) as there:
-            return str((await asyncio.wait_for(there.identity(), CONNECT_S))["type"])
+            about = await asyncio.wait_for(there.identity(), CONNECT_S)
+            if about["type"] != "Scheduler":
+                raise UsageError(f"it is the address of a {about['type'].lower()}")
 
     try:
         with ThreadPoolExecutor(1) as aside:  # the caller may have its own event loop
-            kind = aside.submit(asyncio.run, ask()).result()
-    except TimeoutError as error:
-        raise UsageError(
-            f"--cluster {address}: no scheduler answers within {CONNECT_S:.0f} s"
-        ) from error
+            aside.submit(asyncio.run, ask()).result()
     except Exception as error:  # another server may answer anything
-        raise UsageError(
-            f"--cluster {address}: no scheduler answers there ({describe(error)})"
-        ) from error
-    if kind != "Scheduler":
-        raise UsageError(f"--cluster {address} is the address of a {kind.lower()} of Dask; give "
-                         "that of its scheduler")  # fmt: skip
+        why = describe(error) or f"within {CONNECT_S:.0f} s"
+        raise UsageError(f"--cluster {address}: no scheduler answers there ({why})") from error
 
 
 @contextlib.contextmanager

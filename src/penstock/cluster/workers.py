@@ -98,8 +98,6 @@ class Workers:
     """Number of items that may fail before a job is given up."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """The client's versions of what a worker must have, by name."""
-    refill: Callable[[], None] = lambda: None
-    """Function that restarts workers of this machine whose nannies have ended."""
     token: str = field(default_factory=lambda: f"penstock-{uuid.uuid4().hex[:12]}")
     """Name of the resource that an item takes, and the topic of reports of its faults."""
     fit: dict[str, str] = field(default_factory=dict)
@@ -117,13 +115,12 @@ class Workers:
     """Dask's facts of each worker, by address."""
 
     def look(self) -> None:
-        """Look which workers are there, let newcomers take items, and replace those that are gone.
+        """Look which workers are there, and let newcomers take items.
 
         Raises:
             UsageError: No worker may take part, and none ever could.
             Incomplete: There was no worker, or no progress, for too long.
         """
-        self.refill()
         if self.none_fits():
             address = min(self._facts.keys() & self.left_out.keys())
             why = self.left_out[address]

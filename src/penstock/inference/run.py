@@ -6,14 +6,14 @@ A run opens its folder, locks the outputs, finds the scalings, runs the `Pipelin
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from ..base import SUMMARY_FILE, InferConfig, build, modes_kept, names_parameters
 from .opening.job import Job
 from .run_folder.ending import EndRequest
 from .stages.beginning import begun
-from .stages.output_levels import make_rest, take_levels_away
+from .stages.output_levels import with_rest
 from .stages.pipeline import compute
 from .stages.run import Run
 from .stages.statistics import find_scalings
@@ -80,15 +80,12 @@ def run_job(
     with begun(job) as (journal, lock):
         run = Run(job, journal, lock, request)
         run.open_outputs()
-        if journal.skipped < job.plan.num_blocks:
-            take_levels_away(job.config, job.sinks)
         with run.at_work():
             compute(run, range(len(run.parts)), find_scalings(run), progress)
         run.check_written("run again with --resume")
         run.close_outputs()
-        notes = make_rest(job.config, job.sinks, job.head_kinds, run.request)
         summary = run.summary()
-        summary = replace(summary, notes=(*summary.notes, *notes))
+        summary = with_rest(summary, job.config, job.sinks, job.head_kinds, run.request)
     with forgoing(f"--run-dir {job.run_dir}: summary.json"):
         journal.save(SUMMARY_FILE, asdict(summary))
     return summary

@@ -17,9 +17,7 @@ from .machine import ThisMachine as ThisMachine
 from .machine import kernel_memory as kernel_memory
 from .machine import peak_rss as peak_rss
 from .machine import process_tree as process_tree
-from .page_cache import PAGE_BLOCK as PAGE_BLOCK
 from .page_cache import drop_pages as drop_pages
-from .page_cache import drop_pages_of as drop_pages_of
 from .page_cache import is_safe_to_map as is_safe_to_map
 from .page_cache import residency as residency
 from .page_cache import warm_pages as warm_pages

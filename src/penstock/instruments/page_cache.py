@@ -47,14 +47,9 @@ def drop_pages(paths: Iterable[Path]) -> None:
     """Ask the kernel to forget the pages of files. Pages that somebody has mapped stay."""
     for path in paths:
         with path.open("rb", buffering=0) as file:
-            drop_pages_of(file.fileno())
-
-
-def drop_pages_of(descriptor: int) -> None:
-    """Ask the kernel to forget the pages of an open file, which may have no name."""
-    if hasattr(os, "posix_fadvise"):  # macOS has none
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            if hasattr(os, "posix_fadvise"):  # macOS has none
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def warm_pages(paths: Iterable[Path]) -> int:

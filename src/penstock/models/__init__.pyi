@@ -10,7 +10,6 @@ from .devices import placed as placed
 from .devices import set_cuda_flags as set_cuda_flags
 from .emulator import Emulator as Emulator
 from .emulator import latitudes as latitudes
-from .footprint import FlopCounter as FlopCounter
 from .footprint import Footprint as Footprint
 from .footprint import measure_footprint as measure_footprint
 from .load import Head as Head

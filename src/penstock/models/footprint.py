@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,6 @@ import torch
 import torch.fx
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from ..base import UsageError
 from . import user_code
@@ -30,18 +29,16 @@ class Footprint:
     the net could not be run on shapes. A job on a CUDA device counts workspaces of libraries."""
     channels_last: bool = True
     """False for a net that fails on inputs and convolutions that are laid out channels last."""
-    flops: int | None = None
-    """Floating-point operations of one forward: those of its products, convolutions and attention.
-    None if the net could not be run on shapes."""
 
 
-class FlopCounter(TorchDispatchMode):
-    """Runs operators as they are, and adds up their floating-point operations."""
+class _Peak(TorchDispatchMode):
+    """Adds up the storages that are alive while operators run on shapes."""
 
-    def __init__(self) -> None:
+    def __init__(self, weights: Iterable[Tensor] = ()) -> None:
+        """``weights`` are not counted, nor are views of them, which linear layers make."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self.flops: int | None = 0
-        """Number of operations of all operators that have a formula; None if one does not hold."""
+        self.alive = self.peak = 0
+        self._known = {weight.untyped_storage()._cdata for weight in weights}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -50,40 +47,9 @@ class FlopCounter(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = self._run(func, args, kwargs or {})
-        self.add(func, args, kwargs or {}, out)
-        return out
-
-    def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        return func(*args, **kwargs)
-
-    def add(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
-        """Add the operations of an operator that has run, if it has a formula.
-
-        Args:
-            func: The operator.
-            args: Its arguments.
-            kwargs: Its named arguments.
-            out: The value that it returned.
-        """
-        if formula := flop_registry.get(getattr(func, "overloadpacket", None)):
-            try:
-                self.flops += formula(*args, **kwargs, out_val=out)
-            except Exception:  # what is counted must not end for want of a count
-                self.flops = None
-
-
-class _Peak(FlopCounter):
-    """Adds up the storages that are alive while operators run, and their operations."""
-
-    def __init__(self, weights: Iterable[Tensor] = ()) -> None:
-        """``weights`` are not counted, nor are views of them, which linear layers make."""
-        super().__init__()
-        self.alive = self.peak = 0
-        self._known = {weight.untyped_storage()._cdata for weight in weights}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = super().__torch_dispatch__(func, types, args, kwargs)
+        out = output_on_meta(func, args, kwargs or {})
+        if out is NotImplemented:
+            out = func(*args, **kwargs or {})
         convolves = func is torch.ops.aten.convolution.default
         if convolves and any(is_channels_last(tensor) for tensor in args[:2]):
             out = out.to(memory_format=CHANNELS_LAST[out.ndim])  # on shapes alone torch forgets it
@@ -94,10 +60,6 @@ class _Peak(FlopCounter):
             # The libraries below torch may copy input and output into another layout.
             self.peak = max(self.peak, self.alive + args[0].nbytes + out.nbytes)
         return out
-
-    def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        out = output_on_meta(func, args, kwargs)
-        return func(*args, **kwargs) if out is NotImplemented else out
 
     def track(self, tensor: Tensor) -> None:
         """Count the storage of a tensor until it is freed."""
@@ -140,7 +102,6 @@ def measure_footprint(model: Model, shape: Sequence[int]) -> Footprint:
         UsageError: The net does not take the shape, or returns another one.
     """
     peak: int | None
-    flops: int | None
     for channels_last in (True, False):
         try:
             if isinstance(model.module, torch.jit.ScriptModule):
@@ -151,7 +112,7 @@ def measure_footprint(model: Model, shape: Sequence[int]) -> Footprint:
             with torch.no_grad(), counter:
                 x = _zeros(model, shape, channels_last, "meta")
                 outputs = there(x)
-            peak, flops = counter.peak, counter.flops
+            peak = counter.peak
             break
         except UsageError:
             raise
@@ -159,7 +120,7 @@ def measure_footprint(model: Model, shape: Sequence[int]) -> Footprint:
             continue
     else:
         outputs, shape, channels_last = _run_once(model, shape)
-        peak = flops = None
+        peak = None
     heads = model.heads(outputs)
     for name, tensor in heads.items():
         if tensor.ndim == len(shape) and tensor.shape[0] != shape[0]:
@@ -174,7 +135,7 @@ def measure_footprint(model: Model, shape: Sequence[int]) -> Footprint:
         if tensor.is_complex():
             raise UsageError(f"model {model.name} returns complex numbers (head {name})")
     returned = tuple(Head(name, tensor.shape[1], tensor.dtype) for name, tensor in heads.items())
-    return Footprint(returned, peak, channels_last, flops)
+    return Footprint(returned, peak, channels_last)
 
 
 def _run_once(model: Model, shape: Sequence[int]) -> tuple[Any, Sequence[int], bool]:

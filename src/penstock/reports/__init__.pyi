@@ -14,7 +14,6 @@ from .content import Chapter as Chapter
 from .content import Picture as Picture
 from .content import Report as Report
 from .content import clipped as clipped
-from .content import explanation_of as explanation_of
 from .content import markdown_page as markdown_page
 from .content import shown as shown
 from .html import html_page as html_page
@@ -28,7 +27,6 @@ from .loader.cell import loader_cells as loader_cells
 from .loader.report import loader_sections as loader_sections
 from .model.cell import UNTIMED as UNTIMED
 from .model.report import model_sections as model_sections
-from .model.report import roof_line as roof_line
 from .page import PAGE_SUFFIXES as PAGE_SUFFIXES
 from .page import REPORT_SUFFIXES as REPORT_SUFFIXES
 from .page import append_csv as append_csv

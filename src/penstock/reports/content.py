@@ -15,8 +15,6 @@ from .charts.chart import Figure
 from .charts.figure_words import words_of
 from .table import Section, in_markdown
 
-LIMITS = "Limits of the machine"
-"""The title of the section that says what a run reached of them."""
 LONGEST = 400
 """Most characters that a report shows of a foreign text, such as a name or a message."""
 
@@ -64,13 +62,6 @@ class Report:
     """Lines on what was measured, on which machines, and when."""
     chapters: Sequence[Chapter] = ()
     raw: Sequence[Raw] = field(default_factory=tuple)
-
-
-def explanation_of(report: Report) -> list[Section]:
-    """What limited a run or a benchmark: the verdict of its report, and the section on limits."""
-    sections = [each for chapter in report.chapters for each in chapter.sections]
-    kept = [each for each in sections if each.title == LIMITS]
-    return [Section(report.title, (), report.verdict), *kept]
 
 
 def shown(text: str, most: int = LONGEST) -> str:

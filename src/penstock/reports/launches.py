@@ -116,12 +116,6 @@ def _of_training(run: TrainingFolder) -> Record:
     results = run.results
     if not results.get("epoch_times_s"):
         raise UsageError(f"{run.folder} is a training in which no epoch has ended")
-    ranks = results.get("ranks") or ()
-    memory = {
-        name: max(peaks)
-        for name in ("host_peak", "device_peak")
-        if (peaks := [r["memory"][name] for r in ranks if (r.get("memory") or {}).get(name)])
-    }
     samples, best = _steps(run), results.get("best") or {}
     if "step" not in samples:
         raise UsageError(f"{run.folder / STEPS} holds no step that was timed")
@@ -139,7 +133,9 @@ def _of_training(run: TrainingFolder) -> Record:
             "device": results.get("device"),
         },
         samples_s=samples,
-        memory=memory,
+        memory={
+            name: run.peaks[name] for name in ("host_peak", "device_peak") if name in run.peaks
+        },
         facts={
             "rates": {"samples/s": rate} if rate else {},
             "scores": dict(best.get("scores") or {}),

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from ..base import UsageError, format_bytes, format_seconds, group_by, plural
-from ..bench import known_roof
 from ..instruments import LEDGER_FILE, Record
 from .cell import Cell
 from .cell import Kind as CellKind
@@ -19,7 +17,7 @@ from .charts.model_chart import draw_bench
 from .charts.paper import save_under
 from .charts.queue_chart import draw_queue
 from .charts.suite_chart import draw_suite
-from .content import LIMITS, Chapter, Picture, Raw, Report
+from .content import Chapter, Picture, Raw, Report
 from .headlines import (
     ladder_headlines,
     loader_headlines,
@@ -30,9 +28,8 @@ from .headlines import (
 from .loader.cell import loader_cells
 from .loader.report import loader_sections
 from .loader.rungs import ladder_sections, ladders_of, same_case_but_rung
-from .mfu import mfu_lines
 from .model.cell import model_cells
-from .model.report import labelled, model_sections, roof_line
+from .model.report import labelled, model_sections
 from .queue.cell import queue_cells
 from .queue.report import queue_sections
 from .run_settings import cases_of_sides, settings_of_launch
@@ -235,9 +232,6 @@ def report_of_records(
     for kind in kinds_of(records, source).values():
         verdict += kind.headlines(records)
         chapters.append(Chapter(kind.title, kind.sections(records), kind.pictures(records)))
-    roofs = roof_lines(records)
-    limits = [Section(LIMITS, (), roofs)] * bool(roofs)
-    chapters[-1] = replace(chapters[-1], sections=[*chapters[-1].sections, *limits])
     return Report(
         source,
         verdict or ["Nothing here supports a verdict."],
@@ -245,16 +239,6 @@ def report_of_records(
         chapters,
         [raw_of_ledger(place, records if len(places) == 1 else None) for place in places],
     )
-
-
-def roof_lines(records: Sequence[Record]) -> list[str]:
-    """Shares of the machine's measured peak: the best model's and the fastest training's."""
-    models = [record for record in records if record.scenario == "model"]
-    line = roof_line(models, known_roof) if models else ""
-    trained = [record for record in records if record.scenario == "train" and record.ok]
-    fastest = max(trained, key=lambda r: r.facts["training"]["samples_per_s"] or 0.0, default=None)
-    of_training = mfu_lines(fastest.facts["training"], fastest.case) if fastest else []
-    return [*[line] * bool(line), *of_training]
 
 
 def raw_of_ledger(place: Path, records: Sequence[Record] | None = None) -> Raw:

@@ -13,7 +13,8 @@ from ..base import ARGS, RESULTS, RUN_FILE, STEPS, SUITE_LEDGER, UsageError, des
 from ..instruments import LEDGER_FILE, Record, read_ledger
 from .content import Chapter, Report
 
-PlaceKind = Literal["ledger", "inference", "training"]
+PlaceKind = Literal["ledger", "inference", "training", "kept"]
+"""The kinds of places; ``kept`` is what another program wrote."""
 MOST_FOLDERS = 20_000
 """Folders that are searched for records. More are a mistake, such as a home."""
 _STORES = ("zarr.json", ".zarray", ".zgroup", ".zattrs")
@@ -91,12 +92,11 @@ def trainings_of(places: Sequence[RecordPlace]) -> list[Path]:
     return [path for path in trainings if path.parent not in suites]
 
 
-def folders_below(folder: Path) -> Iterator[tuple[Path, PlaceKind | None, list[str], list[str]]]:
+def folders_below(folder: Path) -> Iterator[tuple[Path, PlaceKind | None, list[str]]]:
     """A folder and those below it; no link is followed, no array and no place entered.
 
     Yields:
-        The folder, what it holds, the names of folders in it, and those of files. Remove a name
-        from the list of folders to skip that folder.
+        The folder, what it holds, and the names of files in it.
 
     Raises:
         UsageError: There are far too many.
@@ -109,7 +109,7 @@ def folders_below(folder: Path) -> Iterator[tuple[Path, PlaceKind | None, list[s
         kind = kind_of_place(Path(at))
         inside = kind is not None or any(name in names for name in _STORES)
         folders[:] = [] if inside else sorted(n for n in folders if not n.startswith("."))
-        yield Path(at), kind, folders, sorted(names)
+        yield Path(at), kind, sorted(names)
 
 
 def _below(folder: Path) -> Iterator[RecordPlace]:

@@ -13,7 +13,8 @@ preprocess and predict leave."""
 _PLACES = frozenset(
     "in_spec out_spec run_dir metrics_json trace output_dir output overwrite resume "
     "take_over config name experiment_name project tag tags track penstock "
-    "launch torch debug data_root train_data_root val_data_root train_label_file val_label_file "
+    "launch torch debug profile_steps track_every "
+    "data_root train_data_root val_data_root train_label_file val_label_file "
     "train_chips_path val_chips_path target_spec weights profile".split()
 )
 """Settings for paths, names and trackers. They do not tell cases apart."""
@@ -21,7 +22,11 @@ _PLACES = frozenset(
 
 def settings_of_launch(record: Record) -> dict[str, Any]:
     """The settings of a launch: the knobs of its case, or those of its run."""
-    settings = record.facts.get("settings", record.case)
+    return telling(record.facts.get("settings", record.case))
+
+
+def telling(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings without those for paths, names and trackers."""
     return {name: value for name, value in settings.items() if name not in _PLACES}
 
 

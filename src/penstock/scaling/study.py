@@ -11,9 +11,9 @@ The samples of an epoch and the batches decide the kind of scaling:
              fewer steps, and time and quality must be judged together
 
 A study is of one kind, and each law is fitted to one study. Runs that differ in anything else are
-refused, and the error names the difference. The baseline N0 is the smallest number of devices, or
-the one that the user chose. All is relative to it: p = N / N0, the speed-up S is the ratio of work
-per second, the efficiency is S / p.
+refused, and the error names the difference. The baseline N0 is the smallest number of devices.
+All is relative to it: p = N / N0, the speed-up S is the ratio of work per second, the efficiency is
+S / p.
 
 Intervals (95 %) are over repeated runs, by Student's t (`means`); one run has none.
 """
@@ -27,7 +27,7 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from ..base import NotComparable, UsageError, group_by, plural
+from ..base import NotComparable, group_by, plural
 from ..instruments import Interval
 from .laws import AMDAHL_SIZES, USL_SIZES, Amdahl, Usl, amdahl, karp_flatt, peak, usl
 from .means import Floats, drawn_interval, drawn_means, ratio
@@ -109,12 +109,11 @@ class Study:
         return self.points[0].at
 
 
-def studies(runs: Iterable[TrainingRun], baseline: int | None, anyway: bool) -> list[Study]:
+def studies(runs: Iterable[TrainingRun], anyway: bool) -> list[Study]:
     """The studies among runs; runs that are not complete are left out.
 
     Args:
         runs: The runs, of one experiment.
-        baseline: The number of devices of the baseline; None for the smallest.
         anyway: Compare runs even if their settings or their work differ.
 
     Returns:
@@ -122,16 +121,11 @@ def studies(runs: Iterable[TrainingRun], baseline: int | None, anyway: bool) -> 
 
     Raises:
         NotComparable: Runs differ in a setting or in their work.
-        UsageError: No complete run has ``baseline`` devices.
     """
     whole = [run for run in runs if run.complete]
     if not whole:
         return []
-    base_devices = min(run.devices for run in whole) if baseline is None else baseline
-    if not any(run.devices == base_devices for run in whole):
-        sizes = ", ".join(map(str, sorted({run.devices for run in whole})))
-        several = "s" * (sizes != "1")
-        raise UsageError(f"--baseline {baseline}: the complete runs are of {sizes} device{several}")
+    base_devices = min(run.devices for run in whole)
     if not anyway:
         same_settings(whole)
     of_base = (run for run in whole if run.devices == base_devices)

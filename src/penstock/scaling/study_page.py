@@ -47,7 +47,7 @@ def report_of_scaling(
     """
     runs = read_runs(list(paths), say, others)
     try:
-        return report_of_studies(runs, studies(runs, None, False), title)
+        return report_of_studies(runs, studies(runs, False), title)
     except NotComparable as error:
         return report_of_studies(runs, [], title, str(error))
 

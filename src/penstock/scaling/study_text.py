@@ -51,18 +51,17 @@ _KINDS = {
 }
 
 
-def scaling_sections(study: Study, asked: bool = False) -> list[Section]:
+def scaling_sections(study: Study) -> list[Section]:
     """The table and the sentences of a study.
 
     Args:
         study: The study.
-        asked: Whether the user chose the baseline.
 
     Returns:
         One section, headed by the kind of scaling.
     """
     sentences = chain(
-        _kind_lines(study, asked),
+        _kind_lines(study),
         _law_lines(study),
         advice(study),
         quality(study),
@@ -94,14 +93,12 @@ def _table(study: Study) -> list[tuple[str, ...]]:
     return without_empty([head, *rows])
 
 
-def _kind_lines(study: Study, asked: bool) -> Iterator[str]:
+def _kind_lines(study: Study) -> Iterator[str]:
     """Sentences on what grows with the devices, on settings that differ, and on the baseline."""
     yield _what_grows(study)
     runs = [run for point in study.points for run in point.at.runs]
     yield from (f"These runs differ: {difference}." for difference in differences(runs))
-    if asked:
-        yield f"All numbers are relative to {counted(study.base.first)}, the chosen baseline."
-    elif study.base.devices > 1:
+    if study.base.devices > 1:
         yield (
             f"There is no complete run of 1 device: all is normalised to {study.base.devices}, "
             "the fewest there are."

@@ -312,7 +312,7 @@ class _Training:
             if not math.isfinite(self.loss):
                 share = min(self.config.grad_accum_steps, self.order.num_batches - place.batch)
                 again = islice(self.feed.epoch(*place), share)
-                why = why_not_finite(again, self.workload, self.config, self.fabric.world_size)
+                why = why_not_finite(again, self.workload, self.config)
                 raise PenstockError(f"the loss is {self.loss} at step {step}: {why}")
             self.log.add(step, epoch, taken.samples, self.loss, row)
             rate = float(self.stepper.scheduler.base_lrs[0]) * self.schedule.rate(step - 1)

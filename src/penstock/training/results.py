@@ -114,7 +114,6 @@ class RunReport:
             "parameters": stepper.parameters,
             "trainable_parameters": stepper.trainable_parameters,
             "gradient_bytes": stepper.gradient_bytes,
-            "flops_per_sample": stepper.flops_per_sample,
             "facts": dict(getattr(self._workload, "facts", {})),
             "device": device_name(fabric.device),
             "world_size": fabric.world_size,

@@ -7,7 +7,6 @@ batch ──▶ transfer ──▶ forward ──▶ backward ──┬──▶
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -25,7 +24,6 @@ from ..base import TrainConfig, UsageError
 from ..instruments import Clock, DevicePhaseTimer, PhaseTimer
 from ..loading import Items
 from ..models import (
-    FlopCounter,
     channels_last,
     float32_default,
     load_weights,
@@ -108,10 +106,6 @@ class Stepper:
         trained = [p for p in module.parameters() if p.requires_grad]  # in the dtype of the run
         self.trainable_parameters = sum(p.numel() for p in trained)
         self.gradient_bytes = sum(p.numel() * p.element_size() for p in trained)
-        self.flops_per_sample: float | None = None
-        """The operations of a forward and a backward, counted as the first batch is computed on the
-        first rank. None if there was none, or if torch.compile hides them."""
-        self._counts = fabric.is_global_zero and not config.compile
         # Fabric moved the module to its device, and with it the optimizer's parameters.
         self.optimizer: Optimizer = self._optimizer.optimizer
         self.scheduler = LambdaLR(self.optimizer, rate)
@@ -133,17 +127,13 @@ class Stepper:
             batch = self.to_device(batch)
             timer.end_phase("transfer")
             sums = self._sums and number == share
-            counter = FlopCounter() if self._counts else contextlib.nullcontext()
-            with counter, self.fabric.no_backward_sync(self._model, self._sums and not sums):
+            with self.fabric.no_backward_sync(self._model, self._sums and not sums):
                 loss, metrics = self.workload.loss(self._model, batch)
                 timer.end_phase("forward")
                 if sums:
                     mark_computed(loss, timer)
                 self.fabric.backward(loss / share)
             timer.end_phase("communication" if sums else "backward")
-            if isinstance(counter, FlopCounter):
-                self.flops_per_sample = counter.flops / len(items) if counter.flops else None
-                self._counts = False
             samples += len(items)
             losses.append(loss.detach())
             metrics_of.append({name: value.detach() for name, value in metrics.items()})

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...base import BenchModelConfig, Refused, UsageError, format_bytes
 from ...data import is_file
 from ...instruments import Ledger, Record, canonical, case_key
-from ..launch.launcher import Launch, Launcher, ask_worker, in_turn
+from ..launch.launcher import Launcher, ask_worker, in_turn
 
 Case = dict[str, Any]
 Facts = dict[str, Any]
@@ -99,8 +99,6 @@ def checked_model_cases(
         filled = {name: answer.case[name] for name in ("device", "channels")} if answer.ok else {}
         resolved.append(case | filled)
         facts.append(dict(answer.facts))
-        if facts[-1].get("flops") is not None:
-            facts[-1]["flops"] = facts[-1]["flops"] * case["batch"] // answer.case["batch"]
     return resolved, facts, here
 
 
@@ -157,33 +155,6 @@ def check_same_work(
                     f"--resume: {ledger.path} holds launches {what} ({was}, not {now}); give "
                     "another --ledger, or leave --resume out"
                 )
-
-
-def with_flops(
-    cases: Sequence[Case], facts: Sequence[Facts], launcher: Launcher = in_turn
-) -> Launcher:
-    """A launcher whose records get the floating-point operations that `check` counted.
-
-    Args:
-        cases: the cases.
-        facts: the facts of each case.
-        launcher: runs the launches.
-
-    Returns:
-        The launcher.
-    """
-    counted = {canonical(case): each for case, each in zip(cases, facts, strict=True)}
-
-    def run(launches: Iterable[Launch]) -> Iterator[tuple[Launch, Record]]:
-        for launch, record in launcher(launches):
-            facts = counted[canonical(launch.request.case)]
-            if not record.ok or facts.get("flops") is None:
-                yield launch, record
-                continue
-            work = {**record.work, "flops": facts["flops"]}
-            yield launch, record.model_copy(update={"work": work})
-
-    return run
 
 
 def model_case_namer(cases: Sequence[Case]) -> Callable[[Mapping[str, Any]], str]:

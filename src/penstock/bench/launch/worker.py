@@ -152,7 +152,7 @@ def _check(request: LaunchRequest) -> dict[str, Any]:
 
 
 def _measure(request: LaunchRequest, answers: Answers, began: float) -> dict[str, Any]:
-    with contextlib.suppress(ModuleNotFoundError):  # some roofs need no torch
+    with contextlib.suppress(ModuleNotFoundError):  # some scenarios need no torch
         import torch  # noqa: F401 - under the limit, and part of the baseline
     from .. import measure
 

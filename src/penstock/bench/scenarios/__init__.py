@@ -18,12 +18,11 @@ from ...models import find_reference
 Phase = Callable[[str], None]
 """Ends a phase of a step, ``phase("forward")``: all that was done since the phase before it."""
 Work = Mapping[str, float]
-"""The counted work of one step by name: samples, pixels, useful_pixels, bytes, flops."""
+"""The counted work of one step by name: samples, pixels, useful_pixels, bytes."""
 
 SCENARIOS = {
     "model": "penstock.bench.scenarios.model:ModelScenario",
-    "matmul": "penstock.bench.scenarios.roofs:Matmul",
-    "disk": "penstock.bench.scenarios.roofs:DiskRead",
+    "matmul": "penstock.bench.scenarios.matmul:Matmul",
     "loader": "penstock.bench.scenarios.loader_scenario:LoaderScenario",
     "ladder": "penstock.bench.scenarios.ladder:rung",
     "queue": "penstock.bench.scenarios.queue:QueueScenario",

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from ...base import UsageError, describe
 from ...instruments import Gpu, canonical
 from ...models import (
-    FlopCounter,
     Model,
     channels_last,
     find_devices,
@@ -153,9 +152,8 @@ def check(case: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The case with its device and channels filled in, and the facts of its model; nothing is
     measured.
 
-    Among the facts are the ``flops`` of a step. They are counted here and not in the measured
-    process: running a network on shapes makes torch import its compiler, 70 MB that would count as
-    memory of the model.
+    The step is tried on shapes here and not in the measured process: that makes torch import its
+    compiler, 70 MB that would count as memory of the model.
 
     Raises `UsageError` for a model, weights, a device, a dtype or a tile that cannot be measured.
     """
@@ -166,26 +164,24 @@ def check(case: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     facts = _facts(model, shape, device)
     _prepare(case, model)
     try:
-        facts["flops"] = _flops(model, shape, case)
+        _try_on_shapes(model, shape, case)
     except UsageError:
         raise
     except Exception as error:
         _try_for_real(model, (1, *shape[1:]), case, error)
-        facts["flops"] = None
     return {**case, "device": str(device), "channels": shape[1]}, facts
 
 
-def _flops(model: Model, shape: tuple[int, ...], case: Mapping[str, Any]) -> int | None:
-    """The operations of a step without its optimizer, counted by a run on shapes alone (torch's
-    meta device), which takes no memory and hardly any time."""
+def _try_on_shapes(model: Model, shape: tuple[int, ...], case: Mapping[str, Any]) -> None:
+    """Run a step without its optimizer on shapes alone (torch's meta device), which takes no memory
+    and hardly any time."""
     meta, train = torch.device("meta"), case["mode"] == "train"
     net = placed(model.module, meta, False)
-    with FlopCounter() as counter, torch.set_grad_enabled(train):
+    with torch.set_grad_enabled(train):
         heads = model.heads(net(torch.empty(shape, dtype=_dtype(case), device=meta)))
         if train:
             targets = {name: torch.empty_like(head.float()) for name, head in heads.items()}
             _loss(heads, targets).backward()
-    return counter.flops
 
 
 def _try_for_real(

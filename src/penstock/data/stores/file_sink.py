@@ -10,6 +10,7 @@ it stands, the file at its place is not yet that of the run.
 
 from __future__ import annotations
 
+import copy
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -57,6 +58,10 @@ class FileSink:
         self.address = address(self.root.spec())
         self.fingerprint = f"{self.address}#{self.kind}-{scratch.fingerprint.rpartition('#')[2]}"
         self.exists = scratch.exists or self.made
+
+    @property
+    def fill(self) -> Any:
+        return self.scratch.fill
 
     @property
     def making_bytes(self) -> int:
@@ -130,6 +135,9 @@ def open_file_sink(
         raise UsageError(f"{where}: is no file")
     if path.exists() and not (overwrite or resume):
         raise UsageError(f"{where}: exists; use --overwrite to replace it")
+    if like is not None:  # the numbers in a file stand for themselves
+        like = copy.copy(like)
+        like.stands_for = {}  # type: ignore[attr-defined]
     kind, at = kind_of(str(ending), like), at or domain.start
     check_holds(kind, domain.shape, dtype, like.units if like else (None,) * 5, where)
     sides = tuple(chunks or (SCRATCH_SIDE,) * 2)[-2:]

@@ -252,7 +252,6 @@ def _gather_facts(
             net.carrier.itemsize,
             *(8 if head.kind == "labels" else head.work.itemsize for head in heads),
         ),
-        patch_flops=net.patch_flops,
         heads=tuple(head.line() for head in heads),
         sample=job.sample.line() if job.sample else "",
         sample_bytes=job.sample.cache_bytes if job.sample else 0,

@@ -50,12 +50,6 @@ class Net:
     footprint: Footprint
 
     @property
-    def patch_flops(self) -> float | None:
-        """Floating-point operations of a forward for each patch; None if unknown."""
-        flops = self.footprint.flops
-        return None if flops is None else flops / self.forward
-
-    @property
     def layout(self) -> torch.memory_format:
         """Memory layout of batches."""
         axes = 2 + self.shape.model_axes

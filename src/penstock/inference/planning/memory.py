@@ -74,8 +74,6 @@ class Facts:
     """Bytes of the weights in half precision, which autocast keeps in addition to the others."""
     work_itemsize: int = 4
     """Bytes of a value while patches are normalised before the forward, and scaled back after."""
-    patch_flops: float | None = None
-    """Floating-point operations of a forward for each patch. None if unknown."""
     heads: tuple[str, ...] = ()
     """One line about each head for the printed plan."""
     sample: str = ""

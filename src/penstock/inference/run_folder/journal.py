@@ -212,16 +212,16 @@ class Journal(OwnFiles):
 
     def begin(
         self,
-        settings: Mapping[str, Any],
+        facts: Mapping[str, Any],
         *,
         prepared: Prepared | None = None,
-        **facts: Any,
+        locked: bool = False,
     ) -> None:
         """Make the folder and start the log. Blocks that were done before stay in it.
 
-        ``prepared`` says how several processes share it. ``facts`` are further fields of run.json:
-        ``name`` and ``tags``, ``plan`` and its ``blocks``, and ``locked``, which says that the
-        output's marker names this run. Raises `UsageError`, and changes nothing, if another process
+        ``facts`` are fields of run.json: ``settings``, ``name`` and ``tags``, ``plan`` and its
+        ``blocks``. ``prepared`` says how several processes share the run, and ``locked`` that the
+        output's marker names it. Raises `UsageError`, and changes nothing, if another process
         writes this run.
         """
         if self.folder is None:
@@ -237,11 +237,9 @@ class Journal(OwnFiles):
             self.folder.delete(*_OF_ONE_RUN)
         run = {  # written first: it says which run the folder belongs to
             "run": self.run,
-            "locked": False,
-            "blocks": 0,
+            "locked": locked,
             **facts,
             "replaces": self._replaces,
-            "settings": settings,
             "fingerprint": self.fingerprint,
             "maker": self.maker,
             # A run that is resumed or repaired keeps its parts for those who share it.

@@ -7,11 +7,13 @@ with ``--resume``.
 
 from __future__ import annotations
 
+import platform
 import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -32,18 +34,20 @@ from ..planning.plan import Plan, missing_parts, voxels_of, written_in
 from ..run_folder.ending import EndRequest
 from ..run_folder.journal import Journal, Prepared
 from ..stages.beginning import begun
-from ..stages.output_levels import make_rest, take_levels_away
+from ..stages.output_levels import with_rest
 from ..stages.retries import patiently
 from ..stages.summary import Progress, Summary, merged
 from . import on_worker as worker_side
-from .on_worker import MARGIN_S, JobOrder, Share
-from .remote_job import RemoteJob, opened_on, settled, whole
+from .on_worker import MARGIN_S, JobOrder, RemoteJob, Share
 
 SHARES_PER_WORKER = 16
 """Number of shares, for each worker, into which the parts are cut at most. With fewer, the last
 worker would end late; with more, Dask would have much to do for little."""
 COUNTS_PER_WORKER = 4
 """The same for the values of the input. To count is quick, and each share is a file."""
+OPENERS = 3
+"""Number of workers that fail to open the job before it is given up: the fault may be the user's,
+and a cluster may have a thousand workers."""
 LOOK_S = 1.0
 """Seconds between two looks into the logs and at the workers."""
 _READ = TypeAdapter(Summary).validate_python
@@ -73,13 +77,13 @@ def run_on_cluster(
         Incomplete: Parts failed, no worker came, or the job was asked to end; ``--resume`` goes on.
         PenstockError: The scheduler does not answer any more.
     """
-    config, request = settled(config), request or EndRequest()
+    config, request = _settled(config), request or EndRequest()
     preload = "penstock.inference.opening.job"  # so that workers load torch side by side
     with connect(config, say, gpus=len(Nvml()()), preload=preload) as workers:
         wait_for_worker(workers, lambda: request.check(0))
         if config.workers is None:
             config = config.model_copy(update={"workers": len(workers.fit)})
-        job = opened_on(workers, config, request)
+        job = _opened_on(workers, config, request)
         show(job.plan)
         job.plan.refuse()
         if job.run_dir is None:
@@ -89,17 +93,69 @@ def run_on_cluster(
         with begun(job, Prepared(job.plan.geometry.part, elements)) as (journal, lock):
             for sink in job.sinks:
                 patiently(config.retry_for, sink.name, sink.create)
-            if journal.skipped < job.plan.num_blocks:
-                take_levels_away(config, job.sinks)
             client = _Client(job, workers, journal, lock, progress, request, say)
             summary = client.run(began)
             patiently(config.retry_for, "the lock", lock.check)
             for sink in job.sinks:
                 patiently(config.retry_for, sink.name, sink.close)
-            notes = make_rest(config, job.sinks, job.opened.kinds, request)
-            summary = replace(summary, notes=(*summary.notes, *notes))
+            summary = with_rest(summary, config, job.sinks, job.kinds, request)
     journal.save(SUMMARY_FILE, asdict(summary))
     return summary
+
+
+def _opened_on(workers: Workers, config: InferConfig, request: EndRequest) -> RemoteJob:
+    """The job, opened by a worker. Raises the error of a worker if none can open it."""
+    order = config, workers.peers(), platform.node()
+    shared = share(
+        workers, worker_side.open_job, [order],
+        progress=lambda: request.check(0), most_unfit=OPENERS + len(workers.left_out),
+    )  # fmt: skip
+    ((_, job),) = shared
+    if isinstance(job, FailedItem):
+        raise job.error()
+    assert isinstance(job, RemoteJob)
+    # To plan a job is not to do a share of it: the only worker may not see the run or the weights.
+    workers.served = False
+    return job
+
+
+def _settled(config: InferConfig) -> InferConfig:
+    """The settings with all paths made absolute.
+
+    Raises `UsageError` for a model, input or output in memory, which no other process can open.
+    """
+    if not isinstance(config.model_type, str):
+        raise UsageError("--cluster needs a model by name, reference or file, not a module")
+    specs = [config.in_spec, *config.out_spec]
+    if any(not isinstance(spec, str | Path | dict) for spec in specs):
+        raise UsageError("--cluster needs an input and outputs that workers open, not arrays")
+    name, colon, function = config.model_type.rpartition(":")
+    file = Path(name if colon else function)
+    model = config.model_type
+    if file.is_file():
+        model = f"{file.absolute()}{colon}{function if colon else ''}"
+    folders = {name: _whole(getattr(config, name)) for name in ("weights", "run_dir")}
+    return config.model_copy(
+        update={
+            **folders,
+            "in_spec": _absolute(config.in_spec),
+            "out_spec": tuple(map(_absolute, config.out_spec)),
+            "model_type": model,
+        }
+    )
+
+
+def _absolute(spec: Any) -> Any:
+    """Make a path absolute. Return URLs and TensorStore's JSON as they are."""
+    text = str(spec)
+    if isinstance(spec, dict) or "://" in text or text.lstrip().startswith("{"):
+        return spec
+    return str(Path(text).absolute())
+
+
+def _whole(path: Path | str | None) -> Path | str | None:
+    """Make a local path absolute. Return a URL as it is."""
+    return path.absolute() if isinstance(path, Path) else path
 
 
 class _Client:
@@ -121,9 +177,9 @@ class _Client:
             update={
                 "resume": True,
                 "overwrite": False,
-                "run_dir": whole(job.run_dir),
+                "run_dir": _whole(job.run_dir),
                 # On a CPU, each worker takes as many for a forward as the one that plans.
-                "threads": job.config.threads or job.opened.maker["threads"],
+                "threads": job.config.threads or job.made_by["threads"],
             }
         )
         self.order = JobOrder(
@@ -144,7 +200,7 @@ class _Client:
         self.began = began
         before = voxels_of(self.job.plan, self.journal.done)
         try:
-            if self.job.opened.counts:
+            if self.job.counts:
                 self._count()
             self._compute()
         finally:

@@ -13,13 +13,16 @@ import platform
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ...base import HeadKind, InferConfig, PenstockError, UsageError, describe, one_heap
 from ...cluster import UnfitWorker, WorkerLeaves, before_leaving, close_after_item
-from ...data import Scaling
+from ...data import Scaling, Sink
 from ..opening.heads import HeadPart, Origin
+from ..opening.outputs import open_outputs
+from ..opening.selection import open_input
 from ..planning.plan import Plan
 
 MARGIN_S = 5.0
@@ -53,13 +56,16 @@ class Share:
     elements: int
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+@dataclass(frozen=True)
+class RemoteJob:
     """A job as a worker has opened it, for a client that has neither model nor device."""
 
+    config: InferConfig
     plan: Plan
-    fingerprint: dict[str, Any]
-    maker: dict[str, Any]
+    settings: dict[str, Any]
+    """The answer of `fingerprint`."""
+    made_by: dict[str, Any]
+    """The answer of `maker`."""
     run_dir: Path | str | None
     selected: tuple[Sequence[int], Sequence[int]]
     """Times and channels of the input."""
@@ -70,8 +76,23 @@ class Opened:
     counts: bool
     """True if the values of the input are to be counted for percentiles."""
 
+    @cached_property
+    def sinks(self) -> list[Sink]:
+        """The outputs, opened here with what the worker has found out about the model's heads."""
+        source = open_input(self.config)
+        outputs = open_outputs(
+            self.config, source, self.selected, self.at_once, self.head_parts, self.kinds
+        )
+        return [output.sink for output in outputs]
 
-def open_job(order: tuple[InferConfig, int, str]) -> Opened:
+    def fingerprint(self) -> dict[str, Any]:
+        return self.settings
+
+    def maker(self) -> dict[str, Any]:
+        return self.made_by
+
+
+def open_job(order: tuple[InferConfig, int, str]) -> RemoteJob:
     """Open a job on a worker and plan it. Nothing is created.
 
     ``order`` are the settings, the number of workers on one host, and the client's host.
@@ -94,8 +115,8 @@ def open_job(order: tuple[InferConfig, int, str]) -> Opened:
             Journal.open(job.run_dir, job.fingerprint(), job.maker(), resume=True)
         except UsageError as error:
             raise UnfitWorker(describe(error)) from error
-    return Opened(
-        job.plan, job.fingerprint(), job.maker(), job.run_dir, job.selected,
+    return RemoteJob(
+        config, job.plan, job.fingerprint(), job.maker(), job.run_dir, job.selected,
         job.net.model.in_channels, job.head_parts, job.head_kinds, needs_counting(config),
     )  # fmt: skip
 

@@ -15,7 +15,7 @@ import contextlib
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 from pydantic import TypeAdapter
 
@@ -26,7 +26,7 @@ from ..run_folder.ending import EndRequest
 from ..run_folder.journal import Journal, Prepared
 from ..run_folder.names import own_name
 from ..stages.beginning import begun, joined
-from ..stages.output_levels import make_rest
+from ..stages.output_levels import with_rest
 from ..stages.pipeline import compute
 from ..stages.run import Run
 from ..stages.statistics import count_share, needs_counting, shared_scalings
@@ -136,9 +136,8 @@ def _finish(job: Job) -> StepOutcome:
         run = Run(job, journal, lock)
         run.check_written("")
         run.close_outputs()
-        notes = make_rest(job.config, job.sinks, job.head_kinds, run.request)
         summary = _together(job, journal)
-        summary = replace(summary, notes=(*summary.notes, *notes))
+        summary = with_rest(summary, job.config, job.sinks, job.head_kinds, run.request)
         journal.save(SUMMARY_FILE, asdict(summary))
     return StepOutcome(f"Complete: all {plural(job.plan.num_blocks, 'block')} are written", summary)
 

@@ -6,7 +6,7 @@ import contextlib
 import platform
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,7 +26,8 @@ from ...data import OutputLock, Sink, no_block_again
 from ..planning.plan import Plan
 from ..run_folder.ending import noting_end
 from ..run_folder.journal import Journal, Prepared
-from .retries import patiently, saying_full
+from .output_levels import take_levels_away
+from .retries import Result, patiently, saying_full
 
 
 class Runnable(Protocol):
@@ -121,9 +122,7 @@ def _journal(job: Runnable, *, resume: bool) -> Journal:
 
 def _locked(job: Runnable, journal: Journal, *, member: bool) -> OutputLock:
     """The lock of the outputs, which is taken, or which a member of the run only reads."""
-    return patiently(
-        job.config.retry_for,
-        "the lock",
+    return _patient(job)(
         lambda: OutputLock.take(
             job.sinks,
             journal.run,
@@ -131,8 +130,13 @@ def _locked(job: Runnable, journal: Journal, *, member: bool) -> OutputLock:
             check=partial(journal.check_maker, take_over=job.config.take_over),
             take_over=job.config.take_over,
             member=member,
-        ),
+        )
     )
+
+
+def _patient(job: Runnable) -> Callable[[Callable[[], Result]], Result]:
+    """A function that does some work with the lock, again and again for ``--retry-for``."""
+    return partial(patiently, job.config.retry_for, "the lock")
 
 
 def _begin(job: Runnable, journal: Journal, lock: OutputLock, prepared: Prepared | None) -> None:
@@ -146,18 +150,22 @@ def _begin(job: Runnable, journal: Journal, lock: OutputLock, prepared: Prepared
         _say_unlocked(journal.lacking)
         # Before the output is replaced: a kill in between would leave a list of blocks that were
         # written to the old one. And before a trace is begun: another run may be writing both.
-        blocks, locked = job.plan.num_blocks, not lock.lacking
-        settings = as_settings(job.config)
-        settings = {name: settings[name] for name in settings if name not in Labels.model_fields}
-        journal.begin(
-            settings,
-            blocks=blocks,
-            locked=locked,
-            prepared=prepared,
-            plan=plan_numbers(job.plan),
-            **_labels(job, journal),
-        )
-    patiently(job.config.retry_for, "the lock", lock.name)
+        facts = _facts(job, journal)
+        journal.begin(facts, prepared=prepared, locked=not lock.lacking)
+    _patient(job)(lock.name)
+    if journal.before and journal.skipped < job.plan.num_blocks:
+        take_levels_away(job.config, job.sinks)
+
+
+def _facts(job: Runnable, journal: Journal) -> dict[str, Any]:
+    """What run.json says of a job: its settings, its plan in numbers, its name and tags."""
+    settings = as_settings(job.config)
+    return {
+        "blocks": job.plan.num_blocks,
+        "settings": {n: v for n, v in settings.items() if n not in Labels.model_fields},
+        "plan": plan_numbers(job.plan),
+        **_labels(job, journal),
+    }
 
 
 def _labels(job: Runnable, journal: Journal) -> dict[str, Any]:
@@ -184,7 +192,6 @@ def plan_numbers(plan: Plan) -> dict[str, Any]:
     )
     return {
         **{name: getattr(plan, name) for name in names},
-        "patch_flops": plan.facts.patch_flops,
         "block": list(plan.geometry.block),
         "parts": len(plan.parts),
         "devices": list(plan.facts.devices),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from ...base import HeadKind, Incomplete, InferConfig, format_seconds, plural, u
 from ...data import Rule, Sink
 from ..run_folder.ending import EndRequest
 from .retries import patiently
+from .summary import Summary
 
 
 def _images(config: InferConfig, sinks: Sequence[Sink]) -> Iterator[tuple[int, str, Sink]]:
@@ -31,29 +33,29 @@ def take_levels_away(config: InferConfig, sinks: Sequence[Sink]) -> None:
     run begins has none: to look for them would ask a store for a list, which it may refuse."""
     from ...data import remove_levels
 
-    if not config.resumes:
-        return
     for _, place, sink in _images(config, sinks):
         patiently(config.retry_for, sink.name, partial(remove_levels, place))
 
 
-def make_rest(
+def with_rest(
+    summary: Summary,
     config: InferConfig,
     sinks: Sequence[Sink],
     kinds: Sequence[tuple[HeadKind, Any]],
     request: EndRequest,
-) -> list[str]:
+) -> Summary:
     """Add the levels that outputs lack, and make the outputs that become files. What an earlier
     start has made of them stays.
 
     Args:
+        summary: What was done before; its time is that without levels.
         config: The settings of the job.
         sinks: Its outputs, in which all blocks are written.
         kinds: The kinds of their heads, and their sources. A label is never averaged.
         request: Asks the job to end early.
 
     Returns:
-        A sentence for each output that got levels, or was made.
+        The summary, with a sentence for each output that got levels, or was made.
 
     Raises:
         Incomplete: The job was asked to end.
@@ -69,7 +71,8 @@ def make_rest(
 
     rules: list[Rule] = ["mode" if kind == "labels" else "mean" for kind, _ in kinds]
     count = None if config.levels == "none" else config.levels
-    sentences = []
+    patient = partial(patiently, config.retry_for)
+    notes = list(summary.notes)
     for number, place, sink in _images(config, sinks):
         began = time.monotonic()
         work = partial(
@@ -77,10 +80,10 @@ def make_rest(
             threads=usable_cores(), progress=partial(going_on, "levels are not"),
             name="--out-spec",
         )  # fmt: skip
-        levels = patiently(config.retry_for, sink.name, work)
+        levels = patient(sink.name, work)
         if levels:
             took = format_seconds(time.monotonic() - began)
-            sentences.append(f"Levels: {plural(len(levels), 'level')} below {sink.name}, in {took}")
+            notes.append(f"Levels: {plural(len(levels), 'level')} below {sink.name}, in {took}")
     for sink, rule in zip(sinks, rules, strict=True):
         began = time.monotonic()
         if getattr(sink, "kind", None) is None:
@@ -88,5 +91,5 @@ def make_rest(
         file: Any = sink
         if make_file(file, rule, config.levels, partial(going_on, f"{sink.name} is not")):
             took = format_seconds(time.monotonic() - began)
-            sentences.append(f"File: {sink.name}, made of its blocks in {took}")
-    return sentences
+            notes.append(f"File: {sink.name}, made of its blocks in {took}")
+    return replace(summary, notes=tuple(notes))

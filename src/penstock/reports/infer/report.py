@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-
-from ...base import RUN_FILE, format_bytes, format_count, plural
-from ...bench import known_disk, known_roof
-from ..content import LIMITS, Chapter, Raw, Report
-from ..mfu import UNKNOWN
+from ...base import RUN_FILE, format_bytes, plural
+from ..content import Chapter, Raw, Report
 from ..table import Section
 from ..words import labels_line
 from .job_files import InferenceRun
@@ -49,7 +44,6 @@ def run_chapter(run: InferenceRun) -> Chapter:
     sections = []
     if run.stages:
         sections.append(Section("Stages", stage_table(run), use_lines(run)))
-        sections.append(Section(LIMITS, (), limit_lines(run)))
     sections.append(Section("Memory", memory_table(run), memory_lines(run)))
     sections.append(Section("Faults and values", (), trouble_lines(run)))
     if table := worker_table(run):
@@ -85,59 +79,3 @@ def _raw(folder: Path) -> list[Raw]:
         for path in sorted(folder.iterdir())
         if path.is_file() and path.suffix in (".json", ".jsonl", ".log")
     ]
-
-
-def limit_lines(run: InferenceRun) -> list[str]:
-    """Say what share of its machine's limits a run reached.
-
-    Args:
-        run: The run. Its limits are looked for in the user's cache, by the key of its machine.
-
-    Returns:
-        A sentence for each limit that is known, or one that says that none is.
-    """
-    keys = {key for each in run.telemetry if (key := each.header.get("machine_key"))}
-    if len(keys) > 1:
-        return ["Several machines shared the run, so it is not compared with the limits of one."]
-    lines = [line for key in keys for line in (*_arithmetic(run, key), *_disk(run, key))]
-    return lines or [UNKNOWN]
-
-
-def _arithmetic(run: InferenceRun, key: str) -> Iterator[str]:
-    """The rate of the forwards, compared with that of large matrix products."""
-    flops, stage, summary = run.plan.get("patch_flops"), run.stages.get("forward"), run.summary
-    if not (flops and stage and stage.busy and summary and run.processes == 1):
-        return
-    if summary["blocks_written"] != summary["blocks_planned"]:
-        return  # how many patches this process computed is not known
-    device, dtype = ("cuda:0" if run.on_gpu else "cpu"), _dtype(run)
-    rate = flops * run.plan["num_patches"] * stage.threads / stage.busy
-    line = f"While it worked the network computed {format_count(rate)}flop/s"
-    roof = known_roof(key, device, dtype)
-    if roof is not None:
-        lanes = len(run.plan.get("devices") or ()) if run.on_gpu else 1
-        line += (
-            f", {rate / (roof * lanes):.0%} of the {format_count(roof * lanes)}flop/s that matrix "
-            f"products of {dtype} reach here"
-        )
-    yield f"{line} (products, convolutions and attention are counted)."
-
-
-def _dtype(run: InferenceRun) -> str:
-    """The dtype of its products, as doctor names it."""
-    amp, tf32, *_ = run.fingerprint.get("arithmetic") or ("None", False)
-    if amp != "None":
-        return str(amp).removeprefix("torch.")
-    return "tf32" if tf32 and run.on_gpu else "float32"
-
-
-def _disk(run: InferenceRun, key: str) -> Iterator[str]:
-    """The rate of reads from disks, compared with the measured rate of the disk."""
-    rates = [rate for each in run.telemetry for rate in each.readings("read_bytes_per_s")]
-    roof = known_disk(key)
-    if rates and roof:
-        mean, most = float(np.mean(rates)), max(rates)
-        yield (
-            f"It read {format_bytes(mean)}/s from disks in the mean and {format_bytes(most)}/s at "
-            f"most; the disk gives {format_bytes(roof)}/s. Reads from the page cache do not count."
-        )

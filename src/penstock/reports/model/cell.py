@@ -28,7 +28,7 @@ MODEL_COLUMNS = Columns(
         "model weights channels dtype amp compile channels_last tf32 checkpointing halo threads "
         "seed budget_mb status launches failed samples unsettled median_time_ms low_time_ms "
         "high_time_ms optimizer_time_ms pixels_per_sec useful_pixels_per_sec host_peak_mb "
-        "host_counted_mb memory_driver_mb alloc_retries flops_per_step flops_per_sec structure "
+        "host_counted_mb memory_driver_mb alloc_retries structure "
         "machine_key commit key".split()
     ),
     PLACE,
@@ -162,8 +162,6 @@ class ModelCell(Cell):
             "host_counted_mb": scaled(self.peak("host_counted"), 1 / MB),
             "memory_driver_mb": driver,
             "alloc_retries": self.peak("alloc_retries"),
-            "flops_per_step": self.work("flops"),
-            "flops_per_sec": self.mean_rate("flops"),
         }
 
     # Figures draw the following, which come from the row, so that the records or the CSV will do.
@@ -242,7 +240,7 @@ class ModelCell(Cell):
 UNTIMED = dict.fromkeys(
     "avg_time_ms std_time_ms throughput_samples_per_sec forward_time_ms backward_time_ms "
     "total_time_ms samples unsettled median_time_ms low_time_ms high_time_ms optimizer_time_ms "
-    "pixels_per_sec useful_pixels_per_sec flops_per_sec".split(),
+    "pixels_per_sec useful_pixels_per_sec".split(),
     "",
 )
 """The columns that stay empty if a launch only tried whether a case fits into memory."""

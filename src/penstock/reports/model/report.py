@@ -15,14 +15,13 @@ value is an empty field, never 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations, pairwise
 
 from ...base import format_bytes, format_count, format_seconds, group_by, plural
 from ...bench import pixels_of
 from ...instruments import FAILED, Interval, Record
 from ..cell import cell_ratio, inverse, speed_up
-from ..mfu import product_dtype
 from ..table import MB, Section, without_empty
 from ..words import listed, or_dash, spread, times_bracket
 from .cell import MODEL_COLUMNS, ModelCell, model_cells
@@ -204,40 +203,10 @@ def model_sections(records: Iterable[Record]) -> list[Section]:
     return [Section(label, _table(group), _compare(group)) for label, group in groups]
 
 
-def roof_line(records: Iterable[Record], roof: Callable[[str, str, str], float | None]) -> str:
-    """Say how near the best case came to the arithmetic that its machine can do.
-
-    A share above 100 % is shown as it is: the peak was then measured while other work ran, and is
-    too low.
-
-    Args:
-        records: The launches of one or more benchmarks.
-        roof: Gives floating-point operations a second for a machine's key, a device and a dtype,
-            or None if they were never measured. `penstock.bench.known_roof` is one.
-
-    Returns:
-        A sentence; empty if no operations were counted.
-    """
-    with_flops = [cell for cell in model_cells(records) if cell.rate("flops")]
-    if not with_flops:
-        return ""
-    best = max(with_flops, key=lambda cell: cell.rate("flops") or 0.0)
-    rate, device = best.rate("flops") or 0.0, best.case["device"]
-    dtype = product_dtype(best.case, device)
-    start = f"Most arithmetic: {format_count(rate)}FLOP/s ({best.name})"
-    most = roof(best.environment("machine_key") or "", device, dtype)
-    if most is None:
-        return f"{start}; `penstock doctor` measures what this machine can do at most."
-    return (
-        f"{start}, {rate / most:.0%} of the {format_count(most)}FLOP/s in {dtype} that "
-        "`penstock doctor` measured here."
-    )
-
-
 def _table(group: Sequence[ModelCell]) -> list[tuple[str, ...]]:
     """Header and lines."""
     device = "" if group[0].case["device"] == "cpu" else "device "
-    head = ("tile", "batch", "step", "95 %", "samples/s", "px/s", "useful px/s", "FLOP/s")
+    head = ("tile", "batch", "step", "95 %", "samples/s", "px/s", "useful px/s")
     lines: list[tuple[str, ...]] = [(*head, f"{device or 'host '}peak", "launches", "status")]
     return without_empty([*lines, *map(_table_line, group)])
 
@@ -251,7 +220,6 @@ def _table_line(cell: ModelCell) -> tuple[str, ...]:
         or_dash(cell.rate("samples")),
         or_dash(cell.rate("pixels"), format_count),
         or_dash(cell.rate("useful_pixels") if cell.case.get("halo") else None, format_count),
-        or_dash(cell.rate("flops"), format_count),
         or_dash(cell.memory, format_bytes),
         str(cell.launches),
         cell.status,

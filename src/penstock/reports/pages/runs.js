@@ -304,8 +304,8 @@
     $("pictures").replaceChildren(...[...named].map(([name, all]) => html("div", {}, html("h3", {}, name), html("div", { class: "beside" }, ...all.map(([run, picture]) => pictureOf(picture, `${name} of ${run}`, run))))));
   }
   function pictureOf(picture, alt, run) {
-    const shown = picture.link ? html("img", { src: picture.link, alt }) : html("div", { class: "drawing" });
-    if (picture.figure) Charts.draw(shown, picture.figure);
+    const shown = html("div", { class: "drawing", role: "img", "aria-label": alt });
+    Charts.draw(shown, picture.figure);
     return html("figure", {}, shown, html("figcaption", {}, run));
   }
   // No cell is a formula in a spreadsheet.

@@ -10,7 +10,6 @@ from ...base import format_seconds, group_by, plural
 from ...instruments import Interval
 from ..cell import middle
 from ..words import bracket, of_launches
-from . import simulation as queueing
 from .cell import LONGER, QueueCell, none_computes, percent_words
 
 
@@ -118,7 +117,7 @@ def _of_utilisation(measured: Sequence[QueueCell]) -> list[str]:
         most = "Of those that reached the steady state, the accelerator is used best"
     line = (
         f"{most} with {best.name}: "
-        f"{queueing.queue_verdict(_used(best))} in the steady state "
+        f"{percent_words(_used(best))} in the steady state "
         f"[{of_launches(best.steady_utilisations, percent_words)}]"
     )
     if best.workers:

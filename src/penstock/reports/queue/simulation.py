@@ -24,9 +24,6 @@ def seed_row(workers: int, queue: int) -> SeedRow | None:
     return next((row for row in SEED if (row.workers, row.queue) == (workers, queue)), None)
 
 
-PASSES = {0.9: "3D U-Net and ResNet-50", 0.7: "CosmoFlow"}
-"""The accelerator utilisations that MLPerf Storage asks for, each with its workloads."""
-
 _TIE = 1e-9
 """Reads that end within this share of a read end together."""
 
@@ -60,22 +57,6 @@ def utilisation(seconds: Sequence[float], compute_s: float) -> float:
     """
     counted = seconds[1:]
     return len(counted) * compute_s / sum(counted)
-
-
-def queue_verdict(share: float) -> str:
-    """Say which workloads of MLPerf Storage an accelerator utilisation is high enough for.
-
-    >>> queue_verdict(0.75)
-    '75.0 % passes the 70 % of CosmoFlow and fails the 90 % of 3D U-Net and ResNet-50'
-    """
-    said = f"{100 * share:.1f} %"
-    passed = [f"{100 * at:.0f} % of {who}" for at, who in PASSES.items() if share >= at]
-    failed = [f"{100 * at:.0f} % of {who}" for at, who in PASSES.items() if share < at]
-    if not passed:
-        return f"{said} fails {' and '.join('the ' + each for each in reversed(failed))}"
-    if not failed:
-        return f"{said} passes the {passed[0]}"
-    return f"{said} passes the {passed[0]} and fails the {failed[0]}"
 
 
 @dataclass(slots=True)

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ...instruments import Record
 from ..charts.chart import document_of, thinned
-from ..run_settings import differing_knobs
+from ..places import places_of
 from .catalogue import Catalogue
-from .folder_runs import shown_inference, shown_training
-from .ledger_runs import named_by, run_of_record
-from .shown_run import RunCurve, RunDetails, ShownRun, label, unit_of, words_of
+from .shown_run import RunCurve, RunDetails, ShownRun, unit_of, words_of
 
 MOST_ROWS = 5_000
 """Rows that a page holds; it says how many runs it leaves out."""
@@ -27,16 +22,6 @@ MOST_BYTES = 5 * 2**18
 _POINTS = (40, 400)
 _POINTS_OF_ALL = 8_000
 """Points of a curve: fewer if there are many runs."""
-_MOST_PICTURES = 8
-_PICTURE_BYTES = 200 * 2**10
-_DEPTH = 3
-_PICTURES = {
-    b"\x89PNG\r\n\x1a\n": "image/png",
-    b"\xff\xd8\xff": "image/jpeg",
-    b"GIF8": "image/gif",
-}
-"""The first bytes of the types of files that are shown. An SVG may hold a script, so it is not
-shown."""
 _FIRST_METRICS = (
     "step.median_s", "training_s", "seconds", "best.score", "final.val_loss", "final.val_acc",
     "samples_per_s", "voxels_per_s", "work.samples", "work.pixels", "memory.host_peak",
@@ -111,7 +96,7 @@ def _details(catalogue: Catalogue, runs: Collection[ShownRun]) -> dict[str, dict
     points = max(least, min(most, _POINTS_OF_ALL // max(1, len(runs))))
     details, room = {}, MOST_BYTES
     for run in runs:
-        document = _document(catalogue.details(run), points, room // 8)
+        document = _document(catalogue.details(run), points)
         room -= len(json.dumps(document))
         if room < 0:
             break
@@ -119,14 +104,13 @@ def _details(catalogue: Catalogue, runs: Collection[ShownRun]) -> dict[str, dict
     return details
 
 
-def _document(details: RunDetails, points: int, room: int) -> dict[str, Any]:
+def _document(details: RunDetails, points: int) -> dict[str, Any]:
     return {
         "settings": dict(details.settings),
         "metrics": dict(details.metrics),
         "curves": {name: _curve(curve, points) for name, curve in details.curves.items()},
         "pictures": [
-            *({"name": p.caption, "figure": document_of(p.draw())} for p in details.pictures),
-            *_pictures(details.folder, room),
+            {"name": each.caption, "figure": document_of(each.draw())} for each in details.pictures
         ],
         **({"error": details.error} if details.error else {}),
     }
@@ -147,38 +131,19 @@ def _number(value: float) -> float | int | None:
     return int(short) if short.is_integer() and abs(short) < 1e9 else short
 
 
-def _pictures(folder: Path | None, room: int) -> Iterator[dict[str, str]]:
-    """Picture files in a folder and just below it, small ones. Links are not followed."""
-    count = 0
-    for at, folders, names in os.walk(folder) if folder is not None else ():
-        path = Path(at)
-        folders[:] = sorted(folders) if len(path.parts) - len(folder.parts) < _DEPTH else []  # type: ignore[union-attr]
-        for file in (path / name for name in sorted(names)):
-            kind = None
-            if not file.is_symlink() and file.suffix.lower() in (".png", ".jpg", ".jpeg", ".gif"):
-                data = file.read_bytes() if file.stat().st_size <= _PICTURE_BYTES else b""
-                kind = next((k for head, k in _PICTURES.items() if data.startswith(head)), None)
-            if kind is None or count >= _MOST_PICTURES or len(data) > room:
-                continue
-            count, room = count + 1, room - 4 * len(data) // 3
-            link = f"data:{kind};base64,{base64.b64encode(data).decode()}"
-            yield {"name": label(file.relative_to(folder)), "link": link}  # type: ignore[arg-type]
-
-
-def page_of_sides(names: Sequence[str], sides: Sequence[Sequence[Record]]) -> dict[str, Any]:
+def page_of_sides(names: Sequence[str]) -> dict[str, Any]:
     """The runs of a page that opens on the two sides of a comparison.
 
     Args:
-        names: What the user named.
-        sides: The launches of each, as `launches_named` reads them.
+        names: What the user named, as `launches_named` takes it.
 
     Returns:
-        The runs as `page_data` gives them; the first case of each side is picked.
+        The runs as `page_data` gives them; the newest case of each side is picked.
     """
-    knobs = differing_knobs(record for side in sides for record in side)
-    runs, picked = [], []
-    for letter, name, records in zip("AB", names, sides, strict=True):
-        of_side = [
+    runs: list[ShownRun] = []
+    asked: list[str] = []
+    for letter, name in zip("AB", names, strict=True):
+        side = [
             replace(
                 run,
                 key=f"{letter}{run.key}",
@@ -186,18 +151,8 @@ def page_of_sides(names: Sequence[str], sides: Sequence[Sequence[Record]]) -> di
                 name=f"{letter}: {run.name}",
                 title=f"{letter}: {run.title or run.name}",
             )
-            for run in (_run_of(record, name, knobs) for record in records)
+            for run in Catalogue(place.path for place in places_of(Path(name))).runs
         ]
-        runs += of_side
-        picked += [run.case for run in of_side[:1]]
-    asked = [run.key for run in runs if run.case in picked]
+        runs += side
+        asked += [run.key for run in side if run.case == side[0].case]
     return page_data(Catalogue.holding(runs), asked)
-
-
-def _run_of(record: Record, source: str, knobs: Sequence[str]) -> ShownRun:
-    folder = Path(record.id)  # of a run folder; the identifier of a launch is no path
-    if record.scenario == "training" and folder.is_dir():
-        return shown_training(folder)
-    if record.scenario == "infer" and folder.is_dir():
-        return shown_inference(folder)
-    return named_by(knobs, run_of_record(record, source), record)

@@ -10,8 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
@@ -53,34 +52,29 @@ def serve_runs(
     Raises:
         UsageError: The port is taken, or the address is none of this machine.
     """
-    with RunsServer(catalogue, about, host, port) as server:
-        ended = threading.Event()
-        threading.Thread(target=catalogue.follow, args=(ended,), daemon=True).start()
-        name = "localhost" if host in ("127.0.0.1", "0.0.0.0") else host
-        say(f"http://{name}:{server.port}/")
+    names = names_of(host)
+    try:
+        server = RunsServer((host, port), _PageHandler)
+    except OSError as error:
+        why = f"{error.strerror or error}; --port 0 takes any that is free"
+        raise UsageError(f"--host {host} --port {port}: {why}") from error
+    with server:
+        server.catalogue, server.about = catalogue, about
+        port = int(server.server_address[1])
+        server.allowed = [f"{name}:{port}" for name in names]
+        say(f"http://{'localhost' if host in ('127.0.0.1', '0.0.0.0') else host}:{port}/")
         with contextlib.suppress(KeyboardInterrupt):  # it has no other end
             server.serve_forever()
-        ended.set()
 
 
 class RunsServer(ThreadingHTTPServer):
-    """The server, listening but not started."""
+    """The server, and what its answers are made of."""
 
     daemon_threads = True
-
-    def __init__(
-        self, catalogue: Catalogue, about: Callable[[], Report], host: str, port: int
-    ) -> None:
-        """Arguments and errors are those of `serve_runs`."""
-        self.catalogue, self.about = catalogue, about
-        names = names_of(host)
-        try:
-            super().__init__((host, port), _PageHandler)
-        except OSError as error:
-            why = f"{error.strerror or error}; --port 0 takes any that is free"
-            raise UsageError(f"--host {host} --port {port}: {why}") from error
-        self.port = int(self.server_address[1])
-        self.allowed = [f"{name}:{self.port}" for name in names]
+    catalogue: Catalogue
+    about: Callable[[], Report]
+    allowed: Sequence[str]
+    """The hosts, with the port, by which a request may call it."""
 
 
 class _PageHandler(BaseHTTPRequestHandler):
@@ -98,6 +92,7 @@ class _PageHandler(BaseHTTPRequestHandler):
         asked = urlsplit(self.path)
         query = parse_qs(asked.query, max_num_fields=2 * _MOST_ASKED)
         keys, catalogue = query.get("run", [])[:_MOST_ASKED], self.server.catalogue
+        catalogue.refresh()
         if asked.path == "/":
             page = html_page(self.server.about(), page_data(catalogue, keys, live=True))
             self._answer("text/html", page)

@@ -9,7 +9,6 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -57,8 +56,6 @@ class RunDetails:
     """Knobs and environment by dotted names; numbers in one spelling."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     curves: Mapping[str, RunCurve] = field(default_factory=dict)
-    folder: Path | None = None
-    """A folder that may hold pictures."""
     pictures: Sequence[Picture] = ()
     """Pictures that are computed."""
     error: str = ""

@@ -31,7 +31,6 @@ from ...base import (
 from ...bench import SUITE_REPORT
 from ...instruments import FAILED, Record
 from ..cell import bootstrap_ratio
-from ..mfu import mfu_lines
 from ..table import Section, in_markdown, without_empty
 from ..words import bracket, machine_words, of_launches, or_dash, spread, times_bracket
 from .cell import SuiteCell, runs_together, suite_cells
@@ -113,7 +112,6 @@ def sentences(runs: Sequence[SuiteCell]) -> list[str]:
     if not measured:
         return lines
     lines += [_of_best(measured), _of_limits(measured)]
-    lines += _of_arithmetic(max(measured, key=lambda run: run.rates_median))
     return lines
 
 
@@ -160,13 +158,6 @@ def _of_limits(measured: Sequence[SuiteCell]) -> str:
         f"{counts[:1].upper()}{counts[1:]}; {most.name} waits longest for data, "
         f"{most.shares['data']:.0%} of its epochs [{spread}]."
     )
-
-
-def _of_arithmetic(run: SuiteCell) -> list[str]:
-    """The MFU of the first launch of a run, if its operations were counted."""
-    first = run.trainings[0]
-    lines = mfu_lines(first, run.case) if first.get("flops_per_sample") else []
-    return [f"{run.name[:1].upper()}{run.name[1:]}: {line}" for line in lines]
 
 
 def _spread(run: SuiteCell) -> str:

@@ -109,6 +109,14 @@ class TrainingFolder:
                 totals[name] = float(np.mean(values))
         return totals
 
+    @property
+    def peaks(self) -> dict[str, int]:
+        """The largest peak of memory of any rank, in bytes, by its kind; only those measured."""
+        memory = [rank.get("memory") or {} for rank in self.results.get("ranks") or ()]
+        names = ("host_peak", "device_peak", "device_reserved")
+        measured = {name: [each[name] for each in memory if each.get(name)] for name in names}
+        return {name: max(peaks) for name, peaks in measured.items() if peaks}
+
 
 def _steps(path: Path) -> Steps | None:
     """The steps of a file; None if it holds none."""

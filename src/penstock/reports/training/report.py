@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...base import ARGS, RESULTS, STEPS, format_bytes
-from ..content import LIMITS, Chapter, Raw, Report
-from ..mfu import mfu_lines
+from ..content import Chapter, Raw, Report
 from ..table import Section
 from ..words import labels_line
 from .detections import detection_pictures
@@ -35,7 +34,6 @@ def report_of_training(folder: Path) -> Report:
     sections = [
         Section("Epochs", epoch_table(run)),
         Section("Phases of a step", phase_table(run)),
-        Section(LIMITS, (), mfu_lines(run.results, run.args)),
         Section("Settings", _settings(run.args)),
     ]
     kept = [section for section in sections if section.table or section.sentences]

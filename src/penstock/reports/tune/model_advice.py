@@ -109,10 +109,8 @@ class Ceiling:
             machine = (cell.environment("machine") or {}).get("memory_bytes")
             limited = (cell.environment("limits") or {}).get("cgroup_memory_bytes")
             sizes = [machine, limited]
-        elif (device := cell.fact("device_memory")) is not None:
-            sizes = [device]
-        else:  # an older ledger: the smallest card, as the driver may count them in another order
-            sizes = [gpu.get("memory_bytes") for gpu in cell.environment("gpus") or []]
+        else:
+            sizes = [cell.fact("device_memory")]
         return min((size for size in sizes if size is not None), default=None)
 
     def holds(self, cell: ModelCell) -> bool | None:

@@ -3,7 +3,7 @@
     output of a SLURM job        `slurm_log`
     training_results.json        a run's folder, or any number of them below a folder
     records.jsonl                a ledger: its launches of scenario ``train``
-    MLflow                       a store of files (``mlruns``) or a database of SQLite
+    MLflow                       a database of SQLite
     Comet                        metrics as JSON or CSV, or the archive of an offline experiment
     CSV                          a row for each run; see `run_table`
 
@@ -25,7 +25,7 @@ from ...instruments import LEDGER_FILE
 from ...reports import folders_below
 from ..runs import TrainingRun
 from .comet import comet_archive, comet_runs
-from .mlflow import mlflow_database, mlflow_files
+from .mlflow import mlflow_database
 from .run_table import table_runs
 from .slurm_log import read_log
 from .tracked import Say, TrackedRun, training_runs
@@ -90,14 +90,11 @@ def kept_below(folder: Path, say: Say) -> list[TrainingRun]:
     Raises:
         UsageError: There are far too many folders.
     """
-    files, stores = [], []
-    for path, kind, folders, names in folders_below(folder):
-        if kind is None and "meta.yaml" in names and {"params", "metrics"} & set(folders):
-            folders.clear()
-            stores.append(path)
-        elif kind is None:
+    files: list[Path] = []
+    for path, kind, names in folders_below(folder):
+        if kind is None:
             files += [path / name for name in names if (path / name).is_file()]
-    return list(_kept(files, files, stores, say))
+    return list(_kept(files, files, say))
 
 
 def _each(
@@ -193,18 +190,15 @@ def _read_folder(folder: Path, say: Say) -> Iterator[TrainingRun]:
         for path in _files(folder, *(f"**/*{suffix}" for suffix in _TRACKED))
         if not any((above / RESULTS).is_file() for above in path.parents)
     ]
-    yield from _kept(logs, tracked, [folder], say)
+    yield from _kept(logs, tracked, say)
 
 
 _LOGS = (".out", ".out.gz", ".log", ".log.gz")
 _TRACKED = (".db", ".zip")
 
 
-def _kept(
-    logs: Sequence[Path], tracked: Sequence[Path], stores: Sequence[Path], say: Say
-) -> Iterator[TrainingRun]:
-    """The content of those of some files that are known by their names, and of folders that hold
-    stores of MLflow's files."""
+def _kept(logs: Sequence[Path], tracked: Sequence[Path], say: Say) -> Iterator[TrainingRun]:
+    """The content of those of some files that are known by their names."""
 
     def named(paths: Sequence[Path], *suffixes: str) -> list[Path]:
         return [path for path in paths if path.name.endswith(suffixes)]
@@ -217,7 +211,6 @@ def _kept(
             named(logs, *_LOGS[2:]),
             lambda p: [run for run in read_log(p) if run.seconds or run.epochs or run.batch],
         ),
-        (stores, lambda p: training_runs(mlflow_files(p), p, say)),
         (named(tracked, ".zip"), lambda p: training_runs(comet_archive(p), p, say)),
     )
     for paths, read in readers:

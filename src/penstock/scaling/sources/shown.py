@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
@@ -24,8 +23,7 @@ from ...reports import (
     tags_of,
 )
 from ..runs import TrainingRun
-from .mlflow import mlflow_files
-from .read import KeptRun, runs_of_file
+from .read import runs_of_file
 from .tracked import TrackedRun, training_runs
 
 _OF_THE_TRACKER = re.compile(r"mlflow\.|load\.|variables\.|tags?(?:\.|$)|run$")
@@ -38,10 +36,10 @@ _OF_THE_MACHINE = re.compile(
 
 
 def runs_of_others(path: Path) -> list[ShownRun]:
-    """The runs of a file, or of the folder of a run in MLflow's store of files.
+    """The runs of a file.
 
     Args:
-        path: The file or the folder.
+        path: The file.
 
     Returns:
         A row for each run; none if the file holds no training.
@@ -49,8 +47,7 @@ def runs_of_others(path: Path) -> list[ShownRun]:
     Raises:
         UsageError: The file cannot be read.
     """
-    kept: Iterable[KeptRun] = mlflow_files(path) if path.is_dir() else runs_of_file(path)
-    runs = list(kept)
+    runs = list(runs_of_file(path))
     return [
         _of_log(run, path, run is runs[-1])
         if isinstance(run, TrainingRun)
@@ -77,7 +74,7 @@ def _of_tracker(run: TrackedRun, path: Path) -> ShownRun:
         began=run.began or None,
         seconds=training.seconds if training else None,
         tags=_tags(run),
-        read=partial(_tracked_details, run, training, path),
+        read=partial(_tracked_details, run, training),
     )
 
 
@@ -92,7 +89,7 @@ def _tags(run: TrackedRun) -> dict[str, str]:
     return tags_of({**named, **given})
 
 
-def _tracked_details(run: TrackedRun, training: TrainingRun | None, path: Path) -> RunDetails:
+def _tracked_details(run: TrackedRun, training: TrainingRun | None) -> RunDetails:
     last = {label(n): float(p[-1][1]) for n, p in run.metrics.items() if p}
     counts = {} if training is None else {"devices": training.devices, "nodes": training.nodes}
     tags = _tags(run)
@@ -101,9 +98,8 @@ def _tracked_details(run: TrackedRun, training: TrainingRun | None, path: Path) 
         for name, text in run.parameters.items()
         if name not in tags and not _OF_THE_TRACKER.match(name)
     }
-    folder = path if path.is_dir() else None
     metrics = numbers_of(last) | _scores(training)
-    return RunDetails(settings_of(counts, named), metrics, _tracked_curves(run), folder)
+    return RunDetails(settings_of(counts, named), metrics, _tracked_curves(run))
 
 
 def _scores(run: TrainingRun | None) -> dict[str, float]:
