@@ -146,7 +146,7 @@ class TensorStoreSink:
     documents: Mapping[str, Any] = field(default_factory=dict)
     """Metadata of the group that the array is in, by key."""
     packing: Mapping[str, Any] = field(default_factory=dict)
-    """What stored numbers stand for, where the array is one of OME-Zarr and says so."""
+    """The attributes that say what stored numbers stand for, of an array of OME-Zarr."""
     replaces: Sequence[str] | None = None
     """The paths of the arrays of the store that `create` deletes; None where it deletes nothing."""
 
