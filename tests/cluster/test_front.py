@@ -47,9 +47,10 @@ from penstock.cluster import (
 from penstock.cluster import workers as waiting
 from penstock.cluster.workers import Waiting
 
+from ..later import imported_later
 from ..preloaded import forked_workers
 
-distributed = pytest.importorskip("distributed")
+distributed = imported_later("distributed")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 COUNT = 8
 CALLS: Counter[int] = Counter()

@@ -16,7 +16,9 @@ from penstock.base import UsageError
 from penstock.data import open_source
 from penstock.data.stores.cf_packing import packing_of
 
-xarray = pytest.importorskip("xarray")
+from ..later import imported_later
+
+xarray = imported_later("xarray")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 

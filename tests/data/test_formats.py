@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from penstock.base.errors import UsageError
 from penstock.data import Box, open_source
 
-h5py = pytest.importorskip("h5py")
-nibabel = pytest.importorskip("nibabel")
+from ..later import imported_later
+
+h5py = imported_later("h5py")
+nibabel = imported_later("nibabel")
 tifffile = pytest.importorskip("tifffile")
 ZYX = np.random.default_rng(0).integers(0, 60000, (5, 37, 41), "uint16")
 Array = NDArray[Any]

@@ -103,7 +103,7 @@ FORMS = [{"ome_version": "0.4"}, {"ome_version": "0.5"}, {"shards": (8, 16, 16)}
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("rule", ["mean", "mode"])
 def test_levels_of_an_image(tmp_path: Path, form: dict[str, Any], rule: Any) -> None:
-    array = values("labels" if rule == "mode" else "uint16", (2, 13, 37, 41))
+    array = values("labels" if rule == "mode" else "uint16", (2, 9, 19, 21))
     path = image(tmp_path / "a.zarr", array, **form)
     done: list[int] = []
     levels = add_levels(path, rule=rule, count=4, threads=3, progress=done.append)

@@ -57,8 +57,9 @@ KNOBS: dict[str, Any] = {
 
 def in_parts(seam: str, part: tuple[int, ...] | None, draw: random.Random) -> Array:
     """What a job writes whose parts have a shape and are done in a random order, some twice."""
-    out = np.zeros_like(VOLUME)
-    given = KNOBS | {"out_spec": out, "model_type": conv(), "seam_mode": seam}
+    source = VOLUME[:14, :26, :28]
+    out = np.zeros_like(source)
+    given = KNOBS | {"in_spec": source, "out_spec": out, "model_type": conv(), "seam_mode": seam}
     job = Job(build(InferConfig, given), part)
     run = Run(job, Journal(None, {}), OutputLock())
     run.open_outputs()
