@@ -49,7 +49,7 @@ if _holds_tests("/dev/shm"):
 
 # Each law is held with a few examples whenever tests are run, and with many once in `make check`.
 # A machine that is busy makes no example wrong.
-for name, max_examples in (("few", 5), ("many", 100)):
+for name, max_examples in (("few", 3), ("many", 100)):
     settings.register_profile(name, deadline=None, max_examples=max_examples)
 settings.load_profile("few")
 
