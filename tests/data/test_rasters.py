@@ -266,10 +266,7 @@ REFUSED: list[tuple[Callable[[Path], object], str]] = [
     ),
     (gone, "VH_dB.tif has no place on Earth .no transform., and VV_dB.tif has one"),
     (deep(place=Affine.identity(), crs=None), "bathymetry.tif has no place on Earth"),
-    (
-        by_points,
-        "VH_dB.tif has no place .* ground control points: warp it .*try.tif has one",
-    ),
+    (by_points, "VH_dB.tif has no place .* ground control points: warp it .*try.tif has one"),
     (deep(crs='LOCAL_CS["mine",UNIT["m",1]]'), "bathymetry.tif cannot be warped .*: no way leads"),
     (deep(crs=None), "bathymetry.tif has no coordinate system .CRS., and VH_dB.tif has one"),
     (elsewhere(), "VV_dB.tif lies elsewhere than VH_dB.tif: a corner is 500 pixels away"),

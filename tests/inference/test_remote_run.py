@@ -119,9 +119,7 @@ def test_elements_share_a_run_folder_in_a_bucket(
     assert f"checksums in {run_dir}\n" in capsys.readouterr().out
 
 
-def test_what_is_damaged_is_repaired_and_another_run_begins_anew(
-    run_dir: str,
-) -> None:
+def test_what_is_damaged_is_repaired_and_another_run_begins_anew(run_dir: str) -> None:
     assert infer(run_dir) == 0
     next(path for path in Path("out.zarr/0/c").rglob("*") if path.is_file()).unlink()
     folder = RemoteFolder(run_dir)

@@ -284,12 +284,7 @@ def test_a_device_that_is_not_there_is_refused(
         ("--data-root /no/such", "--data-root /no/such is not a folder", "", {}),
         ("--scenes abc", "--scenes abc: there is no such scene in --data-root", "", {}),
         (f"--overlap {CHIP}", f"--overlap {CHIP} must be less than --chip-size {CHIP}", "", {}),
-        (
-            "--score-threshold 0",
-            "--score-threshold .0.: input should be greater than 0",
-            "",
-            {},
-        ),
+        ("--score-threshold 0", "--score-threshold .0.: input should be greater than 0", "", {}),
         (
             "--overwrite",
             "p.csv.parts is where finished scenes are kept, and Penstock did not write it",
