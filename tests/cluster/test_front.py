@@ -390,6 +390,7 @@ def leave_on(number: int) -> int:
     raise WorkerLeaves("SIGTERM")
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_asked_to_leave_or_closes_itself_is_replaced_without_blame() -> None:
     with forked_workers(), connect(OnCluster(cluster="local:1")) as workers:
         assert dict(share(workers, leave_on, range(3))) == {0: 0, 1: 1, 2: 2}

@@ -21,6 +21,7 @@ from penstock.inference.run_folder.block_log import Key, line_of
 from penstock.inference.run_folder.bucket_folder import RemoteFolder
 from penstock.inference.run_folder.bucket_log import RemoteLog
 from penstock.inference.run_folder.folder import Notes
+from penstock.inference.run_folder.journal import Journal
 from penstock.inference.status import RunStatus, read_status
 
 from ..preloaded import started
@@ -76,6 +77,25 @@ def document(run_dir: str, name: str) -> Any:
     return json.loads(Bucket(run_dir).read(name) or b"null")
 
 
+def test_a_run_that_was_interrupted_goes_on_by_what_is_in_the_bucket(
+    run_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = Journal.note
+
+    def interrupted(self: Journal, *args: Any) -> None:
+        note(self, *args)
+        if self.written == 5:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "note", interrupted)
+        assert infer(run_dir, "--writer-workers", "1") == 3
+    assert infer(run_dir, "--resume") == 0
+    assert document(run_dir, "summary.json")["blocks_skipped"] == 5
+    assert (values("out.zarr") == alone()).all()
+
+
+@pytest.mark.slow
 def test_a_run_that_was_killed_goes_on_by_what_is_in_the_bucket(
     remote: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
