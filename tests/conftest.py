@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import gc
 import itertools
@@ -12,12 +13,13 @@ import sys
 import tempfile
 import urllib.request
 from collections.abc import Iterator, Sequence
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from penstock import cli
 from penstock.base import extensions
 from penstock.base.caller import environment_kept
 from penstock.data import volumes
@@ -49,7 +51,7 @@ if _holds_tests("/dev/shm"):
 
 # Each law is held with a few examples whenever tests are run, and with many once in `make check`.
 # A machine that is busy makes no example wrong.
-for name, max_examples in (("few", 5), ("many", 100)):
+for name, max_examples in (("few", 3), ("many", 100)):
     settings.register_profile(name, deadline=None, max_examples=max_examples)
 settings.load_profile("few")
 
@@ -66,11 +68,12 @@ def pytest_collection() -> None:
     gc.disable()
 
 
-_ORDER = "inference data cli base reports bench scaling instruments cluster".split()
-_ORDER += "training models tests loading".split()
+_ORDER = "data inference cli reports bench scaling instruments".split()
+_ORDER += "base cluster training models tests loading".split()
 """Folders in the order of their tests. Each of three workers begins with a third. Folders that need
-the same large libraries stand in one third, so that one worker imports them: moto and Dask, or
-matplotlib, or Lightning with torchvision."""
+the same large libraries stand in one third, so that one worker imports them: moto, rasterio and
+xarray, or matplotlib, or Lightning with torchvision. Who is done early takes tests from the end of
+another third, so what needs no such library stands there."""
 _FORKING = ("started", "forked_workers", "Scheduler")
 """Names in a file whose tests fork a process. They come first, so that one worker starts the
 process that is forked: it loads torch, and others take over from the end of a third. The tests that
@@ -137,6 +140,23 @@ def _listed_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for room in (metadata, extensions):
             patch.setattr(room, "entry_points", entry_points)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _parsers_made_once() -> Iterator[None]:
+    """To make the parser of a verb takes longer than most commands that are refused. A test that
+    puts a folder in front, whose packages may add words, has one made anew."""
+    real, here = cli.parser_of, list(sys.path)
+    kept = functools.cache(lambda verb, run: real([verb]))
+
+    def parser_of(words: Sequence[str]) -> argparse.ArgumentParser:
+        if not words or words[0] not in cli.VERBS or sys.path != here:
+            return real(words)
+        return kept(words[0], import_module(f"penstock.cli.{words[0]}").run)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cli, "parser_of", parser_of)
         yield
 
 

@@ -273,7 +273,9 @@ def test_graphs_are_captured_while_pinned_batches_are_read(rows: tuple[Path, np.
 PHASES = ("data_wait", "transfer", "forward", "backward", "optimizer")
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=ON_GPU)])
+@pytest.fixture(
+    params=[pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=ON_GPU)]
+)
 def device(request: pytest.FixtureRequest) -> str:
     pytest.importorskip("lightning_fabric")
     name: str = request.param

@@ -18,7 +18,6 @@ import pytest
 import tensorstore as ts
 from tqdm import tqdm
 
-from penstock import cli
 from penstock.base.safe_text import SafeStream
 from penstock.base.secrets import redact, redacted, scrubbed
 from penstock.cli import VERBS, main
@@ -278,8 +277,6 @@ def test_a_key_in_any_argument_of_any_verb_stays_there(
     monkeypatch.chdir(tmp_path)
     once = {"http_request_retries": {"max_retries": 0}}
     monkeypatch.setattr("penstock.data.stores.kvstore.IMPATIENT", once)
-    parser = cli.parser_of([verb])  # which takes longer to make than most lines to refuse
-    monkeypatch.setattr(cli, "parser_of", lambda _: parser)
     for words in planted_lines(verb, every_kind):
         try:
             code: Any = main(words)

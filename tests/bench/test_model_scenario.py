@@ -32,11 +32,7 @@ def _libraries() -> None:
 
 def test_an_inference_step(nets: str) -> None:
     scenario, phases = made(nets, "convs", halo=3), Phases()
-    assert scenario.step(phases) == {
-        "samples": 2,
-        "pixels": 2 * 16**2,
-        "useful_pixels": 2 * 10**2,
-    }
+    assert scenario.step(phases) == {"samples": 2, "pixels": 2 * 16**2, "useful_pixels": 2 * 10**2}
     assert phases.seen == []
     assert scenario.facts["parameters"] == 3 * 8 * 9 + 8 + 8 * 2 * 9 + 2
     assert scenario.facts["model_bytes"] == 4 * scenario.facts["parameters"]

@@ -46,9 +46,10 @@ from penstock.cluster import (
 from penstock.cluster import workers as waiting
 from penstock.cluster.workers import Waiting
 
+from ..later import imported_later
 from ..preloaded import forked_workers
 
-distributed = pytest.importorskip("distributed")
+distributed = imported_later("distributed")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 COUNT = 8
 CALLS: Counter[int] = Counter()
@@ -388,6 +389,7 @@ def leave_on(number: int) -> int:
     raise WorkerLeaves("SIGTERM")
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_asked_to_leave_or_closes_itself_is_replaced_without_blame() -> None:
     with forked_workers(), connect(OnCluster(cluster="local:1")) as workers:
         assert dict(share(workers, leave_on, range(3))) == {0: 0, 1: 1, 2: 2}

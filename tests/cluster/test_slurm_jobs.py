@@ -132,9 +132,7 @@ def test_arrays_and_times_are_checked(setting: dict[str, Any], sentence: str) ->
 
 
 @given(st.lists(st.tuples(*[st.integers(0, 30)] * 2, st.integers(0, 4)), min_size=1, max_size=3))
-def test_an_array_that_is_taken_counts_each_element_once(
-    parts: list[tuple[int, int, int]],
-) -> None:
+def test_an_array_that_is_taken_counts_each_element_once(parts: list[tuple[int, int, int]]) -> None:
     """By Python's own counting."""
     text = ",".join(f"{a}-{b}:{step}" for a, b, step in parts)
     numbers = [n for a, b, step in parts if step for n in range(a, b + 1, step)]

@@ -261,12 +261,7 @@ def odd_image(folder: Path, **transformation: Any) -> Path:
     return root
 
 
-PLAIN: dict[str, Any] = {
-    "shards": None,
-    "workers": 2,
-    "overwrite": False,
-    "facts": {},
-}
+PLAIN: dict[str, Any] = {"shards": None, "workers": 2, "overwrite": False, "facts": {}}
 
 SMALL = {
     "inputs": ArrayLayout(("lat", "lon", "channels"), (4, 6, 5), (4, 6, 2), tuple("abcde")),

@@ -14,16 +14,7 @@ import pytest
 from penstock.base.errors import UsageError
 from penstock.data.stores.open import open_source
 
-from .kit import (
-    DATA,
-    DOMAIN,
-    build_zarr2,
-    odd_image,
-    open_out,
-    out_spec,
-    saved,
-    write,
-)
+from .kit import DATA, DOMAIN, build_zarr2, odd_image, open_out, out_spec, saved, write
 
 
 def cut(folder: Path) -> Path:
@@ -102,10 +93,7 @@ class TestBadInput:
                 "multiscales metadata is malformed: ValueError",
             ),
             (bad_multiscales, "multiscales metadata is malformed: KeyError\\('datasets'\\)"),
-            (
-                lambda d: leads_out(d, "../secret"),
-                r"names '../secret', which",
-            ),
+            (lambda d: leads_out(d, "../secret"), r"names '../secret', which"),
             (lambda d: leads_out(d, f"{d}/secret"), "which is not below it$"),
             (lambda d: leads_out(d, f"file://{d}/secret"), "which is not below it$"),
             (lambda d: saved(d, ".zattrs", "{").parent, r"\.zattrs is not valid JSON"),

@@ -16,7 +16,10 @@ from penstock.base import UsageError
 from penstock.data import open_source
 from penstock.data.stores.cf_packing import packing_of
 
-xarray = pytest.importorskip("xarray")
+from ..later import imported_later
+from ..parameters import paired
+
+xarray = imported_later("xarray")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -32,17 +35,16 @@ def values_of(place: Path, **how: Any) -> Any:
     return source.read(source.domain)[0, 0]
 
 
-@pytest.mark.parametrize("zarr_format", [2, 3])
 @pytest.mark.parametrize(
-    "encoding",
-    [
+    ("zarr_format", "encoding"),
+    paired([2, 3], [
         {"dtype": "int16", "scale_factor": 0.01, "add_offset": 280.0, "_FillValue": -32768},
         {"dtype": "uint8", "scale_factor": 2.0, "_FillValue": 255},
         {"dtype": "int32", "scale_factor": 1e-4, "_FillValue": -1},
         {"dtype": "float32", "_FillValue": 1e20},
         {"dtype": "float32"},
-    ],
-)
+    ]),
+)  # fmt: skip
 def test_what_xarray_packs_is_read_as_xarray_reads_it(
     zarr_format: int, encoding: dict[str, Any], tmp_path: Path
 ) -> None:

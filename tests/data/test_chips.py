@@ -146,10 +146,7 @@ def test_few_files_and_a_store_that_others_read(chipped: Path) -> None:
         array = zarr.open_array(chipped / "train" / name / "chips.zarr", mode="r")
         assert array.shape == (4, 5, 2, CHIP, CHIP) and array.dtype == np.float16
         ts = pytest.importorskip("tensorstore")
-        spec = {
-            "driver": "zarr3",
-            "kvstore": f"file://{chipped / 'train' / name / 'chips.zarr'}/",
-        }
+        spec = {"driver": "zarr3", "kvstore": f"file://{chipped / 'train' / name / 'chips.zarr'}/"}
         again = ts.open(spec, open=True).result().read().result()
         np.testing.assert_array_equal(array[:], again)
         chunks = [path for path in (chipped / "train" / name).rglob("c/**/*") if path.is_file()]

@@ -19,10 +19,11 @@ from penstock.data import open_source
 from penstock.data.stores.frames import name_axes
 from penstock.data.stores.ome_levels import described
 
+from ..later import imported_later
 from ..laws import COSTLY
 from .kit import DATA, build_ome_zarr_04, build_ome_zarr_05, ome_tiff_set, saved, write
 
-xarray = pytest.importorskip("xarray")
+xarray = imported_later("xarray")
 tifffile = pytest.importorskip("tifffile")
 pytestmark = pytest.mark.filterwarnings("ignore")
 

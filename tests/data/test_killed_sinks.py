@@ -134,7 +134,7 @@ FEW = DATA[:1, :1, :5, :5, :6]
 DOMAIN_OF_FEW = Box((0,) * 5, FEW.shape)
 
 KILLED = [
-    (sink_ome_zarr_04, old_nothing, "overwrite"),
+    pytest.param(sink_ome_zarr_04, old_nothing, "overwrite", marks=pytest.mark.slow),
     (sink_ome_zarr_05, old_group, "resume"),
     (sink_n5, old_array, "overwrite"),
     (sink_spec, old_array, "resume"),

@@ -49,7 +49,7 @@ def test_of_many_runs_that_want_an_output_at_once_one_gets_it(tmp_path: Path) ->
         except UsageError as refused:
             return refused
 
-    for _ in range(10):
+    for _ in range(4):
         with ThreadPoolExecutor(8) as threads:
             got = [*threads.map(wants, range(8))]
         (lock,) = (each for each in got if isinstance(each, OutputLock))

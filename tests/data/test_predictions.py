@@ -13,11 +13,7 @@ import pytest
 
 from penstock.base.errors import UsageError
 from penstock.cli import main
-from penstock.data.scenes.labels import (
-    PREDICTED_COLUMNS,
-    read_predictions,
-    write_predictions,
-)
+from penstock.data.scenes.labels import PREDICTED_COLUMNS, read_predictions, write_predictions
 from penstock.data.scenes.objects import Objects
 from penstock.data.scenes.shoreline import read_shoreline, write_shoreline
 
@@ -58,10 +54,7 @@ def test_predictions_come_back(tmp_path: Path) -> None:
         (f"{HEADER}\n1,2,,True,,,1,HIGH\n", "line 2: scene_id is empty"),
         (f"{HEADER}\nnorth,2,a,True,,,1,HIGH\n", "line 2: detect_scene_row is 'north', no number"),
         (f"{HEADER}\n1,2,a,True,,inf,1,HIGH\n", "line 2: vessel_length_m is 'inf', no number"),
-        (
-            f"{HEADER}\n1,2,a,True,,-5,1,HIGH\n",
-            "line 2: vessel_length_m is '-5', below 0",
-        ),
+        (f"{HEADER}\n1,2,a,True,,-5,1,HIGH\n", "line 2: vessel_length_m is '-5', below 0"),
         (f"{HEADER}\n", "holds no labels to score against"),
     ],
 )

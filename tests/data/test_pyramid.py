@@ -16,6 +16,8 @@ from penstock.data import Box, open_sink, open_source
 from penstock.data.levels import levels_below, reduced
 from penstock.data.stores.pyramid import add_levels
 
+from ..parameters import paired
+
 ts = pytest.importorskip("tensorstore")
 Array = NDArray[Any]
 RNG = np.random.default_rng(0)
@@ -100,10 +102,9 @@ def test_a_coarse_axis_waits() -> None:
 FORMS = [{"ome_version": "0.4"}, {"ome_version": "0.5"}, {"shards": (8, 16, 16)}]
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("rule", ["mean", "mode"])
+@pytest.mark.parametrize(("form", "rule"), paired(FORMS, ["mean", "mode"]))
 def test_levels_of_an_image(tmp_path: Path, form: dict[str, Any], rule: Any) -> None:
-    array = values("labels" if rule == "mode" else "uint16", (2, 13, 37, 41))
+    array = values("labels" if rule == "mode" else "uint16", (2, 9, 19, 21))
     path = image(tmp_path / "a.zarr", array, **form)
     done: list[int] = []
     levels = add_levels(path, rule=rule, count=4, threads=3, progress=done.append)

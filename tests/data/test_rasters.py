@@ -18,16 +18,17 @@ from penstock.base.errors import UsageError
 from penstock.data.scenes.scene import CHANNELS, Scene
 from penstock.data.stores.open import open_source
 
+from ..later import imported_later
+
 if not all(map(find_spec, ("rasterio", "tifffile"))):
     pytest.skip("rasterio or tifffile is not installed", allow_module_level=True)
 
-import rasterio
-import rasterio.control
-from rasterio.warp import reproject, transform
+from affine import Affine
 
+rasterio, warp, control = (imported_later(f"rasterio{room}") for room in ("", ".warp", ".control"))
 UTM, NORTH, EAST = "EPSG:32655", 6_890_000.0, 300_000.0
 SIZE = (300, 320)
-UP = rasterio.Affine(10, 0, EAST, 0, -10, NORTH)
+UP = Affine(10, 0, EAST, 0, -10, NORTH)
 HALVES = {"dtype": "float32", "nbits": 16}
 PIECES = {"tiled": True, "blockxsize": 128, "blockysize": 128, "compress": "deflate"}
 VH, DEPTH = CHANNELS["vh"].file, CHANNELS["bathymetry"].file
@@ -36,7 +37,7 @@ VH, DEPTH = CHANNELS["vh"].file, CHANNELS["bathymetry"].file
 def tif(
     path: Path,
     values: np.ndarray,
-    place: rasterio.Affine | None = UP,
+    place: Affine | None = UP,
     crs: str | None = UTM,
     after: Callable[[Any], None] = lambda file: None,
     **profile: Any,
@@ -165,29 +166,32 @@ def depths(shape: tuple[int, int]) -> np.ndarray:
     return (-30 * down - 7 * right - 5 + 40 * np.sin(down / 3 + right / 2)).astype(np.float32)
 
 
-def over_the_radar(crs: str, pixel: float, shape: tuple[int, int]) -> rasterio.Affine:
+def over_the_radar(crs: str, pixel: float, shape: tuple[int, int]) -> Affine:
     """A place of a raster whose middle lies over that of the radar."""
     middle = EAST + 5 * SIZE[1], NORTH - 5 * SIZE[0]
-    (x,), (y,) = transform(UTM, crs, [middle[0]], [middle[1]])
-    return rasterio.Affine(pixel, 0, x - pixel * shape[1] / 2, 0, -pixel, y + pixel * shape[0] / 2)
+    (x,), (y,) = warp.transform(UTM, crs, [middle[0]], [middle[1]])
+    return Affine(pixel, 0, x - pixel * shape[1] / 2, 0, -pixel, y + pixel * shape[0] / 2)
 
 
-PLACES: dict[str, tuple[str, rasterio.Affine]] = {
-    "south at the top": (UTM, rasterio.Affine(500, 0, EAST, 0, 500, NORTH - 6000)),
-    "east at the left": (UTM, rasterio.Affine(-500, 0, EAST + 6000, 0, -500, NORTH)),
-    "half a pixel away": (UTM, rasterio.Affine(500, 0, EAST - 250, 0, -500, NORTH + 250)),
-    "turned": (UTM, rasterio.Affine(400, 300, EAST - 2000, 300, -400, NORTH)),
-    "another zone": ("EPSG:32654", over_the_radar("EPSG:32654", 500, (12, 12))),
-    "degrees": ("EPSG:4326", over_the_radar("EPSG:4326", 0.005, (12, 12))),
-    "Mercator": ("EPSG:3857", over_the_radar("EPSG:3857", 900, (12, 12))),
-    "a point for a pixel": (UTM, rasterio.Affine(500, 0, EAST - 250, 0, -500, NORTH + 250)),
+PLACES: dict[str, tuple[str, Affine | float]] = {
+    "south at the top": (UTM, Affine(500, 0, EAST, 0, 500, NORTH - 6000)),
+    "east at the left": (UTM, Affine(-500, 0, EAST + 6000, 0, -500, NORTH)),
+    "half a pixel away": (UTM, Affine(500, 0, EAST - 250, 0, -500, NORTH + 250)),
+    "turned": (UTM, Affine(400, 300, EAST - 2000, 300, -400, NORTH)),
+    "another zone": ("EPSG:32654", 500),
+    "degrees": ("EPSG:4326", 0.005),
+    "Mercator": ("EPSG:3857", 900),
+    "a point for a pixel": (UTM, Affine(500, 0, EAST - 250, 0, -500, NORTH + 250)),
 }
+"""Of some rasters only the size of a pixel is given: they lie over the radar."""
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_coarse_raster_lies_where_it_says(place: str, tmp_path: Path) -> None:
     """Warped by rasterio straight to the radar's grid, the raster is the same."""
     crs, at = PLACES[place]
+    if not isinstance(at, Affine):
+        at = over_the_radar(crs, at, (12, 12))
     tif(tmp_path / VH, radar())
 
     def pointed(file: Any) -> None:
@@ -199,8 +203,10 @@ def test_a_coarse_raster_lies_where_it_says(place: str, tmp_path: Path) -> None:
     path = tif(tmp_path / DEPTH, values, at, crs, nodata=-9999, after=pointed)
     with rasterio.open(path) as file:
         straight, near = (
-            reproject(rasterio.band(file, 1), np.full(SIZE, np.nan, np.float32), dst_transform=UP,
-                      dst_crs=UTM, dst_nodata=np.nan, resampling=how, tolerance=0)[0]
+            warp.reproject(
+                rasterio.band(file, 1), np.full(SIZE, np.nan, np.float32), dst_transform=UP,
+                dst_crs=UTM, dst_nodata=np.nan, resampling=how, tolerance=0,
+            )[0]
             for how in (rasterio.enums.Resampling.bilinear, rasterio.enums.Resampling.nearest)
         )  # fmt: skip
     pixels = seen(tmp_path, "bathymetry")
@@ -215,16 +221,16 @@ def test_a_coarse_raster_lies_where_it_says(place: str, tmp_path: Path) -> None:
 
 
 def gone(folder: Path) -> None:
-    tif(folder / VH, radar(), rasterio.Affine.identity(), None)
+    tif(folder / VH, radar(), Affine.identity(), None)
 
 
 def elsewhere(**profile: Any) -> Callable[[Path], None]:
-    place = rasterio.Affine(10, 0, EAST, 0, -10, NORTH + 5000)
+    place = Affine(10, 0, EAST, 0, -10, NORTH + 5000)
     return lambda folder: tif(folder / CHANNELS["vv"].file, radar(), **{"place": place, **profile})
 
 
 def deep(values: Any = None, **profile: Any) -> Callable[[Path], None]:
-    place = rasterio.Affine(500, 0, EAST, 0, -500, NORTH)
+    place = Affine(500, 0, EAST, 0, -500, NORTH)
     array = depths((12, 12)) if values is None else values
     return lambda folder: tif(folder / DEPTH, array, **{"place": place, **profile})
 
@@ -242,7 +248,7 @@ def in_unit(unit: str) -> Callable[[Any], None]:
 
 def by_points(folder: Path) -> None:
     points = [
-        rasterio.control.GroundControlPoint(row, column, EAST + 10 * column, NORTH - 10 * row)
+        control.GroundControlPoint(row, column, EAST + 10 * column, NORTH - 10 * row)
         for row in (0, SIZE[0]) for column in (0, SIZE[1])
     ]  # fmt: skip
     for name in ("vh", "vv"):
@@ -259,20 +265,17 @@ REFUSED: list[tuple[Callable[[Path], object], str]] = [
         "VV_dB.tif has 200 x 320 pixels and VH_dB.tif 300 x 320",
     ),
     (gone, "VH_dB.tif has no place on Earth .no transform., and VV_dB.tif has one"),
-    (deep(place=rasterio.Affine.identity(), crs=None), "bathymetry.tif has no place on Earth"),
-    (
-        by_points,
-        "VH_dB.tif has no place .* ground control points: warp it .*try.tif has one",
-    ),
+    (deep(place=Affine.identity(), crs=None), "bathymetry.tif has no place on Earth"),
+    (by_points, "VH_dB.tif has no place .* ground control points: warp it .*try.tif has one"),
     (deep(crs='LOCAL_CS["mine",UNIT["m",1]]'), "bathymetry.tif cannot be warped .*: no way leads"),
     (deep(crs=None), "bathymetry.tif has no coordinate system .CRS., and VH_dB.tif has one"),
     (elsewhere(), "VV_dB.tif lies elsewhere than VH_dB.tif: a corner is 500 pixels away"),
     (elsewhere(place=UP, crs="EPSG:32633"), "VV_dB.tif lies elsewhere than VH_dB.tif"),
-    (elsewhere(place=rasterio.Affine(10, 0, EAST, 0, 10, NORTH)), "VV_dB.tif lies elsewhere"),
-    (deep(place=rasterio.Affine(500, 0, 7e5, 0, -500, 5e6)), "it covers no pixel of .*VH_dB.tif"),
+    (elsewhere(place=Affine(10, 0, EAST, 0, 10, NORTH)), "VV_dB.tif lies elsewhere"),
+    (deep(place=Affine(500, 0, 7e5, 0, -500, 5e6)), "it covers no pixel of .*VH_dB.tif"),
     (deep(crs="EPSG:4326"), "bathymetry.tif (lies elsewhere|cannot be warped)"),
     (
-        deep(place=rasterio.Affine(0.01, 0, 190, 0, -0.01, 60), crs="EPSG:4326"),
+        deep(place=Affine(0.01, 0, 190, 0, -0.01, 60), crs="EPSG:4326"),
         "bathymetry.tif lies elsewhere: it covers no pixel of",
     ),
     (deep(after=in_unit("ft")), "bathymetry.tif is in 'ft', and the model takes m"),
@@ -298,14 +301,14 @@ def test_what_cannot_be_right_is_refused_by_name(
     ("place", "crs", "note"),
     [
         (UP, UTM, ""),
-        (rasterio.Affine.identity(), None, "have no place on Earth and are taken to cover the sa"),
+        (Affine.identity(), None, "have no place on Earth and are taken to cover the sa"),
         (UP, None, "the rasters name no coordinate system .CRS., and are taken to share one"),
-        (rasterio.Affine(20, 0, EAST, 0, -20, NORTH), UTM, "pixels are 20 x 20 m; boxes, dist"),
-        (rasterio.Affine(1e-4, 0, 9, 0, -1e-4, 60), "EPSG:4326", "pixels are 11.1 x 5.58 m; box"),
+        (Affine(20, 0, EAST, 0, -20, NORTH), UTM, "pixels are 20 x 20 m; boxes, dist"),
+        (Affine(1e-4, 0, 9, 0, -1e-4, 60), "EPSG:4326", "pixels are 11.1 x 5.58 m; box"),
     ],
 )
 def test_what_a_user_should_know_of_a_place_is_noted(
-    place: rasterio.Affine, crs: str | None, note: str, tmp_path: Path
+    place: Affine, crs: str | None, note: str, tmp_path: Path
 ) -> None:
     tif(tmp_path / VH, radar(), place, crs)
     with Scene(tmp_path, ("vh",)) as scene:

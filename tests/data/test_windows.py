@@ -22,11 +22,7 @@ from penstock.data.scenes.windows import Cut
     ],
 )
 def test_cuts(
-    length: int,
-    chip: int,
-    overlap: int,
-    reads: list[tuple[int, int]],
-    cores: list[tuple[int, int]],
+    length: int, chip: int, overlap: int, reads: list[tuple[int, int]], cores: list[tuple[int, int]]
 ) -> None:
     cut = Cut(length, chip, overlap)
     assert [cut.read(index) for index in range(cut.num)] == reads

@@ -15,10 +15,7 @@ from hypothesis import strategies as st
 from penstock.base.config.data import XView3Rules
 from penstock.base.errors import UsageError
 from penstock.cli import main
-from penstock.data.scenes.labels import (
-    read_labels,
-    read_predictions,
-)
+from penstock.data.scenes.labels import read_labels, read_predictions
 from penstock.data.scenes.matching import Counts
 from penstock.data.scenes.objects import Objects
 from penstock.data.scenes.shoreline import read_shoreline, shoreline_path

@@ -18,6 +18,7 @@ import pytest
 
 from penstock.cli import main
 
+from ..later import imported_later
 from ..preloaded import forked_workers
 from .cluster_kit import (
     SMALL,
@@ -37,7 +38,7 @@ from .kit import values
 
 __all__ = ["place", "scheduler"]  # fixtures
 
-distributed = pytest.importorskip("distributed")
+distributed = imported_later("distributed")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 
 FOLDER = Path("out.zarr.penstock")

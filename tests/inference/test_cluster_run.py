@@ -30,6 +30,7 @@ from penstock.inference.run_folder.reader import open_run
 from penstock.inference.sharing import on_worker as worker_side
 
 from ..house import HEAVY
+from ..later import imported_later
 from ..preloaded import forked_workers, started
 from .cluster_kit import (
     QUICK,
@@ -49,7 +50,7 @@ from .kit import values
 
 __all__ = ["place", "scheduler"]  # fixtures
 
-distributed = pytest.importorskip("distributed")
+distributed = imported_later("distributed")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 
 

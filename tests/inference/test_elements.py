@@ -24,13 +24,7 @@ from penstock.data.box import Box
 from penstock.data.grid import indices
 from penstock.data.normalize import Histogram
 from penstock.inference.planning.plan import make_plan, missing_parts, voxels_of
-from penstock.inference.run_folder.block_log import (
-    Key,
-    digest_of,
-    line_of,
-    lost_line,
-    read_lines,
-)
+from penstock.inference.run_folder.block_log import Key, digest_of, line_of, lost_line, read_lines
 from penstock.inference.run_folder.block_set import BlockSet
 from penstock.inference.run_folder.folder import Notes
 from penstock.inference.run_folder.journal import Journal
@@ -81,8 +75,11 @@ def finished(order: list[int], counts: list[int], **knobs: Any) -> Array:
 @pytest.mark.parametrize(
     ("normalize", "order", "counts"),
     [
-        ("global", [2, 1, 2], 2 * [2, 1, 2]),  # float32 is counted in two rounds
-        ("percentile", [2, 3, 1, 3], [3]),  # there is nothing to count
+        # float32 is counted in two rounds, and for percentiles there is nothing to count
+        ("global", [2, 1, 2], 2 * [2, 1, 2]),
+        pytest.param(
+            "percentile", [2, 3, 1, 3], [3], marks=pytest.mark.slow
+        ),  # there is nothing to count
     ],
 )
 def test_elements_in_any_order_and_twice_write_what_one_process_writes(
@@ -348,7 +345,7 @@ def test_a_block_that_one_log_lost_and_another_has_is_written(tmp_path: Path) ->
 def test_who_shares_a_large_job_holds_less_than_a_byte_for_each_block(tmp_path: Path) -> None:
     """A petabyte has rows as long, and a hundred million blocks. What one reading of a log leaves
     behind, whatever its size, is there before memory is counted."""
-    plan = make_plan(config(parts=40), facts((1_500, 1_500, 107_000)), SEED)
+    plan = make_plan(config(parts=40), facts((1_500, 1_500, 54_000)), SEED)
     checks, blocks = ["0123456789abcdef"], plan.geometry.blocks.cells
     (tmp_path / "run.json").write_text(BEGUN)
     with (tmp_path / "done-a.log").open("w") as log:
@@ -365,6 +362,6 @@ def test_who_shares_a_large_job_holds_less_than_a_byte_for_each_block(tmp_path: 
     tracemalloc.stop()
     assert lacking == {0: 1} and lost not in journal.done
     assert voxels == plan.voxels - plan.geometry.blocks.cell(lost[1:]).size
-    assert len(journal.done) == plan.num_blocks - 1 > 15_000
+    assert len(journal.done) == plan.num_blocks - 1 > 7_500
     # Besides: what a log of any size takes, and garbage of a few hundred boxes.
     assert peak < plan.num_blocks + 2**17

@@ -37,7 +37,6 @@ from penstock.inference.stages.watchdog import Watchdog
 from penstock.inference.status import read_status
 from penstock.instruments import Clock
 
-from ..parameters import paired
 from ..preloaded import started
 from .faulty_s3 import distinct, door_to, get, new, put, write_model
 from .kit import SMALL, arange, job, values
@@ -130,7 +129,10 @@ def test_a_request_before_the_first_block_reads_none(tmp_path: Path) -> None:
     assert infer.run_job(job(tmp_path, normalize="global")).blocks_written == 27
 
 
-@pytest.mark.parametrize(("seam", "normalize"), paired(("trim", "blend"), ("percentile", "global")))
+@pytest.mark.parametrize(
+    ("seam", "normalize"),
+    [("blend", "global"), pytest.param("trim", "percentile", marks=pytest.mark.slow)],
+)
 def test_blocks_that_are_half_done_are_made_again(
     seam: str, normalize: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -134,9 +134,8 @@ def test_what_is_said_comes_before_what_is_recorded(training: Path, knobs: dict[
 
 @pytest.mark.parametrize(
     "facts",
-    [None, [], {}, {"scaling": None}, {"scaling": {"lower": 1}},
-     {"scaling": {"lower": 1, "scale": 0}}, {"scaling": {"lower": float("nan"), "scale": 2}},
-     {"scaling": {"lower": "x", "scale": 2}}],
+    [None, [], {"scaling": {"lower": 1}}, {"scaling": {"lower": 1, "scale": 0}},
+     {"scaling": {"lower": float("nan"), "scale": 2}}],
 )  # fmt: skip
 def test_a_record_that_does_not_tell_is_none(training: Path, facts: object) -> None:
     record(training, facts)

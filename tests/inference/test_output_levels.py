@@ -21,7 +21,7 @@ from penstock.inference.stages import output_levels
 from .kit import Array
 
 pytest.importorskip("tensorstore")
-VOLUME = np.random.default_rng(0).integers(0, 4000, (6, 300, 280), "uint16")
+VOLUME = np.random.default_rng(0).integers(0, 4000, (6, 270, 40), "uint16")
 WORDS = "--in-spec in.npy --model-type identity --normalize none --devices cpu --patch 16".split()
 WORDS += "--overlap 2 --chunks 4 64 64 --block 8 128 128 --head-kind intensity".split()
 

@@ -129,7 +129,10 @@ class Smaller(Job):
 
 @pytest.mark.parametrize(
     ("seam", "normalize", "dtype"),
-    [("blend", "global", "float32"), ("trim", "percentile", "uint16")],
+    [
+        ("blend", "global", "float32"),
+        pytest.param("trim", "percentile", "uint16", marks=pytest.mark.slow),
+    ],
 )
 def test_blocks_that_are_computed_anew_have_the_same_bits_in_other_parts_too(
     seam: str, normalize: str, dtype: str, place: Path, monkeypatch: pytest.MonkeyPatch,

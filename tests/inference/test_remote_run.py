@@ -21,6 +21,7 @@ from penstock.inference.run_folder.block_log import Key, line_of
 from penstock.inference.run_folder.bucket_folder import RemoteFolder
 from penstock.inference.run_folder.bucket_log import RemoteLog
 from penstock.inference.run_folder.folder import Notes
+from penstock.inference.run_folder.journal import Journal
 from penstock.inference.status import RunStatus, read_status
 
 from ..preloaded import started
@@ -76,6 +77,25 @@ def document(run_dir: str, name: str) -> Any:
     return json.loads(Bucket(run_dir).read(name) or b"null")
 
 
+def test_a_run_that_was_interrupted_goes_on_by_what_is_in_the_bucket(
+    run_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = Journal.note
+
+    def interrupted(self: Journal, *args: Any) -> None:
+        note(self, *args)
+        if self.written == 5:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "note", interrupted)
+        assert infer(run_dir, "--writer-workers", "1") == 3
+    assert infer(run_dir, "--resume") == 0
+    assert document(run_dir, "summary.json")["blocks_skipped"] == 5
+    assert (values("out.zarr") == alone()).all()
+
+
+@pytest.mark.slow
 def test_a_run_that_was_killed_goes_on_by_what_is_in_the_bucket(
     remote: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -99,8 +119,6 @@ def test_a_run_that_was_killed_goes_on_by_what_is_in_the_bucket(
     assert document(remote, "run.json")["settings"]["run_dir"] == remote
     assert Bucket(remote).read("metrics.jsonl")
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["tmp"]
-    assert infer(remote, "--overwrite", out=out) == 0
-    assert len(Bucket(remote).names("done/")) == 1
 
 
 def test_elements_share_a_run_folder_in_a_bucket(
@@ -121,9 +139,7 @@ def test_elements_share_a_run_folder_in_a_bucket(
     assert f"checksums in {run_dir}\n" in capsys.readouterr().out
 
 
-def test_what_is_damaged_is_repaired_and_another_run_begins_anew(
-    run_dir: str,
-) -> None:
+def test_what_is_damaged_is_repaired_and_another_run_begins_anew(run_dir: str) -> None:
     assert infer(run_dir) == 0
     next(path for path in Path("out.zarr/0/c").rglob("*") if path.is_file()).unlink()
     folder = RemoteFolder(run_dir)
@@ -134,6 +150,7 @@ def test_what_is_damaged_is_repaired_and_another_run_begins_anew(
     assert main(["verify", "out.zarr", "--run-dir", run_dir]) == 0
     assert infer(run_dir, "--overwrite") == 0
     assert document(run_dir, "summary.json")["blocks_skipped"] == 0
+    assert len(Bucket(run_dir).names("done/")) == 1
     log.append(line_of((0, 9, 9, 9)))  # a process of the run before wakes up late
     log.flush()
     assert (0, 9, 9, 9) not in Notes(folder, document(run_dir, "run.json")["run"]).fresh()

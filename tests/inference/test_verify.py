@@ -23,7 +23,6 @@ from penstock.inference import verify as verify_room
 from penstock.inference.run_folder.journal import Journal
 from penstock.inference.run_folder.reader import open_run
 
-from ..parameters import paired
 from .faulty_s3 import Door, write_model
 from .kit import arange, values
 
@@ -35,7 +34,6 @@ DATA[:8] = 0  # no chunk of these is stored
 EDGED = arange((36, 30, 40)) + 1
 """Blocks of 16 that its end cuts along every axis."""
 CHUNKS = (8, 16, 16)
-STORES = ["v3.zarr", "sharded.zarr", "v2.zarr", "out.n5"]
 
 
 def chunk(path: Path, *index: int) -> Path:
@@ -200,7 +198,10 @@ def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-@pytest.mark.parametrize(("store", "harm"), paired(STORES, [flip, truncate, Path.unlink]))
+@pytest.mark.parametrize(
+    ("store", "harm"),
+    [("out.n5", flip), ("sharded.zarr", truncate), ("v2.zarr", Path.unlink)],
+)
 def test_damage_is_found_and_the_command_that_is_named_mends_it(
     store: str, harm: Callable[[Path], Any], tmp_path: Path,
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,

@@ -13,19 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.base.errors import UsageError
-from penstock.instruments.ledger import (
-    Ledger,
-    ledger_to_csv,
-    read_ledger,
-)
-from penstock.instruments.record import (
-    Failure,
-    Memory,
-    Record,
-    Warmup,
-    case_key,
-    parse_record,
-)
+from penstock.instruments.ledger import Ledger, ledger_to_csv, read_ledger
+from penstock.instruments.record import Failure, Memory, Record, Warmup, case_key, parse_record
 
 from ..anew import fork
 from ..places import DATA

@@ -15,16 +15,7 @@ import pytest
 from penstock.base.errors import StageError, UsageError
 from penstock.loading.loader import Loader
 
-from .kit import (
-    DAMAGES,
-    ENGINES,
-    distinct,
-    forbidding,
-    read_by,
-    served,
-    threads_of_loaders,
-    write,
-)
+from .kit import DAMAGES, ENGINES, distinct, forbidding, read_by, served, threads_of_loaders, write
 
 numcodecs = pytest.importorskip("numcodecs")
 pytest.importorskip("tensorstore")

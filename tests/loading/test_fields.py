@@ -110,11 +110,7 @@ DEEP = ((23, 4, 5), (4, 2, 3))
         (CHANNEL_LAST, {"patch": PatchGrid((5, 6), axes=(-3, -2))}, (3, 5, 6, 7)),  # all of it
         (
             CHANNEL_LAST,
-            {
-                "patch": PatchGrid((2, 3), (1, 2), (1, 2)),
-                "channels": (5, 2),
-                "offsets": (-1, 0, 1),
-            },
+            {"patch": PatchGrid((2, 3), (1, 2), (1, 2)), "channels": (5, 2), "offsets": (-1, 0, 1)},
             (3, 3, 2, 3, 2),
         ),
     ],

@@ -16,17 +16,7 @@ from penstock.loading.engines import zarr_metadata
 from penstock.loading.fields import PatchGrid
 from penstock.loading.loader import Loader
 
-from .kit import (
-    ENGINES,
-    FIRST,
-    LAST,
-    arrays,
-    distinct,
-    expected,
-    seen,
-    write,
-    write_plainly,
-)
+from .kit import ENGINES, FIRST, LAST, arrays, distinct, expected, seen, write, write_plainly
 
 numcodecs = pytest.importorskip("numcodecs")
 pytest.importorskip("tensorstore")
@@ -34,11 +24,7 @@ pytest.importorskip("tensorstore")
 
 LAYOUTS: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
     "v2-channels-last": (LAST, (1, 6, 5, 4), {}),
-    "v2-slash": (
-        LAST,
-        (1, 6, 5, 4),
-        {"chunk_key_encoding": {"name": "v2", "separator": "/"}},
-    ),
+    "v2-slash": (LAST, (1, 6, 5, 4), {"chunk_key_encoding": {"name": "v2", "separator": "/"}}),
     "v2-channels-first": (FIRST, (1, 4, 6, 5), {}),
     "v2-chunks-of-3-samples": (LAST, (3, 4, 5, 3), {}),
     "v2-uncompressed": (LAST, (2, 6, 5, 4), {"compressors": None}),
@@ -88,8 +74,7 @@ def test_every_layout_is_read_as_numpy_reads_it(layout: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("channel_axis", "selection"),
-    [*product([-1], SELECTIONS), (1, "channels"), (1, "all-of-it")],
+    ("channel_axis", "selection"), [*product([-1], SELECTIONS), (1, "channels"), (1, "all-of-it")]
 )
 def test_every_selection_is_what_numpy_selects(
     channel_axis: int, selection: str, tmp_path: Path

@@ -46,8 +46,7 @@ GIVEN: dict[str, tuple[dict[str, Any], set[int]]] = {
 
 
 @pytest.mark.parametrize(
-    ("case", "dtype"),
-    [*product(GIVEN, ["<f4"]), ("some", ">f4"), ("normalised", ">f4")],
+    ("case", "dtype"), [*product(GIVEN, ["<f4"]), ("some", ">f4"), ("normalised", ">f4")]
 )
 def test_the_batch_is_what_numpy_makes(case: str, dtype: str, tmp_path: Path) -> None:
     given, together = GIVEN[case]

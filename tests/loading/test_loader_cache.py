@@ -70,12 +70,7 @@ CACHED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(
     ("shuffle", "selection"),
-    [
-        ("none", "plain"),
-        ("block", "plain"),
-        ("global", "windows-over-time"),
-        ("sample", "patches"),
-    ],
+    [("none", "plain"), ("block", "plain"), ("global", "windows-over-time"), ("sample", "patches")],
 )
 def test_the_cache_reads_what_belady_reads_that_sees_the_whole_epoch(
     shuffle: str, selection: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -14,9 +14,10 @@ from penstock.loading.engines import native
 from penstock.loading.loader import Loader
 from penstock.loading.order import Endless, Order
 
+from ..later import imported_later
 from .kit import write
 
-zarr = pytest.importorskip("zarr")
+zarr = imported_later("zarr")
 numcodecs = pytest.importorskip("numcodecs")
 ts = pytest.importorskip("tensorstore")
 

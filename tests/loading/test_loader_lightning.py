@@ -93,8 +93,8 @@ RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
 @pytest.mark.parametrize(
     "run",
     [
-        "third-step-and-validation",
         "each-epoch",
+        pytest.param("third-step-and-validation", marks=pytest.mark.slow),
         pytest.param("part-of-an-epoch", marks=pytest.mark.slow),
     ],
 )

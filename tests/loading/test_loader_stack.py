@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from penstock.base.errors import Refused, UsageError
 from penstock.loading.loader import Loader
 
-zarr = pytest.importorskip("zarr")
+from ..later import imported_later
+
+zarr = imported_later("zarr")
 pytest.importorskip("tensorstore")
 
 ENGINES = ("native", "tensorstore")

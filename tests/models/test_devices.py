@@ -156,7 +156,7 @@ def test_a_net_in_half_precision_is_given_that(form: str, full: np.ndarray) -> N
     assert 0 < np.abs(half - full).max() < 0.05
 
 
-@pytest.mark.parametrize("fixed", [1, 4])
+@pytest.mark.parametrize("fixed", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_program_for_one_size_of_batch_runs_with_that(
     fixed: int, alone: str, full: np.ndarray, tmp_path: Path
 ) -> None:

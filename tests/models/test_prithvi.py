@@ -258,11 +258,7 @@ def test_positions_are_the_sines_and_cosines_of_the_public_code(width: int, grid
 
 
 @pytest.mark.parametrize(
-    ("frames", "prefix"),
-    [
-        pytest.param(1, "encoder.", id="v2"),
-        pytest.param(3, "", id="v1"),
-    ],
+    ("frames", "prefix"), [pytest.param(1, "encoder.", id="v2"), pytest.param(3, "", id="v1")]
 )
 def test_a_public_checkpoint_loads_and_encodes_as_public_code_does(
     frames: int, prefix: str, tmp_path: Path
@@ -327,11 +323,7 @@ def changed(state: dict[str, Tensor], name: str, value: Tensor | None) -> dict[s
     [
         ("encoder.norm.bias", None, "1 tensors missing, 0 unknown.* lacks encoder.norm.bias"),
         ("encoder.extra", torch.ones(1), "0 tensors missing, 1 unknown.* unknown encoder.extra"),
-        (
-            "encoder.norm.bias",
-            torch.ones(768),
-            r"1 of another shape.* encoder.norm.bias is \(768",
-        ),
+        ("encoder.norm.bias", torch.ones(768), r"1 of another shape.* encoder.norm.bias is \(768"),
     ],
     ids=["missing", "unknown", "shape"],
 )

@@ -107,9 +107,7 @@ def test_sides_need_not_be_multiples_of_the_halvings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("net", "least"),
-    [(denoise_net(1 / 8), 16), (denoise_tiny(), 4)],
-    ids=["net", "tiny"],
+    ("net", "least"), [(denoise_net(1 / 8), 16), (denoise_tiny(), 4)], ids=["net", "tiny"]
 )
 def test_sides_that_cannot_be_halved_are_refused(net: nn.Module, least: int) -> None:
     forward(net, torch.zeros(1, 1, least, least, least))

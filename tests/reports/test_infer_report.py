@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import zarr
 
 from penstock.cli import main
 from penstock.inference import run_inference
@@ -18,8 +17,10 @@ from penstock.reports.infer.pictures import output_pictures
 from penstock.reports.infer.report import report_of_run
 from penstock.reports.places import joined, places_of, reports_of_places
 
+from ..later import imported_later
 from .pages import HOSTILE, page_of, run_folder, text_of
 
+zarr = imported_later("zarr")
 READ = {"read": (36.0, 2.0, 4), "forward": (5.0, 5.0, 1), "write": (1.0, 9.0, 2)}
 """Four readers that were busy for 9 of 10 seconds, and a network that waited for half of them."""
 

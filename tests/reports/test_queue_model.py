@@ -10,12 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.reports.queue import simulation as queueing
-from penstock.reports.queue.simulation import (
-    SEED,
-    QueueModel,
-    simulate,
-    utilisation,
-)
+from penstock.reports.queue.simulation import SEED, QueueModel, simulate, utilisation
 
 
 def test_examples_of_the_page() -> None:
@@ -81,12 +76,7 @@ def test_two_readers_read_at_once_where_there_is_room() -> None:
 times = st.integers(1, 400).map(lambda n: n / 100)
 
 
-@given(
-    workers=st.integers(1, 6),
-    queue=st.integers(1, 8),
-    read=times,
-    compute=times,
-)
+@given(workers=st.integers(1, 6), queue=st.integers(1, 8), read=times, compute=times)
 def test_in_the_long_run_every_feed_is_steady(
     workers: int, queue: int, read: float, compute: float
 ) -> None:

@@ -167,9 +167,9 @@ def test_the_newest_run_comes_first(tmp_path: Path) -> None:
 
 @needs_pages
 def test_a_page_of_a_hundred_runs_is_small(tmp_path: Path) -> None:
-    """Each has four curves of 6,000 points: 16 MB if all were written."""
+    """Each has four curves of 2,000 points: 5 MB if all were written."""
     names = [f"curve {number}" for number in range(4)]
-    curves = {name: curve_of(np.random.default_rng(0).random(6_000), step=np.arange(6_000))
+    curves = {name: curve_of(np.random.default_rng(0).random(2_000), step=np.arange(2_000))
               for name in names}  # fmt: skip
     settings = {f"setting {number}": f"{number}" * 20 for number in range(60)}
     runs = [

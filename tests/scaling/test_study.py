@@ -84,11 +84,7 @@ def test_kinds_are_never_in_one_study() -> None:
     runs = [run(1, 100), run(4, 30), strong(4, 33), weak(4, 108), strong(8, 20)]
     by_kind = studies(runs, False)
     kinds = {study.kind: [p.at.first.job for p in study.points] for study in by_kind}
-    assert kinds == {
-        "hybrid": ["101", "104"],
-        "strong": ["101", "s4", "s8"],
-        "weak": ["101", "w4"],
-    }
+    assert kinds == {"hybrid": ["101", "104"], "strong": ["101", "s4", "s8"], "weak": ["101", "w4"]}
 
 
 @given(

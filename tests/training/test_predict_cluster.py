@@ -117,6 +117,7 @@ class Killer(threading.Thread):
         self.join()
 
 
+@pytest.mark.slow
 def test_a_scene_that_fails_is_listed_and_the_others_are_kept(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

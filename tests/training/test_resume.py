@@ -53,7 +53,11 @@ def history(out: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("step", "workers"),
-    [(8, 0), (15, 0), pytest.param(3, 2, marks=pytest.mark.slow)],
+    [
+        (15, 0),
+        pytest.param(8, 0, marks=pytest.mark.slow),
+        pytest.param(3, 2, marks=pytest.mark.slow),
+    ],
 )
 def test_a_killed_run_ends_in_the_weights_of_a_whole_one(
     whole: Path, tmp_path: Path, step: int, workers: int
