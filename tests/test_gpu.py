@@ -475,7 +475,7 @@ def test_the_benchmark_goes_on_after_a_crash_and_keeps_the_roofs_it_looks_up(
     assert (code, len(calls)) == (2, 4), "what is refused is the end"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_benchmark_of_inference_has_a_twin_on_the_cpu(tmp_path: Path) -> None:
     small = {"WORK": str(tmp_path / "work"), "SMOKE": "1", "PYTHON": sys.executable}
     command = ["bash", str(BENCHMARKS / "gpu.sh"), str(tmp_path / "kept"), "infer"]

@@ -39,6 +39,10 @@ TWO_NODES = ["--nodes", "2", "--exclusive", *LIMITS]
 ONE_OF_EACH = ["--ntasks-per-node", "1", *LIMITS]
 
 
+compared = pytest.mark.xdist_group("whole")
+"""One worker of xdist has all tests that look at that study."""
+
+
 @pytest.fixture(scope="module")
 def whole(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a study of one rank and of two, run to its end."""
@@ -125,6 +129,7 @@ def test_ranks_on_nodes_of_unequal_shares(cluster: Cluster) -> None:
     assert said.count("nodes=2, address='n1', port=150") == 3
 
 
+@compared
 def test_a_study_ends_and_leaves_its_results(
     whole: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -160,6 +165,7 @@ def test_a_study_ends_and_leaves_its_results(
     assert halves[0]["steps"] == 2 * halves[1]["steps"]
 
 
+@compared
 def test_torchrun_on_each_of_two_machines_trains_the_same(
     cluster: Cluster, whole: Path, tmp_path: Path
 ) -> None:
@@ -184,6 +190,7 @@ def test_torchrun_on_each_of_two_machines_trains_the_same(
     assert_same_training(whole, output.parent, output.name)
 
 
+@compared
 def test_a_job_that_is_told_to_save_requeues_itself_and_goes_on(
     cluster: Cluster, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -209,6 +216,7 @@ def test_a_job_that_is_told_to_save_requeues_itself_and_goes_on(
     assert "COMPLETED, 1 restart" in capsys.readouterr().out
 
 
+@compared
 def test_a_job_that_is_preempted_comes_back_and_goes_on(
     cluster: Cluster, whole: Path, tmp_path: Path
 ) -> None:

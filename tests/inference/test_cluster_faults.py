@@ -18,7 +18,6 @@ import pytest
 
 from penstock.cli import main
 
-from ..preloaded import forked_workers
 from .cluster_kit import (
     SMALL,
     WORDS,
@@ -146,8 +145,7 @@ def test_a_client_that_is_asked_to_end_has_its_workers_write_what_is_whole(
     assert "died" not in line
     if not second:
         each = (*each, "--model-type", "net.py:slower")
-        with forked_workers():
-            assert infer(*each, "--cluster", workers, "--resume") == 0
+        assert infer(*each, "--resume") == 0
         assert json.loads((FOLDER / "summary.json").read_text())["blocks_skipped"] == blocks
         assert np.array_equal(values("out.zarr"), written_alone(*each))
 
