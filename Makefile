@@ -25,10 +25,10 @@ slow: site                          ## the slow tests, README and docs, and laws
 	SITE=build/site OMP_NUM_THREADS=1 $(RUN) -m pytest -m "slow or docs or hypothesis" \
 		--hypothesis-profile many -n 3 --dist worksteal tests/test_docs.py tests
 
-LOWEST = $(addprefix tests/, data/test_bad_stores.py data/test_chips.py data/test_generate.py data/test_grid.py \
+LOWEST = $(addprefix tests/, data/test_bad_stores.py data/test_chips.py data/test_generate.py \
 	data/test_killed_sinks.py data/test_netcdf.py data/test_normalize.py data/test_packed.py \
 	data/test_remote_stores.py data/test_scenes.py data/test_sinks.py data/test_sources.py data/test_tiff.py \
-	inference/test_job.py inference/test_plan.py inference/test_run.py inference/test_tiling.py \
+	inference/test_job.py inference/test_plan.py inference/test_run.py \
 	instruments/test_gpus.py loading/test_contenders.py loading/test_faults.py \
 	loading/test_loader_lightning.py loading/test_server_errors.py reports/test_csv.py \
 	reports/test_figures.py training/test_detector.py training/test_loop.py \
@@ -105,7 +105,7 @@ gpu: $(VENV)/ready                  ## tests that need a CUDA device
 	$(RUN) -m pytest -m gpu
 
 slurm: $(VENV)/ready                ## tests on two SLURMs of two nodes, started here (root, slurm-wlm, iproute2)
-	$(RUN) -m pytest -n 2 --dist loadgroup -m slurm tests/cluster
+	$(RUN) -m pytest -n 2 --dist loadfile -m slurm tests/cluster
 
 # torch goes in by exact version: asked for in a range, or by another package, pip would fetch the
 # newest build with gigabytes of CUDA libraries. What is never imported need not be compiled.

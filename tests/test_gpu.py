@@ -503,7 +503,7 @@ def test_how_much_of_the_copies_lies_beside_forwards(monkeypatch: pytest.MonkeyP
     assert overlap_of([(0.0, 2.0), (4.0, 6.0)], [(1.0, 3.0), (3.0, 5.0)]) == 0.5
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_benchmark_keeps_ledger_report_and_figures(tmp_path: Path) -> None:
     """gpu.sh, with a preset, scenes and chips that a CPU has time for. It goes on where it was."""
     needed = ("lightning_fabric", "torchvision", "rasterio", "matplotlib")

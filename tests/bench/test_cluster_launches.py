@@ -269,25 +269,6 @@ def test_a_benchmark_on_workers(place: Path, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.slow
-def test_a_client_that_is_killed_is_taken_over(place: Path) -> None:
-    """And no launch of its workers outlives it."""
-    words = ["bench", *BENCH, "--output", "out.csv", "--cluster", "local:1"]
-    client = started(place, words)
-    while client.is_alive() and not records("out.csv"):
-        time.sleep(0.01)
-    below = psutil.Process(client.pid).children(recursive=True) if client.is_alive() else []
-    client.kill()
-    client.join()
-    _, left = psutil.wait_procs(below, timeout=300)
-    assert below and not left
-    before = records("out.csv")
-    with forked_workers():
-        assert main([*words, "--resume"]) == 0
-    assert records("out.csv")[: len(before)] == before
-    assert sorted(r.case["batch"] for r in records("out.csv")) == [1, 2]
-
-
-@pytest.mark.slow
 def test_a_launch_ends_when_its_client_is_gone(place: Path) -> None:
     """On a cluster that lives on: its worker is free for the next client."""
     from distributed import LocalCluster
