@@ -49,9 +49,11 @@ class Step(NamedTuple):
 def environment_in(folder: Path) -> dict[str, str]:
     """The variables of a shell that finds this checkout's ``penstock``."""
     tools = folder / "bin"
-    tools.mkdir()
+    tools.mkdir(exist_ok=True)
     for name, module in (("penstock", "penstock"), ("torchrun", "torch.distributed.run")):
         tool = tools / name
+        if tool.exists():  # a test has put its own there
+            continue
         tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m {module} "$@"\n')
         tool.chmod(0o755)
     return os.environ | {

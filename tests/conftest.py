@@ -49,9 +49,9 @@ def _holds_tests(folder: str) -> bool:
 if _holds_tests("/dev/shm"):
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 
-# Each law is held with a few examples whenever tests are run, and with many once in `make check`.
-# A machine that is busy makes no example wrong.
-for name, max_examples in (("few", 3), ("many", 100)):
+# Each law is held with a few examples whenever tests are run, with many once in `make check`, and
+# with most in `make proofs`. A machine that is busy makes no example wrong.
+for name, max_examples in (("few", 3), ("many", 30), ("most", 200)):
     settings.register_profile(name, deadline=None, max_examples=max_examples)
 settings.load_profile("few")
 
@@ -60,6 +60,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """What Dask warns of where a machine is busy is no error."""
     slow = "ignore:Creating scratch directories is taking a surprisingly long time:UserWarning"
     config.addinivalue_line("filterwarnings", slow)
+    if "not slow" not in config.option.markexpr:
+        os.environ["TRAININGS_FORKED"] = "1"  # what all of them load is loaded before they fork
 
 
 def pytest_collection() -> None:

@@ -7,12 +7,18 @@ What is loaded by now is searched for garbage by none of them: each search took 
 into all pages that are shared. A run asks whether anything is frozen, and Python would count it."""
 
 import gc
+import os
 
 from distributed.versions import get_versions
 
 from penstock.base.config.infer import InferConfig
 from penstock.inference.opening.identity import _version, code_of_voxels
 
+if "TRAININGS_FORKED" in os.environ:
+    from penstock.training.ranks import torchmetrics_by_version
+
+    with torchmetrics_by_version():
+        import lightning_fabric  # noqa: F401
 get_versions()
 InferConfig.model_rebuild()
 code_of_voxels()

@@ -3,14 +3,19 @@ done nothing else."""
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import multiprocessing
 import os
+import socket
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+
+from .ports import held_port
 
 PENSTOCK = "from penstock.cli import entry; entry()"
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -47,6 +52,74 @@ def forked_workers() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch, dask.config.set(settings):
         patch.setattr(of_dask, "_forkserver_preload_set", True)
         yield
+
+
+_TOOL = """\
+#!{python} -ISE
+import os, socket, sys
+asked = socket.socket(socket.AF_UNIX)
+asked.connect({address!r})
+asked.sendall(repr((sys.argv, os.getpid(), os.getcwd(), dict(os.environ))).encode())
+asked.shutdown(socket.SHUT_WR)
+sys.exit(int(asked.recv(9)))
+"""
+
+
+@contextlib.contextmanager
+def forked_commands(folder: Path) -> Iterator[None]:
+    """Within it a shell finds ``penstock`` and ``torchrun`` in a folder, which fork each time."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        address = str(folder / "socket")
+        listener.bind(address)
+        listener.listen()
+        for name in ("penstock", "torchrun"):
+            tool = folder / name
+            tool.write_text(_TOOL.format(python=sys.executable, address=address))
+            tool.chmod(0o755)
+        _ready()
+        threading.Thread(target=_answer, args=(listener,), daemon=True).start()
+        yield
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def _answer(listener: socket.socket) -> None:
+    """Fork for one client after another, until nobody listens."""
+    while True:
+        try:
+            client, _ = listener.accept()
+        except OSError:
+            return
+        with client, client.makefile() as asked, contextlib.closing(held_port()) as held:
+            (tool, *words), *where, environment = ast.literal_eval(asked.read())
+            places: list[dict[str, str]] = [{}]
+            if Path(tool).name == "torchrun":
+                ranks = words[words.index("--nproc-per-node") + 1]
+                words = words[words.index("penstock") + 1 :]
+                together = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{held.getsockname()[1]}"}
+                together |= {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+                places = [
+                    {**together, "RANK": f"{n}", "LOCAL_RANK": f"{n}"} for n in range(int(ranks))
+                ]
+            processes = [
+                _CONTEXT.Process(target=_run_for, args=(words, *where, environment | place))
+                for place in places
+            ]
+            for process in processes:
+                process.start()
+            for process in processes:
+                process.join()
+            client.sendall(f"{max(each.exitcode or 0 for each in processes)}".encode())
+
+
+def _run_for(words: Sequence[str], client: int, folder: str, environment: dict[str, str]) -> None:
+    """Run ``penstock`` where a client was started, into its pipes."""
+    for stream in (1, 2):
+        os.dup2(os.open(f"/proc/{client}/fd/{stream}", os.O_WRONLY | os.O_APPEND), stream)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = ["penstock", *words]
+    exec(PENSTOCK, {"__name__": "__main__"})
 
 
 def _ready() -> None:

@@ -31,7 +31,7 @@ def test_benchmarks_import_names_that_are_there() -> None:
     assert gone == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_quick_benchmark_measures_or_skips_every_contender(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

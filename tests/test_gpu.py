@@ -477,7 +477,7 @@ def test_the_benchmark_goes_on_after_a_crash_and_keeps_the_records_of_doctor(
     assert (code, len(calls)) == (2, 4), "what is refused is the end"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_benchmark_of_inference_has_a_twin_on_the_cpu(tmp_path: Path) -> None:
     small = {"WORK": str(tmp_path / "work"), "SMOKE": "1", "PYTHON": sys.executable}
     command = ["bash", str(BENCHMARKS / "gpu.sh"), str(tmp_path / "kept"), "infer"]
@@ -505,7 +505,7 @@ def test_how_much_of_the_copies_lies_beside_forwards(monkeypatch: pytest.MonkeyP
     assert overlap_of([(0.0, 2.0), (4.0, 6.0)], [(1.0, 3.0), (3.0, 5.0)]) == 0.5
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_benchmark_keeps_ledger_report_and_figures(tmp_path: Path) -> None:
     """gpu.sh, with a preset, scenes and chips that a CPU has time for. It goes on where it was."""
     needed = ("lightning_fabric", "torchvision", "rasterio", "matplotlib")

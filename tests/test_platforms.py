@@ -87,7 +87,7 @@ def run(system: str, code: str, folder: Path, first: str = "") -> tuple[int, str
     ("run", "system"),
     [
         (run_forked, "win32"),
-        *(pytest.param(run, each, marks=pytest.mark.slow) for each in ("darwin", "win32")),
+        pytest.param(run, "darwin", marks=pytest.mark.slow),
     ],
 )
 def test_every_verb_is_imported_and_helps_and_what_windows_cannot_is_said_in_a_sentence(

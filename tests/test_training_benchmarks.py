@@ -62,8 +62,13 @@ def test_verdicts_on_the_emulator_are_computed(monkeypatch: pytest.MonkeyPatch) 
     assert table({"final": {**final, "val_relative_rmse": 1.1}})[-1].startswith("- **NOT MET**")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["detector", "emulator"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("detector", marks=pytest.mark.long),
+        pytest.param("emulator", marks=pytest.mark.slow),
+    ],
+)
 def test_quick_benchmarks_run(name: str, tmp_path: Path) -> None:
     needed = {"detector": ("torchvision", "rasterio"), "emulator": ("xarray",)}[name]
     if not all(map(find_spec, (*needed, "lightning_fabric", "matplotlib"))):

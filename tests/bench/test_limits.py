@@ -224,7 +224,7 @@ def test_a_real_boundary_under_a_limit_of_the_kernel(tmp_path: Path) -> None:
     }  # fmt: skip
     budget = 700 * MIB
     ledger = Ledger(tmp_path / "ledger")
-    (limit,) = limits.model_limits(case, ["512"], 2, 1024, budget, ledger, timeout_s=300)
+    (limit,) = limits.model_limits(case, ["1024"], 2, 1024, budget, ledger, timeout_s=300)
     answers = {record.case["batch"]: record.status for record in ledger.records()}
     assert limit.batch is not None and limit.failing_batch == limit.batch + 1, limit.sentence
     assert (answers[limit.batch], answers[limit.failing_batch]) == ("ok", "oom_host")

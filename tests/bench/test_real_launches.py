@@ -12,11 +12,9 @@ from penstock.bench.launch.supervisor import LaunchRequest, run_launch
 
 from .kit_loader import SAMPLE_BYTES, case
 from .kit_model import CASE
-from .kit_queue import CASE as QUEUE
 
 SERIES = {"seconds": 0.0, "precision": 0.0, "series": 2, "warmup_samples": 1}
 TIMED = {"seconds": 0.1, "precision": 0.5}
-PRODUCT = {"device": "cpu", "dtype": "float32", "size": 64}
 MODEL = ("model", {**CASE, "model": "NETS:convs"}, TIMED,
          {"samples": 2, "pixels": 512, "useful_pixels": 512}, ["step"])  # fmt: skip
 
@@ -25,16 +23,8 @@ MODEL = ("model", {**CASE, "model": "NETS:convs"}, TIMED,
     ("scenario", "knobs", "rules", "work", "samples", "where"),
     [
         (*MODEL, "here"),
-        *(pytest.param(*words, "process", marks=pytest.mark.slow) for words in (
-            ("loader", {"batches": 2}, SERIES,
-             {"samples": 2, "bytes": 2 * SAMPLE_BYTES}, ["step"]),
-            ("queue", {**QUEUE, "compute_time": 0.01}, SERIES, {"samples": 2},
-             ["step", "get", "compute"]),
-            ("zoo:Animal", {}, TIMED, {"samples": 1}, ["step", "forward"]),
-            ("ladder", {"batches": 2, "rung": "L1"}, SERIES,
-             {"samples": 2, "bytes": 2 * SAMPLE_BYTES}, ["step"]),
-            ("matmul", PRODUCT, TIMED, {"flops": 2 * 64**3, "bytes": 3 * 64**2 * 4}, ["step"]),
-        )),
+        pytest.param("loader", {"batches": 2}, SERIES, {"samples": 2, "bytes": 2 * SAMPLE_BYTES},
+                     ["step"], "process", marks=pytest.mark.slow),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
@@ -46,7 +36,7 @@ def test_a_real_launch(
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
     if where == "here":
         request.getfixturevalue("launches_here")
-    if scenario in ("loader", "ladder"):
+    if scenario == "loader":
         knobs = case(data, **knobs)
     if knobs.get("model"):
         knobs = {**knobs, "model": knobs["model"].replace("NETS", nets)}

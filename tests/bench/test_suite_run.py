@@ -238,14 +238,7 @@ def test_ranks_are_torchruns_and_one_launch(tmp_path: Path) -> None:
     assert record.memory.host_peak and record.memory.host_shared, "ranks share pages"
 
 
-@pytest.mark.slow
-def test_a_rank_that_fails_says_why(tmp_path: Path) -> None:
-    case = spiral(tmp_path, distributed=True, learning_rate=1e30) | {"world_size": 2}
-    request = LaunchRequest(scenario="train", case=case, rules=RULES)
-    record = run_launch(request, launch=0, order=None, timeout_s=300)
-    assert record.status == "crash"
-    assert record.error is not None
-    assert "torchrun ended with exit code 1: the loss is " in record.error.message
+def test_a_rank_that_fails_says_why() -> None:
     lines = [f"penstock train: {NOT_A_RANK}", "penstock train: a.zarr cannot be read", "W: rank 1"]
     assert scenario._fault(lines) == "a.zarr cannot be read"
 

@@ -19,7 +19,6 @@ import pytest
 from penstock.cli import main
 
 from ..later import imported_later
-from ..preloaded import forked_workers
 from .cluster_kit import (
     SMALL,
     WORDS,
@@ -147,8 +146,7 @@ def test_a_client_that_is_asked_to_end_has_its_workers_write_what_is_whole(
     assert "died" not in line
     if not second:
         each = (*each, "--model-type", "net.py:slower")
-        with forked_workers():
-            assert infer(*each, "--cluster", workers, "--resume") == 0
+        assert infer(*each, "--resume") == 0
         assert json.loads((FOLDER / "summary.json").read_text())["blocks_skipped"] == blocks
         assert np.array_equal(values("out.zarr"), written_alone(*each))
 
@@ -201,8 +199,10 @@ def test_what_a_worker_lacks_is_named_with_its_host(
         ("--devices", "cuda"): "--devices cuda: this machine has cpu",
     }.items():
         assert infer(*words, "--cluster", scheduler.address) == 2
-        *_, line = capsys.readouterr().err.splitlines()  # of one that comes late more is said
-        assert line.startswith("penstock infer: on the worker n9: --") and said in line
+        *_, line = capsys.readouterr().err.splitlines()
+        # Of a worker that comes late, more is said before.
+        assert line.startswith("penstock infer: ") and "on the worker n9: --" in line
+        assert said in line
     assert not Path("out.zarr").exists() and not FOLDER.exists()
     assert infer("--cluster", scheduler.address, "--run-dir", "own/run") == 2
     said = capsys.readouterr().err
@@ -243,10 +243,9 @@ def test_a_store_that_is_restarted_is_waited_for_by_client_and_workers(
         once = {"context": {"s3_request_retries": {"max_retries": 1, "initial_delay": "10ms"}}}
         out = {**new(door, "out", alone[0, 0], 16), **once}
         words = ("--parts", "9", "--run-dir", str(FOLDER))
-        Path("hold").write_text(
-            "12"
-        )  # it cannot end before the store is away, however busy the machine
-        job = client("local:2", *words, model="net.py:held", out=json.dumps(out))
+        # It cannot end before the store is away, however busy the machine.
+        Path("hold").write_text("12")
+        job = client("local:1", *words, model="net.py:held", out=json.dumps(out))
         for _ in eventually():
             if [*written(FOLDER)]:
                 break

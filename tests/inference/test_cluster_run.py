@@ -95,7 +95,7 @@ class Killer:
         Path("hold").unlink()
 
 
-@pytest.mark.parametrize("times", [1, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [1, pytest.param(10, marks=pytest.mark.long)])
 def test_a_worker_that_is_killed_at_random_changes_no_byte(
     times: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

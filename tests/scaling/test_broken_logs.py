@@ -124,7 +124,7 @@ def test_zero_and_negative_times_are_refused(tmp_path: Path, seconds: str) -> No
         read_text(tmp_path, text)
 
 
-@pytest.mark.parametrize("rounds", [60, pytest.param(2_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [60, pytest.param(2_000, marks=pytest.mark.long)])
 def test_of_mutated_logs_only_a_usage_error_is_raised(tmp_path: Path, rounds: int) -> None:
     """By who reads them and by the study."""
     whole = [

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,11 +11,15 @@ import pytest
 from penstock.cli import main
 from penstock.scaling.sources.read import read_runs
 
+from ..preloaded import started
+from ..training.kit import forked_ranks
 from .kit import one, write
 
 
 @pytest.mark.slow
-def test_a_real_training_is_the_same_run_wherever_it_is_read(tmp_path: Path) -> None:
+def test_a_real_training_is_the_same_run_wherever_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its folder, its log, a real database of MLflow and a real archive of Comet."""
     pytest.importorskip("torch")
     words = "train spiral --epochs 2 --num-samples 1000 --device cpu --track".split()
@@ -27,11 +28,11 @@ def test_a_real_training_is_the_same_run_wherever_it_is_read(tmp_path: Path) -> 
         for name, package in (("mlflow", "mlflow"), ("comet", "comet_ml"))
         if find_spec(package)
     ]
-    done = subprocess.run(
-        [sys.executable, "-m", "penstock", *words, *trackers, "--output-dir", tmp_path / "run"],
-        check=True, capture_output=True, text=True,
-        env={**os.environ, "SLURM_JOB_ID": "31"},
-    )  # fmt: skip
+    monkeypatch.setenv("SLURM_JOB_ID", "31")
+    process = started(tmp_path, [*words, *trackers, "--output-dir", str(tmp_path / "run")])
+    process.join()
+    printed = (tmp_path / "said").read_text()
+    assert process.exitcode == 0, printed
     (folder,) = read_runs([tmp_path / "run"])
     others = [*tmp_path.glob("run/**/*.db"), *tmp_path.glob("run/**/*.zip")]
     assert len(others) == len(trackers)
@@ -41,7 +42,7 @@ def test_a_real_training_is_the_same_run_wherever_it_is_read(tmp_path: Path) -> 
         for name in ("devices", "seconds", "epochs", "samples", "batch", "val_loss", "val_acc"):
             assert getattr(tracked, name) == pytest.approx(getattr(folder, name)), (name, other)
         assert len(read_runs([tmp_path / "run", other])) == 1
-    (path,) = write(tmp_path, {"slurm-31.out": done.stdout})
+    (path,) = write(tmp_path, {"slurm-31.out": printed})
     log_run = one(path)
     assert folder.seconds is not None
     assert log_run.seconds == pytest.approx(folder.seconds, abs=0.006)
@@ -56,16 +57,9 @@ def test_a_rank_slowed_by_50_ms_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("torch")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command += "--rdzv-backend c10d --rdzv-endpoint 127.0.0.1:0 --local-addr 127.0.0.1".split()
-    command += "-m penstock train tests.scaling.slowed:Slowed --num-samples 200".split()
-    command += "--batch-size 4 --epochs 2 --optimizer adam --distributed --device cpu".split()
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, "--output-dir", str(tmp_path / "run")],
-        env=environment, capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    words = ["tests.scaling.slowed:Slowed", "--num-samples", "200", "--batch-size", "4"]
+    done = forked_ranks(tmp_path / "run", *words, "--epochs", "2", "--optimizer", "adam")
+    assert done.codes == [0, 0], done.said
     assert main(["explain", str(tmp_path / "run")]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert re.search(r"Rank 1 is the last in (?:[89]\d|100)% of \d+ steps", said), said

@@ -67,7 +67,7 @@ def test_scores_of_any_number_of_epochs_take_little_memory(tmp_path: Path) -> No
     assert run.scores["val_loss"][1] == (5, 4.5) and set(scores) == {0.5}
 
 
-@pytest.mark.parametrize("rounds", [10, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [10, pytest.param(200, marks=pytest.mark.long)])
 def test_shapes_change_nothing(tmp_path: Path, rounds: int) -> None:
     """Mutated and shuffled logs are read by shapes, and each line in full."""
     path, by_shape = tmp_path / "slurm-7.out", 0

@@ -115,7 +115,6 @@ def test_where_nothing_is_set_comet_s_own_address_is_asked(tmp_path: Path) -> No
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()
 
-    assert account()[0] == "None https://www.comet.com/clientlib/"
     assert account(COMET_API_KEY=KEY)[0] == f"{KEY} https://www.comet.com/clientlib/"
     address = "https://comet.example.org/clientlib/"
     settings = f"[comet]\nurl_override = {address}\napi_key = {KEY}\n"

@@ -53,7 +53,7 @@ def test_spiral_is_learnt(tmp_path: Path) -> None:
     assert float(right) == pytest.approx(results["best"]["score"], abs=1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_spiral_is_learnt_by_its_defaults(tmp_path: Path) -> None:
     """As `penstock train spiral` has it: dropout and all, noise of 0.05. Its score is the best of
     its epochs, so those after the first that is good enough change nothing."""
