@@ -101,7 +101,8 @@ def test_a_tif_of_a_volume_is_an_ome_tiff(capsys: pytest.CaptureFixture[str]) ->
             right = reduced(right, (1, 1, 2, 2), "mode")
         assert len(series.levels) == 3
     assert convert("in.zarr", "one.tif", "--levels", "none") == 0
-    assert len(tifffile.TiffFile("one.tif").series[0].levels) == 1
+    with tifffile.TiffFile("one.tif") as file:
+        assert len(file.series[0].levels) == 1
 
 
 def test_geotiff() -> None:

@@ -107,7 +107,6 @@ class MemorySink:
     address: str
     local_path: Path | None = None
     exists: bool = True
-    fill: Any = 0
     root: Any = None
 
     def __post_init__(self) -> None:

@@ -126,10 +126,6 @@ class Sink(Protocol):
     root: Any
     """TensorStore's key-value store at ``address``, None for an array in memory."""
 
-    @property
-    def fill(self) -> Any:
-        """The value of voxels that were never written. Known after `create`."""
-
     def check(self) -> None:
         """Raise `UsageError` where `create` would delete something and may not; changes nothing."""
 

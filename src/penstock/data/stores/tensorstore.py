@@ -152,6 +152,7 @@ class TensorStoreSink:
 
     @property
     def fill(self) -> Any:
+        """The value of voxels that were never written. Known after `create`."""
         value = self._view.fill_value
         return 0 if value is None else value
 
