@@ -4,6 +4,7 @@ from .grid import flatten as flatten
 from .grid import indices as indices
 from .grid import reflect as reflect
 from .levels import Rule as Rule
+from .levels import levels_below as levels_below
 from .netcdf import open_netcdf as open_netcdf
 from .normalize import Histogram as Histogram
 from .normalize import Scaling as Scaling

@@ -60,7 +60,7 @@ def with_rest(
     Raises:
         Incomplete: The job was asked to end.
     """
-    from ...data import add_levels, make_file
+    from ...data import add_levels, levels_below, make_file
 
     def going_on(what: str, _: int) -> None:
         if request.why:
@@ -74,6 +74,8 @@ def with_rest(
     patient = partial(patiently, config.retry_for)
     notes = list(summary.notes)
     for number, place, sink in _images(config, sinks):
+        if not levels_below(sink.domain.shape, count=count):  # opening a small image costs more
+            continue
         began = time.monotonic()
         work = partial(
             add_levels, place, rule=rules[number], count=count, again=False,
