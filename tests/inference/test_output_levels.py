@@ -16,6 +16,7 @@ from penstock.cli import main
 from penstock.data import add_levels, open_source
 from penstock.data.levels import reduced
 from penstock.data.stores import pyramid
+from penstock.inference.opening import job
 from penstock.inference.stages import output_levels
 
 from .kit import Array
@@ -65,6 +66,32 @@ def test_an_image_gets_levels(capsys: pytest.CaptureFixture[str]) -> None:
     assert infer("e.zarr", "--levels", "0") == 2
 
 
+@pytest.mark.parametrize(
+    ("blocks", "room", "later"),
+    [
+        (["--chunks", "4", "64", "64", "--block", "8", "128", "128"], 2**27, False),
+        (["--chunks", "3", "27", "20", "--block", "6", "54", "20"], 2**27, False),
+        (["--chunks", "3", "15", "20", "--block", "3", "45", "20"], 2**27, True),  # not in pairs
+        (["--chunks", "4", "64", "64", "--block", "4", "64", "64"], 1000, True),
+    ],
+)
+def test_the_first_level_is_made_of_blocks_as_they_come(
+    blocks: list[str], room: int, later: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What does not line up with blocks, or has no room, is made at the end."""
+    made, make = [], pyramid._make
+
+    def noted(above: Any, halved: Any, sink: Any, rule: Any, cell: Any) -> int:
+        made.append(cell)
+        return make(above, halved, sink, rule, cell)
+
+    monkeypatch.setattr(pyramid, "_make", noted)
+    monkeypatch.setattr(job, "_MOST_LEVEL_BYTES", room)
+    assert infer("a.zarr", *blocks, "--patch", "3", "15", "16") == 0
+    check("a.zarr", 2)
+    assert bool(made) == later
+
+
 def test_a_run_that_begins_looks_for_no_levels(monkeypatch: pytest.MonkeyPatch) -> None:
     """To take them away lists the store, which not everybody may do."""
     monkeypatch.setattr(pyramid, "_remove", interrupt)
@@ -95,11 +122,11 @@ def test_a_job_that_ends_among_levels_goes_on(
 
     with monkeypatch.context() as patched:
         patched.setattr(output_levels, "usable_cores", asked_to_end)
-        assert infer("a.zarr") == Incomplete.exit_code
+        assert infer("a.zarr", "--levels", "3") == Incomplete.exit_code
     assert "levels are not, when SIGUSR1 ended the job" in capsys.readouterr().err
     assert len(levels("a.zarr")) == 1
-    assert infer("a.zarr", "--resume") == 0
-    check("a.zarr", 2)
+    assert infer("a.zarr", "--levels", "3", "--resume") == 0
+    check("a.zarr", 3)
 
 
 def test_what_a_repair_writes_reaches_the_levels() -> None:

@@ -3,8 +3,10 @@ from .grid import Grid as Grid
 from .grid import flatten as flatten
 from .grid import indices as indices
 from .grid import reflect as reflect
+from .levels import LevelBelow as LevelBelow
 from .levels import Rule as Rule
 from .levels import levels_below as levels_below
+from .levels import reduced as reduced
 from .netcdf import open_netcdf as open_netcdf
 from .normalize import Histogram as Histogram
 from .normalize import Scaling as Scaling
@@ -86,6 +88,7 @@ from .stores.protocols import Source as Source
 from .stores.protocols import is_file as is_file
 from .stores.protocols import overlap as overlap
 from .stores.pyramid import add_levels as add_levels
+from .stores.pyramid import begin_first_level as begin_first_level
 from .stores.pyramid import count_differing as count_differing
 from .stores.pyramid import levels_to_add as levels_to_add
 from .stores.pyramid import remove_levels as remove_levels

@@ -13,7 +13,7 @@ from ..base import SUMMARY_FILE, InferConfig, build, modes_kept, names_parameter
 from .opening.job import Job
 from .run_folder.ending import EndRequest
 from .stages.beginning import begun
-from .stages.output_levels import with_rest
+from .stages.output_levels import first_levels, with_rest
 from .stages.pipeline import compute
 from .stages.run import Run
 from .stages.statistics import find_scalings
@@ -80,6 +80,7 @@ def run_job(
     with begun(job) as (journal, lock):
         run = Run(job, journal, lock, request)
         run.open_outputs()
+        run.levels = first_levels(job)
         with run.at_work():
             compute(run, range(len(run.parts)), find_scalings(run), progress)
         run.check_written("run again with --resume")

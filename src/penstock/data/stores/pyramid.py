@@ -101,6 +101,33 @@ def add_levels(
     return levels
 
 
+def begin_first_level(
+    path: str, count: int | None, name: str
+) -> tuple[LevelBelow, TensorStoreSink] | None:
+    """Create the first level below an image, before the image names it.
+
+    Args:
+        path: The OME-Zarr group, of which level 0 is there.
+        count: The number of levels in all, as for `add_levels`.
+        name: The flag that messages name.
+
+    Returns:
+        How it is made, and where; None for an image that gets no level, or has some.
+
+    Raises:
+        UsageError: It cannot be opened.
+    """
+    where = f"{name} {scrub(path)}".strip()
+    root = open_kvstore(kvstore_of(path), where)
+    image = image_of(read_attributes(reader_of(root, where), where)[1], None, where)
+    first = level_of(path, 0, name)
+    levels = levels_below(first.domain.shape, first.scale, count)
+    if not levels or len(image["datasets"]) > 1:
+        return None
+    place = _paths(str(image["datasets"][0]["path"]), len(levels))[0]
+    return levels[0], _opened(first, levels[0], first.spec["kvstore"], place, where)[1]
+
+
 def levels_to_add(
     path: str, count: int | None = None, name: str = "", axes: Sequence[int] = SPACE
 ) -> list[LevelBelow]:

@@ -25,7 +25,7 @@ from ...base import (
     torch_threads,
     usable_cores,
 )
-from ...data import Sink, Source, check_knows_chunks, file_notes, why_no_lock
+from ...data import Sink, Source, check_knows_chunks, file_notes, levels_below, why_no_lock
 from ...instruments import available_memory
 from ...models import (
     Model,
@@ -53,6 +53,10 @@ from .normalisation import normalised_as
 from .outputs import open_outputs
 from .sample import open_sample
 from .selection import open_input, select, uneven, volumes_of, with_bands
+
+_MOST_LEVEL_BYTES = 2**27
+"""Most bytes of a level of which not all blocks have come. A layer of its chunks takes about this
+much in a volume of 1500 voxels along y and x."""
 
 
 class Job:
@@ -260,7 +264,22 @@ def _gather_facts(
             identity.maker([source, *job.sinks], devices, job.config.threads)
         ),
         notes=(*notes, *_notes(job, source)),
+        level_bytes=_level_bytes(job),
         making_bytes=max(getattr(sink, "making_bytes", 0) for sink in job.sinks),
+    )
+
+
+def _level_bytes(job: Job) -> int:
+    """Bytes for the first level below outputs, in a process that begins a run and does it alone."""
+    config = job.config
+    if config.levels == "none" or config.resumes or config.shared_by is not None:
+        return 0
+    images = [sink for sink in job.sinks if getattr(sink, "documents", None)]
+    below = [levels_below(sink.domain.shape, count=config.levels) for sink in images]
+    return sum(
+        min(_MOST_LEVEL_BYTES, math.prod(levels[0].shape) * sink.dtype.itemsize)
+        for sink, levels in zip(images, below, strict=True)
+        if levels
     )
 
 

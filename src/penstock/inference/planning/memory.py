@@ -13,6 +13,8 @@ from ..tiling.traffic import BrickShape
 
 LIBRARY_BYTES = 2 * 32 * 2**20
 """Most bytes of torch's workspaces for cuBLAS and cuBLASLt, as on a Hopper GPU."""
+LEVEL_VOXEL_BYTES = 4
+"""Bytes that halving a block takes for each of its voxels, at most."""
 RUNTIME_BYTES = 80 * 2**20
 """Bytes of thread stacks, arenas and codecs, measured as benchmarks/README.md says."""
 CPU_FORWARD = 2
@@ -85,6 +87,8 @@ class Facts:
     arithmetic: str = ""
     """Torch, instruction set, threads and GPUs, for the printed plan. The last bits of sums depend
     on them."""
+    level_bytes: int = 0
+    """Bytes that the first level below outputs may take while blocks come."""
     making_bytes: int = 0
     """Bytes that files take which are made of their blocks at the end."""
     notes: tuple[str, ...] = ()
@@ -126,6 +130,8 @@ class HostMemory:
     decoding: int
     """Bytes of decoded chunks that do not fit into the cache."""
     runtime: int = RUNTIME_BYTES
+    levels: int = 0
+    """Bytes of the first level below outputs, of which not all blocks have come."""
     making: int = 0
     """Bytes for files that are made once all blocks are written: what the stages held stays in the
     heap."""

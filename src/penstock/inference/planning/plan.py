@@ -20,6 +20,7 @@ from ..tiling.parts import Extent, Parts
 from ..tiling.traffic import BrickShape, CacheLevel, largest_brick, open_peak, reads
 from .cuts import cuts
 from .memory import (
+    LEVEL_VOXEL_BYTES,
     Facts,
     HostMemory,
     block_voxel_bytes,
@@ -202,7 +203,7 @@ class Plan:
         yield "writes", f"{size(self.output_bytes)} before compression"
         yield "host memory", f"{size(memory.total)} of {size(self.memory_limit)} at most"
         for part in memory.__slots__:
-            if part != "making" or memory.making:
+            if part not in ("levels", "making") or getattr(memory, part):
                 yield f"  {part}", size(getattr(memory, part))
         if self.device_peak is not None:
             yield "device memory", f"{size(self.device_peak)} on each device"
@@ -245,7 +246,12 @@ def make_plan(
     fitting = [plan for plan in plans if plan.memory.total <= limit]
     if not fitting:
         return min(plans, key=lambda plan: plan.memory.total)
-    return min(fitting, key=_cost)
+    best = min(fitting, key=_cost)
+    if not facts.level_bytes:
+        return best
+    levels = facts.level_bytes + LEVEL_VOXEL_BYTES * math.prod(best.geometry.block)
+    levels = min(levels, limit - best.memory.total)
+    return replace(best, memory=replace(best.memory, levels=levels))
 
 
 def _counted(count: int, noun: str) -> str:

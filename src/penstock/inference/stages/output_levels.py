@@ -1,5 +1,5 @@
 """The levels of outputs that are OME-Zarr images, and outputs that become files: both are made once
-all blocks are written.
+all blocks are written, but for the first level, which is made of blocks as they come.
 
 The metadata names levels only while they are those of the blocks. So a run that will write blocks
 into an image with levels takes these away first, and whoever ends the job makes them.
@@ -7,17 +7,23 @@ into an image with levels takes these away first, and whoever ends the job makes
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...base import HeadKind, Incomplete, InferConfig, format_seconds, plural, usable_cores
 from ...data import Rule, Sink
+from ..planning.memory import LEVEL_VOXEL_BYTES
 from ..run_folder.ending import EndRequest
+from .first_level import FirstLevel
 from .retries import patiently
 from .summary import Summary
+
+if TYPE_CHECKING:
+    from ..opening.job import Job
 
 
 def _images(config: InferConfig, sinks: Sequence[Sink]) -> Iterator[tuple[int, str, Sink]]:
@@ -26,6 +32,26 @@ def _images(config: InferConfig, sinks: Sequence[Sink]) -> Iterator[tuple[int, s
     for number, (place, sink) in enumerate(zip(config.out_spec, sinks, strict=True)):
         if config.levels != "none" and getattr(sink, "documents", None):
             yield number, str(place), sink
+
+
+def first_levels(job: Job) -> dict[int, FirstLevel]:
+    """The first level below each output of a run that begins, by the output's number, for a process
+    that does the job alone."""
+    from ...data import begin_first_level
+
+    config, plan = job.config, job.plan
+    most = plan.memory.levels - LEVEL_VOXEL_BYTES * math.prod(plan.geometry.block)
+    if most <= 0:
+        return {}
+    count = None if config.levels == "none" else config.levels
+    begun = {}
+    for number, place, sink in _images(config, job.sinks):
+        work = partial(begin_first_level, place, count, "--out-spec")
+        level = patiently(config.retry_for, sink.name, work)
+        if level is not None:
+            rule: Rule = "mode" if job.head_kinds[number][0] == "labels" else "mean"
+            begun[number] = FirstLevel(sink, *level, rule, most // len(job.sinks))
+    return begun
 
 
 def take_levels_away(config: InferConfig, sinks: Sequence[Sink]) -> None:

@@ -12,6 +12,7 @@ from ..opening.job import Job
 from ..run_folder.ending import EndRequest
 from ..run_folder.journal import Journal
 from .counting import Counting
+from .first_level import FirstLevel
 from .queues import Queues
 from .summary import Summary
 from .watch import Watch
@@ -43,6 +44,9 @@ class Run:
             job.source, [(v.t, v.channels) for v in job.volumes], job.config.missing
         )
         self.counting = Counting(job)
+        self.levels: dict[int, FirstLevel] = {}
+        """The first level below outputs, by the output's number, of which blocks are halved as they
+        are written."""
         self.seconds = 0.0
         """Seconds in which parts were computed."""
 

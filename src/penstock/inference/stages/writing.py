@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ...data import Box
 from ..lanes.values import cast
 from ..run_folder.block_log import digest_of
 from ..run_folder.names import LOG_FILE
 from ..tiling.stitch import Block
+from .first_level import FirstLevel
 from .run import Run
 
 
@@ -64,6 +67,13 @@ class Writing:
         with self.watch.stage("write", where, timed=False), note:
             journal.note((block.volume, *block.index), block.box.size, checks)
 
+    def _write_level(self, level: FirstLevel, box: Box, array: NDArray[Any]) -> None:
+        def write(cell: Box, whole: NDArray[Any]) -> None:
+            where, put = f"write {cell} of a level", partial(level.sink.write, cell, whole)
+            self.watch.retries.run(self.queues.flow, level.sink.name, where, put)
+
+        level.add(box, array, write)
+
     def _finish(self, number: int, sums: NDArray[Any], array: NDArray[Any]) -> None:
         """Turn the sums of a blended head into what is written."""
         head = self.job.heads[number]
@@ -101,5 +111,7 @@ class Writing:
 
         with self.watch.stage("write", where):
             self.watch.retries.run(self.queues.flow, output.sink.name, f"write {where}", write)
+            if (level := self.run.levels.get(number)) is not None:
+                self._write_level(level, output.box(block.volume, block.box), array[None])
             self.pool.give(array)
         return check

@@ -1,0 +1,100 @@
+"""The first level below an image, made of its blocks while they are in memory.
+
+    block ──▶ halved ──▶ cell of the level (a chunk or shard), open until its last block ──▶ written
+
+It holds an eighth of the voxels, and all further levels are made of it. So nothing of the image has
+to be read and decoded again. What does not line up, or does not fit into the memory that the plan
+has for it, is left out here and made at the end like all other levels (`output_levels`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...data import Box, Grid, LevelBelow, Rule, Sink, indices, reduced
+
+
+class FirstLevel:
+    """Takes blocks of an image in any order, from any threads, and writes whole cells."""
+
+    def __init__(
+        self, image: Sink, level: LevelBelow, sink: Sink, rule: Rule, most_bytes: int
+    ) -> None:
+        """``level`` says how ``sink`` is made of ``image``; ``most_bytes`` is what the open cells
+        may take."""
+        self.image, self.level, self.sink, self.rule = image.domain, level, sink, rule
+        self.cells = Grid(sink.domain, sink.write_grid, (0,) * 5)
+        self._most, self._lock = most_bytes, threading.Lock()
+        self._halving = threading.Lock()
+        """Held by one thread at a time, as halving takes memory for a block."""
+        self._open: dict[tuple[int, ...], _Filling] = {}
+        self._held = 0
+        self._given_up: set[tuple[int, ...]] = set()
+
+    def add(
+        self, box: Box, array: NDArray[Any], write: Callable[[Box, NDArray[Any]], None]
+    ) -> None:
+        """Take a block of the image.
+
+        Args:
+            box: Its place in the image, t c z y x.
+            array: Its values, which are not kept.
+            write: A function that writes a cell of the level; called for each that is whole.
+        """
+        box = box.shift(tuple(-start for start in self.image.start))
+        halved, sides = self.level.halved, self.image.shape
+        ends = zip(box.start, box.stop, halved, sides, strict=True)
+        if any(a % by or (b % by and b != side) for a, b, by, side in ends):
+            return  # it ends within a voxel of the level
+        with self._halving:
+            made = reduced(array, halved, self.rule)
+        start = tuple(a // by for a, by in zip(box.start, halved, strict=True))
+        part = Box.of(start, made.shape)
+        for index in indices(self.cells.touching(part)):
+            with self._lock:
+                whole = self._merge(index, part, made)
+            if whole is not None:
+                write(self.cells.cell(index), whole)
+
+    def _merge(self, index: tuple[int, ...], part: Box, made: NDArray[Any]) -> NDArray[Any] | None:
+        """Put voxels into a cell. Returns the cell if it is whole."""
+        if index in self._given_up:
+            return None
+        box = self.cells.cell(index)
+        if index not in self._open:
+            self._open[index] = _Filling(np.empty(box.shape, made.dtype), box.size)
+            self._held += self._open[index].array.nbytes
+        cell, shared = self._open[index], part & box
+        cell.array[shared.within(box)] = made[shared.within(part)]
+        cell.missing -= shared.size
+        if cell.missing:
+            self._make_room(index)
+            return None
+        return self._close(index)
+
+    def _make_room(self, newest: tuple[int, ...]) -> None:
+        """Give up the oldest cells while all together are too large."""
+        while self._held > self._most:
+            oldest = next(iter(self._open))
+            self._close(oldest)
+            self._given_up.add(oldest)
+            if oldest == newest:
+                return
+
+    def _close(self, index: tuple[int, ...]) -> NDArray[Any]:
+        array = self._open.pop(index).array
+        self._held -= array.nbytes
+        return array
+
+
+class _Filling:
+    """A cell that is being filled."""
+
+    def __init__(self, array: NDArray[Any], missing: int) -> None:
+        self.array, self.missing = array, missing
+        """Its values, and the number of voxels that have not arrived."""
