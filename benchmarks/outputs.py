@@ -1,0 +1,185 @@
+"""What levels, a mask and a Cloud Optimized GeoTIFF cost, each beside the same work without them.
+
+    python benchmarks/outputs.py            1 Gvox, a scene of 20,000 squared; README.md's table
+    python benchmarks/outputs.py --small    a 64th of that, README untouched
+
+Each launch is a fresh process, and both sides of a pair run in turn, so that a busy machine slows
+both. The volume is a block of synthetic microscopy that is repeated, on the disk of this folder.
+Samples go to ``results/outputs.jsonl``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import readme
+
+SAMPLES = Path(__file__).resolve().parent / "results" / "outputs.jsonl"
+ROUNDS = 3
+PENSTOCK = [sys.executable, "-m", "penstock"]
+PLAIN = "--model-type identity --normalize none --patch 64 --overlap 0 --overwrite".split()
+WINDOWS = """
+import sys, rasterio
+from rasterio.windows import Window
+options = {"tiled": True, "blockxsize": 512, "blockysize": 512, "compress": "deflate",
+           "zlevel": 1, "predictor": 2, "num_threads": "all_cpus", "BIGTIFF": "IF_SAFER"}
+with rasterio.open("scene.tif") as scene:
+    with rasterio.open(sys.argv[1], "w", **{**scene.profile, **options}) as out:
+        for row in range(0, scene.height, 512):
+            window = Window(0, row, scene.width, min(512, scene.height - row))
+            out.write(scene.read(window=window), window=window)
+"""
+
+
+def make_volume(name: str, shape: tuple[int, ...]) -> None:
+    """A Zarr of a generated block, repeated."""
+    import zarr
+
+    block = tuple(min(128, side) for side in shape)
+    command = [*PENSTOCK, "generate", "volume", "block.zarr", "--shape", *map(str, block)]
+    subprocess.run([*command, "--overwrite"], check=True, capture_output=True)
+    values = zarr.open_group("block.zarr", mode="r")["0"][:]
+    out = zarr.create_array(name, shape=shape, chunks=block, dtype="uint16", zarr_format=3)
+    for start in np.ndindex(*(-(-n // b) for n, b in zip(shape, block, strict=True))):
+        place = tuple(slice(i * b, (i + 1) * b) for i, b in zip(start, block, strict=True))
+        sides = (len(range(*s.indices(n))) for s, n in zip(place, shape, strict=True))
+        out[place] = values[tuple(slice(0, n) for n in sides)]
+
+
+def make_scene(side: int) -> None:
+    import rasterio
+    from rasterio.windows import Window
+
+    rng = np.random.default_rng(0)
+    tile = rng.integers(0, 3000, (3, 512, side), "uint16") // 16 * 16
+    profile: dict[str, Any] = {"driver": "GTiff", "width": side, "height": side, "count": 3,
+               "dtype": "uint16", "crs": "EPSG:32633", "tiled": True, "blockxsize": 512,
+               "transform": rasterio.Affine(10, 0, 5e5, 0, -10, 6e6), "blockysize": 512,
+               "compress": "deflate", "zlevel": 1, "BIGTIFF": "IF_SAFER"}  # fmt: skip
+    with rasterio.open("scene.tif", "w", **profile) as scene:
+        for row in range(0, side, 512):
+            high = min(512, side - row)
+            scene.write(tile[:, :high], window=Window(0, row, side, high))
+
+
+def launch(command: list[str]) -> dict[str, Any]:
+    """The seconds of a fresh process, and what it said of patches."""
+    began = time.perf_counter()
+    done = subprocess.run(command, capture_output=True, text=True)
+    took = time.perf_counter() - began
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}: {done.stderr[-500:]}")
+    patches = re.search(r"Sample: (\d+) of (\d+) patches", done.stdout)
+    share = int(patches[1]) / int(patches[2]) if patches else None
+    return {"seconds": took, "share": share}
+
+
+def infer(source: str, out: str, *more: str) -> list[str]:
+    return [*PENSTOCK, "infer", "--in-spec", source, "--out-spec", out, *more]
+
+
+def pairs() -> dict[str, tuple[list[str], list[str]]]:
+    """The command of each pair with what it is about, and without."""
+    net = "--model-type denoise-net --weights net.pt --head-kind intensity --normalize fixed"
+    net += " --norm-lower 0 --norm-upper 4000 --patch 64 --overlap 10"
+    return {
+        "levels beside identity": (
+            infer("big.zarr", "out.ome.zarr", *PLAIN),
+            infer("big.zarr", "out.ome.zarr", *PLAIN, "--levels", "none"),
+        ),
+        "denoise-net with a mask of 20 %": (
+            infer("net.zarr", "out.ome.zarr", *net.split(), "--overwrite", "--mask", "mask.zarr"),
+            infer("net.zarr", "out.ome.zarr", *net.split(), "--overwrite"),
+        ),
+        "a COG of three bands": (
+            infer("scene.tif", "cog.tif", *PLAIN, "--overwrite"),
+            [sys.executable, "-c", WINDOWS, "windows.tif"],
+        ),
+    }
+
+
+def make_inputs(small: bool) -> None:
+    make_volume("big.zarr", (256, 256, 256) if small else (1024, 1024, 1024))
+    sides = (32, 96, 96) if small else (96, 256, 256)
+    make_volume("net.zarr", sides)
+    import torch
+    import zarr
+
+    from penstock.models import load_model
+
+    torch.manual_seed(0)
+    torch.save(load_model("denoise-net", untrained=True).module.state_dict(), "net.pt")
+    mask = np.zeros(sides, np.uint8)
+    mask[..., : round(sides[2] * 0.2)] = 1
+    zarr.create_array("mask.zarr", data=mask, zarr_format=3)
+    make_scene(2500 if small else 20_000)
+
+
+def table(samples: list[dict[str, Any]]) -> str:
+    """The table of README.md."""
+    lines = ["| pair | with, s | without, s | ratio: median [least to most] | goal |",
+             "|---|---|---|---|---|"]  # fmt: skip
+    for name in dict.fromkeys(sample["pair"] for sample in samples):
+        rows = [sample for sample in samples if sample["pair"] == name]
+        ratios = sorted(row["with"] / row["without"] for row in rows)
+        goal = {"l": "<= 1.20", "a": "<= 1.20"}.get(name[0], "")
+        if (share := rows[0]["share"]) is not None:
+            goal = f"<= 1.15 x {share:.3f}, the share of patches"
+        medians = (statistics.median(row[side] for row in rows) for side in ("with", "without"))
+        spread = f"{statistics.median(ratios):.2f} [{ratios[0]:.2f} to {ratios[-1]:.2f}]"
+        lines.append(f"| {name} | {' | '.join(f'{m:.1f}' for m in medians)} | {spread} | {goal} |")
+    machine = f"{platform.system()}, {os.cpu_count()} cores"
+    return "\n".join([f"{machine}; rounds: {max(s['round'] for s in samples) + 1}.", "", *lines])
+
+
+def measure(small: bool, only: str, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    samples = []
+    for name, (with_it, without) in pairs().items():
+        if only not in name:
+            continue
+        for round_ in range(1 if small else ROUNDS):
+            done, plain = launch(with_it), launch(without)
+            samples.append({
+                "pair": name, "round": round_, "with": done["seconds"],
+                "without": plain["seconds"], "share": done["share"],
+            })  # fmt: skip
+            say(json.dumps(samples[-1]))
+    return samples
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--small", action="store_true", help="one small round, README untouched")
+    parser.add_argument("--only", default="", help="the pairs whose name holds this")
+    args, here = parser.parse_args(), Path.cwd()
+    folder = tempfile.mkdtemp(dir=here)
+    os.chdir(folder)
+    try:
+        make_inputs(args.small)
+        samples = measure(args.small, args.only, print)
+    finally:
+        os.chdir(here)
+        shutil.rmtree(folder)
+    print(table(samples))
+    if not args.small and not args.only:
+        SAMPLES.write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+        readme.write("outputs", table(samples))
+
+
+if __name__ == "__main__":
+    main()
