@@ -145,6 +145,7 @@ def open_file_sink(
         str(scratch_of(path)), domain=domain, dtype=dtype, like=like,
         chunks=(1, *(min(pair) for pair in zip(sides, domain.shape[3:], strict=True))),
         shards=None, overwrite=overwrite, resume=resume, ome_version="0.5", at=at, name=name,
+        scratch=True,
     )  # fmt: skip
     place_of_file = georeference_of(like, at, dtype, where) if kind == "cog" and like else None
     record = {

@@ -106,12 +106,14 @@ def open_omezarr_sink(
     ome_version: str | None,
     at: Sequence[int] | None,
     name: str,
+    scratch: bool = False,
 ) -> TensorStoreSink:
     """Prepare to write an OME-Zarr group, or an N5 array where ``path`` ends in ``.n5``.
 
     The array has the shape of ``domain``, the axes of ``like`` and every other axis that is longer
     than 1 or does not start at 0. If its first voxel (``at`` in ``like``) does not lie at the
-    physical origin, the metadata of OME-Zarr gets a translation.
+    physical origin, the metadata of OME-Zarr gets a translation. A ``scratch`` is read once, and
+    soon removed: it is encoded fast, not small.
     """
     where = f"{name} {scrub(path)}"
     root = open_kvstore(kvstore_of(path), where)
@@ -126,6 +128,7 @@ def open_omezarr_sink(
     stays = exists and arrays is None
     version = _version(path, root if stays else None, ome_version, like, shards, where)
     layout = _lay_out(domain, dtype, like, chunks, shards, at or domain.start, where)
+    layout = replace(layout, scratch=scratch)
     spec = label_spec(
         {"kvstore": kvstore_of(path), **_ARRAY_SPECS[version](layout)},
         axes=layout.axes[::-1] if version == "n5" else layout.axes,
@@ -180,6 +183,7 @@ class _Layout:
     """See `Framed.omero`."""
     packing: Mapping[str, Any]
     """The attributes that say what stored numbers stand for; see `cf_packing`."""
+    scratch: bool = False
 
 
 def _version(
@@ -280,7 +284,8 @@ def _zarr2(layout: _Layout) -> dict[str, Any]:
 
 def _zarr3(layout: _Layout) -> dict[str, Any]:
     bytes_codec = {"name": "bytes", "configuration": {"endian": "little"}}
-    blosc = {"cname": "zstd", "clevel": 5, "shuffle": "shuffle"}
+    name, level = ("lz4", 1) if layout.scratch else ("zstd", 5)
+    blosc = {"cname": name, "clevel": level, "shuffle": "shuffle"}
     codecs: list[Any] = [bytes_codec, {"name": "blosc", "configuration": blosc}]
     if layout.shards:
         sharding = {

@@ -94,7 +94,7 @@ def _map(of: Source, to: Source, axis: int, flag: str) -> tuple[float, float]:
     return first, size_of * unit / size_to
 
 
-class Sample:
+class SampleRegion:
     """Where an input, at its own or another level, holds what is to be computed."""
 
     def __init__(self, config: InferConfig, source: Source) -> None:
@@ -238,11 +238,11 @@ def _in_words(box: Box) -> str:
     return " x ".join(f"{a}:{b}" for a, b in zip(box.start, box.stop, strict=True))
 
 
-def open_sample(config: InferConfig, source: Source) -> Sample | None:
+def open_sample(config: InferConfig, source: Source) -> SampleRegion | None:
     """Where there is sample, or None if all is to be computed.
 
     Raises `UsageError` for a box or a mask that is not of the input.
     """
     if config.box is None and config.mask is None and config.skip_below is None:
         return None
-    return Sample(config, source)
+    return SampleRegion(config, source)
