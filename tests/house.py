@@ -17,7 +17,8 @@ HEAVY = ("torch", "tensorstore", "zarr", "dask", "pandas", "matplotlib", "tifffi
 FACE = ("__init__.py", "__main__.py")
 HEAVY_ROOMS = frozenset(
     """
-    instruments/cuda.py data/stores/kvstore.py data/stores/ometiff.py data/stores/omezarr.py
+    instruments/cuda.py data/stores/kvstore.py data/stores/label_images.py
+    data/stores/ometiff.py data/stores/omezarr.py
     data/stores/file_making.py data/stores/file_sink.py
     data/stores/pyramid.py data/stores/specs.py data/stores/tensorstore.py
     data/stores/tensorstore_open.py

@@ -178,3 +178,32 @@ def test_the_client_of_a_cluster_makes_them() -> None:
     assert infer("b.zarr", "--cluster", "local:2", "--threads", "1") == 0
     check("b.zarr", 2)
     assert (levels("a.zarr")[1] == levels("b.zarr")[1]).all()
+
+
+@pytest.mark.parametrize("version", ["0.4", "0.5"])
+def test_an_output_among_the_labels_of_an_image_is_listed_there(version: str) -> None:
+    models = pytest.importorskip("ome_zarr_models")
+    zarr = pytest.importorskip("zarr")
+    assert infer("image.ome.zarr") == 0
+    if version == "0.4":
+        like = zarr.open_group("old.zarr", mode="w", zarr_format=2)
+        like.create_array("0", data=VOLUME, chunks=(4, 64, 64))
+        ome = dict(zarr.open_group("image.ome.zarr").attrs["ome"])
+        (multiscale,) = ome["multiscales"]
+        like.attrs["multiscales"] = [
+            {**multiscale, "version": "0.4", "datasets": multiscale["datasets"][:1]}
+        ]
+    image = {"0.4": "old.zarr", "0.5": "image.ome.zarr"}[version]
+    how = ["--head-kind", "labels", "--out-dtype", "uint16"]
+    for name in ("cells", "nuclei"):
+        words = ["infer", *WORDS, "--in-spec", image, "--out-spec", f"{image}/labels/{name}"]
+        assert main([*words, *how]) == 0
+        assert main([*words, *how, "--overwrite"]) == 0
+    group = models.open_ome_zarr(zarr.open_group(f"{image}/labels/cells", mode="r"))
+    assert "ImageLabel" in type(group).__name__
+    attributes = zarr.open_group(f"{image}/labels", mode="r").attrs
+    listed = attributes["labels"] if version == "0.4" else attributes["ome"]["labels"]
+    assert listed == ["cells", "nuclei"]
+    assert infer("elsewhere/labels/cells") == 0 and not list(
+        Path("elsewhere/labels").glob("*.json")
+    )

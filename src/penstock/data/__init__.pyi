@@ -71,6 +71,7 @@ from .stores.file_making import make_file as make_file
 from .stores.kvstore import explained_errors as explained_errors
 from .stores.kvstore import kvstore_of as kvstore_of
 from .stores.kvstore import read_key as read_key
+from .stores.label_images import register_label as register_label
 from .stores.lock import OutputLock as OutputLock
 from .stores.lock import run_at as run_at
 from .stores.lock_place import why_no_lock as why_no_lock

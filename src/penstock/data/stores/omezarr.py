@@ -28,6 +28,7 @@ from .kvstore import (
     reader_of,
     ts,
 )
+from .label_images import label_place, says_label
 from .ome_levels import described, transformations
 from .protocols import AXES, INPUT_DTYPES, Source
 from .tensorstore import TensorStoreSink, TensorStoreSource
@@ -331,6 +332,8 @@ _ARRAY_SPECS = {"0.4": _zarr2, "0.5": _zarr3, "n5": _n5}
 def _documents(version: str, layout: _Layout, path: str) -> dict[str, Any]:
     """The metadata files of the group, by key. The one that makes it a store comes first."""
     multiscale, shown = _multiscale(layout, path), _shown(layout)
+    if label_place(path) is not None:
+        shown |= says_label(version)
     if version == "0.4":
         attributes = {"multiscales": [{"version": "0.4", **multiscale}], **shown}
         documents = {".zgroup": {"zarr_format": 2}, ".zattrs": attributes}

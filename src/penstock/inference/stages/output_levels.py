@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -70,8 +70,8 @@ def with_rest(
     kinds: Sequence[tuple[HeadKind, Any]],
     request: EndRequest,
 ) -> Summary:
-    """Add the levels that outputs lack, and make the outputs that become files. What an earlier
-    start has made of them stays.
+    """Add the levels that outputs lack, make the outputs that become files, and list those that
+    are labels of an image. What an earlier start has made of them stays.
 
     Args:
         summary: What was done before; its time is that without levels.
@@ -86,7 +86,7 @@ def with_rest(
     Raises:
         Incomplete: The job was asked to end.
     """
-    from ...data import add_levels, levels_below, make_file
+    from ...data import register_label
 
     def going_on(what: str, _: int) -> None:
         if request.why:
@@ -96,22 +96,48 @@ def with_rest(
             )
 
     rules: list[Rule] = ["mode" if kind == "labels" else "mean" for kind, _ in kinds]
+    levels = _add_levels(config, sinks, rules, partial(going_on, "levels are not"))
+    files = _make_files(config, sinks, rules, going_on)
+    notes = (*summary.notes, *levels, *files)
+    for place, sink in zip(config.out_spec, sinks, strict=True):
+        if getattr(sink, "documents", None):
+            work = partial(register_label, str(place), "--out-spec")
+            patiently(config.retry_for, sink.name, work)
+    return replace(summary, notes=notes)
+
+
+def _add_levels(
+    config: InferConfig,
+    sinks: Sequence[Sink],
+    rules: Sequence[Rule],
+    going_on: Callable[[int], None],
+) -> Iterator[str]:
+    """Add the levels that images lack, with a sentence for each image."""
+    from ...data import add_levels, levels_below
+
     count = None if config.levels == "none" else config.levels
-    patient = partial(patiently, config.retry_for)
-    notes = list(summary.notes)
     for number, place, sink in _images(config, sinks):
         if not levels_below(sink.domain.shape, count=count):  # opening a small image costs more
             continue
         began = time.monotonic()
         work = partial(
             add_levels, place, rule=rules[number], count=count, again=False,
-            threads=usable_cores(), progress=partial(going_on, "levels are not"),
-            name="--out-spec",
+            threads=usable_cores(), progress=going_on, name="--out-spec",
         )  # fmt: skip
-        levels = patient(sink.name, work)
-        if levels:
+        if levels := patiently(config.retry_for, sink.name, work):
             took = format_seconds(time.monotonic() - began)
-            notes.append(f"Levels: {plural(len(levels), 'level')} below {sink.name}, in {took}")
+            yield f"Levels: {plural(len(levels), 'level')} below {sink.name}, in {took}"
+
+
+def _make_files(
+    config: InferConfig,
+    sinks: Sequence[Sink],
+    rules: Sequence[Rule],
+    going_on: Callable[[str, int], None],
+) -> Iterator[str]:
+    """Make the outputs that become files, with a sentence for each."""
+    from ...data import make_file
+
     for sink, rule in zip(sinks, rules, strict=True):
         began = time.monotonic()
         if getattr(sink, "kind", None) is None:
@@ -119,5 +145,4 @@ def with_rest(
         file: Any = sink
         if make_file(file, rule, config.levels, partial(going_on, f"{sink.name} is not")):
             took = format_seconds(time.monotonic() - began)
-            notes.append(f"File: {sink.name}, made of its blocks in {took}")
-    return replace(summary, notes=tuple(notes))
+            yield f"File: {sink.name}, made of its blocks in {took}"
