@@ -101,23 +101,27 @@ def _stream(run: Run, number: int, histogram: Histogram, pieces: Iterator[Box]) 
                 piece = next(pieces, None)
             if piece is None:
                 return
-            inside = None if sample is None else sample.inside(volume, piece, source)
-            if inside is not None and not inside.any():
-                continue
             with watch.stage("read", f"statistics at {piece} of {source.name}"):
                 array = np.empty((len(volume.channels), *piece.shape), source.dtype)
+                inside = np.ones(piece.shape, np.bool_)
 
-                def read(piece: Box = piece, array: NDArray[Any] = array) -> None:
+                def read(
+                    piece: Box = piece,
+                    array: NDArray[Any] = array,
+                    inside: NDArray[np.bool_] = inside,
+                ) -> None:
+                    if sample is not None:
+                        inside[...] = sample.inside(volume, piece, source)
+                        if not inside.any():
+                            return
                     volume.read(source, piece, array)
                     # Without --missing error, chunks are counted when bricks are read.
                     if job.config.missing == "error":
                         chunks.look(number, piece, piece, array)
 
                 watch.retries.run(flow, source.name, f"statistics at {piece}", read)
-            if inside is not None:
-                array = array[:, inside]
             with lock, watch.probe.span("statistics", piece):
-                histogram.add(array)
+                histogram.add(array if sample is None else array[:, inside])
 
     for i in range(max(1, min(job.config.prep_workers, room // held))):
         flow.spawn(f"statistics-{i}", work)
