@@ -92,8 +92,14 @@ def _stream(run: Run, number: int, histogram: Histogram, pieces: Iterator[Box]) 
     flow, lock, step = Flow(), threading.Lock(), pieces_of(source).step
     chunks = ChunkCounter(source, [(v.t, v.channels) for v in job.volumes], job.config.missing)
     room = memory.total - memory.base - memory.runtime
-    # Twice: the decoded chunks, and the array that they are copied to.
-    held = 2 * math.prod(step) * len(volume.channels) * source.dtype.itemsize
+    # Twice: the decoded chunks, and the array that they are copied to. Values inside a mask are
+    # copied once more, and found by flags.
+    held = (
+        (2 if sample is None else 4)
+        * math.prod(step)
+        * len(volume.channels)
+        * source.dtype.itemsize
+    )
 
     def work() -> None:
         while not flow.failed:
