@@ -30,7 +30,6 @@ import numpy as np
 import readme
 
 SAMPLES = Path(__file__).resolve().parent / "results" / "outputs.jsonl"
-ROUNDS = 3
 PENSTOCK = [sys.executable, "-m", "penstock"]
 PLAIN = "--model-type identity --normalize none --patch 64 --overlap 0 --overwrite".split()
 WINDOWS = """
@@ -147,12 +146,12 @@ def table(samples: list[dict[str, Any]]) -> str:
     return "\n".join([f"{machine}; rounds: {max(s['round'] for s in samples) + 1}.", "", *lines])
 
 
-def measure(small: bool, only: str, say: Callable[[str], None]) -> list[dict[str, Any]]:
+def measure(rounds: int, only: str, say: Callable[[str], None]) -> list[dict[str, Any]]:
     samples = []
     for name, (with_it, without) in pairs().items():
         if only not in name:
             continue
-        for round_ in range(1 if small else ROUNDS):
+        for round_ in range(rounds):
             done, plain = launch(with_it), launch(without)
             samples.append({
                 "pair": name, "round": round_, "with": done["seconds"],
@@ -165,13 +164,14 @@ def measure(small: bool, only: str, say: Callable[[str], None]) -> list[dict[str
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="one small round, README untouched")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="the pairs whose name holds this")
     args, here = parser.parse_args(), Path.cwd()
     folder = tempfile.mkdtemp(dir=here)
     os.chdir(folder)
     try:
         make_inputs(args.small)
-        samples = measure(args.small, args.only, print)
+        samples = measure(1 if args.small else args.rounds, args.only, print)
     finally:
         os.chdir(here)
         shutil.rmtree(folder)
