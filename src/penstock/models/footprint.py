@@ -31,6 +31,9 @@ class Footprint:
     """False for a net that fails on inputs and convolutions that are laid out channels last."""
 
 
+_SOFTMAX = (torch.ops.aten._softmax.default, torch.ops.aten._log_softmax.default)
+
+
 class _Peak(TorchDispatchMode):
     """Adds up the storages that are alive while operators run on shapes."""
 
@@ -59,6 +62,8 @@ class _Peak(TorchDispatchMode):
         if convolves:
             # The libraries below torch may copy input and output into another layout.
             self.peak = max(self.peak, self.alive + args[0].nbytes + out.nbytes)
+        if func in _SOFTMAX and not args[0].is_contiguous():  # torch works on a contiguous copy
+            self.peak = max(self.peak, self.alive + args[0].nbytes)
         return out
 
     def track(self, tensor: Tensor) -> None:

@@ -74,7 +74,8 @@ class Reduction:
             PenstockError: A score is not finite.
         """
         channels = scores.shape[dim]
-        if not scores.is_meta and not scores.isfinite().all():  # integers would hide it
+        # Integers would hide it. A NaN makes both ends NaN; `isfinite` would take twice the memory.
+        if not scores.is_meta and not all(end.isfinite() for end in scores.aminmax()):
             raise PenstockError(f"head {name} has scores that are NaN or infinite")
         if self.kind == "threshold":
             return (scores > self.limit).to(torch.uint8)
