@@ -68,6 +68,7 @@ from .stores.cf_packing import check_not_packed as check_not_packed
 from .stores.file_formats import file_notes as file_notes
 from .stores.file_formats import no_block_again as no_block_again
 from .stores.file_making import make_file as make_file
+from .stores.frames import METERS as METERS
 from .stores.kvstore import explained_errors as explained_errors
 from .stores.kvstore import kvstore_of as kvstore_of
 from .stores.kvstore import read_key as read_key

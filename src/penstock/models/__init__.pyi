@@ -19,7 +19,6 @@ from .load import load_model as load_model
 from .reductions import Reduction as Reduction
 from .reductions import of_views as of_views
 from .reductions import reduced as reduced
-from .reductions import to_reduce as to_reduce
 from .registry import REGISTRY as REGISTRY
 from .registry import check_model_name as check_model_name
 from .registry import model_files as model_files

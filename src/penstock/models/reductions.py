@@ -112,18 +112,19 @@ class Reduction:
 
 
 class _Reduced(nn.Module):
-    """A network whose scores are reduced."""
+    """A network whose scores are reduced, at once or later: then it gives them once for each output
+    that they become."""
 
-    def __init__(self, name: str, module: nn.Module, reduction: Reduction) -> None:
+    def __init__(self, name: str, module: nn.Module, reduction: Reduction, later: bool) -> None:
         super().__init__()
-        self.name, self.module, self.reduction = name, module, reduction
+        self.name, self.module, self.reduction, self.later = name, module, reduction, later
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         made = {}
         for name, scores in named_heads(self.name, self.module(x)).items():
             self.reduction.check(name, scores)
             for part in self.reduction.heads(name, scores.shape[1]):
-                made[part] = self.reduction.of(part, scores, 1)
+                made[part] = scores if self.later else self.reduction.of(part, scores, 1)
         return made
 
 
@@ -184,42 +185,18 @@ def of_views(model: Model, views: Views) -> Model:
     return replace(model, module=_OfViews(model.name, model.module, views))
 
 
-def reduced(model: Model, reduction: Reduction) -> Model:
-    """A model whose scores are reduced before they leave the device.
+def reduced(model: Model, reduction: Reduction, *, later: bool) -> Model:
+    """A model whose scores are reduced.
 
     Args:
         model: The model.
         reduction: How.
+        later: Whether that is done once they are blended. If not, they are reduced before they
+            leave the device.
 
     Returns:
-        The model, with the heads that `Reduction.heads` names.
+        The model, with the heads that `Reduction.heads` names. Those to reduce later have all
+        channels.
     """
-    return replace(model, module=_Reduced(model.name, model.module, reduction), kind=None)
-
-
-class _Doubled(nn.Module):
-    """A network that gives its scores once for each output that they are reduced to later."""
-
-    def __init__(self, name: str, module: nn.Module, reduction: Reduction) -> None:
-        super().__init__()
-        self.name, self.module, self.reduction = name, module, reduction
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        made: dict[str, Tensor] = {}
-        for name, scores in named_heads(self.name, self.module(x)).items():
-            self.reduction.check(name, scores)
-            made |= dict.fromkeys(self.reduction.heads(name, scores.shape[1]), scores)
-        return made
-
-
-def to_reduce(model: Model, reduction: Reduction) -> Model:
-    """A model whose scores are reduced once they are blended: one head for each output.
-
-    Args:
-        model: The model.
-        reduction: How.
-
-    Returns:
-        The model, whose heads have all channels and the names that `Reduction.heads` gives.
-    """
-    return replace(model, module=_Doubled(model.name, model.module, reduction), kind=None)
+    module = _Reduced(model.name, model.module, reduction, later)
+    return replace(model, module=module, kind=None)

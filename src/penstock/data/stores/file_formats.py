@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ...base import UsageError, format_bytes, require
+from .frames import METERS
 from .protocols import AXES, Source
 
 Kind = Literal["cog", "ome", "nifti"]
@@ -31,10 +32,7 @@ OME_UNITS = {
     "second": "s", "minute": "min", "hour": "h", "day": "d",
 }  # fmt: skip
 """Units in full, and the symbols of OME's schema."""
-LENGTHS = {
-    "meter": 1.0, "millimeter": 1e-3, "micrometer": 1e-6, "nanometer": 1e-9, "angstrom": 1e-10,
-    "centimeter": 1e-2, "kilometer": 1e3,
-}  # fmt: skip
+LENGTHS = {unit: size for unit, size in METERS.items() if unit != "picometer"}
 """The metres of each unit that NIfTI holds, or that can be said in one that it holds."""
 TIMES = {"second": 1.0, "millisecond": 1e-3, "microsecond": 1e-6, "minute": 60.0, "hour": 3600.0}
 """The seconds of each unit, likewise."""

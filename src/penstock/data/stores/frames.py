@@ -44,6 +44,11 @@ _UNITS = {
     # A distance in these says nothing of the world.
     **dict.fromkeys(("pixel", "pixels", "voxel", "voxels", "reference frame"), ""),
 }
+METERS = {
+    "picometer": 1e-12, "angstrom": 1e-10, "nanometer": 1e-9, "micrometer": 1e-6,
+    "millimeter": 1e-3, "centimeter": 1e-2, "meter": 1.0, "kilometer": 1e3,
+}  # fmt: skip
+"""The metres of each unit of length."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

@@ -36,7 +36,6 @@ from ...models import (
     model_files,
     of_views,
     reduced,
-    to_reduce,
 )
 from ..planning.memory import Facts, resident_bytes
 from ..planning.plan import Plan, make_plan
@@ -147,8 +146,7 @@ class Job:
             model = of_views(model, config.tta)
         self.reduction = None if config.reduce is None else Reduction.parse(config.reduce)
         if self.reduction is not None:  # a trimmed voxel comes from one patch: it needs no other
-            make = to_reduce if config.seam_mode == "blend" else reduced
-            model = make(model, self.reduction)
+            model = reduced(model, self.reduction, later=config.seam_mode == "blend")
         # Before the first forward, as what the net caches in it does not count.
         self.attributes = identity.attributes(model.module)
         return model

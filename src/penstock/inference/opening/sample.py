@@ -14,15 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import InferConfig, UsageError
-from ...data import Box, Source, open_source
+from ...data import METERS, Box, Source, open_source
 from .selection import Volume, open_input
 
 _CACHE_BYTES = 32 * 2**20
 """Decoded bytes of a mask that are kept, as the bricks around a chunk share it."""
-_METERS = {
-    "picometer": 1e-12, "angstrom": 1e-10, "nanometer": 1e-9, "micrometer": 1e-6,
-    "millimeter": 1e-3, "centimeter": 1e-2, "meter": 1.0, "kilometer": 1e3,
-}  # fmt: skip
 
 
 class Nearest:
@@ -87,9 +83,9 @@ def _map(of: Source, to: Source, axis: int, flag: str) -> tuple[float, float]:
     unit = 1.0
     ours, theirs = of.units[axis], to.units[axis]
     if ours and theirs and ours != theirs:
-        if not {ours, theirs} <= _METERS.keys():
+        if not {ours, theirs} <= METERS.keys():
             raise UsageError(f"{flag} {to.name} is measured in {theirs} and the input in {ours}")
-        unit = _METERS[ours] / _METERS[theirs]
+        unit = METERS[ours] / METERS[theirs]
     first = (of.translation[axis] * unit - to.translation[axis]) / size_to
     return first, size_of * unit / size_to
 
