@@ -57,6 +57,7 @@ def test_help_is_short_and_help_all_has_every_flag(
             parser.parse_args(["--help-all"])
         said = capsys.readouterr().out
         assert not ended.value.code and parser.format_help().partition("usage:")[0] in said
+        assert "typing." not in said and "NoneType" not in said
         flags = [action for action in parser._actions if action.help != argparse.SUPPRESS]
         assert all(action.option_strings[0] in said for action in flags if action.option_strings)
         for model in {knob[0] for action in flags if (knob := knob_of(action))}:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from ..base import HeadKind, MissingDependency, UsageError, blaming, describe
 from ..data import is_file
 from . import user_code
+from .recipe import Recipe
 from .registry import PROGRAMS, REGISTRY, added_model, check_model_name
 from .training_record import TrainingRecord, record_of_weights, weights_file
 from .weights import load_weights
@@ -69,6 +70,8 @@ class Model:
     """The kind of its heads, if its training or the registry says so."""
     trained: TrainingRecord | None = None
     """The record of the training of its weights."""
+    recipe: Recipe | None = None
+    """Its input and output as its makers want them; None if they say nothing."""
     weightless_dtype: torch.dtype = torch.float32
     """The dtype of its input if it has no weights."""
     says_channels: bool = True

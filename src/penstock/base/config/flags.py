@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from .knobs import Config, Knobs, build, read_yaml
 
@@ -150,10 +150,20 @@ def from_flags(model: type[Config], args: argparse.Namespace, config: Path | Non
 
 
 def _metavar(info: Any) -> str:
-    choices, kind = getattr(info.annotation, "__args__", ()), str(info.annotation)
-    if "Literal" in kind and "tuple" not in kind:
-        return "|".join(str(c) for c in choices)
+    """What a flag takes: its words, such as ``trim|blend``, or the kind of its value."""
+    kind, words = str(info.annotation), list(_words(info.annotation))
+    if words and "tuple" not in kind:
+        return "|".join([*words, "N"] if re.search(r"\bint\b", kind) else words)
     for part, word in (("int", "N"), ("float", "X"), ("Path", "PATH")):
         if re.search(rf"\b{part}\b", kind):
             return word
     return "VALUE"
+
+
+def _words(annotation: Any) -> Iterator[str]:
+    """The words of the `Literal` in an annotation, or in the members of a union."""
+    if get_origin(annotation) is Literal:
+        yield from map(str, get_args(annotation))
+    else:
+        for member in get_args(annotation):
+            yield from _words(member)
