@@ -46,7 +46,7 @@ HEAVY_ROOMS = frozenset(
     training/workloads/detector_workload.py training/workloads/emulator_workload.py
     training/workloads/objectives.py training/workloads/pairs.py training/workloads/spiral.py
     training/workloads/tiles.py
-    bench/scenarios/model.py
+    bench/scenarios/infer_scenario.py bench/scenarios/model.py
     """.split()
 )
 """Rooms that import heavy libraries as they are imported themselves; all others are pure."""

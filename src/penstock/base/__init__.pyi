@@ -9,6 +9,7 @@ from .config.at_scale_knobs import ScaleConfig as ScaleConfig
 from .config.bench import BenchLoaderConfig as BenchLoaderConfig
 from .config.bench import BenchModelConfig as BenchModelConfig
 from .config.bench import BenchQueueConfig as BenchQueueConfig
+from .config.bench import TuneInferConfig as TuneInferConfig
 from .config.bench import TuneLoaderConfig as TuneLoaderConfig
 from .config.cluster import SimulateConfig as SimulateConfig
 from .config.cluster import SlurmConfig as SlurmConfig

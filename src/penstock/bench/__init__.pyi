@@ -1,4 +1,10 @@
 from .boundary import pixels_of as pixels_of
+from .cases.infer_cases import infer_case as infer_case
+from .cases.infer_cases import infer_case_name as infer_case_name
+from .cases.infer_cases import infer_rules as infer_rules
+from .cases.infer_cases import job_settings as job_settings
+from .cases.infer_cases import other_cases as other_cases
+from .cases.infer_cases import patch_cases as patch_cases
 from .cases.loader_cases import checked_loader_cases as checked_loader_cases
 from .cases.loader_cases import ladder_cases as ladder_cases
 from .cases.loader_cases import loader_case_name as loader_case_name
@@ -14,6 +20,7 @@ from .cases.queue import queue_case_name as queue_case_name
 from .cases.queue import queue_cases as queue_cases
 from .cases.queue import queue_rules as queue_rules
 from .cases.queue import reading_alone as reading_alone
+from .launch.halving import halved as halved
 from .launch.launcher import Launch as Launch
 from .launch.launcher import Launcher as Launcher
 from .launch.launcher import ask_worker as ask_worker

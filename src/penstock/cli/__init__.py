@@ -43,7 +43,7 @@ VERBS = {
     "launch": "start the ranks of a training, or another verb, in a job of SLURM",
     "slurm": "jobs of SLURM: render, submit, status, cancel",
     "bench": "measure a model, a loader or a queue",
-    "tune": "find the settings that keep the accelerator fed",
+    "tune": "find the settings that keep a loader or an inference fast",
     "score": "score detections by the rules of the xView3 challenge",
     "compare": "say whether B is faster or slower than A, and how certain that is",
     "explain": "say what limited a run, and what would help at most",
@@ -242,13 +242,16 @@ def entry() -> None:
 
 def spelled(words: list[str]) -> list[str]:
     """``infer IN OUT --model M`` as ``infer --in-spec IN --out-spec OUT --model-type M``."""
-    if words[:1] not in (["infer"], ["plan"], ["convert"]):
+    verb = 2 if words[:2] == ["tune", "infer"] else 1
+    if words[:verb] not in (["infer"], ["plan"], ["convert"], ["tune", "infer"]):
         return words
-    places = list(itertools.takewhile(lambda word: not word.startswith("-"), words[1:3]))
+    places = list(
+        itertools.takewhile(lambda word: not word.startswith("-"), words[verb : verb + 2])
+    )
     flags = zip(("--in-spec", "--out-spec"), places, strict=False)
-    others = words[1 + len(places) :]
+    others = words[verb + len(places) :]
     named = {"--model": "--model-type"}
-    return [words[0], *itertools.chain(*flags), *(named.get(word, word) for word in others)]
+    return [*words[:verb], *itertools.chain(*flags), *(named.get(word, word) for word in others)]
 
 
 def dashed(word: str) -> str:

@@ -1,4 +1,6 @@
-"""``penstock tune loader DATA --step-time 0.2``: settings that keep the accelerator fed.
+"""``penstock tune``: settings that pay.
+
+``penstock tune loader DATA --step-time 0.2``: settings that keep the accelerator fed.
 
 memory -> queues that fit -> short launches that only read, by threads -> fed? settings as YAML
 and if not:                         the ladder's rungs -> the ceiling in a sentence
@@ -47,8 +49,9 @@ from ..reports import (
     loader_cells,
     readings_of,
     recommend_loader,
-    write_loader_yaml,
+    write_settings_yaml,
 )
+from . import tune_infer
 from .bench_queue import outcome
 from .benchmarks import Name, check_ledger, labelled, print_written, sweep
 
@@ -65,18 +68,26 @@ leaves enough batches to time."""
 EXAMPLES = """
 penstock tune loader data/ufs --step-time 4=0.2   # a step of 4 samples takes 0.2 s
 penstock tune loader data/ufs --step-time 0.2 --batch-size 4
+penstock tune infer noisy.ome.zarr denoised.ome.zarr --model denoise-tiny --output fast.yaml
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    about = "workers and queue of a loader for steps of a given time"
-    loader = add_kinds(parser, {"loader": about})["loader"]
+    about = {
+        "loader": "workers and queue of a loader for steps of a given time",
+        "infer": "patch, batch, threads and block of an inference",
+    }
+    kinds = add_kinds(parser, about)
+    tune_infer.add_arguments(kinds["infer"])
+    loader = kinds["loader"]
     loader.add_argument("data", metavar="DATA", help="a packed data set, or an array")
     add_flags(loader, TuneLoaderConfig, config_file=True)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb. Returns exit code 0 with settings, 1 if none keep the accelerator fed."""
+    if args.kind == "infer":
+        return tune_infer.run(args)
     config = from_flags(TuneLoaderConfig, args, args.config)
 
     ledger = Ledger(config.ledger or config.output.with_suffix(".ledger"))
@@ -102,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
     build(LoaderConfig, settings)  # check that a loader takes these settings
     memory = format_bytes(fit.memory[settings["queue"]])
     sentences = (*advice.sentences, f"In all the loader takes {memory} of memory.")
-    write_loader_yaml(Advice(settings, sentences), config.output, config.overwrite)
+    write_settings_yaml(Advice(settings, sentences), config.output, config.overwrite)
     flags = flags_of(settings, goal.step_s, args.data)
     print("", *sentences, "", "As flags:", *(f"  {line}" for line in flags), sep="\n")
     print_written([config.output, ledger.path])

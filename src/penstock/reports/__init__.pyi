@@ -66,6 +66,10 @@ from .table import in_markdown as in_markdown
 from .table import in_text as in_text
 from .table import read_csv as read_csv
 from .table import without_empty as without_empty
+from .tune.infer_advice import TriedSettings as TriedSettings
+from .tune.infer_advice import best_trial as best_trial
+from .tune.infer_advice import prediction as prediction
+from .tune.infer_advice import whole_seconds as whole_seconds
 from .tune.loader_advice import CEILINGS as CEILINGS
 from .tune.loader_advice import Advice as Advice
 from .tune.loader_advice import Goal as Goal
@@ -74,7 +78,7 @@ from .tune.loader_advice import fastest_rungs as fastest_rungs
 from .tune.loader_advice import flags_of as flags_of
 from .tune.loader_advice import readings_of as readings_of
 from .tune.loader_advice import recommend_loader as recommend_loader
-from .tune.loader_advice import write_loader_yaml as write_loader_yaml
+from .tune.loader_advice import write_settings_yaml as write_settings_yaml
 from .tune.model_advice import recommend as recommend
 from .tune.model_advice import write_model_yaml as write_model_yaml
 from .words import or_dash as or_dash

@@ -26,6 +26,7 @@ SCENARIOS = {
     "loader": "penstock.bench.scenarios.loader_scenario:LoaderScenario",
     "ladder": "penstock.bench.scenarios.ladder:rung",
     "queue": "penstock.bench.scenarios.queue:QueueScenario",
+    "infer": "penstock.bench.scenarios.infer_scenario:InferScenario",
     "train": "penstock.bench.scenarios.train_scenario:TrainScenario",
 }
 

@@ -273,7 +273,7 @@ def _share(reached: Sequence[float]) -> str:
     return f"{median:.1f} % [{ends}{plural(len(reached), 'launch')}]"
 
 
-def write_loader_yaml(advice: Advice, path: Path, replace: bool = False) -> None:
+def write_settings_yaml(advice: Advice, path: Path, replace: bool = False) -> None:
     """Write settings as YAML, with the reasons above them as comments.
 
     Args:
