@@ -23,7 +23,7 @@ _CORE = {2: 512, 3: 128}
 """The side of a core that is liked best: a chunk of a volume. Larger patches pay to the kernel for
 their memory, smaller ones for their context."""
 _MORE = 1.05
-"""How much more than the least a side may compute to be nearer to that."""
+"""Share of the least work that a side may compute to be nearer to that."""
 _GRAIN = 8
 """Sides of patches that are chosen are multiples of it, as kernels and memory like."""
 _MOST_WORK = 4.0
