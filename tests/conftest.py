@@ -214,9 +214,11 @@ def _frozen_uncounted() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Trainings that tell MLflow keep out of the store of whoever runs the tests."""
+    """Trainings that tell MLflow, and what is found of networks, keep out of the folders of whoever
+    runs the tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
 
 

@@ -30,6 +30,7 @@ from .config.infer import HEAD_KINDS as HEAD_KINDS
 from .config.infer import HeadKind as HeadKind
 from .config.infer import InferConfig as InferConfig
 from .config.infer import Unattended as Unattended
+from .config.knobs import TRUST_MODEL as TRUST_MODEL
 from .config.knobs import Knobs as Knobs
 from .config.knobs import Natural as Natural
 from .config.knobs import Overwriting as Overwriting
@@ -79,6 +80,7 @@ from .failure import keep_traceback_in as keep_traceback_in
 from .failure import traceback_of as traceback_of
 from .files import absolute as absolute
 from .files import append_line as append_line
+from .files import cache_folder as cache_folder
 from .files import check_alone as check_alone
 from .files import check_apart as check_apart
 from .files import check_folder as check_folder

@@ -74,6 +74,12 @@ def _draft(folder: Path) -> Path:
     return draft
 
 
+def cache_folder() -> Path:
+    """The folder for what may be lost and made anew, in the user's cache."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "penstock"
+
+
 def real(path: str | Path) -> Path:
     """The path with every link in it resolved."""
     return Path(os.path.realpath(path))

@@ -11,14 +11,13 @@ Its launches are kept as records in a ledger in the user's cache.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..base import cache_folder
 from ..instruments import (
     Ledger,
     Record,
@@ -48,8 +47,7 @@ SEED = 0
 
 def default_ledger() -> Ledger:
     """The ledger in the user's cache."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Ledger(Path(cache) / "penstock" / "doctor.ledger")
+    return Ledger(cache_folder() / "doctor.ledger")
 
 
 def noise_floor(

@@ -34,6 +34,7 @@ VERBS = {
     "mask": "make a mask of the sample in a volume or scene, for infer",
     "convert": "write an array into another format, as it is, in bounded memory",
     "info": "say what an input holds: arrays, levels, axes, voxels, chunks",
+    "inspect": "say how far a network sees, and which overlap leaves no seam",
     "view": "draw the middle planes of an array, or of two side by side, as a PNG",
     "generate": "make data to measure with: fields, volumes, scenes, packed NetCDF",
     "preprocess": "cut satellite scenes into chips to train on",

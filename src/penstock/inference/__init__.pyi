@@ -1,6 +1,7 @@
 from .opening.job import Job as Job
 from .opening.job import plan_inference as plan_inference
 from .opening.job import plan_job as plan_job
+from .opening.seams import reach_of as reach_of
 from .planning.at_scale import scale_lines as scale_lines
 from .planning.plan import Plan as Plan
 from .recompute import Recomputed as Recomputed
@@ -20,6 +21,7 @@ from .stages.summary import Progress as Progress
 from .stages.summary import Summary as Summary
 from .status import RunLook as RunLook
 from .status import RunStatus as RunStatus
+from .tiling.exact import least_overlap as least_overlap
 from .verify import Finding as Finding
 from .verify import Kind as Kind
 from .verify import Proof as Proof

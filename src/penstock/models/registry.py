@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base import HeadKind, UsageError, extension_names, find_extension
+from .reach import Reach
 
 _HERE = Path(__file__).parent
 PROGRAMS = (".pt2", ".pt", ".ts", ".torchscript")
@@ -26,28 +27,51 @@ class Entry:
     needs_weights: bool = False
     kind: HeadKind = "intensity"
     """The kind of its heads."""
+    reach: Reach | None = None
+    """Its reach as `find_reach` finds it; None if nobody has looked."""
 
+
+def _alike(*, period: int, context: int, seen: int) -> Reach:
+    """What `find_reach` finds of a 3-D network that sees equally far to all sides."""
+    near, far, grid = (context,) * 3, (seen,) * 3, (period,) * 3
+    return Reach("", grid, near, near, far, far, step=grid, places=8)
+
+
+_ATTENTION = Reach("encoder.blocks.0.attn.proj (FrozenLinear) sees the whole patch")
 
 REGISTRY = {
     "denoise-net": Entry(
         "penstock.models.unet3d:denoise_net",
         "3-D UNet of the exaSPIM denoiser, width 32 to 512; give its --weights",
         needs_weights=True,
+        reach=Reach("inc.double_conv.1 (GroupNorm) sees the whole patch"),
     ),
     "denoise-tiny": Entry(
         "penstock.models.unet3d:denoise_tiny",
         "small 3-D UNet with weights for fluorescence microscopy",
         _HERE / "denoise_tiny.safetensors",
+        reach=_alike(period=4, context=8, seen=11),
     ),
-    "identity": Entry("torch.nn:Identity", "returns its input: measures the pipeline alone"),
+    "identity": Entry(
+        "torch.nn:Identity",
+        "returns its input: measures the pipeline alone",
+        reach=_alike(period=1, context=0, seen=0),
+    ),
     "prithvi-refiner-tiny": Entry(
         "penstock.models.prithvi:tiny",
         "2-D, 6 bands: Prithvi-EO encoder with LoRA, ConvNeXt head; untrained without --weights",
+        reach=_ATTENTION,
     ),
-    "prithvi-refiner-100m": Entry("penstock.models.prithvi:m100", "the same, of 89 M parameters"),
-    "prithvi-refiner-300m": Entry("penstock.models.prithvi:m300", "the same, of 307 M parameters"),
+    "prithvi-refiner-100m": Entry(
+        "penstock.models.prithvi:m100", "the same, of 89 M parameters", reach=_ATTENTION
+    ),
+    "prithvi-refiner-300m": Entry(
+        "penstock.models.prithvi:m300", "the same, of 307 M parameters", reach=_ATTENTION
+    ),
     "prithvi-refiner-600m": Entry(
-        "penstock.models.prithvi:m600", "the same, of 637 M parameters and a patch of 14"
+        "penstock.models.prithvi:m600",
+        "the same, of 637 M parameters and a patch of 14",
+        reach=_ATTENTION,
     ),
 }
 

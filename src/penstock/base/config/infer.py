@@ -40,6 +40,11 @@ def _off(value: object) -> object:
     return "none" if value is False or str(value).lower() == "false" else value
 
 
+def _automatic(value: object) -> object:
+    """None for ``auto``."""
+    return None if value in ("auto", ["auto"], ("auto",)) else value
+
+
 def _spelled(value: object) -> object:
     """``true`` and ``false`` of YAML and Python, spelled as on a command line."""
     return str(value).lower() if isinstance(value, bool) else value
@@ -293,10 +298,18 @@ class InferConfig(Valued, Labels):
     c: Selection = flag(("all",), help="channels: all, 0, 0:2 or several")
 
     # geometry
-    patch: Shape = flag(
-        (64,), help="shape that the model sees: one number, z y x, or y x (2-D)", unit="voxels"
+    patch: Shape | None = flag(
+        None,
+        help="shape that the model sees: one number, z y x, or y x (2-D) (default: a chunk of the "
+        "volume and its halo where tiling is exact, else 64)",
+        unit="voxels",
     )
-    overlap: PerAxis = flag((10,), help="voxels that neighbouring patches share", unit="voxels")
+    overlap: Annotated[PerAxis | None, BeforeValidator(_automatic)] = flag(
+        None,
+        help="voxels that neighbouring patches share; auto: the least at which tiling is exact, "
+        "10 where none is (default: auto)",
+        unit="voxels",
+    )
     block: Shape | None = flag(
         None,
         help="shape of a block: whole chunks of the output, written once (default: fitted)",

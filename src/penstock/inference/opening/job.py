@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ from .net import fit_net, with_workspaces
 from .normalisation import normalised_as
 from .outputs import open_outputs
 from .sample import open_sample
+from .seams import tiled
 from .selection import open_input, select, uneven, volumes_of, with_bands
 
 _MOST_LEVEL_BYTES = 2**27
@@ -90,7 +92,11 @@ class Job:
         channels = select(config.c, start[1], stop[1], "--c")
         self.selected = times, channels
         model, at_once = with_bands(config, model, source, len(channels))
-        shape = patch_shape(config, "z" in source.axes, model.spatial_axes)
+        has_z = "z" in source.axes
+        self.tiled = tiled(config, self.bare, source.domain.shape[2:], has_z)
+        self.config = config = self.tiled.config
+        shape = patch_shape(config, has_z, model.spatial_axes)
+        shape = replace(shape, chosen=self.tiled.chosen)
         if config.tta == "rotations" and shape.patch[1] != shape.patch[2]:
             raise UsageError(
                 f"--tta rotations turns patches in the plane of y and x, so --patch must be as "
@@ -138,6 +144,7 @@ class Job:
         model = load_model(
             config.model_type, config.weights, config.in_channels, trust=config.trust_model
         )
+        self.bare = model
         # What the user says of the heads wins over what their training recorded.
         self.as_trained: list[str] = []
         if config.head_kind is None:
@@ -257,6 +264,7 @@ def _gather_facts(
         heads=tuple(head.line() for head in heads),
         sample=job.sample.line() if job.sample else "",
         sample_bytes=job.sample.cache_bytes if job.sample else 0,
+        seams=job.tiled.line,
         values=values,
         arithmetic=identity.arithmetic_of(
             identity.maker([source, *job.sinks], devices, job.config.threads)

@@ -7,6 +7,7 @@ shape shows, so there the memory of one forward is counted by the device's alloc
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,7 +29,7 @@ from ..tiling.geometry import PatchShape
 from .heads import is_wide
 
 GPU_BATCH = 16
-"""Number of patches in one forward on a GPU, without --batch."""
+"""Number of patches of 64 cubed in one forward on a GPU, without --batch. Of larger ones, fewer."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,8 @@ def fit_batch(
     if on_cpu:
         *sizes, last = (CPU_FORWARD, 1, batch) if batch else (CPU_FORWARD, 1)
     else:
-        *sizes, last = (batch,) if batch else (GPU_BATCH, 1)
+        most = max(1, GPU_BATCH * 64**3 // max(64**3, math.prod(shape.patch)))
+        *sizes, last = (batch,) if batch else (most, 1)
     patch = (model.in_channels, *shape.seen)
     for size in sizes:
         with contextlib.suppress(UsageError):

@@ -85,7 +85,7 @@ def _fit_block(config: InferConfig, facts: Facts, shape: PatchShape) -> tuple[in
             block[axis] *= 2
     asked = per_axis(config.block, plane=False, thin=grid[0])
     for name, b, p, n in zip("zyx", asked, shape.patch, extent, strict=True):
-        if b < p and b < n:
+        if b < p and b < n and not shape.chosen and not config.resumes:
             raise UsageError(f"--block {b} is smaller than --patch {p} (axis {name})")
     for name, b, g, n in zip("zyx", asked, grid, extent, strict=True):
         if b % g and b < n:

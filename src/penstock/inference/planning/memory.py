@@ -82,6 +82,8 @@ class Facts:
     """The places with sample, in words; empty if all is computed."""
     sample_bytes: int = 0
     """Bytes of mask and coarse level that are kept decoded."""
+    seams: str = ""
+    """The seams between patches in words: exact or not; empty if nothing is known."""
     values: str = ""
     """The scaling of values before the network sees them, in words, for the printed plan."""
     arithmetic: str = ""

@@ -142,7 +142,7 @@ class Plan:
             parts = {name: getattr(self.memory, name) for name in causes}
             cure = {
                 "base": "a smaller model",
-                "forward": "a smaller --batch or --patch",
+                "forward": f"a smaller --batch or --patch (now {in_words(self.shape.patch)})",
                 "assembly": f"a smaller --block (now {in_words(self.geometry.block)})",
                 "bricks": "fewer --prep-workers",
                 "writing": "fewer --writer-workers",
@@ -169,6 +169,8 @@ class Plan:
             f"{in_words(self.shape.patch)}, overlap {in_words(self.shape.overlap)}, {geometry.seam}"
         )
         yield "patch", f"{shape}; {patches}"
+        if facts.seams:
+            yield "seams", facts.seams
         if facts.sample:
             yield "sample", facts.sample
         if facts.values:

@@ -192,13 +192,17 @@ def threads_of(config: InferConfig) -> int | None:
     which is resumed, as another number may change the last bits. None for torch's own choice."""
     if config.threads is not None or not config.resumes:
         return config.threads
+    threads: int | None = run_of(config).get("maker", {}).get("threads")
+    return threads
+
+
+def run_of(config: InferConfig) -> Mapping[str, Any]:
+    """The run.json of the run that a job goes on with; empty if there is none."""
     try:
         place = config.run_dir or default_run_dir(open_written(config.out_spec[0], "--out-spec"))
-        run = {} if place is None else read_run(place)
-    except (OSError, UsageError):  # there is no such run, and what opens the job says so
-        return None
-    threads: int | None = run.get("maker", {}).get("threads")
-    return threads
+        return {} if place is None else read_run(place)
+    except (OSError, UsageError):  # what opens the job says so
+        return {}
 
 
 def run_folder_of(named: str) -> Path | str:

@@ -115,6 +115,9 @@ def open_job(order: tuple[InferConfig, int, str]) -> RemoteJob:
             Journal.open(job.run_dir, job.fingerprint(), job.maker(), resume=True)
         except UsageError as error:
             raise UnfitWorker(describe(error)) from error
+    # What the worker has decided on patches holds for all.
+    patches = {name: getattr(job.config, name) for name in ("patch", "overlap")}
+    config = config.model_copy(update=patches)
     return RemoteJob(
         config, job.plan, job.fingerprint(), job.maker(), job.run_dir, job.selected,
         job.net.model.in_channels, job.head_parts, job.head_kinds, needs_counting(config),

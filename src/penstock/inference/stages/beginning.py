@@ -197,6 +197,7 @@ def plan_numbers(plan: Plan) -> dict[str, Any]:
         "devices": list(plan.facts.devices),
         "cores": plan.facts.cores,
         "arithmetic": plan.facts.arithmetic,
+        "seams": plan.facts.seams,
         "memory": {part: getattr(plan.memory, part) for part in plan.memory.__slots__},
     }
 

@@ -106,6 +106,8 @@ class Summary:
     """Seconds before the first part of a job on a cluster began, for opening and percentiles."""
     values: str = ""
     """The scaling of values before the network saw them, in words."""
+    seams: str = ""
+    """The seams between patches in words: exact or not; empty if nothing is known."""
     notes: tuple[str, ...] = ()
     """Sentences on what else the reader should know, such as workers that died."""
 
@@ -130,11 +132,7 @@ class Summary:
                 f"{format_seconds(stage.waited):>12}   in {plural(stage.threads, 'thread')}"
             )
         yield self.bound_by
-        if self.values:
-            counted = self.stages.get("statistics")
-            cost = "; the input was read once more for them, and to count took threads "
-            spent = f"{cost}{format_seconds(counted.busy)}" if counted else ""
-            yield f"Values: {self.values}{spent}"
+        yield from self._input_lines()
         if self.peak_rss is not None:
             yield (
                 f"Peak memory: {format_bytes(self.peak_rss)} of {format_bytes(self.planned_peak)} "
@@ -162,6 +160,16 @@ class Summary:
         yield from self.notes
         skipped = f", {self.blocks_skipped} by an earlier run" if self.blocks_skipped else ""
         yield f"Blocks written: {self.blocks_written} of {self.blocks_planned} planned{skipped}"
+
+    def _input_lines(self) -> Iterator[str]:
+        """How values are scaled and how the volume is cut for the network."""
+        if self.values:
+            counted = self.stages.get("statistics")
+            cost = "; the input was read once more for them, and to count took threads "
+            spent = f"{cost}{format_seconds(counted.busy)}" if counted else ""
+            yield f"Values: {self.values}{spent}"
+        if self.seams:
+            yield f"Seams: {self.seams}"
 
     def _worker_lines(self) -> Iterator[str]:
         """How evenly several processes worked."""
@@ -223,6 +231,7 @@ def merged(
             WorkerShare(name, share.seconds, share.voxels) for name, share in each.items()
         ),
         values=next((share.values for share in shares), ""),
+        seams=next((share.seams for share in shares), ""),
         notes=tuple(notes),
     )
 

@@ -205,6 +205,7 @@ class Watch:
             retry_seconds=self.retries.seconds,
             requests_repeated=requests_repeated() - self._requests_before,
             values=plan.facts.values,
+            seams=plan.facts.seams,
         )
 
 

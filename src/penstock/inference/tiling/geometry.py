@@ -220,6 +220,8 @@ class PatchShape:
     patch: tuple[int, ...]
     overlap: tuple[int, ...]
     model_axes: Literal[2, 3]
+    chosen: bool = False
+    """True if neither the user nor the model named the patch."""
 
     @property
     def seen(self) -> tuple[int, ...]:
@@ -241,6 +243,7 @@ def patch_shape(config: InferConfig, has_z: bool, model_axes: int | None) -> Pat
 
     Raises `UsageError` if patch, overlap, trim and net contradict each other.
     """
+    assert config.patch is not None and config.overlap is not None  # by now all are decided
     axes = len(config.patch) if len(config.patch) > 1 else (model_axes or (3 if has_z else 2))
     if model_axes is not None and axes != model_axes:
         raise UsageError(

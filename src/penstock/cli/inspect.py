@@ -1,0 +1,65 @@
+"""``penstock inspect MODEL``: how far a network sees, and the overlap at which tiles are exact."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+
+EXAMPLES = """
+penstock inspect denoise-tiny
+penstock inspect net.py:make --weights net.safetensors --json
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from ..base import TRUST_MODEL
+
+    parser.add_argument("model", metavar="MODEL", help="as --model-type of infer names it")
+    parser.add_argument("--weights", metavar="FILE", help="state dict, as infer takes it")
+    parser.add_argument(
+        "--in-channels", type=int, metavar="N", help="channels that the model takes"
+    )
+    parser.add_argument("--trust-model", action="store_true", help=TRUST_MODEL)
+    parser.add_argument(
+        "--axes", type=int, choices=(2, 3), help="axes to give a model that takes either"
+    )
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    from ..inference import least_overlap, reach_of
+    from ..models import bits_that_vary, check_model_name, load_model
+
+    check_model_name(args.model, "MODEL")
+    model = load_model(
+        args.model, args.weights, args.in_channels, untrained=True, trust=args.trust_model
+    )
+    axes = args.axes or model.spatial_axes or 3
+    reach = reach_of(model, axes)
+    overlap = least_overlap(reach) if reach.exact else None
+    bits = bits_that_vary(model, axes)
+    if args.json:
+        print(json.dumps({**asdict(reach), "exact": reach.exact, "overlap": overlap, **bits}))
+        return 0
+    print(f"model     {model.name}, {axes} axes")
+    if overlap is None:
+        print(f"tiling    no overlap makes it exact: {reach.blame}")
+    else:
+        print(
+            f"sees      {_sides(reach.seen_before)} voxels before, {_sides(reach.seen_after)} after"
+        )
+        print(
+            f"grid      {_sides(reach.period)}; sides of patches: multiples of {_sides(reach.step)}"
+        )
+        print(f"context   {_sides(reach.before)} before a core, {_sides(reach.after)} after")
+        print(f"tiling    exact with --overlap {' '.join(map(str, overlap))}, checked at "
+              f"{reach.places} places")  # fmt: skip
+    for what, varies in bits.items():
+        words = {True: "depend on it", False: "do not depend on it", None: "not known"}
+        print(f"{what:<9} bits {words[varies]}")
+    return 0
+
+
+def _sides(sides: tuple[int, ...]) -> str:
+    return " x ".join(map(str, sides))

@@ -1,0 +1,98 @@
+"""Patches and overlaps at which no voxel of a core sees a cut, by arithmetic.
+
+    patch  ├─ before ─┼────── core ──────┼─ after ─┤
+    next                      ├─ before ─┼────── core ──────┼─ after ─┤
+
+Patches start on the grid of the network: the stride is a multiple of its period, and sides of
+patches are multiples of its step.
+
+The untiled run that such tiles equal is the network on the whole volume, which is reflected at its
+edges as patches are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ...models import Reach
+
+_SIDES = {2: (256, 1024), 3: (48, 192)}
+"""The least and the largest side of a patch that is chosen, by the number of axes."""
+_CORE = {2: 512, 3: 128}
+"""The side of a core that is liked best: a chunk of a volume. Larger patches pay to the kernel for
+their memory, smaller ones for their context."""
+_MORE = 1.05
+"""Share of the least work that a side may compute to be nearer to that."""
+_GRAIN = 8
+"""Sides of patches that are chosen are multiples of it, as kernels and memory like."""
+_MOST_WORK = 4.0
+"""Voxels that are computed for one, at most, by a patch that is chosen."""
+
+
+def least_overlap(reach: Reach, context: int = 0) -> tuple[int, ...]:
+    """The least overlap at which tiling is exact.
+
+    Args:
+        reach: How far the network sees; it must be exact.
+        context: Voxels that are wanted before and after a core, whatever the network sees.
+
+    Returns:
+        The overlap, an entry for each axis of the network.
+    """
+    sides = zip(reach.before, reach.after, reach.step, strict=True)
+    return tuple(-(-2 * max(low, high, context) // step) * step for low, high, step in sides)
+
+
+def is_exact(reach: Reach, patch: Sequence[int], overlap: Sequence[int]) -> bool:
+    """Whether no voxel of a core sees a cut.
+
+    Args:
+        reach: How far the network sees.
+        patch: The patch, an entry for each axis of the network.
+        overlap: The overlap, likewise.
+
+    Returns:
+        False also for patches that were not checked, as their sides are no multiples of the step.
+    """
+    if not reach.exact:
+        return False
+    axes = zip(patch, overlap, reach.before, reach.after, reach.step, reach.period, strict=True)
+    return all(
+        p % step == 0 and (p - o) % period == 0 and o // 2 >= low and o - o // 2 >= high
+        for p, o, low, high, step, period in axes
+    )
+
+
+def chunk_and_halo(
+    extent: Sequence[int], overlap: Sequence[int], step: Sequence[int]
+) -> tuple[int, ...] | None:
+    """The patch for a volume: a chunk of it and its halo.
+
+    Args:
+        extent: Shape of the volume, an entry for each axis of the network.
+        overlap: The overlap, likewise.
+        step: The number of which sides must be multiples, likewise.
+
+    Returns:
+        The patch; None if the overlap is so wide that patches would compute far more than the
+        volume.
+    """
+    axes = len(extent)
+    patch = tuple(_side(n, o, s, axes) for n, o, s in zip(extent, overlap, step, strict=True))
+    work = math.prod(p / max(1, p - o) for p, o in zip(patch, overlap, strict=True))
+    fits = all(p > o for p, o in zip(patch, overlap, strict=True))
+    return patch if fits and work <= _MOST_WORK else None
+
+
+def _side(extent: int, overlap: int, step: int, axes: int) -> int:
+    """The side nearest to the core that is liked, of those that compute about the least."""
+    least, most = _SIDES[axes]
+    grain = math.lcm(step, _GRAIN)
+    sides = range(-(-least // grain) * grain, most + 1, grain)
+    work = {side: -(-extent // (side - overlap)) * side for side in sides if side > overlap}
+    if not work:
+        return overlap
+    few = _MORE * min(work.values())
+    liked = _CORE[axes] + overlap
+    return min((side for side in work if work[side] <= few), key=lambda side: abs(side - liked))

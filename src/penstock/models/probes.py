@@ -1,0 +1,398 @@
+"""Finds from outside how far a network sees: it is run on inputs that differ in some voxels only.
+
+    one half of a long window changes  ──▶  the outputs past the cut that change   (reach)
+    a window moves by k voxels         ──▶  the outputs only move along            (period)
+    a patch lies in a larger window    ──▶  its core is equal                      (check)
+
+All is run in float64 where the network allows it, on windows that are long along one axis only. NaN
+passes through all arithmetic, so it bounds the reach; but comparisons, a maximum and `nan_to_num`
+swallow it. Finite changes, small and large, are not swallowed, but may drown. The reach is the
+union. Two runs differ only in the probe, so neither biases nor padding count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..base import UsageError
+from .load import Model
+from .reach import Reach
+
+MOST_PERIOD = 64
+"""The largest period that is looked for. A larger grid is no use for patches."""
+_SIDES = (8, 12, 16, 24, 28, 32, 48, 56, 64, 96, 112, 128, 224, 256)
+"""Sides of a window that are tried, as many networks take multiples of a number only."""
+_LONGEST = {2: 1024, 3: 256}
+"""Length of the longest window, by the number of axes: twice the largest context that pays."""
+_Layers = tuple[type[nn.Module], ...]
+_STEPS = (*range(1, 9), 10, 12, 14, 16, 20, 24, 28, 32)
+"""Numbers of which sides may have to be multiples."""
+_SHORTEST = 64
+"""Least length of a window in which the reach is looked for."""
+_BITS_SIDE = 32
+"""Side of the patches whose bits are compared."""
+_OF_WHOLE = (
+    nn.GroupNorm,
+    nn.modules.instancenorm._InstanceNorm,
+    nn.MultiheadAttention,
+    nn.modules.pooling._AdaptiveAvgPoolNd,
+    nn.modules.pooling._AdaptiveMaxPoolNd,
+)
+"""Layers that see all of a short window as they see all of a long one, but faster."""
+_SMALL, _LARGE = 1.0, (1e6, -1e6)
+"""Sizes of finite changes. Inputs are normalised, so the first is theirs."""
+_ALIKE = 16
+"""Voxels that are compared to see that a shift only shifts."""
+_NO_PERIOD = (
+    "its output depends on where a patch lies: no shift of up to "
+    f"{MOST_PERIOD} voxels along {{}} only shifts it"
+)
+_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
+"""Largest difference of equal outputs, as a share of their range: kernels round by shape."""
+_MOST_CHECK_VOXELS = 2**18
+"""Most voxels of the window in which all axes are cut at once."""
+
+
+class NotProbed(UsageError):
+    """The network cannot be run on probes."""
+
+
+def find_reach(model: Model, axes: int) -> Reach:
+    """Find how far a network sees.
+
+    Args:
+        model: The model. It is copied, and not changed.
+        axes: The number of axes that it is given, 2 or 3.
+
+    Returns:
+        What was found. A network that cannot be run on other shapes, that makes other outputs each
+        time or that sees whole patches is not exact, and the result says why.
+    """
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            return _searched(_Probed(model, axes))
+    except UsageError as error:
+        return Reach(blame=str(error))
+
+
+def _searched(net: _Probed) -> Reach:
+    axes = range(net.axes)
+    rough = []
+    for axis in axes:  # a small change shows most networks that see the whole patch
+        if (extents := net.extents(axis, 1, (_SMALL,))) is None:
+            return Reach(blame=_blame(net, axis))
+        rough.append(extents)
+    periods = []
+    for axis, extents in enumerate(rough):
+        if (period := net.period(axis, extents)) is None:
+            return Reach(blame=_NO_PERIOD.format("zyx"[axis - net.axes]))
+        periods.append(period)
+    contexts, seen = [], []
+    for axis, period in enumerate(periods):
+        if (extents := net.extents(axis, period, (math.nan, _SMALL, *_LARGE))) is None:
+            return Reach(blame=_blame(net, axis))
+        contexts.append(extents)
+        seen.append(net.pulses(axis, period, extents))
+    reach = Reach(
+        period=tuple(periods),
+        before=tuple(before for before, _ in contexts),
+        after=tuple(after for _, after in contexts),
+        seen_before=tuple(before for before, _ in seen),
+        seen_after=tuple(after for _, after in seen),
+        step=tuple(math.lcm(period, net.step) for period in periods),
+    )
+    places, axes_that_differ = net.check(reach)
+    if axes_that_differ:
+        return Reach(blame=f"a patch differs from a larger input along {axes_that_differ}")
+    return replace(reach, places=places)
+
+
+class _Probed:
+    """A network in float64 that is run on net."""
+
+    def __init__(self, model: Model, axes: int) -> None:
+        self.model, self.axes = model, axes
+        self.dtype = torch.float64
+        self.random = torch.Generator().manual_seed(0)
+        self.net = _copied(model.module).double()
+        try:
+            self.side = self._least_side()
+        except NotProbed:  # it makes float32 tensors itself
+            self.net, self.dtype = _copied(model.module), model.dtype
+            if self.dtype not in _TOLERANCE:
+                raise NotProbed(f"it computes in {self.dtype}") from None
+            self.side = self._least_side()
+        self.step = self._step()
+
+    def noise(self, sides: Sequence[int]) -> Tensor:
+        """Random values as of normalised data, shape (1, channels, *sides)."""
+        shape = (1, self.model.in_channels, *sides)
+        return torch.rand(shape, generator=self.random, dtype=torch.float64).to(self.dtype)
+
+    def run(self, x: Tensor) -> Tensor:
+        """All heads of a window, shape (channels, spatial...)."""
+        try:
+            heads = self.model.heads(self.net(x.clone())).values()
+            joined = torch.cat([head[0].double() for head in heads])
+        except (KeyboardInterrupt, MemoryError):
+            raise
+        except Exception as error:  # of a user's network
+            raise NotProbed(f"it cannot be run on probes ({type(error).__name__})") from error
+        if joined.shape[1:] != x.shape[2:]:
+            raise NotProbed("its output has another shape than its input")
+        return joined
+
+    def _least_side(self) -> int:
+        for side in _SIDES:
+            with contextlib.suppress(NotProbed):
+                x = self.noise([*[side] * (self.axes - 1), 2 * side])
+                if not _same(self.run(x), self.run(x)).all():
+                    raise UsageError("it makes another output of the same input each time")
+                return side
+        raise NotProbed("it cannot be run on windows of other shapes")
+
+    def _step(self) -> int:
+        """The number of which sides must be multiples, as far as sides above the least tell."""
+        for step in _STEPS:
+            if step < self.side:
+                with contextlib.suppress(NotProbed):
+                    self.run(self.noise([self.side + step] * self.axes))
+                    return step
+        return self.side
+
+    def window(self, axis: int, length: int) -> Tensor:
+        sides = [self.side] * self.axes
+        sides[axis] = length
+        return self.noise(sides)
+
+    def extents(self, axis: int, period: int, sizes: Sequence[float]) -> tuple[int, int] | None:
+        """Voxels past a cut that change with what lies before it, and before a cut that change with
+        what lies after it. None if they are as many as the longest window has."""
+        unit = 2 * math.lcm(self.side, period)
+        shortest = unit * -(-_SHORTEST // unit)
+        longest = unit * -(-_LONGEST[self.axes] // unit)
+        for length in dict.fromkeys((shortest, min(3 * shortest, longest), longest)):
+            x = self.window(axis, length)
+            before, cut = self.run(x), length // 2
+            past = below = 0
+            for changed in self._answers(x, before, axis, slice(0, cut), sizes):
+                past = max(past, changed[1] - cut + 1)
+            if past < cut:
+                for changed in self._answers(x, before, axis, slice(cut, length), sizes):
+                    below = max(below, cut - changed[0])
+            if max(past, below) < cut:
+                return past, below
+            if sizes == (_SMALL,) and length == shortest and _layer_to_blame(self, axis):
+                return None
+        return None
+
+    def _answers(
+        self, x: Tensor, before: Tensor, axis: int, where: slice, sizes: Sequence[float]
+    ) -> Iterator[tuple[int, int]]:
+        """The first and the last place along an axis at which the output changes, for a probe of
+        each size in ``where`` of a window. ``before`` is the output without a probe."""
+        for size in sizes:
+            probe = x.clone()
+            part = probe.movedim(2 + axis, 0)[where]
+            part.copy_(self.noise(x.shape[2:]).movedim(2 + axis, 0)[where] * size)
+            try:
+                places = _changed(before, self.run(probe), axis).nonzero()
+            except NotProbed:  # it refuses what is not finite, so it lets none pass
+                continue
+            if len(places):
+                yield int(places[0]), int(places[-1])
+
+    def pulses(self, axis: int, period: int, extents: Sequence[int]) -> tuple[int, int]:
+        """How far a voxel of the output sees before and after itself, by pulses in the first and
+        the last voxel of a cell of the grid."""
+        unit = 2 * math.lcm(self.side, period)
+        x = self.window(axis, unit * -(-2 * (max(extents) + period + 1) // unit))
+        before, middle = self.run(x), x.shape[2 + axis] // 2
+        sees_before = sees_after = 0
+        for place in sorted({middle, middle + period - 1}):
+            where = slice(place, place + 1)
+            for first, last in self._answers(x, before, axis, where, (math.nan, *_LARGE)):
+                sees_before = max(sees_before, last - place)
+                sees_after = max(sees_after, place - first)
+        return sees_before, sees_after
+
+    def period(self, axis: int, extents: Sequence[int]) -> int | None:
+        """The least shift of the input that only shifts the output; None if there is none."""
+        margins = [extent + 2 * self.side for extent in extents]
+        powers = [2**n for n in range(MOST_PERIOD.bit_length())]
+        # The least period divides all others, so it is the first power of two, if one is a period.
+        others = [k for k in range(3, MOST_PERIOD) if k not in powers]
+        for tried in (powers, others):
+            for k in tried:
+                least = sum(margins) + _ALIKE + k
+                length = self.side * -(-least // self.side)
+                x = self.window(axis, length + k)
+                first, moved = (self.run(x.narrow(2 + axis, n, length)) for n in (0, k))
+                count = length - k - sum(margins)
+                if self.equal(
+                    first.narrow(1 + axis, k + margins[0], count),
+                    moved.narrow(1 + axis, margins[0], count),
+                ):
+                    return k
+        return None
+
+    def equal(self, a: Tensor, b: Tensor) -> bool:
+        """Whether two outputs are equal up to rounding."""
+        span = float(torch.nan_to_num(a).abs().max()) or 1.0
+        return bool(_same(a, b, _TOLERANCE[self.dtype] * span).all())
+
+    def check(self, reach: Reach) -> tuple[int, str]:
+        """Compare the cores of patches with a larger window, along each axis and along all.
+
+        Returns the number of places, and the axis along which one differs.
+        """
+        places = 0
+        several = [(axis,) for axis in range(self.axes)] + [tuple(range(self.axes))]
+        for cut in several if self.axes > 1 else several[:1]:
+            sides = [self.side] * self.axes
+            for axis in cut:
+                sides[axis] = self._patch_side(reach, axis)
+            step = [reach.step[a] if a in cut else 0 for a in range(self.axes)]
+            if len(cut) > 1 and math.prod(sides) > _MOST_CHECK_VOXELS:
+                continue
+            whole = self.noise([n + 3 * s for n, s in zip(sides, step, strict=True)])
+            expected = self.run(whole)
+            for shifts in (1, 2):
+                corner = [shifts * s for s in step]
+                patch = self.run(_cropped(whole, corner, sides))
+                low = [reach.before[a] if a in cut else 0 for a in range(self.axes)]
+                core = [
+                    n - low[a] - (reach.after[a] if a in cut else 0) for a, n in enumerate(sides)
+                ]
+                there = [c + b for c, b in zip(corner, low, strict=True)]
+                if not self.equal(_cropped(expected, there, core), _cropped(patch, low, core)):
+                    return places, " and ".join("zyx"[a - self.axes] for a in cut)
+                places += 1
+        return places, ""
+
+    def _patch_side(self, reach: Reach, axis: int) -> int:
+        least = max(self.side, reach.before[axis] + reach.after[axis] + 8)
+        step = reach.step[axis]
+        return step * -(-least // step)
+
+
+def _layer_to_blame(net: _Probed, axis: int) -> str:
+    """The first layer whose output changes everywhere when a voxel at one end of a window
+    changes; empty if there is none."""
+    return _layer_of_whole(net, axis, _SHORTEST, _OF_WHOLE) or _layer_of_whole(
+        net, axis, _LONGEST[net.axes], (nn.Module,)
+    )
+
+
+def _layer_of_whole(net: _Probed, axis: int, length: int, kinds: _Layers) -> str:
+    """The first layer of some kinds that sees all of a window at least as long."""
+    unit = 2 * net.side
+    x = net.window(axis, unit * -(-length // unit))
+    probe = x.clone()
+    probe.movedim(2 + axis, 0)[0] += _SMALL
+
+    def compare(name: str, *forward: Any) -> None:
+        output = forward[-1][0] if isinstance(forward[-1], tuple) else forward[-1]
+        if isinstance(output, Tensor) and _is_whole(output, axis, net.axes):
+            raise _Whole(name)
+
+    with contextlib.ExitStack() as hooks:
+        layers = [each for each in net.net.named_modules() if isinstance(each[1], kinds)]
+        for name, layer in layers:
+            words = f"{name or 'the network'} ({type(layer).__name__})"
+            with contextlib.suppress(RuntimeError):  # some programs take no hooks
+                handle = layer.register_forward_hook(partial(compare, words))
+                hooks.callback(handle.remove)
+        try:
+            net.net(torch.cat([x, probe]))
+        except _Whole as layer:
+            return str(layer)
+        except Exception:  # it takes no batch of two, so the layer is not known
+            return ""
+    return ""
+
+
+def _blame(net: _Probed, axis: int) -> str:
+    """Why no overlap is exact, for a network that sees far along an axis."""
+    if layer := _layer_to_blame(net, axis):
+        return f"{layer} sees the whole patch"
+    return f"it sees farther than {_LONGEST[net.axes] // 2} voxels"
+
+
+class _Whole(Exception):
+    """Ends a forward at the layer that is to blame."""
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(module).cpu().eval()
+    except Exception as error:  # such as weights that were computed from others
+        raise NotProbed(f"it cannot be copied ({type(error).__name__})") from error
+
+
+def _same(a: Tensor, b: Tensor, most: float = 0.0) -> Tensor:
+    near = (a == b) | ((a - b).abs() <= most)
+    return near | (a.isnan() & b.isnan())
+
+
+def _changed(a: Tensor, b: Tensor, axis: int) -> Tensor:
+    """Which places along a spatial axis differ anywhere."""
+    return (~_same(a, b)).movedim(1 + axis, 0).flatten(1).any(1)
+
+
+def _is_whole(output: Tensor, axis: int, axes: int) -> bool:
+    """Whether the two samples of a layer's output differ at the far end of an axis, or everywhere
+    where there is no such axis."""
+    if output.ndim == 2 + axes and output.shape[0] == 2 and output.shape[2 + axis] > 1:
+        return bool((output[0] != output[1]).movedim(1 + axis, 0)[-1].any())
+    if output.ndim < 2 or output.shape[0] != 2:
+        return False
+    return float((output[0] != output[1]).double().mean()) > 0.99
+
+
+def _cropped(x: Tensor, corner: Sequence[int], sides: Sequence[int]) -> Tensor:
+    for axis, (start, length) in enumerate(zip(corner, sides, strict=True)):
+        x = x.narrow(x.ndim - len(sides) + axis, start, length)
+    return x
+
+
+def bits_that_vary(model: Model, axes: int) -> dict[str, bool | None]:
+    """Whether the last bits of an output depend on what does not concern it.
+
+    Args:
+        model: The model, which is run as it is.
+        axes: The number of axes that it is given, 2 or 3.
+
+    Returns:
+        For ``batch``, the other samples of a batch, and for ``threads``, the number of torch's
+        threads: whether bits depend on it. None if the network cannot be run to see it.
+    """
+    threads = torch.get_num_threads()
+    shape = (2, model.in_channels, *[_BITS_SIDE] * axes)
+    x = torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(model.dtype)
+
+    def forward(batch: Tensor) -> Tensor:
+        return torch.cat([head[0] for head in model.heads(model.module(batch.clone())).values()])
+
+    varies: dict[str, bool | None] = {"batch": None, "threads": None}
+    try:
+        with torch.no_grad():
+            torch.set_num_threads(1)
+            alone = forward(x[:1])
+            varies["batch"] = not torch.equal(alone, forward(x))
+            torch.set_num_threads(2)
+            varies["threads"] = not torch.equal(alone, forward(x[:1]))
+    except Exception:  # of a user's network, which takes no such batch
+        return varies
+    finally:
+        torch.set_num_threads(threads)
+    return varies

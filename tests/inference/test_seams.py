@@ -1,0 +1,187 @@
+"""By default tiles leave no seam: tiled and untiled runs agree, and what is decided is obeyed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+import penstock
+from penstock.base import UsageError
+from penstock.data.grid import reflect
+from penstock.inference.opening import seams
+from penstock.inference.tiling.exact import chunk_and_halo, is_exact, least_overlap
+from penstock.models import REGISTRY, Reach, load_model
+from penstock.models.probes import find_reach
+from tests.networks import FAR, LOCAL, conv, seeded
+
+from .kit import opened
+
+SHAPES = ((50, 60, 41), (64, 64, 64), (33, 70, 90))
+
+
+def _untiled(net: nn.Module, volume: NDArray[Any], reach: Reach) -> NDArray[Any]:
+    """The network on the whole volume, reflected at its edges."""
+    axes = len(reach.step)
+    places, low = [], []
+    for n, o, step in zip(volume.shape[-axes:], least_overlap(reach), reach.step, strict=True):
+        before = o // 2 + 2 * step
+        length = step * -(-(before + n + o + 2 * step) // step)
+        places.append(reflect(np.arange(-before, length - before), 0, n))
+        low.append(slice(before, before + n))
+    planes = volume if axes == 2 else volume[None]
+    with torch.no_grad():
+        each = [
+            net(torch.from_numpy(plane[np.ix_(*places)])[None, None])[0, 0].numpy()[tuple(low)]
+            for plane in planes
+        ]
+    return np.stack(each) if axes == 2 else each[0]
+
+
+def _check_exact(name: str, shape: tuple[int, ...], tilings: int) -> None:
+    make, _ = LOCAL[name]
+    net = seeded(make).double()
+    model = load_model(net)
+    reach = find_reach(model, model.spatial_axes or 3)
+    volume = np.random.default_rng(len(shape)).random(shape)
+    expected = _untiled(net, volume, reach)
+    overlap = least_overlap(reach)
+    for tiling in range(tilings):
+        knobs: dict[str, Any] = {}
+        if tiling:
+            sides = zip(overlap, reach.step, strict=True)
+            knobs["patch"] = tuple(-(-(o + 4 * tiling) // s) * s + s for o, s in sides)
+        out = np.zeros_like(volume)
+        summary = penstock.run_inference(
+            volume, out, model=net, normalize="none", devices="cpu", head_kind="intensity", **knobs
+        )
+        assert summary.seams.startswith("exact")
+        assert np.abs(out - expected).max() <= 1e-10 * np.ptp(expected)
+
+
+@pytest.mark.parametrize("name", ["strided"])
+def test_tiles_equal_the_whole(name: str) -> None:
+    _check_exact(name, (20, 30, 25), 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", LOCAL)
+def test_tiles_of_all_networks_equal_the_whole(name: str, shape: tuple[int, ...]) -> None:
+    _check_exact(name, shape, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["group norm", "squeeze and excite", "flow by values", "size"])
+def test_what_leaves_seams_is_never_called_exact(name: str) -> None:
+    make, _ = FAR[name]
+    volume, out = np.random.default_rng(0).random((70, 70, 70)), np.zeros((70, 70, 70))
+    summary = penstock.run_inference(volume, out, model=seeded(make), head_kind="intensity")
+    assert summary.seams.startswith("no overlap is exact")
+
+
+def _far() -> nn.Module:
+    return nn.Sequential(conv(1, 2), nn.InstanceNorm3d(2), conv(2, 1))
+
+
+def test_what_the_user_says_is_kept() -> None:
+    out = np.zeros((20, 20, 20), "uint8")
+    said = opened(out, patch=(12,), overlap=(4,))
+    assert (said.geometry.patch, said.geometry.overlap) == ((12,) * 3, (4,) * 3)
+    assert said.plan.facts.seams.startswith("exact")
+    assert opened(out, patch=(12,), overlap="auto").geometry.overlap == (0, 0, 0)
+    assert opened(out, patch=None, overlap=(10,)).geometry.patch == (64,) * 3
+    far = opened(out, patch=None, overlap=None, model_type=_far(), head_kind="intensity")
+    assert (far.geometry.patch, far.geometry.overlap) == ((64,) * 3, (10,) * 3)
+    assert "InstanceNorm3d" in dict(far.plan.lines())["seams"]
+    blended = opened(out, patch=None, overlap=None, seam_mode="blend")
+    assert blended.geometry.overlap == (10,) * 3
+
+
+def test_trim_voxels_and_a_halo_are_context_too() -> None:
+    out = np.zeros((20, 20, 20), "uint8")
+    assert opened(out, overlap=None, patch=None, trim_voxels=5).geometry.overlap == (10,) * 3
+    assert opened(out, overlap=None, patch=None, halo=3).geometry.overlap == (6,) * 3
+
+
+def test_a_resumed_run_obeys_the_recorded_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out.zarr"
+    volume = np.random.default_rng(0).random((20, 30, 25))
+    net = seeded(LOCAL["plain"][0])
+    knobs: dict[str, Any] = {"head_kind": "intensity", "devices": "cpu"}
+    penstock.run_inference(volume, out, model=net, **knobs)
+
+    def refuses(*_: object) -> Reach:
+        raise AssertionError("it was inspected again")
+
+    monkeypatch.setattr(seams, "_HERE", {})
+    monkeypatch.setattr(seams, "find_reach", refuses)
+    monkeypatch.setattr(seams, "chunk_and_halo", refuses)
+    again = penstock.run_inference(volume, out, model=net, resume=True, **knobs)
+    assert again.blocks_written == 0 and again.seams.startswith("exact")
+
+
+def test_what_is_found_is_kept_by_weights_and_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(seams, "_HERE", {})
+    model = load_model(conv(1, 1))
+    reach = seams.reach_of(model, 3)
+    monkeypatch.setattr(seams, "_HERE", {})
+    assert seams.known_reach(model, 3) == reach
+    assert seams.known_reach(load_model(conv(1, 1)), 3) is None  # has other weights
+    (file,) = (tmp_path / "cache").rglob("*.json")
+    file.write_text("{")
+    monkeypatch.setattr(seams, "_HERE", {})
+    assert seams.known_reach(model, 3) is None
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert seams.reach_of(model, 3) == reach
+
+
+@pytest.mark.parametrize(
+    ("extent", "overlap", "step", "patch"),
+    [
+        ((256, 256, 256), 16, 4, (144, 144, 144)),
+        ((1000, 512, 20), 16, 4, (144, 144, 48)),
+        ((256, 256, 256), 0, 1, (128, 128, 128)),
+        ((4000, 300), 10, 2, (520, 320)),
+        ((256, 256, 256), 96, 8, None),
+    ],
+)
+def test_a_patch_is_a_chunk_and_its_halo(
+    extent: tuple[int, ...], overlap: int, step: int, patch: tuple[int, ...] | None
+) -> None:
+    axes = len(extent)
+    assert chunk_and_halo(extent, (overlap,) * axes, (step,) * axes) == patch
+
+
+def test_exact_is_said_of_patches_on_the_grid_alone() -> None:
+    reach = REGISTRY["denoise-tiny"].reach
+    assert reach is not None
+    assert is_exact(reach, (64,) * 3, (16,) * 3)
+    assert not is_exact(reach, (64,) * 3, (12,) * 3)
+    assert not is_exact(reach, (66,) * 3, (18,) * 3)
+    assert not is_exact(Reach("it sees far"), (64,) * 3, (16,) * 3)
+
+
+def test_a_default_patch_may_be_larger_than_a_block_that_is_named(tmp_path: Path) -> None:
+    volume = np.random.default_rng(0).random((40, 60, 50))
+    net = seeded(LOCAL["plain"][0])
+    whole = np.zeros_like(volume)
+    knobs: dict[str, Any] = {"head_kind": "intensity", "devices": "cpu", "model": net}
+    penstock.run_inference(volume, whole, **knobs)
+    out = tmp_path / "out.zarr"
+    penstock.run_inference(volume, out, block=16, chunks=16, **knobs)
+    source = penstock.open_source(out)
+    assert np.array_equal(source.read(source.domain)[0, 0], whole)
+    with pytest.raises(UsageError, match="16 is smaller than"):
+        penstock.run_inference(volume, tmp_path / "b.zarr", block=16, chunks=16, patch=48, **knobs)

@@ -1,0 +1,57 @@
+"""What `find_reach` finds of a network from outside is what arithmetic says of its layers."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.models import REGISTRY, load_model
+from penstock.models.probes import bits_that_vary, find_reach
+from tests.networks import FAR, LOCAL, Sight, conv, seeded
+
+QUICK = ("plain", "strided", "2-D")
+"""Networks that the default tests look at."""
+
+
+def _cases(table: dict[str, object], quick: tuple[str, ...]) -> list[object]:
+    slow = [pytest.mark.slow]
+    return [pytest.param(name, marks=[] if name in quick else slow) for name in table]
+
+
+@pytest.mark.parametrize("name", _cases({**LOCAL}, QUICK))
+def test_the_reach_is_that_of_the_layers(name: str) -> None:
+    make, sight = LOCAL[name]
+    model = load_model(seeded(make))
+    axes = model.spatial_axes or 3
+    reach = find_reach(model, axes)
+    assert reach.exact and reach.places >= 2 * axes
+    for axis in range(axes):
+        assert Sight(reach.period[axis], reach.before[axis], reach.after[axis]) == sight
+
+
+@pytest.mark.parametrize("name", _cases({**FAR}, ("instance norm", "position", "size")))
+def test_what_no_overlap_makes_exact_is_told_with_its_reason(name: str) -> None:
+    if name.startswith("MONAI"):
+        pytest.importorskip("monai")
+    make, reason = FAR[name]
+    model = load_model(seeded(make))
+    reach = find_reach(model, model.spatial_axes or 3)
+    assert not reach.exact and reason in reach.blame
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n == "identity" else [pytest.mark.slow]) for n in REGISTRY]
+)
+def test_the_registry_ships_what_is_found(name: str) -> None:
+    if name in ("prithvi-refiner-300m", "prithvi-refiner-600m"):
+        pytest.skip("too large for a test; the same code as the smaller ones")
+    model = load_model(name, untrained=True)
+    assert find_reach(model, model.spatial_axes or 3) == REGISTRY[name].reach
+
+
+def test_a_network_is_not_changed_and_bits_are_compared() -> None:
+    net = conv(1, 1)
+    before = net.weight.clone()
+    model = load_model(net)
+    assert find_reach(model, 3).before == (1, 1, 1)
+    assert {*bits_that_vary(model, 3)} == {"batch", "threads"}
+    assert net.weight.equal(before) and not net._forward_hooks

@@ -1,0 +1,167 @@
+"""Small networks whose reach is known by arithmetic."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from penstock.models.prithvi import tiny
+
+
+class Sight(NamedTuple):
+    """What arithmetic says of a network, alike along all axes."""
+
+    period: int
+    before: int
+    after: int
+
+
+class Made(nn.Module):
+    """A network whose forward is a function of its layers and its input."""
+
+    def __init__(self, function: Callable[..., Tensor], *layers: nn.Module) -> None:
+        super().__init__()
+        self.function, self.layers = function, nn.ModuleList(layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x, *self.layers)
+
+
+def conv(taken: int, given: int, kernel: int = 3, dilation: int = 1) -> nn.Conv3d:
+    padding = dilation * (kernel // 2)
+    return nn.Conv3d(taken, given, kernel, padding=padding, dilation=dilation)
+
+
+def _shuffled(x: Tensor) -> Tensor:
+    batch, channels, *sides = x.shape
+    cells = x.reshape(batch, channels // 8, 2, 2, 2, *sides).permute(0, 1, 5, 2, 6, 3, 7, 4)
+    return cells.reshape(batch, channels // 8, *(2 * side for side in sides))
+
+
+def _by_channel(x: Tensor, layer: nn.Module) -> Tensor:
+    moved: Tensor = layer(x.movedim(1, -1)).movedim(-1, 1)
+    return moved
+
+
+def _excited(x: Tensor, layer: nn.Module) -> Tensor:
+    return x * torch.sigmoid(layer(x.mean((2, 3, 4))))[:, :, None, None, None]
+
+
+def _attended(x: Tensor, layer: nn.Module) -> Tensor:
+    tokens = x.flatten(2).transpose(1, 2)
+    seen: Tensor = layer(tokens, tokens, tokens)[0]
+    return x + seen.transpose(1, 2).reshape(x.shape)
+
+
+def _tri(aligned: bool) -> nn.Module:
+    up = nn.Upsample(scale_factor=2, mode="trilinear", align_corners=aligned)
+    return nn.Sequential(nn.MaxPool3d(2), conv(1, 4), up, conv(4, 1))
+
+
+LOCAL: dict[str, tuple[Callable[[], nn.Module], Sight]] = {
+    "plain": (lambda: nn.Sequential(conv(1, 4), nn.ReLU(), conv(4, 1, 5)), Sight(1, 3, 3)),
+    "dilated": (lambda: nn.Sequential(conv(1, 4, 3, 4), nn.GELU(), conv(4, 1)), Sight(1, 5, 5)),
+    "strided": (
+        lambda: nn.Sequential(
+            nn.Conv3d(1, 4, 3, 2, 1), nn.ReLU(), nn.Upsample(scale_factor=2), conv(4, 1, 1)
+        ),
+        Sight(2, 2, 0),
+    ),
+    "transposed": (
+        lambda: nn.Sequential(nn.Conv3d(1, 4, 4, 2, 1), nn.ConvTranspose3d(4, 1, 4, 2, 1)),
+        Sight(2, 3, 3),
+    ),
+    "trilinear": (lambda: _tri(False), Sight(2, 4, 4)),
+    "pixel shuffle": (
+        lambda: nn.Sequential(nn.Conv3d(1, 8, 2, 2), conv(8, 8), Made(_shuffled), conv(1, 1)),
+        Sight(2, 3, 3),
+    ),
+    "batch norm": (
+        lambda: nn.Sequential(conv(1, 4), nn.BatchNorm3d(4), conv(4, 1)), Sight(1, 2, 2),
+    ),
+    "layer norm": (
+        lambda: nn.Sequential(conv(1, 4), Made(_by_channel, nn.LayerNorm(4)), conv(4, 1)),
+        Sight(1, 2, 2),
+    ),
+    "2-D": (
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 4, 3, padding=1), nn.MaxPool2d(2), nn.Conv2d(4, 4, 3, padding=1),
+            nn.Upsample(scale_factor=2), nn.Conv2d(4, 1, 3, padding=1),
+        ),
+        Sight(2, 5, 5),
+    ),
+    "asymmetric": (
+        lambda: Made(lambda x, layer: layer(F.pad(x, (2, 0) * 3)), nn.Conv3d(1, 1, 3)),
+        Sight(1, 2, 0),
+    ),
+    "even kernel": (
+        lambda: Made(lambda x, layer: layer(F.pad(x, (1, 2) * 3)), nn.Conv3d(1, 1, 4)),
+        Sight(1, 1, 2),
+    ),
+    "swallows NaN": (
+        lambda: Made(lambda x, layer: layer(torch.nan_to_num(x)), conv(1, 1, 7)),
+        Sight(1, 3, 3),
+    ),
+    "compares": (
+        lambda: Made(lambda x, layer: layer((x > 0.5).to(x.dtype)), conv(1, 1, 5)),
+        Sight(1, 2, 2),
+    ),
+    "thirds": (
+        lambda: nn.Sequential(nn.MaxPool3d(3), nn.Upsample(scale_factor=3)),
+        Sight(3, 0, 0),
+    ),
+}  # fmt: skip
+"""Networks that an overlap makes exact."""
+
+
+def _monai(name: str, **knobs: Any) -> nn.Module:
+    nets = importlib.import_module("monai.networks.nets")
+    made: nn.Module = getattr(nets, name)(spatial_dims=3, in_channels=1, out_channels=1, **knobs)
+    return made
+
+
+def _flow(x: Tensor, layer: nn.Module) -> Tensor:
+    y: Tensor = layer(x)
+    return y if x.mean() > 0.5 else 2 * y
+
+
+FAR: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "group norm": (lambda: nn.Sequential(conv(1, 4), nn.GroupNorm(2, 4), conv(4, 1)), "GroupNorm"),
+    "instance norm": (
+        lambda: nn.Sequential(conv(1, 4), nn.InstanceNorm3d(4), conv(4, 1)),
+        "InstanceNorm3d",
+    ),
+    "squeeze and excite": (
+        lambda: nn.Sequential(conv(1, 4), Made(_excited, nn.Linear(4, 4)), conv(4, 1)),
+        "Linear",
+    ),
+    "attention": (
+        lambda: nn.Sequential(
+            conv(1, 4), Made(_attended, nn.MultiheadAttention(4, 1, batch_first=True)), conv(4, 1)
+        ),
+        "MultiheadAttention",
+    ),
+    "flow by values": (lambda: Made(_flow, conv(1, 1)), "farther than 128"),
+    "corners aligned": (lambda: _tri(True), "where a patch lies"),
+    "position": (lambda: Made(lambda x: x + torch.arange(x.shape[-1]).to(x)), "where a patch lies"),
+    "size": (lambda: Made(lambda x: x / x.shape[-1]), "differs from a larger input"),
+    "random": (lambda: Made(lambda x: x + torch.rand_like(x)), "each time"),
+    "transformer": (tiny, "attn"),
+    "MONAI UNet": (
+        lambda: _monai("UNet", channels=(4, 8, 16), strides=(2, 2)), "InstanceNorm3d"
+    ),
+    "MONAI SegResNet": (lambda: _monai("SegResNet", init_filters=8), "GroupNorm"),
+    "MONAI SwinUNETR": (lambda: _monai("SwinUNETR", feature_size=12), "InstanceNorm3d"),
+}  # fmt: skip
+"""Networks that no overlap makes exact, and a part of the reason."""
+
+
+def seeded(make: Callable[[], nn.Module]) -> nn.Module:
+    """A network with the same weights each time."""
+    torch.manual_seed(0)
+    return make().eval()
