@@ -170,3 +170,14 @@ def test_a_report_looks_at_the_output_of_its_run(tmp_path: Path) -> None:
     (tmp_path / "out.zarr").rename(tmp_path / "moved.zarr")
     assert output_pictures(InferenceRun.read(Path(f"{out}.penstock"))) == []
     assert output_pictures(InferenceRun.read(run_folder(tmp_path / "a"))) == []  # it is not done
+
+
+def test_what_is_known_of_seams_is_told_and_drawn(tmp_path: Path) -> None:
+    plan = {"seams": "no overlap is exact: a layer", "seam_error": [0.02, 0.01]}
+    report = report_of_run(run_folder(tmp_path / "a", READ, run={"plan": plan}))
+    (chapter,) = report.chapters
+    (seams,) = [section for section in chapter.sections if section.title == "Seams"]
+    assert list(seams.sentences) == ["No overlap is exact: a layer."]
+    (picture,) = [picture for picture in chapter.pictures if picture.name == "seams"]
+    (panel,) = picture.draw().panels
+    assert list(panel.series[0].y) == [2.0, 1.0]
