@@ -148,7 +148,7 @@ def test_a_run_of_infer_as_it_is(tmp_path: Path) -> None:
     assert {"stages", "ram"} <= set(names)
     sections = {each["title"]: each for each in document["chapters"][0]["sections"]}
     sections.pop("What to change", None)  # it depends on the times of the stages
-    titles = "Stages, Memory, Faults and values, Settings"
+    titles = "Stages, Memory, Seams, Faults and values, Settings"
     assert list(sections) == titles.split(", ")
     memory = sections["Memory"]["table"]
     assert memory[0] == ["part of the plan", "bytes", "share"] and memory[-1][0] == "total"
