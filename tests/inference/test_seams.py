@@ -15,6 +15,7 @@ import penstock
 from penstock.base import UsageError
 from penstock.data.grid import reflect
 from penstock.inference.opening import seams
+from penstock.inference.opening.seam_error import seam_error, with_seam_error
 from penstock.inference.tiling.exact import chunk_and_halo, is_exact, least_overlap
 from penstock.models import REGISTRY, Reach, load_model
 from penstock.models.probes import find_reach
@@ -55,7 +56,7 @@ def _check_exact(name: str, shape: tuple[int, ...], tilings: int) -> None:
         knobs: dict[str, Any] = {}
         if tiling:
             sides = zip(overlap, reach.step, strict=True)
-            knobs["patch"] = tuple(-(-(o + 4 * tiling) // s) * s + s for o, s in sides)
+            knobs["patch"] = tuple(-(-(o + 16 * tiling) // s) * s for o, s in sides)
         out = np.zeros_like(volume)
         summary = penstock.run_inference(
             volume, out, model=net, normalize="none", devices="cpu", head_kind="intensity", **knobs
@@ -185,3 +186,30 @@ def test_a_default_patch_may_be_larger_than_a_block_that_is_named(tmp_path: Path
     assert np.array_equal(source.read(source.domain)[0, 0], whole)
     with pytest.raises(UsageError, match="16 is smaller than"):
         penstock.run_inference(volume, tmp_path / "b.zarr", block=16, chunks=16, patch=48, **knobs)
+
+
+def test_the_difference_at_seams_is_measured_on_the_data() -> None:
+    volume = np.random.default_rng(0).random((60, 60, 60)) * np.linspace(0, 9, 60)
+    job = opened(
+        np.zeros_like(volume), in_spec=volume, patch=(16,), overlap=(4,), model_type=_far(),
+        head_kind="intensity",
+    )  # fmt: skip
+    error = seam_error(job.config, job.net, job.source, job.volumes[0], 999, 2**30)
+    assert error is not None and error.places == 3
+    assert len(error.by_distance) == 6 and 0 < error.by_distance[0] < 1
+    assert "at seams (on 3 places of the data)" in error.line()
+    measured = with_seam_error(job.plan, job.config, job.net, job.source, job.volumes[0])
+    assert "at seams" in measured.facts.seams and measured.facts.seam_error
+    for patches, room in ((20, 2**30), (999, 1000)):  # costs more than it may, or needs more memory
+        lean = seam_error(job.config, job.net, job.source, job.volumes[0], patches, room)
+        assert lean is None
+
+
+def test_a_local_network_differs_nowhere() -> None:
+    volume = np.random.default_rng(0).random((60, 60, 60))
+    job = opened(
+        np.zeros_like(volume), in_spec=volume, patch=(16,), overlap=(4,),
+        model_type=seeded(lambda: nn.Sequential(conv(1, 2), conv(2, 1))), head_kind="intensity",
+    )  # fmt: skip
+    error = seam_error(job.config, job.net, job.source, job.volumes[0], 999, 2**30)
+    assert error is not None and max(error.by_distance) < 1e-6 and error.halving is None

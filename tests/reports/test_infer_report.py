@@ -148,7 +148,7 @@ def test_a_run_of_infer_as_it_is(tmp_path: Path) -> None:
     assert {"stages", "ram"} <= set(names)
     sections = {each["title"]: each for each in document["chapters"][0]["sections"]}
     sections.pop("What to change", None)  # it depends on the times of the stages
-    titles = "Stages, Memory, Faults and values, Settings"
+    titles = "Stages, Memory, Seams, Faults and values, Settings"
     assert list(sections) == titles.split(", ")
     memory = sections["Memory"]["table"]
     assert memory[0] == ["part of the plan", "bytes", "share"] and memory[-1][0] == "total"
@@ -170,3 +170,14 @@ def test_a_report_looks_at_the_output_of_its_run(tmp_path: Path) -> None:
     (tmp_path / "out.zarr").rename(tmp_path / "moved.zarr")
     assert output_pictures(InferenceRun.read(Path(f"{out}.penstock"))) == []
     assert output_pictures(InferenceRun.read(run_folder(tmp_path / "a"))) == []  # it is not done
+
+
+def test_what_is_known_of_seams_is_told_and_drawn(tmp_path: Path) -> None:
+    plan = {"seams": "no overlap is exact: a layer", "seam_error": [0.02, 0.01]}
+    report = report_of_run(run_folder(tmp_path / "a", READ, run={"plan": plan}))
+    (chapter,) = report.chapters
+    (seams,) = [section for section in chapter.sections if section.title == "Seams"]
+    assert list(seams.sentences) == ["No overlap is exact: a layer."]
+    (picture,) = [picture for picture in chapter.pictures if picture.name == "seams"]
+    (panel,) = picture.draw().panels
+    assert list(panel.series[0].y) == [2.0, 1.0]

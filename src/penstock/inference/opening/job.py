@@ -52,6 +52,7 @@ from .net import fit_net, with_workspaces
 from .normalisation import normalised_as
 from .outputs import open_outputs
 from .sample import open_sample
+from .seam_error import with_seam_error
 from .seams import tiled
 from .selection import open_input, select, uneven, volumes_of, with_bands
 
@@ -126,6 +127,8 @@ class Job:
         if config.joins:
             part = Prepared.read(self.run_dir).part
         self.plan = make_plan(config, facts, shape, part)
+        if self.tiled.measured and not config.resumes:
+            self.plan = with_seam_error(self.plan, config, self.net, source, self.volumes[0])
         self.geometry = self.plan.geometry
         self.source = source.with_cache(self.plan.cache_bytes)
         self.norm_source = self.source

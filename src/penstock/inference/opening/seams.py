@@ -39,6 +39,8 @@ class Tiled:
     """The seams in words: exact or not; empty if nothing is known."""
     chosen: bool
     """True for a patch that nobody named."""
+    measured: bool = False
+    """True if no overlap is exact, so that the difference at seams is to be measured."""
 
 
 def tiled(config: InferConfig, model: Model, extent: tuple[int, ...], has_z: bool) -> Tiled:
@@ -66,7 +68,7 @@ def tiled(config: InferConfig, model: Model, extent: tuple[int, ...], has_z: boo
     reach = known_reach(model, axes) if named else reach_of(model, axes)
     if reach is None or not reach.exact:
         config = _with(config, FIXED_PATCH, FIXED_OVERLAP)
-        return Tiled(config, "" if reach is None else reach.line(), chosen)
+        return Tiled(config, "" if reach is None else reach.line(), chosen, reach is not None)
     return _exactly(config, reach, extent[3 - axes :], chosen)
 
 

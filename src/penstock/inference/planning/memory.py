@@ -84,6 +84,8 @@ class Facts:
     """Bytes of mask and coarse level that are kept decoded."""
     seams: str = ""
     """The seams between patches in words: exact or not; empty if nothing is known."""
+    seam_error: tuple[float, ...] = ()
+    """Measured difference of tiles from a larger input, by voxels from a seam; see `SeamError`."""
     values: str = ""
     """The scaling of values before the network sees them, in words, for the printed plan."""
     arithmetic: str = ""

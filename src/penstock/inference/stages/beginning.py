@@ -198,6 +198,7 @@ def plan_numbers(plan: Plan) -> dict[str, Any]:
         "cores": plan.facts.cores,
         "arithmetic": plan.facts.arithmetic,
         "seams": plan.facts.seams,
+        "seam_error": list(plan.facts.seam_error),
         "memory": {part: getattr(plan.memory, part) for part in plan.memory.__slots__},
     }
 

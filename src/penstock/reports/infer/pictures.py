@@ -43,6 +43,22 @@ def stage_pictures(run: InferenceRun) -> list[Picture]:
     return [Picture("stages", caption, partial(draw_stages, run))] if run.stages else []
 
 
+def seam_pictures(run: InferenceRun) -> list[Picture]:
+    """The difference of tiles from a larger input; none for a run that did not measure it."""
+    caption = "How far tiles are from a larger input, by the distance from a seam."
+    measured = run.plan.get("seam_error")
+    return [Picture("seams", caption, partial(draw_seams, run))] if measured else []
+
+
+def draw_seams(run: InferenceRun) -> Figure:
+    """A line: the difference by the distance from a seam."""
+    differences = 100 * np.asarray(run.plan["seam_error"], float)
+    line = Series("difference", np.arange(len(differences)), differences)
+    x, y = Axis("Distance from a seam", "voxels"), Axis("Mean difference", "% of the range")
+    note = "measured on the data when the job was opened"
+    return Figure("What tiles lose at their seams", note, [Panel("", x, y, [line])])
+
+
 def draw_stages(run: InferenceRun) -> Figure:
     """A bar for each stage: the shares of its threads' time at work and waiting."""
     stages = run.stages

@@ -10,7 +10,7 @@ from ..content import Chapter, Raw, Report
 from ..table import Section
 from ..words import labels_line
 from .job_files import InferenceRun
-from .pictures import output_pictures, stage_pictures, telemetry_pictures
+from .pictures import output_pictures, seam_pictures, stage_pictures, telemetry_pictures
 from .sentences import (
     headlines,
     memory_lines,
@@ -45,11 +45,14 @@ def run_chapter(run: InferenceRun) -> Chapter:
     if run.stages:
         sections.append(Section("Stages", stage_table(run), use_lines(run)))
     sections.append(Section("Memory", memory_table(run), memory_lines(run)))
+    if seams := run.plan.get("seams"):
+        sections.append(Section("Seams", (), [f"{str(seams)[:1].upper()}{str(seams)[1:]}."]))
     sections.append(Section("Faults and values", (), trouble_lines(run)))
     if table := worker_table(run):
         sections.append(Section("Processes", table))
     sections.append(Section("Settings", settings_table(run)))
-    pictures = [*output_pictures(run), *stage_pictures(run), *telemetry_pictures(run)]
+    pictures = [*output_pictures(run), *stage_pictures(run), *seam_pictures(run)]
+    pictures += telemetry_pictures(run)
     return Chapter(f"Inference: {run.name}", sections, pictures)
 
 

@@ -1,0 +1,40 @@
+"""``penstock inspect`` says how far a network sees, in words and as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock.cli import main
+
+
+def test_a_network_of_the_registry_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "denoise-tiny"]) == 0
+    assert "exact with --overlap 16 16 16" in capsys.readouterr().out
+    assert main(["inspect", "denoise-tiny", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["exact"] and facts["overlap"] == [16] * 3 and facts["period"] == [4] * 3
+
+
+def test_a_network_of_the_user_is_inspected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "net.py"
+    file.write_text(
+        "from torch import nn\n"
+        "def near(): return nn.Conv2d(1, 1, 3, padding=1)\n"
+        "def far(): return nn.Sequential(nn.Conv2d(1, 1, 1), nn.InstanceNorm2d(1))\n"
+    )
+    assert main(["inspect", f"{file}:near"]) == 0
+    assert "exact with --overlap 2 2" in capsys.readouterr().out
+    assert main(["inspect", f"{file}:far"]) == 0
+    assert "1 (InstanceNorm2d) sees the whole patch" in capsys.readouterr().out
+
+
+def test_a_model_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "denoise-tinny"]) == 2
+    assert "did you mean denoise-tiny" in capsys.readouterr().err
+    assert main(["inspect", "missing.pt2"]) == 2
+    assert "there is no file" in capsys.readouterr().err
