@@ -65,6 +65,7 @@ from .scenes.xview3_score import best_threshold as best_threshold
 from .scenes.xview3_score import score_xview3 as score_xview3
 from .stores.bucket import Bucket as Bucket
 from .stores.cf_packing import check_not_packed as check_not_packed
+from .stores.channel_windows import add_windows as add_windows
 from .stores.file_formats import file_notes as file_notes
 from .stores.file_formats import no_block_again as no_block_again
 from .stores.file_making import make_file as make_file

@@ -16,6 +16,7 @@ import numpy as np
 from ...base import UsageError, scrub
 from ..box import Box
 from .added import and_added
+from .frames import shown_channels
 from .kvstore import (
     address,
     check_deletable,
@@ -147,6 +148,7 @@ def open_omezarr_sink(
         local_path=local_path(root.spec()),
         address=address(root.spec()),
         documents=_documents(version, layout, path),
+        channels=layout.omero,
         packing=_packing_of(reader_of(root, where), where) if stays else layout.packing,
     )
 
@@ -331,7 +333,10 @@ _ARRAY_SPECS = {"0.4": _zarr2, "0.5": _zarr3, "n5": _n5}
 
 def _documents(version: str, layout: _Layout, path: str) -> dict[str, Any]:
     """The metadata files of the group, by key. The one that makes it a store comes first."""
-    multiscale, shown = _multiscale(layout, path), _shown(layout)
+    multiscale = _multiscale(layout, path)
+    shown: dict[str, Any] = {}
+    if any(layout.omero):
+        shown["omero"] = shown_channels(layout.omero, layout.dtype)
     if label_place(path) is not None:
         shown |= says_label(version)
     if version == "0.4":
@@ -340,22 +345,6 @@ def _documents(version: str, layout: _Layout, path: str) -> dict[str, Any]:
         return documents | ({"0/.zattrs": {**layout.packing}} if layout.packing else {})
     ome = {"version": "0.5", "multiscales": [multiscale], **shown}
     return {"zarr.json": {"zarr_format": 3, "node_type": "group", "attributes": {"ome": ome}}}
-
-
-def _shown(layout: _Layout) -> dict[str, Any]:
-    """The member ``omero`` of a group. Its schema wants a colour and a window of every channel:
-    where none is known these are white, and the range of the dtype."""
-    if not any(layout.omero):
-        return {}
-    integers = layout.dtype.kind in "iu"
-    held = np.iinfo(layout.dtype) if integers else None
-    low, high = (int(held.min), int(held.max)) if held else (0, 1)
-    channels = []
-    for each in layout.omero:
-        window = {"start": low, "end": high, **each.get("window", {})}
-        ends = {"min": min(low, window["start"]), "max": max(high, window["end"])}
-        channels.append({"color": "FFFFFF", "active": True, **each, "window": ends | window})
-    return {"omero": {"channels": channels}}
 
 
 def _multiscale(layout: _Layout, path: str) -> dict[str, Any]:
