@@ -127,6 +127,18 @@ def test_a_run_that_begins_looks_for_no_levels(monkeypatch: pytest.MonkeyPatch) 
     check("a.zarr", 2)
 
 
+def test_a_plain_output_is_an_array_alone() -> None:
+    assert infer("a.zarr", "--plain", "--ome-zarr", "0.4") == 2
+    assert infer("a.zarr", "--plain") == 0
+    assert json.loads(Path("a.zarr/zarr.json").read_text())["dimension_names"] == ["z", "y", "x"]
+    assert (levels("a.zarr")[0] == VOLUME).all() and main(["verify", "a.zarr"]) == 0
+    assert infer("a.zarr", "--resume") == 0 and not Path("a.zarr/0").exists()
+    assert infer("a.zarr", "--overwrite", "--ome-zarr", "0.4") == 0
+    assert Path("a.zarr/.zgroup").exists()
+    check("a.zarr", 2)
+    assert infer("a.zarr", "--resume", "--plain") == 0 and not Path("a.zarr/zarr.json").exists()
+
+
 def test_labels_are_never_averaged() -> None:
     np.save("in.npy", (VOLUME // 1000).astype("uint16"))
     assert infer("a.zarr", "--head-kind", "labels", "--out-dtype", "uint16") == 0

@@ -110,7 +110,8 @@ def open_omezarr_sink(
     name: str,
     scratch: bool = False,
 ) -> TensorStoreSink:
-    """Prepare to write an OME-Zarr group, or an N5 array where ``path`` ends in ``.n5``.
+    """Prepare to write an OME-Zarr group, an N5 array where ``path`` ends in ``.n5``, or the array
+    alone where ``ome_version`` is ``plain``.
 
     The array has the shape of ``domain``, the axes of ``like`` and every other axis that is longer
     than 1 or does not start at 0. If its first voxel (``at`` in ``like``) does not lie at the
@@ -143,19 +144,23 @@ def open_omezarr_sink(
     sink = replace(sink, root=root, replaces=arrays)
     if version == "n5":
         return sink
+    inside = spec.to_json().get("path", "")
+    packing = _packing_of(reader_of(root, where), inside, where) if stays else layout.packing
+    if version == "plain":
+        return replace(sink, packing=packing)
     return replace(
         sink,
         local_path=local_path(root.spec()),
         address=address(root.spec()),
         documents=_documents(version, layout, path),
         channels=layout.omero,
-        packing=_packing_of(reader_of(root, where), where) if stays else layout.packing,
+        packing=packing,
     )
 
 
-def _packing_of(read: Read, where: str) -> dict[str, float]:
+def _packing_of(read: Read, inside: str, where: str) -> dict[str, float]:
     """What the numbers of an array of ours stand for, as its attributes say."""
-    documents = (read_json(read, key, where) for key in ("0/zarr.json", "0/.zattrs"))
+    documents = (read_json(read, f"{inside}{key}", where) for key in ("zarr.json", ".zattrs"))
     attributes = next((each for each in documents if each), {})
     attributes = attributes.get("attributes", attributes)
     return {key: attributes[key] for key in ("scale_factor", "add_offset") if key in attributes}
@@ -197,19 +202,21 @@ def _version(
     shards: Sequence[int] | None,
     where: str,
 ) -> str:
-    """``n5`` or a version of OME-Zarr: that of a store that stays, else the one that is asked for,
-    else that of ``like``, else 0.5.
+    """``n5``, ``plain`` or a version of OME-Zarr: that of a store that stays, else the one that is
+    asked for, else that of ``like``, else 0.5.
     """
+    like_version = None if shards else getattr(like, "ome_version", None)
+    version = asked or ("0.4" if like_version == "0.4" else "0.5")
     if path.rstrip("/").endswith(".n5"):
         version = "n5"
     elif root is not None and root.read(".zgroup").result().state == "value":
         version = "0.4"
-    else:
-        like_version = None if shards else getattr(like, "ome_version", None)
-        version = asked or ("0.4" if like_version == "0.4" else "0.5")
+    elif root is not None:
+        document = read_json(reader_of(root, where), "zarr.json", where)
+        version = "plain" if document.get("node_type") == "array" else "0.5"
     if version not in _ARRAY_SPECS:
         raise UsageError(f"{where}: OME-Zarr {version} cannot be written; 0.4 and 0.5 can")
-    if shards and version != "0.5":
+    if shards and version not in ("0.5", "plain"):
         raise UsageError(f"{where}: shards {tuple(shards)} need OME-Zarr 0.5, this is {version}")
     return version
 
@@ -313,6 +320,10 @@ def _zarr3(layout: _Layout) -> dict[str, Any]:
     }
 
 
+def _plain(layout: _Layout) -> dict[str, Any]:
+    return {**_zarr3(layout), "path": ""}
+
+
 def _n5(layout: _Layout) -> dict[str, Any]:
     return {
         "driver": "n5",
@@ -328,7 +339,7 @@ def _n5(layout: _Layout) -> dict[str, Any]:
     }
 
 
-_ARRAY_SPECS = {"0.4": _zarr2, "0.5": _zarr3, "n5": _n5}
+_ARRAY_SPECS = {"0.4": _zarr2, "0.5": _zarr3, "plain": _plain, "n5": _n5}
 
 
 def _documents(version: str, layout: _Layout, path: str) -> dict[str, Any]:
