@@ -73,6 +73,7 @@ from .stores.frames import METERS as METERS
 from .stores.kvstore import explained_errors as explained_errors
 from .stores.kvstore import kvstore_of as kvstore_of
 from .stores.kvstore import read_key as read_key
+from .stores.label_images import is_labels as is_labels
 from .stores.label_images import register_label as register_label
 from .stores.lock import OutputLock as OutputLock
 from .stores.lock import run_at as run_at

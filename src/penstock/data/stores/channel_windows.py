@@ -17,6 +17,7 @@ from ..grid import Grid
 from ..normalize import Histogram
 from .frames import shown_channels
 from .kvstore import kvstore_of, open_kvstore, reader_of
+from .label_images import is_labels
 from .ome_levels import image_of
 from .protocols import INPUT_DTYPES
 from .pyramid import level_of
@@ -48,10 +49,9 @@ def add_windows(path: str, channels: Sequence[Mapping[str, Any]] = (), name: str
     where = f"{name} {scrub(path)}".strip()
     root = open_kvstore(kvstore_of(path), where)
     key, document, ome = group_document(reader_of(root, where), where)
-    image = image_of(ome, None, where)
-    if "image-label" in ome or image.get("type") == "mode":
+    if is_labels(path, name):
         return False
-    level = level_of(path, len(image["datasets"]) - 1, name)
+    level = level_of(path, len(image_of(ome, None, where)["datasets"]) - 1, name)
     begun = shown_channels(channels, level.dtype) if any(channels) else None
     if ome.get("omero") != begun or level.dtype.name not in INPUT_DTYPES:
         return False
