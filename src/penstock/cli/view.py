@@ -110,7 +110,8 @@ def _planes(path: str, args: argparse.Namespace) -> Iterator[tuple[str, Any, Any
                 f"{source.domain.shape[axis] - 1}"
             )
     across = [2, 3, 4] if source.domain.shape[2] > 1 else [2]
-    colored = source.domain.shape[2] == 1 and _has_colors(source) and args.c is None
+    colored = getattr(source, "bands", False) and args.c is None
+    colored = colored and source.domain.shape[1:3] in ((3, 1), (4, 1))
     planes = [_plane(source, place, axis, 3 if colored else 1) for axis in across]
     finite = np.concatenate([plane[np.isfinite(plane)] for plane, _ in planes])
     window = np.percentile(finite, _WINDOW) if finite.size else (0, 1)
@@ -138,11 +139,6 @@ def _coarse(path: str, series: int | None) -> tuple[Any, int]:
         if max(below.domain.shape[2:]) < _SIDE:
             return first, number
         first, number = below, number + 1
-
-
-def _has_colors(source: Any) -> bool:
-    """Whether the channels are red, green and blue, and perhaps one more."""
-    return getattr(source, "bands", False) and source.domain.shape[1] in (3, 4)
 
 
 def _plane(

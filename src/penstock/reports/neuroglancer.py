@@ -76,8 +76,8 @@ def _layer(store: Path, source: Source) -> dict[str, Any]:
     if is_labels(str(store), "PATH"):
         layer["type"] = "segmentation"
     elif windows := [each["window"] for each in getattr(source, "omero", ()) if "window" in each]:
-        shown = [windows[0]["start"], windows[0]["end"]]
-        layer["shaderControls"] = {"normalized": {"range": shown}}
+        ends = [windows[0][end] for end in ("start", "end")]
+        layer["shaderControls"] = {"normalized": {"range": ends}}
     return layer
 
 
@@ -88,8 +88,7 @@ def _dimensions(source: Source) -> dict[str, Any]:
     dimensions = {}
     for axis, size, unit in zip(AXES, source.scale or (1.0,) * 5, source.units, strict=True):
         if axis in source.axes and axis in "zyx":
-            known = unit in METERS
-            dimensions[axis] = [size * METERS[str(unit)] if known else size, "m" if known else ""]
+            dimensions[axis] = [size * METERS.get(unit or "", 1.0), "m" if unit in METERS else ""]
     return dict(reversed(dimensions.items()))
 
 
@@ -110,12 +109,6 @@ class _FileHandler(BaseHTTPRequestHandler):
     server: _StoreServer
     protocol_version = "HTTP/1.1"
 
-    def do_GET(self) -> None:
-        self._answer(with_body=True)
-
-    def do_HEAD(self) -> None:
-        self._answer(with_body=False)
-
     def do_OPTIONS(self) -> None:
         """A browser asks before a page of another site reads from loopback."""
         if self._refused():
@@ -135,7 +128,7 @@ class _FileHandler(BaseHTTPRequestHandler):
         self.send_error(403)
         return True
 
-    def _answer(self, *, with_body: bool) -> None:
+    def do_GET(self) -> None:
         if self._refused():
             return
         file = file_of(self.server.stores, self.path)
@@ -156,14 +149,17 @@ class _FileHandler(BaseHTTPRequestHandler):
                 self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{size}")
             self.end_headers()
             stream.seek(start)
-            while with_body and start < stop and (piece := stream.read(min(_PIECE, stop - start))):
+            while self.command == "GET" and start < stop:
+                piece = stream.read(min(_PIECE, stop - start))
                 self.wfile.write(piece)
-                start += len(piece)
+                start += len(piece) or stop  # a file that has become shorter
+
+    do_HEAD = do_GET
 
     def _begin(self, status: int, size: int) -> None:
         self.send_response(status)
         self.send_header("Access-Control-Allow-Origin", self.server.origin)
-        self.send_header("Vary", "Origin")
+        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
         self.send_header("Cache-Control", "no-cache")
         self.send_header("X-Content-Type-Options", "nosniff")
         self.send_header("Content-Type", "application/octet-stream")

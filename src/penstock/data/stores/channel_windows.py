@@ -56,11 +56,11 @@ def add_windows(path: str, channels: Sequence[Mapping[str, Any]] = (), name: str
     if ome.get("omero") != begun or level.dtype.name not in INPUT_DTYPES:
         return False
     first, count = level.domain.start[1], level.domain.shape[1]
-    known = [dict(each) for each in channels] or [{} for _ in range(count)]
-    for number, each in enumerate(known):
+    shown = [dict(each) for each in channels] or [{} for _ in range(count)]
+    for number, each in enumerate(shown):
         if "window" not in each:
             each["window"] = _window(level, first + number, max(1, _MOST // count))
-    ome["omero"] = shown_channels(known, level.dtype)
+    ome["omero"] = shown_channels(shown, level.dtype)
     write_group(root, key, document)
     return True
 

@@ -130,37 +130,36 @@ def open_omezarr_sink(
         check_deletable(root, where, arrays)
     stays = exists and arrays is None
     version = _version(path, root if stays else None, ome_version, like, shards, where)
-    layout = _lay_out(domain, dtype, like, chunks, shards, at or domain.start, where)
-    layout = replace(layout, scratch=scratch)
+    at = at or domain.start
+    layout = replace(_lay_out(domain, dtype, like, chunks, shards, at, where), scratch=scratch)
     spec = label_spec(
         {"kvstore": kvstore_of(path), **_ARRAY_SPECS[version](layout)},
         axes=layout.axes[::-1] if version == "n5" else layout.axes,
         origin=domain.start,
         where=where,
     )
-    goes = arrays is not None
-    spec.update(open_mode=ts.OpenMode(create=True, open=resume and not goes, delete_existing=goes))
+    mode = {"open": resume and arrays is None, "delete_existing": arrays is not None}
+    spec.update(open_mode=ts.OpenMode(create=True, **mode))
     sink = prepare_sink(spec, domain, dtype, where, path)
     sink = replace(sink, root=root, replaces=arrays)
     if version == "n5":
         return sink
-    inside = spec.to_json().get("path", "")
-    packing = _packing_of(reader_of(root, where), inside, where) if stays else layout.packing
+    read = reader_of(open_kvstore(spec.kvstore, where), where)
+    sink = replace(sink, packing=_packing_of(read, where) if stays else layout.packing)
     if version == "plain":
-        return replace(sink, packing=packing)
+        return sink
     return replace(
         sink,
         local_path=local_path(root.spec()),
         address=address(root.spec()),
         documents=_documents(version, layout, path),
         channels=layout.omero,
-        packing=packing,
     )
 
 
-def _packing_of(read: Read, inside: str, where: str) -> dict[str, float]:
+def _packing_of(read: Read, where: str) -> dict[str, float]:
     """What the numbers of an array of ours stand for, as its attributes say."""
-    documents = (read_json(read, f"{inside}{key}", where) for key in ("zarr.json", ".zattrs"))
+    documents = (read_json(read, key, where) for key in ("zarr.json", ".zattrs"))
     attributes = next((each for each in documents if each), {})
     attributes = attributes.get("attributes", attributes)
     return {key: attributes[key] for key in ("scale_factor", "add_offset") if key in attributes}

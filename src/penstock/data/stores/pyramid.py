@@ -32,7 +32,6 @@ from .tensorstore import TensorStoreSink, TensorStoreSource, plainly
 from .tensorstore_open import open_tensorstore_source, prepare_sink
 from .zarr_groups import Read, group_document, read_attributes, write_group
 
-_MAKES_ONE = "penstock convert IN OUT makes a new one"
 _MOST_LEVELS = 31  # below the first: an axis has fewer than 2**31 voxels
 _CELLS_BYTES = 2**27
 """About the bytes of all chunks or shards that are made at a time."""
@@ -66,13 +65,12 @@ def add_levels(
     where = f"{name} {scrub(path)}".strip()
     root = open_kvstore(kvstore_of(path), where)
     read = reader_of(root, where)
-    attributes = read_attributes(read, where)[1]
-    if "multiscales" not in attributes:
-        raise UsageError(f"{where}: is no OME-Zarr image; {_MAKES_ONE}")
-    image = image_of(attributes, None, where)
+    image = image_of(group_document(read, where)[2], None, where)
     first = level_of(path, 0, name)
     if not image["datasets"][0].get("coordinateTransformations"):
-        raise UsageError(f"{where}: is OME-Zarr before 0.4; {_MAKES_ONE}")
+        raise UsageError(
+            f"{where}: is OME-Zarr before 0.4; penstock convert IN OUT makes a new one"
+        )
     named = len(image["datasets"])
     if named > 1 and again is None:
         raise UsageError(f"{where}: has {named} levels; --overwrite makes them anew")

@@ -146,7 +146,7 @@ class TensorStoreSink:
     documents: Mapping[str, Any] = field(default_factory=dict)
     """Metadata of the group that the array is in, by key."""
     channels: Sequence[Mapping[str, Any]] = ()
-    """What is known of the channels of an image; see `Framed.omero`."""
+    """Names, colours and windows of the channels of an image; see `Framed.omero`."""
     packing: Mapping[str, Any] = field(default_factory=dict)
     """The attributes that say what stored numbers stand for, of an array of OME-Zarr."""
     replaces: Sequence[str] | None = None

@@ -54,7 +54,7 @@ def group_document(read: Read, where: str) -> tuple[str, dict[str, Any], dict[st
         ome = attributes.get("ome", attributes)
         if "multiscales" in ome:
             return key, document, ome
-    raise UsageError(f"{where}: is no OME-Zarr image")
+    raise UsageError(f"{where}: is no OME-Zarr image; penstock convert IN OUT makes a new one")
 
 
 def write_group(root: Any, key: str, document: dict[str, Any]) -> None:
