@@ -1,7 +1,9 @@
-"""What levels, a mask and a Cloud Optimized GeoTIFF cost, each beside the same work without them.
+r"""What levels, a mask and a Cloud Optimized GeoTIFF cost, each beside the same work without them.
 
     python benchmarks/outputs.py            1 Gvox, a scene of 20,000 squared; README.md's table
     python benchmarks/outputs.py --small    a 64th of that, README untouched
+    python benchmarks/outputs.py --only pyramid --peers ngff-zarr=PYTHON ome-zarr=PYTHON \
+        bioio-ome-zarr=PYTHON               beside other writers of levels, each by its own Python
 
 Each launch is a fresh process, and both sides of a pair run in turn, so that a busy machine slows
 both. The volume is a block of synthetic microscopy that is repeated, on the disk of this folder.
@@ -30,6 +32,7 @@ import numpy as np
 import readme
 
 SAMPLES = Path(__file__).resolve().parent / "results" / "outputs.jsonl"
+WRITERS = SAMPLES.with_name("pyramid.jsonl")
 PENSTOCK = [sys.executable, "-m", "penstock"]
 PLAIN = "--model-type identity --normalize none --patch 64 --overlap 0 --overwrite".split()
 WINDOWS = """
@@ -43,6 +46,50 @@ with rasterio.open("scene.tif") as scene:
             window = Window(0, row, scene.width, min(512, scene.height - row))
             out.write(scene.read(window=window), window=window)
 """
+PEAK = [sys.executable, "-S", "-c", """
+import resource, subprocess, sys
+code = subprocess.call(sys.argv[1:])
+print("peak", resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+sys.exit(code)"""]  # fmt: skip
+"""Runs a command from a small process: one that is forked counts the memory of its parent too."""
+IDLE = {
+    "penstock pyramid": "import penstock, tensorstore",
+    "penstock convert": "import penstock, tensorstore, torch",
+    "ngff-zarr": "import ngff_zarr, dask.array",
+    "ome-zarr": "import ome_zarr.writer, dask.array",
+    "bioio-ome-zarr": "import zarr, bioio_ome_zarr.writers",
+}
+"""What each imports, to count the memory that is above it."""
+PEERS = {
+    "ngff-zarr": """
+import ngff_zarr
+image = ngff_zarr.from_ngff_zarr("levels.ome.zarr").images[0]
+made = ngff_zarr.to_multiscales(
+    image, [2, 4], method=ngff_zarr.Methods.DASK_BIN_SHRINK, chunks=128)
+ngff_zarr.to_ngff_zarr("peer.ome.zarr", made, version="0.5")
+""",
+    "ome-zarr": """
+import dask.array
+from ome_zarr.scale import Methods
+from ome_zarr.writer import write_image
+factors = [dict.fromkeys("zyx", by) for by in (2, 4)]
+image = dask.array.from_zarr("levels.ome.zarr/0")
+write_image(image, "peer.ome.zarr", factors, method=Methods.LOCAL_MEAN, axes="zyx")
+""",
+    "bioio-ome-zarr": """
+import zarr
+from bioio_ome_zarr.writers import OMEZarrWriter
+image = zarr.open_array("levels.ome.zarr/0", mode="r")
+shapes = [[side // by for side in image.shape] for by in (1, 2, 4)]
+writer = OMEZarrWriter("peer.ome.zarr", shapes, image.dtype, chunk_shape=(128,) * 3)
+for z in range(0, image.shape[0], 128):
+    region = (slice(z, z + 128), *(slice(0, side) for side in image.shape[1:]))
+    writer.write_region(image[region], region)
+writer.close()
+""",
+}
+"""How others write an image with three levels, by means of eight voxels where they offer that. Each
+writes the first level too: Penstock does so by ``convert``, and not by ``pyramid``."""
 
 
 def make_volume(name: str, shape: tuple[int, ...]) -> None:
@@ -77,15 +124,16 @@ def make_scene(side: int) -> None:
 
 
 def launch(command: list[str]) -> dict[str, Any]:
-    """The seconds of a fresh process, and what it said of patches."""
+    """The seconds and the most memory of a fresh process, and what it said of patches."""
     began = time.perf_counter()
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run([*PEAK, *command], capture_output=True, text=True)
     took = time.perf_counter() - began
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}: {done.stderr[-500:]}")
-    patches = re.search(r"Sample: (\d+) of (\d+) patches", done.stdout)
+    text, _, peak = done.stdout.rpartition("peak")
+    patches = re.search(r"Sample: (\d+) of (\d+) patches", text)
     share = int(patches[1]) / int(patches[2]) if patches else None
-    return {"seconds": took, "share": share}
+    return {"seconds": took, "share": share, "mebibytes": int(peak) / 1024}
 
 
 def infer(source: str, out: str, *more: str) -> list[str]:
@@ -161,20 +209,87 @@ def measure(rounds: int, only: str, say: Callable[[str], None]) -> list[dict[str
     return samples
 
 
+def writers(peers: dict[str, str]) -> dict[str, tuple[list[str], list[str]]]:
+    """For each writer of levels its command, and one that only imports it."""
+    ours = {
+        "penstock pyramid": "pyramid levels.ome.zarr --overwrite --levels 3",
+        "penstock convert": "convert levels.ome.zarr out.ome.zarr --overwrite --levels 3",
+    }
+    commands = {name: [*PENSTOCK, *words.split()] for name, words in ours.items()}
+    commands |= {name: [python, "-c", PEERS[name]] for name, python in peers.items()}
+    pythons = dict.fromkeys(ours, sys.executable) | peers
+    return {name: (each, [pythons[name], "-c", IDLE[name]]) for name, each in commands.items()}
+
+
+def measure_pyramid(
+    rounds: int, peers: dict[str, str], small: bool, say: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Each writer in turn, in each round."""
+    sides = ["256"] * 3 if small else ["1024"] * 3
+    make_volume("big.zarr", tuple(map(int, sides)))
+    launch([*PENSTOCK, *"convert big.zarr levels.ome.zarr --levels none".split()])
+    shutil.rmtree("big.zarr")
+    samples = []
+    for round_ in range(rounds):
+        for name, (command, idle) in writers(peers).items():
+            shutil.rmtree("peer.ome.zarr", ignore_errors=True)
+            done, alone = launch(command), launch(idle)
+            samples.append({
+                "writer": name, "round": round_, "seconds": done["seconds"],
+                "mebibytes": done["mebibytes"], "idle": alone["mebibytes"],
+                "load": os.getloadavg()[0],
+            })  # fmt: skip
+            say(json.dumps(samples[-1]))
+    return samples
+
+
+def table_of_writers(samples: list[dict[str, Any]]) -> str:
+    """README.md's table of writers of levels."""
+    ours = {s["round"]: s["seconds"] for s in samples if s["writer"] == "penstock convert"}
+    lines = ["| writer | s | time / convert's: median [least to most] | MiB above an import |",
+             "|---|---|---|---|"]  # fmt: skip
+    for name in dict.fromkeys(sample["writer"] for sample in samples):
+        rows = [sample for sample in samples if sample["writer"] == name]
+        ratios = sorted(row["seconds"] / ours[row["round"]] for row in rows)
+        seconds = statistics.median(row["seconds"] for row in rows)
+        above = max(row["mebibytes"] - row["idle"] for row in rows)
+        spread = f"{statistics.median(ratios):.2f} [{ratios[0]:.2f} to {ratios[-1]:.2f}]"
+        lines.append(f"| {name} | {seconds:.1f} | {spread} | {above:.0f} |")
+    load = statistics.median(sample["load"] for sample in samples)
+    machine = f"{platform.system()}, {os.cpu_count()} cores, load {load:.1f}"
+    return "\n".join([f"{machine}; rounds: {max(s['round'] for s in samples) + 1}.", "", *lines])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="one small round, README untouched")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="the pairs whose name holds this")
+    parser.add_argument(
+        "--peers", nargs="*", default=[], metavar="NAME=PYTHON",
+        help="with --only pyramid: other writers, and a Python that has each",
+    )  # fmt: skip
     args, here = parser.parse_args(), Path.cwd()
+    only_levels = args.only == "pyramid"
     folder = tempfile.mkdtemp(dir=here)
     os.chdir(folder)
     try:
-        make_inputs(args.small)
-        samples = measure(1 if args.small else args.rounds, args.only, print)
+        rounds = 1 if args.small else args.rounds
+        if only_levels:
+            peers = dict(each.split("=", 1) for each in args.peers)
+            samples = measure_pyramid(rounds, peers, args.small, print)
+        else:
+            make_inputs(args.small)
+            samples = measure(rounds, args.only, print)
     finally:
         os.chdir(here)
         shutil.rmtree(folder)
+    if only_levels:
+        print(table_of_writers(samples))
+        if not args.small:
+            WRITERS.write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+            readme.write("pyramid", table_of_writers(samples))
+        return
     print(table(samples))
     if not args.small and not args.only:
         SAMPLES.write_text("".join(json.dumps(sample) + "\n" for sample in samples))

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import http.client
+import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from penstock.cli import main, view
 from penstock.data import open_source
+from penstock.reports import neuroglancer
 
 pytest.importorskip("matplotlib")
 
@@ -36,9 +42,66 @@ def test_pixels_are_left_out_by_pieces_as_in_the_whole(monkeypatch: pytest.Monke
         assert (plane == right).all() and steps[1] in (3, 4)
 
 
+def test_a_picture_of_red_green_and_blue_is_shown_in_its_colors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tifffile = pytest.importorskip("tifffile")
+    pixels = np.arange(40 * 30 * 3, dtype="uint8").reshape(40, 30, 3)
+    tifffile.imwrite("scene.tif", pixels, photometric="rgb")
+    words = argparse.Namespace(series=None, t=None, c=None)
+    ((_, shown, _, _),) = view._planes("scene.tif", words)
+    assert (shown == pixels / 255).all()
+    words.c = 1
+    ((_, shown, _, _),) = view._planes("scene.tif", words)
+    assert (shown == pixels[..., 1]).all()
+
+
+def test_stores_are_served_to_one_page_only() -> None:
+    """With headers for it and for ranges; no list of a folder, and nothing outside of a store."""
+    store = Path("a.zarr")
+    (store / "0").mkdir(parents=True)
+    (store / "0" / "chunk").write_bytes(bytes(range(100)))
+    (store / "link").symlink_to(Path("volume.npy").resolve())
+    server = neuroglancer._StoreServer(("127.0.0.1", 0), neuroglancer._FileHandler)
+    here = f"127.0.0.1:{server.server_address[1]}"
+    server.stores, server.hosts, server.origin = [store.resolve()], [here], "https://viewer"
+
+    def ask(key: str, method: str = "GET", **headers: str) -> tuple[int, bytes, Any]:
+        connection = http.client.HTTPConnection(here, timeout=60)
+        connection.request(method, key, headers=headers)
+        with contextlib.closing(connection):
+            answer = connection.getresponse()
+            return answer.status, answer.read(), answer.headers
+
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        status, body, headers = ask("/0/a.zarr/0/chunk", Origin="https://viewer")
+        assert (status, body) == (200, bytes(range(100)))
+        assert headers["Access-Control-Allow-Origin"] == "https://viewer"
+        for asked, right in (("10-19", range(10, 20)), ("-16", range(84, 100))):
+            status, body, _ = ask("/0/a.zarr/0/chunk", Range=f"bytes={asked}")
+            assert (status, body) == (206, bytes(right))
+        assert ask("/0/a.zarr/0/chunk", Range="bytes=100-")[0] == 416
+        assert ask("/0/a.zarr/0/chunk", "HEAD")[:2] == (200, b"")
+        assert ask("/0/a.zarr/0/chunk", "OPTIONS")[0] == 204
+        for key in ("0", "link", "../volume.npy", "%2e%2e/volume.npy", "0/%00", "/etc/passwd"):
+            status, body, headers = ask(f"/0/a.zarr/{key}")
+            assert (status, body) == (404, b"") and headers["Access-Control-Allow-Origin"]
+        assert ask("/1/a.zarr/0/chunk")[0] == ask("/")[0] == 404
+        assert ask("/0/a.zarr/0/chunk", Origin="https://other")[0] == 403
+        assert ask("/0/a.zarr/0/chunk", Host="rebound.example")[0] == 403
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (("volume.npy", "--serve"), "--serve takes Zarr stores of this machine: folders"),
+        ((".", "--serve", "--port", "70000"), "a port is from 0 to 65535"),
         (("volume.npy", "--c", "1"), "--c 1 is out of range"),
         (("none.zarr",), "none.zarr: no such file"),
         (("volume.npy", "volume.npy", "plane.npy"), "one array or two, not 3"),

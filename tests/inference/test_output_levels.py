@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import signal
 from pathlib import Path
@@ -92,11 +93,50 @@ def test_the_first_level_is_made_of_blocks_as_they_come(
     assert bool(made) == later
 
 
+def shown(path: str) -> list[dict[str, Any]]:
+    """The channels of a group as viewers show them; none for labels."""
+    ome = json.loads(Path(path, "zarr.json").read_text())["attributes"]["ome"]
+    channels: list[dict[str, Any]] = ome.get("omero", {}).get("channels", [])
+    return channels
+
+
+def test_channels_get_windows_by_their_values() -> None:
+    """Whoever wrote the blocks, and of whatever size; those of the input stay, labels have none."""
+    assert infer("a.zarr") == 0
+    (channel,) = shown("a.zarr")
+    low, high = np.percentile(levels("a.zarr")[-1], (0.5, 99.8))
+    right = {"min": 0, "max": 65535, "start": int(low), "end": -int(-high // 1)}
+    assert channel == {"color": "FFFFFF", "active": True, "window": right}
+    block = ["--block", "16", "64", "64"]
+    for step in ("--prepare --workers 2", "--part 1/2", "--part 2/2"):
+        assert infer("b.zarr", *block, *step.split()) == 0
+    assert not shown("b.zarr") and infer("b.zarr", *block, "--finish") == 0
+    assert shown("b.zarr") == [channel]
+    np.save("in.npy", VOLUME // 2)
+    assert infer("b.zarr", "--in-spec", "a.zarr", "--overwrite") == 0 and shown("b.zarr") == [
+        channel
+    ]
+    assert infer("c.zarr", "--head-kind", "labels", "--out-dtype", "uint16") == 0
+    assert not shown("c.zarr")
+
+
 def test_a_run_that_begins_looks_for_no_levels(monkeypatch: pytest.MonkeyPatch) -> None:
     """To take them away lists the store, which not everybody may do."""
     monkeypatch.setattr(pyramid, "_remove", interrupt)
     assert infer("a.zarr") == 0
     check("a.zarr", 2)
+
+
+def test_a_plain_output_is_an_array_alone() -> None:
+    assert infer("a.zarr", "--plain", "--ome-zarr", "0.4") == 2
+    assert infer("a.zarr", "--plain") == 0
+    assert json.loads(Path("a.zarr/zarr.json").read_text())["dimension_names"] == ["z", "y", "x"]
+    assert (levels("a.zarr")[0] == VOLUME).all() and main(["verify", "a.zarr"]) == 0
+    assert infer("a.zarr", "--resume") == 0 and not Path("a.zarr/0").exists()
+    assert infer("a.zarr", "--overwrite", "--ome-zarr", "0.4") == 0
+    assert Path("a.zarr/.zgroup").exists()
+    check("a.zarr", 2)
+    assert infer("a.zarr", "--resume", "--plain") == 0 and not Path("a.zarr/zarr.json").exists()
 
 
 def test_labels_are_never_averaged() -> None:

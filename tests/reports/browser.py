@@ -25,11 +25,11 @@ AXE = Path(__file__).parents[2] / "node_modules" / "axe-core" / "axe.min.js"
 class Browser:
     """A browser with one page."""
 
-    def __init__(self, profile: Path) -> None:
+    def __init__(self, profile: Path, gpu: str = "--disable-gpu") -> None:
         assert CHROMIUM is not None
         ours_in, theirs_out = os.pipe()
         theirs_in, ours_out = os.pipe()
-        flags = "--headless --no-sandbox --disable-gpu --remote-debugging-pipe --no-first-run"
+        flags = f"--headless --no-sandbox {gpu} --remote-debugging-pipe --no-first-run"
         self._process = subprocess.Popen(
             ["bash", "-c", f'exec "$0" {flags} "$@" 3<&{theirs_in} 4>&{theirs_out}', CHROMIUM,
              f"--user-data-dir={profile}", "about:blank"],

@@ -35,7 +35,7 @@ VERBS = {
     "convert": "write an array into another format, as it is, in bounded memory",
     "info": "say what an input holds: arrays, levels, axes, voxels, chunks",
     "inspect": "say how far a network sees, and which overlap leaves no seam",
-    "view": "draw the middle planes of an array, or of two side by side, as a PNG",
+    "view": "draw planes of an array or of two as a PNG, or serve them to Neuroglancer",
     "generate": "make data to measure with: fields, volumes, scenes, packed NetCDF",
     "preprocess": "cut satellite scenes into chips to train on",
     "train": "train a workload, with every step timed; stop and resume exactly",

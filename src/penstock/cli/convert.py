@@ -14,7 +14,8 @@ penstock convert scene.vrt scene.tif                     # a Cloud Optimized Geo
 """
 _KNOBS = {
     *"in_spec out_spec level series axes t c missing raw head_kind out_dtype block".split(),
-    *"chunks shards levels overwrite resume prep_workers writer_workers max_memory".split(),
+    *"chunks shards levels ome_zarr plain overwrite resume".split(),
+    *"prep_workers writer_workers max_memory".split(),
     *Unattended.model_fields, *Labels.model_fields,
 }  # fmt: skip
 """The knobs of ``infer`` that have to do with input, output and how the job goes on."""

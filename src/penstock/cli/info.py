@@ -65,7 +65,8 @@ def _of_array(source: Any) -> Iterator[str]:
         codec = getattr(source, "codec", "")
         yield f"chunks    {_sides(source.chunks, source)}{f', {codec}' if codec else ''}"
     yield f"voxel     {_voxel(source)}"
-    if names := [str(each.get("label", "")) for each in getattr(source, "omero", ())]:
+    names = [str(each.get("label", "")) for each in getattr(source, "omero", ())]
+    if any(names):
         yield f"channels  {', '.join(names)}"
 
 

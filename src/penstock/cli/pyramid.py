@@ -1,4 +1,4 @@
-"""``penstock pyramid PATH``: adds the levels of an OME-Zarr image that lacks them."""
+"""``penstock pyramid PATH``: adds the levels of an OME-Zarr image that lacks them, and windows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     import math
 
     from ..base import from_flags, usable_cores
-    from ..data import add_levels, levels_to_add
+    from ..data import add_levels, add_windows, levels_to_add
 
     replace = from_flags(Overwriting, args).overwrite
     levels = levels_to_add(args.path, args.levels, "PATH")
@@ -48,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
             args.path, rule=args.rule, count=args.levels, again=replace or None,
             threads=usable_cores(), progress=add, name="PATH",
         )  # fmt: skip
+    add_windows(args.path, name="PATH")
     for number, level in enumerate(levels, 1):
         print(f"level {number}: {' x '.join(map(str, level.shape))} (t c z y x)")
     return 0

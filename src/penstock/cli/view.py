@@ -1,10 +1,11 @@
-"""``penstock view PATH [PATH]``: a picture of an array, or of two side by side."""
+"""``penstock view PATH [PATH]``: a picture of an array, or of two side by side; or a link."""
 
 from __future__ import annotations
 
 import argparse
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from ..base import (
 EXAMPLES = """
 penstock view noisy.ome.zarr
 penstock view noisy.ome.zarr denoised.ome.zarr --out before-after.png
+penstock view noisy.ome.zarr denoised.ome.zarr --serve   # a link of Neuroglancer, until Ctrl-C
 """
 _SIDE = 768
 """About the most pixels of a plane along each axis."""
@@ -40,10 +42,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     for flag, what in (("t", "time point"), ("c", "channel"), ("series", "image of several")):
         parser.add_argument(f"--{flag}", type=int, metavar="N", help=f"{what} (default: the first)")
+    parser.add_argument(
+        "--serve", action="store_true",
+        help="draw nothing: serve stores of this machine to Neuroglancer, and print its link",
+    )  # fmt: skip
+    parser.add_argument(
+        "--viewer", default="https://neuroglancer-demo.appspot.com/", metavar="URL",
+        help="the page of Neuroglancer that your browser loads (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--port", type=int, default=0, help="port of --serve (default: a free one)")
     add_flags(parser, Overwriting)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.serve:
+        return _serve(args)
     if len(args.paths) > 2:
         raise UsageError(f"a picture shows one array or two, not {len(args.paths)}")
     replace = from_flags(Overwriting, args).overwrite
@@ -71,6 +84,18 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _serve(args: argparse.Namespace) -> int:
+    from ..reports import serve_stores
+
+    for path in args.paths:
+        if not Path(path).is_dir():
+            raise UsageError(f"PATH {path}: --serve takes Zarr stores of this machine: folders")
+    if not 0 <= args.port < 2**16:
+        raise UsageError(f"--port {args.port}: a port is from 0 to 65535")
+    serve_stores(list(map(Path, args.paths)), args.viewer, args.port, partial(print, flush=True))
+    return 0
+
+
 def _planes(path: str, args: argparse.Namespace) -> Iterator[tuple[str, Any, Any, float]]:
     """The middle planes of an array: title, pixels, black and white, height of a pixel by width."""
     import numpy as np
@@ -85,9 +110,14 @@ def _planes(path: str, args: argparse.Namespace) -> Iterator[tuple[str, Any, Any
                 f"{source.domain.shape[axis] - 1}"
             )
     across = [2, 3, 4] if source.domain.shape[2] > 1 else [2]
-    planes = [_plane(source, place, axis) for axis in across]
+    colored = getattr(source, "bands", False) and args.c is None
+    colored = colored and source.domain.shape[1:3] in ((3, 1), (4, 1))
+    planes = [_plane(source, place, axis, 3 if colored else 1) for axis in across]
     finite = np.concatenate([plane[np.isfinite(plane)] for plane, _ in planes])
     window = np.percentile(finite, _WINDOW) if finite.size else (0, 1)
+    if colored:
+        low, high = (0, 255) if source.dtype == np.uint8 else window
+        planes = [(np.nan_to_num((p - low) / (high - low or 1)).clip(0, 1), n) for p, n in planes]
     sizes = source.scale or (1.0,) * 5
     for axis, (plane, (down, right)) in zip(across, planes, strict=True):
         rows, columns = (each for each in (2, 3, 4) if each != axis)
@@ -111,14 +141,16 @@ def _coarse(path: str, series: int | None) -> tuple[Any, int]:
         first, number = below, number + 1
 
 
-def _plane(source: Any, place: list[int], axis: int) -> tuple[Any, tuple[int, int]]:
+def _plane(
+    source: Any, place: list[int], axis: int, channels: int = 1
+) -> tuple[Any, tuple[int, int]]:
     """The pixels of a plane, of which some are left out so that they fit, and the steps along it.
-    Rows of chunks are read one after another."""
+    Several channels are its last axis. Rows of chunks are read one after another."""
     import numpy as np
 
     from ..data import Box, Grid
 
-    start, shape = list(place), [1] * 5
+    start, shape = list(place), [1, channels, 1, 1, 1]
     kept = [each for each in (2, 3, 4) if each != axis]
     for each in kept:
         start[each], shape[each] = 0, source.domain.shape[each]
@@ -126,7 +158,9 @@ def _plane(source: Any, place: list[int], axis: int) -> tuple[Any, tuple[int, in
     plane, step = Box.of(start, shape), list(shape)
     step[kept[0]] = -(-source.chunks[kept[0]] // down) * down
     pieces = (source.read(cell) for cell in Grid(plane, tuple(step), tuple(start)))
-    shown = [
-        piece.reshape([piece.shape[each] for each in kept])[::down, ::right] for piece in pieces
-    ]
-    return np.concatenate(shown).astype(np.float64), (down, right)
+    shown = []
+    for piece in pieces:
+        pixels = piece.reshape([channels, *(piece.shape[each] for each in kept)])
+        shown.append(np.moveaxis(pixels, 0, -1)[::down, ::right])
+    pixels = np.concatenate(shown).astype(np.float64)
+    return pixels if channels > 1 else pixels[..., 0], (down, right)

@@ -65,6 +65,7 @@ from .scenes.xview3_score import best_threshold as best_threshold
 from .scenes.xview3_score import score_xview3 as score_xview3
 from .stores.bucket import Bucket as Bucket
 from .stores.cf_packing import check_not_packed as check_not_packed
+from .stores.channel_windows import add_windows as add_windows
 from .stores.file_formats import file_notes as file_notes
 from .stores.file_formats import no_block_again as no_block_again
 from .stores.file_making import make_file as make_file
@@ -72,6 +73,7 @@ from .stores.frames import METERS as METERS
 from .stores.kvstore import explained_errors as explained_errors
 from .stores.kvstore import kvstore_of as kvstore_of
 from .stores.kvstore import read_key as read_key
+from .stores.label_images import is_labels as is_labels
 from .stores.label_images import register_label as register_label
 from .stores.lock import OutputLock as OutputLock
 from .stores.lock import run_at as run_at

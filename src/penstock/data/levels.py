@@ -7,6 +7,7 @@ axis whose voxels are more than 1.5 times as coarse as the finest waits until th
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .box import Box
+from .grid import Grid
 
 SMALLEST = 256
 """The side of y and x at which there is no further level."""
@@ -22,6 +24,8 @@ _COARSE = 1.5
 """Times as coarse as the finest axis, beyond which an axis waits."""
 SPACE = (2, 3, 4)
 """The places of z y x among t c z y x."""
+_SLAB = 2**15
+"""About the voxels of a level that are made at a time."""
 Rule = Literal["mean", "mode"]
 
 
@@ -95,63 +99,74 @@ def reduced(
     # A voxel that stands alone counts twice, which changes neither a mean nor a mode.
     odd = [(0, side % by) for side, by in zip(array.shape, halved, strict=True)]
     padded = np.pad(array, odd, mode="edge") if any(more for _, more in odd) else array
-    if rule == "mode":
-        return _mode(_parts(padded, halved))
-    if array.dtype.kind == "f" or nodata is not None:
-        return _mean_of_known(_parts(padded, halved), nodata)
-    return _mean_of_integers(padded, halved)
-
-
-def _parts(array: NDArray[Any], halved: Sequence[int]) -> list[NDArray[Any]]:
-    """The voxels at each place of the windows, as views, in the order of their places."""
-    starts = itertools.product(*(range(by) for by in halved))
-    return [array[tuple(map(slice, start, array.shape, halved))] for start in starts]
-
-
-def _mean_of_integers(array: NDArray[Any], halved: Sequence[int]) -> NDArray[Any]:
-    """The means of windows, in integers: the sum of a power of two of them is divided exactly.
-
-    Plane by plane, since the sums of one plane stay in the cache: several times as fast.
-    """
-    *lead, by_y, by_x = halved
-    wide = np.int64 if array.dtype.itemsize > 2 else np.int32
-    shift = sum(by == 2 for by in halved)
-    out = np.empty([side // by for side, by in zip(array.shape, halved, strict=True)], array.dtype)
-    for index in np.ndindex(*out.shape[:-2]):
-        windows = (range(i * by, i * by + by) for i, by in zip(index, lead, strict=True))
-        first, *others = (array[place] for place in itertools.product(*windows))
-        sums = first.astype(wide)
-        for plane in others:
-            sums += plane
-        sums = sums[0::2] + sums[1::2] if by_y == 2 else sums
-        sums = sums[:, 0::2] + sums[:, 1::2] if by_x == 2 else sums
-        if shift:  # half to even: a half goes up only where the integer below is odd
-            sums += (1 << (shift - 1)) - 1 + ((sums >> shift) & 1)
-            sums >>= shift
-        out[index] = sums
+    shape = tuple(side // by for side, by in zip(padded.shape, halved, strict=True))
+    out = np.empty(shape, array.dtype)
+    # By some planes at a time, which stay in the cache: several times as fast.
+    step = [1] * len(shape)
+    step[-2:], step[-3:-2] = shape[-2:], [max(1, _SLAB // math.prod(shape[-2:]))]
+    for cell in Grid(Box.of((0,) * len(shape), shape), tuple(step[-len(shape) :])):
+        above = padded[box_above(cell, halved, padded.shape).slices]
+        if rule == "mode":
+            out[cell.slices] = _mode(_parts(above, halved))
+        elif array.dtype.kind == "f" or nodata is not None:
+            out[cell.slices] = _mean_of_known(above, halved, nodata)
+        else:
+            out[cell.slices] = _mean_of_integers(above, halved)
     return out
 
 
-def _mean_of_known(parts: Sequence[NDArray[Any]], nodata: float | None) -> NDArray[Any]:
-    dtype, shape = parts[0].dtype, parts[0].shape
-    sums, counts = np.zeros(shape, np.float64), np.zeros(shape, np.int8)
-    for part in parts:
-        counted = np.ones(shape, bool) if nodata is None else part != nodata
-        if dtype.kind == "f":
-            counted &= ~np.isnan(part)
-        np.add(sums, part, out=sums, where=counted)
-        counts += counted
-    with np.errstate(invalid="ignore", divide="ignore"):
-        means = sums / counts
+def _parts(array: NDArray[Any], halved: Sequence[int]) -> list[NDArray[Any]]:
+    """The voxels at each place of the windows, in the order of their places."""
+    starts = itertools.product(*(range(by) for by in halved))
+    places = (tuple(map(slice, start, array.shape, halved)) for start in starts)
+    return [np.ascontiguousarray(array[place]) for place in places]
+
+
+def _summed(array: NDArray[Any], halved: Sequence[int]) -> NDArray[Any]:
+    """The sums of windows, by pairs along one axis after another."""
+    for axis, by in enumerate(halved):
+        if by == 2:
+            lead = (slice(None),) * axis
+            array = array[(*lead, slice(0, None, 2))] + array[(*lead, slice(1, None, 2))]
+    return array
+
+
+def _mean_of_integers(array: NDArray[Any], halved: Sequence[int]) -> NDArray[Any]:
+    """The means of windows, in integers: the sum of a power of two of them is divided exactly."""
+    shift = sum(by == 2 for by in halved)
+    sums = _summed(array.astype(np.int64 if array.dtype.itemsize > 2 else np.int32), halved)
+    if shift:  # half to even: a half goes up only where the integer below is odd
+        sums += (1 << (shift - 1)) - 1 + ((sums >> shift) & 1)
+        sums >>= shift
+    return sums
+
+
+def _mean_of_known(
+    array: NDArray[Any], halved: Sequence[int], nodata: float | None
+) -> NDArray[Any]:
+    """The means of windows, without no-data and NaN, in float64."""
+    values = array.astype(np.float64)
+    unknown = np.isnan(values) if nodata is None else np.isnan(values) | (array == nodata)
+    if not unknown.any():
+        means = _summed(values, halved) / math.prod(halved)
+        return np.round(means) if array.dtype.kind in "iu" else means
+    values[unknown] = 0
+    counts = _summed((~unknown).astype(np.int8), halved)
+    with np.errstate(invalid="ignore"):
+        means = _summed(values, halved) / counts
     nothing = np.nan if nodata is None else nodata
-    means = np.where(counts > 0, np.round(means) if dtype.kind in "iu" else means, nothing)
-    return means.astype(dtype)
+    return np.where(counts > 0, np.round(means) if array.dtype.kind in "iu" else means, nothing)
 
 
 def _mode(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    best, most = parts[0].copy(), np.zeros(parts[0].shape, np.int8)
-    for part in parts:
-        count = sum((part == other).astype(np.int8) for other in parts)
+    """The most frequent of the values at each place, the smallest of those equally frequent."""
+    counts = [np.zeros(part.shape, np.int8) for part in parts]
+    for one, other in itertools.combinations(range(len(parts)), 2):
+        same = (parts[one] == parts[other]).view(np.int8)
+        counts[one] += same
+        counts[other] += same
+    best, most = parts[0], counts[0]
+    for part, count in zip(parts[1:], counts[1:], strict=True):
         better = (count > most) | ((count == most) & (part < best))
-        best, most = np.where(better, part, best), np.where(better, count, most)
+        best, most = np.where(better, part, best), np.maximum(most, count)
     return best

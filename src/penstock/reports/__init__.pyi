@@ -27,6 +27,7 @@ from .loader.cell import loader_cells as loader_cells
 from .loader.report import loader_sections as loader_sections
 from .model.cell import UNTIMED as UNTIMED
 from .model.report import model_sections as model_sections
+from .neuroglancer import serve_stores as serve_stores
 from .page import PAGE_SUFFIXES as PAGE_SUFFIXES
 from .page import REPORT_SUFFIXES as REPORT_SUFFIXES
 from .page import append_csv as append_csv

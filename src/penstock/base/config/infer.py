@@ -269,7 +269,7 @@ class InferConfig(Valued, Labels):
         "patches and seams": "block seam_mode trim_voxels min_blend_weight",
         "arithmetic": "amp tf32 compile compile_dynamic threads",
         "queues": "prep_workers writer_workers max_inflight_batches",
-        "a new output": "chunks shards levels",
+        "a new output": "chunks shards levels ome_zarr plain",
     }
 
     # what
@@ -368,8 +368,21 @@ class InferConfig(Valued, Labels):
     levels: Positive | Literal["none"] | None = flag(
         None, help="levels of an OME-Zarr output, or none (default: until y and x are <= 256)"
     )
+    ome_zarr: Literal["0.4", "0.5"] | None = flag(
+        None,
+        help="version of OME-Zarr (default: 0.4 where the input is that and unsharded, else 0.5)",
+    )
+    plain: bool = flag(
+        False, help="write a .zarr as an array alone (Zarr v3), without group, levels and scale"
+    )
     overwrite: bool = flag(False, help="replace an output that exists")
     resume: bool = flag(False, help="write only what an earlier run did not write")
+
+    @model_validator(mode="after")
+    def _group(self) -> InferConfig:
+        if self.plain and self.ome_zarr is not None:
+            raise ValueError("--plain writes no OME-Zarr; leave --ome-zarr or --plain out")
+        return self
 
     @property
     def resumes(self) -> bool:

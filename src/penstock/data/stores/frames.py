@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ...base import UsageError
 from .protocols import AXES
 
@@ -49,6 +51,7 @@ METERS = {
     "millimeter": 1e-3, "centimeter": 1e-2, "meter": 1.0, "kilometer": 1e3,
 }  # fmt: skip
 """The metres of each unit of length."""
+_COLORS = ("FF00FF", "00FF00", "00FFFF", "FFFF00", "FF0000", "0000FF")
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -86,6 +89,30 @@ def shown_channel(label: Any = None, color: Any = None, window: Any = None) -> d
         if all(isinstance(end, int | float) and math.isfinite(end) for end in ends.values()):
             shown["window"] = ends
     return shown
+
+
+def shown_channels(
+    channels: Sequence[Mapping[str, Any]], dtype: np.dtype[Any]
+) -> dict[str, list[dict[str, Any]]]:
+    """The member ``omero`` of a group.
+
+    Args:
+        channels: What is known of each, as `Framed.omero`.
+        dtype: That of the image.
+
+    Returns:
+        The member; a colour that is not known is white where there is one channel, and else one of
+        six; a window that is not known is the range of the dtype, 0 to 1 for floats.
+    """
+    held = np.iinfo(dtype) if dtype.kind in "iu" else None
+    low, high = (int(held.min), int(held.max)) if held else (0, 1)
+    shown = []
+    for number, each in enumerate(channels):
+        window = {"start": low, "end": high, **each.get("window", {})}
+        ends = {"min": min(low, window["start"]), "max": max(high, window["end"])}
+        color = _COLORS[number % len(_COLORS)] if len(channels) > 1 else "FFFFFF"
+        shown.append({"color": color, "active": True, **each, "window": ends | window})
+    return {"channels": shown}
 
 
 def name_axes(labels: Sequence[str] | None, rank: int, where: str, hint: str = "") -> str:

@@ -16,6 +16,7 @@ import numpy as np
 from ...base import UsageError, scrub
 from ..box import Box
 from .added import and_added
+from .frames import shown_channels
 from .kvstore import (
     address,
     check_deletable,
@@ -109,7 +110,8 @@ def open_omezarr_sink(
     name: str,
     scratch: bool = False,
 ) -> TensorStoreSink:
-    """Prepare to write an OME-Zarr group, or an N5 array where ``path`` ends in ``.n5``.
+    """Prepare to write an OME-Zarr group, an N5 array where ``path`` ends in ``.n5``, or the array
+    alone where ``ome_version`` is ``plain``.
 
     The array has the shape of ``domain``, the axes of ``like`` and every other axis that is longer
     than 1 or does not start at 0. If its first voxel (``at`` in ``like``) does not lie at the
@@ -128,32 +130,36 @@ def open_omezarr_sink(
         check_deletable(root, where, arrays)
     stays = exists and arrays is None
     version = _version(path, root if stays else None, ome_version, like, shards, where)
-    layout = _lay_out(domain, dtype, like, chunks, shards, at or domain.start, where)
-    layout = replace(layout, scratch=scratch)
+    at = at or domain.start
+    layout = replace(_lay_out(domain, dtype, like, chunks, shards, at, where), scratch=scratch)
     spec = label_spec(
         {"kvstore": kvstore_of(path), **_ARRAY_SPECS[version](layout)},
         axes=layout.axes[::-1] if version == "n5" else layout.axes,
         origin=domain.start,
         where=where,
     )
-    goes = arrays is not None
-    spec.update(open_mode=ts.OpenMode(create=True, open=resume and not goes, delete_existing=goes))
+    mode = {"open": resume and arrays is None, "delete_existing": arrays is not None}
+    spec.update(open_mode=ts.OpenMode(create=True, **mode))
     sink = prepare_sink(spec, domain, dtype, where, path)
     sink = replace(sink, root=root, replaces=arrays)
     if version == "n5":
+        return sink
+    read = reader_of(open_kvstore(spec.kvstore, where), where)
+    sink = replace(sink, packing=_packing_of(read, where) if stays else layout.packing)
+    if version == "plain":
         return sink
     return replace(
         sink,
         local_path=local_path(root.spec()),
         address=address(root.spec()),
         documents=_documents(version, layout, path),
-        packing=_packing_of(reader_of(root, where), where) if stays else layout.packing,
+        channels=layout.omero,
     )
 
 
 def _packing_of(read: Read, where: str) -> dict[str, float]:
     """What the numbers of an array of ours stand for, as its attributes say."""
-    documents = (read_json(read, key, where) for key in ("0/zarr.json", "0/.zattrs"))
+    documents = (read_json(read, key, where) for key in ("zarr.json", ".zattrs"))
     attributes = next((each for each in documents if each), {})
     attributes = attributes.get("attributes", attributes)
     return {key: attributes[key] for key in ("scale_factor", "add_offset") if key in attributes}
@@ -195,19 +201,21 @@ def _version(
     shards: Sequence[int] | None,
     where: str,
 ) -> str:
-    """``n5`` or a version of OME-Zarr: that of a store that stays, else the one that is asked for,
-    else that of ``like``, else 0.5.
+    """``n5``, ``plain`` or a version of OME-Zarr: that of a store that stays, else the one that is
+    asked for, else that of ``like``, else 0.5.
     """
+    like_version = None if shards else getattr(like, "ome_version", None)
+    version = asked or ("0.4" if like_version == "0.4" else "0.5")
     if path.rstrip("/").endswith(".n5"):
         version = "n5"
     elif root is not None and root.read(".zgroup").result().state == "value":
         version = "0.4"
-    else:
-        like_version = None if shards else getattr(like, "ome_version", None)
-        version = asked or ("0.4" if like_version == "0.4" else "0.5")
+    elif root is not None:
+        document = read_json(reader_of(root, where), "zarr.json", where)
+        version = "plain" if document.get("node_type") == "array" else "0.5"
     if version not in _ARRAY_SPECS:
         raise UsageError(f"{where}: OME-Zarr {version} cannot be written; 0.4 and 0.5 can")
-    if shards and version != "0.5":
+    if shards and version not in ("0.5", "plain"):
         raise UsageError(f"{where}: shards {tuple(shards)} need OME-Zarr 0.5, this is {version}")
     return version
 
@@ -311,6 +319,10 @@ def _zarr3(layout: _Layout) -> dict[str, Any]:
     }
 
 
+def _plain(layout: _Layout) -> dict[str, Any]:
+    return {**_zarr3(layout), "path": ""}
+
+
 def _n5(layout: _Layout) -> dict[str, Any]:
     return {
         "driver": "n5",
@@ -326,12 +338,15 @@ def _n5(layout: _Layout) -> dict[str, Any]:
     }
 
 
-_ARRAY_SPECS = {"0.4": _zarr2, "0.5": _zarr3, "n5": _n5}
+_ARRAY_SPECS = {"0.4": _zarr2, "0.5": _zarr3, "plain": _plain, "n5": _n5}
 
 
 def _documents(version: str, layout: _Layout, path: str) -> dict[str, Any]:
     """The metadata files of the group, by key. The one that makes it a store comes first."""
-    multiscale, shown = _multiscale(layout, path), _shown(layout)
+    multiscale = _multiscale(layout, path)
+    shown: dict[str, Any] = {}
+    if any(layout.omero):
+        shown["omero"] = shown_channels(layout.omero, layout.dtype)
     if label_place(path) is not None:
         shown |= says_label(version)
     if version == "0.4":
@@ -340,22 +355,6 @@ def _documents(version: str, layout: _Layout, path: str) -> dict[str, Any]:
         return documents | ({"0/.zattrs": {**layout.packing}} if layout.packing else {})
     ome = {"version": "0.5", "multiscales": [multiscale], **shown}
     return {"zarr.json": {"zarr_format": 3, "node_type": "group", "attributes": {"ome": ome}}}
-
-
-def _shown(layout: _Layout) -> dict[str, Any]:
-    """The member ``omero`` of a group. Its schema wants a colour and a window of every channel:
-    where none is known these are white, and the range of the dtype."""
-    if not any(layout.omero):
-        return {}
-    integers = layout.dtype.kind in "iu"
-    held = np.iinfo(layout.dtype) if integers else None
-    low, high = (int(held.min), int(held.max)) if held else (0, 1)
-    channels = []
-    for each in layout.omero:
-        window = {"start": low, "end": high, **each.get("window", {})}
-        ends = {"min": min(low, window["start"]), "max": max(high, window["end"])}
-        channels.append({"color": "FFFFFF", "active": True, **each, "window": ends | window})
-    return {"omero": {"channels": channels}}
 
 
 def _multiscale(layout: _Layout, path: str) -> dict[str, Any]:

@@ -154,7 +154,7 @@ def open_sink(
         shards: the shape of a shard, likewise.
         overwrite: replace an output that exists.
         resume: write into an output that exists; if a killed run was deleting it, delete the rest.
-        ome_version: ``"0.4"`` or ``"0.5"``.
+        ome_version: ``"0.4"`` or ``"0.5"``; ``"plain"`` for a Zarr array (v3) without a group.
         at: the coordinate of the first voxel in ``like``; by default that in ``domain``.
         files: take paths of files too, such as ``.tif``: the sink has their scratch, and
             `make_file` makes the file.

@@ -9,7 +9,6 @@ were made, by how many threads and in how many goes.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,9 +30,8 @@ from .open import parse_spec
 from .protocols import AXES, OUTPUT_DTYPES
 from .tensorstore import TensorStoreSink, TensorStoreSource, plainly
 from .tensorstore_open import open_tensorstore_source, prepare_sink
-from .zarr_groups import Read, read_attributes, read_json
+from .zarr_groups import Read, group_document, read_attributes, write_group
 
-_MAKES_ONE = "penstock convert IN OUT makes a new one"
 _MOST_LEVELS = 31  # below the first: an axis has fewer than 2**31 voxels
 _CELLS_BYTES = 2**27
 """About the bytes of all chunks or shards that are made at a time."""
@@ -67,13 +65,12 @@ def add_levels(
     where = f"{name} {scrub(path)}".strip()
     root = open_kvstore(kvstore_of(path), where)
     read = reader_of(root, where)
-    attributes = read_attributes(read, where)[1]
-    if "multiscales" not in attributes:
-        raise UsageError(f"{where}: is no OME-Zarr image; {_MAKES_ONE}")
-    image = image_of(attributes, None, where)
+    image = image_of(group_document(read, where)[2], None, where)
     first = level_of(path, 0, name)
     if not image["datasets"][0].get("coordinateTransformations"):
-        raise UsageError(f"{where}: is OME-Zarr before 0.4; {_MAKES_ONE}")
+        raise UsageError(
+            f"{where}: is OME-Zarr before 0.4; penstock convert IN OUT makes a new one"
+        )
     named = len(image["datasets"])
     if named > 1 and again is None:
         raise UsageError(f"{where}: has {named} levels; --overwrite makes them anew")
@@ -290,19 +287,8 @@ def _name_levels(
     below: Sequence[Mapping[str, Any]], where: str, rule: Rule | None = None,
 ) -> None:  # fmt: skip
     """Write the metadata of a group, in which its image has the first level and those below."""
-    documents = ((key, read_json(read, key, where)) for key in ("zarr.json", ".zattrs"))
-    key, document = next(each for each in documents if "multiscales" in _ome(each[1]))
+    key, document, ome = group_document(read, where)
     datasets = [image["datasets"][0], *below]
-    if _ome(document)["multiscales"][0]["datasets"] == datasets:
-        return
-    _ome(document)["multiscales"][0].update(datasets=datasets, **({"type": rule} if rule else {}))
-    # A list of all metadata would be out of date, and readers look without one.
-    document.pop("consolidated_metadata", None)
-    root.write(key, json.dumps(document, indent=2, allow_nan=False).encode()).result()
-    root.write(".zmetadata", None).result()
-
-
-def _ome(document: Mapping[str, Any]) -> Any:
-    """The OME attributes of a group's metadata file."""
-    attributes = document.get("attributes", document)
-    return attributes.get("ome", attributes)
+    if ome["multiscales"][0]["datasets"] != datasets:
+        ome["multiscales"][0].update(datasets=datasets, **({"type": rule} if rule else {}))
+        write_group(root, key, document)

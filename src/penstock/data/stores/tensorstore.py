@@ -145,6 +145,8 @@ class TensorStoreSink:
     """The ``ts.KvStore`` of the store; None for a driver that has none."""
     documents: Mapping[str, Any] = field(default_factory=dict)
     """Metadata of the group that the array is in, by key."""
+    channels: Sequence[Mapping[str, Any]] = ()
+    """Names, colours and windows of the channels of an image; see `Framed.omero`."""
     packing: Mapping[str, Any] = field(default_factory=dict)
     """The attributes that say what stored numbers stand for, of an array of OME-Zarr."""
     replaces: Sequence[str] | None = None

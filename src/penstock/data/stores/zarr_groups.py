@@ -6,6 +6,7 @@ taken in silence. The user names one by its path; no path of a stranger's metada
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from itertools import takewhile
@@ -42,6 +43,26 @@ def read_attributes(read: Read, where: str) -> tuple[str, dict[str, Any]]:
     if isinstance(ome, dict) and ome:
         return "zarr3", ome
     return "zarr", read_json(read, ".zattrs", where)
+
+
+def group_document(read: Read, where: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """The metadata file of a group with images: its key, what it holds, and in that the OME
+    attributes, which may be changed before `write_group`."""
+    for key in ("zarr.json", ".zattrs"):
+        document = read_json(read, key, where)
+        attributes = document.get("attributes", document)
+        ome = attributes.get("ome", attributes)
+        if "multiscales" in ome:
+            return key, document, ome
+    raise UsageError(f"{where}: is no OME-Zarr image; penstock convert IN OUT makes a new one")
+
+
+def write_group(root: Any, key: str, document: dict[str, Any]) -> None:
+    """Write the metadata file of a group anew. A list of all metadata would be out of date, and
+    readers look without one."""
+    document.pop("consolidated_metadata", None)
+    root.write(key, json.dumps(document, indent=2, allow_nan=False).encode()).result()
+    root.write(".zmetadata", None).result()
 
 
 def check_array(

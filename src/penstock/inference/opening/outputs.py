@@ -74,6 +74,7 @@ def open_outputs(
             shards=config.shards and per_axis(config.shards, plane=False, thin=1),
             overwrite=config.overwrite,
             resume=config.resumes,
+            ome_version="plain" if config.plain else config.ome_zarr,
             at=(0, 0, *source.domain.start[2:]),
             files=True,
         )

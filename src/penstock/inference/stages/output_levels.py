@@ -70,8 +70,8 @@ def with_rest(
     kinds: Sequence[tuple[HeadKind, Any]],
     request: EndRequest,
 ) -> Summary:
-    """Add the levels that outputs lack, make the outputs that become files, and list those that
-    are labels of an image. What an earlier start has made of them stays.
+    """Add the levels that outputs lack and windows of their channels, make the outputs that become
+    files, and list those that are labels of an image. What an earlier start has made of them stays.
 
     Args:
         summary: What was done before; its time is that without levels.
@@ -86,7 +86,7 @@ def with_rest(
     Raises:
         Incomplete: The job was asked to end.
     """
-    from ...data import register_label
+    from ...data import add_windows, register_label
 
     def going_on(what: str, _: int) -> None:
         if request.why:
@@ -99,9 +99,14 @@ def with_rest(
     levels = _add_levels(config, sinks, rules, partial(going_on, "levels are not"))
     files = _make_files(config, sinks, rules, going_on)
     notes = (*summary.notes, *levels, *files)
-    for place, sink in zip(config.out_spec, sinks, strict=True):
-        if getattr(sink, "documents", None):
-            work = partial(register_label, str(place), "--out-spec")
+    for place, sink, rule in zip(config.out_spec, sinks, rules, strict=True):
+        image: Any = sink
+        if not getattr(sink, "documents", None):
+            continue
+        work = partial(register_label, str(place), "--out-spec")
+        patiently(config.retry_for, sink.name, work)
+        if rule == "mean":
+            work = partial(add_windows, str(place), image.channels, "--out-spec")
             patiently(config.retry_for, sink.name, work)
     return replace(summary, notes=notes)
 

@@ -1,0 +1,203 @@
+"""Stores of this machine, served to Neuroglancer: a page of another site that reads from loopback.
+
+The page runs in the user's browser, and what it reads goes nowhere else. Only that site may read:
+requests of other pages are refused by their Origin, and those under a name that is not loopback by
+their Host (against DNS rebinding). Files below a store are all that there is: no lists of folders,
+and no link or ``..`` is followed. No request changes anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Callable, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote, urlsplit
+
+from ..base import UsageError
+
+if TYPE_CHECKING:
+    from ..data import Source
+
+_HOST = "127.0.0.1"
+_PIECE = 2**20
+"""The most bytes of a file that are in memory for a request."""
+
+
+def serve_stores(
+    stores: Sequence[Path], viewer: str, port: int, say: Callable[[str], None]
+) -> None:
+    """Serve stores until the process is interrupted.
+
+    Args:
+        stores: Folders, each a Zarr array or an OME-Zarr group.
+        viewer: The address of Neuroglancer's page.
+        port: The port; 0 for any that is free.
+        say: Function that takes the link that shows all of them, once they are served.
+
+    Raises:
+        UsageError: One is no such store, or the port is taken.
+    """
+    from ..data import open_source
+
+    sources = [open_source(str(store), name="PATH") for store in stores]
+    layers = [_layer(store, source) for store, source in zip(stores, sources, strict=True)]
+    dimensions = _dimensions(sources[0])
+    try:
+        server = _StoreServer((_HOST, port), _FileHandler)
+    except OSError as error:
+        why = f"{error.strerror or error}; --port 0 takes any that is free"
+        raise UsageError(f"--port {port}: {why}") from error
+    with server:
+        port = int(server.server_address[1])
+        server.stores = [store.resolve() for store in stores]
+        server.hosts = (f"{_HOST}:{port}", f"localhost:{port}")
+        server.origin = "{0.scheme}://{0.netloc}".format(urlsplit(viewer))
+        for number, (store, layer) in enumerate(zip(server.stores, layers, strict=True)):
+            layer["source"] = f"zarr://http://{_HOST}:{port}/{number}/{quote(store.name)}/"
+        state = {
+            "dimensions": dimensions,
+            "layers": layers,
+            "layout": "4panel" if "z" in dimensions else "xy",
+        }
+        say(f"{viewer}#!{quote(json.dumps(state), safe='')}")
+        with contextlib.suppress(KeyboardInterrupt):  # it has no other end
+            server.serve_forever()
+
+
+def _layer(store: Path, source: Source) -> dict[str, Any]:
+    from ..data import is_labels
+
+    layer: dict[str, Any] = {"name": store.name, "type": "image"}
+    if is_labels(str(store), "PATH"):
+        layer["type"] = "segmentation"
+    elif windows := [each["window"] for each in getattr(source, "omero", ()) if "window" in each]:
+        ends = [windows[0][end] for end in ("start", "end")]
+        layer["shaderControls"] = {"normalized": {"range": ends}}
+    return layer
+
+
+def _dimensions(source: Source) -> dict[str, Any]:
+    """The size of a voxel by axis, in metres where its unit is a length."""
+    from ..data import AXES, METERS
+
+    dimensions = {}
+    for axis, size, unit in zip(AXES, source.scale or (1.0,) * 5, source.units, strict=True):
+        if axis in source.axes and axis in "zyx":
+            dimensions[axis] = [size * METERS.get(unit or "", 1.0), "m" if unit in METERS else ""]
+    return dict(reversed(dimensions.items()))
+
+
+class _StoreServer(ThreadingHTTPServer):
+    """The server, and whom it answers."""
+
+    daemon_threads = True
+    stores: Sequence[Path]
+    hosts: Sequence[str]
+    """The names, with the port, by which a request may call it."""
+    origin: str
+    """That of the page that may read."""
+
+
+class _FileHandler(BaseHTTPRequestHandler):
+    """Answers a request for a file of a store, or for a range of its bytes."""
+
+    server: _StoreServer
+    protocol_version = "HTTP/1.1"
+
+    def do_OPTIONS(self) -> None:
+        """A browser asks before a page of another site reads from loopback."""
+        if self._refused():
+            return
+        self._begin(204, 0)
+        self.send_header("Access-Control-Allow-Headers", "Range")
+        self.send_header("Access-Control-Allow-Private-Network", "true")
+        self.end_headers()
+
+    def _refused(self) -> bool:
+        origin = self.headers.get("Origin", self.server.origin)
+        if (
+            self.headers.get("Host", "").lower() in self.server.hosts
+            and origin == self.server.origin
+        ):
+            return False
+        self.send_error(403)
+        return True
+
+    def do_GET(self) -> None:
+        if self._refused():
+            return
+        file = file_of(self.server.stores, self.path)
+        if file is None:  # a page may read that there is no such chunk
+            self._begin(404, 0)
+            self.end_headers()
+            return
+        with file.open("rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            start, stop = range_of(self.headers.get("Range"), size)
+            if start >= stop and size:
+                self.send_error(416)
+                return
+            whole = (start, stop) == (0, size)
+            self._begin(200 if whole else 206, stop - start)
+            self.send_header("Accept-Ranges", "bytes")
+            if not whole:
+                self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{size}")
+            self.end_headers()
+            stream.seek(start)
+            while self.command == "GET" and start < stop:
+                piece = stream.read(min(_PIECE, stop - start))
+                self.wfile.write(piece)
+                start += len(piece) or stop  # a file that has become shorter
+
+    do_HEAD = do_GET
+
+    def _begin(self, status: int, size: int) -> None:
+        self.send_response(status)
+        self.send_header("Access-Control-Allow-Origin", self.server.origin)
+        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
+        self.send_header("Cache-Control", "no-cache")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Content-Type", "application/octet-stream")
+        self.send_header("Content-Length", str(size))
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing of a request."""
+
+
+def file_of(stores: Sequence[Path], asked: str) -> Path | None:
+    """The file of a store that a request asks for.
+
+    Args:
+        stores: The resolved folders.
+        asked: The path of the request: the number of a store, its name, and a key of it.
+
+    Returns:
+        The file; None where there is none, or a link or ``..`` is on the way to it.
+    """
+    _, number, _, *key = unquote(urlsplit(asked).path).split("/", 3) + [""] * 3
+    if not number.isdecimal() or int(number) >= len(stores) or "\0" in key[0]:
+        return None
+    root = stores[int(number)]
+    file = root / key[0]  # a key that begins with a slash is a path of its own
+    inside = file.is_relative_to(root) and file.resolve() == file
+    return file if inside and file.is_file() else None
+
+
+def range_of(header: str | None, size: int) -> tuple[int, int]:
+    """The first byte of a range and the one after its last; all of ``size`` bytes by default.
+
+    >>> range_of("bytes=10-19", 100), range_of("bytes=-16", 100), range_of("bytes=90-", 100)
+    ((10, 20), (84, 100), (90, 100))
+    """
+    match = re.fullmatch(r"bytes=(\d*)-(\d*)", header or "")
+    if match is None or not any(match.groups()):
+        return 0, size
+    first, last = match.groups()
+    if not first:
+        return max(0, size - int(last)), size
+    return int(first), min(size, int(last) + 1) if last else size
