@@ -16,6 +16,7 @@ from .load import Head as Head
 from .load import Model as Model
 from .load import float32_default as float32_default
 from .load import load_model as load_model
+from .recipe import HeadRecipe as HeadRecipe
 from .recipe import Recipe as Recipe
 from .reductions import Reduction as Reduction
 from .reductions import of_views as of_views
@@ -27,7 +28,6 @@ from .torchvision_ops import compiled_operators as compiled_operators
 from .torchvision_ops import import_torchvision as import_torchvision
 from .trained_outputs import as_trained as as_trained
 from .trained_outputs import probabilities_of as probabilities_of
-from .training_record import TrainedHead as TrainedHead
 from .training_record import TrainingRecord as TrainingRecord
 from .training_record import are_exclusive as are_exclusive
 from .training_record import read_training_record as read_training_record

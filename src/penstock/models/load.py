@@ -26,7 +26,7 @@ from ..data import is_file
 from . import user_code
 from .recipe import Recipe
 from .registry import PROGRAMS, REGISTRY, added_model, check_model_name
-from .training_record import TrainingRecord, record_of_weights, weights_file
+from .training_record import record_of_weights, weights_file
 from .weights import load_weights
 
 
@@ -68,8 +68,6 @@ class Model:
     """A hash of the file that the user named; empty for a model of the registry or a module."""
     kind: HeadKind | None = None
     """The kind of its heads, if its training or the registry says so."""
-    trained: TrainingRecord | None = None
-    """The record of the training of its weights."""
     recipe: Recipe | None = None
     """Its input and output as its makers want them; None if they say nothing."""
     weightless_dtype: torch.dtype = torch.float32
@@ -157,14 +155,15 @@ def load_model(
     entry = REGISTRY.get(model) if isinstance(model, str) else None
     if entry is not None and entry.needs_weights and weights is None and not untrained:
         raise UsageError(f"--model-type {model} has no weights of its own; give --weights")
-    trained = None
+    recipe = None
     if weights is not None:
         load_weights(module, name, weights_file(Path(weights)))
-        trained = record_of_weights(Path(weights))
+        record = record_of_weights(Path(weights))
+        recipe = None if record is None else record.recipe
     module.eval()
     described = _described(name, module, in_channels, reference)
     kind = entry.kind if entry is not None else None
-    return replace(described, kind=(trained and trained.kind) or kind, trained=trained)
+    return replace(described, kind=(recipe and recipe.kind) or kind, recipe=recipe)
 
 
 def _described(

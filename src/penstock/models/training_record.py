@@ -10,11 +10,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 
 from ..base import ARGS, BEST, CHECKPOINTS, HEAD_KINDS, RESULTS, HeadKind, UsageError, read_json
+from ..data import Normalisation
+from .recipe import HeadRecipe, Recipe
 
 
 def are_exclusive(target: str, loss: str) -> bool:
@@ -51,9 +53,12 @@ class TrainedHead:
     """The dtype of an intensity as its target stored it. None for other kinds."""
 
     @property
-    def exclusive(self) -> bool:
-        """See `are_exclusive`."""
-        return are_exclusive(self.target, self.loss)
+    def recipe(self) -> HeadRecipe:
+        """What `infer` does to it."""
+        activation: Literal["sigmoid", "softmax"] | None = None
+        if self.returns == "logits":
+            activation = "softmax" if are_exclusive(self.target, self.loss) else "sigmoid"
+        return HeadRecipe(self.kind, activation, self.scaling, self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +105,24 @@ class TrainingRecord:
         return (lower, scale) if math.isfinite(lower) and 0 < scale < math.inf else None
 
     @property
-    def kind(self) -> HeadKind | None:
-        """The kind of all its heads; None if it is not said, or if they differ."""
-        kinds = {head.kind for head in self.heads.values()}
-        return kinds.pop() if len(kinds) == 1 else None
+    def recipe(self) -> Recipe:
+        """What it says of input and output.
+
+        Raises `UsageError` if a head is described in another way.
+        """
+        normalisation: tuple[Normalisation, ...] = ()
+        if self.scaling is not None:
+            lower, scale = self.scaling
+            normalisation = (Normalisation(lower=lower, upper=lower + scale),)
+        voxel = self.facts.get("voxel") or {}
+        size = voxel.get("size")
+        return Recipe(
+            str(self.place / RESULTS),
+            normalisation=normalisation,
+            spacing=size and (float(size[0]), float(size[1]), float(size[2])),
+            unit=voxel.get("unit", "micrometer"),
+            heads={name: head.recipe for name, head in self.heads.items()},
+        )
 
 
 def weights_file(weights: Path) -> Path:

@@ -45,6 +45,7 @@ def _spelled(value: object) -> object:
     return str(value).lower() if isinstance(value, bool) else value
 
 
+Normalize = Literal["percentile", "global", "zscore", "fixed", "none"]
 HeadKind = Literal["intensity", "scores", "labels"]
 HEAD_KINDS: tuple[HeadKind, ...] = ("intensity", "scores", "labels")
 
@@ -147,13 +148,11 @@ class Valued(Sampled):
         "values": "halo norm_level eps clip_norm head_kind denormalize reduce tta out_dtype",
     }
 
-    normalize: Annotated[
-        Literal["percentile", "global", "fixed", "none"] | None, BeforeValidator(_off)
-    ] = flag(
+    normalize: Annotated[Normalize | None, BeforeValidator(_off)] = flag(
         None,
         help="global: percentiles of the whole volume; percentile: those of each block, which "
-        "change with --block; fixed: two intensities (default: what the training of --weights "
-        "recorded, else global; percentile where --halo is given)",
+        "change with --block; zscore: mean and deviation of the whole volume; fixed: two "
+        "intensities (default: what the model says, else global; percentile where --halo is given)",
     )
     norm_lower: float = flag(0.5, help="lower percentile, or intensity")
     norm_upper: float = flag(99.9, help="upper percentile, or intensity")
@@ -219,7 +218,7 @@ class Valued(Sampled):
     )
 
     @property
-    def asked_normalization(self) -> Literal["percentile", "global", "fixed", "none"] | None:
+    def asked_normalization(self) -> Normalize | None:
         """The normalisation that the settings ask for; None if the network may choose.
 
         A halo alone asks for percentiles of each block: nothing else uses it, and the seed knew no

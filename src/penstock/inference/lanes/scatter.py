@@ -16,12 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...data import Scaling
 from ..opening.heads import HeadPlan
 from ..opening.job import Job
 from ..tiling.stitch import axis_weights, place_in_row
 from .bricks import Slot
-from .values import count_clipped, note_labels, note_range, to_range_
+from .values import count_clipped, denormalise_, note_labels, note_range, to_range_
 
 
 class PatchScatter:
@@ -74,12 +73,12 @@ class PatchScatter:
             parts, labels = _meeting(target, output_BCZYX[self._core], places)
             _copy(parts, note_labels(labels, target.dtype, tally))
             return
-        values, scaling = self._values[head], owner.loaded.scaling
+        values = self._values[head]
         if len(slots) < len(values):
             values = values[: len(slots)]
         values.copy_(output_BCZYX if plan.blended else output_BCZYX[self._core])
-        if plan.denormalized and scaling != Scaling():
-            values.mul_(scaling.scale).add_(scaling.lower)
+        if plan.denormalized:
+            denormalise_(values, owner.loaded.scalings)
         if plan.gain != 1 and plan.reduction is None:
             values.mul_(plan.gain)
         span = note_range(values, tally)

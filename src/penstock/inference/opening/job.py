@@ -48,7 +48,7 @@ from . import identity
 from .head_kinds import Seen, head_kinds, seen_patches
 from .heads import HeadPart, Origin, is_wide, plan_heads, split
 from .net import fit_net, with_workspaces
-from .normalisation import normalised_as
+from .normalisation import check_channels, normalised_as
 from .outputs import open_outputs
 from .sample import open_sample
 from .selection import open_input, select, uneven, volumes_of, with_bands
@@ -81,7 +81,7 @@ class Job:
 
     def _open(self, part: tuple[int, ...] | None) -> None:
         model = self._load_model()
-        self.config, values = normalised_as(self.config, model.trained)
+        self.config, self.values = normalised_as(self.config, model.recipe)
         config = self.config
         source = open_input(config)
         self.sample = open_sample(config, source)
@@ -90,6 +90,7 @@ class Job:
         channels = select(config.c, start[1], stop[1], "--c")
         self.selected = times, channels
         model, at_once = with_bands(config, model, source, len(channels))
+        check_channels(model, len(channels), self.values)
         shape = patch_shape(config, "z" in source.axes, model.spatial_axes)
         if config.tta == "rotations" and shape.patch[1] != shape.patch[2]:
             raise UsageError(
@@ -98,7 +99,7 @@ class Job:
             )
         net = fit_net(config, self.devices, model, shape, source.dtype)
         self.net = with_workspaces(net, config, self.devices)
-        obeyed = model.trained.heads if model.trained and config.head_kind is None else {}
+        obeyed = model.recipe.heads if model.recipe and config.head_kind is None else {}
         later = self.reduction if config.seam_mode == "blend" else None
         heads = self.net.footprint.heads
         parts = split(heads, len(config.out_spec), model.name, obeyed, later)
@@ -113,9 +114,11 @@ class Job:
         fine = self.net.carrier.itemsize == 8
         # What is reduced once it is blended is blended as scores.
         mixed = [kind if later is None else ("scores", "said") for kind in kinds]
-        self.heads = plan_heads(config, parts, mixed, self.sinks, fine=fine)
+        self.heads = plan_heads(
+            config, parts, mixed, self.sinks, fine=fine, scalings=len(self.values.each)
+        )
         notes = [*self.as_trained, *at_once, *uneven(self.selected)]
-        facts = _gather_facts(self, source, judging_bytes, values, notes)
+        facts = _gather_facts(self, source, judging_bytes, notes)
         self.run_dir = config.run_dir or default_run_dir(self.sinks[0])
         if config.joins:
             part = Prepared.read(self.run_dir).part
@@ -164,7 +167,7 @@ class Job:
         def candidates() -> Iterator[Seen]:
             before.append(resident_bytes())
             net = self.net
-            yield from seen_patches(self.config, source, self.volumes[0], net.shape.patch, net.clip)
+            yield from seen_patches(self.values, source, self.volumes[0], net.shape.patch, net.clip)
 
         kinds = head_kinds(self.config, parts, self.net, candidates())
         return kinds, max(0, resident_bytes() - before[0]) if before else 0
@@ -198,6 +201,7 @@ class Job:
                 config.norm_lower,
                 config.norm_upper,
                 config.norm_level,
+                repr(self.values.each),
             ],
             "eps": config.eps,
             "clip": self.net.clip,
@@ -211,14 +215,11 @@ class Job:
         }
 
 
-def _gather_facts(
-    job: Job, source: Source, judging_bytes: int, values: str, notes: Iterable[str]
-) -> Facts:
+def _gather_facts(job: Job, source: Source, judging_bytes: int, notes: Iterable[str]) -> Facts:
     """The facts that a plan needs, from the opened job and from the machine.
 
     ``judging_bytes`` is the memory that the test of the heads left in the heap. The base does not
-    count it, as forwards use it again and are counted themselves. ``values`` says how values are
-    scaled.
+    count it, as forwards use it again and are counted themselves.
     """
     # First, because it makes a GPU's context, which takes memory of this process that base counts.
     device_bytes = _free_device_memory(job.devices)
@@ -257,7 +258,7 @@ def _gather_facts(
         heads=tuple(head.line() for head in heads),
         sample=job.sample.line() if job.sample else "",
         sample_bytes=job.sample.cache_bytes if job.sample else 0,
-        values=values,
+        values=job.values.line,
         arithmetic=identity.arithmetic_of(
             identity.maker([source, *job.sinks], devices, job.config.threads)
         ),
