@@ -40,8 +40,12 @@ class Recipe:
     """Names of the channels that it takes, in its order; empty if they are not said."""
     normalisation: tuple[Normalisation, ...] = ()
     """One for all channels together, or one for each. Empty if it is not said."""
+    refused: str = ""
+    """Names a normalisation that is not done, unless the user says another; empty if there is
+    none."""
     spacing: tuple[float, float, float] | None = None
-    """Voxel size that the network was trained at; None if it is not said."""
+    """Voxel size that the network was trained at, NaN along an axis that is left as it is. None if
+    it is not said."""
     unit: str = "micrometer"
     """The unit of ``spacing``."""
     patch: tuple[int, int, int] | None = None

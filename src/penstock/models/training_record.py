@@ -17,6 +17,7 @@ import numpy as np
 from ..base import ARGS, BEST, CHECKPOINTS, HEAD_KINDS, RESULTS, HeadKind, UsageError, read_json
 from ..data import Normalisation
 from .recipe import HeadRecipe, Recipe
+from .registry import REGISTRY
 
 
 def are_exclusive(target: str, loss: str) -> bool:
@@ -163,6 +164,37 @@ def read_training_record(weights: Path) -> TrainingRecord:
         place = place.parent
     args, results = (_document(place / name) for name in (ARGS, RESULTS))
     return TrainingRecord(place, args, results)
+
+
+def network_of_training(
+    folder: Path, in_channels: int | None, *, trust: bool
+) -> tuple[str, int | None]:
+    """The name of the network that a training made, and the channels that it takes.
+
+    Args:
+        folder: The folder of the training.
+        in_channels: Those that the user says; None for those of the training.
+        trust: Whether code that it names may be run.
+
+    Returns:
+        What `load_model` takes.
+
+    Raises:
+        UsageError: It names none, or the network is code and is not trusted.
+    """
+    args = read_training_record(folder).args
+    model = args.get("model")
+    if args.get("workload") != "pairs" or not isinstance(model, str):
+        raise UsageError(
+            f"--model-type {folder}: its {ARGS} names no network; say --model-type NAME --weights "
+            f"{folder}"
+        )
+    if model not in REGISTRY and not trust:
+        raise UsageError(
+            f"--model-type {folder}: its network {model} is code, and is only run with "
+            f"--trust-model, or as --model-type {model} --weights {folder}"
+        )
+    return model, in_channels or args.get("channels")
 
 
 def _document(path: Path) -> dict[str, Any]:

@@ -31,8 +31,8 @@ class PatchScatter:
         kernels are started for each patch; a CPU keeps the values of one patch in its cache."""
         self._heads, self._geometry, self._together = job.heads, job.geometry, together
         # Not a cache of the module, as the weights on a device must be freed with the lane.
-        floor = job.config.min_blend_weight
-        self._weights_on = lru_cache(maxsize=1024)(partial(_weights_on, device, floor))
+        floor, form = job.config.min_blend_weight, job.config.window or "cosine"
+        self._weights_on = lru_cache(maxsize=1024)(partial(_weights_on, device, floor, form))
         # The part of a patch's output that counts, and buffers for it.
         before, stride = job.geometry.before, job.geometry.stride
         self._core = (slice(None), slice(None), *slices_of(before, stride))
@@ -146,6 +146,7 @@ def _copy(parts: Sequence[Tensor], values_BCZYX: Tensor) -> None:
 def _weights_on(
     device: torch.device,
     floor: float,
+    form: str,
     dtype: torch.dtype,
     patch: int,
     overlap: int,
@@ -153,5 +154,5 @@ def _weights_on(
     count: int,
 ) -> Tensor:
     """`axis_weights` on a device."""
-    weights = torch.from_numpy(axis_weights(patch, overlap, floor, index, count))
+    weights = torch.from_numpy(axis_weights(patch, overlap, floor, index, count, form))
     return weights.to(dtype).to(device)

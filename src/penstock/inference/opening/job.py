@@ -45,6 +45,7 @@ from ..run_folder.names import RUN_FILES, default_run_dir
 from ..run_folder.reader import threads_of
 from ..tiling.geometry import block_halo, patch_shape
 from . import identity
+from .as_its_makers import with_defaults
 from .head_kinds import Seen, head_kinds, seen_patches
 from .heads import HeadPart, Origin, is_wide, plan_heads, split
 from .net import fit_net, with_workspaces
@@ -141,10 +142,12 @@ class Job:
         model = load_model(
             config.model_type, config.weights, config.in_channels, trust=config.trust_model
         )
+        self.config, self.as_trained = with_defaults(config, model.recipe)
+        config = self.config
         # What the user says of the heads wins over what their training recorded.
-        self.as_trained: list[str] = []
         if config.head_kind is None:
-            model, self.as_trained = as_trained(model, rescaled=config.denormalize)
+            model, notes = as_trained(model, rescaled=config.denormalize)
+            self.as_trained += notes
         if config.tta is not None:
             model = of_views(model, config.tta)
         self.reduction = None if config.reduce is None else Reduction.parse(config.reduce)
@@ -195,7 +198,7 @@ class Job:
             "patch": geometry.patch,
             "overlap": geometry.overlap,
             "block": geometry.block,
-            "seam": [geometry.seam, config.min_blend_weight],
+            "seam": [geometry.seam, config.window, config.min_blend_weight],
             "normalize": [
                 config.normalize,
                 config.norm_lower,

@@ -35,8 +35,11 @@ def normalised_as(config: InferConfig, recipe: Recipe | None) -> tuple[InferConf
     """The settings with the normalisation decided, and what it is."""
     said = config.asked_normalization
     ranged = config.model_fields_set & {"norm_lower", "norm_upper", "norm_level"}
-    if recipe is not None and recipe.normalisation and said is None and not ranged:
-        return _as_trained(config, recipe)
+    if recipe is not None and said is None and not ranged:
+        if recipe.refused:
+            raise UsageError(recipe.refused)
+        if recipe.normalisation:
+            return _as_trained(config, recipe)
     by_default = ", by default" if said is None else ""
     config = config.model_copy(update={"normalize": said or "global"})
     lower, upper, least = config.norm_lower, config.norm_upper, config.eps
@@ -57,6 +60,10 @@ def normalised_as(config: InferConfig, recipe: Recipe | None) -> tuple[InferConf
             Normalisation("moments", least=least),
             f"z-score by mean and deviation of {counted}",
         ),
+        "zscore-nonzero": (
+            Normalisation("moments", least=least, nonzero=True),
+            f"z-score by mean and deviation of what is not 0 in {counted}, and 0 elsewhere",
+        ),
         "global": (percentiles, f"percentiles {lower:g} and {upper:g} of {counted}{by_default}"),
         "percentile": (
             percentiles,
@@ -64,7 +71,7 @@ def normalised_as(config: InferConfig, recipe: Recipe | None) -> tuple[InferConf
         ),
     }
     how, line = ways[said or "global"]
-    if recipe is not None and recipe.normalisation:
+    if recipe is not None and (recipe.normalisation or recipe.refused):
         line += f", in place of what {recipe.place} says"
     return config, Values((how,), said == "percentile", line)
 
