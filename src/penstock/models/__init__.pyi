@@ -10,12 +10,15 @@ from .devices import placed as placed
 from .devices import set_cuda_flags as set_cuda_flags
 from .emulator import Emulator as Emulator
 from .emulator import latitudes as latitudes
+from .explained import model_lines as model_lines
+from .explained import run_test as run_test
 from .footprint import Footprint as Footprint
 from .footprint import measure_footprint as measure_footprint
 from .load import Head as Head
 from .load import Model as Model
 from .load import float32_default as float32_default
 from .load import load_model as load_model
+from .packages.kinds import package_kind as package_kind
 from .recipe import HeadRecipe as HeadRecipe
 from .recipe import Recipe as Recipe
 from .reductions import Reduction as Reduction

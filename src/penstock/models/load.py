@@ -25,7 +25,7 @@ from ..base import HeadKind, MissingDependency, UsageError, blaming, describe
 from ..data import is_file
 from . import user_code
 from .packages.kinds import TRAINING, package_kind
-from .packages.package import open_package
+from .packages.package import TestTensors, open_package
 from .recipe import Recipe
 from .registry import PROGRAMS, REGISTRY, added_model, check_model_name
 from .training_record import network_of_training, record_of_weights, weights_file
@@ -72,6 +72,8 @@ class Model:
     """The kind of its heads, if its training or the registry says so."""
     recipe: Recipe | None = None
     """Its input and output as its makers want them; None if they say nothing."""
+    tests: Callable[[], TestTensors] | None = None
+    """Reads the test tensors of its package; None if there are none."""
     weightless_dtype: torch.dtype = torch.float32
     """The dtype of its input if it has no weights."""
     says_channels: bool = True
@@ -184,7 +186,11 @@ def _packaged(path: Path, kind: str, weights: str | Path | None, trust: bool) ->
         package = open_package(path, kind, trusted=trust)
     model = _described(str(path), package.module, package.in_channels, "")
     return replace(
-        model, spatial_axes=package.spatial_axes, kind=package.recipe.kind, recipe=package.recipe
+        model,
+        spatial_axes=package.spatial_axes,
+        kind=package.recipe.kind,
+        recipe=package.recipe,
+        tests=package.tests,
     )
 
 

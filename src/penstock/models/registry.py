@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base import HeadKind, UsageError, extension_names, find_extension
-from .packages.kinds import package_kind
+from .packages.kinds import check_holds_package, package_kind
 
 _HERE = Path(__file__).parent
 PROGRAMS = (".pt2", ".pt", ".ts", ".torchscript")
@@ -92,6 +92,7 @@ def check_model_name(model: Any, flag: str) -> None:
         return
     if package_kind(model) is not None:
         return
+    check_holds_package(Path(model), flag)
     place, colon, _ = model.rpartition(":")
     file = Path(place if colon and place.endswith(".py") else model)
     if file.suffix in (".py", *PROGRAMS):

@@ -49,6 +49,7 @@ from .as_its_makers import with_defaults
 from .head_kinds import Seen, head_kinds, seen_patches
 from .heads import HeadPart, Origin, is_wide, plan_heads, split
 from .net import fit_net, with_workspaces
+from .nonzero import cropped
 from .normalisation import check_channels, normalised_as
 from .outputs import open_outputs
 from .sample import open_sample
@@ -85,13 +86,16 @@ class Job:
         self.config, self.values = normalised_as(self.config, model.recipe)
         config = self.config
         source = open_input(config)
-        self.sample = open_sample(config, source)
         start, stop = source.domain.start, source.domain.stop
         times = select(config.t, start[0], stop[0], "--t")
         channels = select(config.c, start[1], stop[1], "--c")
         self.selected = times, channels
         model, at_once = with_bands(config, model, source, len(channels))
         check_channels(model, len(channels), self.values)
+        self.volumes = volumes_of(times, channels, model.in_channels)
+        self.config, cut = cropped(config, model.recipe, source, self.volumes)
+        config = self.config
+        self.sample = open_sample(config, source)
         shape = patch_shape(config, "z" in source.axes, model.spatial_axes)
         if config.tta == "rotations" and shape.patch[1] != shape.patch[2]:
             raise UsageError(
@@ -104,7 +108,6 @@ class Job:
         later = self.reduction if config.seam_mode == "blend" else None
         heads = self.net.footprint.heads
         parts = split(heads, len(config.out_spec), model.name, obeyed, later)
-        self.volumes = volumes_of(times, channels, model.in_channels)
         if config.missing == "error":
             check_knows_chunks(source)
         kinds, judging_bytes = self._kinds(source, parts)
@@ -118,7 +121,7 @@ class Job:
         self.heads = plan_heads(
             config, parts, mixed, self.sinks, fine=fine, scalings=len(self.values.each)
         )
-        notes = [*self.as_trained, *at_once, *uneven(self.selected)]
+        notes = [*self.as_trained, *cut, *at_once, *uneven(self.selected)]
         facts = _gather_facts(self, source, judging_bytes, notes)
         self.run_dir = config.run_dir or default_run_dir(self.sinks[0])
         if config.joins:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,9 @@ class PackageKind:
         read: Callable[[Any], Any] = importlib.import_module(self.room, __package__).read
         return read
 
-    def is_of(self, names: Sequence[str]) -> bool:
-        """Whether files with these names make a package of this kind."""
-        return any(set(group) <= set(names) for group in self.files)
+    def is_of(self, holds: Callable[[str], bool]) -> bool:
+        """Whether a place that ``holds`` files of some names is a package of this kind."""
+        return any(all(map(holds, group)) for group in self.files)
 
 
 TRAINING = "training of Penstock"
@@ -46,30 +46,37 @@ def package_kind(model: Any) -> str | None:
 
     Args:
         model: What the user says of a model.
-
-    Raises:
-        UsageError: It is a folder or a zip file of no kind.
     """
-    if not isinstance(model, str) or not (path := Path(model)).exists():
+    if not isinstance(model, str) or not model or not (path := Path(model)).exists():
         return None
     if path.is_dir():
-        names = [str(file.relative_to(path)) for file in (*path.glob("*"), *path.glob("*/*"))]
-    elif path.suffix == ".zip":
-        try:
-            with zipfile.ZipFile(path) as archive:
-                inside = archive.namelist()
-        except (zipfile.BadZipFile, OSError) as error:
-            raise UsageError(f"--model {path} is a damaged zip file") from error
-        top = f"{Path(inside[0]).parts[0]}/" if inside else ""
-        names = [*inside, *(name.removeprefix(top) for name in inside)]
-    elif path.name in ("rdf.yaml", "bioimageio.yaml"):
-        names = [path.name]
-    else:
-        return None
-    for kind, its in KINDS.items():
-        if its.is_of(names):
-            return kind
-    if path.is_dir() and path.name.isidentifier():  # it may be a model's name as well
-        return None
-    wanted = "; ".join(f"{kind}: {' and '.join(its.files[0])}" for kind, its in KINDS.items())
-    raise UsageError(f"--model {path} holds no model: none of these is in it ({wanted})")
+        return _kind(lambda name: (path / name).is_file())
+    if zipfile.is_zipfile(path) and path.suffix == ".zip":
+        with zipfile.ZipFile(path) as archive:
+            inside = set(archive.namelist())
+        tops = {name.partition("/")[0] + "/" for name in inside}
+        return _kind(lambda name: bool({name, *(top + name for top in tops)} & inside))
+    return _kind(lambda name: name == path.name) if path.suffix == ".yaml" else None
+
+
+def _kind(holds: Callable[[str], bool]) -> str | None:
+    return next((kind for kind, its in KINDS.items() if its.is_of(holds)), None)
+
+
+def check_holds_package(path: Path, flag: str) -> None:
+    """Refuse a folder or a zip file that is none of these packages.
+
+    Args:
+        path: What the user names as a model.
+        flag: The flag that the error names.
+
+    Raises:
+        UsageError: It is one that holds no package, or a damaged zip file.
+    """
+    if path.suffix == ".zip" and path.is_file() and not zipfile.is_zipfile(path):
+        raise UsageError(f"{flag} {path} is a damaged zip file")
+    if path.is_dir() or (path.suffix == ".zip" and path.is_file()):
+        wanted = "; ".join(f"{kind}: {' and '.join(its.files[0])}" for kind, its in KINDS.items())
+        raise UsageError(
+            f"{flag} {path} holds no model: it lacks the files of each kind ({wanted})"
+        )
