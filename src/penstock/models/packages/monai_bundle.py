@@ -290,5 +290,8 @@ def _tiled(place: Place, recipe: Recipe, inferer: Any, spatial: int) -> Recipe:
         raise place.refuse("sigma_scale of its inferer is not 0.125, and no other window is made")
     patch: Any = (1, *zyx)[-3:]
     shared: Any = (0, *overlap)[-3:]
-    window = "gaussian" if mode == "gaussian" else "constant"
-    return replace(recipe, patch=patch, overlap=shared, window=window)
+    recipe = replace(recipe, patch=patch, overlap=shared, window="constant")
+    if mode != "gaussian":
+        return recipe
+    note = "MONAI's Gaussian window has its middle half a voxel lower, and a floor of 0.001"
+    return replace(recipe, window="gaussian", notes=(*recipe.notes, note))
