@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from penstock.data.normalize import Histogram, Scaling, block_scaling
+from penstock.data.normalize import Histogram, Normalisation, Scaling
 
 DTYPES = "bool uint8 int8 uint16 int16 uint32 int32 float16 float32 float64".split()
 
@@ -43,7 +43,7 @@ def test_a_part_of_an_array_is_never_copied_whole(dtype: str) -> None:
     part = whole[:, 1:-1, 3:-3, 5:-5]
     assert not part.flags.c_contiguous
     tracemalloc.start()
-    scaling = block_scaling(part, 10, 90)
+    scaling = Normalisation("percentiles", 10, 90).of_array(part)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     low, high = np.percentile(part, (10, 90))
@@ -84,5 +84,5 @@ def test_a_sparse_block_stays_finite() -> None:
     """99.95 % background: both percentiles agree and one bright voxel must not become 1e9."""
     block = np.full(10_000, 100, np.uint16)
     block[:5] = 1100
-    scaling = block_scaling(block, 0.5, 99.9)
+    scaling = Normalisation("percentiles", 0.5, 99.9).of_array(block)
     assert scaling == Scaling(100, 1000)

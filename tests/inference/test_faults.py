@@ -18,11 +18,11 @@ from torch import nn
 import penstock
 from penstock.base.errors import StageError, UsageError
 from penstock.cli import main
+from penstock.data import normalize
 from penstock.data.stores.in_memory import MemorySink, MemorySource
 from penstock.inference import run as infer
 from penstock.inference.lanes import out_of_memory
 from penstock.inference.run_folder import journal
-from penstock.inference.stages import reading
 from penstock.inference.tiling import stitch
 
 from ..preloaded import forked_workers
@@ -49,7 +49,7 @@ def failing_after(calls: int, real: Callable[..., Any]) -> Callable[..., Any]:
     ("stage", "owner", "attribute"),
     [
         ("read", MemorySource, "read"),
-        ("normalise", reading, "block_scaling"),
+        ("normalise", normalize.Normalisation, "of_array"),
         ("forward", nn.Identity, "forward"),
         ("stitch", stitch.Assembly, "_block"),
         ("write", MemorySink, "write"),

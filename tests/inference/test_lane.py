@@ -473,7 +473,7 @@ def test_a_batch_of_alike_patches_takes_few_operators() -> None:
         one.scatter = PatchScatter(CPU, begun.job, together=together)
         brick = next(brick for brick in begun.bricks if min(brick.patches.start) > 1)
         assert brick.patches.size == 8
-        opened = one._opened(Loaded(brick, None, Scaling(1, 2)))
+        opened = one._opened(Loaded(brick, None, (Scaling(1, 2),)))
         first = brick.patches.start
         slots = [
             Slot(opened, tuple(np.add(first, index)), tuple(np.multiply(6, index)))

@@ -1,4 +1,4 @@
-"""``penstock info PATH``: what an input holds, as ``infer`` would read it."""
+"""``penstock info PATH``: what an input or a model holds, as ``infer`` would read it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ EXAMPLES = """
 penstock info noisy.ome.zarr
 penstock info brain.ims
 penstock info run.nwb::acquisition/TwoPhotonSeries/data
+penstock info denoise-tiny
 """
 
 
@@ -20,12 +21,39 @@ _MOST_LEVELS = 32
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="PATH", help="a file, a folder, a store or a URL")
+    parser.add_argument("path", metavar="PATH", help="a file, a folder, a store or a URL; a model")
     parser.add_argument("--series", type=int, metavar="N", help="the image to take of several")
     parser.add_argument("--axes", metavar="AXES", help="the letters of the stored axes: tyx, zcyx")
+    parser.add_argument("--test", action="store_true", help="run a model on its test tensors")
+    parser.add_argument("--trust-model", action="store_true", help="run code of a model's package")
 
 
 def run(args: argparse.Namespace) -> int:
+    from ..models import REGISTRY, package_kind
+
+    if args.path in REGISTRY or package_kind(args.path) is not None:
+        return _show_model(args)
+    return _show_array(args)
+
+
+def _show_model(args: argparse.Namespace) -> int:
+    """Say what a model holds, and whether its test tensors come out. Returns the exit code."""
+    from ..models import load_model, model_lines, package_kind, run_test
+
+    model = load_model(args.path, untrained=True, trust=args.trust_model)
+    print(f"{'model':<9} {package_kind(args.path) or 'of the registry'}")
+    for word, text in model_lines(model):
+        print(f"{word:<9} {text}")
+    equal, line = run_test(model) if args.test else (True, "")
+    if line:
+        print(f"{'test':<9} {line}")
+    trusted = ["--trust-model"] if args.trust_model else []
+    command = ["penstock", "infer", "IN", "OUT.ome.zarr", "--model", args.path, *trusted]
+    print(f"{'infer':<9} {shlex.join(command)}")
+    return 0 if equal else 1
+
+
+def _show_array(args: argparse.Namespace) -> int:
     from ..data import SeveralArrays, open_source
 
     chosen = {"axes": args.axes, "series": args.series, "name": "PATH"}

@@ -9,8 +9,9 @@ from .levels import levels_below as levels_below
 from .levels import reduced as reduced
 from .netcdf import open_netcdf as open_netcdf
 from .normalize import Histogram as Histogram
+from .normalize import Moments as Moments
+from .normalize import Normalisation as Normalisation
 from .normalize import Scaling as Scaling
-from .normalize import block_scaling as block_scaling
 from .packed.audit import Audit as Audit
 from .packed.audit import num_shared_samples as num_shared_samples
 from .packed.format import CHECKS as CHECKS

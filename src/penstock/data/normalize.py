@@ -1,16 +1,18 @@
 """Scaling of stored intensities to the range that a model was trained on, and back.
 
 A `Scaling` is two numbers, ``x -> (x - lower) / scale``. They come from the data: percentiles of
-a block, exact percentiles of a whole volume by a streaming `Histogram`, or a range that the user
-knows. Applying them to an array is the work of `lane`, on the device; this module only computes
-them.
+a block, exact percentiles of a whole volume by a streaming `Histogram`, mean and deviation of it by
+`Moments`, or a range that the user or the network knows. A `Normalisation` says which. Applying
+them to an array is the work of `lane`, on the device; this module only computes them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from fractions import Fraction
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +28,19 @@ class Scaling:
 
     lower: float = 0.0
     scale: float = 1.0
+    clip: tuple[float, float] | None = None
+    """Range that normalised values are clipped to; None for no clipping."""
+    keeps_zeros: bool = False
+    """True if voxels of value 0 stay 0."""
+
+    def applied(self, array: NDArray[Any]) -> NDArray[np.float64]:
+        """The normalised values of an array; one that is not finite counts as the lower bound."""
+        values = array.astype(np.float64)
+        values[~np.isfinite(values)] = self.lower
+        scaled = (values - self.lower) / self.scale
+        if self.clip is not None:
+            scaled = scaled.clip(*self.clip)
+        return np.where(values == 0, 0.0, scaled) if self.keeps_zeros else scaled
 
     @classmethod
     def of_range(
@@ -56,25 +71,147 @@ class Scaling:
         return cls(float(lower) if np.isfinite(lower) else 0.0, 1.0)
 
 
-def block_scaling(
-    array: NDArray[Any], lower: float, upper: float, least: float | None = None
-) -> Scaling:
-    """Scaling by two percentiles of the finite voxels of one array; see `Scaling.of_range`.
+@dataclass(frozen=True, slots=True)
+class Normalisation:
+    """How a channel, or all channels of a volume together, are normalised."""
 
-    Args:
-        array: intensities of any shape.
-        lower: the percentile that becomes 0, from 0 to 100.
-        upper: the percentile that becomes 1, from 0 to 100.
-        least: the narrowest range between both, in the array's unit.
+    counts: Literal["percentiles", "moments"] | None = None
+    """What is counted of the data: two percentiles, or mean and standard deviation. None if the
+    numbers are given."""
+    lower: float = 0.0
+    """The intensity that becomes 0, or its percentile."""
+    upper: float = 1.0
+    """The intensity that becomes 1, or its percentile."""
+    least: float | None = None
+    """The least number that values are divided by."""
+    added: float = 0.0
+    """A number that is added to the range or deviation that was counted."""
+    clip: tuple[float, float] | None = None
+    """Range that normalised values are clipped to; None for no clipping."""
+    nonzero: bool = False
+    """True if only voxels other than 0 count and are normalised."""
 
-    Returns:
-        The scaling. It never divides by 0.
+    @property
+    def given(self) -> Scaling | None:
+        """The scaling; None if it is counted."""
+        if self.counts is not None:
+            return None
+        low, high = self.lower, self.upper
+        if high < low:
+            return self._as_said(Scaling(low, high - low))
+        return self._as_said(Scaling.of_range(low, high, low, high, self.least))
+
+    def counter(self, dtype: np.dtype[Any]) -> Histogram | Moments:
+        """What counts the data; it is done at once if the numbers are given."""
+        if self.counts == "percentiles":
+            return Histogram(dtype)
+        return Moments(done=self.counts is None)
+
+    def add(self, counter: Histogram | Moments, array: NDArray[Any]) -> None:
+        """Count the values of a piece, of any shape."""
+        counter.add(array[array != 0] if self.nonzero else array)
+
+    def advance(self, counter: Histogram | Moments) -> None:
+        """End a pass of a counter that is not done."""
+        counter.advance((self.lower, self.upper))
+
+    def scaling(self, counter: Histogram | Moments) -> Scaling:
+        """The scaling that was given, or that a counter that is done gives."""
+        if (given := self.given) is not None:
+            return given
+        return self.of_numbers(*_numbers(self, counter))
+
+    def of_array(self, array: NDArray[Any]) -> Scaling:
+        """The scaling of one array by itself. It never divides by 0."""
+        counter = self.counter(array.dtype)
+        while not counter.done:
+            self.add(counter, array)
+            self.advance(counter)
+        return self.scaling(counter)
+
+    def of_numbers(self, lower: float, scale: float) -> Scaling:
+        """The scaling by numbers that were counted before."""
+        return self._as_said(Scaling(lower, scale))
+
+    def _as_said(self, scaling: Scaling) -> Scaling:
+        return Scaling(scaling.lower, scaling.scale, self.clip, self.nonzero)
+
+    def line(self) -> str:
+        """The normalisation in words."""
+        words = {
+            None: f"{self.lower:g} becomes 0 and {self.upper:g} becomes 1",
+            "percentiles": f"percentiles {self.lower:g} and {self.upper:g} of the whole volume",
+            "moments": "z-score by mean and deviation of the whole volume",
+        }
+        line = words[self.counts]
+        if self.counts is None and (self.lower, self.upper) == (0.0, 1.0):
+            line = "as they are"
+        if self.nonzero:
+            line += ", only where it is not 0"
+        return line + (f", clipped to {self.clip[0]:g} {self.clip[1]:g}" if self.clip else "")
+
+
+def _numbers(how: Normalisation, counter: Histogram | Moments) -> tuple[float, float]:
+    """Lower bound and scale of data that was counted."""
+    if isinstance(counter, Histogram):
+        scaling = counter.scaling(how.lower, how.upper, how.least)
+        return scaling.lower, scaling.scale + how.added
+    scale = max(counter.deviation + how.added, how.least or 0.0)
+    return counter.mean, scale or 1.0
+
+
+class Moments:
+    """Mean and standard deviation of data that streams by in pieces.
+
+    The sums of each piece are float64, those of all pieces are exact. So the result depends on how
+    the data is cut into pieces, but not on their order or on who adds which.
     """
-    histogram = Histogram(array.dtype)
-    while not histogram.done:
-        histogram.add(array)
-        histogram.advance((lower, upper))
-    return histogram.scaling(lower, upper, least)
+
+    def __init__(self, *, done: bool = False) -> None:
+        self.done = done
+        """Whether all pieces are added."""
+        self.count = 0
+        """Finite values seen."""
+        self._sum = self._squares = Fraction(0)
+
+    def add(self, array: NDArray[Any]) -> None:
+        """Count the values of a piece, of any shape."""
+        flags: Any = ("external_loop", "buffered", "zerosize_ok")
+        for piece in np.nditer(array, flags, buffersize=_PIECE):
+            values = np.asarray(piece).astype(np.float64)
+            values = values[np.isfinite(values)]
+            self.count += values.size
+            self._sum += Fraction(float(values.sum()))
+            self._squares += Fraction(float(np.square(values).sum()))
+
+    @property
+    def counts(self) -> dict[str, NDArray[Any]]:
+        """The counts: arrays that `merge` adds to those of another one."""
+        return {"sums": np.array([str(self.count), str(self._sum), str(self._squares)])}
+
+    def merge(self, counts: Mapping[str, NDArray[Any]]) -> None:
+        """Add the `counts` of another one."""
+        count, total, squares = map(Fraction, counts["sums"].tolist())
+        self.count += int(count)
+        self._sum += total
+        self._squares += squares
+
+    def advance(self, percentiles: Sequence[float]) -> None:
+        """End the only pass; percentiles do not matter."""
+        self.done = True
+
+    @property
+    def mean(self) -> float:
+        """The mean; 0 where there was no value."""
+        return float(self._sum / self.count) if self.count else 0.0
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation of all values; 0 where there was none."""
+        if not self.count:
+            return 0.0
+        variance = self._squares / self.count - (self._sum / self.count) ** 2
+        return math.sqrt(max(float(variance), 0.0))
 
 
 class Histogram:

@@ -10,6 +10,8 @@ from .devices import placed as placed
 from .devices import set_cuda_flags as set_cuda_flags
 from .emulator import Emulator as Emulator
 from .emulator import latitudes as latitudes
+from .explained import model_lines as model_lines
+from .explained import run_test as run_test
 from .footprint import Footprint as Footprint
 from .footprint import measure_footprint as measure_footprint
 from .load import Head as Head
@@ -19,6 +21,8 @@ from .load import load_model as load_model
 from .probes import bits_that_vary as bits_that_vary
 from .probes import find_reach as find_reach
 from .reach import Reach as Reach
+from .packages.kinds import package_kind as package_kind
+from .recipe import HeadRecipe as HeadRecipe
 from .recipe import Recipe as Recipe
 from .reductions import Reduction as Reduction
 from .reductions import of_views as of_views
@@ -30,7 +34,6 @@ from .torchvision_ops import compiled_operators as compiled_operators
 from .torchvision_ops import import_torchvision as import_torchvision
 from .trained_outputs import as_trained as as_trained
 from .trained_outputs import probabilities_of as probabilities_of
-from .training_record import TrainedHead as TrainedHead
 from .training_record import TrainingRecord as TrainingRecord
 from .training_record import are_exclusive as are_exclusive
 from .training_record import read_training_record as read_training_record

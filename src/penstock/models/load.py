@@ -24,9 +24,11 @@ from torch import Tensor, nn
 from ..base import HeadKind, MissingDependency, UsageError, blaming, describe
 from ..data import is_file
 from . import user_code
+from .packages.kinds import TRAINING, package_kind
+from .packages.package import TestTensors, open_package
 from .recipe import Recipe
 from .registry import PROGRAMS, REGISTRY, added_model, check_model_name
-from .training_record import TrainingRecord, record_of_weights, weights_file
+from .training_record import network_of_training, record_of_weights, weights_file
 from .weights import load_weights
 
 
@@ -68,10 +70,10 @@ class Model:
     """A hash of the file that the user named; empty for a model of the registry or a module."""
     kind: HeadKind | None = None
     """The kind of its heads, if its training or the registry says so."""
-    trained: TrainingRecord | None = None
-    """The record of the training of its weights."""
     recipe: Recipe | None = None
     """Its input and output as its makers want them; None if they say nothing."""
+    tests: Callable[[], TestTensors] | None = None
+    """Reads the test tensors of its package; None if there are none."""
     weightless_dtype: torch.dtype = torch.float32
     """The dtype of its input if it has no weights."""
     says_channels: bool = True
@@ -130,7 +132,7 @@ def load_model(
 
     Args:
         model: A name of the registry, ``package.module:function``, ``file.py:function``, a file
-            (.pt2 or TorchScript), or a module.
+            (.pt2 or TorchScript), the folder or zip file of a package, or a module.
         weights: A file of weights, or the folder of a training; by default those that the model
             comes with.
         in_channels: Channels that the model takes; by default the module's attribute, else the
@@ -146,6 +148,14 @@ def load_model(
         UsageError: The name is unknown, a factory fails, the weights are of another model, or a
             program is not trusted.
     """
+    kind_of_package = package_kind(model)
+    if kind_of_package is not None:
+        assert isinstance(model, str)
+        place = Path(model)
+        if kind_of_package != TRAINING:
+            return _packaged(place, kind_of_package, weights, trust)
+        model, in_channels = network_of_training(place, in_channels, trust=trust)
+        weights = weights or place
     name = model if isinstance(model, str) else type(model).__name__
     reference, added = model if isinstance(model, str) else "", added_model(model)
     if added is None:
@@ -157,14 +167,31 @@ def load_model(
     entry = REGISTRY.get(model) if isinstance(model, str) else None
     if entry is not None and entry.needs_weights and weights is None and not untrained:
         raise UsageError(f"--model-type {model} has no weights of its own; give --weights")
-    trained = None
+    recipe = None
     if weights is not None:
         load_weights(module, name, weights_file(Path(weights)))
-        trained = record_of_weights(Path(weights))
+        record = record_of_weights(Path(weights))
+        recipe = None if record is None else record.recipe
     module.eval()
     described = _described(name, module, in_channels, reference)
     kind = entry.kind if entry is not None else None
-    return replace(described, kind=(trained and trained.kind) or kind, trained=trained)
+    return replace(described, kind=(recipe and recipe.kind) or kind, recipe=recipe)
+
+
+def _packaged(path: Path, kind: str, weights: str | Path | None, trust: bool) -> Model:
+    """The model of a package."""
+    if weights is not None:
+        raise UsageError(f"--model-type {path} has weights of its own; leave out --weights")
+    with float32_default():
+        package = open_package(path, kind, trusted=trust)
+    model = _described(str(path), package.module, package.in_channels, "")
+    return replace(
+        model,
+        spatial_axes=package.spatial_axes,
+        kind=package.recipe.kind,
+        recipe=package.recipe,
+        tests=package.tests,
+    )
 
 
 def _described(

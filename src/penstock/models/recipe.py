@@ -7,7 +7,27 @@ What a recipe says is the default. A flag of the user wins, and is told.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ..base import HeadKind
+from ..data import Normalisation
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRecipe:
+    """What is done to one output of a network."""
+
+    kind: HeadKind
+    """The kind that `infer` takes it for."""
+    activation: Literal["sigmoid", "softmax"] | None = None
+    """The function that makes probabilities of it; None if it is not one of logits."""
+    scaling: tuple[float, float] | None = None
+    """Lower bound and scale of its values, which are ``output * scale + lower``. None if they stay
+    as they are."""
+    dtype: str | None = None
+    """The dtype of a new output; None if it is not said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +36,16 @@ class Recipe:
 
     place: str
     """The file that says it, for messages."""
+    channels: tuple[str, ...] = ()
+    """Names of the channels that it takes, in its order; empty if they are not said."""
+    normalisation: tuple[Normalisation, ...] = ()
+    """One for all channels together, or one for each. Empty if it is not said."""
+    refused: str = ""
+    """Names a normalisation that is not done, unless the user says another; empty if there is
+    none."""
     spacing: tuple[float, float, float] | None = None
-    """Voxel size that the network was trained at; None if it is not said."""
+    """Voxel size that the network was trained at, NaN along an axis that is left as it is. None if
+    it is not said."""
     unit: str = "micrometer"
     """The unit of ``spacing``."""
     patch: tuple[int, int, int] | None = None
@@ -27,3 +55,19 @@ class Recipe:
     window: str | None = None
     """Weights by which patches are joined: ``gaussian``, of an eighth of the patch. None if it is
     not said."""
+    heads: Mapping[str, HeadRecipe] = field(default_factory=dict)
+    """What is done to each head, by its name as `Model.heads` has it."""
+    reduce: str | None = None
+    """What is written in place of scores, as ``--reduce`` has it; None for the scores."""
+    mirrors: tuple[int, ...] | None = None
+    """Axes of the network, from 0, along which it may see its input mirrored; None for all."""
+    crops: bool = False
+    """True if only the box of voxels that are not 0 was seen in training."""
+    notes: tuple[str, ...] = ()
+    """Sentences on what is done in another way than by its makers."""
+
+    @property
+    def kind(self) -> HeadKind | None:
+        """The kind of all its heads; None if it is not said, or if they differ."""
+        kinds = {head.kind for head in self.heads.values()}
+        return kinds.pop() if len(kinds) == 1 else None

@@ -28,14 +28,17 @@ class Reduction:
     Reduction(kind='top', limit=0.0, count=3)
     """
 
-    kind: Literal["argmax", "threshold", "top"]
+    kind: Literal["argmax", "threshold", "top", "regions"]
     limit: float = 0.0
     """The threshold."""
     count: int = 1
     """Number of channels that `top` keeps."""
+    labels: tuple[int, ...] = ()
+    """The label of each channel of `regions`; of several above 0 the last one counts."""
 
     def __str__(self) -> str:
-        value = {"argmax": "", "threshold": f":{self.limit:g}", "top": f":{self.count}"}
+        value = {"argmax": "", "threshold": f":{self.limit:g}", "top": f":{self.count}",
+                 "regions": f":{','.join(map(str, self.labels))}"}  # fmt: skip
         return self.kind + value[self.kind]
 
     @classmethod
@@ -49,15 +52,18 @@ class Reduction:
                 return cls("threshold", limit=float(value))
             if kind == "top" and int(value) >= 1:
                 return cls("top", count=int(value))
+            if kind == "regions":
+                return cls("regions", labels=tuple(map(int, value.split(","))))
         except ValueError:
             pass
-        raise UsageError(f"--reduce {text} is not argmax, threshold:X or top:K, such as top:3")
+        raise UsageError(f"--reduce {text} is not argmax, threshold:X, top:K such as top:3, or "
+                         "regions:LABEL,LABEL")  # fmt: skip
 
     def heads(self, name: str, channels: int) -> dict[str, int]:
         """The outputs that a head of scores becomes, each with its number of channels."""
         if self.kind == "top":
             return dict.fromkeys((f"{name}.labels", f"{name}.scores"), self.count)
-        return {name: 1 if self.kind == "argmax" else channels}
+        return {name: channels if self.kind == "threshold" else 1}
 
     def of(self, name: str, scores: Tensor, dim: int) -> Tensor:
         """One output of scores: the numbers of channels as integers, or scores as they are.
@@ -79,6 +85,11 @@ class Reduction:
             raise PenstockError(f"head {name} has scores that are NaN or infinite")
         if self.kind == "threshold":
             return (scores > self.limit).to(torch.uint8)
+        if self.kind == "regions":
+            made = torch.zeros_like(scores.narrow(dim, 0, 1), dtype=self.dtype(channels))
+            for channel, label in enumerate(self.labels):
+                made[scores.narrow(dim, channel, 1) > 0] = label
+            return made
         best, numbers, rest = [], [], scores
         for _ in range(self.count):
             values, places = rest.max(dim, keepdim=True)
@@ -103,12 +114,18 @@ class Reduction:
         if not scores.is_floating_point():
             raise UsageError(f"--reduce takes scores, and head {name} has {scores.dtype}")
         channels = scores.shape[1]
+        if self.kind == "regions" and channels != len(self.labels):
+            raise UsageError(
+                f"--reduce {self} names {plural(len(self.labels), 'label')} and head {name} has "
+                f"{plural(channels, 'channel')}"
+            )
         if channels < (2 if self.kind == "argmax" else self.count):
             raise UsageError(f"--reduce {self}: head {name} has {plural(channels, 'channel')}")
 
     def dtype(self, channels: int) -> torch.dtype:
         """The dtype of numbers of so many channels."""
-        return torch.uint8 if self.kind == "threshold" or channels <= _FEW else torch.int32
+        most = max(channels, *self.labels, 0) if self.kind != "threshold" else 0
+        return torch.uint8 if most <= _FEW else torch.int32
 
 
 class _Reduced(nn.Module):
@@ -131,14 +148,16 @@ class _Reduced(nn.Module):
 class _OfViews(nn.Module):
     """A network that gives the mean of what it makes of several views of its input."""
 
-    def __init__(self, name: str, module: nn.Module, views: Views) -> None:
+    def __init__(
+        self, name: str, module: nn.Module, views: Views, axes: tuple[int, ...] | None
+    ) -> None:
         super().__init__()
-        self.name, self.module, self.views = name, module, views
+        self.name, self.module, self.views, self.axes = name, module, views, axes
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         total: dict[str, Tensor] = {}
         count = 0
-        for turn, back in _views(self.views, x.ndim):
+        for turn, back in _views(self.views, x.ndim, self.axes):
             for name, output in named_heads(self.name, self.module(turn(x))).items():
                 if not output.is_floating_point():
                     raise UsageError(f"--tta: head {name} of model {self.name} has no mean")
@@ -151,16 +170,17 @@ class _OfViews(nn.Module):
 Turn = Callable[[Tensor], Tensor]
 
 
-def _views(views: Views, ndim: int) -> Iterator[tuple[Turn, Turn]]:
-    """Functions that turn a batch, and their inverses. The first changes nothing."""
+def _views(views: Views, ndim: int, axes: tuple[int, ...] | None) -> Iterator[tuple[Turn, Turn]]:
+    """Functions that turn a batch, and their inverses. The first changes nothing. ``axes`` are
+    those that may be flipped, None for all."""
     if views == "rotations":
         for quarter in range(4):
             yield _rotated(quarter), _rotated(-quarter)
         return
-    spatial = range(2, ndim)
+    spatial = range(2, ndim) if axes is None else [2 + axis for axis in axes]
     for count in range(len(spatial) + 1):
-        for axes in itertools.combinations(spatial, count):
-            yield _flipped(axes), _flipped(axes)
+        for chosen in itertools.combinations(spatial, count):
+            yield _flipped(chosen), _flipped(chosen)
 
 
 def _rotated(quarters: int) -> Turn:
@@ -176,13 +196,14 @@ def of_views(model: Model, views: Views) -> Model:
 
     Args:
         model: The model.
-        views: ``flips``: along each spatial axis, in all combinations; ``rotations``: by quarters
-            in the plane of y and x.
+        views: ``flips``: along each spatial axis that its recipe allows, in all combinations;
+            ``rotations``: by quarters in the plane of y and x.
 
     Returns:
         The model. Its forward takes as many times as long as there are views.
     """
-    return replace(model, module=_OfViews(model.name, model.module, views))
+    axes = None if model.recipe is None else model.recipe.mirrors
+    return replace(model, module=_OfViews(model.name, model.module, views, axes))
 
 
 def reduced(model: Model, reduction: Reduction, *, later: bool) -> Model:

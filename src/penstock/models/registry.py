@@ -11,6 +11,7 @@ from typing import Any
 
 from ..base import HeadKind, UsageError, extension_names, find_extension
 from .reach import Reach
+from .packages.kinds import check_holds_package, package_kind
 
 _HERE = Path(__file__).parent
 PROGRAMS = (".pt2", ".pt", ".ts", ".torchscript")
@@ -94,6 +95,8 @@ def model_files(model: Any) -> list[Path]:
     """
     if not isinstance(model, str) or model in REGISTRY:
         return []
+    if package_kind(model) is not None:
+        return [Path(model)]
     place = model if model.endswith(PROGRAMS) else model.rpartition(":")[0]
     files = (Path(place), Path(f"{place.replace('.', '/')}.py"))
     return [file for file in files if file.is_file()]
@@ -111,6 +114,9 @@ def check_model_name(model: Any, flag: str) -> None:
     """
     if not isinstance(model, str) or model in REGISTRY or added_model(model) is not None:
         return
+    if package_kind(model) is not None:
+        return
+    check_holds_package(Path(model), flag)
     place, colon, _ = model.rpartition(":")
     file = Path(place if colon and place.endswith(".py") else model)
     if file.suffix in (".py", *PROGRAMS):
@@ -125,7 +131,8 @@ def check_model_name(model: Any, flag: str) -> None:
         meant = f" (did you mean {near[0]}?)" if near else ""
         raise UsageError(
             f"{flag} {model!r} is unknown{meant}; it is one of {', '.join(names)}, "
-            "package.module:function, file.py:function, or a .pt2 / TorchScript file"
+            "package.module:function, file.py:function, a .pt2 / TorchScript file, or the folder "
+            "of a training, an nnU-Net, a MONAI bundle or a bioimage.io package"
         )
     top = place.partition(".")[0]
     beside = Path(top).is_dir() or Path(f"{top}.py").is_file()

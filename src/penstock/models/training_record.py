@@ -10,11 +10,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 
 from ..base import ARGS, BEST, CHECKPOINTS, HEAD_KINDS, RESULTS, HeadKind, UsageError, read_json
+from ..data import Normalisation
+from .recipe import HeadRecipe, Recipe
+from .registry import REGISTRY
 
 
 def are_exclusive(target: str, loss: str) -> bool:
@@ -51,9 +54,12 @@ class TrainedHead:
     """The dtype of an intensity as its target stored it. None for other kinds."""
 
     @property
-    def exclusive(self) -> bool:
-        """See `are_exclusive`."""
-        return are_exclusive(self.target, self.loss)
+    def recipe(self) -> HeadRecipe:
+        """What `infer` does to it."""
+        activation: Literal["sigmoid", "softmax"] | None = None
+        if self.returns == "logits":
+            activation = "softmax" if are_exclusive(self.target, self.loss) else "sigmoid"
+        return HeadRecipe(self.kind, activation, self.scaling, self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +106,24 @@ class TrainingRecord:
         return (lower, scale) if math.isfinite(lower) and 0 < scale < math.inf else None
 
     @property
-    def kind(self) -> HeadKind | None:
-        """The kind of all its heads; None if it is not said, or if they differ."""
-        kinds = {head.kind for head in self.heads.values()}
-        return kinds.pop() if len(kinds) == 1 else None
+    def recipe(self) -> Recipe:
+        """What it says of input and output.
+
+        Raises `UsageError` if a head is described in another way.
+        """
+        normalisation: tuple[Normalisation, ...] = ()
+        if self.scaling is not None:
+            lower, scale = self.scaling
+            normalisation = (Normalisation(lower=lower, upper=lower + scale),)
+        voxel = self.facts.get("voxel") or {}
+        size = voxel.get("size")
+        return Recipe(
+            str(self.place / RESULTS),
+            normalisation=normalisation,
+            spacing=size and (float(size[0]), float(size[1]), float(size[2])),
+            unit=voxel.get("unit", "micrometer"),
+            heads={name: head.recipe for name, head in self.heads.items()},
+        )
 
 
 def weights_file(weights: Path) -> Path:
@@ -144,6 +164,37 @@ def read_training_record(weights: Path) -> TrainingRecord:
         place = place.parent
     args, results = (_document(place / name) for name in (ARGS, RESULTS))
     return TrainingRecord(place, args, results)
+
+
+def network_of_training(
+    folder: Path, in_channels: int | None, *, trust: bool
+) -> tuple[str, int | None]:
+    """The name of the network that a training made, and the channels that it takes.
+
+    Args:
+        folder: The folder of the training.
+        in_channels: Those that the user says; None for those of the training.
+        trust: Whether code that it names may be run.
+
+    Returns:
+        What `load_model` takes.
+
+    Raises:
+        UsageError: It names none, or the network is code and is not trusted.
+    """
+    args = read_training_record(folder).args
+    model = args.get("model")
+    if args.get("workload") != "pairs" or not isinstance(model, str):
+        raise UsageError(
+            f"--model-type {folder}: its {ARGS} names no network; say --model-type NAME --weights "
+            f"{folder}"
+        )
+    if model not in REGISTRY and not trust:
+        raise UsageError(
+            f"--model-type {folder}: its network {model} is code, and is only run with "
+            f"--trust-model, or as --model-type {model} --weights {folder}"
+        )
+    return model, in_channels or args.get("channels")
 
 
 def _document(path: Path) -> dict[str, Any]:

@@ -50,6 +50,7 @@ def _spelled(value: object) -> object:
     return str(value).lower() if isinstance(value, bool) else value
 
 
+Normalize = Literal["percentile", "global", "zscore", "zscore-nonzero", "fixed", "none"]
 HeadKind = Literal["intensity", "scores", "labels"]
 HEAD_KINDS: tuple[HeadKind, ...] = ("intensity", "scores", "labels")
 
@@ -152,13 +153,12 @@ class Valued(Sampled):
         "values": "halo norm_level eps clip_norm head_kind denormalize reduce tta out_dtype",
     }
 
-    normalize: Annotated[
-        Literal["percentile", "global", "fixed", "none"] | None, BeforeValidator(_off)
-    ] = flag(
+    normalize: Annotated[Normalize | None, BeforeValidator(_off)] = flag(
         None,
         help="global: percentiles of the whole volume; percentile: those of each block, which "
-        "change with --block; fixed: two intensities (default: what the training of --weights "
-        "recorded, else global; percentile where --halo is given)",
+        "change with --block; zscore: mean and deviation of the whole volume, or of "
+        "what is not 0 in it; fixed: two intensities (default: what the model says, else global; "
+        "percentile where --halo is given)",
     )
     norm_lower: float = flag(0.5, help="lower percentile, or intensity")
     norm_upper: float = flag(99.9, help="upper percentile, or intensity")
@@ -224,7 +224,7 @@ class Valued(Sampled):
     )
 
     @property
-    def asked_normalization(self) -> Literal["percentile", "global", "fixed", "none"] | None:
+    def asked_normalization(self) -> Normalize | None:
         """The normalisation that the settings ask for; None if the network may choose.
 
         A halo alone asks for percentiles of each block: nothing else uses it, and the seed knew no
@@ -266,7 +266,7 @@ class InferConfig(Valued, Labels):
 
     groups: ClassVar = {
         "input and model": "trust_model in_channels level series axes t c missing raw",
-        "patches and seams": "block seam_mode trim_voxels min_blend_weight",
+        "patches and seams": "block seam_mode window trim_voxels min_blend_weight",
         "arithmetic": "amp tf32 compile compile_dynamic threads",
         "queues": "prep_workers writer_workers max_inflight_batches",
         "a new output": "chunks shards levels ome_zarr plain",
@@ -278,7 +278,7 @@ class InferConfig(Valued, Labels):
         help="output, in the same forms; one for each head of the model"
     )
     model_type: Annotated[Any, BeforeValidator(_model)] = flag(
-        help="model: a name, package.module:function, file.py:function, .pt2 or TorchScript"
+        help="model: a name, module:function, file.py:function, .pt2, TorchScript, or a package"
     )
     weights: Path | None = flag(None, help="state dict: safetensors, or a torch file of tensors")
     trust_model: bool = flag(False, help=TRUST_MODEL)
@@ -326,6 +326,11 @@ class InferConfig(Valued, Labels):
         help="least voxels to cut from each face of a patch. Seams lie in the middle of the "
         "overlap, which cuts overlap // 2; more than that is refused (default: overlap // 2)",
         unit="voxels",
+    )
+    window: Literal["cosine", "gaussian", "constant"] | None = flag(
+        None,
+        help="weights of a patch with --seam-mode blend: a cosine over the overlap, a Gaussian of "
+        "an eighth of the patch, or all equal (default: what the model says, else cosine)",
     )
     min_blend_weight: Annotated[float, Field(gt=0, le=1)] = flag(
         0.05, help="least weight of a voxel, before weights are scaled to add up to one"

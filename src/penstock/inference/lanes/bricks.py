@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,8 @@ class Loaded:
     array: NDArray[Any] | None
     """Shape (channels, z, y, x), the voxels of ``brick.read``; None once the lane has taken it, and
     if no patch is to be computed."""
-    scaling: Scaling = field(default_factory=Scaling)
+    scalings: tuple[Scaling, ...] = (Scaling(),)
+    """One for all channels, or one for each."""
     inside: NDArray[np.bool_] | None = None
     """True for each voxel of ``brick.support`` in the box and mask of the user; None without."""
     absent: NDArray[np.bool_] | None = None

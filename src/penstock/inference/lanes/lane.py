@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from ...base import PenstockError, StageError, torch_threads
-from ...data import Scaling
 from ...instruments import Probe
 from ..opening.job import Job
 from ..tiling.geometry import Brick
@@ -28,7 +27,7 @@ from .bricks import Computed, Loaded, Slot
 from .equipment import Equipment
 from .scatter import PatchScatter, slices_of, torch_dtype
 from .transfers import GpuClock, Transfers
-from .values import NOTHING
+from .values import NOTHING, normalise_
 
 _MOST_OPEN = 1024
 """Most bricks that wait behind one that is not complete, as each takes a little memory."""
@@ -150,14 +149,13 @@ class Lane:
     def _gather(self, opened: Computed, native: Tensor, index: tuple[int, ...], row: int) -> None:
         """Copy a patch of a brick into a row of the batch and normalise it there."""
         geometry, net = self.job.geometry, self.job.net
-        scaling, first = opened.loaded.scaling, opened.brick.patches.start
+        first = opened.brick.patches.start
         steps = zip(index, first, geometry.stride, strict=True)
         place = tuple((i - f) * stride for i, f, stride in steps)
         source = native[(slice(None), *slices_of(place, geometry.patch))]
         target = self._batch[row]
         target.copy_(source if net.shape.model_axes == 3 else source[:, 0])
-        if scaling != Scaling():
-            target.sub_(scaling.lower).div_(scaling.scale)
+        normalise_(target, opened.loaded.scalings)
         if net.clip:
             target.clamp_(*net.clip)
         self._slots.append(Slot(opened, index, place, row))

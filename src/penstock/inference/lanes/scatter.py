@@ -16,12 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...data import Scaling
 from ..opening.heads import HeadPlan
 from ..opening.job import Job
 from ..tiling.stitch import axis_weights, place_in_row
 from .bricks import Slot
-from .values import count_clipped, note_labels, note_range, to_range_
+from .values import count_clipped, denormalise_, note_labels, note_range, to_range_
 
 
 class PatchScatter:
@@ -32,8 +31,8 @@ class PatchScatter:
         kernels are started for each patch; a CPU keeps the values of one patch in its cache."""
         self._heads, self._geometry, self._together = job.heads, job.geometry, together
         # Not a cache of the module, as the weights on a device must be freed with the lane.
-        floor = job.config.min_blend_weight
-        self._weights_on = lru_cache(maxsize=1024)(partial(_weights_on, device, floor))
+        floor, form = job.config.min_blend_weight, job.config.window or "cosine"
+        self._weights_on = lru_cache(maxsize=1024)(partial(_weights_on, device, floor, form))
         # The part of a patch's output that counts, and buffers for it.
         before, stride = job.geometry.before, job.geometry.stride
         self._core = (slice(None), slice(None), *slices_of(before, stride))
@@ -74,12 +73,12 @@ class PatchScatter:
             parts, labels = _meeting(target, output_BCZYX[self._core], places)
             _copy(parts, note_labels(labels, target.dtype, tally))
             return
-        values, scaling = self._values[head], owner.loaded.scaling
+        values = self._values[head]
         if len(slots) < len(values):
             values = values[: len(slots)]
         values.copy_(output_BCZYX if plan.blended else output_BCZYX[self._core])
-        if plan.denormalized and scaling != Scaling():
-            values.mul_(scaling.scale).add_(scaling.lower)
+        if plan.denormalized:
+            denormalise_(values, owner.loaded.scalings)
         if plan.gain != 1 and plan.reduction is None:
             values.mul_(plan.gain)
         span = note_range(values, tally)
@@ -147,6 +146,7 @@ def _copy(parts: Sequence[Tensor], values_BCZYX: Tensor) -> None:
 def _weights_on(
     device: torch.device,
     floor: float,
+    form: str,
     dtype: torch.dtype,
     patch: int,
     overlap: int,
@@ -154,5 +154,5 @@ def _weights_on(
     count: int,
 ) -> Tensor:
     """`axis_weights` on a device."""
-    weights = torch.from_numpy(axis_weights(patch, overlap, floor, index, count))
+    weights = torch.from_numpy(axis_weights(patch, overlap, floor, index, count, form))
     return weights.to(dtype).to(device)

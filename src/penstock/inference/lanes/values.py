@@ -1,4 +1,5 @@
-"""The output values of a net: floats are rounded, clipped and counted, labels are checked.
+"""The values of a net: its input is normalised and its output scaled back; floats are rounded,
+clipped and counted, labels are checked.
 
 Each head of a brick has a tally of four integers on the device that computes it, so nothing waits
 for a GPU. The tally is checked on the host once the brick has arrived there.
@@ -7,6 +8,7 @@ for a GPU. The tally is checked on the host once the brick has arrived there.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...base import PenstockError
+from ...data import Scaling
 from ..opening.heads import HeadPlan, float_range, whole_range
 
 LOW, HIGH, CLIPPED, SPOILT = range(4)
@@ -25,6 +28,26 @@ numbers, or with other values that are not finite."""
 Range = tuple[float, float] | tuple[Tensor, Tensor]
 """The least and the largest of some values. On a GPU they are tensors, so nothing waits for it."""
 NOTHING = (torch.iinfo(torch.int64).max, torch.iinfo(torch.int64).min, 0, 0)
+
+
+def normalise_(patch: Tensor, scalings: Sequence[Scaling]) -> None:
+    """Normalise a patch (channels, spatial...) in place, by one scaling or by one a channel."""
+    for part, scaling in zip([patch] if len(scalings) == 1 else patch, scalings, strict=True):
+        zeros = part == 0 if scaling.keeps_zeros else None
+        if (scaling.lower, scaling.scale) != (0.0, 1.0):
+            part.sub_(scaling.lower).div_(scaling.scale)
+        if scaling.clip is not None:
+            part.clamp_(*scaling.clip)
+        if zeros is not None:
+            part.masked_fill_(zeros, 0)
+
+
+def denormalise_(values_BCZYX: Tensor, scalings: Sequence[Scaling]) -> None:
+    """Scale values back in place, by one scaling or by one a channel."""
+    parts = [values_BCZYX] if len(scalings) == 1 else values_BCZYX.unbind(1)
+    for part, scaling in zip(parts, scalings, strict=True):
+        if (scaling.lower, scaling.scale) != (0.0, 1.0):
+            part.mul_(scaling.scale).add_(scaling.lower)
 
 
 def check_labels(head: HeadPlan, low: int, high: int, spoilt: int) -> None:

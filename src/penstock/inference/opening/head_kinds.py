@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...base import HEAD_KINDS, HeadKind, InferConfig, Undecided, UsageError
-from ...data import Box, Source, block_scaling, reflect
+from ...data import Box, Source, reflect
 from ...models import error_in_user_code
 from .heads import HeadPart, Origin, said_kinds
 from .net import Net
-from .normalisation import fixed_scaling
+from .normalisation import Values
 from .selection import Volume
 
 _PLACES = (1 / 2, 1 / 4, 3 / 4)
@@ -55,6 +55,8 @@ def head_kinds(
     for part, said in zip(parts, said_kinds(config.head_kind, parts), strict=True):
         if said is not None:
             kinds.append((said, "said"))
+        elif part.recipe is not None:
+            kinds.append((part.recipe.kind, "known"))
         elif net.model.kind is not None:
             kinds.append((net.model.kind, "known"))
         else:
@@ -71,7 +73,7 @@ def head_kinds(
 
 
 def seen_patches(
-    config: InferConfig,
+    values: Values,
     source: Source,
     volume: Volume,
     shape: Sequence[int],
@@ -79,16 +81,15 @@ def seen_patches(
 ) -> Iterator[Seen]:
     """Patches from the middle of a volume and around it, as stored and as the net sees them.
 
-    Each is normalised by its own percentiles, which stand for those of its block or volume.
+    Each is normalised by its own numbers, which stand for those of its block or volume.
     """
     for patch in _patches(source, volume, shape):
-        scaling = fixed_scaling(config) or block_scaling(
-            patch, config.norm_lower, config.norm_upper, config.eps
-        )
-        values = patch.astype(np.float64)
-        values[~np.isfinite(values)] = scaling.lower
-        values = (values - scaling.lower) / scaling.scale
-        yield Seen(patch, values.clip(*clip) if clip else values)
+        parts = [patch] if len(values.each) == 1 else patch
+        scaled = [
+            how.of_array(part).applied(part) for how, part in zip(values.each, parts, strict=True)
+        ]
+        shown = np.reshape(scaled, patch.shape)
+        yield Seen(patch, shown.clip(*clip) if clip else shown)
 
 
 def _patches(source: Source, volume: Volume, shape: Sequence[int]) -> Iterator[NDArray[Any]]:

@@ -24,7 +24,7 @@ from ...base import HeadKind, InferConfig, UsageError, plural
 
 if TYPE_CHECKING:
     from ...data import Sink
-    from ...models import Head, Reduction, TrainedHead
+    from ...models import Head, HeadRecipe, Reduction
 
 Origin = Literal["said", "known", "assumed"]
 
@@ -52,8 +52,8 @@ class HeadPart:
     """Channel of the only head, if each channel has its own output; else None."""
     reduction: Reduction | None = None
     """The way in which its blended scores are reduced; None if they are not."""
-    trained: TrainedHead | None = None
-    """The record of its training; None if there is none, or if the user says another kind."""
+    recipe: HeadRecipe | None = None
+    """What its makers say of it; None if they say nothing, or if the user says another kind."""
 
     @property
     def head(self) -> str:
@@ -109,12 +109,12 @@ def split(
     heads: Sequence[Head],
     num_outputs: int,
     model: str,
-    trained: Mapping[str, TrainedHead],
+    recipes: Mapping[str, HeadRecipe],
     reduction: Reduction | None = None,
 ) -> list[HeadPart]:
     """The part of the model that each output takes: a head, or a channel of the only head.
 
-    ``trained`` is what is to be obeyed of the training of each head, ``reduction`` what becomes of
+    ``recipes`` is what is to be obeyed of what is said of each head, ``reduction`` what becomes of
     scores once they are blended.
 
     Raises `UsageError` if the number of outputs fits neither.
@@ -122,8 +122,8 @@ def split(
     dtypes = [str(head.dtype).removeprefix("torch.") for head in heads]
     if len(heads) == 1 < num_outputs == heads[0].channels and reduction is None:
         only = heads[0].name
-        said = trained.get(only)
-        return [HeadPart(f"{only}.{i}", 1, dtypes[0], i, trained=said) for i in range(num_outputs)]
+        said = recipes.get(only)
+        return [HeadPart(f"{only}.{i}", 1, dtypes[0], i, recipe=said) for i in range(num_outputs)]
     if len(heads) != num_outputs:
         shown = ", ".join(f"{head.name} ({head.channels} channels)" for head in heads)
         raise UsageError(
@@ -133,7 +133,7 @@ def split(
     pairs = zip(heads, dtypes, strict=True)
     return [
         HeadPart(
-            head.name, head.channels, dtype, reduction=reduction, trained=trained.get(head.name)
+            head.name, head.channels, dtype, reduction=reduction, recipe=recipes.get(head.name)
         )
         for head, dtype in pairs
     ]
@@ -167,8 +167,8 @@ def default_dtype(kind: HeadKind, part: HeadPart, source: np.dtype[Any]) -> np.d
     if part.reduction is not None and kind == "labels":
         name = str(part.reduction.dtype(part.channels)).removeprefix("torch.")
         return np.dtype(name)
-    if part.trained is not None and part.trained.dtype is not None:
-        return np.dtype(part.trained.dtype)
+    if part.recipe is not None and part.recipe.dtype is not None:
+        return np.dtype(part.recipe.dtype)
     if kind == "intensity":
         return source
     if kind == "scores":
@@ -185,14 +185,15 @@ def plan_heads(
     sinks: Sequence[Sink],
     *,
     fine: bool,
+    scalings: int = 1,
 ) -> tuple[HeadPlan, ...]:
     """How each head is treated, for its output. ``fine`` says that patches are normalised in
-    float64."""
+    float64, ``scalings`` how many of them a volume has."""
     heads = []
     for part, (kind, origin), sink in zip(parts, kinds, sinks, strict=True):
         dtype = sink.dtype
         wide = (fine or part.dtype == "float64") and is_wide(dtype)
-        rescaled = part.trained is not None and part.trained.scaling is not None
+        rescaled = part.recipe is not None and part.recipe.scaling is not None
         heads.append(
             HeadPlan(
                 name=part.name,
@@ -202,7 +203,10 @@ def plan_heads(
                 dtype=dtype,
                 work=np.dtype(np.float64 if wide else np.float32),
                 blended=config.seam_mode == "blend" and kind != "labels",
-                denormalized=config.denormalize and kind == "intensity" and not rescaled,
+                denormalized=config.denormalize
+                and kind == "intensity"
+                and not rescaled
+                and scalings in (1, part.channels),
                 reduction=part.reduction,
                 written=part.written,
                 gain=1 / getattr(sink, "packing", {}).get("scale_factor", 1.0),

@@ -46,10 +46,12 @@ from ..run_folder.names import RUN_FILES, default_run_dir
 from ..run_folder.reader import threads_of
 from ..tiling.geometry import block_halo, patch_shape
 from . import identity
+from .as_its_makers import with_defaults
 from .head_kinds import Seen, head_kinds, seen_patches
 from .heads import HeadPart, Origin, is_wide, plan_heads, split
 from .net import fit_net, with_workspaces
-from .normalisation import normalised_as
+from .nonzero import cropped
+from .normalisation import check_channels, normalised_as
 from .outputs import open_outputs
 from .sample import open_sample
 from .seam_error import with_seam_error
@@ -84,17 +86,20 @@ class Job:
 
     def _open(self, part: tuple[int, ...] | None) -> None:
         model = self._load_model()
-        self.config, values = normalised_as(self.config, model.trained)
+        self.config, self.values = normalised_as(self.config, model.recipe)
         config = self.config
         source = open_input(config)
-        self.sample = open_sample(config, source)
         start, stop = source.domain.start, source.domain.stop
         times = select(config.t, start[0], stop[0], "--t")
         channels = select(config.c, start[1], stop[1], "--c")
         self.selected = times, channels
         model, at_once = with_bands(config, model, source, len(channels))
+        check_channels(model, len(channels), self.values)
+        self.volumes = volumes_of(times, channels, model.in_channels)
+        self.config, cut = cropped(config, model.recipe, source, self.volumes)
+        self.sample = open_sample(self.config, source)
         has_z = "z" in source.axes
-        self.tiled = tiled(config, self.bare, source.domain.shape[2:], has_z)
+        self.tiled = tiled(self.config, self.bare, source.domain.shape[2:], has_z)
         self.config = config = self.tiled.config
         shape = patch_shape(config, has_z, model.spatial_axes)
         shape = replace(shape, chosen=self.tiled.chosen)
@@ -105,11 +110,10 @@ class Job:
             )
         net = fit_net(config, self.devices, model, shape, source.dtype)
         self.net = with_workspaces(net, config, self.devices)
-        obeyed = model.trained.heads if model.trained and config.head_kind is None else {}
+        obeyed = model.recipe.heads if model.recipe and config.head_kind is None else {}
         later = self.reduction if config.seam_mode == "blend" else None
         heads = self.net.footprint.heads
         parts = split(heads, len(config.out_spec), model.name, obeyed, later)
-        self.volumes = volumes_of(times, channels, model.in_channels)
         if config.missing == "error":
             check_knows_chunks(source)
         kinds, judging_bytes = self._kinds(source, parts)
@@ -120,9 +124,11 @@ class Job:
         fine = self.net.carrier.itemsize == 8
         # What is reduced once it is blended is blended as scores.
         mixed = [kind if later is None else ("scores", "said") for kind in kinds]
-        self.heads = plan_heads(config, parts, mixed, self.sinks, fine=fine)
-        notes = [*self.as_trained, *at_once, *uneven(self.selected)]
-        facts = _gather_facts(self, source, judging_bytes, values, notes)
+        self.heads = plan_heads(
+            config, parts, mixed, self.sinks, fine=fine, scalings=len(self.values.each)
+        )
+        notes = [*self.as_trained, *cut, *at_once, *uneven(self.selected)]
+        facts = _gather_facts(self, source, judging_bytes, notes)
         self.run_dir = config.run_dir or default_run_dir(self.sinks[0])
         if config.joins:
             part = Prepared.read(self.run_dir).part
@@ -148,10 +154,12 @@ class Job:
             config.model_type, config.weights, config.in_channels, trust=config.trust_model
         )
         self.bare = model
+        self.config, self.as_trained = with_defaults(config, model.recipe)
+        config = self.config
         # What the user says of the heads wins over what their training recorded.
-        self.as_trained: list[str] = []
         if config.head_kind is None:
-            model, self.as_trained = as_trained(model, rescaled=config.denormalize)
+            model, notes = as_trained(model, rescaled=config.denormalize)
+            self.as_trained += notes
         if config.tta is not None:
             model = of_views(model, config.tta)
         self.reduction = None if config.reduce is None else Reduction.parse(config.reduce)
@@ -174,7 +182,7 @@ class Job:
         def candidates() -> Iterator[Seen]:
             before.append(resident_bytes())
             net = self.net
-            yield from seen_patches(self.config, source, self.volumes[0], net.shape.patch, net.clip)
+            yield from seen_patches(self.values, source, self.volumes[0], net.shape.patch, net.clip)
 
         kinds = head_kinds(self.config, parts, self.net, candidates())
         return kinds, max(0, resident_bytes() - before[0]) if before else 0
@@ -202,12 +210,13 @@ class Job:
             "patch": geometry.patch,
             "overlap": geometry.overlap,
             "block": geometry.block,
-            "seam": [geometry.seam, config.min_blend_weight],
+            "seam": [geometry.seam, config.window, config.min_blend_weight],
             "normalize": [
                 config.normalize,
                 config.norm_lower,
                 config.norm_upper,
                 config.norm_level,
+                repr(self.values.each),
             ],
             "eps": config.eps,
             "clip": self.net.clip,
@@ -221,14 +230,11 @@ class Job:
         }
 
 
-def _gather_facts(
-    job: Job, source: Source, judging_bytes: int, values: str, notes: Iterable[str]
-) -> Facts:
+def _gather_facts(job: Job, source: Source, judging_bytes: int, notes: Iterable[str]) -> Facts:
     """The facts that a plan needs, from the opened job and from the machine.
 
     ``judging_bytes`` is the memory that the test of the heads left in the heap. The base does not
-    count it, as forwards use it again and are counted themselves. ``values`` says how values are
-    scaled.
+    count it, as forwards use it again and are counted themselves.
     """
     # First, because it makes a GPU's context, which takes memory of this process that base counts.
     device_bytes = _free_device_memory(job.devices)
@@ -268,7 +274,7 @@ def _gather_facts(
         sample=job.sample.line() if job.sample else "",
         sample_bytes=job.sample.cache_bytes if job.sample else 0,
         seams=job.tiled.line,
-        values=values,
+        values=job.values.line,
         arithmetic=identity.arithmetic_of(
             identity.maker([source, *job.sinks], devices, job.config.threads)
         ),

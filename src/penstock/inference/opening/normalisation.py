@@ -1,30 +1,48 @@
 """Decides how values are scaled before the network sees them: as asked, as trained, or by default.
 
-A default never depends on the block. Where the settings name no normalisation, a network gets the
-scaling that its training recorded. If none is recorded, percentiles of the whole volume are
-counted before the first patch.
+A default never depends on the block. Where the settings name no normalisation, a network gets what
+its recipe says. If there is none, percentiles of the whole volume are counted before the first
+patch.
 """
 
 from __future__ import annotations
 
-from ...base import RESULTS, InferConfig
-from ...data import Scaling
-from ...models import TrainingRecord
+from dataclasses import dataclass
+
+from ...base import InferConfig, UsageError, plural
+from ...data import Normalisation
+from ...models import Model, Recipe
 
 
-def normalised_as(config: InferConfig, trained: TrainingRecord | None) -> tuple[InferConfig, str]:
-    """The settings with the normalisation decided, and a phrase that says which one it is."""
+@dataclass(frozen=True, slots=True)
+class Values:
+    """How the values of volumes are normalised."""
+
+    each: tuple[Normalisation, ...]
+    """One for all channels of a volume together, or one for each."""
+    by_block: bool
+    """True if it is done by percentiles of each block."""
+    line: str
+    """The normalisation in words."""
+
+    @property
+    def counted(self) -> bool:
+        """True if numbers of whole volumes are counted before the first patch."""
+        return not self.by_block and any(how.counts is not None for how in self.each)
+
+
+def normalised_as(config: InferConfig, recipe: Recipe | None) -> tuple[InferConfig, Values]:
+    """The settings with the normalisation decided, and what it is."""
     said = config.asked_normalization
     ranged = config.model_fields_set & {"norm_lower", "norm_upper", "norm_level"}
-    if said is None and trained is not None and trained.scaling is not None and not ranged:
-        lower, scale = trained.scaling
-        upper = lower + scale
-        update = {"normalize": "fixed", "norm_lower": lower, "norm_upper": upper}
-        phrase = f"{_range(lower, upper)}, as {trained.place / RESULTS} says"
-        return config.model_copy(update=update), phrase
+    if recipe is not None and said is None and not ranged:
+        if recipe.refused:
+            raise UsageError(recipe.refused)
+        if recipe.normalisation:
+            return _as_trained(config, recipe)
     by_default = ", by default" if said is None else ""
     config = config.model_copy(update={"normalize": said or "global"})
-    lower, upper = config.norm_lower, config.norm_upper
+    lower, upper, least = config.norm_lower, config.norm_upper, config.eps
     counted = "the whole volume"
     if config.mask is not None or config.box is not None:
         counted = "what lies inside " + " and ".join(
@@ -32,25 +50,73 @@ def normalised_as(config: InferConfig, trained: TrainingRecord | None) -> tuple[
             for flag, value in (("--mask", config.mask), ("--box", config.box))
             if value is not None
         )
-    phrases = {
-        "none": "as they are",
-        "fixed": _range(lower, upper),
-        "global": f"percentiles {lower:g} and {upper:g} of {counted}{by_default}",
-        "percentile": f"percentiles {lower:g} and {upper:g} of each block and its halo, so they "
-        "change with --block",
+    percentiles = Normalisation("percentiles", lower, upper, least)
+    fixed = Normalisation(lower=lower, upper=upper, least=least)
+    change = ", so they change with --block"
+    ways = {
+        "none": (Normalisation(), "as they are"),
+        "fixed": (fixed, fixed.line()),
+        "zscore": (
+            Normalisation("moments", least=least),
+            f"z-score by mean and deviation of {counted}",
+        ),
+        "zscore-nonzero": (
+            Normalisation("moments", least=least, nonzero=True),
+            f"z-score by mean and deviation of what is not 0 in {counted}, and 0 elsewhere",
+        ),
+        "global": (percentiles, f"percentiles {lower:g} and {upper:g} of {counted}{by_default}"),
+        "percentile": (
+            percentiles,
+            f"percentiles {lower:g} and {upper:g} of each block and its halo{change}",
+        ),
     }
-    return config, phrases[said or "global"]
+    how, line = ways[said or "global"]
+    if recipe is not None and (recipe.normalisation or recipe.refused):
+        line += f", in place of what {recipe.place} says"
+    return config, Values((how,), said == "percentile", line)
 
 
-def _range(lower: float, upper: float) -> str:
-    return f"{lower:g} becomes 0 and {upper:g} becomes 1"
+def _as_trained(config: InferConfig, recipe: Recipe) -> tuple[InferConfig, Values]:
+    """The settings and values by a recipe."""
+    each = recipe.normalisation
+    lines = list(dict.fromkeys(how.line() for how in each))
+    if len(lines) > 1:
+        lines = [f"{name}: {how.line()}" for name, how in zip(_names(recipe), each, strict=True)]
+    counted = any(how.counts is not None for how in each)
+    update: dict[str, object] = {"normalize": "zscore" if counted else "fixed"}
+    if len(each) == 1 and not counted:
+        update |= {"norm_lower": each[0].lower, "norm_upper": each[0].upper}
+    line = f"{'; '.join(lines)}, as {recipe.place} says"
+    return config.model_copy(update=update), Values(each, False, line)
 
 
-def fixed_scaling(config: InferConfig) -> Scaling | None:
-    """The scaling of patches, or None if percentiles of the data decide it."""
-    low, high = config.norm_lower, config.norm_upper
-    if config.normalize == "none":
-        return Scaling()
-    if config.normalize == "fixed":
-        return Scaling.of_range(low, high, low, high, config.eps)
-    return None
+def _names(recipe: Recipe) -> tuple[str, ...]:
+    """Names of the channels of a recipe that has a normalisation for each."""
+    numbers = range(len(recipe.normalisation))
+    return recipe.channels or tuple(f"channel {number}" for number in numbers)
+
+
+def check_channels(model: Model, count: int, values: Values) -> None:
+    """Refuse a volume that has fewer channels than the network of a recipe takes.
+
+    Args:
+        model: The model.
+        count: Channels of the input that are chosen.
+        values: How they are normalised.
+
+    Raises:
+        UsageError: There are too few of them, or they go through the model one by one.
+    """
+    if len(values.each) not in (1, model.in_channels):
+        raise UsageError(
+            f"model {model.name} normalises {plural(len(values.each), 'channel')} in different "
+            f"ways and takes {model.in_channels}; leave out --in-channels, or give --normalize"
+        )
+    recipe = model.recipe
+    if recipe is None or count >= model.in_channels:
+        return
+    named = f" ({', '.join(recipe.channels)})" if recipe.channels else ""
+    raise UsageError(
+        f"--c names {plural(count, 'channel')} of the input and model {model.name} takes "
+        f"{model.in_channels}{named}; give an --in-spec that has them, or other --c"
+    )

@@ -127,4 +127,5 @@ def _geometry(
         anchor=facts.anchor,
         part=block,
         patches_per_brick=tuple(per_brick),
+        inset=config.window in ("gaussian", "constant") and all(facts.sum_itemsizes),
     )

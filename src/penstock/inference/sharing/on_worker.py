@@ -99,7 +99,6 @@ def open_job(order: tuple[InferConfig, int, str]) -> RemoteJob:
     """
     from ..opening.job import Job
     from ..run_folder.journal import Journal
-    from ..stages.statistics import needs_counting
 
     config, peers, client = order
     one_heap()
@@ -120,7 +119,7 @@ def open_job(order: tuple[InferConfig, int, str]) -> RemoteJob:
     config = config.model_copy(update=patches)
     return RemoteJob(
         config, job.plan, job.fingerprint(), job.maker(), job.run_dir, job.selected,
-        job.net.model.in_channels, job.head_parts, job.head_kinds, needs_counting(config),
+        job.net.model.in_channels, job.head_parts, job.head_kinds, job.values.counted,
     )  # fmt: skip
 
 
@@ -134,7 +133,7 @@ class KeptRun:
 
         one_heap()
         self.order, self.lock = order, threading.Lock()
-        self.scalings: Mapping[int, Scaling] | None = None
+        self.scalings: Mapping[int, tuple[Scaling, ...]] | None = None
         job = Job(order.config, order.part, order.peers)
         # A process that opens a job again needs a new name, as its summary has one file a name.
         number = next(_NUMBERS)

@@ -29,7 +29,7 @@ from ..stages.beginning import begun, joined
 from ..stages.output_levels import with_rest
 from ..stages.pipeline import compute
 from ..stages.run import Run
-from ..stages.statistics import count_share, needs_counting, shared_scalings
+from ..stages.statistics import count_share, shared_scalings
 from ..stages.summary import Progress, Summary, merged
 
 _READ = TypeAdapter(Summary).validate_json
@@ -80,7 +80,7 @@ def _prepare(job: Job) -> StepOutcome:
     with begun(job, Prepared(job.geometry.part, elements)) as (journal, lock):
         Run(job, journal, lock).open_outputs()
         lock.hand_over()
-    counting = f"--statistics i/{elements} for each i, then " * needs_counting(job.config)
+    counting = f"--statistics i/{elements} for each i, then " * job.values.counted
     return StepOutcome(
         f"Prepared {plural(len(job.plan.parts), 'part')} for {plural(elements, 'element')} in "
         f"{journal.folder}; next {counting}--part i/{elements}, then --finish"
@@ -101,7 +101,7 @@ def _joined(job: Job, step: str, numbers: range, request: EndRequest | None) -> 
 
 
 def _count(job: Job, element: int, elements: int, request: EndRequest | None) -> StepOutcome:
-    if not needs_counting(job.config):
+    if not job.values.counted:
         return StepOutcome("Nothing to count: no percentiles of the whole volume are wanted")
     with _joined(job, f"--statistics {element}/{elements}", range(0), request) as run:
         return StepOutcome(count_share(run, element, elements))

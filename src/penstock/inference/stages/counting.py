@@ -10,6 +10,7 @@ as all the shares of a number cover each value once.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from copy import deepcopy
 from io import BytesIO
 from typing import Any
@@ -17,11 +18,31 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...data import Histogram
+from ...data import Histogram, Moments
 from ..opening.job import Job
 from ..run_folder.folder import Folder
 from ..run_folder.journal import Journal
 from ..run_folder.names import STATISTICS_FOLDER
+
+Counters = list[Histogram | Moments]
+"""What counts the values of a volume: one for all its channels, or one for each."""
+
+
+def new_counters(job: Job) -> Counters:
+    """The counters of a volume, which have counted nothing."""
+    return [each.counter(job.norm_source.dtype) for each in job.values.each]
+
+
+def all_done(counters: Counters) -> bool:
+    """True once nothing is left to count."""
+    return all(counter.done for counter in counters)
+
+
+def advance(job: Job, counters: Counters) -> None:
+    """End a pass of the counters of a volume."""
+    for how, counter in zip(job.values.each, counters, strict=True):
+        if not counter.done:
+            how.advance(counter)
 
 
 class Counting:
@@ -34,25 +55,23 @@ class Counting:
         self.job = job
         self.merged = 0
         """Number of rounds that are merged."""
-        self.histograms: list[Histogram] = []
-        """One histogram for each volume, ready for the next round. Empty before the first."""
+        self.counters: list[Counters] = []
+        """Those of each volume, ready for the next round. Empty before the first."""
 
     def advance(self, journal: Journal) -> bool:
         """Merge each round of which all shares are there. Returns whether all is counted."""
-        percentiles = (self.job.config.norm_lower, self.job.config.norm_upper)
-        if not self.histograms:
-            self.histograms = [Histogram(self.job.norm_source.dtype) for _ in self.job.volumes]
-        while not all(histogram.done for histogram in self.histograms):
+        if not self.counters:
+            self.counters = [new_counters(self.job) for _ in self.job.volumes]
+        while not all(map(all_done, self.counters)):
             files = self._whole_round(journal)
             if files is None:
                 return False
-            histograms = deepcopy(self.histograms)
+            counters = deepcopy(self.counters)
             for file in files:
-                _merge(_folder(journal).read(file), histograms)
-            for histogram in histograms:
-                if not histogram.done:
-                    histogram.advance(percentiles)
-            self.merged, self.histograms = self.merged + 1, histograms
+                _merge(_folder(journal).read(file), counters)
+            for each in counters:
+                advance(self.job, each)
+            self.merged, self.counters = self.merged + 1, counters
         return True
 
     def _whole_round(self, journal: Journal) -> list[str] | None:
@@ -64,12 +83,10 @@ class Counting:
         whole = (files for elements, files in there.items() if len(files) == elements)
         return next(whole, None)
 
-    def save(
-        self, journal: Journal, element: int, elements: int, histograms: list[Histogram]
-    ) -> None:
+    def save(self, journal: Journal, element: int, elements: int, counters: list[Counters]) -> None:
         """Save what an element has counted in this round."""
         name = _file(self.merged + 1, element, elements)
-        _folder(journal).write(name, _packed(histograms))
+        _folder(journal).write(name, _packed(counters))
 
     def missing(self, journal: Journal, elements: int) -> list[int]:
         """The elements, from 1, that have not counted their shares of the next round."""
@@ -89,27 +106,32 @@ def _file(number: int, element: int, elements: int) -> str:
     return f"{STATISTICS_FOLDER}/round-{number}-of-{elements}/{element}.npz"
 
 
-def _packed(histograms: list[Histogram]) -> bytes:
+def _packed(counters: list[Counters]) -> bytes:
     arrays: dict[str, Any] = {
-        f"{volume}.{name}": array
-        for volume, histogram in enumerate(histograms)
-        if not histogram.done
-        for name, array in histogram.counts.items()
+        f"{place}.{name}": array
+        for place, counter in _waiting(counters)
+        for name, array in counter.counts.items()
     }
     packed = BytesIO()
     np.savez_compressed(packed, **arrays)
     return packed.getvalue()
 
 
-def _merge(packed: bytes | None, histograms: list[Histogram]) -> None:
+def _merge(packed: bytes | None, counters: list[Counters]) -> None:
     assert packed is not None  # it was listed, and these files stay
     with np.load(BytesIO(packed), allow_pickle=False) as arrays:
-        for volume, histogram in enumerate(histograms):
-            if histogram.done:
-                continue
-            counts: dict[str, NDArray[np.int64]] = {
-                name.partition(".")[2]: arrays[name]
+        for place, counter in _waiting(counters):
+            counts: dict[str, NDArray[Any]] = {
+                name.rpartition(".")[2]: arrays[name]
                 for name in arrays.files
-                if name.startswith(f"{volume}.")
+                if name.startswith(f"{place}.")
             }
-            histogram.merge(counts)
+            counter.merge(counts)
+
+
+def _waiting(counters: list[Counters]) -> Iterator[tuple[str, Histogram | Moments]]:
+    """The counters that are not done, with their places: those of volume and normalisation."""
+    for volume, each in enumerate(counters):
+        for number, counter in enumerate(each):
+            if not counter.done:
+                yield f"{volume}.{number}", counter

@@ -42,7 +42,7 @@ UNet that was trimmed without this pause spent 39 s of 217 s in the kernel."""
 def compute(
     run: Run,
     numbers: Iterable[int],
-    scalings: Mapping[int, Scaling],
+    scalings: Mapping[int, tuple[Scaling, ...]],
     progress: Callable[[Progress], None] | None = None,
 ) -> None:
     """Compute parts of a run and write their blocks, except those that are done.

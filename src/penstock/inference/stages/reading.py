@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...data import Box, Scaling, block_scaling, indices, reflect
+from ...data import Box, Scaling, indices, reflect
 from ..lanes.bricks import Loaded
 from ..opening.job import Job
 from ..tiling.geometry import Brick, block_halo, narrowed
@@ -41,7 +41,7 @@ def wanted_bricks(
 class BrickReader:
     """Reads the bricks of a job, in any number of threads."""
 
-    def __init__(self, run: Run, scalings: Mapping[int, Scaling]) -> None:
+    def __init__(self, run: Run, scalings: Mapping[int, tuple[Scaling, ...]]) -> None:
         """``scalings`` are those of whole volumes; empty if each block has its own."""
         self.job, self.scalings, self.chunks = run.job, scalings, run.chunks
         self.pool, self.flow = run.queues.equipment.read_pool, run.queues.flow
@@ -100,8 +100,9 @@ class BrickReader:
         brick, array = loaded.brick, loaded.array
         if array is None:
             return
-        scaling = self.scalings.get(brick.volume) or self._own_scaling(brick, array)
-        loaded.scaling = scaling
+        scalings = self.scalings.get(brick.volume) or (self._own_scaling(brick, array),)
+        loaded.scalings = scalings
+        lowers = np.array([scaling.lower for scaling in scalings])[:, None, None]
         if array.dtype.kind != "f":
             return
         support = brick.support.within(brick.read)
@@ -111,7 +112,7 @@ class BrickReader:
             spoilt = ~np.isfinite(plane)
             if not spoilt.any():
                 continue
-            plane[spoilt] = scaling.lower
+            plane[spoilt] = np.broadcast_to(lowers, plane.shape)[spoilt]
             if invalid is None:
                 invalid = np.zeros(brick.support.shape, np.bool_)
             if support[0].start <= z < support[0].stop:
@@ -149,7 +150,7 @@ class BrickReader:
         part = array[(slice(None), *seen.within(brick.read))]
         if self.job.sample is not None:
             part = part[:, self.job.sample.inside(self.job.volumes[brick.volume], seen)]
-        return block_scaling(part, config.norm_lower, config.norm_upper, config.eps)
+        return self.job.values.each[0].of_array(part)
 
 
 def _compact(whole: NDArray[Any], box: Sequence[slice]) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""Finds the scaling of each volume before its first brick is read: exact percentiles, or fixed.
+"""Finds the scalings of each volume before its first brick is read: counted exactly, or given.
 
 A process that does a job alone counts the values of one volume after the other. Several processes
 count shares of all volumes, which `counting` merges.
@@ -10,67 +10,74 @@ import math
 import threading
 from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import Flow, InferConfig, UsageError
-from ...data import Box, ChunkCounter, Grid, Histogram, Scaling, Source
+from ...base import Flow, UsageError
+from ...data import Box, ChunkCounter, Grid, Scaling, Source
 from ..opening.job import Job
-from ..opening.normalisation import fixed_scaling
 from ..run_folder.journal import Journal
+from .counting import Counters, advance, all_done, new_counters
 from .run import Run
+
+Scalings = tuple[Scaling, ...]
+"""One for all channels of a volume, or one for each."""
 
 STATISTICS_VOXELS = 2**22
 """Most voxels in a piece of a volume that is read for the histogram."""
 
 
-def needs_counting(config: InferConfig) -> bool:
-    """Whether the scalings of a job are percentiles of whole volumes."""
-    return config.normalize != "percentile" and fixed_scaling(config) is None
+def find_scalings(run: Run) -> dict[int, Scalings]:
+    """The scalings of each volume by its index, for a process that does the job alone. Empty if
+    each block has its own.
 
-
-def find_scalings(run: Run) -> dict[int, Scaling]:
-    """The scaling of each volume by its index, for a process that does the job alone. Empty if each
-    block has its own.
-
-    A resumed run takes the percentiles that its journal holds.
+    A resumed run takes the numbers that its journal holds.
     """
     job, journal = run.job, run.journal
-    if needs_counting(job.config):
+    if job.values.counted:
         for number in range(len(job.volumes)):
             if str(number) not in journal.statistics:
                 _count_volume(run, number)
     return known_scalings(job, journal)
 
 
-def known_scalings(job: Job, journal: Journal) -> dict[int, Scaling]:
-    """The scaling of each volume that is fixed, or that the journal holds."""
-    if job.config.normalize == "percentile":
+def known_scalings(job: Job, journal: Journal) -> dict[int, Scalings]:
+    """The scalings of each volume that are given, or that the journal holds."""
+    if job.values.by_block:
         return {}
     volumes = range(len(job.volumes))
-    if (fixed := fixed_scaling(job.config)) is not None:
-        return dict.fromkeys(volumes, fixed)
+    if not job.values.counted:
+        given = tuple(each.given or Scaling() for each in job.values.each)
+        return dict.fromkeys(volumes, given)
     saved = {number: journal.statistics.get(str(number)) for number in volumes}
-    return {n: Scaling(each["lower"], each["scale"]) for n, each in saved.items() if each}
+    return {
+        number: tuple(
+            how.of_numbers(each["lower"], each["scale"])
+            for how, each in zip(job.values.each, counted["channels"], strict=True)
+        )
+        for number, counted in saved.items()
+        if counted
+    }
 
 
 def _count_volume(run: Run, number: int) -> None:
-    """Count all values of a volume, and save its percentiles."""
-    job, config = run.job, run.job.config
-    histogram = Histogram(job.norm_source.dtype)
-    while not histogram.done:
-        _stream(run, number, histogram, iter(pieces_of(job.norm_source)))
-        histogram.advance((config.norm_lower, config.norm_upper))
-    _save(run, number, histogram)
+    """Count all values of a volume, and save its numbers."""
+    counters = new_counters(run.job)
+    while not all_done(counters):
+        _stream(run, number, counters, iter(pieces_of(run.job.norm_source)))
+        advance(run.job, counters)
+    _save(run, number, counters)
 
 
-def _save(run: Run, number: int, histogram: Histogram) -> None:
-    """Save the percentiles of a volume, of all whose values are in the histogram."""
+def _save(run: Run, number: int, counters: Counters) -> None:
+    """Save the numbers of a volume, of all whose values are in the counters."""
     config, volume = run.job.config, run.job.volumes[number]
-    scaling = histogram.scaling(config.norm_lower, config.norm_upper, config.eps)
+    each = []
+    for how, counter in zip(run.job.values.each, counters, strict=True):
+        scaling = how.scaling(counter)
+        each.append({"count": counter.count, "lower": scaling.lower, "scale": scaling.scale})
     with run.watch.stage("statistics", run.journal.named("statistics.json"), timed=False):
         run.journal.save_statistics(
             number,
@@ -78,14 +85,14 @@ def _save(run: Run, number: int, histogram: Histogram) -> None:
                 "t": volume.t,
                 "c": list(volume.channels),
                 "percentiles": [config.norm_lower, config.norm_upper],
-                "count": histogram.count,
-                **asdict(scaling),
+                **each[0],
+                "channels": each,
             },
         )
 
 
-def _stream(run: Run, number: int, histogram: Histogram, pieces: Iterator[Box]) -> None:
-    """Pass pieces of a volume through the histogram, each in whole chunks. As many threads read as
+def _stream(run: Run, number: int, counters: Counters, pieces: Iterator[Box]) -> None:
+    """Pass pieces of a volume through the counters, each in whole chunks. As many threads read as
     the planned memory allows."""
     job, watch, sample = run.job, run.watch, run.job.sample
     source, volume, memory = job.norm_source, job.volumes[number], job.plan.memory
@@ -94,12 +101,8 @@ def _stream(run: Run, number: int, histogram: Histogram, pieces: Iterator[Box]) 
     room = memory.total - memory.base - memory.runtime
     # Twice: the decoded chunks, and the array that they are copied to. Values inside a mask are
     # copied once more, and found by flags.
-    held = (
-        (2 if sample is None else 4)
-        * math.prod(step)
-        * len(volume.channels)
-        * source.dtype.itemsize
-    )
+    copied = sample is not None or any(each.nonzero for each in job.values.each)
+    held = (4 if copied else 2) * math.prod(step) * len(volume.channels) * source.dtype.itemsize
 
     def work() -> None:
         while not flow.failed:
@@ -127,11 +130,19 @@ def _stream(run: Run, number: int, histogram: Histogram, pieces: Iterator[Box]) 
 
                 watch.retries.run(flow, source.name, f"statistics at {piece}", read)
             with lock, watch.probe.span("statistics", piece):
-                histogram.add(array if sample is None else array[:, inside])
+                _add(job, counters, array if sample is None else array[:, inside])
 
     for i in range(max(1, min(job.config.prep_workers, room // held))):
         flow.spawn(f"statistics-{i}", work)
     flow.join(lambda: watch.check(0))
+
+
+def _add(job: Job, counters: Counters, values: NDArray[Any]) -> None:
+    """Count the values of a piece, of which the first axis is channels."""
+    parts = [values] if len(counters) == 1 else values
+    for how, counter, part in zip(job.values.each, counters, parts, strict=True):
+        if not counter.done:
+            how.add(counter, part)
 
 
 def pieces_of(source: Source) -> Grid:
@@ -153,13 +164,13 @@ def count_share(run: Run, element: int, elements: int) -> str:
         return "Counted before; the percentiles are known, next is --part"
     number = counting.merged + 1
     if element in counting.missing(journal, elements):
-        grid, histograms = pieces_of(run.job.norm_source), deepcopy(counting.histograms)
+        grid, counters = pieces_of(run.job.norm_source), deepcopy(counting.counters)
         first, stop = ((k * len(grid)) // elements for k in (element - 1, element))
-        for volume, histogram in enumerate(histograms):
-            if not histogram.done:  # a volume without any finite value is done at once
+        for volume, each in enumerate(counters):
+            if not all_done(each):  # a volume without any finite value is done at once
                 pieces = map(grid.__getitem__, range(first, stop))
-                _stream(run, volume, histogram, pieces)
-        counting.save(journal, element, elements, histograms)
+                _stream(run, volume, each, pieces)
+        counting.save(journal, element, elements, counters)
     if counting.advance(journal):
         return "Counted; the percentiles are known, next is --part"
     if counting.merged == number:
@@ -168,14 +179,14 @@ def count_share(run: Run, element: int, elements: int) -> str:
     return f"Counted in round {number}; {len(left)} of {elements} shares are missing"
 
 
-def shared_scalings(run: Run, elements: int) -> dict[int, Scaling]:
-    """The scaling of each volume by its index, from what all processes have counted. Empty if each
+def shared_scalings(run: Run, elements: int) -> dict[int, Scalings]:
+    """The scalings of each volume by its index, from what all processes have counted. Empty if each
     block has its own.
 
     Raises `UsageError` if the values are not counted yet; it names the step that counts them.
     """
     job, journal, counting = run.job, run.journal, run.counting
-    if needs_counting(job.config) and len(journal.statistics) < len(job.volumes):
+    if job.values.counted and len(journal.statistics) < len(job.volumes):
         while not counting.advance(journal):
             # None is missing if the last share came since the look; then the next look merges it.
             if missing := counting.missing(journal, elements):
@@ -184,6 +195,6 @@ def shared_scalings(run: Run, elements: int) -> dict[int, Scaling]:
                     f"volume: {len(missing)} of {elements} shares of round {counting.merged + 1} "
                     f"are missing; run --statistics {missing[0]}/{elements} first"
                 )
-        for number, histogram in enumerate(counting.histograms):
-            _save(run, number, histogram)
+        for number, counters in enumerate(counting.counters):
+            _save(run, number, counters)
     return known_scalings(job, journal)

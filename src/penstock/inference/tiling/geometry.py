@@ -72,6 +72,10 @@ class Geometry:
     blocks are held in memory. A patch on a border is computed once for each side, so a part needs
     nothing of its neighbours and may be computed anywhere, at any time, and twice."""
     patches_per_brick: tuple[int, ...]
+    inset: bool = False
+    """True if the first patch begins where the volume does, and the last one, if strides fit, ends
+    where it ends. Networks whose layers see the whole patch were trained so. All heads are
+    blended then."""
 
     @property
     def stride(self) -> tuple[int, ...]:
@@ -95,22 +99,33 @@ class Geometry:
         return Grid(self.domain, self.part, self.anchor)
 
     @property
+    def first_read(self) -> tuple[int, ...]:
+        """The first voxel that the first patch reads."""
+        if self.inset:
+            return self.domain.start
+        return tuple(a - b for a, b in zip(self.domain.start, self.before, strict=True))
+
+    @property
     def cores(self) -> Grid:
-        """The patch grid. A cell is the voxels that a patch owns."""
-        return Grid(self.domain, self.stride, self.domain.start)
+        """The patch grid. A cell is the voxels that a patch owns, but for the context at the ends
+        of a volume whose patches are inset."""
+        domain = self.domain
+        if self.inset:
+            start = tuple(a + b for a, b in zip(domain.start, self.before, strict=True))
+            sides = zip(start, domain.stop, self.after, strict=True)
+            domain = Box(start, tuple(max(low + 1, high - a) for low, high, a in sides))
+        return Grid(domain, self.stride, domain.start)
 
     def patch_read(self, index: Sequence[int]) -> Box:
         """The box that a patch reads, core and context. It may reach past the volume's edge."""
-        start = [
-            i * s + o - b
-            for i, s, o, b in zip(index, self.stride, self.domain.start, self.before, strict=True)
-        ]
+        places = zip(index, self.stride, self.first_read, strict=True)
+        start = [i * stride + first for i, stride, first in places]
         return Box.of(start, self.patch)
 
     def patches_for(self, box: Box) -> Box:
         """Indices of the patches that contribute to a box."""
         if self.seam == "blend":
-            box = box.grow(self.after, self.before) & self.domain
+            box = box.grow(self.after, self.before) & self.cores.domain
         return self.cores.touching(box)
 
     def reach(self, brick: Brick) -> Box:
@@ -123,8 +138,18 @@ class Geometry:
         return Box(self.patch_read(patches.start).start, self.patch_read(last).stop)
 
     def core_of(self, patches: Box) -> Box:
-        first, last = self.cores.cell(patches.start), self.cores.cell([i - 1 for i in patches.stop])
-        return Box(first.start, last.stop)
+        cores = self.cores
+        first, last = cores.cell(patches.start), cores.cell([i - 1 for i in patches.stop])
+        core = Box(first.start, last.stop)
+        if not self.inset:
+            return core
+        start, stop = list(core.start), list(core.stop)
+        for axis, low in enumerate(cores.domain.start):
+            if start[axis] == low:
+                start[axis] = self.domain.start[axis]
+            if stop[axis] == cores.domain.stop[axis]:
+                stop[axis] = self.domain.stop[axis]
+        return Box(tuple(start), tuple(stop))
 
     def support_of(self, patches: Box) -> Box:
         if self.seam == "trim":
@@ -179,7 +204,8 @@ class Geometry:
 
     def patches_along(self, axis: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """`patches_for` each part along an axis: first and stop, arrays of shape (parts,)."""
-        low, high, stride = self.domain.start[axis], self.domain.stop[axis], self.stride[axis]
+        owned, stride = self.cores.domain, self.stride[axis]
+        low, high = owned.start[axis], owned.stop[axis]
         start, stop = self.parts_along(axis)
         if self.seam == "blend":
             start = np.maximum(start - self.after[axis], low)

@@ -20,13 +20,22 @@ from ...data import Box, indices
 from .geometry import Brick, Geometry
 from .traffic import bricks_along
 
+GAUSSIAN = 1 / 8
+"""The standard deviation of a Gaussian window, as a share of the patch."""
 
-def window(patch: int, overlap: int, floor: float) -> NDArray[np.float64]:
-    """The raw blending window of one axis, shape (patch,): a raised cosine over the overlap.
 
-    ``floor`` is the least weight, so that each voxel of a patch counts a little.
+def window(patch: int, overlap: int, floor: float, form: str = "cosine") -> NDArray[np.float64]:
+    """The raw blending window of one axis, shape (patch,): a raised cosine over the overlap, a
+    Gaussian, or ones.
+
+    ``floor`` is the least weight of a cosine, so that each voxel of a patch counts a little.
     """
+    if form == "gaussian":
+        away = (np.arange(patch) - patch // 2) / (patch * GAUSSIAN)
+        return np.exp(-(away**2) / 2)
     ramp = np.ones(patch)
+    if form == "constant":
+        return ramp
     if overlap:
         rise = np.sin(np.pi * (np.arange(overlap) + 0.5) / (2 * overlap)) ** 2
         ramp[:overlap] = rise
@@ -35,13 +44,13 @@ def window(patch: int, overlap: int, floor: float) -> NDArray[np.float64]:
 
 
 def axis_weights(
-    patch: int, overlap: int, floor: float, index: int, count: int
+    patch: int, overlap: int, floor: float, index: int, count: int, form: str = "cosine"
 ) -> NDArray[np.float64]:
     """Weights of patch ``index`` of ``count`` along one axis, shape (patch,), float64.
 
     Over the patches that cover a voxel they add up to one, at the volume's edges as well.
     """
-    return _axis_weights(patch, overlap, floor, *place_in_row(patch, overlap, index, count))
+    return _axis_weights(patch, overlap, floor, *place_in_row(patch, overlap, index, count), form)
 
 
 def place_in_row(patch: int, overlap: int, index: int, count: int) -> tuple[int, int]:
@@ -55,9 +64,9 @@ def place_in_row(patch: int, overlap: int, index: int, count: int) -> tuple[int,
 
 @lru_cache(maxsize=256)
 def _axis_weights(
-    patch: int, overlap: int, floor: float, index: int, count: int
+    patch: int, overlap: int, floor: float, index: int, count: int, form: str
 ) -> NDArray[np.float64]:
-    raw = window(patch, overlap, floor)
+    raw = window(patch, overlap, floor, form)
     stride = patch - overlap
     total = np.zeros(patch)
     for other in range(count):

@@ -227,7 +227,7 @@ def bricks_along(geometry: Geometry, axis: int) -> Bricks:
 def _read_of(geometry: Geometry, axis: int, patches: Spans) -> Spans:
     """Voxels that ranges of patches read along an axis; may reach past the volume's edge."""
     stride = geometry.stride[axis]
-    start = geometry.domain.start[axis] - geometry.before[axis] + patches.start * stride
+    start = geometry.first_read[axis] + patches.start * stride
     return Spans(start, start + (patches.length - 1) * stride + geometry.patch[axis])
 
 

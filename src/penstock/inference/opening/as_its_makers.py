@@ -1,0 +1,39 @@
+"""The settings of a job with what its network's makers say, where the user says nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...base import InferConfig
+from ...models import Recipe
+
+
+def with_defaults(config: InferConfig, recipe: Recipe | None) -> tuple[InferConfig, list[str]]:
+    """The settings with the patch, overlap, window and reduction of a recipe.
+
+    Args:
+        config: The settings of the user, which win.
+        recipe: The recipe of the network; None if it has none.
+
+    Returns:
+        The settings, and a sentence on those that the recipe gave.
+    """
+    if recipe is None:
+        return config, []
+    said, update = config.model_fields_set, dict[str, Any]()
+    plane = recipe.patch is not None and recipe.patch[0] == 1
+    for name in ("patch", "overlap"):
+        value = getattr(recipe, name)
+        if value is not None and name not in said and "patch" not in said:
+            update[name] = value[1:] if plane else value
+    if recipe.window is not None and not {"seam_mode", "window", "trim_voxels"} & said:
+        update |= {"seam_mode": "blend", "window": recipe.window}
+    if recipe.reduce is not None and not {"reduce", "head_kind"} & said:
+        update["reduce"] = recipe.reduce
+    given = [f"--{name.replace('_', '-')} {_shown(value)}" for name, value in update.items()]
+    notes = [f"{' '.join(given)}, as {recipe.place} says"] if given else []
+    return config.model_copy(update=update), [*notes, *recipe.notes]
+
+
+def _shown(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,313 @@
+"""bioimage.io packages: a network with the processing of its input and output, and test tensors.
+
+    rdf.yaml or bioimageio.yaml, of format 0.4 or 0.5, read by `bioimageio.spec` without a network
+
+Of several weights those are taken that run least code: a state dict of a network of a library,
+ONNX, then TorchScript or a network in a file of the package, which the user must trust.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ...base import describe, read_yaml, require
+from ..recipe import HeadRecipe, Recipe
+from ..user_code import find_reference
+from ..weights import load_weights
+from .package import Package, Place, TestTensors, in_order
+from .processing import Chain
+
+_NAMES = ("bioimageio.yaml", "rdf.yaml")
+_LIBRARIES = ("monai.networks.", "dynamic_network_architectures.")
+"""Libraries of networks whose functions make nothing but networks."""
+_LEAST_PATCH = {2: 256, 3: 64}
+"""The least side of a patch, by spatial axes, where the network takes many."""
+
+
+def read(place: Place) -> Package:
+    """Open a bioimage.io package.
+
+    Args:
+        place: Its folder.
+
+    Returns:
+        The network and its recipe.
+
+    Raises:
+        UsageError: It is damaged, wants what is not done, or is code that is not trusted.
+        MissingDependency: `bioimageio.spec`, or the runtime of its weights, is not installed.
+    """
+    described = _described(place)
+    if len(described.inputs) != 1:
+        raise place.refuse(f"its network takes {len(described.inputs)} inputs, not one")
+    given, outputs = described.inputs[0], described.outputs
+    takes, *gives = (_letters(place, each.axes) for each in (given, *outputs))
+    spatial = [letter for letter in "zyx" if letter in takes]
+    axes = {_letter(axis): axis for axis in given.axes}
+    channels = [str(name) for name in axes["c"].channel_names] if "c" in axes else [""]
+    module = in_order(_module(place, described.weights), takes, gives)
+    heads = _heads(place, outputs)
+    sides = [_side(axes[letter].size, len(spatial)) for letter in spatial]
+    patch: Any = (1, *sides)[-3:]
+    halo = [_halo(outputs, letter) for letter in spatial]
+    overlap: Any = (0, *(2 * each for each in halo))[-3:]
+    recipe = Recipe(
+        str(place.path),
+        channels=tuple(channels) if len(channels) > 1 else (),
+        normalisation=_normalisation(place, given, len(channels)),
+        spacing=_spacing(axes, spatial),
+        patch=patch,
+        overlap=overlap if any(halo) else None,
+        heads=heads[0],
+        reduce=heads[1],
+    )
+
+    def tests() -> TestTensors:
+        return _tests(place, described, takes, gives)
+
+    return Package(
+        f"bioimage.io package of format {described.format_version}",
+        module, recipe, len(channels), len(spatial), tests,
+    )  # fmt: skip
+
+
+def _described(place: Place) -> Any:
+    """The description of the model in its newest format."""
+    spec = require("bioimageio.spec", "bioimageio")
+    (file, *_) = (place.folder / name for name in _NAMES if (place.folder / name).is_file())
+    said = read_yaml(file, "--model")
+    for name in _sources(said):
+        place.file(name)  # before the library looks for it elsewhere
+    try:
+        described = spec.load_description(file, format_version="latest", perform_io_checks=False)
+    except Exception as error:  # of many types, for what it cannot read
+        raise place.refuse(f"bioimageio.spec cannot read it: {describe(error)}") from error
+    if isinstance(described, spec.InvalidDescr) or not hasattr(described, "weights"):
+        errors = described.validation_summary.details[-1].errors if hasattr(
+            described, "validation_summary") else []  # fmt: skip
+        first = next((each.msg for each in errors), "it describes no model")
+        raise place.refuse(f"it is no valid description of a model: {first}")
+    return described
+
+
+def _sources(said: Any) -> Iterator[str]:
+    """The files of weights and test tensors that a description names."""
+    if not isinstance(said, dict):
+        return
+    for key in ("test_inputs", "test_outputs"):
+        yield from map(str, said.get(key) or ())
+    weights = said.get("weights")
+    for each in weights.values() if isinstance(weights, dict) else ():
+        if isinstance(each, dict) and "source" in each:
+            yield str(each["source"])
+    for tensor in (*(said.get("inputs") or ()), *(said.get("outputs") or ())):
+        test = tensor.get("test_tensor") if isinstance(tensor, dict) else None
+        if isinstance(test, dict) and "source" in test:
+            yield str(test["source"])
+
+
+def _checked(place: Place, described: Any) -> Path:
+    """A file of the package, which must have the hash that is said of it."""
+    file = place.file(_name(described.source))
+    said = described.sha256
+    if said is not None and hashlib.sha256(file.read_bytes()).hexdigest() != str(said):
+        raise place.refuse(f"{file.name} is not the file that it describes: its SHA-256 differs")
+    return file
+
+
+def _name(source: Any) -> str:
+    """The path of a file in the package; the library may have made it absolute."""
+    path = getattr(source, "path", source)
+    return str(getattr(source, "root", path))
+
+
+def _letter(axis: Any) -> str:
+    """The letter of an axis: b, c, z, y or x; others as they are."""
+    return {"batch": "b", "channel": "c"}.get(str(axis.id), str(axis.id))
+
+
+def _letters(place: Place, axes: Sequence[Any]) -> str:
+    letters = [_letter(axis) for axis in axes]
+    if not {"b", "y", "x"} <= set(letters) <= set("bczyx"):
+        raise place.refuse(f"its axes are {', '.join(letters)}, and not some of b c z y x")
+    return "".join(letters)
+
+
+def _side(size: Any, spatial: int) -> int:
+    """A side of a patch: the only one, or the least of many that is not small."""
+    if isinstance(size, int):
+        return size
+    steps = max(0, math.ceil((_LEAST_PATCH[spatial] - size.min) / size.step))
+    return int(size.min + steps * size.step)
+
+
+def _halo(outputs: Sequence[Any], letter: str) -> int:
+    return max(
+        int(getattr(axis, "halo", 0) or 0)
+        for each in outputs for axis in each.axes if _letter(axis) == letter
+    )  # fmt: skip
+
+
+def _spacing(axes: dict[str, Any], spatial: Sequence[str]) -> Any:
+    """The voxel size; None if none is said."""
+    units = {getattr(axes[letter], "unit", None) for letter in spatial}
+    if units != {"micrometer"}:
+        return None
+    sizes = [float(axes[letter].scale) for letter in spatial]
+    return (float("nan"), *sizes)[-3:]
+
+
+def _normalisation(place: Place, given: Any, channels: int) -> Any:
+    chain = Chain(place, channels)
+    for step in given.preprocessing:
+        chain.add(str(step.id), step.kwargs)
+    return chain.normalisation
+
+
+def _heads(place: Place, outputs: Sequence[Any]) -> tuple[dict[str, HeadRecipe], str | None]:
+    """What is done to each head, and how scores are reduced."""
+    heads: dict[str, HeadRecipe] = {}
+    reduce: str | None = None
+    for number, each in enumerate(outputs):
+        activation: Any = None
+        scaling = None
+        for step in each.postprocessing:
+            name, values = str(step.id), step.kwargs
+            if name in ("sigmoid", "softmax"):
+                activation = name
+            elif name == "binarize" and isinstance(values.threshold, float) and len(outputs) == 1:
+                reduce = f"threshold:{values.threshold:g}"
+            elif name == "scale_linear" and isinstance(values.gain, float | int):
+                scaling = (float(values.offset), float(values.gain))
+            elif name != "ensure_dtype":
+                raise place.refuse(
+                    f"{name} of its output is not done; sigmoid, softmax, binarize by one number "
+                    "and scale_linear are: leave the step out of the description, and do it to "
+                    "what infer writes"
+                )
+        kind: Any = "scores" if activation or reduce else "intensity"
+        name = "out" if len(outputs) == 1 else f"out{number}"
+        if activation or reduce or scaling:
+            heads[name] = HeadRecipe(kind, activation, scaling)
+    return heads, reduce
+
+
+def _module(place: Place, weights: Any) -> nn.Module:
+    """The network, from the weights that run least code."""
+    state, onnx, script = weights.pytorch_state_dict, weights.onnx, weights.torchscript
+    if state is not None and hasattr(state.architecture, "import_from"):
+        return _of_library(place, state)
+    if onnx is not None:
+        return OnnxNet(place, _checked(place, onnx))
+    if state is not None:
+        place.needs_trust("the network in its file")
+        return _of_file(place, state)
+    if script is not None:
+        place.needs_trust("its TorchScript")
+        try:
+            return torch.jit.load(str(_checked(place, script)), map_location="cpu")
+        except RuntimeError as error:
+            raise place.refuse(f"its TorchScript is damaged: {describe(error)}") from error
+    there = [name for name, value in weights if value is not None]
+    if not there:
+        raise place.refuse("it has no weights")
+    raise place.refuse(
+        f"its weights are of {', '.join(there)}, which is not run; convert them to "
+        "pytorch_state_dict or onnx, as bioimageio.core does"
+    )
+
+
+def _of_library(place: Place, state: Any) -> nn.Module:
+    architecture = state.architecture
+    name = f"{architecture.import_from}.{architecture.callable}"
+    if not name.startswith(_LIBRARIES):
+        place.needs_trust(f"{name}, which makes its network,")
+    try:
+        make = getattr(importlib.import_module(architecture.import_from), architecture.callable)
+    except (ImportError, AttributeError) as error:
+        raise place.refuse(f"its network is {name}, which is not installed") from error
+    return _with_weights(place, make, state)
+
+
+def _of_file(place: Place, state: Any) -> nn.Module:
+    file = _checked(place, state.architecture)
+    with find_reference(f"{file}:{state.architecture.callable}") as make:
+        return _with_weights(place, make, state)
+
+
+def _with_weights(place: Place, make: Callable[..., nn.Module], state: Any) -> nn.Module:
+    try:
+        module = make(**state.architecture.kwargs)
+    except Exception as error:  # of the package's code
+        raise place.refuse(f"its network could not be made: {describe(error)}") from error
+    load_weights(module, str(state.architecture.callable), _checked(place, state), "--model")
+    return module
+
+
+class OnnxNet(nn.Module):
+    """A network that onnxruntime runs on the CPU."""
+
+    def __init__(self, place: Place, file: Path) -> None:
+        super().__init__()
+        runtime = require("onnxruntime", "bioimageio")
+        content = file.read_bytes()
+        self.hash = hashlib.sha256(content).hexdigest()
+        try:
+            options = runtime.SessionOptions()
+            options.intra_op_num_threads = torch.get_num_threads()
+            self._session = runtime.InferenceSession(
+                content, options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:  # of onnxruntime, for a damaged file
+            raise place.refuse(f"{file.name} is no ONNX network: {describe(error)}") from error
+        self._input = self._session.get_inputs()[0].name
+
+    def forward(self, x: Tensor) -> Any:
+        outputs = [
+            torch.from_numpy(each)
+            for each in self._session.run(None, {self._input: x.cpu().contiguous().numpy()})
+        ]
+        return outputs[0] if len(outputs) == 1 else outputs
+
+
+def _tests(place: Place, described: Any, takes: str, gives: Sequence[str]) -> TestTensors:
+    """The test tensors, with our order of axes."""
+    tolerance = next(
+        iter(getattr(described.config.bioimageio, "reproducibility_tolerance", ())), None
+    )
+    files = [described.inputs[0], *described.outputs]
+    arrays = [
+        _ours(_tensor(place, each.test_tensor), order)
+        for each, order in zip(files, (takes, *gives), strict=True)
+    ]
+    return TestTensors(
+        arrays[0],
+        tuple(arrays[1:]),
+        relative=1e-3 if tolerance is None else tolerance.relative_tolerance,
+        absolute=1e-3 if tolerance is None else tolerance.absolute_tolerance,
+    )
+
+
+def _tensor(place: Place, described: Any) -> NDArray[Any]:
+    if described is None:
+        raise place.refuse("it has no test tensors")
+    try:
+        return np.load(_checked(place, described), allow_pickle=False)
+    except (ValueError, OSError) as error:
+        raise place.refuse(f"a test tensor is damaged: {describe(error)}") from error
+
+
+def _ours(array: NDArray[Any], order: str) -> NDArray[Any]:
+    if "c" not in order:
+        array, order = array[:, None], order.replace("b", "bc", 1)
+    return array.transpose([order.index(letter) for letter in "bczyx" if letter in order])

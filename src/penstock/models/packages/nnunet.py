@@ -1,0 +1,230 @@
+"""nnU-Net v2 folders: the plans, the data set and the folds of a training.
+
+    nnUNetTrainer__nnUNetPlans__3d_fullres/plans.json, dataset.json, fold_0/checkpoint_final.pth
+
+The network is built by `dynamic_network_architectures`, as the plans say. Checkpoints are read as
+tensors and plain values. A prediction is the mean of the folds. Patches overlap by half and are
+joined by a Gaussian window, and the channel of the highest score is written.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ...base import UsageError, read_json, require
+from ...data import Normalisation
+from ..recipe import HeadRecipe, Recipe
+from ..weights import named_as, read_tensors
+from .package import MeanOf, Package, Place, in_order
+
+_CHECKPOINTS = ("checkpoint_final.pth", "checkpoint_best.pth")
+_ARCHITECTURES = "dynamic_network_architectures"
+_ALLOWED = (_ARCHITECTURES, "torch.nn")
+"""Libraries whose classes the plans may name."""
+_LEAST = 1e-8
+"""The least deviation that nnU-Net divides by."""
+
+
+def read(place: Place) -> Package:
+    """Open the folder of an nnU-Net training.
+
+    Args:
+        place: The folder.
+
+    Returns:
+        The network and its recipe.
+
+    Raises:
+        UsageError: A file is missing or damaged, or the training is a cascade, or names a
+            normalisation or network that is not known.
+        MissingDependency: `dynamic_network_architectures` is not installed.
+    """
+    plans = read_json(place.file("plans.json"))
+    dataset = read_json(place.file("dataset.json"))
+    checkpoints = [_checkpoint(place, fold) for fold in _folds(place)]
+    try:
+        name = checkpoints[0]["init_args"]["configuration"]
+        configuration = _configuration(plans["configurations"], name)
+        if configuration.get("previous_stage"):
+            raise place.refuse(
+                f"{name} is a cascade, which takes the output of another training as input; give "
+                "the folder of 3d_fullres or 3d_lowres"
+            )
+        channels = list((dataset.get("channel_names") or dataset["modality"]).values())
+        outputs, reduce = _outputs(dataset)
+        nets = []
+        for checkpoint in checkpoints:
+            net = _network(place, configuration, len(channels), outputs)
+            state = named_as(checkpoint["network_weights"], net.state_dict())
+            net.load_state_dict(state)
+            nets.append(net)
+        axes = _axes(place, plans["transpose_forward"], configuration["patch_size"])
+        mirrors = checkpoints[0].get("inference_allowed_mirroring_axes") or ()
+        zyx = [letter for letter in "zyx" if letter in axes]
+        recipe = replace(
+            _recipe(place, plans, configuration, axes),
+            channels=tuple(map(str, channels)),
+            reduce=reduce,
+            mirrors=tuple(sorted(zyx.index(axes[axis]) for axis in mirrors)),
+        )
+    except (KeyError, TypeError, IndexError, RuntimeError, AttributeError) as error:
+        raise place.refuse(f"its plans do not fit its checkpoints: {error!r}") from error
+    takes = "bc" + axes
+    module = in_order(nets[0] if len(nets) == 1 else MeanOf(nets), takes, [takes])
+    return Package("nnU-Net v2 folder", module, recipe, len(channels), len(axes))
+
+
+def _folds(place: Place) -> list[Path]:
+    """The checkpoints of the folds, without that of all cases if there are others."""
+    files = []
+    for fold in sorted(place.folder.glob("fold_*")):
+        there = [fold / name for name in _CHECKPOINTS if (fold / name).is_file()]
+        files += there[:1]
+    several = [file for file in files if file.parent.name != "fold_all"]
+    if not files:
+        raise place.refuse(f"lacks a fold_N/{_CHECKPOINTS[0]}")
+    return several or files
+
+
+def _checkpoint(place: Place, file: Path) -> Mapping[str, Any]:
+    """A checkpoint, which may hold scalars of numpy besides tensors."""
+    file = place.file(str(file.relative_to(place.folder)))
+    scalar: Any = np.float64(0).__reduce__()[0]
+    safe: list[Any] = [
+        scalar,
+        (scalar, "numpy.core.multiarray.scalar"),
+        np.dtype,
+        *(type(np.dtype(kind)) for kind in ("f8", "f4", "i8", "i4", "bool")),
+    ]
+    with torch.serialization.safe_globals(safe):
+        checkpoint = read_tensors(file, "--model")
+    if not isinstance(checkpoint, Mapping) or "network_weights" not in checkpoint:
+        raise place.refuse(f"{file.name} holds no network_weights")
+    return checkpoint
+
+
+def _configuration(configurations: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A configuration with all that it inherits."""
+    own = configurations[name]
+    base = own.get("inherits_from")
+    return (_configuration(configurations, base) if base else {}) | own
+
+
+def _outputs(dataset: Mapping[str, Any]) -> tuple[int, str]:
+    """The number of output channels, and how labels are made of them."""
+    labels = {name: value for name, value in dataset["labels"].items() if name != "ignore"}
+    if not any(isinstance(value, list) and len(value) > 1 for value in labels.values()):
+        return len(labels), "argmax"
+    regions = [value for value in labels.values() if value not in (0, [0])]
+    order = ",".join(str(int(label)) for label in dataset["regions_class_order"])
+    return len(regions), f"regions:{order}"
+
+
+def _network(
+    place: Place, configuration: Mapping[str, Any], channels: int, outputs: int
+) -> nn.Module:
+    """The network that the plans describe, without weights."""
+    require(_ARCHITECTURES, "nnunet")
+    architecture = configuration.get("architecture")
+    if architecture is None:
+        raise place.refuse("its plans are of an nnU-Net before 2.3, which name no architecture; "
+                           "plan the experiment anew")  # fmt: skip
+    keywords = dict(architecture["arch_kwargs"])
+    for name in architecture["_kw_requires_import"]:
+        if keywords[name] is not None:
+            keywords[name] = _named(place, keywords[name])
+    made: nn.Module = _named(place, architecture["network_class_name"])(
+        input_channels=channels, num_classes=outputs, deep_supervision=False, **keywords
+    )
+    return made
+
+
+def _named(place: Place, reference: str) -> Any:
+    """A class of a library that the plans may name."""
+    module, _, name = reference.rpartition(".")
+    if not any(f"{reference}.".startswith(f"{library}.") for library in _ALLOWED):
+        raise place.refuse(
+            f"its plans name {reference}, and only classes of {' and '.join(_ALLOWED)} are used; "
+            "give a function that makes it: --model FILE.py:FUNCTION --weights"
+        )
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise place.refuse(f"its plans name {reference}, which is not installed") from error
+
+
+def _axes(place: Place, transpose: Sequence[int], patch: Sequence[int]) -> str:
+    """The axes of the network, as letters of the volume's axes."""
+    axes = "".join("zyx"[axis] for axis in transpose)
+    if len(patch) == 3:
+        return axes
+    if axes[0] != "z":
+        raise place.refuse(f"its 2-D network sees slices along {axes[0]}; only those along z are "
+                           "made, so turn the volume first")  # fmt: skip
+    return axes[1:]
+
+
+def _recipe(
+    place: Place, plans: Mapping[str, Any], configuration: Mapping[str, Any], axes: str
+) -> Recipe:
+    """What the plans say of input and output."""
+
+    def zyx(values: Sequence[Any], absent: Any) -> Any:
+        return tuple(values[axes.index(each)] if each in axes else absent for each in "zyx")
+
+    patch = zyx(configuration["patch_size"], 1)
+    counted = plans.get("foreground_intensity_properties_per_channel") or {}
+    each, refused = [], ""
+    schemes, masked = configuration["normalization_schemes"], configuration["use_mask_for_norm"]
+    for number, scheme in enumerate(schemes):
+        try:
+            each.append(_normalisation(scheme, masked[number], counted.get(str(number)) or {}))
+        except UsageError as error:
+            refused = f"--model {place.path}: {error}"
+    return Recipe(
+        str(place.path),
+        normalisation=tuple(each),
+        refused=refused,
+        spacing=zyx(configuration["spacing"][-len(axes) :], float("nan")),
+        unit="millimeter",
+        patch=patch,
+        overlap=zyx([side // 2 for side in configuration["patch_size"]], 0),
+        window="gaussian",
+        heads={"out": HeadRecipe("scores")},
+        crops=True,
+    )
+
+
+def _normalisation(scheme: str, masked: bool, counted: Mapping[str, float]) -> Normalisation:
+    """The normalisation of one channel. Raises `UsageError` for one that is not done."""
+    if scheme == "CTNormalization":
+        mean, scale = counted["mean"], max(counted["std"], _LEAST)
+        low, high = counted["percentile_00_5"], counted["percentile_99_5"]
+        clip = (low - mean) / scale, (high - mean) / scale
+        return Normalisation(lower=mean, upper=mean + scale, clip=clip)
+    if scheme == "ZScoreNormalization" and masked:
+        raise UsageError(
+            "its normalisation inside a mask fills the holes of the mask, which takes the whole "
+            "volume and is not done; --normalize zscore-nonzero is the same where there is no "
+            "hole, and --normalize zscore counts all voxels"
+        )
+    schemes = {
+        "ZScoreNormalization": Normalisation("moments", least=_LEAST),
+        "NoNormalization": Normalisation(),
+        "RescaleTo01Normalization": Normalisation("percentiles", 0, 100),
+        "RGBTo01Normalization": Normalisation(upper=255),
+    }
+    if scheme not in schemes:
+        raise UsageError(
+            f"its normalisation {scheme} is not one of CTNormalization, {', '.join(schemes)}; "
+            "give --normalize zscore or another"
+        )
+    return schemes[scheme]

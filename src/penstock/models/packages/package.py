@@ -1,0 +1,192 @@
+"""What all kinds of packages have in common: the files of one, and the network that it becomes."""
+
+from __future__ import annotations
+
+import tempfile
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ...base import UsageError, describe
+from ..recipe import Recipe
+from .kinds import KINDS
+
+
+@dataclass(frozen=True)
+class TestTensors:
+    """What a package says that its network makes of an input."""
+
+    given: NDArray[Any]
+    """Shape (1, channels, spatial...), not normalised."""
+    expected: tuple[NDArray[Any], ...]
+    """One for each head, with the same axes."""
+    relative: float
+    absolute: float
+    """The largest difference that counts as equal is absolute + relative * expected."""
+
+
+@dataclass(frozen=True)
+class Package:
+    """A network and what belongs to it."""
+
+    kind: str
+    """The kind of package, in words."""
+    module: nn.Module
+    recipe: Recipe
+    in_channels: int
+    spatial_axes: int
+    tests: Callable[[], TestTensors] | None = None
+    """Reads its test tensors; None if it has none."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """The folder of a package, from which no path leads out."""
+
+    path: Path
+    """What the user named."""
+    folder: Path
+    """The folder that holds its files: ``path``, or that of an unpacked zip file."""
+    trusted: bool
+    """True if code of the package may be run."""
+
+    def file(self, name: str) -> Path:
+        """A file of the package.
+
+        Args:
+            name: Its path in the package.
+
+        Raises:
+            UsageError: The path leads out of the package, or is a URL, or there is no such file.
+        """
+        if "://" in name:
+            raise UsageError(f"--model {self.path} names {name}, and nothing is downloaded; put "
+                             "the file into the package")  # fmt: skip
+        file = (self.folder / name).resolve()
+        if not file.is_relative_to(self.folder.resolve()):
+            raise UsageError(f"--model {self.path} names {name}, which lies outside of it")
+        if not file.is_file():
+            raise UsageError(f"--model {self.path} lacks {name}")
+        return file
+
+    def refuse(self, what: str) -> UsageError:
+        """The error that says what of the package is not done."""
+        return UsageError(f"--model {self.path}: {what}")
+
+    def needs_trust(self, what: str) -> None:
+        """Refuse to run code of the package unless the user trusts it.
+
+        Raises:
+            UsageError: The user did not say so.
+        """
+        if not self.trusted:
+            raise self.refuse(f"{what} may run any code, and is only opened with --trust-model, if "
+                              "you trust who made it")  # fmt: skip
+
+
+def unpacked(path: Path, into: Path) -> Path:
+    """The folder of a zip file's content.
+
+    Args:
+        path: The zip file.
+        into: An empty folder.
+
+    Returns:
+        The folder that holds the package: ``into``, or the only folder in it.
+
+    Raises:
+        UsageError: It is damaged, or a path in it leads out of it.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for name in archive.namelist():
+                place = PurePosixPath(name.replace("\\", "/"))
+                if place.is_absolute() or ".." in place.parts or ":" in name:
+                    raise UsageError(f"--model {path} holds {name}, which leads out of it")
+            archive.extractall(into)
+    except (zipfile.BadZipFile, OSError, EOFError, ValueError) as error:
+        raise UsageError(f"--model {path} is a damaged zip file: {describe(error)}") from error
+    inside = list(into.iterdir())
+    return inside[0] if len(inside) == 1 and inside[0].is_dir() else into
+
+
+def open_package(path: Path, kind: str, *, trusted: bool) -> Package:
+    """Open a package.
+
+    Args:
+        path: Its folder, its zip file, or the file that describes it.
+        kind: Its kind, as `package_kind` says.
+        trusted: Whether code of it may be run.
+
+    Returns:
+        The network in eval mode and what belongs to it.
+
+    Raises:
+        UsageError: It is damaged, or wants what is not done; the error names it.
+        MissingDependency: The library of its kind is not installed.
+    """
+    reader = KINDS[kind].reader()
+    if path.suffix == ".zip":
+        with tempfile.TemporaryDirectory() as made:
+            package: Package = reader(Place(path, unpacked(path, Path(made)), trusted))
+            # The folder is gone afterwards, so its tensors are read now.
+            if package.tests is not None:
+                tensors = package.tests()
+                package = replace(package, tests=lambda: tensors)
+    else:
+        folder = path if path.is_dir() else path.parent
+        package = reader(Place(path, folder, trusted))
+    package.module.eval()
+    return package
+
+
+class InOrder(nn.Module):
+    """A network that has its axes in another order than z y x, or its channels elsewhere."""
+
+    def __init__(self, module: nn.Module, takes: str, gives: Sequence[str]) -> None:
+        """``takes`` and ``gives`` are the letters of axes, as ``bcxyz``, of input and heads."""
+        super().__init__()
+        self.module, self.takes, self.gives = module, takes, tuple(gives)
+        self.ours = "bc" + "".join(letter for letter in "zyx" if letter in takes)
+
+    def forward(self, x: Tensor) -> Any:
+        outputs = self.module(x.permute([self.ours.index(letter) for letter in self.takes]))
+        if isinstance(outputs, Tensor):
+            return self._back(outputs, self.gives[0])
+        return [self._back(each, order) for each, order in zip(outputs, self.gives, strict=True)]
+
+    def _back(self, output: Tensor, order: str) -> Tensor:
+        if "c" not in order:
+            output, order = output.unsqueeze(1), order.replace("b", "bc", 1)
+        return output.permute([order.index(letter) for letter in self.ours])
+
+
+def in_order(module: nn.Module, takes: str, gives: Sequence[str]) -> nn.Module:
+    """A network whose axes are batch, channels, z y x, as `InOrder`; itself if they are already."""
+    ours = "bc" + "".join(letter for letter in "zyx" if letter in takes)
+    return module if {takes, *gives} == {ours} else InOrder(module, takes, gives)
+
+
+class MeanOf(nn.Module):
+    """A network that gives the mean of several, such as the folds of a training."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.each = nn.ModuleList(modules)
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = self.each[0](x)
+        for module in self.each[1:]:
+            total = total + module(x)
+        return total / len(self.each)
+
+
+def as_array(tensor: Tensor) -> NDArray[Any]:
+    """A tensor as an array of float64."""
+    return np.asarray(tensor.detach().cpu().double().numpy())
