@@ -97,7 +97,7 @@ class Computed:
         invalid = self.loaded.invalid
         if invalid is None:
             return 0
-        owned = self.brick.core & self.job.geometry.reach(self.brick)
+        owned = self.job.geometry.owned(self.brick)
         return int(np.count_nonzero(invalid[owned.within(self.brick.support)]))
 
     def arrays(self) -> list[NDArray[Any] | None]:

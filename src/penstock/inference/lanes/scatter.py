@@ -87,6 +87,9 @@ class PatchScatter:
             self._add(target, values, slots)
             return
         parts, values = _meeting(target, values, places)
+        if plan.summed:
+            _copy(parts, values)
+            return
         count_clipped(values, span, plan.dtype, tally)
         _copy(parts, to_range_(values, plan.dtype))
 

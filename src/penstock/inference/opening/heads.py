@@ -90,10 +90,18 @@ class HeadPlan:
     gain: float = 1.0
     """The number that stands for 1 in the output."""
 
+    resampled: bool = False
+    """True if its values are interpolated between voxels on their way to the output's grid."""
+
+    @property
+    def summed(self) -> bool:
+        """Whether bricks are added up to blocks."""
+        return self.blended or self.resampled
+
     @property
     def kept(self) -> np.dtype[Any]:
         """The dtype in which bricks and incomplete blocks hold the values."""
-        return self.work if self.blended else self.dtype
+        return self.work if self.summed else self.dtype
 
     def line(self) -> str:
         """The head in words."""
@@ -185,9 +193,10 @@ def plan_heads(
     sinks: Sequence[Sink],
     *,
     fine: bool,
+    resampled: bool = False,
 ) -> tuple[HeadPlan, ...]:
     """How each head is treated, for its output. ``fine`` says that patches are normalised in
-    float64."""
+    float64, ``resampled`` that outputs lie on another grid than patches."""
     heads = []
     for part, (kind, origin), sink in zip(parts, kinds, sinks, strict=True):
         dtype = sink.dtype
@@ -202,6 +211,7 @@ def plan_heads(
                 dtype=dtype,
                 work=np.dtype(np.float64 if wide else np.float32),
                 blended=config.seam_mode == "blend" and kind != "labels",
+                resampled=resampled and kind != "labels",
                 denormalized=config.denormalize and kind == "intensity" and not rescaled,
                 reduction=part.reduction,
                 written=part.written,

@@ -36,6 +36,7 @@ VOXEL_CODE = (
     "data/grid.py",
     "data/levels.py",
     "data/normalize.py",
+    "data/resampling.py",
     "data/stores",
     "models",
     "inference",

@@ -33,7 +33,7 @@ class Writing:
             return flags
         plan = self.job.heads[head]
         array = self.pool.take((plan.channels, *shape), plan.kept)
-        if plan.blended:
+        if plan.summed:
             array.fill(0)
         return array
 
@@ -75,7 +75,7 @@ class Writing:
         level.add(box, array, write)
 
     def _finish(self, number: int, sums: NDArray[Any], array: NDArray[Any]) -> None:
-        """Turn the sums of a blended head into what is written."""
+        """Turn the sums of a head into what is written."""
         head = self.job.heads[number]
         if head.reduction is None:
             self.watch.count_clipped(number, cast(sums, array), array.size)
@@ -93,7 +93,7 @@ class Writing:
         write, so that damage by the store or by broken memory can be seen later."""
         output, array = self.job.outputs[number], block.arrays[number]
         where = f"block {block.index} {block.box} of {output.sink.name}"
-        if self.job.heads[number].blended:
+        if self.job.heads[number].summed:
             with self.watch.stage("write", where):
                 shape = (self.job.heads[number].written, *array.shape[1:])
                 sums, array = array, self.pool.take(shape, output.sink.dtype)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import InferConfig, UsageError
-from ...data import Box, Grid, indices
+from ...data import Box, Grid, Resampling, indices
 
 Seam = Literal["trim", "blend"]
 
@@ -72,6 +72,13 @@ class Geometry:
     blocks are held in memory. A patch on a border is computed once for each side, so a part needs
     nothing of its neighbours and may be computed anywhere, at any time, and twice."""
     patches_per_brick: tuple[int, ...]
+    back: Resampling | None = None
+    """The way from the domain to the grid of blocks and parts; None if that is the domain's."""
+
+    @property
+    def written(self) -> Box:
+        """What blocks and parts cut."""
+        return self.domain if self.back is None else self.back.to
 
     @property
     def stride(self) -> tuple[int, ...]:
@@ -88,11 +95,11 @@ class Geometry:
 
     @property
     def blocks(self) -> Grid:
-        return Grid(self.domain, self.block, self.anchor)
+        return Grid(self.written, self.block, self.anchor)
 
     @property
     def parts(self) -> Grid:
-        return Grid(self.domain, self.part, self.anchor)
+        return Grid(self.written, self.part, self.anchor)
 
     @property
     def cores(self) -> Grid:
@@ -108,14 +115,27 @@ class Geometry:
         return Box.of(start, self.patch)
 
     def patches_for(self, box: Box) -> Box:
-        """Indices of the patches that contribute to a box."""
+        """Indices of the patches that contribute to a box of the grid of blocks."""
+        box = self.needed(box)
         if self.seam == "blend":
             box = box.grow(self.after, self.before) & self.domain
         return self.cores.touching(box)
 
-    def reach(self, brick: Brick) -> Box:
-        """The box to which a brick contributes: its part."""
-        return self.parts[brick.part]
+    def needed(self, box: Box) -> Box:
+        """The voxels of the domain that a box of the grid of blocks is made of."""
+        return box if self.back is None else self.back.needed(box)
+
+    def owned(self, brick: Brick) -> Box:
+        """The voxels of the domain that a brick owns in its part."""
+        return brick.core & self.needed(self.parts[brick.part])
+
+    def reach(self, brick: Brick, *, summed: bool = True) -> Box:
+        """The box of the grid of blocks to which a brick contributes, within its part. A head that
+        is not ``summed`` gets the voxels that are nearest to those of the core."""
+        box = brick.support if summed else brick.core
+        if self.back is not None:
+            box = (self.back if summed else self.back.of_order(0)).given(box)
+        return box & self.parts[brick.part]
 
     def read_of(self, patches: Box) -> Box:
         """The box that several patches read together."""
@@ -170,7 +190,7 @@ class Geometry:
 
     def parts_along(self, axis: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Start and stop of each part along an axis: two arrays of shape (parts,)."""
-        low, high = self.domain.start[axis], self.domain.stop[axis]
+        low, high = self.written.start[axis], self.written.stop[axis]
         step, anchor = self.part[axis], self.anchor[axis]
         first, stop = self.parts.span(axis)  # a plan asks for it thousands of times
         lines = anchor + step * np.arange(first, stop + 1, dtype=np.int64)
@@ -181,6 +201,8 @@ class Geometry:
         """`patches_for` each part along an axis: first and stop, arrays of shape (parts,)."""
         low, high, stride = self.domain.start[axis], self.domain.stop[axis], self.stride[axis]
         start, stop = self.parts_along(axis)
+        if self.back is not None:
+            start, stop = self.back.needed_along(axis, start, stop)
         if self.seam == "blend":
             start = np.maximum(start - self.after[axis], low)
             stop = np.minimum(stop + self.before[axis], high)
