@@ -96,8 +96,11 @@ class Resampling:
         """The most bytes of arrays while a box of ``to`` of a shape is made, of values of so many
         bytes: the voxels that are needed, as stored and as copies, and what is made of them."""
         margin = self.order + 1 + 2 * (_REACH if self.order == 3 else 0)
-        sides = zip(shape, self.steps, strict=True)
-        return 4 * itemsize * math.prod(max(n, math.ceil(n * step) + margin) for n, step in sides)
+        voxels = 1
+        for side, step, of, to in zip(shape, self.steps, self.of.shape, self.to.shape, strict=True):
+            made = min(side, to)
+            voxels *= max(made, min(math.ceil(made * step), of) + margin)
+        return 4 * itemsize * voxels
 
     def _order(self, axis: int) -> int:
         return 0 if self.of.shape[axis] == self.to.shape[axis] else self.order

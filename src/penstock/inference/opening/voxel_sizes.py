@@ -63,7 +63,7 @@ def network_grid(
 
 def _sizes_in(source: Source, unit: str, of: str) -> Sequence[float]:
     """The voxel size of an input along z y x, in a unit; in its own where that is empty."""
-    how = "give --in-voxel-size, such as 2 0.5 0.5 um, or --voxel-size none to leave voxels as are"
+    how = "give --in-voxel-size, such as 2 0.5 0.5 um, or --voxel-size none to run it as it is"
     if source.scale is None:
         raise UsageError(f"--in-spec {source.name} says no voxel size, which {of} needs; {how}")
     sizes = []
