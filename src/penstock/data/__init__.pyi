@@ -27,6 +27,8 @@ from .packed.format import read_document as read_document
 from .packed.format import stored_bytes as stored_bytes
 from .packed.write import write_dataset as write_dataset
 from .resampling import Resampling as Resampling
+from .scaled_grid import SAME as SAME
+from .scaled_grid import ScaledGrid as ScaledGrid
 from .scenes.average_precision import ImageResult as ImageResult
 from .scenes.average_precision import coco_ap as coco_ap
 from .scenes.chip_record import ChipRecord as ChipRecord

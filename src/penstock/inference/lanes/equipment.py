@@ -67,7 +67,8 @@ class Forward:
             for output, head in zip(outputs, expected, strict=True)
         ]
         for head, output, dtype in zip(expected, outputs, dtypes, strict=True):
-            shape = (sides[0], head.channels, *sides[1:])
+            grown = (int(side * by) for side, by in zip(sides[1:], head.factors, strict=True))
+            shape = (sides[0], head.channels, *grown)
             if output.shape != shape or output.dtype != dtype:
                 raise PenstockError(
                     f"the model returned {tuple(output.shape)} of {output.dtype} as {head.name}, "

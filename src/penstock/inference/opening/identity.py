@@ -37,6 +37,7 @@ VOXEL_CODE = (
     "data/levels.py",
     "data/normalize.py",
     "data/resampling.py",
+    "data/scaled_grid.py",
     "data/stores",
     "models",
     "inference",

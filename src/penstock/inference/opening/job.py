@@ -23,6 +23,7 @@ from ...base import (
     usable_cores,
 )
 from ...data import (
+    SAME,
     ResampledSource,
     Sink,
     Source,
@@ -46,7 +47,7 @@ from ..planning.plan import Plan, make_plan
 from ..run_folder.journal import Prepared
 from ..run_folder.names import default_run_dir
 from ..run_folder.reader import threads_of
-from ..tiling.geometry import block_halo, patch_shape
+from ..tiling.geometry import PatchShape, aligned, block_halo, patch_shape
 from . import identity
 from .head_kinds import Seen, head_kinds, seen_patches
 from .heads import HeadPart, Origin, is_wide, plan_heads, split
@@ -115,6 +116,12 @@ class Job:
         later = self.reduction if self.reduces_later else None
         heads = self.net.footprint.heads
         parts = split(heads, len(config.out_spec), model.name, obeyed, later)
+        if self.back is not None and any(part.factors != SAME for part in parts):
+            raise UsageError(
+                f"model {model.name} changes the number of voxels, so its outputs stay on its own "
+                "grid: give --output-voxel-size network"
+            )
+        shape = aligned(config, shape, [part.factors for part in parts])
         self.volumes = volumes_of(times, channels, model.in_channels)
         if config.missing == "error":
             check_knows_chunks(source)
@@ -127,10 +134,12 @@ class Job:
         fine = self.net.carrier.itemsize == 8
         # What is reduced once it is blended is blended as scores.
         mixed = [kind if later is None else ("scores", "said") for kind in kinds]
-        resampled = self.back is not None
-        self.heads = plan_heads(config, parts, mixed, self.sinks, fine=fine, resampled=resampled)
+        self.heads = plan_heads(
+            config, parts, mixed, self.sinks,
+            fine=fine, corner=source.domain.start[2:], resampled=self.back is not None,
+        )  # fmt: skip
         notes = [*self.as_trained, *resized, *at_once, *uneven(self.selected)]
-        facts = _gather_facts(self, source, judging_bytes, values, notes)
+        facts = _gather_facts(self, source, shape, judging_bytes, values, notes)
         self.run_dir = config.run_dir or default_run_dir(self.sinks[0])
         if config.joins:
             part = Prepared.read(self.run_dir).part
@@ -208,6 +217,7 @@ class Job:
             "voxels": self.way and [*self.source.domain.shape[2:], self.way.order],
             "outputs": [sink.fingerprint for sink in self.sinks],
             "places": [[output.channels, output.places] for output in self.outputs],
+            "factors": [[*map(str, output.grid.factors)] for output in self.outputs],
             "dtypes": [self.input.dtype.name, *[sink.dtype.name for sink in self.sinks]],
             "model": [Path(model.name).name, model.code, model.in_channels],
             "sources": identity.sources(model.reference, model.module),
@@ -238,7 +248,12 @@ class Job:
 
 
 def _gather_facts(
-    job: Job, source: Source, judging_bytes: int, values: str, notes: Iterable[str]
+    job: Job,
+    source: Source,
+    shape: PatchShape,
+    judging_bytes: int,
+    values: str,
+    notes: Iterable[str],
 ) -> Facts:
     """The facts that a plan needs, from the opened job and from the machine.
 
@@ -249,6 +264,8 @@ def _gather_facts(
     # First, because it makes a GPU's context, which takes memory of this process that base counts.
     device_bytes = _free_device_memory(job.devices)
     net, heads, devices = job.net, job.heads, job.devices
+    stride = [p - o for p, o in zip(shape.patch, shape.overlap, strict=True)]
+    shares = [(head, head.grid.density(source.domain[2:], stride)) for head in heads]
     return Facts(
         domain=source.domain[2:],
         source_itemsize=source.dtype.itemsize,
@@ -266,11 +283,12 @@ def _gather_facts(
         num_volumes=len(job.volumes),
         batch=net.batch,
         in_channels=net.model.in_channels,
-        out_channels=tuple(head.channels for head in heads),
-        written_channels=tuple(head.written for head in heads),
+        out_channels=tuple(math.ceil(head.channels * share) for head, share in shares),
+        written_channels=tuple(math.ceil(head.written * share) for head, share in shares),
+        output_bytes=sum(_bytes_of(sink) for sink in job.sinks),
         out_itemsizes=tuple(head.dtype.itemsize for head in heads),
         sum_itemsizes=tuple(head.summed * head.work.itemsize for head in heads),
-        write_grids=tuple(output.sink.write_grid[2:] for output in job.outputs),
+        write_grids=tuple(output.write_grid for output in job.outputs),
         anchor=job.outputs[0].anchor,
         weight_bytes=net.model.weight_bytes,
         forward_bytes=net.footprint.peak_bytes,
@@ -297,8 +315,8 @@ def _gather_facts(
     )
 
 
-def _bytes_of(source: Source) -> int:
-    return source.domain.size * source.dtype.itemsize
+def _bytes_of(array: Source | Sink) -> int:
+    return array.domain.size * array.dtype.itemsize
 
 
 def _level_bytes(job: Job) -> int:

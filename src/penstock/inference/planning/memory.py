@@ -78,6 +78,8 @@ class Facts:
     """Bytes of a value of which percentiles are counted."""
     stored_share: float = 1.0
     """Bytes of the input for one byte of what the network sees."""
+    output_bytes: int = 0
+    """Bytes of all outputs before compression."""
     packed_itemsize: int = 0
     """Bytes of a stored number, where it is no value itself, else 0."""
     cast_bytes: int = 0

@@ -337,7 +337,7 @@ def _count(
         read_bytes=0,
         statistics_bytes=passes * stored,
         input_bytes=stored,
-        output_bytes=volume * facts.out_bytes * num_volumes,
+        output_bytes=facts.output_bytes or volume * facts.out_bytes * num_volumes,
         own_patches=config.normalize == "percentile",
         workers=config.shared_by or 1,
     )

@@ -177,6 +177,7 @@ class Pipeline:
             self.writing.empty_block,
             # What is left out adds up like a head that is summed: one brick is enough.
             [*(head.summed for head in self.job.heads), *([True] if self.job.sample else [])],
+            self.writing.placed,
             lambda volume, index: (volume, *index) not in self.journal.done,
         )
         while True:

@@ -37,6 +37,11 @@ class Writing:
             array.fill(0)
         return array
 
+    def placed(self, head: int, box: Box) -> Box:
+        """A box of the grid of blocks in that of a head. What is left out has none of its own."""
+        heads = self.job.heads
+        return heads[head].grid.box(box) if head < len(heads) else box
+
     def put(self, block: Block) -> None:
         """Hand a block to the threads that write, once there is room for it."""
         with self.watch.probe.waiting("stitch"):
@@ -101,7 +106,8 @@ class Writing:
                 self.pool.give(sums)
         if self.job.sample is not None:
             # Stores of others need not say it.
-            array[:, block.arrays[-1][0]] = getattr(output.sink, "fill", 0)
+            left_out = self.job.heads[number].grid.mask(block.arrays[-1][0], block.box)
+            array[:, left_out] = getattr(output.sink, "fill", 0)
         with self.watch.stage("checksum", where):
             check = digest_of([array])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import reduce
 from typing import Literal
 
@@ -285,6 +286,30 @@ def patch_shape(config: InferConfig, has_z: bool, model_axes: int | None) -> Pat
                 f"{2 * trim}, not {o} (axis {name})"
             )
     return PatchShape(patch, overlap, 2 if plane else 3)
+
+
+def aligned(
+    config: InferConfig, shape: PatchShape, factors: Iterable[Sequence[Fraction]]
+) -> PatchShape:
+    """The patch with an overlap at which cores begin at whole voxels of every head's grid.
+
+    ``factors`` are those of the heads. An overlap that nobody asked for becomes the next that fits.
+    Raises `UsageError` for one of the user at which they do not.
+    """
+    overlap = []
+    axes = zip("zyx", shape.patch, shape.overlap, zip(*factors, strict=True), strict=True)
+    for name, patch, shared, along in axes:
+        coarsest = math.lcm(*(factor.denominator for factor in along))
+        least = 1 if coarsest == 1 else 2 * coarsest
+        if shared % least:
+            if "overlap" in config.model_fields_set:
+                raise UsageError(
+                    f"the network gives one voxel for {coarsest} along {name}, so --overlap must "
+                    f"be a multiple of {least}, not {shared}"
+                )
+            shared = min(shared + least, patch - 1) // least * least
+        overlap.append(shared)
+    return replace(shape, overlap=tuple(overlap))
 
 
 def block_halo(config: InferConfig, geometry: Geometry) -> tuple[int, ...]:

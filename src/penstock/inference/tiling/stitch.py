@@ -95,9 +95,8 @@ def values_in(
     return back.apply(array, seen, share)
 
 
-def merge(block: Block, head: int, share: Box, values: NDArray[Any], *, summed: bool) -> None:
-    """Merge a brick's contribution to a head, ``values`` of (channels, z, y, x), into a block."""
-    there = block.arrays[head][(slice(None), *share.within(block.box))]
+def merge(there: NDArray[Any], values: NDArray[Any], *, summed: bool) -> None:
+    """Merge a brick's contribution to a head into its part of a block."""
     if summed:
         np.add(there, values, out=there)
     else:
@@ -115,6 +114,8 @@ class Assembly:
     summed: Sequence[bool]
     """True for each head whose bricks are added up. In other heads each voxel comes from the patch
     that owns it."""
+    placed: Callable[[int, Box], Box] = lambda head, box: box
+    """A function of a head and a box that gives the box in the grid of the head."""
     wanted: Callable[[int, tuple[int, ...]], bool] = lambda volume, index: True
     """A function of a volume and an index that is false for a block that is written already."""
     open: dict[tuple[int, tuple[int, ...]], Block] = field(default_factory=dict)
@@ -132,13 +133,14 @@ class Assembly:
                 continue
             block = self._block(brick.volume, index)
             for number, summed in enumerate(self.summed):
-                share = geometry.reach(brick, summed=summed) & block.box
+                share = self.placed(number, geometry.reach(brick, summed=summed) & block.box)
                 head = heads[number]
                 # The patches of a brick may own no voxel of a block that they contribute to.
                 if head is not None and share.size:
-                    held = brick.support if summed else brick.core
+                    held = self.placed(number, brick.support if summed else brick.core)
                     values = values_in(geometry, head, held, share, summed=summed)
-                    merge(block, number, share, values, summed=summed)
+                    there = share.within(self.placed(number, block.box))
+                    merge(block.arrays[number][(slice(None), *there)], values, summed=summed)
             block.missing -= (reach & block.box).size
             if block.missing == 0:
                 yield self.open.pop((brick.volume, index))
@@ -147,7 +149,8 @@ class Assembly:
         key = (volume, index)
         if key not in self.open:
             box = self.geometry.blocks.cell(index)
-            arrays = [self.empty(head, box.shape) for head in range(len(self.summed))]
+            heads = range(len(self.summed))
+            arrays = [self.empty(head, self.placed(head, box).shape) for head in heads]
             self.open[key] = Block(volume, index, box, arrays, self._contributions(box))
         return self.open[key]
 
