@@ -143,12 +143,17 @@ def measure_footprint(model: Model, shape: Sequence[int]) -> Footprint:
         if tensor.is_complex():
             raise UsageError(f"model {model.name} returns complex numbers (head {name})")
     returned = tuple(
-        Head(name, tensor.shape[1], tensor.dtype, tuple(map(Fraction, tensor.shape[2:], shape[2:])))
+        Head(name, tensor.shape[1], tensor.dtype, _factors(tensor.shape[2:], shape[2:]))
         for name, tensor in heads.items()
     )
-    if module is not None and any(set(head.factors) != {1} for head in returned):
+    if module is not None and any(head.factors for head in returned):
         _check_constant(model, module, shape, returned, channels_last)
     return Footprint(returned, peak, channels_last)
+
+
+def _factors(sides: Sequence[int], of: Sequence[int]) -> tuple[Fraction, ...]:
+    """See `Head.factors`."""
+    return () if tuple(sides) == tuple(of) else tuple(map(Fraction, sides, of))
 
 
 def _is_whole(side: int, of: int) -> bool:
@@ -167,7 +172,7 @@ def _check_constant(
     except Exception:  # it takes one shape only
         return
     for head, tensor in zip(heads, model.heads(outputs).values(), strict=True):
-        if tuple(map(Fraction, tensor.shape[2:], twice)) != head.factors:
+        if _factors(tensor.shape[2:], twice) != head.factors:
             raise UsageError(
                 f"model {model.name} turns a patch of {tuple(twice)} into "
                 f"{tuple(tensor.shape[2:])} (head {head.name}), which is no constant factor; pad "

@@ -50,7 +50,7 @@ class Head:
     channels: int
     dtype: torch.dtype = torch.float32
     factors: tuple[Fraction, ...] = ()
-    """Voxels that it has for one of the input, along each spatial axis."""
+    """Voxels that it has for one of the input, along each spatial axis; empty for one on each."""
 
 
 @dataclass(frozen=True)

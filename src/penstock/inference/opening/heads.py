@@ -116,7 +116,10 @@ class HeadPlan:
         seam = "blended" if self.blended else "trimmed"
         how = f", then {self.reduction}" if self.reduction else ""
         scale = "" if self.gain == 1 else f" of which {self.gain:g} stands for 1"
-        return f"{self.name}: {self.kind}{assumed}; {back}, {seam}{how}, {self.dtype}{scale}"
+        grid = ""
+        if self.grid.factors != SAME:
+            grid = f", {' x '.join(map(str, self.grid.factors))} voxels for one of the input"
+        return f"{self.name}: {self.kind}{assumed}; {back}, {seam}{how}, {self.dtype}{scale}{grid}"
 
 
 def split(

@@ -16,9 +16,6 @@ from ...base import (
     HeadKind,
     InferConfig,
     UsageError,
-    build,
-    modes_kept,
-    names_parameters,
     torch_threads,
     usable_cores,
 )
@@ -43,7 +40,7 @@ from ...models import (
     reduced,
 )
 from ..planning.memory import Facts, resident_bytes
-from ..planning.plan import Plan, make_plan
+from ..planning.plan import make_plan
 from ..run_folder.journal import Prepared
 from ..run_folder.names import default_run_dir
 from ..run_folder.reader import threads_of
@@ -53,7 +50,7 @@ from .head_kinds import Seen, head_kinds, seen_patches
 from .heads import HeadPart, Origin, is_wide, plan_heads, split
 from .net import fit_net, with_workspaces
 from .normalisation import normalised_as
-from .outputs import open_outputs
+from .outputs import open_outputs, sizes_of_heads
 from .own_files import check_own_files
 from .sample import open_sample
 from .selection import open_input, select, uneven, volumes_of, with_bands
@@ -89,14 +86,8 @@ class Job:
         model = self._load_model()
         self.config, values = normalised_as(self.config, model.trained)
         config = self.config
-        self.input = source = open_input(config)
-        self.way, resized = network_grid(config, source, model.recipe)
-        frame = frame_of_outputs(config, source, self.way)
-        self.back = None
-        if self.way is not None:
-            source = ResampledSource(source, self.way)
-            if config.output_voxel_size == "input":
-                self.back = self.way.back(min(config.resample_order, 1))
+        source, resized = self._open_input(model)
+        frame = frame_of_outputs(config, self.input, self.way)
         model = self._with_outputs(model)
         self.sample = open_sample(config, self.input, source)
         start, stop = source.domain.start, source.domain.stop
@@ -116,12 +107,7 @@ class Job:
         later = self.reduction if self.reduces_later else None
         heads = self.net.footprint.heads
         parts = split(heads, len(config.out_spec), model.name, obeyed, later)
-        if self.back is not None and any(part.factors != SAME for part in parts):
-            raise UsageError(
-                f"model {model.name} changes the number of voxels, so its outputs stay on its own "
-                "grid: give --output-voxel-size network"
-            )
-        shape = aligned(config, shape, [part.factors for part in parts])
+        shape = self._aligned(shape, parts)
         self.volumes = volumes_of(times, channels, model.in_channels)
         if config.missing == "error":
             check_knows_chunks(source)
@@ -154,6 +140,28 @@ class Job:
     @property
     def sinks(self) -> list[Sink]:
         return [output.sink for output in self.outputs]
+
+    def _open_input(self, model: Model) -> tuple[Source, list[str]]:
+        """The input as the network sees it, and notes on its voxel size."""
+        config = self.config
+        self.input = source = open_input(config)
+        self.way, notes = network_grid(config, source, model.recipe)
+        self.back = None
+        if self.way is not None:
+            source = ResampledSource(source, self.way)
+            if config.output_voxel_size == "input":
+                self.back = self.way.back(min(config.resample_order, 1))
+        return source, notes
+
+    def _aligned(self, shape: PatchShape, parts: Sequence[HeadPart]) -> PatchShape:
+        """The patch at which cores begin at whole voxels of all heads. Raises `UsageError` if none
+        does, or if a head with more or fewer voxels would have to be resampled, too."""
+        if self.back is not None and any(part.factors != SAME for part in parts):
+            raise UsageError(
+                "the network changes the number of voxels, so its outputs stay on its own grid: "
+                "give --output-voxel-size network"
+            )
+        return aligned(self.config, shape, [part.factors for part in parts])
 
     def _load_model(self) -> Model:
         """The model; also finds its devices."""
@@ -264,8 +272,6 @@ def _gather_facts(
     # First, because it makes a GPU's context, which takes memory of this process that base counts.
     device_bytes = _free_device_memory(job.devices)
     net, heads, devices = job.net, job.heads, job.devices
-    stride = [p - o for p, o in zip(shape.patch, shape.overlap, strict=True)]
-    shares = [(head, head.grid.density(source.domain[2:], stride)) for head in heads]
     return Facts(
         domain=source.domain[2:],
         source_itemsize=source.dtype.itemsize,
@@ -283,11 +289,7 @@ def _gather_facts(
         num_volumes=len(job.volumes),
         batch=net.batch,
         in_channels=net.model.in_channels,
-        out_channels=tuple(math.ceil(head.channels * share) for head, share in shares),
-        written_channels=tuple(math.ceil(head.written * share) for head, share in shares),
-        output_bytes=sum(_bytes_of(sink) for sink in job.sinks),
-        out_itemsizes=tuple(head.dtype.itemsize for head in heads),
-        sum_itemsizes=tuple(head.summed * head.work.itemsize for head in heads),
+        **sizes_of_heads(job.outputs, heads, source.domain[2:], job.written[2:], shape),
         write_grids=tuple(output.write_grid for output in job.outputs),
         anchor=job.outputs[0].anchor,
         weight_bytes=net.model.weight_bytes,
@@ -315,8 +317,8 @@ def _gather_facts(
     )
 
 
-def _bytes_of(array: Source | Sink) -> int:
-    return array.domain.size * array.dtype.itemsize
+def _bytes_of(source: Source) -> int:
+    return source.domain.size * source.dtype.itemsize
 
 
 def _level_bytes(job: Job) -> int:
@@ -361,33 +363,3 @@ def _notes(job: Job, source: Source) -> Iterator[str]:
             "autocast is off, as values that are not normalised to a range may be too large for "
             "half precision; --normalize with --clip-norm, or --amp, turns it on"
         )
-
-
-@names_parameters(InferConfig, model_type="model")
-def plan_inference(in_spec: Any, out_spec: Any, *, model: Any, **knobs: Any) -> Plan:
-    """Plan what `run_inference` would do, without doing it.
-
-    Args:
-        in_spec: As for `run_inference`.
-        out_spec: As for `run_inference`.
-        model: As for `run_inference`.
-        knobs: As for `run_inference`.
-
-    Returns:
-        Counts, bytes and memory of the job.
-
-    Raises:
-        UsageError: The job cannot be done as asked. Nothing was created.
-    """
-    named = {"in_spec": in_spec, "out_spec": out_spec, "model_type": model}
-    with modes_kept(model):
-        return plan_job(build(InferConfig, named, knobs))
-
-
-def plan_job(config: InferConfig) -> Plan:
-    """The plan of a job.
-
-    Raises:
-        UsageError: The job cannot be done as asked.
-    """
-    return Job(config).plan

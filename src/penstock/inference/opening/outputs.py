@@ -12,8 +12,8 @@ import numpy as np
 
 from ...base import HeadKind, InferConfig, UsageError
 from ...data import SAME, Box, ScaledGrid, Sink, Source, on_grid, open_sink, overlap
-from ..tiling.geometry import per_axis
-from .heads import HeadPart, Origin, default_dtype, packing_of_scores
+from ..tiling.geometry import PatchShape, per_axis
+from .heads import HeadPart, HeadPlan, Origin, default_dtype, packing_of_scores
 from .selection import as_selected
 
 
@@ -106,6 +106,28 @@ def open_outputs(
     for one, other in itertools.combinations(outputs, 2):
         _check_pair(one, other)
     return outputs
+
+
+def sizes_of_heads(
+    outputs: Sequence[Output],
+    heads: Sequence[HeadPlan],
+    seen: Box,
+    written: Box,
+    shape: PatchShape,
+) -> dict[str, Any]:
+    """The facts for a plan on the values that heads have for a voxel of ``seen``, what the network
+    sees, and outputs for ``written``, what blocks cut."""
+    stride = [p - o for p, o in zip(shape.patch, shape.overlap, strict=True)]
+    shares = [head.grid.density(seen, stride) for head in heads]
+    each = list(zip(heads, shares, strict=True))
+    sized = ((len(o.places) * o.box(0, written).size, o.sink.dtype.itemsize) for o in outputs)
+    return {
+        "out_channels": tuple(math.ceil(head.channels * share) for head, share in each),
+        "written_channels": tuple(math.ceil(head.written * share) for head, share in each),
+        "out_itemsizes": tuple(head.dtype.itemsize for head in heads),
+        "sum_itemsizes": tuple(head.summed * head.work.itemsize for head in heads),
+        "output_bytes": sum(count * itemsize for count, itemsize in sized),
+    }
 
 
 def of_head(source: Source, grid: ScaledGrid) -> Source:
