@@ -60,6 +60,11 @@ KNOBS: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def _small_bricks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.inference.planning.cuts.BRICK_VOXELS", 9000)
+
+
 @pytest.mark.parametrize("seam", ["trim", "blend"])
 def test_features_for_every_nth_voxel_have_a_shape_and_a_scale_of_their_own(
     tmp_path: Path, seam: str

@@ -71,12 +71,18 @@ def zoomed(array: Array, shape: tuple[int, ...], order: int) -> Array:
     return made
 
 
+@pytest.fixture(autouse=True)
+def _small_bricks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.inference.planning.cuts.BRICK_VOXELS", 3000)
+
+
+@pytest.mark.parametrize("seam", ["trim", "blend"])
 @pytest.mark.parametrize("order", [0, 1, 3])
 def test_voxels_are_those_of_scipy_there_and_back_for_any_block(
-    volume: str, tmp_path: Path, order: int
+    volume: str, tmp_path: Path, order: int, seam: str
 ) -> None:
     out = str(tmp_path / "out.ome.zarr")
-    knobs = AS_IT_IS | {"voxel_size": "1 0.8 0.3", "resample_order": order}
+    knobs = AS_IT_IS | {"voxel_size": "1 0.8 0.3", "resample_order": order, "seam_mode": seam}
     penstock.run_inference(volume, out, **knobs, output_voxel_size="network")
     there = zoomed(values(volume)[0, 0], AS_SEEN, order)
     frame = open_source(out)
@@ -87,7 +93,7 @@ def test_voxels_are_those_of_scipy_there_and_back_for_any_block(
     back = values(out)
     assert np.abs(back[0, 0] - zoomed(there, SHAPE, min(order, 1))).max() < 1000e-5
     assert open_source(out).scale == (1, 1, *SIZES)
-    for more in ({"block": 8}, {"block": (12, 8, 20), "prep_workers": 1}, {"cluster": "local:2"}):
+    for more in ({"block": 8}, {"block": (12, 8, 20), "prep_workers": 1}, {"parts": 5}):
         penstock.run_inference(volume, out, **knobs, **more)
         assert np.array_equal(values(out), back)
         if order < 3:

@@ -123,7 +123,7 @@ def _geometry(
         back=facts.back,
         patch=shape.patch,
         overlap=shape.overlap,
-        seam="blend" if any(facts.sum_itemsizes) else "trim",
+        seam="blend" if config.seam_mode == "blend" and any(facts.sum_itemsizes) else "trim",
         block=block,
         anchor=facts.anchor,
         part=block,

@@ -302,7 +302,7 @@ def _count(
     block = min(math.prod(geometry.block), volume)
     waiting = min((config.writer_workers + 1) * block, volume * num_volumes)
     writing = waiting * sum(block_voxel_bytes(facts))
-    if geometry.seam == "blend":  # each writer converts sums to the dtype of the sink
+    if any(facts.sum_itemsizes):  # each writer converts sums to the dtype of the sink
         writing += config.writer_workers * block * facts.out_bytes
     at_once = min(facts.cores, config.prep_workers * chunks_of_brick(facts, largest))
     unpacking = config.prep_workers * largest.hull.size * facts.packed_itemsize
