@@ -55,6 +55,7 @@ from .config.train import SuiteConfig as SuiteConfig
 from .config.train import TargetKind as TargetKind
 from .config.train import TrainConfig as TrainConfig
 from .config.verify_knobs import VerifyConfig as VerifyConfig
+from .config.voxel_size import sizes_of as sizes_of
 from .errors import DISTRIBUTION as DISTRIBUTION
 from .errors import Incomplete as Incomplete
 from .errors import MissingDependency as MissingDependency

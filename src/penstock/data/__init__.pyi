@@ -27,6 +27,9 @@ from .packed.format import parse_document as parse_document
 from .packed.format import read_document as read_document
 from .packed.format import stored_bytes as stored_bytes
 from .packed.write import write_dataset as write_dataset
+from .resampling import Resampling as Resampling
+from .scaled_grid import SAME as SAME
+from .scaled_grid import ScaledGrid as ScaledGrid
 from .scenes.average_precision import ImageResult as ImageResult
 from .scenes.average_precision import coco_ap as coco_ap
 from .scenes.chip_record import ChipRecord as ChipRecord
@@ -71,6 +74,7 @@ from .stores.file_formats import file_notes as file_notes
 from .stores.file_formats import no_block_again as no_block_again
 from .stores.file_making import make_file as make_file
 from .stores.frames import METERS as METERS
+from .stores.frames import unit_name as unit_name
 from .stores.kvstore import explained_errors as explained_errors
 from .stores.kvstore import kvstore_of as kvstore_of
 from .stores.kvstore import read_key as read_key
@@ -97,6 +101,8 @@ from .stores.pyramid import begin_first_level as begin_first_level
 from .stores.pyramid import count_differing as count_differing
 from .stores.pyramid import levels_to_add as levels_to_add
 from .stores.pyramid import remove_levels as remove_levels
+from .stores.resampled import ResampledSource as ResampledSource
+from .stores.resampled import on_grid as on_grid
 from .stores.tensorstore import plainly as plainly
 from .stores.transient import is_full as is_full
 from .stores.transient import is_transient as is_transient

@@ -1,6 +1,6 @@
 from .opening.job import Job as Job
-from .opening.job import plan_inference as plan_inference
-from .opening.job import plan_job as plan_job
+from .opening.plans import plan_inference as plan_inference
+from .opening.plans import plan_job as plan_job
 from .opening.seams import reach_of as reach_of
 from .planning.at_scale import scale_lines as scale_lines
 from .planning.plan import Plan as Plan

@@ -143,7 +143,8 @@ class _StoredComparison:
 
     def _key(self, stored: Stored, box: Box) -> Key:
         volume = [tuple(place) for place in stored.places].index(box.start[:2])
-        block = box[2:].shift(tuple(-shift for shift in stored.offset))
+        there = box[2:].shift(tuple(-shift for shift in stored.offset))
+        block = stored.grid.back().box(there)
         return (volume, *self.run.blocks.touching(block).start)
 
     def finish(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -107,6 +108,7 @@ def measure_footprint(model: Model, shape: Sequence[int]) -> Footprint:
         UsageError: The net does not take the shape, or returns another one.
     """
     peak: int | None
+    module: Any = None
     for channels_last in (True, False):
         try:
             if isinstance(model.module, torch.jit.ScriptModule):
@@ -117,7 +119,7 @@ def measure_footprint(model: Model, shape: Sequence[int]) -> Footprint:
             with torch.no_grad(), counter:
                 x = _zeros(model, shape, channels_last, "meta")
                 outputs = there(x)
-            peak = counter.peak
+            peak, module = counter.peak, there
             break
         except UsageError:
             raise
@@ -132,15 +134,50 @@ def measure_footprint(model: Model, shape: Sequence[int]) -> Footprint:
             raise UsageError(
                 f"model {model.name} turns a batch of {shape[0]} into one of {tensor.shape[0]}"
             )
-        if tensor.ndim != len(shape) or tuple(tensor.shape[2:]) != tuple(shape[2:]):
+        if tensor.ndim != len(shape) or not all(map(_is_whole, tensor.shape[2:], shape[2:])):
             raise UsageError(
                 f"model {model.name} turns a patch of {tuple(shape[2:])} into "
-                f"{tuple(tensor.shape[2:])} (head {name}); the two must be equal"
+                f"{tuple(tensor.shape[2:])} (head {name}); the two must be equal, or one a whole "
+                "multiple of the other"
             )
         if tensor.is_complex():
             raise UsageError(f"model {model.name} returns complex numbers (head {name})")
-    returned = tuple(Head(name, tensor.shape[1], tensor.dtype) for name, tensor in heads.items())
+    returned = tuple(
+        Head(name, tensor.shape[1], tensor.dtype, _factors(tensor.shape[2:], shape[2:]))
+        for name, tensor in heads.items()
+    )
+    if module is not None and any(head.factors for head in returned):
+        _check_constant(model, module, shape, returned, channels_last)
     return Footprint(returned, peak, channels_last)
+
+
+def _factors(sides: Sequence[int], of: Sequence[int]) -> tuple[Fraction, ...]:
+    """See `Head.factors`."""
+    return () if tuple(sides) == tuple(of) else tuple(map(Fraction, sides, of))
+
+
+def _is_whole(side: int, of: int) -> bool:
+    """Whether one length is a whole multiple of the other."""
+    return 0 in (side % of, of % side)
+
+
+def _check_constant(
+    model: Model, there: Any, shape: Sequence[int], heads: Sequence[Head], channels_last: bool
+) -> None:
+    """Refuse a net that cuts a margin from patches: at twice the patch the factors are others."""
+    twice = [2 * side for side in shape[2:]]
+    try:
+        with torch.no_grad():
+            outputs = there(_zeros(model, (*shape[:2], *twice), channels_last, "meta"))
+    except Exception:  # it takes one shape only
+        return
+    for head, tensor in zip(heads, model.heads(outputs).values(), strict=True):
+        if _factors(tensor.shape[2:], twice) != head.factors:
+            raise UsageError(
+                f"model {model.name} turns a patch of {tuple(twice)} into "
+                f"{tuple(tensor.shape[2:])} (head {head.name}), which is no constant factor; pad "
+                "its convolutions"
+            )
 
 
 def _run_once(model: Model, shape: Sequence[int]) -> tuple[Any, Sequence[int], bool]:

@@ -14,6 +14,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,8 @@ class Head:
     name: str
     channels: int
     dtype: torch.dtype = torch.float32
+    factors: tuple[Fraction, ...] = ()
+    """Voxels that it has for one of the input, along each spatial axis; empty for one on each."""
 
 
 @dataclass(frozen=True)

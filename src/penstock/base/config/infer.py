@@ -24,6 +24,7 @@ from .knobs import (
 )
 from .run_labels import Labels
 from .sharing import Sharing
+from .voxel_size import VoxelSize
 
 
 def _model(value: object) -> object:
@@ -261,7 +262,7 @@ class Valued(Sampled):
         return self
 
 
-class InferConfig(Valued, Labels):
+class InferConfig(Valued, VoxelSize, Labels):
     """The knobs of ``penstock infer`` and `penstock.run_inference`."""
 
     groups: ClassVar = {

@@ -98,7 +98,7 @@ class Computed:
         invalid = self.loaded.invalid
         if invalid is None:
             return 0
-        owned = self.brick.core & self.job.geometry.reach(self.brick)
+        owned = self.job.geometry.owned(self.brick)
         return int(np.count_nonzero(invalid[owned.within(self.brick.support)]))
 
     def arrays(self) -> list[NDArray[Any] | None]:
@@ -113,9 +113,9 @@ class Computed:
         arrays = [output.numpy() for output in self.outputs]
         invalid = self.loaded.invalid
         if invalid is not None:
-            core = self.brick.core.within(self.brick.support)
             for array, head in zip(arrays, self.job.heads, strict=True):
-                where = invalid if head.blended else invalid[core]
+                held = self.brick.support if head.blended else self.brick.core
+                where = head.grid.mask(invalid[held.within(self.brick.support)], held)
                 array[:, where] = np.nan if head.dtype.kind == "f" else 0
         return [*arrays, *left_out]
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ...base import PenstockError, Pool, plural
+from ...data import SAME
 from ...models import placed
 from ..opening.job import Job
 from .transfers import pinned
@@ -67,7 +68,9 @@ class Forward:
             for output, head in zip(outputs, expected, strict=True)
         ]
         for head, output, dtype in zip(expected, outputs, dtypes, strict=True):
-            shape = (sides[0], head.channels, *sides[1:])
+            factors = head.factors or SAME[: len(sides) - 1]
+            axes = zip(sides[1:], factors, strict=True)
+            shape = (sides[0], head.channels, *(int(side * factor) for side, factor in axes))
             if output.shape != shape or output.dtype != dtype:
                 raise PenstockError(
                     f"the model returned {tuple(output.shape)} of {output.dtype} as {head.name}, "

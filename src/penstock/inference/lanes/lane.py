@@ -137,7 +137,7 @@ class Lane:
         )
         for head in self.job.heads:
             box = loaded.brick.support if head.blended else loaded.brick.core
-            shape = (head.channels, *box.shape)
+            shape = (head.channels, *head.grid.box(box).shape)
             if self.device.type == "cpu":
                 opened.buffers.append(self.brick_pool.take(shape, head.kept))
                 output = torch.from_numpy(opened.buffers[-1])

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...data import ScaledGrid
 from ..opening.heads import HeadPlan
 from ..opening.job import Job
 from ..tiling.stitch import axis_weights, place_in_row
@@ -35,11 +36,18 @@ class PatchScatter:
         self._weights_on = lru_cache(maxsize=1024)(partial(_weights_on, device, floor, form))
         # The part of a patch's output that counts, and buffers for it.
         before, stride = job.geometry.before, job.geometry.stride
-        self._core = (slice(None), slice(None), *slices_of(before, stride))
+        self._cores = [
+            (slice(None), slice(None), *slices_of(head.grid.sides(before), head.grid.sides(stride)))
+            for head in job.heads
+        ]
         rows = job.net.batch if together else 1
         self._values = [
             torch.empty(
-                (rows, head.channels, *(job.geometry.patch if head.blended else stride)),
+                (
+                    rows,
+                    head.channels,
+                    *head.grid.sides(job.geometry.patch if head.blended else stride),
+                ),
                 dtype=torch_dtype(head.work),
                 device=device,
             )
@@ -68,30 +76,35 @@ class PatchScatter:
         """Put one head of patches that are alike into their brick."""
         plan, owner = self._heads[head], slots[0].owner
         target, tally = owner.outputs[head], owner.tally[head]
-        places = [slot.place for slot in slots]
+        places = [plan.grid.sides(slot.place) for slot in slots]
+        core = self._cores[head]
         if plan.kind == "labels":
-            parts, labels = _meeting(target, output_BCZYX[self._core], places)
+            parts, labels = _meeting(target, output_BCZYX[core], places)
             _copy(parts, note_labels(labels, target.dtype, tally))
             return
         values = self._values[head]
         if len(slots) < len(values):
             values = values[: len(slots)]
-        values.copy_(output_BCZYX if plan.blended else output_BCZYX[self._core])
+        values.copy_(output_BCZYX if plan.blended else output_BCZYX[core])
         if plan.denormalized:
             denormalise_(values, owner.loaded.scalings)
         if plan.gain != 1 and plan.reduction is None:
             values.mul_(plan.gain)
         span = note_range(values, tally)
         if plan.blended:
-            self._add(target, values, slots)
+            self._add(plan.grid, target, values, slots)
             return
         parts, values = _meeting(target, values, places)
+        if plan.summed:
+            _copy(parts, values)
+            return
         count_clipped(values, span, plan.dtype, tally)
         _copy(parts, to_range_(values, plan.dtype))
 
-    def _add(self, target: Tensor, values: Tensor, slots: Sequence[Slot]) -> None:
+    def _add(self, grid: ScaledGrid, target: Tensor, values: Tensor, slots: Sequence[Slot]) -> None:
         """Add patches to the sums of their brick, each voxel times its weight."""
-        sides = zip(self._geometry.patch, self._geometry.overlap, strict=True)
+        geometry = self._geometry
+        sides = zip(grid.sides(geometry.patch), grid.sides(geometry.overlap), strict=True)
         axes = zip(sides, self._places_in_rows(slots[0]), strict=True)
         for axis, ((patch, overlap), place) in enumerate(axes):
             weights = self._weights_on(values.dtype, patch, overlap, *place)
@@ -100,7 +113,7 @@ class PatchScatter:
             # At the volume's lower edges a patch sees more than it contributes to.
             brick = slot.owner.brick
             outside = zip(slot.place, brick.read.start, brick.support.start, strict=True)
-            begin = tuple(place + read - support for place, read, support in outside)
+            begin = grid.sides([place + read - support for place, read, support in outside])
             (part,), of_patch = _meeting(target, values[row : row + 1], [begin])
             part.add_(of_patch[0])
 

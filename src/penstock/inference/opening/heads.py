@@ -14,13 +14,15 @@ from the registry of models, or from a test on a patch of the input (`head_kinds
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
 from ...base import HeadKind, InferConfig, UsageError, plural
+from ...data import SAME, ScaledGrid
 
 if TYPE_CHECKING:
     from ...data import Sink
@@ -52,6 +54,8 @@ class HeadPart:
     """Channel of the only head, if each channel has its own output; else None."""
     reduction: Reduction | None = None
     """The way in which its blended scores are reduced; None if they are not."""
+    factors: tuple[Fraction, ...] = SAME
+    """Voxels that it has for one of the input, along z y x."""
     recipe: HeadRecipe | None = None
     """What its makers say of it; None if they say nothing, or if the user says another kind."""
 
@@ -90,10 +94,20 @@ class HeadPlan:
     gain: float = 1.0
     """The number that stands for 1 in the output."""
 
+    grid: ScaledGrid = field(default_factory=ScaledGrid)
+    """The grid of its values."""
+    resampled: bool = False
+    """True if its values are interpolated between voxels on their way to the output's grid."""
+
+    @property
+    def summed(self) -> bool:
+        """Whether bricks are added up to blocks."""
+        return self.blended or self.resampled
+
     @property
     def kept(self) -> np.dtype[Any]:
         """The dtype in which bricks and incomplete blocks hold the values."""
-        return self.work if self.blended else self.dtype
+        return self.work if self.summed else self.dtype
 
     def line(self) -> str:
         """The head in words."""
@@ -102,7 +116,10 @@ class HeadPlan:
         seam = "blended" if self.blended else "trimmed"
         how = f", then {self.reduction}" if self.reduction else ""
         scale = "" if self.gain == 1 else f" of which {self.gain:g} stands for 1"
-        return f"{self.name}: {self.kind}{assumed}; {back}, {seam}{how}, {self.dtype}{scale}"
+        grid = ""
+        if self.grid.factors != SAME:
+            grid = f", {' x '.join(map(str, self.grid.factors))} voxels for one of the input"
+        return f"{self.name}: {self.kind}{assumed}; {back}, {seam}{how}, {self.dtype}{scale}{grid}"
 
 
 def split(
@@ -122,8 +139,8 @@ def split(
     dtypes = [str(head.dtype).removeprefix("torch.") for head in heads]
     if len(heads) == 1 < num_outputs == heads[0].channels and reduction is None:
         only = heads[0].name
-        said = recipes.get(only)
-        return [HeadPart(f"{only}.{i}", 1, dtypes[0], i, recipe=said) for i in range(num_outputs)]
+        one = HeadPart(only, 1, dtypes[0], 0, None, _of_three(heads[0]), recipes.get(only))
+        return [replace(one, name=f"{only}.{i}", channel=i) for i in range(num_outputs)]
     if len(heads) != num_outputs:
         shown = ", ".join(f"{head.name} ({head.channels} channels)" for head in heads)
         raise UsageError(
@@ -133,10 +150,21 @@ def split(
     pairs = zip(heads, dtypes, strict=True)
     return [
         HeadPart(
-            head.name, head.channels, dtype, reduction=reduction, recipe=recipes.get(head.name)
+            head.name,
+            head.channels,
+            dtype,
+            None,
+            reduction,
+            _of_three(head),
+            recipes.get(head.name),
         )
         for head, dtype in pairs
     ]
+
+
+def _of_three(head: Head) -> tuple[Fraction, ...]:
+    """The factors of a head along z y x."""
+    return (*SAME[len(head.factors) :], *head.factors)
 
 
 def said_kinds(said: Sequence[str] | None, parts: Sequence[HeadPart]) -> list[HeadKind | None]:
@@ -186,9 +214,12 @@ def plan_heads(
     *,
     fine: bool,
     scalings: int = 1,
+    corner: tuple[int, ...] = (0, 0, 0),
+    resampled: bool = False,
 ) -> tuple[HeadPlan, ...]:
     """How each head is treated, for its output. ``fine`` says that patches are normalised in
-    float64, ``scalings`` how many of them a volume has."""
+    float64, ``scalings`` how many of them a volume has, ``corner`` where the grids of heads begin,
+    ``resampled`` that outputs lie on another grid than patches."""
     heads = []
     for part, (kind, origin), sink in zip(parts, kinds, sinks, strict=True):
         dtype = sink.dtype
@@ -203,6 +234,8 @@ def plan_heads(
                 dtype=dtype,
                 work=np.dtype(np.float64 if wide else np.float32),
                 blended=config.seam_mode == "blend" and kind != "labels",
+                grid=ScaledGrid(part.factors, corner),
+                resampled=resampled and kind != "labels",
                 denormalized=config.denormalize
                 and kind == "intensity"
                 and not rescaled

@@ -36,6 +36,8 @@ VOXEL_CODE = (
     "data/grid.py",
     "data/levels.py",
     "data/normalize.py",
+    "data/resampling.py",
+    "data/scaled_grid.py",
     "data/stores",
     "models",
     "inference",

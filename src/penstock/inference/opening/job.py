@@ -5,7 +5,6 @@ Opening changes nothing: a job may be planned, shown and thrown away. `run` carr
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -18,15 +17,19 @@ from ...base import (
     HeadKind,
     InferConfig,
     UsageError,
-    build,
-    check_folder,
-    check_outputs,
-    modes_kept,
-    names_parameters,
     torch_threads,
     usable_cores,
 )
-from ...data import Sink, Source, check_knows_chunks, file_notes, levels_below, why_no_lock
+from ...data import (
+    SAME,
+    ResampledSource,
+    Sink,
+    Source,
+    check_knows_chunks,
+    file_notes,
+    levels_below,
+    why_no_lock,
+)
 from ...instruments import available_memory
 from ...models import (
     Model,
@@ -34,17 +37,15 @@ from ...models import (
     as_trained,
     find_devices,
     load_model,
-    model_files,
     of_views,
     reduced,
 )
 from ..planning.memory import Facts, resident_bytes
-from ..planning.plan import Plan, make_plan
-from ..run_folder.bucket_folder import RemoteFolder
+from ..planning.plan import make_plan
 from ..run_folder.journal import Prepared
-from ..run_folder.names import RUN_FILES, default_run_dir
+from ..run_folder.names import default_run_dir
 from ..run_folder.reader import threads_of
-from ..tiling.geometry import block_halo, patch_shape
+from ..tiling.geometry import PatchShape, aligned, block_halo, patch_shape
 from . import identity
 from .as_its_makers import with_defaults
 from .head_kinds import Seen, head_kinds, seen_patches
@@ -52,11 +53,13 @@ from .heads import HeadPart, Origin, is_wide, plan_heads, split
 from .net import fit_net, with_workspaces
 from .nonzero import cropped
 from .normalisation import check_channels, normalised_as
-from .outputs import open_outputs
+from .outputs import open_outputs, sizes_of_heads
+from .own_files import check_own_files
 from .sample import open_sample
 from .seam_error import with_seam_error
 from .seams import tiled
 from .selection import open_input, select, uneven, volumes_of, with_bands
+from .voxel_sizes import frame_of_outputs, network_grid
 
 _MOST_LEVEL_BYTES = 2**27
 """Most bytes of a level of which not all blocks have come. A layer of its chunks takes about this
@@ -88,7 +91,9 @@ class Job:
         model = self._load_model()
         self.config, self.values = normalised_as(self.config, model.recipe)
         config = self.config
-        source = open_input(config)
+        source, resized = self._open_input(model)
+        frame = frame_of_outputs(config, self.input, self.way)
+        model = self._with_outputs(model)
         start, stop = source.domain.start, source.domain.stop
         times = select(config.t, start[0], stop[0], "--t")
         channels = select(config.c, start[1], stop[1], "--c")
@@ -96,8 +101,8 @@ class Job:
         model, at_once = with_bands(config, model, source, len(channels))
         check_channels(model, len(channels), self.values)
         self.volumes = volumes_of(times, channels, model.in_channels)
-        self.config, cut = cropped(config, model.recipe, source, self.volumes)
-        self.sample = open_sample(self.config, source)
+        self.config, cut = cropped(config, model.recipe, self.input, self.volumes)
+        self.sample = open_sample(self.config, self.input, source)
         has_z = "z" in source.axes
         self.tiled = tiled(self.config, self.bare, source.domain.shape[2:], has_z)
         self.config = config = self.tiled.config
@@ -111,24 +116,27 @@ class Job:
         net = fit_net(config, self.devices, model, shape, source.dtype)
         self.net = with_workspaces(net, config, self.devices)
         obeyed = model.recipe.heads if model.recipe and config.head_kind is None else {}
-        later = self.reduction if config.seam_mode == "blend" else None
+        later = self.reduction if self.reduces_later else None
         heads = self.net.footprint.heads
         parts = split(heads, len(config.out_spec), model.name, obeyed, later)
+        shape = self._aligned(shape, parts)
         if config.missing == "error":
             check_knows_chunks(source)
         kinds, judging_bytes = self._kinds(source, parts)
         self.head_parts, self.head_kinds = parts, kinds
         self.outputs = open_outputs(
-            config, source, (times, channels), model.in_channels, parts, kinds
+            config, frame, (times, channels), model.in_channels, parts, kinds
         )
+        self.written = frame.domain
         fine = self.net.carrier.itemsize == 8
         # What is reduced once it is blended is blended as scores.
         mixed = [kind if later is None else ("scores", "said") for kind in kinds]
         self.heads = plan_heads(
-            config, parts, mixed, self.sinks, fine=fine, scalings=len(self.values.each)
-        )
-        notes = [*self.as_trained, *cut, *at_once, *uneven(self.selected)]
-        facts = _gather_facts(self, source, judging_bytes, notes)
+            config, parts, mixed, self.sinks, fine=fine, scalings=len(self.values.each),
+            corner=source.domain.start[2:], resampled=self.back is not None,
+        )  # fmt: skip
+        notes = [*self.as_trained, *resized, *cut, *at_once, *uneven(self.selected)]
+        facts = _gather_facts(self, source, shape, judging_bytes, notes)
         self.run_dir = config.run_dir or default_run_dir(self.sinks[0])
         if config.joins:
             part = Prepared.read(self.run_dir).part
@@ -137,14 +145,36 @@ class Job:
             self.plan = with_seam_error(self.plan, config, self.net, source, self.volumes[0])
         self.geometry = self.plan.geometry
         self.source = source.with_cache(self.plan.cache_bytes)
-        self.norm_source = self.source
+        self.norm_source = self.source if self.way is None else self.input
         if config.norm_level is not None:
             self.norm_source = open_input(config, config.norm_level)
-        _check_own_files(config, self.run_dir, source, self.sinks)
+        check_own_files(config, self.run_dir, source, self.sinks)
 
     @property
     def sinks(self) -> list[Sink]:
         return [output.sink for output in self.outputs]
+
+    def _open_input(self, model: Model) -> tuple[Source, list[str]]:
+        """The input as the network sees it, and notes on its voxel size."""
+        config = self.config
+        self.input = source = open_input(config)
+        self.way, notes = network_grid(config, source, model.recipe)
+        self.back = None
+        if self.way is not None:
+            source = ResampledSource(source, self.way)
+            if config.output_voxel_size == "input":
+                self.back = self.way.back(min(config.resample_order, 1))
+        return source, notes
+
+    def _aligned(self, shape: PatchShape, parts: Sequence[HeadPart]) -> PatchShape:
+        """The patch at which cores begin at whole voxels of all heads. Raises `UsageError` if none
+        does, or if a head with more or fewer voxels would have to be resampled, too."""
+        if self.back is not None and any(part.factors != SAME for part in parts):
+            raise UsageError(
+                "the network changes the number of voxels, so its outputs stay on its own grid: "
+                "give --output-voxel-size network"
+            )
+        return aligned(self.config, shape, [part.factors for part in parts])
 
     def _load_model(self) -> Model:
         """The model; also finds its devices."""
@@ -160,11 +190,21 @@ class Job:
         if config.head_kind is None:
             model, notes = as_trained(model, rescaled=config.denormalize)
             self.as_trained += notes
-        if config.tta is not None:
-            model = of_views(model, config.tta)
         self.reduction = None if config.reduce is None else Reduction.parse(config.reduce)
-        if self.reduction is not None:  # a trimmed voxel comes from one patch: it needs no other
-            model = reduced(model, self.reduction, later=config.seam_mode == "blend")
+        return model
+
+    @property
+    def reduces_later(self) -> bool:
+        """Whether scores are reduced once blocks are whole. A voxel that is trimmed, on the grid of
+        the outputs, comes from one patch: it needs no other."""
+        return self.config.seam_mode == "blend" or self.back is not None
+
+    def _with_outputs(self, model: Model) -> Model:
+        """The model with the heads that its outputs take."""
+        if self.config.tta is not None:
+            model = of_views(model, self.config.tta)
+        if self.reduction is not None:
+            model = reduced(model, self.reduction, later=self.reduces_later)
         # Before the first forward, as what the net caches in it does not count.
         self.attributes = identity.attributes(model.module)
         return model
@@ -189,18 +229,20 @@ class Job:
 
     def maker(self) -> dict[str, Any]:
         """The code, versions and machine, which may change the last bits of voxels."""
-        return identity.maker((self.source, *self.sinks), self.devices, self.config.threads)
+        return identity.maker((self.input, *self.sinks), self.devices, self.config.threads)
 
     def fingerprint(self) -> dict[str, Any]:
         """The facts that must be equal in two runs for them to write the same voxels into the same
         blocks."""
         config, geometry, model = self.config, self.geometry, self.net.model
         return {
-            "input": identity.of_input(self.source, resumes=config.resumes),
-            "domain": [self.source.domain.start, self.source.domain.stop],
+            "input": identity.of_input(self.input, resumes=config.resumes),
+            "domain": [self.written.start, self.written.stop],
+            "voxels": self.way and [*self.source.domain.shape[2:], self.way.order],
             "outputs": [sink.fingerprint for sink in self.sinks],
             "places": [[output.channels, output.places] for output in self.outputs],
-            "dtypes": [self.source.dtype.name, *[sink.dtype.name for sink in self.sinks]],
+            "factors": [[*map(str, output.grid.factors)] for output in self.outputs],
+            "dtypes": [self.input.dtype.name, *[sink.dtype.name for sink in self.sinks]],
             "model": [Path(model.name).name, model.code, model.in_channels],
             "sources": identity.sources(model.reference, model.module),
             "weights": identity.weights(model.module),
@@ -230,7 +272,9 @@ class Job:
         }
 
 
-def _gather_facts(job: Job, source: Source, judging_bytes: int, notes: Iterable[str]) -> Facts:
+def _gather_facts(
+    job: Job, source: Source, shape: PatchShape, judging_bytes: int, notes: Iterable[str]
+) -> Facts:
     """The facts that a plan needs, from the opened job and from the machine.
 
     ``judging_bytes`` is the memory that the test of the heads left in the heap. The base does not
@@ -243,7 +287,11 @@ def _gather_facts(job: Job, source: Source, judging_bytes: int, notes: Iterable[
         domain=source.domain[2:],
         source_itemsize=source.dtype.itemsize,
         source_chunk=source.chunks[2:],
-        chunk_bytes=math.prod(source.chunks) * source.dtype.itemsize,
+        chunk_bytes=math.prod(job.input.chunks) * job.input.dtype.itemsize,
+        counted_itemsize=job.input.dtype.itemsize,
+        way=job.way,
+        back=job.back,
+        stored_share=_bytes_of(job.input) / _bytes_of(source),
         packed_itemsize=getattr(source, "packed_itemsize", 0),  # stores of others need not know it
         source_origin=source.grid_origin[2:],
         source_is_float=source.dtype.kind == "f",
@@ -252,11 +300,8 @@ def _gather_facts(job: Job, source: Source, judging_bytes: int, notes: Iterable[
         num_volumes=len(job.volumes),
         batch=net.batch,
         in_channels=net.model.in_channels,
-        out_channels=tuple(head.channels for head in heads),
-        written_channels=tuple(head.written for head in heads),
-        out_itemsizes=tuple(head.dtype.itemsize for head in heads),
-        sum_itemsizes=tuple(head.blended * head.work.itemsize for head in heads),
-        write_grids=tuple(output.sink.write_grid[2:] for output in job.outputs),
+        **sizes_of_heads(job.outputs, heads, source.domain[2:], job.written[2:], shape),
+        write_grids=tuple(output.write_grid for output in job.outputs),
         anchor=job.outputs[0].anchor,
         weight_bytes=net.model.weight_bytes,
         forward_bytes=net.footprint.peak_bytes,
@@ -276,12 +321,16 @@ def _gather_facts(job: Job, source: Source, judging_bytes: int, notes: Iterable[
         seams=job.tiled.line,
         values=job.values.line,
         arithmetic=identity.arithmetic_of(
-            identity.maker([source, *job.sinks], devices, job.config.threads)
+            identity.maker([job.input, *job.sinks], devices, job.config.threads)
         ),
         notes=(*notes, *_notes(job, source)),
         level_bytes=_level_bytes(job),
         making_bytes=max(getattr(sink, "making_bytes", 0) for sink in job.sinks),
     )
+
+
+def _bytes_of(source: Source) -> int:
+    return source.domain.size * source.dtype.itemsize
 
 
 def _level_bytes(job: Job) -> int:
@@ -307,7 +356,7 @@ def _notes(job: Job, source: Source) -> Iterator[str]:
     """Sentences that the plan prints about how the model is run."""
     config, net = job.config, job.net
     yield from filter(None, map(why_no_lock, job.sinks))
-    yield from getattr(source, "notes", ())  # stores of others need not have any
+    yield from getattr(job.input, "notes", ())  # stores of others need not have any
     yield from file_notes(source, job.sinks)
     dtype = str(net.model.dtype).removeprefix("torch.")
     if is_wide(source.dtype) and dtype != "float64":
@@ -326,70 +375,3 @@ def _notes(job: Job, source: Source) -> Iterator[str]:
             "autocast is off, as values that are not normalised to a range may be too large for "
             "half precision; --normalize with --clip-norm, or --amp, turns it on"
         )
-
-
-def _check_own_files(
-    config: InferConfig, run_dir: Path | str | None, source: Source, sinks: Sequence[Sink]
-) -> None:
-    """Refuse a run folder, a trace or metrics that would lie inside the input or an output, or
-    replace a file of the run.
-
-    ``run_dir`` is the run folder of the job, said or chosen; None for a job that has none.
-    """
-    if isinstance(config.run_dir, Path):
-        check_folder(config.run_dir, "--run-dir")
-    arrays = [("input", source.address), *(("output", sink.address) for sink in sinks)]
-    if isinstance(run_dir, str):
-        _check_apart(RemoteFolder(run_dir), arrays)
-    here = run_dir if isinstance(run_dir, Path) else None
-    named = [("--trace", config.trace), ("--metrics-json", config.metrics_json)]
-    if run_dir is None and config.metrics_json is not None:
-        named.append(("the rows of --metrics-json", config.metrics_json.with_suffix(".jsonl")))
-    ours = [("--run-dir", here), *named]
-    for (flag, path), (what, address) in itertools.product(ours, arrays):
-        if path is not None and f"{path.resolve()}/".startswith(f"{address}/"):
-            raise UsageError(f"{flag} {path} lies inside the {what}")
-    kept = {here.resolve() / name for name in RUN_FILES} if here else set()
-    for flag, path in named:
-        if path is not None and path.resolve() in kept:
-            raise UsageError(f"{flag} {path} is a file of the run folder; give another name")
-    given = [config.in_spec, config.weights, *config.out_spec, *model_files(config.model_type)]
-    read = [Path(each) for each in given if isinstance(each, str | Path)]
-    check_outputs(*named, replace=config.overwrite, inputs=read)
-
-
-def _check_apart(folder: RemoteFolder, arrays: Sequence[tuple[str, str]]) -> None:
-    """Refuse a run folder in a bucket that lies inside the input or an output."""
-    for what, address in arrays:
-        if f"{folder.address}/".startswith(f"{address}/"):
-            raise UsageError(f"--run-dir {folder} lies inside the {what}")
-
-
-@names_parameters(InferConfig, model_type="model")
-def plan_inference(in_spec: Any, out_spec: Any, *, model: Any, **knobs: Any) -> Plan:
-    """Plan what `run_inference` would do, without doing it.
-
-    Args:
-        in_spec: As for `run_inference`.
-        out_spec: As for `run_inference`.
-        model: As for `run_inference`.
-        knobs: As for `run_inference`.
-
-    Returns:
-        Counts, bytes and memory of the job.
-
-    Raises:
-        UsageError: The job cannot be done as asked. Nothing was created.
-    """
-    named = {"in_spec": in_spec, "out_spec": out_spec, "model_type": model}
-    with modes_kept(model):
-        return plan_job(build(InferConfig, named, knobs))
-
-
-def plan_job(config: InferConfig) -> Plan:
-    """The plan of a job.
-
-    Raises:
-        UsageError: The job cannot be done as asked.
-    """
-    return Job(config).plan

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from ...base import HeadKind, InferConfig, UsageError
-from ...data import Box, Sink, Source, open_sink, overlap
-from ..tiling.geometry import per_axis
-from .heads import HeadPart, Origin, default_dtype, packing_of_scores
+from ...data import SAME, Box, ScaledGrid, Sink, Source, on_grid, open_sink, overlap
+from ..tiling.geometry import PatchShape, per_axis
+from .heads import HeadPart, HeadPlan, Origin, default_dtype, packing_of_scores
 from .selection import as_selected
 
 
@@ -25,6 +26,8 @@ class Output:
     """Number of channels of the head that it takes."""
     offset: tuple[int, ...]
     """Shift from the source's spatial coordinates to the sink's, z y x."""
+    grid: ScaledGrid
+    """The grid of its voxels."""
     places: tuple[tuple[int, int], ...]
     """The time point and the first channel of each volume, in the sink's coordinates."""
 
@@ -32,11 +35,19 @@ class Output:
     def anchor(self) -> tuple[int, ...]:
         """A corner of the sink's spatial chunk grid, in source coordinates."""
         lines = zip(self.sink.grid_origin[2:], self.offset, strict=True)
-        return tuple(line - offset for line, offset in lines)
+        corner = tuple(line - offset for line, offset in lines)
+        return self.grid.back().box(Box(corner, corner)).start
+
+    @property
+    def write_grid(self) -> tuple[int, ...]:
+        """The least voxels of the source that are whole chunks and whole voxels of the sink."""
+        pairs = zip(self.sink.write_grid[2:], self.grid.factors, strict=True)
+        return tuple(math.lcm(n, f.numerator) // f.numerator * f.denominator for n, f in pairs)
 
     def box(self, volume: int, block: Box) -> Box:
         """A block of a volume in the sink, t c z y x."""
-        return Box.of(self.places[volume], (1, self.channels)) + block.shift(self.offset)
+        lead = Box.of(self.places[volume], (1, self.channels))
+        return lead + self.grid.box(block).shift(self.offset)
 
 
 def open_outputs(
@@ -57,13 +68,15 @@ def open_outputs(
     outputs: list[Output] = []
     dtypes = _dtypes(config.out_dtype, source.dtype, parts, kinds)
     for spec, part, dtype, (kind, _) in zip(config.out_spec, parts, dtypes, kinds, strict=True):
-        shape = (len(times), len(channels) // at_once * part.written, *source.domain.shape[2:])
+        grid = ScaledGrid(part.factors, source.domain.start[2:])
+        frame = of_head(source, grid)
+        shape = (len(times), len(channels) // at_once * part.written, *frame.domain.shape[2:])
         sink = open_sink(
             spec,
             domain=Box.of((0,) * 5, shape),
             dtype=dtype,
             like=as_selected(
-                source,
+                frame,
                 times,
                 channels,
                 named=part.written == at_once and (at_once == 1 or kind == "intensity"),
@@ -82,7 +95,7 @@ def open_outputs(
             itself = sink.address == source.address
             how = "is the input itself" if itself else "and the input lie inside one another"
             raise UsageError(f"--out-spec {sink.name} {how}")
-        _check_axes(sink, source.domain, part.written)
+        _check_axes(sink, frame.domain, part.written)
         firsts = channels if at_once == 1 else range(len(channels) // at_once)
         places = itertools.product(
             _places(sink, source.domain, 0, times, 1, whole=True),
@@ -90,10 +103,40 @@ def open_outputs(
         )
         offset = zip(source.domain.start[2:], sink.domain.start[2:], strict=True)
         shift = tuple(there - here for here, there in offset)
-        outputs.append(Output(sink, part.written, shift, tuple(places)))
+        outputs.append(Output(sink, part.written, shift, grid, tuple(places)))
     for one, other in itertools.combinations(outputs, 2):
         _check_pair(one, other)
     return outputs
+
+
+def sizes_of_heads(
+    outputs: Sequence[Output],
+    heads: Sequence[HeadPlan],
+    seen: Box,
+    written: Box,
+    shape: PatchShape,
+) -> dict[str, Any]:
+    """The facts for a plan on the values that heads have for a voxel of ``seen``, what the network
+    sees, and outputs for ``written``, what blocks cut."""
+    stride = [p - o for p, o in zip(shape.patch, shape.overlap, strict=True)]
+    shares = [head.grid.density(seen, stride) for head in heads]
+    each = list(zip(heads, shares, strict=True))
+    sized = ((len(o.places) * o.box(0, written).size, o.sink.dtype.itemsize) for o in outputs)
+    return {
+        "out_channels": tuple(math.ceil(head.channels * share) for head, share in each),
+        "written_channels": tuple(math.ceil(head.written * share) for head, share in each),
+        "out_itemsizes": tuple(head.dtype.itemsize for head in heads),
+        "sum_itemsizes": tuple(head.summed * head.work.itemsize for head in heads),
+        "output_bytes": sum(count * itemsize for count, itemsize in sized),
+    }
+
+
+def of_head(source: Source, grid: ScaledGrid) -> Source:
+    """The source as it would be on the grid of a head."""
+    if grid.factors == SAME:
+        return source
+    steps = [1 / float(factor) for factor in grid.factors]
+    return on_grid(source, grid.box(source.domain[2:]), steps)
 
 
 def _dtypes(
@@ -152,7 +195,7 @@ def _places(
 def _check_pair(one: Output, other: Output) -> None:
     if overlap(one.sink, other.sink):
         raise UsageError(f"--out-spec {one.sink.name} and {other.sink.name} overlap")
-    for axis, grid in enumerate(other.sink.write_grid[2:]):
+    for axis, grid in enumerate(other.write_grid):
         if (one.anchor[axis] - other.anchor[axis]) % grid:
             raise UsageError(
                 f"--out-spec {one.sink.name} and {other.sink.name}: their chunks begin at "

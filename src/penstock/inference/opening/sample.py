@@ -93,9 +93,12 @@ def _map(of: Source, to: Source, axis: int, flag: str) -> tuple[float, float]:
 class SampleRegion:
     """Where an input, at its own or another level, holds what is to be computed."""
 
-    def __init__(self, config: InferConfig, source: Source) -> None:
-        """Raises `UsageError` for a box or mask that is not of the input ``source``."""
-        self.source, self.skip_below = source, config.skip_below
+    def __init__(self, config: InferConfig, source: Source, seen: Source) -> None:
+        """``seen`` is the input on the grid that the network sees.
+
+        Raises `UsageError` for a box or mask that is not of the input ``source``.
+        """
+        self.source, self.seen, self.skip_below = source, seen, config.skip_below
         self.cuts = config.mask_output == "yes"
         """Whether the output has its fill value outside box and mask, also in patches that are
         computed."""
@@ -110,10 +113,10 @@ class SampleRegion:
                     "point or those of the input"
                 )
             self.mask = mask.with_cache(_CACHE_BYTES)
-            self.of_mask = Nearest(source, mask, "--mask")
+            self.of_mask = Nearest(seen, mask, "--mask")
         if config.skip_level is not None:
             self.coarse = open_input(config, config.skip_level).with_cache(_CACHE_BYTES)
-            self.of_coarse = Nearest(source, self.coarse, "--skip-level: the level")
+            self.of_coarse = Nearest(seen, self.coarse, "--skip-level: the level")
         self.overlays = [each for each in (self.mask, self.coarse) if each is not None]
 
     @property
@@ -147,22 +150,24 @@ class SampleRegion:
         Args:
             volume: The time point and the channels.
             box: Voxels of ``of``.
-            of: The input at the level that the box is of; the level of the job by default.
+            of: The input at the level, or on the grid, that the box is of; what the network sees by
+                default.
 
         Returns:
             True for each voxel inside, in the shape of the box.
         """
-        other = of is not None and of is not self.source
+        of = of or self.seen
+        other = of is not self.seen
         inside = np.ones(box.shape, np.bool_)
         if (limits := self.box) is not None:
-            level = Nearest(of, self.source, "--norm-level") if other and of else None
+            level = None if of is self.source else Nearest(of, self.source, "--norm-level")
             axes = []
             for axis, (start, stop) in enumerate(zip(box.start, box.stop, strict=True)):
                 places = np.arange(start, stop) if level is None else level.along(axis, start, stop)
                 axes.append((places >= limits.start[axis]) & (places < limits.stop[axis]))
             inside[...] = axes[0][:, None, None] & axes[1][:, None] & axes[2]
         if (mask := self.mask) is not None:
-            nearest = Nearest(of, mask, "--mask") if other and of else self.of_mask
+            nearest = Nearest(of, mask, "--mask") if other else self.of_mask
             time = volume.t if mask.domain.shape[0] > 1 else mask.domain.start[0]
             of_mask = Volume(time, (mask.domain.start[1],))
             inside &= nearest.overlay(box, lambda hull: _hits(mask, of_mask, hull, _is_set))
@@ -234,11 +239,12 @@ def _in_words(box: Box) -> str:
     return " x ".join(f"{a}:{b}" for a, b in zip(box.start, box.stop, strict=True))
 
 
-def open_sample(config: InferConfig, source: Source) -> SampleRegion | None:
-    """Where there is sample, or None if all is to be computed.
+def open_sample(config: InferConfig, source: Source, seen: Source) -> SampleRegion | None:
+    """Where there is sample, or None if all is to be computed. ``seen`` is the input on the grid
+    that the network sees.
 
     Raises `UsageError` for a box or a mask that is not of the input.
     """
     if config.box is None and config.mask is None and config.skip_below is None:
         return None
-    return SampleRegion(config, source)
+    return SampleRegion(config, source, seen)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ...base import InferConfig, UsageError, plural
 from ...data import Box, Source, open_source
+from .voxel_sizes import sized_as_said
 
 if TYPE_CHECKING:
     from ...models import Model
@@ -32,10 +33,11 @@ class Volume:
 
 def open_input(config: InferConfig, level: int | None = None) -> Source:
     """The input, at the level of the settings or at another."""
-    return open_source(
+    source = open_source(
         config.in_spec, level=config.level if level is None else level, raw=config.raw,
         axes=config.axes, series=config.series,
     )  # fmt: skip
+    return source if level is not None else sized_as_said(config, source)
 
 
 def with_bands(

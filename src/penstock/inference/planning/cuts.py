@@ -56,7 +56,7 @@ def cuts(
 def _parts_of_one_process(facts: Facts, block: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """Shapes of parts to compare: the whole volume, and smaller ones that hold fewer open blocks.
     They are not cut along z, as bricks sweep it."""
-    blocks = [-(-n // u) + 1 for n, u in zip(facts.domain.shape, block, strict=True)]
+    blocks = [-(-n // u) + 1 for n, u in zip(facts.written.shape, block, strict=True)]
     while True:
         yield tuple(n * u for n, u in zip(blocks, block, strict=True))
         axis = 1 if blocks[1] * block[1] >= blocks[2] * block[2] else 2
@@ -73,7 +73,7 @@ def _fit_block(config: InferConfig, facts: Facts, shape: PatchShape) -> tuple[in
     Raises `UsageError` if --block is not whole chunks of every output.
     """
     grid = tuple(math.lcm(*axis) for axis in zip(*facts.write_grids, strict=True))
-    extent = facts.domain.shape
+    extent = facts.written.shape
     if config.block is None:
         block = list(grid)
         most = OWN_BLOCK_VOXELS if config.normalize == "percentile" else BLOCK_VOXELS
@@ -85,7 +85,8 @@ def _fit_block(config: InferConfig, facts: Facts, shape: PatchShape) -> tuple[in
             block[axis] *= 2
     asked = per_axis(config.block, plane=False, thin=grid[0])
     for name, b, p, n in zip("zyx", asked, shape.patch, extent, strict=True):
-        if b < p and b < n and not shape.chosen and not config.resumes:
+        fixed = not shape.chosen and not config.resumes and facts.back is None
+        if b < p and b < n and fixed:
             raise UsageError(f"--block {b} is smaller than --patch {p} (axis {name})")
     for name, b, g, n in zip("zyx", asked, grid, extent, strict=True):
         if b % g and b < n:
@@ -120,9 +121,10 @@ def _geometry(
                 break
     return Geometry(
         domain=facts.domain,
+        back=facts.back,
         patch=shape.patch,
         overlap=shape.overlap,
-        seam="blend" if any(facts.sum_itemsizes) else "trim",
+        seam="blend" if config.seam_mode == "blend" and any(facts.sum_itemsizes) else "trim",
         block=block,
         anchor=facts.anchor,
         part=block,

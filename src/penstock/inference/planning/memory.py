@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from ...data import Box
+from ...data import Box, Resampling
 from ..tiling.traffic import BrickShape
 
 LIBRARY_BYTES = 2 * 32 * 2**20
@@ -70,6 +70,16 @@ class Facts:
     """Free bytes of the device that has the fewest. None on the CPU."""
     written_channels: tuple[int, ...] = ()
     """Number of channels that each output gets, where it is less than its head has."""
+    way: Resampling | None = None
+    """The way from the input to what the network sees; None if that is the same grid."""
+    back: Resampling | None = None
+    """The way from what the network gives to the grid of blocks; None if that is the same."""
+    counted_itemsize: int = 0
+    """Bytes of a value of which percentiles are counted."""
+    stored_share: float = 1.0
+    """Bytes of the input for one byte of what the network sees."""
+    output_bytes: int = 0
+    """Bytes of all outputs before compression."""
     packed_itemsize: int = 0
     """Bytes of a stored number, where it is no value itself, else 0."""
     cast_bytes: int = 0
@@ -97,6 +107,11 @@ class Facts:
     """Bytes that files take which are made of their blocks at the end."""
     notes: tuple[str, ...] = ()
     """Sentences for the printed plan about how the model is run."""
+
+    @property
+    def written(self) -> Box:
+        """Spatial domain of the outputs, z y x."""
+        return self.domain if self.back is None else self.back.to
 
     @property
     def flag_bytes(self) -> int:
@@ -197,6 +212,16 @@ def pinned_bricks(facts: Facts, budget: int, largest: BrickShape) -> int:
     return facts.devices.count("cuda") * (budget // brick)
 
 
+def resampling_bytes(facts: Facts, largest: BrickShape, block: tuple[int, ...]) -> tuple[int, int]:
+    """Most bytes that resampling takes as a brick is read, and as one is joined to a block."""
+    there = back = 0
+    if facts.way is not None:
+        there = facts.way.bytes_for(largest.hull.shape, facts.source_itemsize)
+    if facts.back is not None:
+        back = facts.back.bytes_for(block, max(brick_voxel_bytes(facts)))
+    return there, back
+
+
 def bricks_bytes(facts: Facts, budget: int, largest: BrickShape) -> int:
     """Bytes of bricks under way on the host, for all devices.
 
@@ -228,7 +253,7 @@ def cache_bytes(facts: Facts, voxels: int) -> int:
         return facts.source_cache
     # With a margin for the store's records of each chunk: a cache that is one chunk too small for
     # what is read again is useless.
-    held = voxels * facts.in_bytes
+    held = int(voxels * facts.in_bytes * facts.stored_share)
     return held + held // 32 + 2**20 if held else 0
 
 

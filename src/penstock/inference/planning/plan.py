@@ -34,6 +34,7 @@ from .memory import (
     device_bytes,
     in_words,
     pinned_bricks,
+    resampling_bytes,
 )
 
 
@@ -82,7 +83,7 @@ class Plan:
         """Patches computed per patch that one part, as large as the volume, would take."""
         if self.own_patches:
             return 1.0
-        one = self.geometry.patches_for(self.geometry.domain).size * self.facts.num_volumes
+        one = self.geometry.patches_for(self.geometry.written).size * self.facts.num_volumes
         return self.num_patches / one
 
     @property
@@ -93,7 +94,8 @@ class Plan:
     @property
     def patch_amplification(self) -> float:
         """Computed voxels per voxel of the volume."""
-        return self.num_patches * math.prod(self.shape.patch) / self.voxels
+        voxels = self.geometry.domain.size * self.facts.num_volumes
+        return self.num_patches * math.prod(self.shape.patch) / voxels
 
     @property
     def read_amplification(self) -> float:
@@ -163,7 +165,7 @@ class Plan:
         """The plan in words, line by line: (what, how much)."""
         geometry, memory, facts, size = self.geometry, self.memory, self.facts, format_bytes
         volumes = plural(facts.num_volumes, "volume")
-        yield "volume", f"{in_words(geometry.domain.shape)} voxels, {volumes}"
+        yield "volume", f"{in_words(geometry.written.shape)} voxels, {volumes}"
         patches = f"{format_count(self.num_patches)} patches in batches of {self.batch}"
         shape = (
             f"{in_words(self.shape.patch)}, overlap {in_words(self.shape.overlap)}, {geometry.seam}"
@@ -279,7 +281,7 @@ def _plans_of(
             plan,
             cache_bytes=cache,
             memory=replace(plan.memory, cache=cache, decoding=decoding),
-            read_bytes=decoded * facts.in_bytes * facts.num_volumes,
+            read_bytes=int(decoded * facts.in_bytes * facts.stored_share) * facts.num_volumes,
         )
 
 
@@ -287,7 +289,8 @@ def _count(
     config: InferConfig, facts: Facts, shape: PatchShape, geometry: Geometry, limit: int
 ) -> Plan:
     """The plan of a cut that reads nothing and caches nothing."""
-    volume, num_volumes = geometry.domain.size, facts.num_volumes
+    volume, num_volumes = geometry.written.size, facts.num_volumes
+    stored = int(geometry.domain.size * facts.in_bytes * facts.stored_share) * num_volumes
     patch, largest = math.prod(shape.patch), largest_brick(geometry)
     budget = brick_budget(
         facts,
@@ -301,11 +304,13 @@ def _count(
     block = min(math.prod(geometry.block), volume)
     waiting = min((config.writer_workers + 1) * block, volume * num_volumes)
     writing = waiting * sum(block_voxel_bytes(facts))
-    if geometry.seam == "blend":  # each writer converts sums to the dtype of the sink
+    if any(facts.sum_itemsizes):  # each writer converts sums to the dtype of the sink
         writing += config.writer_workers * block * facts.out_bytes
     at_once = min(facts.cores, config.prep_workers * chunks_of_brick(facts, largest))
     unpacking = config.prep_workers * largest.hull.size * facts.packed_itemsize
-    passes = 0 if config.normalize != "global" else 2 if facts.source_itemsize > 2 else 1
+    there, back = resampling_bytes(facts, largest, geometry.block)
+    unpacking += config.prep_workers * there
+    passes = 0 if config.normalize != "global" else 2 if facts.counted_itemsize > 2 else 1
     return Plan(
         facts=facts,
         geometry=geometry,
@@ -321,7 +326,7 @@ def _count(
             base=facts.base_bytes,
             forward=computing + batch_bytes if facts.on_host else 0,
             bricks=bricks_bytes(facts, budget, largest) + unpacking,
-            assembly=open_peak(geometry) * sum(block_voxel_bytes(facts)),
+            assembly=open_peak(geometry) * sum(block_voxel_bytes(facts)) + back,
             writing=writing,
             cache=0,
             decoding=at_once * facts.chunk_bytes + facts.sample_bytes,
@@ -332,9 +337,9 @@ def _count(
         batch_bytes=computing - facts.cast_bytes + buffers,
         voxels=volume * num_volumes,
         read_bytes=0,
-        statistics_bytes=passes * volume * facts.in_bytes * num_volumes,
-        input_bytes=volume * facts.in_bytes * num_volumes,
-        output_bytes=volume * facts.out_bytes * num_volumes,
+        statistics_bytes=passes * stored,
+        input_bytes=stored,
+        output_bytes=facts.output_bytes or volume * facts.out_bytes * num_volumes,
         own_patches=config.normalize == "percentile",
         workers=config.shared_by or 1,
     )

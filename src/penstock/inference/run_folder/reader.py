@@ -6,6 +6,7 @@ import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,14 @@ from typing import Any
 import numpy as np
 
 from ...base import RUN_FILE, InferConfig, PenstockError, UsageError, plural, redact, system_errors
-from ...data import Box, Grid, Written, indices, open_written, run_at
+from ...data import Box, Grid, ScaledGrid, Written, indices, open_written, run_at
 from .block_log import Checks, Key
 from .folder import Folder, Notes, folder_at, lost_lines, read_run
 from .names import default_run_dir, is_run
 
-_FACTS = frozenset(("domain", "block", "places", "volumes", "dtypes", "outputs", "heads"))
+_FACTS = frozenset(
+    ("domain", "block", "places", "volumes", "dtypes", "outputs", "heads", "factors")
+)
 """The facts of a fingerprint that are read here."""
 
 
@@ -32,10 +35,13 @@ class Stored:
     """Shift from the source's spatial coordinates to the output's, z y x."""
     places: Sequence[Sequence[int]]
     """The time point and the first channel of each volume."""
+    grid: ScaledGrid
+    """The grid of its voxels."""
 
     def box(self, volume: int, block: Box) -> Box:
         """A block of a volume in the output, t c z y x."""
-        return Box.of(self.places[volume], (1, self.channels)) + block.shift(self.offset)
+        lead = Box.of(self.places[volume], (1, self.channels))
+        return lead + self.grid.box(block).shift(self.offset)
 
 
 @dataclass(frozen=True)
@@ -154,13 +160,16 @@ def _stored(
     """The outputs with the place of each volume. Raises `PenstockError` if the run did not write
     one of them."""
     start, stop = (tuple(corner[2:]) for corner in fingerprint["domain"])
-    shape = tuple(b - a for a, b in zip(start, stop, strict=True))
     outputs = []
-    facts = zip(written, fingerprint["places"], fingerprint["dtypes"][1:], strict=True)
-    for each, (channels, places), dtype in facts:
+    names = ("places", "dtypes", "factors")
+    places_of, dtypes, factors_of = (fingerprint[name] for name in names)
+    facts = zip(written, places_of, dtypes[1:], factors_of, strict=True)
+    for each, (channels, places), dtype, factors in facts:
+        grid = ScaledGrid(tuple(map(Fraction, factors)), start)
+        shape = grid.box(Box(start, stop)).shape
         source = each.source
         shift = tuple(np.subtract(source.domain.start[2:], start).tolist())
-        stored = Stored(each, channels, shift, places)
+        stored = Stored(each, channels, shift, places, grid)
         domain = Box(start, stop)
         inside = all(stored.box(volume, domain) in source.domain for volume in range(len(places)))
         if source.domain.shape[2:] != shape or source.dtype.name != dtype or not inside:

@@ -19,10 +19,11 @@ from typing import Any
 
 from ...base import HeadKind, InferConfig, PenstockError, UsageError, describe, one_heap
 from ...cluster import UnfitWorker, WorkerLeaves, before_leaving, close_after_item
-from ...data import Scaling, Sink
+from ...data import Resampling, Scaling, Sink
 from ..opening.heads import HeadPart, Origin
 from ..opening.outputs import open_outputs
 from ..opening.selection import open_input
+from ..opening.voxel_sizes import frame_of_outputs
 from ..planning.plan import Plan
 
 MARGIN_S = 5.0
@@ -73,13 +74,15 @@ class RemoteJob:
     """Number of channels that the model takes."""
     head_parts: Sequence[HeadPart]
     kinds: Sequence[tuple[HeadKind, Origin]]
+    way: Resampling | None
+    """The way from the input to what the network sees; None if that is the same grid."""
     counts: bool
     """True if the values of the input are to be counted for percentiles."""
 
     @cached_property
     def sinks(self) -> list[Sink]:
         """The outputs, opened here with what the worker has found out about the model's heads."""
-        source = open_input(self.config)
+        source = frame_of_outputs(self.config, open_input(self.config), self.way)
         outputs = open_outputs(
             self.config, source, self.selected, self.at_once, self.head_parts, self.kinds
         )
@@ -119,7 +122,7 @@ def open_job(order: tuple[InferConfig, int, str]) -> RemoteJob:
     config = config.model_copy(update=patches)
     return RemoteJob(
         config, job.plan, job.fingerprint(), job.maker(), job.run_dir, job.selected,
-        job.net.model.in_channels, job.head_parts, job.head_kinds, job.values.counted,
+        job.net.model.in_channels, job.head_parts, job.head_kinds, job.way, job.values.counted,
     )  # fmt: skip
 
 

@@ -175,8 +175,9 @@ class Pipeline:
         assembly = Assembly(
             self.job.geometry,
             self.writing.empty_block,
-            # What is left out adds up like a blended head: one brick is enough.
-            [*(head.blended for head in self.job.heads), *([True] if self.job.sample else [])],
+            # What is left out adds up like a head that is summed: one brick is enough.
+            [*(head.summed for head in self.job.heads), *([True] if self.job.sample else [])],
+            self.writing.placed,
             lambda volume, index: (volume, *index) not in self.journal.done,
         )
         while True:
@@ -192,7 +193,7 @@ class Pipeline:
                 computed.wait()
             with self.watch.stage("stitch", computed.brick, timed=False):
                 for number, head in enumerate(self.job.heads):
-                    if not head.blended and computed.outputs:
+                    if not head.summed and computed.outputs:
                         count, size = computed.clipped[number], computed.outputs[number].numel()
                         self.watch.count_clipped(number, count, size)
                 self.watch.count_not_finite(computed.not_finite)

@@ -32,7 +32,7 @@ def wanted_bricks(
         if not written:
             yield replace(brick, number=next(number))
             continue
-        touched = indices(blocks.touching(brick.support & job.geometry.reach(brick)))
+        touched = indices(blocks.touching(job.geometry.reach(brick)))
         wanted = [block for block in touched if (brick.volume, *block) not in written]
         if wanted:
             yield replace(narrowed(job.geometry, brick, wanted), number=next(number))
@@ -74,7 +74,7 @@ class BrickReader:
         shape = (job.net.model.in_channels, *hull.shape)
         whole = self.pool.take(shape, job.source.dtype)
         part = whole[(slice(None), *inside.within(hull))]
-        owned = brick.core & job.geometry.reach(brick)
+        owned = job.geometry.owned(brick)
 
         def read() -> None:
             job.volumes[brick.volume].read(job.source, inside, part)
@@ -144,7 +144,7 @@ class BrickReader:
     def _own_scaling(self, brick: Brick, array: NDArray[Any]) -> Scaling:
         """Percentiles of the block and its halo."""
         config, geometry = self.job.config, self.job.geometry
-        block = geometry.parts[brick.part]
+        block = geometry.needed(geometry.parts[brick.part])
         halo = block_halo(config, geometry)
         seen = block.grow(halo, halo) & geometry.domain
         part = array[(slice(None), *seen.within(brick.read))]

@@ -33,9 +33,14 @@ class Writing:
             return flags
         plan = self.job.heads[head]
         array = self.pool.take((plan.channels, *shape), plan.kept)
-        if plan.blended:
+        if plan.summed:
             array.fill(0)
         return array
+
+    def placed(self, head: int, box: Box) -> Box:
+        """A box of the grid of blocks in that of a head. What is left out has none of its own."""
+        heads = self.job.heads
+        return heads[head].grid.box(box) if head < len(heads) else box
 
     def put(self, block: Block) -> None:
         """Hand a block to the threads that write, once there is room for it."""
@@ -75,7 +80,7 @@ class Writing:
         level.add(box, array, write)
 
     def _finish(self, number: int, sums: NDArray[Any], array: NDArray[Any]) -> None:
-        """Turn the sums of a blended head into what is written."""
+        """Turn the sums of a head into what is written."""
         head = self.job.heads[number]
         if head.reduction is None:
             self.watch.count_clipped(number, cast(sums, array), array.size)
@@ -93,7 +98,7 @@ class Writing:
         write, so that damage by the store or by broken memory can be seen later."""
         output, array = self.job.outputs[number], block.arrays[number]
         where = f"block {block.index} {block.box} of {output.sink.name}"
-        if self.job.heads[number].blended:
+        if self.job.heads[number].summed:
             with self.watch.stage("write", where):
                 shape = (self.job.heads[number].written, *array.shape[1:])
                 sums, array = array, self.pool.take(shape, output.sink.dtype)
@@ -101,7 +106,8 @@ class Writing:
                 self.pool.give(sums)
         if self.job.sample is not None:
             # Stores of others need not say it.
-            array[:, block.arrays[-1][0]] = getattr(output.sink, "fill", 0)
+            left_out = self.job.heads[number].grid.mask(block.arrays[-1][0], block.box)
+            array[:, left_out] = getattr(output.sink, "fill", 0)
         with self.watch.stage("checksum", where):
             check = digest_of([array])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import reduce
 from typing import Literal
 
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import InferConfig, UsageError
-from ...data import Box, Grid, indices
+from ...data import Box, Grid, Resampling, indices
 
 Seam = Literal["trim", "blend"]
 
@@ -76,6 +77,13 @@ class Geometry:
     """True if the first patch begins where the volume does, and the last one, if strides fit, ends
     where it ends. Networks whose layers see the whole patch were trained so. All heads are
     blended then."""
+    back: Resampling | None = None
+    """The way from the domain to the grid of blocks and parts; None if that is the domain's."""
+
+    @property
+    def written(self) -> Box:
+        """What blocks and parts cut."""
+        return self.domain if self.back is None else self.back.to
 
     @property
     def stride(self) -> tuple[int, ...]:
@@ -92,11 +100,11 @@ class Geometry:
 
     @property
     def blocks(self) -> Grid:
-        return Grid(self.domain, self.block, self.anchor)
+        return Grid(self.written, self.block, self.anchor)
 
     @property
     def parts(self) -> Grid:
-        return Grid(self.domain, self.part, self.anchor)
+        return Grid(self.written, self.part, self.anchor)
 
     @property
     def first_read(self) -> tuple[int, ...]:
@@ -123,14 +131,27 @@ class Geometry:
         return Box.of(start, self.patch)
 
     def patches_for(self, box: Box) -> Box:
-        """Indices of the patches that contribute to a box."""
+        """Indices of the patches that contribute to a box of the grid of blocks."""
+        box = self.needed(box)
         if self.seam == "blend":
             box = box.grow(self.after, self.before) & self.cores.domain
         return self.cores.touching(box)
 
-    def reach(self, brick: Brick) -> Box:
-        """The box to which a brick contributes: its part."""
-        return self.parts[brick.part]
+    def needed(self, box: Box) -> Box:
+        """The voxels of the domain that a box of the grid of blocks is made of."""
+        return box if self.back is None else self.back.needed(box)
+
+    def owned(self, brick: Brick) -> Box:
+        """The voxels of the domain that a brick owns in its part."""
+        return brick.core & self.needed(self.parts[brick.part])
+
+    def reach(self, brick: Brick, *, summed: bool = True) -> Box:
+        """The box of the grid of blocks to which a brick contributes, within its part. A head that
+        is not ``summed`` gets the voxels that are nearest to those of the core."""
+        box = brick.support if summed else brick.core
+        if self.back is not None:
+            box = (self.back if summed else self.back.of_order(0)).given(box)
+        return box & self.parts[brick.part]
 
     def read_of(self, patches: Box) -> Box:
         """The box that several patches read together."""
@@ -195,7 +216,7 @@ class Geometry:
 
     def parts_along(self, axis: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Start and stop of each part along an axis: two arrays of shape (parts,)."""
-        low, high = self.domain.start[axis], self.domain.stop[axis]
+        low, high = self.written.start[axis], self.written.stop[axis]
         step, anchor = self.part[axis], self.anchor[axis]
         first, stop = self.parts.span(axis)  # a plan asks for it thousands of times
         lines = anchor + step * np.arange(first, stop + 1, dtype=np.int64)
@@ -207,6 +228,8 @@ class Geometry:
         owned, stride = self.cores.domain, self.stride[axis]
         low, high = owned.start[axis], owned.stop[axis]
         start, stop = self.parts_along(axis)
+        if self.back is not None:
+            start, stop = self.back.needed_along(axis, start, stop)
         if self.seam == "blend":
             start = np.maximum(start - self.after[axis], low)
             stop = np.minimum(stop + self.before[axis], high)
@@ -292,6 +315,30 @@ def patch_shape(config: InferConfig, has_z: bool, model_axes: int | None) -> Pat
                 f"{2 * trim}, not {o} (axis {name})"
             )
     return PatchShape(patch, overlap, 2 if plane else 3)
+
+
+def aligned(
+    config: InferConfig, shape: PatchShape, factors: Iterable[Sequence[Fraction]]
+) -> PatchShape:
+    """The patch with an overlap at which cores begin at whole voxels of every head's grid.
+
+    ``factors`` are those of the heads. An overlap that nobody asked for becomes the next that fits.
+    Raises `UsageError` for one of the user at which they do not.
+    """
+    overlap = []
+    axes = zip("zyx", shape.patch, shape.overlap, zip(*factors, strict=True), strict=True)
+    for name, patch, shared, along in axes:
+        coarsest = math.lcm(*(factor.denominator for factor in along))
+        least = 1 if coarsest == 1 else 2 * coarsest
+        if shared % least:
+            if "overlap" in config.model_fields_set:
+                raise UsageError(
+                    f"the network gives one voxel for {coarsest} along {name}, so --overlap must "
+                    f"be a multiple of {least}, not {shared}"
+                )
+            shared = min(shared + least, patch - 1) // least * least
+        overlap.append(shared)
+    return replace(shape, overlap=tuple(overlap))
 
 
 def block_halo(config: InferConfig, geometry: Geometry) -> tuple[int, ...]:

@@ -89,15 +89,24 @@ class Block:
     """Voxels of brick support that have not arrived yet."""
 
 
-def share_of(geometry: Geometry, brick: Brick, block: Box, *, blended: bool) -> Box:
-    """The voxels of a block to which a brick contributes, for one head."""
-    return (brick.support if blended else brick.core) & geometry.reach(brick) & block
+def values_in(
+    geometry: Geometry, array: NDArray[Any], held: Box, share: Box, *, summed: bool
+) -> NDArray[Any]:
+    """What an array of a brick, (channels, z, y, x) of the box ``held``, gives the voxels of a box
+    of the grid of blocks."""
+    if geometry.back is None:
+        return array[(slice(None), *share.within(held))]
+    seen = geometry.needed(share) & held
+    array = array[(slice(None), *seen.within(held))]
+    back = geometry.back if summed else geometry.back.of_order(0)
+    if array.dtype == np.bool_:  # true where a voxel counts for which it is true
+        return back.apply(array.astype(np.float32), seen, share) > 0
+    return back.apply(array, seen, share)
 
 
-def merge(block: Block, head: int, share: Box, values: NDArray[Any], *, blended: bool) -> None:
-    """Merge a brick's contribution to a head, ``values`` of (channels, z, y, x), into a block."""
-    there = block.arrays[head][(slice(None), *share.within(block.box))]
-    if blended:
+def merge(there: NDArray[Any], values: NDArray[Any], *, summed: bool) -> None:
+    """Merge a brick's contribution to a head into its part of a block."""
+    if summed:
         np.add(there, values, out=there)
     else:
         there[...] = values
@@ -110,10 +119,12 @@ class Assembly:
     geometry: Geometry
     empty: Callable[[int, tuple[int, ...]], NDArray[Any]]
     """A function of a head and a spatial shape that makes the array of a block, with zeros for a
-    blended head."""
-    blended: Sequence[bool]
-    """True for each head whose patches are added up. In other heads each voxel comes from the patch
+    head that is summed."""
+    summed: Sequence[bool]
+    """True for each head whose bricks are added up. In other heads each voxel comes from the patch
     that owns it."""
+    placed: Callable[[int, Box], Box] = lambda head, box: box
+    """A function of a head and a box that gives the box in the grid of the head."""
     wanted: Callable[[int, tuple[int, ...]], bool] = lambda volume, index: True
     """A function of a volume and an index that is false for a block that is written already."""
     open: dict[tuple[int, tuple[int, ...]], Block] = field(default_factory=dict)
@@ -121,24 +132,25 @@ class Assembly:
     def add(self, brick: Brick, heads: Sequence[NDArray[Any] | None]) -> Iterator[Block]:
         """Merge the heads of a brick, and yield each block that is complete by then.
 
-        A head has the shape (channels, z, y, x) of the brick's support if it is blended, else of
+        A head has the shape (channels, z, y, x) of the brick's support if it is summed, else of
         its core. None adds nothing.
         """
         geometry = self.geometry
-        support = brick.support & geometry.reach(brick)
-        for index in indices(geometry.blocks.touching(support)):
+        reach = geometry.reach(brick)
+        for index in indices(geometry.blocks.touching(reach)):
             if not self.wanted(brick.volume, index):
                 continue
             block = self._block(brick.volume, index)
-            for number, blended in enumerate(self.blended):
-                share = share_of(geometry, brick, block.box, blended=blended)
+            for number, summed in enumerate(self.summed):
+                share = self.placed(number, geometry.reach(brick, summed=summed) & block.box)
                 head = heads[number]
                 # The patches of a brick may own no voxel of a block that they contribute to.
                 if head is not None and share.size:
-                    held = brick.support if blended else brick.core
-                    values = head[(slice(None), *share.within(held))]
-                    merge(block, number, share, values, blended=blended)
-            block.missing -= (support & block.box).size
+                    held = self.placed(number, brick.support if summed else brick.core)
+                    values = values_in(geometry, head, held, share, summed=summed)
+                    there = share.within(self.placed(number, block.box))
+                    merge(block.arrays[number][(slice(None), *there)], values, summed=summed)
+            block.missing -= (reach & block.box).size
             if block.missing == 0:
                 yield self.open.pop((brick.volume, index))
 
@@ -146,7 +158,8 @@ class Assembly:
         key = (volume, index)
         if key not in self.open:
             box = self.geometry.blocks.cell(index)
-            arrays = [self.empty(head, box.shape) for head in range(len(self.blended))]
+            heads = range(len(self.summed))
+            arrays = [self.empty(head, self.placed(head, box).shape) for head in heads]
             self.open[key] = Block(volume, index, box, arrays, self._contributions(box))
         return self.open[key]
 
@@ -159,8 +172,9 @@ class Assembly:
         places = zip(parts.touching(box).start, parts.cells.start, strict=True)
         total = 1
         for axis, (cell, first) in enumerate(places):
-            part, _, support = bricks_along(self.geometry, axis)
-            stop = np.minimum(support.stop, box.stop[axis])
-            covered = stop - np.maximum(support.start, box.start[axis])
+            along = bricks_along(self.geometry, axis)
+            part, reach = along.part, along.reach
+            stop = np.minimum(reach.stop, box.stop[axis])
+            covered = stop - np.maximum(reach.start, box.start[axis])
             total *= int(covered[part == cell - first].clip(0).sum())
         return total

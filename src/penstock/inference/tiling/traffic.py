@@ -49,6 +49,8 @@ class Bricks(NamedTuple):
     """Index of a brick's part along the axis, from 0."""
     read: Spans
     support: Spans
+    reach: Spans
+    """The voxels of the grid of blocks to which each contributes, also beyond its part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ def largest_brick(geometry: Geometry) -> BrickShape:
     """A brick that is as long, on each axis, as the longest brick on that axis."""
     reads, supports, hulls = [], [], []
     for axis in range(3):
-        _, read, support = bricks_along(geometry, axis)
+        _, read, support, _ = bricks_along(geometry, axis)
         inside = _mirrored(read, geometry.domain.start[axis], geometry.domain.stop[axis])
         hull = Spans(np.minimum(read.start, inside.start), np.maximum(read.stop, inside.stop))
         reads.append(int(read.length.max()))
@@ -180,16 +182,16 @@ def _most(
 
 
 def _blocks_along(geometry: Geometry, axis: int) -> BlocksAlong:
-    low = geometry.domain.start[axis]
+    low = geometry.written.start[axis]
     parts = Spans(*geometry.parts_along(axis))
     blocks = Spans(*replace(geometry, part=geometry.block).parts_along(axis))
-    part, _, support = bricks_along(geometry, axis)
-    # Supports step back at the start of a part. With each part shifted by more than the volume,
+    part, _, _, reach = bricks_along(geometry, axis)
+    # Reaches step back at the start of a part. With each part shifted by more than the volume,
     # all are sorted, so that one search finds the bricks of each block's own part.
-    shift = geometry.domain.shape[axis] + 1
+    shift = geometry.written.shape[axis] + 1
     home = np.searchsorted(parts.start, blocks.start, side="right") - 1
-    first = np.searchsorted(support.stop + shift * part, blocks.start + shift * home, side="right")
-    last = np.searchsorted(support.start + shift * part, blocks.stop + shift * home) - 1
+    first = np.searchsorted(reach.stop + shift * part, blocks.start + shift * home, side="right")
+    last = np.searchsorted(reach.start + shift * part, blocks.stop + shift * home) - 1
     opening, closing = np.zeros_like(part), np.zeros_like(part)
     np.add.at(opening, first, blocks.length)
     np.add.at(closing, last, blocks.length)
@@ -221,7 +223,10 @@ def bricks_along(geometry: Geometry, axis: int) -> Bricks:
         support = Spans(low + patches.start * stride, np.minimum(low + patches.stop * stride, high))
     else:
         support = Spans(np.maximum(read.start, low), np.minimum(read.stop, high))
-    return Bricks(part, read, support)
+    reach = support
+    if geometry.back is not None:
+        reach = Spans(*geometry.back.given_along(axis, support.start, support.stop))
+    return Bricks(part, read, support, reach)
 
 
 def _read_of(geometry: Geometry, axis: int, patches: Spans) -> Spans:

@@ -1,0 +1,128 @@
+"""Resampling box by box against scipy on the whole."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from penstock.data.box import Box
+from penstock.data.resampling import Resampling
+from penstock.data.stores.open import open_source
+from penstock.data.stores.resampled import ResampledSource, on_grid
+
+from ..later import imported_later
+
+ndimage = imported_later("scipy.ndimage")
+SHAPES = [
+    ((13, 31, 40), (26, 17, 40)),
+    ((7, 20, 33), (21, 9, 50)),
+    ((1, 25, 26), (1, 49, 13)),
+    ((2, 3, 30), (5, 1, 31)),
+]
+
+
+def zoomed(array: NDArray[Any], shape: tuple[int, ...], order: int) -> NDArray[Any]:
+    zoom = [to / of for of, to in zip(array.shape, shape, strict=True)]
+    made: NDArray[Any] = ndimage.zoom(array, zoom, order=order, mode="nearest", grid_mode=True)
+    return made
+
+
+def some_boxes(domain: Box, seed: int) -> list[Box]:
+    rng = np.random.default_rng(seed)
+    boxes = []
+    for _ in range(12):
+        start = [int(rng.integers(0, n)) for n in domain.shape]
+        shape = [int(rng.integers(1, n - a + 1)) for a, n in zip(start, domain.shape, strict=True)]
+        boxes.append(Box.of(start, shape).shift(domain.start))
+    return boxes
+
+
+@pytest.mark.parametrize("order", [0, 1, 3])
+@pytest.mark.parametrize(("of", "to"), SHAPES)
+def test_any_box_has_the_bits_of_the_whole_which_are_those_of_scipy(
+    of: tuple[int, ...], to: tuple[int, ...], order: int
+) -> None:
+    array = np.random.default_rng(1).random(of)
+    way = Resampling(Box.of((3, -2, 5), of), Box.of((0, 1, -4), to), order)
+    whole = way.apply(array[None], way.of, way.to)[0]
+    assert np.abs(whole - zoomed(array, to, order)).max() < 1e-6
+    for box in some_boxes(way.to, 2):
+        needed = way.needed(box)
+        part = way.apply(array[(None, *needed.within(way.of))], needed, box)[0]
+        assert np.array_equal(part, whole[box.within(way.to)])
+
+
+@given(
+    st.integers(-9, 9), st.integers(1, 30), st.integers(1, 30), st.sampled_from([0, 1]), st.data()
+)
+def test_a_voxel_is_given_to_those_that_need_it(
+    low: int, of: int, to: int, order: int, data: st.DataObject
+) -> None:
+    """Along one axis, against the voxels that each voxel needs by itself."""
+    way = Resampling(Box.of((low,) * 3, (of,) * 3), Box.of((2,) * 3, (to,) * 3), order)
+    start = data.draw(st.integers(low, low + of - 1))
+    stop = data.draw(st.integers(start + 1, low + of))
+    wanted = []
+    for place in range(2, 2 + to):
+        first, end = way.needed_along(0, place, place + 1)
+        if first < stop and end > start:
+            wanted.append(place)
+    given_start, given_stop = way.given_along(0, start, stop)
+    assert [*range(int(given_start), int(given_stop))] == wanted
+
+
+@pytest.mark.parametrize("order", [0, 1])
+@pytest.mark.parametrize(("of", "to"), SHAPES)
+def test_what_pieces_give_adds_up_to_the_whole(
+    of: tuple[int, ...], to: tuple[int, ...], order: int
+) -> None:
+    array = np.random.default_rng(1).random(of)
+    way = Resampling(Box.of((0, 0, 0), of), Box.of((0, 0, 0), to), order)
+    total = np.zeros(to)
+    cuts = [sorted({0, n // 3, n // 2, n}) for n in of]
+    for sides in itertools.product(*(itertools.pairwise(each) for each in cuts)):
+        held = Box(tuple(a for a, _ in sides), tuple(b for _, b in sides))
+        if held.size and (box := way.given(held)).size:
+            total[box.slices] += way.apply(array[(None, *held.slices)], held, box)[0]
+    assert np.allclose(total, way.apply(array[None], way.of, way.to)[0], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int32", "float32"])
+def test_a_source_on_another_grid_is_within_a_hundred_thousandth_of_scipy(dtype: str) -> None:
+    array = (np.random.default_rng(3).random((9, 21, 16)) * 200).astype(dtype)
+    source = open_source(np.stack([array, array[::-1]]), name="in")
+    way = Resampling(source.domain[2:], Box.of((0, 0, 0), (18, 13, 17)), 3)
+    made = ResampledSource(source, way)
+    whole = made.read(made.domain)[0]
+    assert np.abs(whole[1] - zoomed(array[::-1].astype(float), (18, 13, 17), 3)).max() < 200e-5
+    for box in some_boxes(way.to, 4):
+        lead = Box.of((0, 0), (1, 2))
+        assert np.array_equal(made.read(lead + box)[0], whole[(slice(None), *box.slices)])
+
+
+def test_what_is_not_finite_spoils_only_what_is_interpolated_from_it() -> None:
+    array = np.ones((4, 12, 12), np.float32)
+    array[2, 6, 6] = np.nan
+    source = open_source(array, name="in")
+    for order in (0, 1, 3):
+        way = Resampling(source.domain[2:], Box.of((0, 0, 0), (4, 24, 24)), order)
+        made = ResampledSource(source, way).read(Box.of((0,) * 5, (1, 1, 4, 24, 24)))[0, 0]
+        spoilt = np.argwhere(np.isnan(made))
+        reach = (12, 13) if order == 0 else (11, 14)
+        assert spoilt.min(axis=0).tolist() == [2, reach[0], reach[0]]
+        assert spoilt.max(axis=0).tolist() == [2, reach[1], reach[1]]
+
+
+def test_a_frame_on_another_grid_begins_at_the_same_place_in_the_world() -> None:
+    source = open_source(np.zeros((4, 10, 10), "uint8"), name="in")
+    source.scale, source.translation = (1, 1, 2.0, 0.5, 0.5), (0, 0, 10.0, 5.0, 0.0)
+    frame = on_grid(source, Box.of((0, 0, 0), (8, 5, 10)), (0.5, 2.0, 1.0))
+    assert frame.scale == (1, 1, 1.0, 1.0, 0.5)
+    assert frame.translation == (0, 0, 9.5, 5.25, 0.0)
+    assert frame.domain.shape == (1, 1, 8, 5, 10)
