@@ -18,10 +18,10 @@ from .load import Head as Head
 from .load import Model as Model
 from .load import float32_default as float32_default
 from .load import load_model as load_model
+from .packages.kinds import package_kind as package_kind
 from .probes import bits_that_vary as bits_that_vary
 from .probes import find_reach as find_reach
 from .reach import Reach as Reach
-from .packages.kinds import package_kind as package_kind
 from .recipe import HeadRecipe as HeadRecipe
 from .recipe import Recipe as Recipe
 from .reductions import Reduction as Reduction

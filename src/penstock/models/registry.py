@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ..base import HeadKind, UsageError, extension_names, find_extension
-from .reach import Reach
 from .packages.kinds import check_holds_package, package_kind
+from .reach import Reach
 
 _HERE = Path(__file__).parent
 PROGRAMS = (".pt2", ".pt", ".ts", ".torchscript")

@@ -142,7 +142,7 @@ class Job:
             part = Prepared.read(self.run_dir).part
         self.plan = make_plan(config, facts, shape, part)
         if self.tiled.measured and not config.resumes:
-            self.plan = with_seam_error(self.plan, config, self.net, source, self.volumes[0])
+            self.plan = with_seam_error(self.plan, self.values, self.net, source, self.volumes[0])
         self.geometry = self.plan.geometry
         self.source = source.with_cache(self.plan.cache_bytes)
         self.norm_source = self.source if self.way is None else self.input

@@ -16,12 +16,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...base import InferConfig, plural, significant, trim_heap
+from ...base import plural, significant, trim_heap
 from ...data import Source
 from ..planning.memory import resident_bytes
 from ..planning.plan import Plan
 from .head_kinds import seen_patches
 from .net import Net
+from .normalisation import Values
 from .selection import Volume
 
 _SHARE = 0.05
@@ -56,14 +57,12 @@ class SeamError:
         return f"{at_seams} (on {plural(self.places, 'place')} of the data); {cure}"
 
 
-def with_seam_error(
-    plan: Plan, config: InferConfig, net: Net, source: Source, volume: Volume
-) -> Plan:
+def with_seam_error(plan: Plan, scaled: Values, net: Net, source: Source, volume: Volume) -> Plan:
     """Measure the difference at seams for a plan, where the job runs on the CPU.
 
     Args:
         plan: The plan of the job.
-        config: The settings, with patch and overlap.
+        scaled: How values are scaled.
         net: The model as the job runs it.
         source: The input.
         volume: The volume to look at.
@@ -74,7 +73,7 @@ def with_seam_error(
     if not plan.facts.on_host:
         return plan
     free = plan.memory_limit - resident_bytes()
-    error = seam_error(config, net, source, volume, plan.num_patches, free)
+    error = seam_error(scaled, net, source, volume, plan.num_patches, free)
     if error is None:
         return plan
     line = f"{plan.facts.seams}; {error.line()}"
@@ -82,12 +81,12 @@ def with_seam_error(
 
 
 def seam_error(
-    config: InferConfig, net: Net, source: Source, volume: Volume, num_patches: int, free_bytes: int
+    scaled: Values, net: Net, source: Source, volume: Volume, num_patches: int, free_bytes: int
 ) -> SeamError | None:
     """Measure how far tiles are from larger inputs.
 
     Args:
-        config: The settings, with patch and overlap.
+        scaled: How values are scaled.
         net: The model as the job runs it; it is run on the CPU.
         source: The input.
         volume: The volume to look at.
@@ -107,7 +106,7 @@ def seam_error(
     if not places or peak is None or times * peak / net.forward > free_bytes:
         return None
     each, smaller = [], []
-    for seen in islice(seen_patches(config, source, volume, window, net.clip), places):
+    for seen in islice(seen_patches(scaled, source, volume, window, net.clip), places):
         values = seen.shown.reshape(net.model.in_channels, *window[3 - shape.model_axes :])
         try:
             whole = _output(net, values)

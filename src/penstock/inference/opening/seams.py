@@ -58,10 +58,6 @@ def tiled(config: InferConfig, model: Model, extent: tuple[int, ...], has_z: boo
     config, chosen = _as_recorded(config), config.patch is None
     axes = len(config.patch or ()) if len(config.patch or ()) > 1 else 0
     axes = axes or model.spatial_axes or (3 if has_z else 2)
-    recipe = model.recipe
-    if recipe is not None:
-        said = {"patch": config.patch or recipe.patch, "overlap": config.overlap or recipe.overlap}
-        config = config.model_copy(update=said)
     if config.seam_mode == "blend":
         return Tiled(_with(config, FIXED_PATCH, FIXED_OVERLAP), "blended, so not exact", chosen)
     named = config.patch is not None and config.overlap is not None
