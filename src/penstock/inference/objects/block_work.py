@@ -13,7 +13,7 @@ import signal
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,10 @@ from ...base import (
     for_children,
     in_order,
 )
-from ...data import Box, Grid, Sink, Source, open_sink, open_source
+from ...data import Box, Grid, Sink, Source, open_source
 from .block_record import BlockRecord, record_of
 from .components import ComponentRule, LocalLabels
+from .label_output import LabelOutput
 from .object_measures import Measures, measure_block, voxels_of
 
 IDS_FILE, STARTS_FILE = "ids.npy", "starts.npy"
@@ -46,7 +47,8 @@ class BlockWork:
     folder: Path
     measured: bool = False
     """True if objects are measured for a table."""
-    sink_settings: dict[str, Any] = field(default_factory=dict)
+    dtype: str = ""
+    """The dtype of the output."""
 
     @cached_property
     def source(self) -> Source:
@@ -63,10 +65,8 @@ class BlockWork:
     @cached_property
     def sink(self) -> Sink:
         """The output, which is there."""
-        sink = open_sink(
-            self.config.out_spec, domain=self.grid.domain, like=self.source, resume=True,
-            name="OUT", **self.sink_settings,
-        )  # fmt: skip
+        output = LabelOutput(self.config, self.source, self.grid.domain)
+        sink = output.sink(self.dtype, overwrite=False, resume=True)
         sink.create()
         return sink
 

@@ -13,7 +13,7 @@ from ...base import UsageError, require
 from ...data import Box, Source
 
 Matter = Literal["mask", "scores", "labels"]
-"""The voxels that are labelled: all but 0, what is above a threshold, or each value but 0 by itself."""
+"""The voxels that are labelled: all but 0, those above a threshold, or each value but 0."""
 COMPLEMENT = {4: 8, 8: 4, 6: 26, 18: 6, 26: 6}
 """The connectivity of the background that objects of a connectivity enclose."""
 

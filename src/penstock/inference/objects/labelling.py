@@ -29,9 +29,9 @@ from ...base import (
     check_folder,
     check_outputs,
     held_alone,
-    plural,
     read_json,
     replacing,
+    scrubbed,
     usable_cores,
     write_json,
 )
@@ -40,15 +40,14 @@ from ...data import (
     OutputLock,
     Sink,
     Source,
-    open_sink,
     open_source,
     overlap,
-    run_at,
 )
 from ..run_folder.names import default_run_dir
 from .block_work import IDS_FILE, STARTS_FILE, BlockWork, open_input, over_blocks
 from .components import ComponentRule, HoleTable, Matter, checked_connectivity, matter_of
 from .face_joins import Contacts, Numbering, Totals, all_touching, groups_of, numbered, touches
+from .label_output import LabelOutput
 from .object_table import write_table
 
 BLOCK_VOXELS = 2**23
@@ -90,14 +89,15 @@ class Labelling:
             )
         rule = ComponentRule(matter, connectivity, config.threshold or 0.0)
         dtype = config.dtype or "uint32"
-        self.sink = self._sink(dtype, overwrite=True)  # as it would be if there was none
+        self.output = LabelOutput(config, self.source, self.source.domain)
+        self.sink = self.output.sink(dtype, overwrite=True)  # as it would be if there was none
         if overlap(self.source, self.sink):
             raise UsageError(f"OUT {self.sink.name}: is the input, or lies in it")
         self.folder = config.run_dir or _beside(self.sink)
         check_folder(self.folder, "--run-dir")
         self.goes_on = config.resume and (self.folder / RUN_FILE).is_file()
         if not self.goes_on:
-            self._sink(dtype, overwrite=config.overwrite).check()
+            self.output.sink(dtype, overwrite=config.overwrite).check()
         given = [Path(each) for each in (config.in_spec, config.intensity) if isinstance(each, str)]
         check_outputs(("--table", config.table), replace=config.overwrite, inputs=given)
         block = _block_of(self.sink, config.block)
@@ -170,7 +170,7 @@ class Labelling:
         settings = as_settings(self.config)
         settings |= {"input": self.source.fingerprint, "block": self.work.grid.step}
         kept = {key: value for key, value in settings.items() if key not in _OF_ONE_START}
-        return json.loads(json.dumps(kept, default=str))
+        return json.loads(json.dumps(scrubbed(kept), default=str))
 
     def _holes(self, add: Show) -> HoleTable:
         rule = self.work.rule.background()
@@ -197,16 +197,17 @@ class Labelling:
     ) -> LabelSummary:
         """Write all blocks, and the levels below."""
         config = self.config
-        settings: dict[str, Any] = {"dtype": np.dtype(config.dtype or _smallest(numbering.kept))}
-        settings |= {"chunks": config.chunks, "shards": config.shards}
-        work = replace(work, sink_settings=settings)
         _save(self.folder / IDS_FILE, numbering.ids)
         _save(self.folder / STARTS_FILE, numbering.starts)
         run = begun["run"]
         lock = OutputLock.take([self.sink], run, folder=self.folder, take_over=config.take_over)
         with contextlib.closing(lock):
-            sink = self._made(begun, lock, settings["dtype"], numbering.kept)
+            sink, there = self.output.created(lock, run, begun["made"], numbering.kept)
             log = self.folder / _WRITTEN
+            if not there:
+                log.unlink(missing_ok=True)
+                write_json(self.folder / RUN_FILE, begun | {"made": True})
+            self.sink, work = sink, replace(work, dtype=sink.dtype.name)
             with log.open("ab+") as file:
                 file.seek(0)
                 written = {int(line) for line in file.read().split(b"\n")[:-1] if line.isdigit()}
@@ -217,54 +218,10 @@ class Labelling:
                     lock.check()
                     add(voxels)
             sink.close()
-            levels = self._levels(sink)
+            levels = self.output.add_levels(sink)
         return LabelSummary(
             numbering.kept, numbering.objects - numbering.kept, work.rule.matter,
             work.rule.connectivity, sink.dtype.name, len(work.grid), work.grid.step[2:], levels,
-        )  # fmt: skip
-
-    def _made(self, begun: dict[str, Any], lock: OutputLock, dtype: Any, count: int) -> Sink:
-        """The output, created by this run. One that another has made is not written to."""
-        run = begun["run"]
-        ours = begun["made"] and (not lock.holds or run_at(self.sink) == run)
-        begins_anew = not ours and (self.config.overwrite or run_at(self.sink) == run)
-        sink = self._sink(dtype, resume=ours, overwrite=begins_anew)
-        if sink.dtype.kind not in "iu" or count > np.iinfo(sink.dtype).max:
-            raise UsageError(
-                f"OUT {sink.name}: {sink.dtype} does not hold {plural(count, 'object')}; leave "
-                "--dtype out for the smallest that does"
-            )
-        if not ours:
-            lock.name()
-        sink.create()
-        if not ours:
-            (self.folder / _WRITTEN).unlink(missing_ok=True)
-            write_json(self.folder / RUN_FILE, begun | {"made": True})
-        self.sink = sink
-        return sink
-
-    def _levels(self, sink: Sink) -> int:
-        """Add the levels of an OME-Zarr, and list it as a label of its image."""
-        from ...data import add_levels, register_label
-
-        config, place = self.config, str(self.config.out_spec)
-        if not getattr(sink, "documents", None):
-            return 0
-        levels = []
-        if config.levels != "none":
-            levels = add_levels(
-                place, rule="mode", count=config.levels, again=False, threads=usable_cores(),
-                name="OUT",
-            )  # fmt: skip
-        register_label(place, "OUT")
-        return len(levels)
-
-    def _sink(self, dtype: Any, *, overwrite: bool, resume: bool = False) -> Sink:
-        config = self.config
-        return open_sink(
-            config.out_spec, domain=self.source.domain, dtype=np.dtype(dtype), like=self.source,
-            chunks=config.chunks, shards=config.shards, resume=resume,
-            overwrite=overwrite, name="OUT",
         )  # fmt: skip
 
     def _clear(self) -> None:
@@ -320,10 +277,6 @@ def _check_image(config: LabelConfig, source: Source, work: BlockWork) -> None:
 def _sides(shape: tuple[int, ...]) -> str:
     """A shape as messages have it."""
     return " x ".join(map(str, shape))
-
-
-def _smallest(count: int) -> str:
-    return next(f"uint{bits}" for bits in (8, 16, 32, 64) if count < 1 << bits)
 
 
 def _save(path: Path, array: Any) -> None:
