@@ -11,6 +11,8 @@ EXAMPLES = """
 penstock label scores.ome.zarr cells.ome.zarr --threshold 0.5 --min-size 20
 penstock label mask.ome.zarr parts.ome.zarr --connectivity 26 --fill-holes
 penstock label mask.ome.zarr image.ome.zarr/labels/cells --table cells.parquet
+penstock label scores.ome.zarr cells.ome.zarr --decoder watershed --threshold 0.3 \\
+    --seed-threshold 0.7 --object-size 24
 """
 
 
@@ -29,11 +31,12 @@ def run(args: argparse.Namespace) -> int:
     labelling = Labelling(from_flags(LabelConfig, args))
     with counted_progress(labelling.voxels, "voxels", "labelling") as show:
         done = labelling.run(show)
-    what = {"mask": "all that is not 0", "labels": "voxels of equal value",
-            "scores": f"what is above {labelling.config.threshold:g}"
-            if labelling.config.threshold is not None else ""}  # fmt: skip
     print(f"objects   {done.objects:,}, numbered by their first voxels; {done.left_out:,} left out")
-    print(f"taken     {what[done.matter]}, with {done.connectivity} neighbours")
+    print(f"taken     {labelling.taken}, with {done.connectivity} neighbours")
+    if done.owners is not None:
+        joined, cut, ambiguous = done.owners[2:]
+        print(f"joined    {joined:,} that several blocks see; {ambiguous:,} ambiguous")
+        print(f"cut       {cut:,} by the halo: give a larger --object-size if this is not 0")
     print(f"blocks    {done.blocks:,} of {' x '.join(map(str, done.block))} (z y x)")
     print(f"output    {done.dtype}, {done.levels} levels below")
     if labelling.config.table is not None:

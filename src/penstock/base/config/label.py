@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from .knobs import Natural, Overwriting, Positive, Shape, flag, many
 
@@ -16,6 +16,7 @@ class LabelConfig(Overwriting):
     """The knobs of ``penstock label``."""
 
     groups: ClassVar = {
+        "objects of a decoder": "seed_threshold object_size instance_block join join_rule",
         "how the input is read": "level axes series raw",
         "how the output is written": "chunks shards levels dtype",
         "how the work is done": "block workers run_dir take_over",
@@ -33,6 +34,32 @@ class LabelConfig(Overwriting):
         None,
         help="voxels that are neighbours: 4 or 8 in a plane, 6, 18 or 26 in a volume (default: 4 "
         "or 6, those that share a face)",
+    )
+    decoder: str | None = flag(
+        None,
+        help="what makes objects of scores: components, watershed, or your FILE.py:FUNCTION, which "
+        "takes an array c z y x and gives labels z y x (default: components)",
+    )
+    seed_threshold: float | None = flag(
+        None, help="for --decoder watershed: a seed is what is above this"
+    )
+    object_size: Shape | None = flag(
+        None,
+        help="longest side of an object in voxels, z y x: the decoder sees each block with so "
+        "large a halo",
+    )
+    instance_block: Shape | None = flag(
+        None,
+        help="voxels z y x that a decoder labels at a time, without the halo; the objects depend "
+        "on it (default: 128, or 4 times --object-size if that is more)",
+    )
+    join: Annotated[float, Field(gt=0, le=1)] = flag(
+        0.5, help="the least overlap by which two blocks see the same object", unit="a share"
+    )
+    join_rule: Literal["iou", "overlap", "touch", "owner"] = flag(
+        "iou",
+        help="the overlap of two views of an object: of their union; of the smaller one; any; or "
+        "none, and each block keeps those whose centroid it holds",
     )
     min_size: Positive = flag(1, help="the fewest voxels of an object that stays")
     fill_holes: bool = flag(
@@ -74,10 +101,23 @@ class LabelConfig(Overwriting):
         False, help="take an output that another run has locked, if that run may have ended"
     )
 
+    @property
+    def decodes(self) -> bool:
+        """Whether objects are made by a decoder, block by block, and not by components."""
+        return self.decoder not in (None, "components")
+
     @model_validator(mode="after")
     def _fits(self) -> LabelConfig:
         if self.threshold is not None and self.equal:
             raise ValueError("--threshold makes a mask and --equal takes labels; give one")
+        if self.decodes and self.fill_holes:
+            raise ValueError("--fill-holes is for components, and not for --decoder")
+        if self.decoder == "watershed" and None in (self.threshold, self.seed_threshold):
+            raise ValueError("--decoder watershed needs --threshold X and --seed-threshold Y")
+        if self.decodes and self.decoder != "watershed" and ":" not in str(self.decoder):
+            raise ValueError(
+                f"--decoder {self.decoder}: give components, watershed or FILE.py:FUNCTION"
+            )
         if self.intensity is not None and self.table is None:
             raise ValueError("--intensity is for a table; give --table FILE.parquet too")
         if self.channels is not None and self.intensity is None:

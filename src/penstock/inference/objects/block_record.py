@@ -31,8 +31,9 @@ class BlockRecord:
     voxels: NDArray[np.int64]
     at_border: NDArray[np.bool_]
     """True if the object touches a face of the volume."""
+    keys: NDArray[np.int64] | None
+    """See `LocalLabels`, as for ``values``."""
     values: NDArray[Any] | None
-    """See `LocalLabels`."""
     faces: dict[str, NDArray[Any]]
     """The labels at the faces that have a block behind them, named ``0-`` to ``2+`` for the lower
     and the upper face along z y x. The axis of a face has length 1."""
@@ -47,8 +48,11 @@ class BlockRecord:
         """Write the file."""
         arrays: dict[str, Any] = {"first": self.first, "voxels": self.voxels,
                                   "at_border": self.at_border}  # fmt: skip
-        if self.values is not None:
-            arrays["values"] = self.values
+        arrays |= {
+            name: getattr(self, name)
+            for name in ("keys", "values")
+            if getattr(self, name) is not None
+        }
         arrays |= {f"{_FACE}{name}": face for name, face in self.faces.items()}
         arrays |= {f"{_MEASURE}{name}": column for name, column in self.measures.items()}
         with replacing(path) as draft, draft.open("wb") as file:
@@ -64,8 +68,8 @@ class BlockRecord:
             for prefix in (_FACE, _MEASURE)
         }
         return cls(
-            arrays["first"], arrays["voxels"], arrays["at_border"], arrays.get("values"),
-            parts[_FACE], parts[_MEASURE],
+            arrays["first"], arrays["voxels"], arrays["at_border"], arrays.get("keys"),
+            arrays.get("values"), parts[_FACE], parts[_MEASURE],
         )  # fmt: skip
 
 
@@ -102,4 +106,4 @@ def record_of(
     places = [part.astype(np.int64) + at for part, at in zip(within, offsets[2:], strict=True)]
     lead = [np.full_like(labels.first, at) for at in offsets[:2]]
     first = np.ravel_multi_index((*lead, *places), domain.shape).astype(np.int64)
-    return BlockRecord(first, voxels, at_border[1:], labels.values, faces, measures)
+    return BlockRecord(first, voxels, at_border[1:], labels.keys, labels.values, faces, measures)

@@ -13,7 +13,8 @@ import signal
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,10 @@ from ...base import (
 from ...data import Box, Grid, Sink, Source, open_source
 from .block_record import BlockRecord, record_of
 from .components import ComponentRule, LocalLabels
-from .label_output import LabelOutput
+from .decoded_views import ViewWork
+from .label_output import LabelOutput, open_input
 from .object_measures import Measures, measure_block, voxels_of
+from .view_joins import DecodedRule
 
 IDS_FILE, STARTS_FILE = "ids.npy", "starts.npy"
 
@@ -42,7 +45,7 @@ class BlockWork:
     """What is done with each block. It is handed to other processes, which open arrays anew."""
 
     config: LabelConfig
-    rule: ComponentRule
+    rule: ComponentRule | DecodedRule
     grid: Grid
     folder: Path
     measured: bool = False
@@ -69,6 +72,10 @@ class BlockWork:
         sink = output.sink(self.dtype, overwrite=False, resume=True)
         sink.create()
         return sink
+
+    def opened(self) -> AbstractContextManager[None]:
+        """The context in which blocks are done."""
+        return contextlib.nullcontext()
 
     def record(self, number: int) -> Path:
         """The file of what is counted of a block."""
@@ -127,19 +134,16 @@ class BlockWork:
         return np.load(self.folder.parent / STARTS_FILE, allow_pickle=False)
 
 
-def open_input(config: LabelConfig) -> Source:
-    """The input of a labelling."""
-    settings = {name: getattr(config, name) for name in ("level", "axes", "series", "raw")}
-    return open_source(config.in_spec, **settings, name="IN")
-
-
-_WORK: list[BlockWork] = []
+_WORK: list[BlockWork | ViewWork] = []
 """The work of this process, one of a pool."""
+_OPENED = contextlib.ExitStack()
+"""The context of that work."""
 
 
-def _begin(work: BlockWork) -> None:
+def _begin(work: BlockWork | ViewWork) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that began this one ends it
     end_with_parent()
+    _OPENED.enter_context(work.opened())
     _WORK[:] = [work]
 
 
@@ -148,35 +152,36 @@ def _do(step: str, number: int) -> int:
 
 
 @contextlib.contextmanager
-def doing(work: BlockWork, step: str, workers: int) -> Iterator[Callable[[int], int]]:
+def doing(work: BlockWork | ViewWork, step: str, workers: int) -> Iterator[Callable[[int], int]]:
     """Yield a function that does a step of the work on a block, here or in a process of a pool.
 
     Args:
         work: The work.
-        step: ``count`` or ``write``.
+        step: ``decode``, ``count`` or ``write``.
         workers: The number of processes; for 1 this one does the work.
 
     Yields:
         The function. It may be called by as many threads as there are workers.
     """
     if workers == 1:
-        yield getattr(work, step)
+        with work.opened():
+            yield getattr(work, step)
         return
     context = multiprocessing.get_context("spawn")
     with environment_kept():
         os.environ.update(for_children())
-        with ProcessPoolExecutor(workers, context, _begin, (work,)) as pool:
+        with ProcessPoolExecutor(workers, context, _begin, (replace(work),)) as pool:
             yield lambda number: pool.submit(_do, step, number).result()
 
 
 def over_blocks(
-    work: BlockWork, step: str, numbers: Iterable[int], workers: int
+    work: BlockWork | ViewWork, step: str, numbers: Iterable[int], workers: int
 ) -> Iterator[tuple[int, int]]:
     """Do a step for each of some blocks.
 
     Args:
         work: The work.
-        step: ``count`` or ``write``.
+        step: ``decode``, ``count`` or ``write``.
         numbers: The numbers of the blocks.
         workers: The number of processes.
 

@@ -25,6 +25,8 @@ class LocalLabels(NamedTuple):
     """Along z y x, 0 where there is none, else numbers from 1 in the order of first voxels."""
     first: NDArray[np.int64]
     """The place of the first voxel of each object, in the flattened block."""
+    keys: NDArray[np.int64] | None = None
+    """The object that each is a part of, if that is known; else blocks are joined by faces."""
     values: NDArray[Any] | None = None
     """The value of each object, if only neighbours of equal value are the same; else None."""
 

@@ -47,16 +47,21 @@ class Totals(NamedTuple):
     first: NDArray[np.int64]
     voxels: NDArray[np.int64]
     at_border: NDArray[np.bool_]
+    keys: NDArray[np.int64]
+    """See `LocalLabels`; empty if they are not given."""
     starts: NDArray[np.int64]
     """See `Numbering`."""
 
     @classmethod
     def of(cls, records: Iterable[BlockRecord]) -> Totals:
         """Collect them from the records of all blocks in order."""
-        rows = [(record.first, record.voxels, record.at_border) for record in records]
-        first, voxels, at_border = map(np.concatenate, zip(*rows, strict=True))
+        rows = [
+            (r.first, r.voxels, r.at_border, r.first[:0] if r.keys is None else r.keys)
+            for r in records
+        ]
+        first, voxels, at_border, keys = map(np.concatenate, zip(*rows, strict=True))
         starts = np.cumsum([0, *(len(row[0]) for row in rows)], dtype=np.int64)
-        return cls(first, voxels, at_border, starts)
+        return cls(first, voxels, at_border, keys, starts)
 
 
 def touching(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...base import LabelConfig, UsageError, plural, usable_cores
-from ...data import Box, OutputLock, Sink, Source, open_sink, run_at
+from ...data import Box, OutputLock, Sink, Source, open_sink, open_source, run_at
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,12 @@ class LabelOutput:
             )  # fmt: skip
         register_label(place, "OUT")
         return len(levels)
+
+
+def open_input(config: LabelConfig) -> Source:
+    """The input of a labelling."""
+    settings = {name: getattr(config, name) for name in ("level", "axes", "series", "raw")}
+    return open_source(config.in_spec, **settings, name="IN")
 
 
 def smallest_dtype(count: int) -> str:

@@ -29,6 +29,7 @@ from ...base import (
     check_folder,
     check_outputs,
     held_alone,
+    plural,
     read_json,
     replacing,
     scrubbed,
@@ -36,6 +37,7 @@ from ...base import (
     write_json,
 )
 from ...data import (
+    Box,
     Grid,
     OutputLock,
     Sink,
@@ -44,15 +46,17 @@ from ...data import (
     overlap,
 )
 from ..run_folder.names import default_run_dir
-from .block_work import IDS_FILE, STARTS_FILE, BlockWork, open_input, over_blocks
-from .components import ComponentRule, HoleTable, Matter, checked_connectivity, matter_of
+from .block_work import IDS_FILE, STARTS_FILE, BlockWork, over_blocks
+from .components import ComponentRule, HoleTable, checked_connectivity, matter_of
+from .decoded_views import ViewWork, view_work
 from .face_joins import Contacts, Numbering, Totals, all_touching, groups_of, numbered, touches
-from .label_output import LabelOutput
+from .label_output import LabelOutput, open_input
 from .object_table import write_table
+from .view_joins import DecodedRule, Owners, owners_of
 
 BLOCK_VOXELS = 2**23
 """The most voxels of a block that is chosen: a worker takes about 25 bytes for each."""
-_HOLES, _OBJECTS, _WRITTEN = "holes", "objects", "written.log"
+_HOLES, _OBJECTS, _VIEWS, _WRITTEN = "holes", "objects", "views", "written.log"
 _OF_ONE_START = {"overwrite", "resume", "workers", "run_dir", "take_over", "levels"}
 Show = Callable[[int], None]
 
@@ -63,12 +67,13 @@ class LabelSummary:
 
     objects: int
     left_out: int
-    matter: Matter
     connectivity: int
     dtype: str
     blocks: int
     block: tuple[int, ...]
     levels: int
+    owners: Owners | None = None
+    """The joins of what a decoder made; None for components."""
 
 
 class Labelling:
@@ -81,15 +86,11 @@ class Labelling:
         """
         self.config = config
         self.source = open_input(config)
-        matter = matter_of(self.source, config.threshold, config.equal)
-        connectivity = checked_connectivity(config.connectivity, self.source.axes)
-        if matter == "labels" and config.fill_holes:
-            raise UsageError(
-                "--fill-holes: a hole may lie between several labels; give --no-equal for a mask"
-            )
-        rule = ComponentRule(matter, connectivity, config.threshold or 0.0)
+        rule = _rule_of(config, self.source)
+        self.taken = _taken(rule)
+        self.domain = _domain_of(config, self.source)
         dtype = config.dtype or "uint32"
-        self.output = LabelOutput(config, self.source, self.source.domain)
+        self.output = LabelOutput(config, self.source, self.domain)
         self.sink = self.output.sink(dtype, overwrite=True)  # as it would be if there was none
         if overlap(self.source, self.sink):
             raise UsageError(f"OUT {self.sink.name}: is the input, or lies in it")
@@ -101,17 +102,22 @@ class Labelling:
         given = [Path(each) for each in (config.in_spec, config.intensity) if isinstance(each, str)]
         check_outputs(("--table", config.table), replace=config.overwrite, inputs=given)
         block = _block_of(self.sink, config.block)
-        grid = Grid(self.source.domain, (1, 1, *block), self.sink.grid_origin)
+        grid = Grid(self.domain, (1, 1, *block), self.sink.grid_origin)
         measured = config.table is not None
         self.work = BlockWork(config, rule, grid, self.folder / _OBJECTS, measured)
-        _check_image(config, self.source, self.work)
+        _check_image(config, self.source)
+        self.views: ViewWork | None = None
+        if config.decodes:
+            self.views = view_work(config, self.source, self.domain, self.folder / _VIEWS)
+            self.taken = f"what {config.decoder} gives for {plural(len(self.views.grid), 'block')}"
         self.workers = config.workers or usable_cores()
         self.run_id = uuid.uuid4().hex
 
     @property
     def voxels(self) -> int:
         """Voxels that are labelled, counted once for each time that they are."""
-        return self.source.domain.size * (3 if self.config.fill_holes else 2)
+        more = self.config.fill_holes or self.config.decodes
+        return self.domain.size * (3 if more else 2)
 
     def run(self, show: Show = lambda voxels: None) -> LabelSummary:
         """Label.
@@ -135,11 +141,14 @@ class Labelling:
         with held_alone(self.folder / "lock", "labels"):
             begun = self._begin()
             work = self.work
-            if self.config.fill_holes:
-                work = replace(work, rule=replace(work.rule, holes=self._holes(add)))
-            totals, pairs, contacts = self._count(work, add)
-            groups = groups_of(len(totals.first), pairs)
-            config = self.config
+            config, owners = self.config, None
+            if self.views is not None:
+                owners = self._decoded(self.views, add)
+                rule = DecodedRule(replace(self.views), owners, work.rule.connectivity)
+                work = replace(work, rule=rule)
+            elif config.fill_holes:
+                work = replace(work, rule=self._filled(add))
+            totals, groups, contacts = self._count(work, add)
             numbering = numbered(totals, groups, config.min_size, config.clear_border)
             summary = self._write(work, numbering, begun, add)
             if config.table is not None:
@@ -147,7 +156,7 @@ class Labelling:
             self._clear()
         with contextlib.suppress(OSError):  # something of the user's is in it
             self.folder.rmdir()
-        return summary
+        return replace(summary, owners=owners)
 
     def _begin(self) -> dict[str, Any]:
         """Begin a run folder, or go on with one. Returns what it says."""
@@ -172,16 +181,28 @@ class Labelling:
         kept = {key: value for key, value in settings.items() if key not in _OF_ONE_START}
         return json.loads(json.dumps(scrubbed(kept), default=str))
 
-    def _holes(self, add: Show) -> HoleTable:
-        rule = self.work.rule.background()
-        work = replace(self.work, rule=rule, folder=self.folder / _HOLES, measured=False)
-        totals, pairs, _ = self._count(work, add)
-        groups = groups_of(len(totals.first), pairs)
+    def _decoded(self, views: ViewWork, add: Show) -> Owners:
+        """Decode all views, and join them."""
+        views.folder.mkdir(parents=True, exist_ok=True)
+        lacking = views.lacking()
+        add(self.domain.size - sum(views.grid[n].size for n in lacking))
+        for _, voxels in over_blocks(views, "decode", lacking, self.workers):
+            add(voxels)
+        return owners_of(views, usable_cores())
+
+    def _filled(self, add: Show) -> ComponentRule:
+        """The rule with holes, which are counted first."""
+        rule = self.work.rule
+        assert isinstance(rule, ComponentRule)
+        around = rule.background()
+        work = replace(self.work, rule=around, folder=self.folder / _HOLES, measured=False)
+        totals, groups, _ = self._count(work, add)
         outside = touches(totals, groups, int(groups.max(initial=-1)) + 1)
-        return HoleTable(rule.connectivity, ~outside[groups], totals.starts)
+        holes = HoleTable(around.connectivity, ~outside[groups], totals.starts)
+        return replace(rule, holes=holes)
 
     def _count(self, work: BlockWork, add: Show) -> tuple[Totals, Any, list[Contacts]]:
-        """Count the objects of all blocks, and look which of them touch."""
+        """Count the objects of all blocks, and join them. Returns the group of each, too."""
         work.folder.mkdir(parents=True, exist_ok=True)
         lacking = [n for n in range(len(work.grid)) if not work.record(n).is_file()]
         add(work.grid.domain.size - sum(work.grid[n].size for n in lacking))
@@ -190,7 +211,9 @@ class Labelling:
         load = lru_cache(maxsize=64)(work.load)
         totals = Totals.of(map(work.load, range(len(work.grid))))
         pairs, contacts = all_touching(work.grid, totals, load, work.rule.connectivity, 2)
-        return totals, pairs, contacts
+        if isinstance(work.rule, DecodedRule):
+            return totals, np.unique(totals.keys, return_inverse=True)[1], contacts
+        return totals, groups_of(len(totals.first), pairs), contacts
 
     def _write(
         self, work: BlockWork, numbering: Numbering, begun: dict[str, Any], add: Show
@@ -220,13 +243,13 @@ class Labelling:
             sink.close()
             levels = self.output.add_levels(sink)
         return LabelSummary(
-            numbering.kept, numbering.objects - numbering.kept, work.rule.matter,
-            work.rule.connectivity, sink.dtype.name, len(work.grid), work.grid.step[2:], levels,
+            numbering.kept, numbering.objects - numbering.kept, work.rule.connectivity,
+            sink.dtype.name, len(work.grid), work.grid.step[2:], levels,
         )  # fmt: skip
 
     def _clear(self) -> None:
         """Remove what this verb writes into the folder."""
-        for name in (_HOLES, _OBJECTS):
+        for name in (_HOLES, _OBJECTS, _VIEWS):
             shutil.rmtree(self.folder / name, ignore_errors=True)
         for name in (IDS_FILE, STARTS_FILE, _WRITTEN, RUN_FILE):
             (self.folder / name).unlink(missing_ok=True)
@@ -257,7 +280,32 @@ def _block_of(sink: Sink, said: tuple[int, ...] | None) -> tuple[int, ...]:
         sides[min(shorter, key=lambda axis: sides[axis])] *= 2
 
 
-def _check_image(config: LabelConfig, source: Source, work: BlockWork) -> None:
+def _rule_of(config: LabelConfig, source: Source) -> ComponentRule:
+    """The rule of components. Where a decoder makes objects, the rule of those that touch."""
+    connectivity = checked_connectivity(config.connectivity, source.axes)
+    if config.decodes:
+        return ComponentRule("mask", connectivity)
+    matter = matter_of(source, config.threshold, config.equal)
+    if matter == "labels" and config.fill_holes:
+        raise UsageError(
+            "--fill-holes: a hole may lie between several labels; give --no-equal for a mask"
+        )
+    return ComponentRule(matter, connectivity, config.threshold or 0.0)
+
+
+def _taken(rule: ComponentRule) -> str:
+    """What counts as an object, in words."""
+    texts = {"mask": "all that is not 0", "labels": "voxels of equal value"}
+    return texts.get(rule.matter, f"what is above {rule.threshold:g}")
+
+
+def _domain_of(config: LabelConfig, source: Source) -> Box:
+    """The voxels to label: a decoder makes one array of all channels."""
+    domain = source.domain
+    return domain[:1] + Box((0,), (1,)) + domain[2:] if config.decodes else domain
+
+
+def _check_image(config: LabelConfig, source: Source) -> None:
     """Refuse an image that does not lie over the input, voxel by voxel."""
     if config.intensity is None:
         return

@@ -42,7 +42,7 @@ def write_table(
     total = _merged(work, numbering, contacts)
     arrow = require("pyarrow", "label")
     units = {axis: unit for axis, unit in zip("tczyx", source.units, strict=True) if unit}
-    table = arrow.table(_columns(total, source, sink, work.image_channels))
+    table = arrow.table(_columns(total, source, sink, work))
     table = table.replace_schema_metadata({f"unit of {k}": v for k, v in units.items()})
     with writing_output(config.table, replace=config.overwrite) as draft:
         if config.table.suffix == ".csv":
@@ -66,14 +66,14 @@ def _merged(work: BlockWork, numbering: Numbering, contacts: list[Contacts]) -> 
 
 
 def _columns(
-    total: Measures, source: Source, sink: Sink, channels: tuple[int, ...]
+    total: Measures, source: Source, sink: Sink, work: BlockWork
 ) -> dict[str, NDArray[Any]]:
     scale = np.abs(source.scale[2:] if source.scale else (1.0,) * 3)
     signed = np.array(source.scale[2:] if source.scale else (1.0,) * 3)
+    domain = work.grid.domain
     voxels, count = total["voxels"], len(total["voxels"])
     columns: dict[str, NDArray[Any]] = {"id": np.arange(1, count + 1)}
-    shape = source.domain.shape
-    first = np.stack(np.unravel_index(total["first"], shape), axis=1) + source.domain.start
+    first = np.stack(np.unravel_index(total["first"], domain.shape), axis=1) + domain.start
     columns |= {"t": first[:, 0], "c": first[:, 1]}
     for name, ends in (("0", total["low"]), ("1", total["high"])):
         columns |= {f"{axis}{name}": ends[:, n] for n, axis in enumerate("zyx")}
@@ -84,10 +84,10 @@ def _columns(
     columns |= {"voxels": voxels, "volume": voxels * size}
     areas = [size / scale[axis] for axis in real]
     columns["surface"] = total["faces"][:, real] @ np.array(areas)
-    for place, channel in enumerate(channels):
+    for place, channel in enumerate(work.image_channels):
         columns[f"mean_{channel}"] = total["sum"][:, place] / voxels
         columns[f"max_{channel}"] = total["max"][:, place]
-    cells = Grid(source.domain, sink.write_grid, sink.grid_origin)
+    cells = Grid(domain, sink.write_grid, sink.grid_origin)
     index = (first - cells.anchor) // cells.step - cells.cells.start
     columns["at_border"] = total["at_border"]
     columns["block"] = np.ravel_multi_index(tuple(index.T), cells.cells.shape)
