@@ -26,9 +26,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     one_heap()
+    return run_labelling(from_flags(LabelConfig, args))
+
+
+def run_labelling(config: LabelConfig) -> int:
+    """Carry out a labelling, and print what was done. Returns the exit code."""
     from ..inference import Labelling
 
-    labelling = Labelling(from_flags(LabelConfig, args))
+    labelling = Labelling(config)
     with counted_progress(labelling.voxels, "voxels", "labelling") as show:
         done = labelling.run(show)
     print(f"objects   {done.objects:,}, numbered by their first voxels; {done.left_out:,} left out")

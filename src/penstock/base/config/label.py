@@ -7,41 +7,22 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from .knobs import Natural, Overwriting, Positive, Shape, flag, many
+from .knobs import Knobs, Natural, Overwriting, Positive, Shape, flag, many
 
 LabelDtype = Literal["uint8", "uint16", "uint32", "uint64"]
 
 
-class LabelConfig(Overwriting):
-    """The knobs of ``penstock label``."""
+class ObjectKnobs(Knobs):
+    """The knobs that say what an object is; those of ``label``, and of ``infer --instances``."""
 
-    groups: ClassVar = {
-        "objects of a decoder": "seed_threshold object_size instance_block join join_rule",
-        "how the input is read": "level axes series raw",
-        "how the output is written": "chunks shards levels dtype",
-        "how the work is done": "block workers run_dir take_over",
-    }
-
-    in_spec: Any = flag(help="the array: a path, URL or spec")
-    out_spec: Any = flag(help="the labels: an OME-Zarr, or any spec")
     threshold: float | None = flag(None, help="label what is above this value, such as a score")
-    equal: bool | None = flag(
-        None,
-        help="each object is of one value; --no-equal: of all values but 0 (default: as the dtype "
-        "says: bool and uint8 hold a mask, other integers hold labels)",
+    seed_threshold: float | None = flag(
+        None, help="for --decoder watershed: a seed is what is above this"
     )
     connectivity: Literal[4, 8, 6, 18, 26] | None = flag(
         None,
         help="voxels that are neighbours: 4 or 8 in a plane, 6, 18 or 26 in a volume (default: 4 "
         "or 6, those that share a face)",
-    )
-    decoder: str | None = flag(
-        None,
-        help="what makes objects of scores: components, watershed, or your FILE.py:FUNCTION, which "
-        "takes an array c z y x and gives labels z y x (default: components)",
-    )
-    seed_threshold: float | None = flag(
-        None, help="for --decoder watershed: a seed is what is above this"
     )
     object_size: Shape | None = flag(
         None,
@@ -62,13 +43,52 @@ class LabelConfig(Overwriting):
         "none, and each block keeps those whose centroid it holds",
     )
     min_size: Positive = flag(1, help="the fewest voxels of an object that stays")
+    clear_border: bool = flag(False, help="leave out objects that touch a face of the volume")
+    table: Path | None = flag(None, help="write a row for each object: *.parquet, or *.csv")
+
+
+class InstanceConfig(ObjectKnobs):
+    """The knobs of ``penstock infer --instances``."""
+
+    groups: ClassVar = {
+        "objects": "instances threshold seed_threshold connectivity object_size instance_block "
+        "join join_rule min_size clear_border table",
+    }
+
+    instances: str | None = flag(
+        None,
+        help="write numbered objects instead of scores: by components, watershed, or your "
+        "FILE.py:FUNCTION; see penstock label --decoder",
+    )
+
+
+class LabelConfig(ObjectKnobs, Overwriting):
+    """The knobs of ``penstock label``."""
+
+    groups: ClassVar = {
+        "objects of a decoder": "seed_threshold object_size instance_block join join_rule",
+        "how the input is read": "level axes series raw",
+        "how the output is written": "chunks shards levels dtype",
+        "how the work is done": "block workers run_dir take_over",
+    }
+
+    in_spec: Any = flag(help="the array: a path, URL or spec")
+    out_spec: Any = flag(help="the labels: an OME-Zarr, or any spec")
+    equal: bool | None = flag(
+        None,
+        help="each object is of one value; --no-equal: of all values but 0 (default: as the dtype "
+        "says: bool and uint8 hold a mask, other integers hold labels)",
+    )
+    decoder: str | None = flag(
+        None,
+        help="what makes objects of scores: components, watershed, or your FILE.py:FUNCTION, which "
+        "takes an array c z y x and gives labels z y x (default: components)",
+    )
     fill_holes: bool = flag(
         False,
         help="fill the background that objects enclose: it touches no face of the volume, by the "
         "connectivity that complements theirs",
     )
-    clear_border: bool = flag(False, help="leave out objects that touch a face of the volume")
-    table: Path | None = flag(None, help="write a row for each object: *.parquet, or *.csv")
     intensity: Any | None = flag(
         None, help="for the table: an image of the same voxels, for the mean and maximum of objects"
     )

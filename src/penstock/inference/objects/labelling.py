@@ -95,7 +95,8 @@ class Labelling:
         if overlap(self.source, self.sink):
             raise UsageError(f"OUT {self.sink.name}: is the input, or lies in it")
         self.folder = config.run_dir or _beside(self.sink)
-        check_folder(self.folder, "--run-dir")
+        if config.run_dir is not None:
+            check_folder(self.folder, "--run-dir")
         self.goes_on = config.resume and (self.folder / RUN_FILE).is_file()
         if not self.goes_on:
             self.output.sink(dtype, overwrite=config.overwrite).check()
