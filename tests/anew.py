@@ -20,10 +20,10 @@ import pytest
 
 OPTIONAL = frozenset(
     """
-    comet_ml contourpy dask faster_coco_eval h5py imagecodecs jinja2 liffile lightning_fabric
-    lightning_utilities markupsafe matplotlib mlflow nd2 netCDF4 nibabel numcodecs obstore pandas
-    pydicom pylibCZIrw pynvml rasterio safetensors scipy tensorboard tensorstore tifffile torch
-    torchvision xarray xxhash zarr zarrs
+    cc3d comet_ml contourpy dask faster_coco_eval fastremap h5py imagecodecs jinja2 liffile
+    lightning_fabric lightning_utilities markupsafe matplotlib mlflow nd2 netCDF4 nibabel
+    numcodecs obstore pandas pyarrow pydicom pylibCZIrw pynvml rasterio safetensors scipy
+    tensorboard tensorstore tifffile torch torchvision xarray xxhash zarr zarrs
     """.split()
 )
 """Libraries of the extras: the core goes without them."""

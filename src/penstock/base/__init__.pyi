@@ -39,6 +39,8 @@ from .config.knobs import as_settings as as_settings
 from .config.knobs import build as build
 from .config.knobs import check_file as check_file
 from .config.knobs import read_yaml as read_yaml
+from .config.label import InstanceConfig as InstanceConfig
+from .config.label import LabelConfig as LabelConfig
 from .config.parameters import names_parameters as names_parameters
 from .config.run_labels import MOST_NAME as MOST_NAME
 from .config.run_labels import Labels as Labels

@@ -32,6 +32,7 @@ VERBS = {
     "repair": "compute the lost and damaged blocks of an output again, and nothing else",
     "pyramid": "add the levels of an OME-Zarr image, each from the one above",
     "mask": "make a mask of the sample in a volume or scene, for infer",
+    "label": "number the objects of a volume, each once, and make a table of them",
     "convert": "write an array into another format, as it is, in bounded memory",
     "info": "say what an input holds: arrays, levels, axes, voxels, chunks",
     "inspect": "say how far a network sees, and which overlap leaves no seam",
@@ -61,6 +62,7 @@ EXTRAS = {
 AGAIN = {
     "infer": "; run again with --resume",
     "convert": "; run again with --resume",
+    "label": "; run again with --resume",
     "predict": "; run again with --resume",
     "launch": "; run again with --resume",
     "suite": "; run again with --resume",

@@ -11,8 +11,17 @@ from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from ..base import InferConfig, add_flags, format_seconds, from_flags, one_heap, signals_handled
+from ..base import (
+    InferConfig,
+    InstanceConfig,
+    add_flags,
+    format_seconds,
+    from_flags,
+    one_heap,
+    signals_handled,
+)
 from ..models import check_model_name
+from .instances import instances_of, run_instances
 from .progress import Bar, drawn_bar, say
 
 if TYPE_CHECKING:
@@ -26,18 +35,23 @@ EXAMPLES = r"""
 penstock infer noisy.ome.zarr denoised.ome.zarr --model denoise-tiny
 penstock infer --in-spec noisy.ome.zarr --out-spec denoised.ome.zarr \
     --model-type denoise-tiny --patch 48 64 64 --overlap 16
+penstock infer noisy.ome.zarr cells.ome.zarr --model denoise-tiny \
+    --instances components --threshold 400 --table cells.parquet
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="plan and stop")
     add_flags(parser, InferConfig, config_file=True)
+    add_flags(parser, InstanceConfig)
 
 
 def run(args: argparse.Namespace) -> int:
     one_heap()
     config = from_flags(InferConfig, args, args.config)
     check_model_name(config.model_type, "--model-type")
+    if (steps := instances_of(args, config)) is not None:
+        return run_instances(partial(run_config, dry=args.dry_run), *steps, dry=args.dry_run)
     return run_config(config, dry=args.dry_run)
 
 

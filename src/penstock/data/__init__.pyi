@@ -3,6 +3,7 @@ from .grid import Grid as Grid
 from .grid import flatten as flatten
 from .grid import indices as indices
 from .grid import reflect as reflect
+from .grid import unflatten as unflatten
 from .levels import LevelBelow as LevelBelow
 from .levels import Rule as Rule
 from .levels import levels_below as levels_below

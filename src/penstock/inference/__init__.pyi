@@ -1,3 +1,5 @@
+from .objects.labelling import Labelling as Labelling
+from .objects.labelling import LabelSummary as LabelSummary
 from .opening.job import Job as Job
 from .opening.plans import plan_inference as plan_inference
 from .opening.plans import plan_job as plan_job

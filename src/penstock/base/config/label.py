@@ -1,0 +1,147 @@
+"""The knobs of ``penstock label``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from .knobs import Knobs, Natural, Overwriting, Positive, Shape, flag, many
+
+LabelDtype = Literal["uint8", "uint16", "uint32", "uint64"]
+
+
+class ObjectKnobs(Knobs):
+    """The knobs that say what an object is; those of ``label``, and of ``infer --instances``."""
+
+    threshold: float | None = flag(None, help="label what is above this value, such as a score")
+    seed_threshold: float | None = flag(
+        None, help="for --decoder watershed: a seed is what is above this"
+    )
+    connectivity: Literal[4, 8, 6, 18, 26] | None = flag(
+        None,
+        help="voxels that are neighbours: 4 or 8 in a plane, 6, 18 or 26 in a volume (default: 4 "
+        "or 6, those that share a face)",
+    )
+    object_size: Shape | None = flag(
+        None,
+        help="longest side of an object in voxels, z y x: the decoder sees each block with so "
+        "large a halo",
+    )
+    instance_block: Shape | None = flag(
+        None,
+        help="voxels z y x that a decoder labels at a time, without the halo; the objects depend "
+        "on it (default: 128, or 4 times --object-size if that is more)",
+    )
+    join: Annotated[float, Field(gt=0, le=1)] = flag(
+        0.5, help="the least overlap by which two blocks see the same object", unit="a share"
+    )
+    join_rule: Literal["iou", "overlap", "touch", "owner"] = flag(
+        "iou",
+        help="the overlap of two views of an object: of their union; of the smaller one; any; or "
+        "none, and each block keeps those whose centroid it holds",
+    )
+    min_size: Positive = flag(1, help="the fewest voxels of an object that stays")
+    clear_border: bool = flag(False, help="leave out objects that touch a face of the volume")
+    table: Path | None = flag(None, help="write a row for each object: *.parquet, or *.csv")
+
+
+class InstanceConfig(ObjectKnobs):
+    """The knobs of ``penstock infer --instances``."""
+
+    groups: ClassVar = {
+        "objects": "instances threshold seed_threshold connectivity object_size instance_block "
+        "join join_rule min_size clear_border table",
+    }
+
+    instances: str | None = flag(
+        None,
+        help="write numbered objects instead of scores: by components, watershed, or your "
+        "FILE.py:FUNCTION; see penstock label --decoder",
+    )
+
+
+class LabelConfig(ObjectKnobs, Overwriting):
+    """The knobs of ``penstock label``."""
+
+    groups: ClassVar = {
+        "objects of a decoder": "seed_threshold object_size instance_block join join_rule",
+        "how the input is read": "level axes series raw",
+        "how the output is written": "chunks shards levels dtype",
+        "how the work is done": "block workers run_dir take_over",
+    }
+
+    in_spec: Any = flag(help="the array: a path, URL or spec")
+    out_spec: Any = flag(help="the labels: an OME-Zarr, or any spec")
+    equal: bool | None = flag(
+        None,
+        help="each object is of one value; --no-equal: of all values but 0 (default: as the dtype "
+        "says: bool and uint8 hold a mask, other integers hold labels)",
+    )
+    decoder: str | None = flag(
+        None,
+        help="what makes objects of scores: components, watershed, or your FILE.py:FUNCTION, which "
+        "takes an array c z y x and gives labels z y x (default: components)",
+    )
+    fill_holes: bool = flag(
+        False,
+        help="fill the background that objects enclose: it touches no face of the volume, by the "
+        "connectivity that complements theirs",
+    )
+    intensity: Any | None = flag(
+        None, help="for the table: an image of the same voxels, for the mean and maximum of objects"
+    )
+    channels: Annotated[tuple[Natural, ...], BeforeValidator(many)] | None = flag(
+        None, help="the channels of --intensity (default: all)"
+    )
+    resume: bool = flag(False, help="go on with a run that was killed")
+    level: Natural = flag(0, help="the level of OME-Zarr or TIFF")
+    axes: str | None = flag(None, help="the letters of the stored axes: tyx, zcyx")
+    series: Natural | None = flag(None, help="the image to take of several")
+    raw: bool = flag(False, help="read the numbers as they are stored, without scale and offset")
+    chunks: Shape | None = flag(None, help="chunks of the output, z y x (default: as the input)")
+    shards: Shape | None = flag(None, help="shards of the output, z y x (default: none)")
+    levels: Literal["none"] | Positive | None = flag(
+        None, help="levels of the output in all (default: until y and x have at most 256 voxels)"
+    )
+    dtype: LabelDtype | None = flag(
+        None, help="dtype of the output (default: the smallest that holds the number of objects)"
+    )
+    block: Shape | None = flag(
+        None,
+        help="voxels that a worker labels at a time, z y x, in whole chunks of the output "
+        "(default: about 8 million); the result does not depend on it",
+    )
+    workers: Positive | None = flag(None, help="processes that label (default: one for each core)")
+    run_dir: Path | None = flag(
+        None, help="folder for what is counted of blocks, until the end (default: beside OUT)"
+    )
+    take_over: bool = flag(
+        False, help="take an output that another run has locked, if that run may have ended"
+    )
+
+    @property
+    def decodes(self) -> bool:
+        """Whether objects are made by a decoder, block by block, and not by components."""
+        return self.decoder not in (None, "components")
+
+    @model_validator(mode="after")
+    def _fits(self) -> LabelConfig:
+        if self.threshold is not None and self.equal:
+            raise ValueError("--threshold makes a mask and --equal takes labels; give one")
+        if self.decodes and self.fill_holes:
+            raise ValueError("--fill-holes is for components, and not for --decoder")
+        if self.decoder == "watershed" and None in (self.threshold, self.seed_threshold):
+            raise ValueError("--decoder watershed needs --threshold X and --seed-threshold Y")
+        if self.decodes and self.decoder != "watershed" and ":" not in str(self.decoder):
+            raise ValueError(
+                f"--decoder {self.decoder}: give components, watershed or FILE.py:FUNCTION"
+            )
+        if self.intensity is not None and self.table is None:
+            raise ValueError("--intensity is for a table; give --table FILE.parquet too")
+        if self.channels is not None and self.intensity is None:
+            raise ValueError("--channels are those of --intensity; give it too")
+        if self.table is not None and self.table.suffix not in (".parquet", ".csv"):
+            raise ValueError(f"--table {self.table}: give a name that ends in .parquet or .csv")
+        return self

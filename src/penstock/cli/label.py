@@ -1,0 +1,49 @@
+"""``penstock label IN OUT``: number the objects of a volume of any size."""
+
+from __future__ import annotations
+
+import argparse
+
+from ..base import LabelConfig, add_flags, from_flags, one_heap
+from .progress import counted_progress
+
+EXAMPLES = """
+penstock label scores.ome.zarr cells.ome.zarr --threshold 0.5 --min-size 20
+penstock label mask.ome.zarr parts.ome.zarr --connectivity 26 --fill-holes
+penstock label mask.ome.zarr image.ome.zarr/labels/cells --table cells.parquet
+penstock label scores.ome.zarr cells.ome.zarr --decoder watershed --threshold 0.3 \\
+    --seed-threshold 0.7 --object-size 24
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "in_spec", metavar="IN", help="a mask, scores or labels: a path, URL or spec"
+    )
+    parser.add_argument("out_spec", metavar="OUT", help="the labels: an OME-Zarr, or any spec")
+    add_flags(parser, LabelConfig, only=LabelConfig.model_fields.keys() - {"in_spec", "out_spec"})
+
+
+def run(args: argparse.Namespace) -> int:
+    one_heap()
+    return run_labelling(from_flags(LabelConfig, args))
+
+
+def run_labelling(config: LabelConfig) -> int:
+    """Carry out a labelling, and print what was done. Returns the exit code."""
+    from ..inference import Labelling
+
+    labelling = Labelling(config)
+    with counted_progress(labelling.voxels, "voxels", "labelling") as show:
+        done = labelling.run(show)
+    print(f"objects   {done.objects:,}, numbered by their first voxels; {done.left_out:,} left out")
+    print(f"taken     {labelling.taken}, with {done.connectivity} neighbours")
+    if done.owners is not None:
+        joined, cut, ambiguous = done.owners[2:]
+        print(f"joined    {joined:,} that several blocks see; {ambiguous:,} ambiguous")
+        print(f"cut       {cut:,} by the halo: give a larger --object-size if this is not 0")
+    print(f"blocks    {done.blocks:,} of {' x '.join(map(str, done.block))} (z y x)")
+    print(f"output    {done.dtype}, {done.levels} levels below")
+    if labelling.config.table is not None:
+        print(f"table     {labelling.config.table}")
+    return 0

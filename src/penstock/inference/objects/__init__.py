@@ -1,0 +1,1 @@
+"""Objects of a volume: found in blocks, joined, numbered and measured over all of it."""

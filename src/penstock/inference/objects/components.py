@@ -1,0 +1,183 @@
+"""The connected components of a block, numbered from 1 in the order of their first voxels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...base import UsageError, require
+from ...data import Box, Source
+
+Matter = Literal["mask", "scores", "labels"]
+"""The voxels that are labelled: all but 0, those above a threshold, or each value but 0."""
+COMPLEMENT = {4: 8, 8: 4, 6: 26, 18: 6, 26: 6}
+"""The connectivity of the background that objects of a connectivity enclose."""
+
+
+class LocalLabels(NamedTuple):
+    """The objects in one block."""
+
+    array: NDArray[Any]
+    """Along z y x, 0 where there is none, else numbers from 1 in the order of first voxels."""
+    first: NDArray[np.int64]
+    """The place of the first voxel of each object, in the flattened block."""
+    keys: NDArray[np.int64] | None = None
+    """The object that each is a part of, if that is known; else blocks are joined by faces."""
+    values: NDArray[Any] | None = None
+    """The value of each object, if only neighbours of equal value are the same; else None."""
+
+
+@dataclass(frozen=True)
+class ComponentRule:
+    """The components of a source: which voxels, and which of them are neighbours."""
+
+    matter: Matter
+    connectivity: int
+    threshold: float = 0.0
+    inverted: bool = False
+    """True to label what is no object."""
+    holes: HoleTable | None = None
+    """The background that counts as object, if holes are filled."""
+
+    def labels_of(self, source: Source, box: Box, number: int) -> LocalLabels:
+        """Label a block.
+
+        Args:
+            source: The source.
+            box: The block: one time, one channel.
+            number: The number of the block.
+
+        Returns:
+            Its objects.
+
+        Raises:
+            UsageError: A score is NaN.
+        """
+        array = source.read(box)[0, 0]
+        if self.matter == "scores":
+            if array.dtype.kind == "f" and np.isnan(array.max()):
+                at = np.argwhere(np.isnan(array))[0] + box.start[2:]
+                raise UsageError(
+                    f"IN {source.name}: the score at z y x = {' '.join(map(str, at))} is NaN, and "
+                    "is neither above nor below --threshold"
+                )
+            array = array > self.threshold
+        elif self.matter == "mask":
+            array = array != 0
+        if self.inverted:
+            array = ~array
+        if self.holes is not None:
+            array |= self.holes.of_block(array, number)
+        labels = _components(array, self.connectivity)
+        values = array.reshape(-1)[labels.first] if self.matter == "labels" else None
+        return labels._replace(values=values)
+
+    def background(self) -> ComponentRule:
+        """The rule for all that is no object."""
+        return replace(self, inverted=True, connectivity=COMPLEMENT[self.connectivity])
+
+
+class HoleTable(NamedTuple):
+    """Which components of the background are holes."""
+
+    connectivity: int
+    is_hole: NDArray[np.bool_]
+    """A row for each component: those of block 0, those of block 1, and so on."""
+    starts: NDArray[np.int64]
+    """The number of the first component of each block."""
+
+    def of_block(self, inside: NDArray[np.bool_], number: int) -> NDArray[np.bool_]:
+        """Where the holes of a block are, given where its objects are."""
+        labels = _components(~inside, self.connectivity)
+        holes = self.is_hole[self.starts[number] :][: len(labels.first)]
+        return np.concatenate([[False], holes])[labels.array]
+
+
+def _components(array: NDArray[Any], connectivity: int) -> LocalLabels:
+    plane = array[0] if connectivity in (4, 8) else array
+    cc3d = require("cc3d", "label")
+    labels, count = cc3d.connected_components(plane, connectivity=connectivity, return_N=True)
+    return in_order_of_first(labels.reshape(array.shape), count)
+
+
+def in_order_of_first(labels: NDArray[Any], count: int) -> LocalLabels:
+    """Number objects in the order of their first voxels.
+
+    Args:
+        labels: Along z y x, with the numbers from 0 to ``count``.
+        count: The number of objects.
+
+    Returns:
+        The objects.
+    """
+    first = _first_voxels(labels, count)
+    flat = labels.reshape(-1)
+    if not np.array_equal(flat[first], np.arange(1, count + 1)):  # then it is in another order
+        labels, _ = require("fastremap", "label").renumber(labels, preserve_zero=True)
+        first = _first_voxels(labels, count)
+    return LocalLabels(labels, first)
+
+
+def _first_voxels(labels: NDArray[Any], count: int) -> NDArray[np.int64]:
+    """The places where the largest number so far grows, for each number that it reaches."""
+    first, seen = np.zeros(count, np.int64), 0
+    for z, plane in enumerate(labels):
+        top = int(plane.max())
+        if top > seen:
+            largest = np.maximum.accumulate(plane.reshape(-1))
+            places = np.searchsorted(largest, np.arange(seen + 1, top + 1))
+            first[seen:top] = places + z * plane.size
+            seen = top
+    return first
+
+
+def matter_of(source: Source, threshold: float | None, equal: bool | None) -> Matter:
+    """What there is to label in an array.
+
+    Args:
+        source: The array.
+        threshold: The threshold that the user gives.
+        equal: What the user says on labels.
+
+    Returns:
+        The kind.
+
+    Raises:
+        UsageError: The array has floats, and there is no threshold.
+    """
+    if threshold is not None:
+        return "scores"
+    if source.dtype.kind == "f":
+        raise UsageError(
+            f"IN {source.name}: holds {source.dtype}; --threshold X says above which score an "
+            "object is"
+        )
+    if equal is None:
+        equal = source.dtype.kind != "b" and source.dtype != np.uint8
+    return "labels" if equal else "mask"
+
+
+def checked_connectivity(said: int | None, axes: Sequence[str]) -> int:
+    """The connectivity that fits the axes of an array.
+
+    Args:
+        said: What the user says.
+        axes: The axes of the array.
+
+    Returns:
+        What is said, else neighbours by faces.
+
+    Raises:
+        UsageError: It does not fit.
+    """
+    fit = (6, 18, 26) if "z" in axes else (4, 8)
+    if said is not None and said not in fit:
+        words = " or ".join(map(str, fit))
+        raise UsageError(
+            f"--connectivity {said} does not fit the axes {' '.join(axes)}; give {words}"
+        )
+    return said or fit[0]

@@ -1,0 +1,91 @@
+"""Decoders: functions from the network's output around a block to labels of what is there."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...base import LabelConfig, UsageError, require
+from ...models import error_in_user_code, find_reference
+from .components import checked_connectivity
+
+Decoder = Callable[[NDArray[Any]], NDArray[Any]]
+"""A function from c z y x to labels z y x; from c y x to y x in a plane."""
+WATERSHED = "watershed"
+
+
+@contextlib.contextmanager
+def opened_decoder(config: LabelConfig, axes: str) -> Iterator[Decoder]:
+    """Yield the decoder that a labelling asks for.
+
+    Args:
+        config: The settings, with the decoder.
+        axes: The axes of the scores.
+
+    Yields:
+        A function of an array of scores. What it gives is checked.
+
+    Raises:
+        UsageError: There is no such decoder, or it cannot be imported.
+    """
+    name = str(config.decoder)
+    if name == WATERSHED:
+        connectivity = checked_connectivity(config.connectivity, axes)
+        yield partial(watershed, config=config, connectivity=connectivity)
+        return
+    with contextlib.ExitStack() as stack:
+        try:
+            function = stack.enter_context(find_reference(name))
+        except UsageError as error:
+            raise UsageError(f"--decoder {error}") from error
+        except Exception as error:
+            raise UsageError(f"--decoder {name}: {error_in_user_code(error)}") from error
+        yield partial(_checked, function, name)
+
+
+def watershed(scores: NDArray[Any], config: LabelConfig, connectivity: int) -> NDArray[Any]:
+    """Seeded watershed on maps of scores.
+
+    The height is channel 0, such as a probability or a distance, less channel 1, such as a
+    boundary, if there is one. Seeds are the components of what is above ``--seed-threshold``, and
+    grow downhill within what is above ``--threshold``.
+
+    Args:
+        scores: Along c z y x, or c y x.
+        config: The settings.
+        connectivity: Which voxels are neighbours.
+
+    Returns:
+        Labels, of the shape of a channel.
+    """
+    height = scores[0] if len(scores) == 1 else scores[0] - scores[1]
+    seeds = require("cc3d", "label").connected_components(
+        height > config.seed_threshold, connectivity=connectivity
+    )
+    inside = scores[0] > config.threshold
+    segmentation = require("skimage.segmentation", "label")
+    reach = {4: 1, 8: 2, 6: 1, 18: 2, 26: 3}[connectivity]
+    labels: NDArray[Any] = segmentation.watershed(-height, seeds, connectivity=reach, mask=inside)
+    return labels
+
+
+def _checked(function: Decoder, name: str, scores: NDArray[Any]) -> NDArray[Any]:
+    """Call the user's function, and check what it gives."""
+    wanted = scores.shape[1:]
+    try:
+        labels = np.asarray(function(scores))
+    except Exception as error:
+        raise UsageError(f"--decoder {name}: {error_in_user_code(error)}") from error
+    if labels.shape != wanted or labels.dtype.kind not in "biu":
+        raise UsageError(
+            f"--decoder {name}: gives {labels.dtype} of shape {labels.shape}, and labels are "
+            f"integers of shape {wanted}, that of a channel"
+        )
+    if labels.min(initial=0) < 0:
+        raise UsageError(f"--decoder {name}: gives {labels.min()}; labels are 0 or more")
+    return labels.view(np.uint8) if labels.dtype.kind == "b" else labels

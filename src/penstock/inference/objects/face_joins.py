@@ -1,0 +1,225 @@
+"""Joins the objects of blocks into objects of the volume, and numbers them.
+
+The objects of all blocks, one block after the other, have provisional numbers from 0. Two that
+touch across a face, an edge or a corner of blocks, by the connectivity, are one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...base import in_order, require
+from ...data import Box, Grid, flatten, unflatten
+from .block_record import BlockRecord
+
+_REACH = {4: 1, 8: 2, 6: 1, 18: 2, 26: 3}
+"""Axes along which neighbours may differ at once, by connectivity."""
+Offset = tuple[int, int, int]
+Touching = tuple[Offset, NDArray[np.int64], NDArray[np.int64]]
+"""The offset of a block from another, pairs of their objects that touch, and their faces."""
+
+
+class Numbering(NamedTuple):
+    """The final number of each object of each block."""
+
+    ids: NDArray[np.int64]
+    """A row for each provisional number; 0 for an object that is left out."""
+    starts: NDArray[np.int64]
+    """The provisional number of the first object of each block, and the number of all."""
+    kept: int
+    """The number of objects that stay."""
+    objects: int
+    """The number of objects before any was left out."""
+
+    def of_block(self, number: int) -> NDArray[np.int64]:
+        """The final numbers of the objects of a block."""
+        return self.ids[self.starts[number] : self.starts[number + 1]]
+
+
+class Totals(NamedTuple):
+    """What is counted of the objects of all blocks, by provisional number."""
+
+    first: NDArray[np.int64]
+    voxels: NDArray[np.int64]
+    at_border: NDArray[np.bool_]
+    keys: NDArray[np.int64]
+    """See `LocalLabels`; empty if they are not given."""
+    starts: NDArray[np.int64]
+    """See `Numbering`."""
+
+    @classmethod
+    def of(cls, records: Iterable[BlockRecord]) -> Totals:
+        """Collect them from the records of all blocks in order."""
+        rows = [
+            (r.first, r.voxels, r.at_border, r.first[:0] if r.keys is None else r.keys)
+            for r in records
+        ]
+        first, voxels, at_border, keys = map(np.concatenate, zip(*rows, strict=True))
+        starts = np.cumsum([0, *(len(row[0]) for row in rows)], dtype=np.int64)
+        return cls(first, voxels, at_border, keys, starts)
+
+
+def touching(
+    grid: Grid, number: int, load: Callable[[int], BlockRecord], connectivity: int
+) -> Iterator[tuple[int, Touching]]:
+    """The pairs of objects of a block and of those after it that touch.
+
+    Args:
+        grid: The blocks.
+        number: The block.
+        load: Gives the record of a block.
+        connectivity: Which voxels are neighbours.
+
+    Yields:
+        The number of another block, and its pairs.
+    """
+    cells, reach = grid.cells, _REACH[connectivity]
+    index = unflatten(number, cells)
+    here = load(number)
+    if not here.count:
+        return
+    for z, y, x in product((-1, 0, 1), repeat=3):
+        there = tuple(map(sum, zip(index, (0, 0, z, y, x), strict=True)))
+        inside = Box.of(there, (1,) * 5) in cells
+        steps = abs(z) + abs(y) + abs(x)
+        if not inside or (z, y, x) <= (0, 0, 0) or steps > reach:
+            continue
+        other = flatten(there, cells)
+        after = load(other)
+        if after.count:
+            yield other, _pairs(here, after, (z, y, x), reach - steps)
+
+
+def _pairs(here: BlockRecord, there: BlockRecord, offset: Offset, reach: int) -> Touching:
+    """The pairs of two blocks."""
+    ours = _side(here, offset)
+    theirs = _side(there, tuple(-step for step in offset))
+    free = [axis for axis in range(3) if offset[axis] == 0]
+    keys, faces = [np.zeros(0, np.int64)], np.zeros(0, np.int64)
+    for shift in product((-1, 0, 1), repeat=len(free)):
+        if sum(map(abs, shift)) > reach:
+            continue
+        a, b = ours, theirs
+        for axis, by in zip(free, shift, strict=True):
+            length = ours.shape[axis]
+            a = a.take(range(max(0, -by), length - max(0, by)), axis)
+            b = b.take(range(max(0, by), length - max(0, -by)), axis)
+        both = (a > 0) & (b > 0)
+        if here.values is not None and there.values is not None:
+            same = here.values[a[both].astype(np.int64) - 1]
+            both[both] = same == there.values[b[both].astype(np.int64) - 1]
+        pairs = (a[both].astype(np.int64) - 1) * there.count + b[both].astype(np.int64) - 1
+        keys.append(pairs)
+        if len(free) == 2 and not any(shift):
+            faces = pairs
+    different = np.unique(np.concatenate(keys))
+    counts = np.zeros(len(different), np.int64)
+    numbers, times = np.unique(faces, return_counts=True)
+    counts[np.searchsorted(different, numbers)] = times
+    return offset, np.stack(np.divmod(different, there.count), axis=1), counts
+
+
+def _side(record: BlockRecord, offset: tuple[int, ...]) -> NDArray[Any]:
+    """The labels of a block at its side towards an offset: a face, an edge or a corner."""
+    axes = [axis for axis in range(3) if offset[axis]]
+    side = record.faces[f"{axes[0]}{'+' if offset[axes[0]] > 0 else '-'}"]
+    for axis in axes[1:]:
+        side = side.take([-1 if offset[axis] > 0 else 0], axis)
+    return side
+
+
+class Contacts(NamedTuple):
+    """Faces between two objects of neighbouring blocks."""
+
+    axis: int
+    """The place of z, y or x along which one lies behind the other."""
+    pairs: NDArray[np.int64]
+    """Two provisional numbers in each row."""
+    faces: NDArray[np.int64]
+
+
+def all_touching(
+    grid: Grid, totals: Totals, load: Callable[[int], BlockRecord], connectivity: int, threads: int
+) -> tuple[NDArray[np.int64], list[Contacts]]:
+    """All pairs of objects of different blocks that touch, as provisional numbers.
+
+    Args:
+        grid: The blocks.
+        totals: What is counted of objects.
+        load: Gives the record of a block.
+        connectivity: Which voxels are neighbours.
+        threads: Blocks that are joined at a time.
+
+    Returns:
+        The pairs, a row for each; and those that share faces, with their number.
+    """
+
+    def of_block(number: int) -> list[tuple[int, Touching]]:
+        return list(touching(grid, number, load, connectivity))
+
+    rows, contacts = [np.zeros((0, 2), np.int64)], []
+    joins = in_order(of_block, range(len(grid)), threads)
+    for number, others in enumerate(joins):
+        for other, (offset, pairs, faces) in others:
+            rows.append(pairs + totals.starts[[number, other]])
+            if sum(map(abs, offset)) == 1:
+                contacts.append(Contacts(offset.index(1), rows[-1], faces))
+    return np.concatenate(rows), contacts
+
+
+def groups_of(count: int, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The group of each provisional number: those that pairs join, directly or by others.
+
+    Args:
+        count: The number of provisional numbers.
+        pairs: Two of them in each row.
+
+    Returns:
+        Numbers of groups from 0.
+    """
+    sparse, graphs = require("scipy.sparse", "label"), require("scipy.sparse.csgraph", "label")
+    ones = np.ones(len(pairs), bool)
+    graph = sparse.coo_matrix((ones, (pairs[:, 0], pairs[:, 1])), shape=(count, count))
+    groups: NDArray[np.int32] = graphs.connected_components(graph, directed=False)[1]
+    return groups.astype(np.int64)
+
+
+def numbered(
+    totals: Totals, groups: NDArray[np.int64], min_size: int, clear_border: bool
+) -> Numbering:
+    """Number objects in the order of their first voxels.
+
+    Args:
+        totals: What is counted of objects.
+        groups: The group of each provisional number.
+        min_size: The fewest voxels of an object that stays.
+        clear_border: Leave out those that touch a face of the volume.
+
+    Returns:
+        The final numbers.
+    """
+    objects = int(groups.max(initial=-1)) + 1
+    first = np.full(objects, np.iinfo(np.int64).max)
+    np.minimum.at(first, groups, totals.first)
+    voxels = np.zeros(objects, np.int64)
+    np.add.at(voxels, groups, totals.voxels)
+    stays = voxels >= min_size if min_size > 1 else np.ones(objects, bool)
+    if clear_border:
+        stays &= ~touches(totals, groups, objects)
+    order = np.argsort(first)
+    ids = np.zeros(objects, np.int64)
+    kept = order[stays[order]]
+    ids[kept] = np.arange(1, len(kept) + 1)
+    return Numbering(ids[groups], totals.starts, len(kept), objects)
+
+
+def touches(totals: Totals, groups: NDArray[np.int64], objects: int) -> NDArray[np.bool_]:
+    """Whether each group touches a face of the volume."""
+    at_border = np.zeros(objects, bool)
+    np.logical_or.at(at_border, groups, totals.at_border)
+    return at_border

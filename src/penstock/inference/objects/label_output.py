@@ -1,0 +1,98 @@
+"""The output of a labelling: one OME-Zarr, created when its dtype is known, by one run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...base import LabelConfig, UsageError, plural, usable_cores
+from ...data import Box, OutputLock, Sink, Source, open_sink, open_source, run_at
+
+
+@dataclass(frozen=True)
+class LabelOutput:
+    """Where labels are written to."""
+
+    config: LabelConfig
+    source: Source
+    domain: Box
+
+    def sink(self, dtype: Any, *, overwrite: bool, resume: bool = False) -> Sink:
+        """The output as it would be with a dtype. Nothing is created."""
+        config = self.config
+        return open_sink(
+            config.out_spec, domain=self.domain, dtype=np.dtype(dtype), like=self.source,
+            chunks=config.chunks, shards=config.shards, resume=resume, overwrite=overwrite,
+            name="OUT",
+        )  # fmt: skip
+
+    def created(self, lock: OutputLock, run: str, made: bool, count: int) -> tuple[Sink, bool]:
+        """Create the output. One that another run has made is not written to.
+
+        Args:
+            lock: The lock of the output, which the run has taken.
+            run: The id of the run.
+            made: True if an earlier start of the run has created it.
+            count: The number of objects.
+
+        Returns:
+            The output, and True if it was there already.
+
+        Raises:
+            UsageError: It does not hold so many numbers, or another run has made it.
+        """
+        config = self.config
+        dtype = config.dtype or smallest_dtype(count)
+        maker = run_at(self.sink(dtype, overwrite=True))
+        ours = made and (not lock.holds or maker == run)
+        begins_anew = not ours and (config.overwrite or maker == run)
+        sink = self.sink(dtype, resume=ours, overwrite=begins_anew)
+        if sink.dtype.kind not in "iu" or count > np.iinfo(sink.dtype).max:
+            raise UsageError(
+                f"OUT {sink.name}: {sink.dtype} does not hold {plural(count, 'object')}; leave "
+                "--dtype out for the smallest that does"
+            )
+        if not ours:
+            lock.name()
+        sink.create()
+        return sink, ours
+
+    def add_levels(self, sink: Sink) -> int:
+        """Add the levels of an OME-Zarr, and list it as a label of its image.
+
+        Args:
+            sink: The output, in which all blocks are written.
+
+        Returns:
+            The number of levels that were added.
+        """
+        from ...data import add_levels, register_label
+
+        config, place = self.config, str(self.config.out_spec)
+        if not getattr(sink, "documents", None):
+            return 0
+        levels = []
+        if config.levels != "none":
+            levels = add_levels(
+                place, rule="mode", count=config.levels, again=False, threads=usable_cores(),
+                name="OUT",
+            )  # fmt: skip
+        register_label(place, "OUT")
+        return len(levels)
+
+
+def open_input(config: LabelConfig) -> Source:
+    """The input of a labelling."""
+    settings = {name: getattr(config, name) for name in ("level", "axes", "series", "raw")}
+    return open_source(config.in_spec, **settings, name="IN")
+
+
+def smallest_dtype(count: int) -> str:
+    """The smallest dtype that holds a count.
+
+    >>> smallest_dtype(255), smallest_dtype(256)
+    ('uint8', 'uint16')
+    """
+    return next(f"uint{bits}" for bits in (8, 16, 32, 64) if count < 1 << bits)

@@ -1,0 +1,94 @@
+"""The table of objects: a row for each, by number, as Parquet or CSV.
+
+id  t c            the number; the time and the channel that it lies in
+z0 y0 x0 z1 y1 x1  its box, half-open, in voxels
+z y x              its centroid in the world: of the centres of its voxels
+voxels volume      how many there are, and their volume in the world
+surface            the area of its faces in the world (in a plane: the length of its sides)
+mean_0 max_0       of channel 0 of --intensity
+at_border          true if it touches a face of the volume
+block              the chunk of the output that has its first voxel, counted from 0
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...base import LabelConfig, require, writing_output
+from ...data import Grid, Sink, Source
+from .block_work import BlockWork
+from .face_joins import Contacts, Numbering
+from .object_measures import Measures, add_measures, empty_measures
+
+
+def write_table(
+    config: LabelConfig, work: BlockWork, source: Source, numbering: Numbering,
+    contacts: list[Contacts], sink: Sink,
+) -> None:  # fmt: skip
+    """Merge what was measured in blocks, and write the table.
+
+    Args:
+        config: The settings, with the file.
+        work: The blocks, all of them counted.
+        source: The input, whose voxels have a size.
+        numbering: The numbers of objects.
+        contacts: The faces between objects of neighbouring blocks.
+        sink: The output.
+    """
+    assert config.table is not None
+    total = _merged(work, numbering, contacts)
+    arrow = require("pyarrow", "label")
+    units = {axis: unit for axis, unit in zip("tczyx", source.units, strict=True) if unit}
+    table = arrow.table(_columns(total, source, sink, work))
+    table = table.replace_schema_metadata({f"unit of {k}": v for k, v in units.items()})
+    with writing_output(config.table, replace=config.overwrite) as draft:
+        if config.table.suffix == ".csv":
+            require("pyarrow.csv", "label").write_csv(table, draft)
+        else:
+            require("pyarrow.parquet", "label").write_table(table, draft)
+
+
+def _merged(work: BlockWork, numbering: Numbering, contacts: list[Contacts]) -> Measures:
+    total: Measures = {}
+    for number in range(len(work.grid)):
+        record = work.load(number)
+        part = {**record.measures, "first": record.first, "at_border": record.at_border}
+        total = total or empty_measures(part, numbering.kept)
+        add_measures(total, numbering.of_block(number), part)
+    for axis, pairs, faces in contacts:
+        ids = numbering.ids[pairs]
+        one = (ids[:, 0] == ids[:, 1]) & (ids[:, 0] > 0)
+        np.subtract.at(total["faces"][:, axis], ids[one, 0] - 1, 2 * faces[one])
+    return total
+
+
+def _columns(
+    total: Measures, source: Source, sink: Sink, work: BlockWork
+) -> dict[str, NDArray[Any]]:
+    scale = np.abs(source.scale[2:] if source.scale else (1.0,) * 3)
+    signed = np.array(source.scale[2:] if source.scale else (1.0,) * 3)
+    domain = work.grid.domain
+    voxels, count = total["voxels"], len(total["voxels"])
+    columns: dict[str, NDArray[Any]] = {"id": np.arange(1, count + 1)}
+    first = np.stack(np.unravel_index(total["first"], domain.shape), axis=1) + domain.start
+    columns |= {"t": first[:, 0], "c": first[:, 1]}
+    for name, ends in (("0", total["low"]), ("1", total["high"])):
+        columns |= {f"{axis}{name}": ends[:, n] for n, axis in enumerate("zyx")}
+    centroids = total["sums"] / voxels[:, None] * signed + source.translation[2:]
+    columns |= {axis: centroids[:, n] for n, axis in enumerate("zyx")}
+    real = [axis for axis in range(3) if axis or "z" in source.axes]
+    size = float(np.prod(scale[real]))
+    columns |= {"voxels": voxels, "volume": voxels * size}
+    areas = [size / scale[axis] for axis in real]
+    columns["surface"] = total["faces"][:, real] @ np.array(areas)
+    for place, channel in enumerate(work.image_channels):
+        columns[f"mean_{channel}"] = total["sum"][:, place] / voxels
+        columns[f"max_{channel}"] = total["max"][:, place]
+    cells = Grid(domain, sink.write_grid, sink.grid_origin)
+    index = (first - cells.anchor) // cells.step - cells.cells.start
+    columns["at_border"] = total["at_border"]
+    columns["block"] = np.ravel_multi_index(tuple(index.T), cells.cells.shape)
+    return columns

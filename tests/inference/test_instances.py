@@ -1,0 +1,223 @@
+"""Objects of a decoder: each once, whatever blocks and workers, and those of the whole volume."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import ndimage
+
+from penstock.base import LabelConfig, UsageError, build
+from penstock.cli import main
+from penstock.data import open_source
+from penstock.inference import Labelling, LabelSummary
+
+DECODER = """
+import cc3d
+import numpy as np
+from scipy import ndimage
+
+def nearest(scores):
+    seeds = cc3d.connected_components(scores[0] > 0.45, connectivity=6)
+    place = ndimage.distance_transform_edt(seeds == 0, return_distances=False, return_indices=True)
+    return seeds[tuple(place)] * (scores[0] > 0)
+
+def of_a_plane(scores):
+    assert scores.ndim == 3
+    return (scores[0] > 0).astype(int)
+
+def narrow(scores):
+    return np.zeros((1, 2, 3), int)
+
+def with_floats(scores):
+    return scores[0]
+
+def raising(scores):
+    raise ValueError("a decoder of the user's")
+"""
+
+
+def spheres(side: int, count: int, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Spheres of radius 4 to 7 that touch: their numbers, and how deep each voxel lies in one."""
+    rng = np.random.default_rng(seed)
+    truth, depth = np.zeros((side,) * 3, np.int32), np.full((side,) * 3, -1.0, np.float32)
+    number = 0
+    for _ in range(4 * count):
+        centre, radius = rng.uniform(0, side, 3), rng.uniform(4, 7)
+        low = np.maximum(0, np.floor(centre - radius - 1)).astype(int)
+        high = np.minimum(side, np.ceil(centre + radius + 2)).astype(int)
+        box = tuple(map(slice, low, high))
+        places = np.indices(high - low) + low[:, None, None, None]
+        deep = 1 - np.linalg.norm(places - centre[:, None, None, None], axis=0) / radius
+        if (depth[box][deep > 0.35] > 0).any():  # touching, and not one in another
+            continue
+        number += 1
+        nearer = deep > depth[box]
+        depth[box] = np.where(nearer, deep, depth[box])
+        truth[box][nearer & (deep > 0)] = number
+        if number == count:
+            break
+    return truth, depth
+
+
+def f1(a: NDArray[Any], b: NDArray[Any], least: float) -> float:
+    """The F1 of objects that match at an IoU."""
+    both, width = (a > 0) & (b > 0), int(b.max()) + 1
+    keys, shared = np.unique(a[both].astype(np.int64) * width + b[both], return_counts=True)
+    here, there = np.divmod(keys, width)
+    union = np.bincount(a.ravel())[here] + np.bincount(b.ravel())[there] - shared
+    objects = sum(len(np.unique(each[each > 0])) for each in (a, b))
+    return float(2 * (shared > least * union).sum() / objects)
+
+
+def decode(folder: Path, scores: NDArray[Any], **knobs: Any) -> tuple[NDArray[Any], LabelSummary]:
+    (folder / "mine.py").write_text(DECODER)
+    place, out = folder / "in.npy", folder / "out.zarr"
+    if not place.exists():
+        np.save(place, scores)
+    asked: dict[str, Any] = {
+        "in_spec": str(place), "out_spec": str(out), "overwrite": True, "workers": 1,
+        "decoder": f"{folder / 'mine.py'}:nearest", "object_size": (15,), "levels": "none",
+        "chunks": (16, 16, 16), **knobs,
+    }  # fmt: skip
+    summary = Labelling(build(LabelConfig, asked)).run()
+    labels = open_source(str(out))
+    return labels.read(labels.domain)[0, 0], summary
+
+
+def check_tiled(folder: Path, side: int, count: int, blocks: Iterable[int], **knobs: Any) -> None:
+    truth, scores = spheres(side, count, 1)
+    whole, _ = decode(folder, scores, instance_block=(side,), **knobs)
+    assert f1(truth, whole, 0.5) > 0.95
+    for block in blocks:
+        tiled, summary = decode(folder, scores, instance_block=(block,), **knobs)
+        assert summary.owners is not None and summary.owners.joined > 0
+        assert np.mean((tiled > 0) != (whole > 0)) < 1e-4
+        for least in (0.5, 0.75, 0.9):
+            alike = f1(truth, whole, least), f1(truth, tiled, least)
+            assert abs(alike[0] - alike[1]) <= 0.002, (block, least, alike)
+        places = [np.flatnonzero(tiled == n)[0] for n in range(1, min(summary.objects, 50) + 1)]
+        assert places == sorted(places)
+
+
+def test_objects_of_blocks_are_those_of_the_whole(tmp_path: Path) -> None:
+    check_tiled(tmp_path, 48, 30, [24])
+
+
+@pytest.mark.slow
+def test_five_thousand_objects(tmp_path: Path) -> None:
+    check_tiled(tmp_path, 250, 5000, [45, 30])
+
+
+@pytest.mark.slow
+def test_watershed_of_blocks_is_that_of_the_whole(tmp_path: Path) -> None:
+    pytest.importorskip("skimage")
+    knobs = {"decoder": "watershed", "threshold": 0.0, "seed_threshold": 0.45}
+    check_tiled(tmp_path, 100, 300, [45, 30], **knobs)
+
+
+@pytest.mark.slow
+def test_blocks_and_workers_change_no_byte(tmp_path: Path) -> None:
+    _, scores = spheres(60, 60, 2)
+    one, _ = decode(tmp_path, scores, instance_block=(20,))
+    for workers, block in ((2, (16, 32, 64)), (5, (64, 16, 16))):
+        more, _ = decode(tmp_path, scores, instance_block=(20,), workers=workers, block=block)
+        np.testing.assert_array_equal(one, more)
+
+
+@pytest.mark.parametrize("rule", ["iou", "overlap", "touch", "owner"])
+def test_an_object_in_two_blocks_is_one(tmp_path: Path, rule: str) -> None:
+    """Its centroid lies at the plane between them. By ``owner`` it is one as one view owns it."""
+    scores = np.full((10, 10, 40), -1, np.float32)
+    scores[3:7, 3:7, 16:24] = 1
+    labels, summary = decode(
+        tmp_path, scores, object_size=(10,), instance_block=(20,), join_rule=rule
+    )
+    assert summary.objects == 1 and np.array_equal(labels > 0, scores > 0)
+
+
+def test_an_object_larger_than_the_halo_is_told(tmp_path: Path) -> None:
+    scores = np.full((6, 6, 60), -1, np.float32)
+    scores[2:4, 2:4, 2:58] = 1
+    labels, summary = decode(tmp_path, scores, object_size=(8,), instance_block=(20,))
+    assert summary.owners is not None and summary.owners.cut >= 1
+    assert labels.max() == summary.objects
+
+
+def test_a_plane_goes_to_the_decoder_as_a_plane(tmp_path: Path) -> None:
+    scores = np.random.default_rng(0).normal(size=(20, 30)).astype(np.float32)
+    labels, _ = decode(
+        tmp_path, scores, decoder=f"{tmp_path / 'mine.py'}:of_a_plane", object_size=(4,),
+        join_rule="touch",
+    )  # fmt: skip
+    assert np.array_equal(labels[0] > 0, scores > 0)
+
+
+def inferred(folder: Path, *words: str) -> int:
+    scores = np.random.default_rng(4).random((12, 13, 14)).astype(np.float32)
+    if not (folder / "in.npy").exists():
+        np.save(folder / "in.npy", scores)
+    plain = "--model identity --normalize none --overlap 0 --head-kind scores --devices cpu"
+    place, out = str(folder / "in.npy"), str(folder / "cells.zarr")
+    return main(["infer", place, out, *plain.split(), *words])
+
+
+def test_infer_writes_objects_and_a_table(tmp_path: Path) -> None:
+    table = str(tmp_path / "cells.csv")
+    words = ["--instances", "components", "--threshold", "0.6", "--table", table]
+    assert inferred(tmp_path, *words) == 0
+    labels = open_source(str(tmp_path / "cells.zarr"))
+    wanted, count = ndimage.label(np.load(tmp_path / "in.npy") > 0.6)
+    np.testing.assert_array_equal(labels.read(labels.domain)[0, 0], wanted)
+    assert len(Path(table).read_text().splitlines()) == count + 1
+    assert not [*tmp_path.glob("*.scores.zarr*"), *tmp_path.glob("*.labels")]
+    assert (tmp_path / "cells.zarr.penstock" / "summary.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--threshold 0.5", "--threshold has no effect without --instances"),
+        ("--instances components", "needs --threshold X"),
+        ("--instances watershed --threshold 1", "needs --threshold X and --seed-threshold Y"),
+        ("--instances components --threshold 1 --part 1/2", "is no step of an array"),
+    ],
+)
+def test_instances_that_cannot_be_made_are_refused(
+    tmp_path: Path, words: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert inferred(tmp_path, *words.split()) == 2
+    assert sentence in capsys.readouterr().err
+    assert [file.name for file in tmp_path.iterdir()] == ["in.npy"]
+
+
+@pytest.mark.parametrize(
+    ("knobs", "sentence"),
+    [
+        ({"decoder": "mine.py:narrow"}, "gives int64 of shape .1, 2, 3."),
+        ({"decoder": "mine.py:with_floats"}, "gives float32 of shape"),
+        ({"decoder": "mine.py:raising"}, "ValueError: a decoder of the user's .*mine.py, line"),
+        ({"decoder": "mine.py:absent"}, "has no attribute 'absent'"),
+        ({"decoder": "not.py:there"}, "there is no file"),
+        ({"decoder": "cellpose"}, "give components, watershed or FILE.py:FUNCTION"),
+        ({"decoder": "watershed"}, "needs --threshold X and --seed-threshold Y"),
+        ({"object_size": None}, "needs --object-size N"),
+        ({"fill_holes": True}, "--fill-holes is for components"),
+    ],
+)
+def test_a_decoder_that_does_not_fit_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, knobs: dict[str, Any], sentence: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=sentence):
+        decode(tmp_path, np.zeros((4, 4, 4), np.float32), **knobs)
+    assert not (tmp_path / "out.zarr").exists()
+
+
+def test_scores_that_are_nan_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is NaN"):
+        decode(tmp_path, np.full((4, 4, 4), np.nan, np.float32))

@@ -1,0 +1,271 @@
+"""Components by blocks: the values of scipy and cc3d on the whole, whatever the blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy import ndimage
+
+from penstock.base import LabelConfig, PenstockError, UsageError, build
+from penstock.cli import main
+from penstock.data import open_source
+from penstock.inference import Labelling, LabelSummary
+from penstock.inference.objects import block_work
+
+from ..later import imported_later
+
+cc3d = imported_later("cc3d")
+parquet = imported_later("pyarrow.parquet")
+
+ORDER = {4: 1, 8: 2, 6: 1, 18: 2, 26: 3}
+"""The order of scipy's structure of each connectivity."""
+MANY = {"dtype": "uint8", "chunks": (1, 99, 99), "block": (99, 99)}
+COMPLEMENT = {4: 2, 8: 1, 6: 3, 18: 1, 26: 1}
+
+
+def label(
+    folder: Path, array: NDArray[Any], **knobs: Any
+) -> tuple[NDArray[Any], LabelSummary, Labelling]:
+    place, out = folder / "in.npy", folder / "out.zarr"
+    if not place.exists() or not np.array_equal(np.load(place), array, equal_nan=True):
+        np.save(place, array)
+    asked: Mapping[str, Any] = {
+        "in_spec": str(place), "out_spec": str(out), "overwrite": True, "workers": 1,
+        "levels": "none", "chunks": (4, 4, 4), "block": (4, 4, 4), **knobs,
+    }  # fmt: skip
+    labelling = Labelling(build(LabelConfig, asked))
+    summary = labelling.run()
+    values = open_source(str(out)).read(labelling.source.domain)
+    return values[0, 0].reshape(array.shape), summary, labelling
+
+
+def scipys(mask: NDArray[Any], connectivity: int) -> NDArray[Any]:
+    structure = ndimage.generate_binary_structure(mask.ndim, ORDER[connectivity])
+    labels: NDArray[Any] = ndimage.label(mask, structure)[0]
+    return labels
+
+
+def spiral(side: int) -> NDArray[np.bool_]:
+    """One object that winds through every block."""
+    plane = np.zeros((side, side), bool)
+    low, high = 0, side - 1
+    while low < high:
+        plane[low, low:] = plane[low:, high] = plane[high, low : high + 1] = True
+        plane[low + 2 : high + 1, low] = True
+        plane[low, high + 1 :] = plane[high + 1 :, high] = False
+        low, high = low + 2, high - 2
+    mask = np.zeros((side, side, side), bool)
+    mask[::2] = plane
+    mask[1::2, 0, side - 1] = True
+    return mask
+
+
+def shapes() -> dict[str, NDArray[np.bool_]]:
+    z, y, x = np.indices((9, 10, 11))
+    corners = np.zeros((8, 8, 8), bool)
+    corners[3:5, 3:5, 3:5] = [[[1, 0], [0, 1]], [[0, 1], [1, 0]]]
+    comb = np.zeros((9, 9, 9), bool)
+    comb[:, ::2] = True
+    comb[8] = True
+    return {
+        "nothing": np.zeros((5, 6, 7), bool),
+        "all": np.ones((9, 5, 6), bool),
+        "a board": (z + y + x) % 2 == 0,
+        "corners": corners,
+        "a comb": comb,
+        "a spiral": spiral(13),
+        "single voxels": (z % 2 + y % 2 + x % 2) == 0,
+    }
+
+
+@pytest.mark.parametrize(
+    "connectivity",
+    [pytest.param(6, marks=pytest.mark.slow), pytest.param(18, marks=pytest.mark.slow), 26],
+)
+def test_adversarial_volumes_have_the_labels_of_scipy(tmp_path: Path, connectivity: int) -> None:
+    for name, mask in shapes().items():
+        got, summary, _ = label(tmp_path, mask, connectivity=connectivity)
+        wanted = scipys(mask, connectivity)
+        np.testing.assert_array_equal(got, wanted, name)
+        assert summary.objects == wanted.max()
+
+
+def check_random(folder: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    flat = rng.random() < 0.3
+    shape = tuple(int(n) for n in rng.integers(1, 14, 2 if flat else 3))
+    mask = rng.random(shape) < rng.uniform(0.1, 0.7)
+    connectivity = int(rng.choice([4, 8] if flat else [6, 18, 26]))
+    block = tuple(int(n) for n in 2 * rng.integers(1, 5, 3))
+    fill, least, clear = bool(rng.integers(2)), int(rng.integers(1, 5)), bool(rng.integers(2))
+    got, *_ = label(
+        folder, mask, connectivity=connectivity, chunks=(2, 2, 2), block=block, fill_holes=fill,
+        min_size=least, clear_border=clear,
+    )  # fmt: skip
+    if fill:
+        around = ndimage.generate_binary_structure(mask.ndim, COMPLEMENT[connectivity])
+        mask = ndimage.binary_fill_holes(mask, around)
+    labels = scipys(mask, connectivity)
+    stays = np.bincount(labels.ravel()) >= least
+    if clear:
+        for axis in range(mask.ndim):
+            stays[np.take(labels, [0, -1], axis)] = False
+    stays[0] = False
+    dense = np.cumsum(stays) * stays
+    np.testing.assert_array_equal(got, dense[labels])
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_any_mask_blocks_and_filters(tmp_path_factory: Any, seed: int) -> None:
+    check_random(tmp_path_factory.mktemp("law"), seed)
+
+
+@pytest.mark.slow
+def test_fifty_random_grids(tmp_path: Path) -> None:
+    for seed in range(50):
+        check_random(tmp_path, seed)
+    assert not (tmp_path / "out.zarr.labels").exists()
+
+
+@pytest.mark.parametrize("block", [(4, 4, 4), (8, 4, 12)])
+def test_equal_values_have_the_labels_of_cc3d(tmp_path: Path, block: tuple[int, ...]) -> None:
+    values = np.random.default_rng(3).integers(0, 3, (11, 10, 13)).astype(np.uint16)
+    got, summary, _ = label(tmp_path, values, connectivity=26, block=block)
+    wanted = cc3d.connected_components(values, connectivity=26)
+    _, first = np.unique(wanted, return_index=True)
+    order = np.argsort(np.argsort(first[1:])) + 1
+    np.testing.assert_array_equal(got, np.concatenate([[0], order])[wanted])
+    assert summary.matter == "labels"
+
+
+def test_scores_times_and_channels_are_labelled_each_by_itself(tmp_path: Path) -> None:
+    scores = np.random.default_rng(5).random((2, 2, 6, 7, 8)).astype(np.float32)
+    place, out = tmp_path / "in.npy", tmp_path / "out.zarr"
+    np.save(place, scores)
+    words = ["label", str(place), str(out), "--threshold", "0.7", "--chunks", "4", "4", "4"]
+    assert main([*words, "--block", "4", "4", "4", "--workers", "1"]) == 0
+    got = open_source(str(out))
+    within = np.zeros((3,) * 5)
+    within[1, 1] = ndimage.generate_binary_structure(3, 1)
+    wanted, count = ndimage.label(scores > 0.7, within)
+    np.testing.assert_array_equal(got.read(got.domain), wanted)
+    assert got.dtype == np.min_scalar_type(count)
+
+
+def test_the_table_has_what_scipy_measures(tmp_path: Path) -> None:
+    rng = np.random.default_rng(7)
+    mask = ndimage.gaussian_filter(rng.standard_normal((14, 15, 16)), 1) > 0.1
+    image = rng.integers(0, 500, (2, *mask.shape)).astype(np.uint16)
+    np.save(tmp_path / "image.npy", image)
+    table = tmp_path / "t.parquet"
+    knobs = {"table": table, "intensity": str(tmp_path / "image.npy")}
+    _, summary, labelling = label(tmp_path, mask, **knobs)
+    bytes_of = table.read_bytes()
+    rows = parquet.read_table(table).to_pydict()
+    labels = scipys(mask, 6)
+    index = range(1, summary.objects + 1)
+    assert rows["id"] == [*index] and labelling.source.scale is None
+    assert rows["voxels"] == np.bincount(labels.ravel())[1:].tolist()
+    centroids = np.array([rows[axis] for axis in "zyx"]).T
+    np.testing.assert_allclose(centroids, ndimage.center_of_mass(mask, labels, index))
+    boxes = [[(rows[f"{axis}0"][n], rows[f"{axis}1"][n]) for axis in "zyx"] for n in range(3)]
+    assert boxes == [[(s.start, s.stop) for s in each] for each in ndimage.find_objects(labels)[:3]]
+    np.testing.assert_allclose(rows["mean_1"], ndimage.mean(image[1], labels, index))
+    np.testing.assert_array_equal(rows["max_0"], ndimage.maximum(image[0], labels, index))
+    surface = np.zeros(summary.objects + 1)
+    padded = np.pad(labels, 1)
+    for axis in range(3):
+        ahead = np.moveaxis(padded, axis, 0)
+        for side in (ahead[1:], ahead[:-1]):
+            surface += np.bincount(side[ahead[1:] != ahead[:-1]], minlength=len(surface))
+    assert rows["surface"] == surface[1:].tolist()
+    label(tmp_path, mask, **knobs, block=(8, 12, 16))
+    assert table.read_bytes() == bytes_of
+
+
+def test_a_killed_run_goes_on_and_writes_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mask = np.random.default_rng(9).random((9, 9, 9)) < 0.3
+    wanted, *_ = label(tmp_path, mask, fill_holes=True, min_size=2)
+    chunks = {p: p.read_bytes() for p in (tmp_path / "out.zarr").rglob("*") if p.is_file()}
+    calls = {"count": block_work.BlockWork.count, "write": block_work.BlockWork.write}
+    left = 0
+
+    def dying(step: str) -> Any:
+        def work(self: block_work.BlockWork, number: int) -> int:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+            return calls[step](self, number)
+
+        return work
+
+    for step in calls:
+        monkeypatch.setattr(block_work.BlockWork, step, dying(step))
+    resumed = {"resume": False, "overwrite": True}
+    ended = 0
+    for turn in range(60):
+        left = 1 + 7 * turn % 5
+        try:
+            got, *_ = label(tmp_path, mask, fill_holes=True, min_size=2, **resumed)
+            break
+        except KeyboardInterrupt:
+            ended += 1
+            resumed = {"resume": True, "overwrite": True}
+    np.testing.assert_array_equal(got, wanted)
+    assert ended > 10
+    assert {p: p.read_bytes() for p in chunks} == chunks
+
+
+@pytest.mark.slow
+def test_processes_write_what_one_writes(tmp_path: Path) -> None:
+    mask = np.random.default_rng(11).random((20, 20, 20)) < 0.3
+    one, *_ = label(tmp_path, mask)
+    for workers in (2, 5):
+        got, *_ = label(tmp_path, mask, workers=workers)
+        np.testing.assert_array_equal(got, one)
+
+
+@pytest.mark.parametrize(
+    ("array", "knobs", "sentence"),
+    [
+        (np.ones((3, 3, 3), "f4"), {}, "holds float32; --threshold X"),
+        (np.full((3, 3, 3), np.nan, "f4"), {"threshold": 0}, "0 0 0 is NaN"),
+        (np.ones((3, 3), "u1"), {"connectivity": 26}, "does not fit the axes y x; give 4 or 8"),
+        (np.ones((3, 3, 3), "u1"), {"connectivity": 8}, "give 6 or 18 or 26"),
+        (
+            np.eye(300, dtype="u1"),
+            {"dtype": "uint8", "chunks": (1, 99, 99), "block": (99, 99)},
+            "not hold 300 objects",
+        ),
+        (np.ones((3, 3, 3), "u2"), {"fill_holes": True}, "give --no-equal"),
+        (np.ones((9, 9, 9), "u1"), {"block": (5, 4, 4)}, "is not whole chunks"),
+        (np.ones((3, 3), "u1"), {"table": Path("a.xls")}, "ends in .parquet or .csv"),
+    ],
+)
+def test_what_cannot_be_labelled_is_refused(
+    tmp_path: Path, array: NDArray[Any], knobs: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(UsageError, match=sentence) as error:
+        label(tmp_path, array, **knobs)
+    assert isinstance(error.value, PenstockError)
+    assert not (tmp_path / "out.zarr").exists()
+
+
+def test_an_output_that_exists_stays(tmp_path: Path) -> None:
+    mask = np.ones((3, 3, 3), bool)
+    label(tmp_path, mask)
+    with pytest.raises(UsageError, match="exists; use --overwrite"):
+        label(tmp_path, mask, overwrite=False)
+    labels = open_source(str(tmp_path / "out.zarr"))
+    assert labels.read(labels.domain).all()
