@@ -19,6 +19,7 @@ from penstock.data.stores import pyramid
 from penstock.inference.opening import job
 from penstock.inference.stages import output_levels
 
+from ..parameters import mainly
 from .kit import Array
 
 pytest.importorskip("tensorstore")
@@ -68,12 +69,21 @@ def test_an_image_gets_levels(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     ("blocks", "room", "later"),
-    [
-        (["--chunks", "4", "64", "64", "--block", "8", "128", "128"], 2**27, False),
-        (["--chunks", "3", "27", "20", "--block", "6", "54", "20"], 2**27, False),
-        (["--chunks", "3", "15", "20", "--block", "3", "45", "20"], 2**27, True),  # not in pairs
-        (["--chunks", "4", "64", "64", "--block", "4", "64", "64"], 1000, True),
-    ],
+    mainly(
+        [
+            (["--chunks", "4", "64", "64", "--block", "8", "128", "128"], 2**27, False),
+            (["--chunks", "3", "27", "20", "--block", "6", "54", "20"], 2**27, False),
+            (
+                ["--chunks", "3", "15", "20", "--block", "3", "45", "20"],
+                2**27,
+                True,
+            ),  # not in pairs
+            (["--chunks", "4", "64", "64", "--block", "4", "64", "64"], 1000, True),
+        ],
+        1,
+        2,
+        3,
+    ),
 )
 def test_the_first_level_is_made_of_blocks_as_they_come(
     blocks: list[str], room: int, later: bool, monkeypatch: pytest.MonkeyPatch

@@ -15,6 +15,7 @@ import penstock
 from penstock.base.errors import StageError, UsageError
 from penstock.cli import main
 
+from ..parameters import mainly
 from .kit import Array, values
 
 SHAPE = (14, 22, 19)
@@ -49,7 +50,7 @@ def reduced(seam: str, how: str, *outs: Array, model: Any = None, **knobs: Any) 
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("seam", ["trim", "blend"])
+@pytest.mark.parametrize("seam", mainly(["trim", "blend"], 1))
 def test_scores_are_reduced_after_seams_are_joined(seam: str) -> None:
     right = scores(seam)
     labels = np.zeros(SHAPE, "uint8")
@@ -73,13 +74,12 @@ def test_an_argmax_of_patches_is_not_that_of_the_blend() -> None:
     assert 0 < (one != other).mean() < 0.5
 
 
-@pytest.mark.parametrize("seam", ["trim", "blend"])
-def test_a_new_output_of_labels_has_levels_by_mode(seam: str, tmp_path: Path) -> None:
-    reduced(seam, "argmax", str(tmp_path / "out.zarr"), levels=2)
+def test_a_new_output_of_labels_has_levels_by_mode(tmp_path: Path) -> None:
+    reduced("blend", "argmax", str(tmp_path / "out.zarr"), levels=2)
     full, half = (penstock.open_source(str(tmp_path / "out.zarr"), level=level) for level in (0, 1))
     assert full.dtype == half.dtype == np.uint8
     assert set(np.unique(half.read(half.domain))) <= set(np.unique(full.read(full.domain)))
-    np.testing.assert_array_equal(full.read(full.domain)[0, 0], scores(seam).argmax(0))
+    np.testing.assert_array_equal(full.read(full.domain)[0, 0], scores("blend").argmax(0))
 
 
 @pytest.mark.parametrize(("views", "count"), [("flips", 8), ("rotations", 4)])
@@ -104,7 +104,7 @@ class Wild(Classes):
         return torch.where(x > 2, torch.nan, super().forward(x))
 
 
-@pytest.mark.parametrize("seam", ["trim", "blend"])
+@pytest.mark.parametrize("seam", mainly(["trim", "blend"], 1))
 @pytest.mark.parametrize(
     ("how", "knobs", "sentence"),
     [
@@ -124,14 +124,13 @@ def test_what_cannot_be_reduced_is_refused(
     assert sentence in str(caught.value)
 
 
-@pytest.mark.parametrize("seam", ["trim", "blend"])
+@pytest.mark.parametrize("seam", mainly(["trim", "blend"], 0))
 def test_scores_that_are_not_finite_are_no_labels(seam: str) -> None:
     with pytest.raises(StageError, match=r"NaN or infinite"):
         reduced(seam, "argmax", np.zeros(SHAPE, "uint8"), model=Wild())
 
 
-@pytest.mark.parametrize("seam", ["trim", "blend"])
-@pytest.mark.parametrize("version", ["0.4", "0.5"])
+@pytest.mark.parametrize(("seam", "version"), [("trim", "0.4"), ("blend", "0.5")])
 def test_scores_in_whole_numbers_say_what_they_stand_for(
     seam: str, version: str, tmp_path: Path
 ) -> None:

@@ -146,7 +146,7 @@ def test_a_mask_lies_over_the_input_in_world_coordinates(
     inside = np.zeros(SHAPE, bool)
     place = (0.5 * ZYX - at * to_micrometers) / (scale * to_micrometers)
     nearest = np.floor(place + 0.5).astype(int)
-    over = [(0 <= along) & (along < n) for along, n in zip(nearest, coarse.shape, strict=True)]
+    over = [(along >= 0) & (along < n) for along, n in zip(nearest, coarse.shape, strict=True)]
     over = np.logical_and.reduce(over)
     inside[over] = coarse[tuple(nearest[:, over])]
     full = whole_of()
