@@ -10,7 +10,9 @@ import pytest
 from penstock.cli import main, view
 from penstock.data import open_source
 
-pytest.importorskip("matplotlib")
+from ..later import imported_later
+
+imported_later("matplotlib")
 
 
 @pytest.fixture(autouse=True)

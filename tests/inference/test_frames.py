@@ -15,10 +15,11 @@ from torch import nn
 import penstock
 from penstock.base import UsageError
 
+from ..later import imported_later
 from ..parameters import mainly
 from .kit import SMALL, values
 
-tifffile = pytest.importorskip("tifffile")
+tifffile = imported_later("tifffile")
 pytestmark = pytest.mark.filterwarnings("ignore")
 KNOBS = {**SMALL, "normalize": "global"}
 

@@ -18,18 +18,19 @@ from penstock.data.box import Box
 from penstock.data.levels import reduced
 from penstock.data.stores import file_making
 
+from ..later import imported_later
 from ..parameters import mainly
 from ..preloaded import forked_workers
 from .kit import Array
 
 pytest.importorskip("tensorstore")
-tifffile = pytest.importorskip("tifffile")
+tifffile = imported_later("tifffile")
 VOLUME = np.random.default_rng(0).integers(0, 4000, (2, 3, 2, 300, 280), "uint16")
 """t c z y x"""
 SCENE = np.random.default_rng(1).integers(0, 4000, (3, 700, 600), "uint16")
 NODATA = 7
 STEPS = ("--prepare --workers 2", "--part 1/2", "--part 2/2", "--finish")
-BLOCKS = "--block 8 128 128".split()
+BLOCKS = "--block 8 160 160".split()
 """Of several planes, and of no whole tiles."""
 
 

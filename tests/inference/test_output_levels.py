@@ -208,7 +208,7 @@ def test_an_output_among_the_labels_of_an_image_is_listed_there(version: str) ->
     for name in ("cells", "nuclei"):
         words = ["infer", *WORDS, "--in-spec", image, "--out-spec", f"{image}/labels/{name}"]
         assert main([*words, *how]) == 0
-        assert main([*words, *how, "--overwrite"]) == 0
+    assert main([*words, *how, "--overwrite"]) == 0
     group = models.open_ome_zarr(zarr.open_group(f"{image}/labels/cells", mode="r"))
     assert "ImageLabel" in type(group).__name__
     attributes = zarr.open_group(f"{image}/labels", mode="r").attrs

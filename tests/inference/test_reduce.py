@@ -8,16 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import zarr
 from torch import Tensor, nn
 
 import penstock
 from penstock.base.errors import StageError, UsageError
 from penstock.cli import main
 
+from ..later import imported_later
 from ..parameters import mainly
 from .kit import Array, values
 
+zarr = imported_later("zarr")
 SHAPE = (14, 22, 19)
 VOLUME = np.random.default_rng(0).normal(0, 1, SHAPE).astype("float32")
 KNOBS: dict[str, Any] = {"patch": 8, "overlap": 3, "devices": "cpu", "normalize": "none"}

@@ -9,14 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import zarr
 
 import penstock
 from penstock.cli import main
 from penstock.inference.planning import cuts
 
+from ..later import imported_later
 from .kit import Array, conv, values
 
+zarr = imported_later("zarr")
 SHAPE = (21, 34, 40)
 PATCH, OVERLAP = 8, 3
 RNG = np.random.default_rng(0)
