@@ -267,7 +267,7 @@ def test_another_maker_does_not_go_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("goes_on", "folder"),
     mainly(
-        paired([{"resume": True}, {"part": "1/1"}, {"finish": True}], ["elsewhere", None]), 1, 2
+        paired([{"resume": True}, {"part": "1/1"}, {"finish": True}], ["elsewhere", None]), 0, 1
     ),
 )
 def test_a_run_goes_on_with_the_threads_that_it_began_with(

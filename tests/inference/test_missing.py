@@ -194,6 +194,7 @@ def test_only_chunks_of_one_value_are_asked_for(
     assert len(asked) == 1 + 3 + 1  # whether it tells, what is absent, what is all 7
 
 
+@pytest.mark.slow
 def test_over_s3_they_are_counted_too(s3_endpoint: str, tmp_path: Path) -> None:
     kvstore = {"driver": "s3", "bucket": "test-bucket", "path": "in/", "endpoint": s3_endpoint}
     data = arange((20, 16, 17))

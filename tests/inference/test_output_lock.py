@@ -464,7 +464,7 @@ def test_a_lock_that_may_not_be_written_is_said_in_one_sentence(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "name", mainly(["summary.json", "run.json", "done.log", "notes.txt"], 0, 1)
+    "name", mainly(["summary.json", "run.json", "done.log", "notes.txt"], 1, 3)
 )
 def test_a_folder_of_other_files_is_no_run_folder(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "mine"
