@@ -30,3 +30,16 @@ def all_of(*axes: Sequence[Any], default: Collection[Any]) -> list[Any]:
         pytest.param(*values, marks=() if values in default else pytest.mark.slow)
         for values in combinations
     ]
+
+
+def mainly(cases: Sequence[Any], *places: int) -> list[Any]:
+    """Parameters: the default tests are those at these places. The others hold the same law with
+    other values, and are slow."""
+    quick = {place % len(cases) for place in places}
+    return [case if number in quick else slowly(case) for number, case in enumerate(cases)]
+
+
+def slowly(case: Any) -> Any:
+    """The parameter, or the parameters, of a slow test."""
+    values = case if isinstance(case, tuple) else (case,)
+    return pytest.param(*values, marks=pytest.mark.slow)

@@ -14,6 +14,7 @@ from penstock.base.errors import UsageError
 from penstock.bench.launch.worker import status_of
 from penstock.bench.scenarios import WrongResult
 
+from ..parameters import mainly
 from .kit_model import CASE, Phases, made
 
 torch: Any = None
@@ -57,7 +58,7 @@ def test_a_training_step_learns(nets: str) -> None:
     assert all(p.grad is None for p in now), "gradients are given back in the step"
 
 
-@pytest.mark.parametrize("mode", ["inference", "train"])
+@pytest.mark.parametrize("mode", mainly(["inference", "train"], 1))
 @pytest.mark.parametrize(
     "knobs",
     [
@@ -79,7 +80,7 @@ def test_every_variant_steps(nets: str, mode: str, knobs: dict[str, Any]) -> Non
     scenario.close()
 
 
-@pytest.mark.parametrize("mode", ["inference", "train"])
+@pytest.mark.parametrize("mode", mainly(["inference", "train"], 1))
 def test_channels_last_is_of_each_tensors_own_axes(mode: str) -> None:
     """The refiner is a network of images whose patches are embedded by a convolution of volumes."""
     case = {**CASE, "model": "prithvi-refiner-tiny", "tile": "32", "batch": 1, "mode": mode}

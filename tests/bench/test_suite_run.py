@@ -300,7 +300,7 @@ def check_run(run: Mapping[str, Any], out: Path, kept: bool = False) -> None:
     assert (folder / "checkpoints" / "last.pt").is_file() == kept
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 def test_a_suite_on_workers(data: Path, tmp_path: Path) -> None:
     pytest.importorskip("distributed")

@@ -16,7 +16,9 @@ from penstock.cli import main, view
 from penstock.data import open_source
 from penstock.reports import neuroglancer
 
-pytest.importorskip("matplotlib")
+from ..later import imported_later
+
+imported_later("matplotlib")
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from ..later import imported_later
 
 h5py = imported_later("h5py")
 nibabel = imported_later("nibabel")
-tifffile = pytest.importorskip("tifffile")
+tifffile = imported_later("tifffile")
 ZYX = np.random.default_rng(0).integers(0, 60000, (5, 37, 41), "uint16")
 Array = NDArray[Any]
 

@@ -24,7 +24,7 @@ from ..laws import COSTLY
 from .kit import DATA, build_ome_zarr_04, build_ome_zarr_05, ome_tiff_set, saved, write
 
 xarray = imported_later("xarray")
-tifffile = pytest.importorskip("tifffile")
+tifffile = imported_later("tifffile")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 NAMED = {

@@ -16,13 +16,14 @@ from penstock.cli import main
 from penstock.data import Box, open_source
 from penstock.data.stores import sliced
 
+from ..later import imported_later
 from .microscope_files import write_lif, write_nd2
 from .test_formats import here as here
 from .test_formats import read, refused
 
-czi = pytest.importorskip("pylibCZIrw.czi")
-nd2 = pytest.importorskip("nd2")
-liffile = pytest.importorskip("liffile")
+czi = imported_later("pylibCZIrw.czi")
+nd2 = imported_later("nd2")
+liffile = imported_later("liffile")
 
 RANDOM = np.random.default_rng(7)
 CZYX = RANDOM.integers(0, 60000, (2, 3, 70, 90), "uint16")

@@ -82,6 +82,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {name: what for name, (_, what) in everything(folder).items()}
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_to_the_same_bytes(data: Path, chipped: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = words_of(data, out, "--overlap", str(OVERLAP))

@@ -26,6 +26,7 @@ from penstock.data.scenes.shoreline import read_shoreline
 from penstock.data.scenes.synthetic import APART, STRIP, SyntheticScene
 from penstock.data.scenes.synthetic_files import TIFF, write_scene
 
+from ..parameters import mainly
 from .kit import SIZE
 
 if not all(map(find_spec, ("rasterio", "contourpy", "tifffile", "scipy"))):
@@ -171,7 +172,7 @@ def test_labels_lie_on_earth_where_the_raster_says(data: Path, folder: Path) -> 
     assert abs(place[1] - int(row["detect_scene_column"])) <= 1
 
 
-@pytest.mark.parametrize("tiff", TIFF)
+@pytest.mark.parametrize("tiff", mainly(TIFF, 0))
 def test_windows_of_the_radar_are_those_of_the_file(
     tiff: str, written: Callable[[str], Path]
 ) -> None:

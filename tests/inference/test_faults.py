@@ -25,6 +25,7 @@ from penstock.inference.lanes import out_of_memory
 from penstock.inference.run_folder import journal
 from penstock.inference.tiling import stitch
 
+from ..parameters import mainly
 from ..preloaded import forked_workers
 from .faulty_s3 import distinct, write_model
 from .kit import SMALL, arange, conv, job
@@ -311,7 +312,7 @@ def check_notes(out: Path, folder: Path) -> int:
     return stored
 
 
-@pytest.mark.parametrize("beside", [True, False], ids=["and its run folder", "alone"])
+@pytest.mark.parametrize("beside", mainly([True, False], 0), ids=["and its run folder", "alone"])
 def test_an_output_on_a_disk_that_fills_is_told_and_resumed(
     beside: bool, disk: tuple[Path, Callable[[str], None]], tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

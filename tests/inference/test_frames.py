@@ -15,9 +15,11 @@ from torch import nn
 import penstock
 from penstock.base import UsageError
 
+from ..later import imported_later
+from ..parameters import mainly
 from .kit import SMALL, values
 
-tifffile = pytest.importorskip("tifffile")
+tifffile = imported_later("tifffile")
 pytestmark = pytest.mark.filterwarnings("ignore")
 KNOBS = {**SMALL, "normalize": "global"}
 
@@ -44,11 +46,15 @@ def movie(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 @pytest.mark.parametrize(
     ("t", "c", "translation", "scale", "shards"),
-    [
-        (["all"], ["all"], (0, 0), (5, 1), (8, 8, 8)),
-        (["2:"], ["1"], (10, 1), (5, 1), None),
-        (["1", "3"], ["0", "2"], (5, 0), (10, 2), None),
-    ],
+    mainly(
+        [
+            (["all"], ["all"], (0, 0), (5, 1), (8, 8, 8)),
+            (["2:"], ["1"], (10, 1), (5, 1), None),
+            (["1", "3"], ["0", "2"], (5, 0), (10, 2), None),
+        ],
+        0,
+        2,
+    ),
 )
 def test_an_output_has_the_frame_of_what_was_selected(
     t: list[str], c: list[str], translation: Any, scale: Any, shards: Any,
@@ -92,7 +98,7 @@ def test_what_a_frame_cannot_say_is_noted(movie: tuple[Path, Any], tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("kind", "named", "window"),
-    [("intensity", True, 0.0), ("scores", True, None), ("merged", False, None)],
+    mainly([("intensity", True, 0.0), ("scores", True, None), ("merged", False, None)], 1, 2),
 )
 def test_channels_of_another_making_do_not_take_names(
     kind: str, named: bool, window: Any, movie: tuple[Path, Any], tmp_path: Path
@@ -125,7 +131,7 @@ class Mixed(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("patch", "interleave"), [((8, 8), "pixel"), ((1, 8, 8), "band")], ids=["2-D", "3-D"]
+    ("patch", "interleave"), mainly([((8, 8), "pixel"), ((1, 8, 8), "band")], 0), ids=["2-D", "3-D"]
 )
 def test_bands_are_channels_of_one_picture(
     patch: tuple[int, ...], interleave: str, tmp_path: Path

@@ -25,6 +25,7 @@ from penstock.base.config.knobs import build, read_yaml
 from penstock.base.errors import StageError, UsageError
 from penstock.inference.opening.job import Job
 
+from ..parameters import mainly
 from .kit import Array, arange, run
 from .test_missing import spec
 
@@ -290,8 +291,8 @@ def sinks(shape: tuple[int, ...]) -> tuple[Array, ...]:
 
 @pytest.mark.parametrize(
     ("seam", "cut"),
-    [("trim", ((7, 11, 13), 3)), ("blend", ((7, 11, 13), 3)), ("blend", ((1, 20, 9), 4)),
-     ("trim", ((11, 12, 13), 0))],
+    mainly([("trim", ((7, 11, 13), 3)), ("blend", ((7, 11, 13), 3)), ("blend", ((1, 20, 9), 4)),
+     ("trim", ((11, 12, 13), 0))], 0, 2),
 )  # fmt: skip
 def test_mixed_heads_are_stitched_each_in_its_own_way(
     seam: str, cut: tuple[tuple[int, ...], int]
@@ -457,7 +458,7 @@ def test_a_net_of_float32_is_said_to_see_less() -> None:
 
 @pytest.mark.parametrize(
     ("default", "seam", "name"),
-    [(torch.bfloat16, "trim", "identity"), (torch.float64, "blend", "denoise-tiny")],
+    mainly([(torch.bfloat16, "trim", "identity"), (torch.float64, "blend", "denoise-tiny")], 1),
 )
 def test_the_callers_default_dtype_changes_nothing(
     default: torch.dtype, seam: str, name: str
@@ -475,7 +476,7 @@ def test_the_callers_default_dtype_changes_nothing(
 
 
 @pytest.mark.parametrize(
-    ("kind", "dtype"), [("zarr2", "int64"), ("zarr3", "uint64"), ("n5", "int64")]
+    ("kind", "dtype"), mainly([("zarr2", "int64"), ("zarr3", "uint64"), ("n5", "int64")], 1)
 )
 def test_every_store_takes_labels_of_64_bits(kind: str, dtype: str, tmp_path: Path) -> None:
     large = 2**62 + 1

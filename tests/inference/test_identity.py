@@ -23,7 +23,7 @@ from penstock.inference.opening import identity
 from penstock.inference.opening.job import Job
 from penstock.inference.sharing.steps import run_step
 
-from ..parameters import paired
+from ..parameters import mainly, paired
 from ..preloaded import started
 
 DATA = np.arange(8 * 8 * 24, dtype="uint16").reshape(8, 8, 24)
@@ -266,7 +266,9 @@ def test_another_maker_does_not_go_on(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("goes_on", "folder"),
-    paired([{"resume": True}, {"part": "1/1"}, {"finish": True}], ["elsewhere", None]),
+    mainly(
+        paired([{"resume": True}, {"part": "1/1"}, {"finish": True}], ["elsewhere", None]), 0, 1
+    ),
 )
 def test_a_run_goes_on_with_the_threads_that_it_began_with(
     goes_on: dict[str, Any], folder: str | None, tmp_path: Path

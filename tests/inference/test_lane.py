@@ -44,7 +44,7 @@ from penstock.inference.tiling.stitch import axis_weights, place_in_row
 from penstock.inference.tiling.traffic import read_range
 from penstock.instruments.spans import Probe
 
-from ..parameters import paired
+from ..parameters import mainly, paired
 from .kit import Array, arange, conv, run
 
 CPU = torch.device("cpu")
@@ -109,7 +109,15 @@ def test_in_half_precision_the_cure_is_named() -> None:
         run(data, Overflows(), amp="bf16", normalize="none", patch=8, overlap=0)
 
 
-class Casts(TorchDispatchMode):
+class Seen(TorchDispatchMode):
+    """Sees operators without torch's compiler, whose import takes two seconds."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class Casts(Seen):
     """Counts copies of the tensors of one shape into another dtype."""
 
     def __init__(self, shape: torch.Size) -> None:
@@ -425,7 +433,9 @@ def computed(one: Lane, begun: Any) -> tuple[list[list[Tensor]], list[Tensor]]:
     return [each.outputs for each in done], [each.tally for each in done]
 
 
-@pytest.mark.parametrize(("seam", "normalize"), paired(["trim", "blend"], ["none", "percentile"]))
+@pytest.mark.parametrize(
+    ("seam", "normalize"), mainly(paired(["trim", "blend"], ["none", "percentile"]), 1)
+)
 def test_alike_patches_at_once_give_the_bits_of_each_alone(
     seam: str, normalize: str, one_thread: None
 ) -> None:
@@ -449,7 +459,7 @@ def test_alike_patches_at_once_give_the_bits_of_each_alone(
     assert all(map(torch.equal, tallies, others))
 
 
-class Operators(TorchDispatchMode):
+class Operators(Seen):
     """Counts the operators that touch memory; each is a kernel or more on a GPU."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from penstock.base.errors import StageError, UsageError
 from penstock.cli import main
 from penstock.data.stores.missing import ChunkCount
 
-from ..parameters import paired
+from ..parameters import mainly, paired
 from .kit import Array, arange
 
 SHAPE = (20, 33, 41)
@@ -70,7 +70,7 @@ def written(kind: str, path: Path, fill: int = 0) -> tuple[dict[str, Any], Array
     return opened, data
 
 
-@pytest.mark.parametrize(("kind", "seam"), paired(KINDS, ["trim", "blend"]))
+@pytest.mark.parametrize(("kind", "seam"), mainly(paired(KINDS, ["trim", "blend"]), 0, 1))
 def test_absent_chunks_are_counted_once_each(kind: str, seam: str, tmp_path: Path) -> None:
     """Blocks and chunks lie askew, and blended blocks overlap."""
     source, data = written(kind, tmp_path / "in", fill=0 if kind == "n5" else 5)
@@ -82,7 +82,9 @@ def test_absent_chunks_are_counted_once_each(kind: str, seam: str, tmp_path: Pat
     assert len(missing) == 1
 
 
-@pytest.mark.parametrize(("kind", "normalize"), [("zarr2", "none"), ("sharded", "global")])
+@pytest.mark.parametrize(
+    ("kind", "normalize"), mainly([("zarr2", "none"), ("sharded", "global")], 1)
+)
 def test_a_missing_chunk_may_be_an_error(kind: str, normalize: str, tmp_path: Path) -> None:
     source, data = written(kind, tmp_path / "in")
     knobs = KNOBS | {"normalize": normalize, "prep_workers": 1, "missing": "error"}
@@ -192,6 +194,7 @@ def test_only_chunks_of_one_value_are_asked_for(
     assert len(asked) == 1 + 3 + 1  # whether it tells, what is absent, what is all 7
 
 
+@pytest.mark.slow
 def test_over_s3_they_are_counted_too(s3_endpoint: str, tmp_path: Path) -> None:
     kvstore = {"driver": "s3", "bucket": "test-bucket", "path": "in/", "endpoint": s3_endpoint}
     data = arange((20, 16, 17))

@@ -18,6 +18,7 @@ from penstock.base.errors import UsageError
 from penstock.cli import main
 from penstock.inference.opening.job import Job
 
+from ..parameters import mainly
 from .kit import Array
 
 RAMP = (
@@ -97,7 +98,7 @@ def sigmoid(logits: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("head", "right", "note"),
-    [
+    mainly([
         ({}, sigmoid, "out becomes probabilities, the sigmoid of"),
         ({"target": "labels", "loss": "ce"}, np.ones_like, "the softmax of"),  # of one channel
         ({"target": "probabilities", "loss": "ce"}, np.ones_like, "the softmax of"),
@@ -105,7 +106,7 @@ def sigmoid(logits: Any) -> Any:
         ({"target": "intensity", "loss": "mse", "returns": "values",
           "scaling": {"lower": -5.0, "scale": 20.0}}, lambda made: made * 20.0 - 5.0,
          "out goes back to the scale of its target: 0 becomes -5 and 1 15"),
-    ],
+    ], 0, 1, 4),
 )  # fmt: skip
 def test_an_output_is_what_the_network_was_trained_for(
     training: Path, head: dict[str, Any], right: Any, note: str
@@ -134,8 +135,8 @@ def test_what_is_said_comes_before_what_is_recorded(training: Path, knobs: dict[
 
 @pytest.mark.parametrize(
     "facts",
-    [None, [], {"scaling": {"lower": 1}}, {"scaling": {"lower": 1, "scale": 0}},
-     {"scaling": {"lower": float("nan"), "scale": 2}}],
+    mainly([None, [], {"scaling": {"lower": 1}}, {"scaling": {"lower": 1, "scale": 0}},
+     {"scaling": {"lower": float("nan"), "scale": 2}}], 0, 4),
 )  # fmt: skip
 def test_a_record_that_does_not_tell_is_none(training: Path, facts: object) -> None:
     record(training, facts)

@@ -18,17 +18,19 @@ from penstock.data.box import Box
 from penstock.data.levels import reduced
 from penstock.data.stores import file_making
 
+from ..later import imported_later
+from ..parameters import mainly
 from ..preloaded import forked_workers
 from .kit import Array
 
 pytest.importorskip("tensorstore")
-tifffile = pytest.importorskip("tifffile")
+tifffile = imported_later("tifffile")
 VOLUME = np.random.default_rng(0).integers(0, 4000, (2, 3, 2, 300, 280), "uint16")
 """t c z y x"""
 SCENE = np.random.default_rng(1).integers(0, 4000, (3, 700, 600), "uint16")
 NODATA = 7
 STEPS = ("--prepare --workers 2", "--part 1/2", "--part 2/2", "--finish")
-BLOCKS = "--block 8 128 128".split()
+BLOCKS = "--block 8 160 160".split()
 """Of several planes, and of no whole tiles."""
 
 
@@ -158,7 +160,7 @@ def test_a_part_of_a_raster_lies_where_it_lay() -> None:
         assert (made.read() == before.read(window=window)).all()
 
 
-@pytest.mark.parametrize("ending", [".nii", ".nii.gz"])
+@pytest.mark.parametrize("ending", mainly([".nii", ".nii.gz"], 0))
 def test_nifti(ending: str) -> None:
     nibabel = pytest.importorskip("nibabel")
     assert convert(image(), f"out{ending}") == 0
@@ -279,7 +281,7 @@ def test_the_old_file_stands_until_the_new_one_is_whole(
     assert Path("out.ome.tif").stat().st_mtime_ns == stamp
 
 
-@pytest.mark.parametrize("name", ["fsync", "replace", "rename", "rmtree"])
+@pytest.mark.parametrize("name", mainly(["fsync", "replace", "rename", "rmtree"], 1))
 def test_a_kill_at_any_moment_of_the_making(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever it leaves, the next start makes the same file and nothing stays beside it."""
     owner: Any = {"fsync": os, "rmtree": shutil}.get(name, Path)

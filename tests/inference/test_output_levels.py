@@ -20,6 +20,7 @@ from penstock.data.stores import pyramid
 from penstock.inference.opening import job
 from penstock.inference.stages import output_levels
 
+from ..parameters import mainly
 from .kit import Array
 
 pytest.importorskip("tensorstore")
@@ -69,12 +70,21 @@ def test_an_image_gets_levels(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     ("blocks", "room", "later"),
-    [
-        (["--chunks", "4", "64", "64", "--block", "8", "128", "128"], 2**27, False),
-        (["--chunks", "3", "27", "20", "--block", "6", "54", "20"], 2**27, False),
-        (["--chunks", "3", "15", "20", "--block", "3", "45", "20"], 2**27, True),  # not in pairs
-        (["--chunks", "4", "64", "64", "--block", "4", "64", "64"], 1000, True),
-    ],
+    mainly(
+        [
+            (["--chunks", "4", "64", "64", "--block", "8", "128", "128"], 2**27, False),
+            (["--chunks", "3", "27", "20", "--block", "6", "54", "20"], 2**27, False),
+            (
+                ["--chunks", "3", "15", "20", "--block", "3", "45", "20"],
+                2**27,
+                True,
+            ),  # not in pairs
+            (["--chunks", "4", "64", "64", "--block", "4", "64", "64"], 1000, True),
+        ],
+        1,
+        2,
+        3,
+    ),
 )
 def test_the_first_level_is_made_of_blocks_as_they_come(
     blocks: list[str], room: int, later: bool, monkeypatch: pytest.MonkeyPatch
@@ -238,7 +248,7 @@ def test_an_output_among_the_labels_of_an_image_is_listed_there(version: str) ->
     for name in ("cells", "nuclei"):
         words = ["infer", *WORDS, "--in-spec", image, "--out-spec", f"{image}/labels/{name}"]
         assert main([*words, *how]) == 0
-        assert main([*words, *how, "--overwrite"]) == 0
+    assert main([*words, *how, "--overwrite"]) == 0
     group = models.open_ome_zarr(zarr.open_group(f"{image}/labels/cells", mode="r"))
     assert "ImageLabel" in type(group).__name__
     attributes = zarr.open_group(f"{image}/labels", mode="r").attrs

@@ -31,7 +31,7 @@ from penstock.inference import run as infer
 from penstock.inference.opening.job import Job
 from penstock.inference.run_folder import journal
 
-from ..parameters import paired
+from ..parameters import mainly, paired
 from ..preloaded import started
 from .kit import SMALL, arange, values
 
@@ -463,7 +463,9 @@ def test_a_lock_that_may_not_be_written_is_said_in_one_sentence(tmp_path: Path) 
         write(tmp_path / "out.zarr")
 
 
-@pytest.mark.parametrize("name", ["summary.json", "run.json", "done.log", "notes.txt"])
+@pytest.mark.parametrize(
+    "name", mainly(["summary.json", "run.json", "done.log", "notes.txt"], 1, 3)
+)
 def test_a_folder_of_other_files_is_no_run_folder(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
@@ -475,7 +477,9 @@ def test_a_folder_of_other_files_is_no_run_folder(name: str, tmp_path: Path) -> 
     assert sorted(path.name for path in tmp_path.rglob("*")) == sorted(["mine", name])
 
 
-@pytest.mark.parametrize("name", ["done.log", "error.txt", ".penstock-0123456789abcdef.part"])
+@pytest.mark.parametrize(
+    "name", mainly(["done.log", "error.txt", ".penstock-0123456789abcdef.part"], 0, 2)
+)
 def test_what_a_run_left_that_ended_before_it_began_is_ours(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()

@@ -8,15 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import zarr
 from torch import Tensor, nn
 
 import penstock
 from penstock.base.errors import StageError, UsageError
 from penstock.cli import main
 
+from ..later import imported_later
+from ..parameters import mainly
 from .kit import Array, values
 
+zarr = imported_later("zarr")
 SHAPE = (14, 22, 19)
 VOLUME = np.random.default_rng(0).normal(0, 1, SHAPE).astype("float32")
 KNOBS: dict[str, Any] = {"patch": 8, "overlap": 3, "devices": "cpu", "normalize": "none"}
@@ -49,7 +51,7 @@ def reduced(seam: str, how: str, *outs: Array, model: Any = None, **knobs: Any) 
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("seam", ["trim", "blend"])
+@pytest.mark.parametrize("seam", mainly(["trim", "blend"], 1))
 def test_scores_are_reduced_after_seams_are_joined(seam: str) -> None:
     right = scores(seam)
     labels = np.zeros(SHAPE, "uint8")
@@ -73,13 +75,12 @@ def test_an_argmax_of_patches_is_not_that_of_the_blend() -> None:
     assert 0 < (one != other).mean() < 0.5
 
 
-@pytest.mark.parametrize("seam", ["trim", "blend"])
-def test_a_new_output_of_labels_has_levels_by_mode(seam: str, tmp_path: Path) -> None:
-    reduced(seam, "argmax", str(tmp_path / "out.zarr"), levels=2)
+def test_a_new_output_of_labels_has_levels_by_mode(tmp_path: Path) -> None:
+    reduced("blend", "argmax", str(tmp_path / "out.zarr"), levels=2)
     full, half = (penstock.open_source(str(tmp_path / "out.zarr"), level=level) for level in (0, 1))
     assert full.dtype == half.dtype == np.uint8
     assert set(np.unique(half.read(half.domain))) <= set(np.unique(full.read(full.domain)))
-    np.testing.assert_array_equal(full.read(full.domain)[0, 0], scores(seam).argmax(0))
+    np.testing.assert_array_equal(full.read(full.domain)[0, 0], scores("blend").argmax(0))
 
 
 @pytest.mark.parametrize(("views", "count"), [("flips", 8), ("rotations", 4)])
@@ -104,7 +105,6 @@ class Wild(Classes):
         return torch.where(x > 2, torch.nan, super().forward(x))
 
 
-@pytest.mark.parametrize("seam", ["trim", "blend"])
 @pytest.mark.parametrize(
     ("how", "knobs", "sentence"),
     [
@@ -116,22 +116,18 @@ class Wild(Classes):
         ("argmax", {"tta": "rotations", "patch": (8, 8, 10)}, "not 8 and 10"),
     ],
 )
-def test_what_cannot_be_reduced_is_refused(
-    seam: str, how: str, knobs: dict[str, Any], sentence: str
-) -> None:
+def test_what_cannot_be_reduced_is_refused(how: str, knobs: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UsageError) as caught:
-        reduced(seam, how, np.zeros(SHAPE, "uint8"), **knobs)
+        reduced("blend", how, np.zeros(SHAPE, "uint8"), **knobs)
     assert sentence in str(caught.value)
 
 
-@pytest.mark.parametrize("seam", ["trim", "blend"])
-def test_scores_that_are_not_finite_are_no_labels(seam: str) -> None:
+def test_scores_that_are_not_finite_are_no_labels() -> None:
     with pytest.raises(StageError, match=r"NaN or infinite"):
-        reduced(seam, "argmax", np.zeros(SHAPE, "uint8"), model=Wild())
+        reduced("trim", "argmax", np.zeros(SHAPE, "uint8"), model=Wild())
 
 
-@pytest.mark.parametrize("seam", ["trim", "blend"])
-@pytest.mark.parametrize("version", ["0.4", "0.5"])
+@pytest.mark.parametrize(("seam", "version"), [("trim", "0.4"), ("blend", "0.5")])
 def test_scores_in_whole_numbers_say_what_they_stand_for(
     seam: str, version: str, tmp_path: Path
 ) -> None:

@@ -25,7 +25,7 @@ from penstock.inference import run as infer
 from penstock.inference.run_folder.journal import Journal
 from penstock.inference.stages import retries
 
-from ..parameters import paired
+from ..parameters import mainly, paired
 from ..preloaded import started
 from .faulty_s3 import BODY, Door, distinct, door_to, get, new, put
 from .kit import SMALL, arange, config, job, values
@@ -112,9 +112,12 @@ def test_errors_of_the_system_are_told_apart(error: Exception, passes: bool) -> 
 
 @pytest.mark.parametrize(
     ("error", "normalize"),
-    paired(
-        [OSError(errno.ESTALE, "Stale file handle"), ConnectionResetError("reset")],
-        ["none", "global"],
+    mainly(
+        paired(
+            [OSError(errno.ESTALE, "Stale file handle"), ConnectionResetError("reset")],
+            ["none", "global"],
+        ),
+        1,
     ),
 )
 @pytest.mark.usefixtures("impatient")
@@ -254,6 +257,7 @@ def test_a_server_that_asks_to_slow_down_is_asked_again(
 
 
 @pytest.mark.usefixtures("impatient")
+@pytest.mark.slow
 def test_a_server_that_is_restarted_in_the_middle_is_waited_for(
     s3_endpoint: str, tmp_path: Path
 ) -> None:

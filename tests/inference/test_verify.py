@@ -23,6 +23,7 @@ from penstock.inference import verify as verify_room
 from penstock.inference.run_folder.journal import Journal
 from penstock.inference.run_folder.reader import open_run
 
+from ..parameters import mainly
 from .faulty_s3 import Door, write_model
 from .kit import arange, values
 
@@ -200,7 +201,7 @@ def truncate(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("store", "harm"),
-    [("out.n5", flip), ("sharded.zarr", truncate), ("v2.zarr", Path.unlink)],
+    mainly([("out.n5", flip), ("sharded.zarr", truncate), ("v2.zarr", Path.unlink)], 1),
 )
 def test_damage_is_found_and_the_command_that_is_named_mends_it(
     store: str, harm: Callable[[Path], Any], tmp_path: Path,
@@ -237,7 +238,9 @@ def test_damage_is_found_and_the_command_that_is_named_mends_it(
     assert "Nothing is to be repaired" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("step", ["run_folder.local.LocalFolder.forget", "repair.run_job"])
+@pytest.mark.parametrize(
+    "step", mainly(["run_folder.local.LocalFolder.forget", "repair.run_job"], 0)
+)
 def test_a_repair_that_was_killed_is_done_by_the_next(
     step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from penstock.data.packed.format import Packed
 from penstock.loading.contenders import by_name
 from penstock.loading.order import Order
 
+from ..parameters import mainly
 from .kit import SAMPLES, TRUTH, pack
 
 LIBRARY = {
@@ -84,7 +85,7 @@ ORDERS = {
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [*product(IN_PROCESS, ["shuffled"]), ("zarr", RANK)],
+    mainly([*product(IN_PROCESS, ["shuffled"]), ("zarr", RANK)], 0, 1, 2, 3, -1),
 )
 def test_batches_are_those_of_numpy_in_the_order_that_was_given(
     name: str, kind: str, packed: Packed

@@ -15,6 +15,7 @@ from penstock.loading.loader import Loader
 from penstock.loading.order import Endless, Order
 
 from ..later import imported_later
+from ..parameters import mainly
 from .kit import write
 
 zarr = imported_later("zarr")
@@ -107,7 +108,7 @@ def test_items_of_many_batches_are_those_of_each(shuffle: Any) -> None:
 
 
 @pytest.mark.parametrize("engine", ["native", "tensorstore"])
-@pytest.mark.parametrize("how", [{"compressors": None}, {}])
+@pytest.mark.parametrize("how", mainly([{"compressors": None}, {}], 1))
 def test_nothing_writes_into_a_buffer_that_came_back(
     how: dict[str, Any], engine: str, tmp_path: Path
 ) -> None:

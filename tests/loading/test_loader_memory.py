@@ -15,6 +15,7 @@ from penstock.loading.batch import Batch
 from penstock.loading.engines import native
 from penstock.loading.loader import Loader
 
+from ..parameters import mainly
 from .kit import ENGINES, arrays, write
 
 numcodecs = pytest.importorskip("numcodecs")
@@ -119,7 +120,7 @@ COPIES: dict[str, tuple[dict[str, Any], int]] = {
 }
 
 
-@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize("how", mainly(COPIES, 0, 1, 2))
 @pytest.mark.filterwarnings("ignore:.*not in the Zarr version 3 spec")
 def test_what_a_codec_decodes_into_counts_as_memory(how: str, tmp_path: Path) -> None:
     kind, copies = COPIES[how]

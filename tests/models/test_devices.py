@@ -18,6 +18,7 @@ from penstock.models import devices, footprint
 from penstock.models import load as model
 
 from ..inference.kit import conv, opened, run
+from ..parameters import mainly
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 SHAPE = (2, 1, 8, 8, 8)
@@ -84,7 +85,7 @@ def test_what_need_not_be_laid_out_anew_is_shared() -> None:
     assert devices.placed(net, CPU, False) is net
 
 
-@pytest.mark.parametrize("conv_type", [nn.Conv2d, nn.Conv3d])
+@pytest.mark.parametrize("conv_type", mainly([nn.Conv2d, nn.Conv3d], 1))
 def test_one_thread_keeps_channels_last_as_two_do(conv_type: type[nn.Conv2d | nn.Conv3d]) -> None:
     """Torch's own kernel for a kernel of 1 returns channels first, and takes its time for it."""
     sides = (32, 32) if conv_type is nn.Conv2d else (16, 16, 16)
@@ -147,7 +148,7 @@ def test_a_net_is_played_with_all_that_it_holds_and_in_its_own_dtype(net: nn.Mod
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit")
-@pytest.mark.parametrize("form", ["module", "script"])
+@pytest.mark.parametrize("form", mainly(["module", "script"], 0))
 def test_a_net_in_half_precision_is_given_that(form: str, full: np.ndarray) -> None:
     net: Any = conv().eval().bfloat16()
     if form == "script":

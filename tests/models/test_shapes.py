@@ -16,6 +16,8 @@ from torch.utils._pytree import tree_leaves
 from penstock.models.shapes import output_on_meta
 from tests.preloaded import started
 
+from ..parameters import mainly
+
 
 class _Compared(TorchDispatchMode):
     """Asks torch for each operator, and compares its answer with ours where there is one."""
@@ -24,6 +26,11 @@ class _Compared(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.answered: set[str] = set()
         self.asked: set[str] = set()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Not for torch's compiler, whose import takes two seconds."""
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         ours = output_on_meta(func, args, kwargs or {})
@@ -62,8 +69,8 @@ def _image(*layers: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Conv2d(2, 8, 3, stride=2, dilation=2), *layers).eval().to("meta")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("dtype", mainly([torch.float32, torch.bfloat16], 1))
+@pytest.mark.parametrize("last", mainly([False, True], 1))
 def test_nets_of_volumes_and_images_are_answered_as_torch_answers(
     dtype: torch.dtype, last: bool
 ) -> None:

@@ -155,6 +155,7 @@ def test_receptive_field_of_tiny() -> None:
     assert past_core == 8
 
 
+@pytest.mark.slow
 def test_tiny_in_tiles_equals_tiny_at_once(tiny: nn.Module) -> None:
     # Two volumes at once, as torch's convolutions of one are slow where it is small.
     x = torch.rand(2, 1, 28, 40, 40, generator=torch.Generator().manual_seed(1))
