@@ -76,6 +76,7 @@ def open_outputs(
             resume=config.resumes,
             at=(0, 0, *source.domain.start[2:]),
             files=True,
+            rule=None if config.levels == "none" else "mode" if kind == "labels" else "mean",
         )
         if overlap(source, sink):
             itself = sink.address == source.address
