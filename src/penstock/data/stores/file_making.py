@@ -15,8 +15,9 @@ from .file_sink import FileSink, scratch_of
 from .georeference import Georeference
 from .pyramid import add_levels, level_of, levels_to_add
 from .tensorstore import TensorStoreSource
+from .write_cog import write_cog
 from .write_nifti import write_nifti
-from .write_tiff import write_cog, write_ome_tiff
+from .write_tiff import write_ome_tiff
 
 _PLANAR = (3, 4)
 """The axes along which levels of an OME-TIFF are smaller: each plane has its own."""
@@ -63,8 +64,12 @@ def _write(
 ) -> None:  # fmt: skip
     scratch = str(scratch_of(sink.path))
     image, says = level_of(scratch, 0, ""), _record_in(scratch)
-    if sink.kind == "cog":
-        write_cog(work, image, Georeference(**says["place"]), rule, levels, progress)
+    if sink.tiles is not None:
+        count = sink.tiles.levels(levels)
+        for level in range(1, count):
+            sink.tiles.make_overview(level, rule, usable_cores(), progress)
+        names = [shown.get("label", "") for shown in image.omero]
+        write_cog(work, sink.tiles, Georeference(**says["place"]), names, count, progress)
     elif sink.kind == "nifti":
         write_nifti(work, image, says["affine"], progress)
     else:

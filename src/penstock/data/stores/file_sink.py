@@ -1,4 +1,5 @@
 """An output that becomes one file: blocks go to a scratch Zarr, and the file is made of it.
+Blocks of a GeoTIFF lie in the scratch as the tiles that the file will have.
 
     out.tif.scratch/blocks.zarr  ──▶  out.tif.scratch/made.tif  ──▶  out.tif
 
@@ -22,12 +23,15 @@ from numpy.typing import NDArray
 
 from ...base import PenstockError, UsageError, scrub, usable_cores
 from ..box import Box
+from ..levels import Rule
 from .file_formats import Kind, check_holds, ending_of, kind_of
-from .georeference import GDAL_CACHE, georeference_of
+from .georeference import georeference_of
 from .kvstore import address, kvstore_of, open_kvstore
 from .omezarr import open_omezarr_sink
 from .plane_rows import HELD, SCRATCH_SIDE, TILE, rows_at_once
 from .protocols import Source
+from .raster_tiles import MAKING_BYTES, RasterTiles
+from .sliced import OpenedArray, open_sliced
 from .tensorstore import TensorStoreSink
 
 _LIBRARY_BYTES = 2**27
@@ -49,6 +53,10 @@ class FileSink:
     scratch: TensorStoreSink
     made: bool
     """True if the file is that of the run, and whole."""
+    tiles: RasterTiles | None = None
+    """Those of a GeoTIFF."""
+    rule: Rule | None = None
+    """How overviews are made of blocks; None for none."""
 
     def __post_init__(self) -> None:
         scratch, self.root = self.scratch, open_kvstore(kvstore_of(str(self.path)), self.name)
@@ -66,17 +74,18 @@ class FileSink:
     @property
     def making_bytes(self) -> int:
         """The most memory that making the file takes."""
+        if self.tiles is not None:
+            return _LIBRARY_BYTES + MAKING_BYTES
         rows = rows_at_once(self.write_grid[3])
-        bands = self.domain.shape[1] if self.kind == "cog" else 1
-        tiles = 4 * usable_cores() * bands * TILE**2
+        tiles = 4 * usable_cores() * TILE**2
         row = HELD * min(rows, self.domain.shape[3]) * self.domain.shape[4]
-        return _LIBRARY_BYTES + GDAL_CACHE + (row + tiles) * self.dtype.itemsize
+        return _LIBRARY_BYTES + (row + tiles) * self.dtype.itemsize
 
     @property
     def scratch_bytes(self) -> int:
         """The most bytes on disk that go once the file is made."""
-        copies = 2 if self.kind == "cog" else 1
-        return copies * self.domain.size * self.dtype.itemsize
+        levels = 4 / 3 if self.tiles else 1
+        return int(levels * self.domain.size * self.dtype.itemsize)
 
     def check(self) -> None:
         self.scratch.check()
@@ -87,7 +96,10 @@ class FileSink:
             self.scratch.create()
 
     def write(self, box: Box, array: NDArray[Any]) -> None:
-        self.scratch.write(box, array)
+        if self.tiles is None:
+            self.scratch.write(box, array)
+        else:
+            self.tiles.write(planar(box), array[0, :, 0], self.rule)
 
     def close(self) -> None:
         if not self.made:
@@ -114,6 +126,7 @@ def open_file_sink(
     overwrite: bool,
     resume: bool,
     at: Sequence[int] | None,
+    rule: Rule | None,
     name: str,
     **_: Any,
 ) -> FileSink:
@@ -141,6 +154,8 @@ def open_file_sink(
     kind, at = kind_of(str(ending), like), at or domain.start
     check_holds(kind, domain.shape, dtype, like.units if like else (None,) * 5, where)
     sides = tuple(chunks or (SCRATCH_SIDE,) * 2)[-2:]
+    if kind == "cog":  # whole tiles
+        sides = tuple(-(-side // TILE) * TILE for side in sides)
     scratch = open_omezarr_sink(
         str(scratch_of(path)), domain=domain, dtype=dtype, like=like,
         chunks=(1, *(min(pair) for pair in zip(sides, domain.shape[3:], strict=True))),
@@ -156,7 +171,41 @@ def open_file_sink(
     document["attributes"] = {**document["attributes"], "penstock": record}
     scratch = replace(scratch, documents={"zarr.json": document})
     made = resume and path.is_file() and not scratch.exists
-    return FileSink(scrub(place), path, kind, scratch, made)
+    tiles = None
+    if place_of_file is not None:
+        tiles = tiles_of(path, planar(domain).shape, dtype, place_of_file.nodata)
+    return FileSink(scrub(place), path, kind, scratch, made, tiles, rule)
+
+
+def planar(box: Box) -> Box:
+    """The bands, rows and columns of a box along t c z y x."""
+    return Box((box.start[1], *box.start[3:]), (box.stop[1], *box.stop[3:]))
+
+
+def source_of_tiles(path: Path, scratch: Source, name: str) -> Source:
+    """The blocks of an output that becomes a file, as they lie in its scratch.
+
+    Args:
+        path: The file that they become.
+        scratch: The scratch Zarr.
+        name: The flag that messages name.
+    """
+    tiles = tiles_of(path, planar(scratch.domain).shape, scratch.dtype, None)
+    if not tiles.folder.is_dir():
+        return scratch
+    opened = OpenedArray(array=tiles, labels=["band", "y", "x"], chunks=(1, TILE, TILE))
+    place = str(scratch_of(path))
+    return open_sliced(
+        lambda _: opened, path=place, inside="", axes=None, cache_bytes=0, where=f"{name} {place}"
+    )
+
+
+def tiles_of(
+    path: Path, shape: Sequence[int], dtype: np.dtype[Any], nodata: str | None
+) -> RasterTiles:
+    """The tiles that a GeoTIFF is made of: they go where its scratch goes."""
+    value = None if nodata is None else float(nodata)
+    return RasterTiles(scratch_of(path) / "tiles", tuple(shape), dtype, value)
 
 
 def _moved(affine: Sequence[Sequence[float]] | None, at: Sequence[int]) -> Any:

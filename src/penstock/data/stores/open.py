@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ...base import UsageError, blaming, parsed_json, system_errors
 from ..box import Box
+from ..levels import Rule
 from . import in_memory as memory
 from .added import OURS, added_store, and_added, checked, reader_of
 from .file_formats import ending_of
@@ -139,6 +140,7 @@ def open_sink(
     ome_version: str | None = None,
     at: Sequence[int] | None = None,
     files: bool = False,
+    rule: Rule | None = None,
     name: str = "--out-spec",
 ) -> Sink:
     """Open an array for writing. Nothing is created or deleted before `Sink.create`.
@@ -158,6 +160,8 @@ def open_sink(
         at: the coordinate of the first voxel in ``like``; by default that in ``domain``.
         files: take paths of files too, such as ``.tif``: the sink has their scratch, and
             `make_file` makes the file.
+        rule: how voxels become one of a coarser level, where a file has levels that are made of
+            blocks as they come; None if it has none.
         name: the flag that messages name.
 
     Returns:
@@ -183,7 +187,7 @@ def open_sink(
     if files and ending_of(parsed) is not None:
         from .file_sink import open_file_sink
 
-        return open_file_sink(parsed, **settings, name=name)
+        return open_file_sink(parsed, **settings, rule=rule, name=name)
     return _open_new(parsed, name, settings)
 
 

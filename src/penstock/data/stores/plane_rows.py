@@ -14,6 +14,10 @@ from .protocols import AXES, Source
 
 TILE = 512
 """The side of a tile of a TIFF file."""
+DEFLATE_LEVEL = 1
+"""With a predictor, level 6 takes 1.5 times as long for files as large."""
+CLASSIC_BYTES = 2**32 - 2**26
+"""The size, before compression, above which a TIFF file gets 64-bit offsets."""
 SCRATCH_SIDE = 2 * TILE
 """The side of a chunk of a scratch array: of one plane, as files hold planes one after another."""
 HELD = 5

@@ -73,8 +73,8 @@ def open_written(spec: Spec, name: str) -> Written:
 
 
 def _open_file(place: str, name: str) -> Written:
-    """An output that is a file, or that becomes one: then the scratch Zarr has its blocks."""
-    from .file_sink import scratch_of
+    """An output that is a file, or that becomes one: then the scratch has its blocks."""
+    from .file_sink import scratch_of, source_of_tiles
     from .kvstore import address, kvstore_of, open_kvstore
     from .omezarr import open_omezarr_source
 
@@ -83,6 +83,7 @@ def _open_file(place: str, name: str) -> Written:
         source: Source = open_omezarr_source(
             str(scratch), level=0, cache_bytes=0, name=name, dtypes=OUTPUT_DTYPES
         )
+        source = source_of_tiles(path, source, name)
     else:
         source = open_source(place, raw=True, name=name)
     root = open_kvstore(kvstore_of(str(path)), name)

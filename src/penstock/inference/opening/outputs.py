@@ -90,6 +90,7 @@ def open_outputs(
             ome_version="plain" if config.plain else config.ome_zarr,
             at=(0, 0, *source.domain.start[2:]),
             files=True,
+            rule=None if config.levels == "none" else "mode" if kind == "labels" else "mean",
         )
         if overlap(source, sink):
             itself = sink.address == source.address
