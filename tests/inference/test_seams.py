@@ -194,14 +194,14 @@ def test_the_difference_at_seams_is_measured_on_the_data() -> None:
         np.zeros_like(volume), in_spec=volume, patch=(16,), overlap=(4,), model_type=_far(),
         head_kind="intensity",
     )  # fmt: skip
-    error = seam_error(job.config, job.net, job.source, job.volumes[0], 999, 2**30)
+    error = seam_error(job.values, job.net, job.source, job.volumes[0], 999, 2**30)
     assert error is not None and error.places == 3
     assert len(error.by_distance) == 6 and 0 < error.by_distance[0] < 1
     assert "at seams (on 3 places of the data)" in error.line()
     measured = with_seam_error(job.plan, job.config, job.net, job.source, job.volumes[0])
     assert "at seams" in measured.facts.seams and measured.facts.seam_error
     for patches, room in ((20, 2**30), (999, 1000)):  # costs more than it may, or needs more memory
-        lean = seam_error(job.config, job.net, job.source, job.volumes[0], patches, room)
+        lean = seam_error(job.values, job.net, job.source, job.volumes[0], patches, room)
         assert lean is None
 
 
@@ -211,5 +211,5 @@ def test_a_local_network_differs_nowhere() -> None:
         np.zeros_like(volume), in_spec=volume, patch=(16,), overlap=(4,),
         model_type=seeded(lambda: nn.Sequential(conv(1, 2), conv(2, 1))), head_kind="intensity",
     )  # fmt: skip
-    error = seam_error(job.config, job.net, job.source, job.volumes[0], 999, 2**30)
+    error = seam_error(job.values, job.net, job.source, job.volumes[0], 999, 2**30)
     assert error is not None and max(error.by_distance) < 1e-6 and error.halving is None
