@@ -41,9 +41,14 @@ def _off(value: object) -> object:
     return "none" if value is False or str(value).lower() == "false" else value
 
 
+def _single(value: object) -> object:
+    """``auto`` for a list of it, as a command line gives it."""
+    return "auto" if value in (["auto"], ("auto",)) else value
+
+
 def _automatic(value: object) -> object:
     """None for ``auto``."""
-    return None if value in ("auto", ["auto"], ("auto",)) else value
+    return None if _single(value) == "auto" else value
 
 
 def _spelled(value: object) -> object:
@@ -299,10 +304,11 @@ class InferConfig(Valued, VoxelSize, Labels):
     c: Selection = flag(("all",), help="channels: all, 0, 0:2 or several")
 
     # geometry
-    patch: Shape | None = flag(
+    patch: Annotated[Shape | Literal["auto"] | None, BeforeValidator(_single)] = flag(
         None,
-        help="shape that the model sees: one number, z y x, or y x (2-D) (default: a chunk of the "
-        "volume and its halo where tiling is exact, else 64)",
+        help="shape that the model sees: one number, z y x, or y x (2-D); auto: the one that "
+        "computes least and fits into memory (default: a chunk of the volume and its halo where "
+        "tiling is exact, else 64)",
         unit="voxels",
     )
     overlap: Annotated[PerAxis | None, BeforeValidator(_automatic)] = flag(
@@ -316,8 +322,10 @@ class InferConfig(Valued, VoxelSize, Labels):
         help="shape of a block: whole chunks of the output, written once (default: fitted)",
         unit="voxels",
     )
-    batch: Positive | None = flag(
-        None, help="patches of one forward (default: 16 on a GPU, 2 on a CPU)"
+    batch: Positive | Literal["auto"] | None = flag(
+        None,
+        help="patches of one forward; auto: on a GPU the faster of two that fit (default: 16 on a "
+        "GPU, 2 on a CPU)",
     )
     seam_mode: Literal["trim", "blend"] = flag(
         "trim", help="trim: each voxel from one patch; blend: a weighted mean of all that cover it"
@@ -389,6 +397,11 @@ class InferConfig(Valued, VoxelSize, Labels):
         if self.plain and self.ome_zarr is not None:
             raise ValueError("--plain writes no OME-Zarr; leave --ome-zarr or --plain out")
         return self
+
+    @property
+    def sides(self) -> tuple[int, ...] | None:
+        """The patch in numbers; None as long as there are none."""
+        return None if isinstance(self.patch, str) else self.patch
 
     @property
     def resumes(self) -> bool:

@@ -48,6 +48,7 @@ from ..run_folder.reader import threads_of
 from ..tiling.geometry import PatchShape, aligned, block_halo, patch_shape
 from . import identity
 from .as_its_makers import with_defaults
+from .fitted import fitted
 from .head_kinds import Seen, head_kinds, seen_patches
 from .heads import HeadPart, Origin, is_wide, plan_heads, split
 from .net import fit_net, with_workspaces
@@ -82,7 +83,8 @@ class Job:
         Raises:
             UsageError: What the settings ask for cannot be done. Nothing was created.
         """
-        self.config = config.model_copy(update={"threads": threads_of(config)})
+        config = config.model_copy(update={"threads": threads_of(config)})
+        self.config = fitted(config, lambda other: Job(other, part, peers))
         self.peers = peers
         with torch_threads(self.config.threads):
             self._open(part)

@@ -74,6 +74,7 @@ def fit_net(
 
     Raises `UsageError` if the model does not take such a batch.
     """
+    assert config.batch != "auto"  # by now it is a number
     on_cpu = all(device.type == "cpu" for device in devices)
     amp = choose_amp(config, devices, model.dtype)
     # A Mac's GPU has no float64.

@@ -55,12 +55,12 @@ def tiled(config: InferConfig, model: Model, extent: tuple[int, ...], has_z: boo
     Returns:
         The settings with both, and what is known of the seams.
     """
-    config, chosen = _as_recorded(config), config.patch is None
-    axes = len(config.patch or ()) if len(config.patch or ()) > 1 else 0
+    config, chosen = _as_recorded(config), config.sides is None
+    axes = len(config.sides or ()) if len(config.sides or ()) > 1 else 0
     axes = axes or model.spatial_axes or (3 if has_z else 2)
     if config.seam_mode == "blend":
         return Tiled(_with(config, FIXED_PATCH, FIXED_OVERLAP), "blended, so not exact", chosen)
-    named = config.patch is not None and config.overlap is not None
+    named = config.sides is not None and config.overlap is not None
     reach = known_reach(model, axes) if named else reach_of(model, axes)
     if reach is None or not reach.exact:
         config = _with(config, FIXED_PATCH, FIXED_OVERLAP)
@@ -76,7 +76,7 @@ def _exactly(config: InferConfig, reach: Reach, extent: tuple[int, ...], chosen:
         least = (*least[:-2], max(least[-2:]), max(least[-2:]))
     wanted = " ".join(map(str, least))
     overlap = config.overlap or least
-    if config.patch is None and config.overlap is None:
+    if config.sides is None and config.overlap is None:
         patch = chunk_and_halo(extent, _each(overlap, axes), reach.step)
         if patch is None:
             line = f"not exact: it needs an --overlap of {wanted}, and far larger patches"
@@ -84,7 +84,7 @@ def _exactly(config: InferConfig, reach: Reach, extent: tuple[int, ...], chosen:
         if config.tta == "rotations":
             patch = (*patch[:-2], max(patch[-2:]), max(patch[-2:]))
         config = config.model_copy(update={"patch": patch})
-    patch = _each(config.patch or FIXED_PATCH, axes)
+    patch = _each(config.sides or FIXED_PATCH, axes)
     if config.overlap is None and not is_exact(reach, patch, least):
         step = " ".join(map(str, reach.step))
         line = f"not exact: --overlap {wanted} and a --patch of multiples of {step} is"
@@ -97,7 +97,7 @@ def _exactly(config: InferConfig, reach: Reach, extent: tuple[int, ...], chosen:
 
 def _with(config: InferConfig, patch: tuple[int, ...], overlap: tuple[int, ...]) -> InferConfig:
     """The settings with a patch and an overlap where they have none."""
-    said = {"patch": config.patch or patch, "overlap": config.overlap or overlap}
+    said = {"patch": config.sides or patch, "overlap": config.overlap or overlap}
     return config.model_copy(update=said)
 
 
@@ -108,7 +108,7 @@ def _each(values: tuple[int, ...], axes: int) -> tuple[int, ...]:
 
 def _as_recorded(config: InferConfig) -> InferConfig:
     """The settings with the patch and overlap of the run that they go on with."""
-    if not config.resumes or (config.patch is not None and config.overlap is not None):
+    if not config.resumes or (config.sides is not None and config.overlap is not None):
         return config
     if not (run := run_of(config)):
         return config

@@ -292,15 +292,15 @@ def patch_shape(config: InferConfig, has_z: bool, model_axes: int | None) -> Pat
 
     Raises `UsageError` if patch, overlap, trim and net contradict each other.
     """
-    assert config.patch is not None and config.overlap is not None  # by now all are decided
-    axes = len(config.patch) if len(config.patch) > 1 else (model_axes or (3 if has_z else 2))
+    assert config.sides is not None and config.overlap is not None  # by now all are decided
+    axes = len(config.sides) if len(config.sides) > 1 else (model_axes or (3 if has_z else 2))
     if model_axes is not None and axes != model_axes:
         raise UsageError(
-            f"--patch {' '.join(map(str, config.patch))} has {axes} axes but the model is made of "
+            f"--patch {' '.join(map(str, config.sides))} has {axes} axes but the model is made of "
             f"{model_axes}-D convolutions"
         )
     plane = axes == 2
-    patch = per_axis(config.patch, plane=plane, thin=1)
+    patch = per_axis(config.sides, plane=plane, thin=1)
     overlap = per_axis(config.overlap, plane=plane, thin=0)
     if len(config.overlap) == 1:
         # One number is meant for all axes, but an axis of one voxel cannot overlap.
