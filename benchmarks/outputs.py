@@ -246,17 +246,17 @@ def measure_pyramid(
 def table_of_writers(samples: list[dict[str, Any]]) -> str:
     """README.md's table of writers of levels."""
     ours = {s["round"]: s["seconds"] for s in samples if s["writer"] == "penstock convert"}
-    lines = ["| writer | s | time / convert's: median [least to most] | MiB above an import |",
-             "|---|---|---|---|"]  # fmt: skip
+    lines = ["| writer | s | time / convert's: median [least to most] | MiB above import | load |",
+             "|---|---|---|---|---|"]  # fmt: skip
     for name in dict.fromkeys(sample["writer"] for sample in samples):
         rows = [sample for sample in samples if sample["writer"] == name]
         ratios = sorted(row["seconds"] / ours[row["round"]] for row in rows)
         seconds = statistics.median(row["seconds"] for row in rows)
         above = max(row["mebibytes"] - row["idle"] for row in rows)
         spread = f"{statistics.median(ratios):.2f} [{ratios[0]:.2f} to {ratios[-1]:.2f}]"
-        lines.append(f"| {name} | {seconds:.1f} | {spread} | {above:.0f} |")
-    load = statistics.median(sample["load"] for sample in samples)
-    machine = f"{platform.system()}, {os.cpu_count()} cores, load {load:.1f}"
+        load = statistics.median(row["load"] for row in rows)
+        lines.append(f"| {name} | {seconds:.1f} | {spread} | {above:.0f} | {load:.1f} |")
+    machine = f"{platform.system()}, {os.cpu_count()} cores"
     return "\n".join([f"{machine}; rounds: {max(s['round'] for s in samples) + 1}.", "", *lines])
 
 

@@ -104,6 +104,7 @@ def test_stores_are_served_to_one_page_only() -> None:
     [
         (("volume.npy", "--serve"), "--serve takes Zarr stores of this machine: folders"),
         ((".", "--serve", "--port", "70000"), "a port is from 0 to 65535"),
+        ((".", "--serve", "--viewer", "here"), "--viewer here: give the address of a page"),
         (("volume.npy", "--c", "1"), "--c 1 is out of range"),
         (("none.zarr",), "none.zarr: no such file"),
         (("volume.npy", "volume.npy", "plane.npy"), "one array or two, not 3"),

@@ -1,4 +1,8 @@
-"""Outputs as the readers of viewers see them: ome-zarr-py, napari and Neuroglancer in a browser."""
+"""Outputs as the readers of viewers see them: ome-zarr-py, napari and Neuroglancer in a browser.
+
+They need an environment of their own: ome-zarr pins an older botocore than the other tests have.
+With ``pip install ome-zarr napari-ome-zarr neuroglancer`` there, pytest takes ``-p no:napari``.
+"""
 
 from __future__ import annotations
 
