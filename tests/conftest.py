@@ -84,6 +84,8 @@ fork themselves come before those beside them."""
 
 def _turn(item: pytest.Item) -> int:
     assert isinstance(item, pytest.Function)
+    if "_dynamo" in item.function.__code__.co_names:
+        return _ORDER.index("training")  # which loads torch's compiler, too
     if any(hasattr(item.module, name) for name in _FORKING):
         return -2 if {*_FORKING} & {*item.function.__code__.co_names} else -1
     folder = item.path.parent.name
