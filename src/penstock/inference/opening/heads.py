@@ -53,7 +53,7 @@ class HeadPart:
     reduction: Reduction | None = None
     """The way in which its blended scores are reduced; None if they are not."""
     recipe: HeadRecipe | None = None
-    """What its makers say of it; None if they say nothing, or if the user says another kind."""
+    """The wishes of its makers; None if they say nothing, or if the user says another kind."""
 
     @property
     def head(self) -> str:
