@@ -389,6 +389,7 @@ def bioimage(folder: Path, kind: str = "state") -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the libraries that make the package
 @pytest.mark.parametrize("kind", ["state", "script"])
 def test_a_package_reproduces_its_test_tensors_and_runs(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -406,6 +407,7 @@ def test_a_package_reproduces_its_test_tensors_and_runs(
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the libraries that make the package
 def test_a_package_that_is_not_what_it_says_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="keras_hdf5, which is not run; convert"):
         load_model(str(bioimage(tmp_path / "keras", "keras")))
@@ -455,6 +457,7 @@ def bundle(folder: Path, **changes: Any) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the libraries that make the package
 def test_a_monai_bundle_is_run_as_monai_runs_it(tmp_path: Path) -> None:
     folder = bundle(tmp_path / "bundle")
     inferers = pytest.importorskip("monai.inferers")
@@ -475,6 +478,7 @@ def test_a_monai_bundle_is_run_as_monai_runs_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the libraries that make the package
 def test_what_a_bundle_wants_and_is_not_done_is_refused(tmp_path: Path) -> None:
     def refused(**changes: Any) -> str:
         with pytest.raises(UsageError) as caught:

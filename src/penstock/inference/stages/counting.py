@@ -25,7 +25,7 @@ from ..run_folder.journal import Journal
 from ..run_folder.names import STATISTICS_FOLDER
 
 Counters = list[Histogram | MeanAndDeviation]
-"""What counts the values of a volume: one for all its channels, or one for each."""
+"""Counters of the values of a volume: one for all its channels, or one for each."""
 
 
 def new_counters(job: Job) -> Counters:
