@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import strategies as st
 
 from penstock.data.box import Box
@@ -13,15 +15,17 @@ def geometries(draw: st.DrawFn) -> Geometry:
     """Any small geometry: thin axes, odd overlaps, misaligned anchors, one or many parts."""
     origin = tuple(draw(st.integers(-20, 20)) for _ in range(3))
     shape = tuple(draw(st.integers(1, 12)) for _ in range(3))
+    seam: Any = draw(st.sampled_from(["trim", "blend"]))
     patch = tuple(draw(st.integers(1, 6)) for _ in range(3))
     block = tuple(draw(st.integers(2, 8)) for _ in range(3))
     return Geometry(
         domain=Box.of(origin, shape),
         patch=patch,
         overlap=tuple(draw(st.integers(0, p - 1)) for p in patch),
-        seam=draw(st.sampled_from(["trim", "blend"])),
+        seam=seam,
         block=block,
         anchor=tuple(draw(st.integers(-5, 5)) for _ in range(3)),
         part=tuple(u * draw(st.integers(1, 4)) for u in block),
         patches_per_brick=tuple(draw(st.integers(1, 3)) for _ in range(3)),
+        inset=seam == "blend" and draw(st.booleans()),
     )

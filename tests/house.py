@@ -25,11 +25,14 @@ HEAVY_ROOMS = frozenset(
     models/detector.py models/devices.py models/emulator.py
     models/footprint.py models/load.py models/prithvi.py
     models/prithvi_encoder.py models/checkpointing.py models/shapes.py
+    models/explained.py models/packages/bioimageio.py
+    models/packages/monai_bundle.py models/packages/nnunet.py
+    models/packages/package.py models/packages/processing.py
     models/reductions.py models/torchvision_ops.py models/trained_outputs.py
     models/unet3d.py models/weights.py
     loading/engines/tensorstore_engine.py
     loading/torch_dataset.py
-    inference/opening/head_kinds.py
+    inference/opening/head_kinds.py inference/opening/normalisation.py
     inference/opening/identity.py inference/opening/job.py inference/opening/net.py
     inference/opening/plans.py
     inference/opening/fitted.py inference/opening/seam_error.py inference/opening/seams.py

@@ -193,9 +193,10 @@ def test_every_verb_without_the_extras_names_the_one_it_needs(said: Said) -> Non
     assert plans == runs == "torch is not installed; run: pip install 'penstock-dl[infer]'"
 
 
-def test_all_is_what_every_verb_needs_but_the_clients_of_trackers() -> None:
+def test_all_is_what_every_verb_needs_but_trackers_and_networks_of_others() -> None:
     (names,) = re.findall(r"\[(.*)\]", *PROJECT["optional-dependencies"]["all"])
-    assert EXTRAS - set(names.split(",")) == {"all", "demo", "track", *TOOLS}
+    of_others = {"nnunet", "bioimageio", "monai"}
+    assert EXTRAS - set(names.split(",")) == {"all", "demo", "track", *of_others, *TOOLS}
 
 
 def make_rules() -> dict[str, tuple[str, str]]:

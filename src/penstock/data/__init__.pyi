@@ -10,7 +10,7 @@ from .levels import levels_below as levels_below
 from .levels import reduced as reduced
 from .netcdf import open_netcdf as open_netcdf
 from .normalize import Histogram as Histogram
-from .normalize import Moments as Moments
+from .normalize import MeanAndDeviation as MeanAndDeviation
 from .normalize import Normalisation as Normalisation
 from .normalize import Scaling as Scaling
 from .packed.audit import Audit as Audit

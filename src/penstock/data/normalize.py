@@ -1,9 +1,9 @@
 """Scaling of stored intensities to the range that a model was trained on, and back.
 
-A `Scaling` is two numbers, ``x -> (x - lower) / scale``. They come from the data: percentiles of
-a block, exact percentiles of a whole volume by a streaming `Histogram`, mean and deviation of it by
-`Moments`, or a range that the user or the network knows. A `Normalisation` says which. Applying
-them to an array is the work of `lane`, on the device; this module only computes them.
+A `Scaling` is two numbers, ``x -> (x - lower) / scale``. They come from the data (percentiles of a
+block, exact percentiles of a whole volume by a streaming `Histogram`, its `MeanAndDeviation`), or
+from the user or the network, who know a range. A `Normalisation` says which. Applying them to an
+array is the work of `lane`, on the device; this module only computes them.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class Normalisation:
     """How a channel, or all channels of a volume together, are normalised."""
 
     counts: Literal["percentiles", "moments"] | None = None
-    """What is counted of the data: two percentiles, or mean and standard deviation. None if the
-    numbers are given."""
+    """Two percentiles, or mean and standard deviation, if they are counted of the data. None if
+    the numbers are given."""
     lower: float = 0.0
     """The intensity that becomes 0, or its percentile."""
     upper: float = 1.0
@@ -101,21 +101,21 @@ class Normalisation:
             return self._as_said(Scaling(low, high - low))
         return self._as_said(Scaling.of_range(low, high, low, high, self.least))
 
-    def counter(self, dtype: np.dtype[Any]) -> Histogram | Moments:
+    def counter(self, dtype: np.dtype[Any]) -> Histogram | MeanAndDeviation:
         """What counts the data; it is done at once if the numbers are given."""
         if self.counts == "percentiles":
             return Histogram(dtype)
-        return Moments(done=self.counts is None)
+        return MeanAndDeviation(done=self.counts is None)
 
-    def add(self, counter: Histogram | Moments, array: NDArray[Any]) -> None:
+    def add(self, counter: Histogram | MeanAndDeviation, array: NDArray[Any]) -> None:
         """Count the values of a piece, of any shape."""
         counter.add(array[array != 0] if self.nonzero else array)
 
-    def advance(self, counter: Histogram | Moments) -> None:
+    def advance(self, counter: Histogram | MeanAndDeviation) -> None:
         """End a pass of a counter that is not done."""
         counter.advance((self.lower, self.upper))
 
-    def scaling(self, counter: Histogram | Moments) -> Scaling:
+    def scaling(self, counter: Histogram | MeanAndDeviation) -> Scaling:
         """The scaling that was given, or that a counter that is done gives."""
         if (given := self.given) is not None:
             return given
@@ -151,7 +151,7 @@ class Normalisation:
         return line + (f", clipped to {self.clip[0]:g} {self.clip[1]:g}" if self.clip else "")
 
 
-def _numbers(how: Normalisation, counter: Histogram | Moments) -> tuple[float, float]:
+def _numbers(how: Normalisation, counter: Histogram | MeanAndDeviation) -> tuple[float, float]:
     """Lower bound and scale of data that was counted."""
     if isinstance(counter, Histogram):
         scaling = counter.scaling(how.lower, how.upper, how.least)
@@ -160,7 +160,7 @@ def _numbers(how: Normalisation, counter: Histogram | Moments) -> tuple[float, f
     return counter.mean, scale or 1.0
 
 
-class Moments:
+class MeanAndDeviation:
     """Mean and standard deviation of data that streams by in pieces.
 
     The sums of each piece are float64, those of all pieces are exact. So the result depends on how
@@ -169,7 +169,7 @@ class Moments:
 
     def __init__(self, *, done: bool = False) -> None:
         self.done = done
-        """Whether all pieces are added."""
+        """True once all pieces are added."""
         self.count = 0
         """Finite values seen."""
         self._sum = self._squares = Fraction(0)

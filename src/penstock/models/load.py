@@ -26,7 +26,7 @@ from ..base import HeadKind, MissingDependency, UsageError, blaming, describe
 from ..data import is_file
 from . import user_code
 from .packages.kinds import TRAINING, package_kind
-from .packages.package import TestTensors, open_package
+from .packages.package import TensorsToMatch, open_package
 from .recipe import Recipe
 from .registry import PROGRAMS, REGISTRY, added_model, check_model_name
 from .training_record import network_of_training, record_of_weights, weights_file
@@ -75,7 +75,7 @@ class Model:
     """The kind of its heads, if its training or the registry says so."""
     recipe: Recipe | None = None
     """Its input and output as its makers want them; None if they say nothing."""
-    tests: Callable[[], TestTensors] | None = None
+    tests: Callable[[], TensorsToMatch] | None = None
     """Reads the test tensors of its package; None if there are none."""
     weightless_dtype: torch.dtype = torch.float32
     """The dtype of its input if it has no weights."""
@@ -121,7 +121,7 @@ def named_heads(model: str, outputs: Any) -> dict[str, Tensor]:
 
 
 def load_model(
-    model: str | nn.Module,
+    model: str | nn.Module | Callable[[Tensor], Any],
     weights: str | Path | None = None,
     in_channels: int | None = None,
     *,
@@ -135,7 +135,8 @@ def load_model(
 
     Args:
         model: A name of the registry, ``package.module:function``, ``file.py:function``, a file
-            (.pt2 or TorchScript), the folder or zip file of a package, or a module.
+            (.pt2 or TorchScript), the folder or zip file of a package, a module, or a function
+            of a batch.
         weights: A file of weights, or the folder of a training; by default those that the model
             comes with.
         in_channels: Channels that the model takes; by default the module's attribute, else the
@@ -159,7 +160,7 @@ def load_model(
             return _packaged(place, kind_of_package, weights, trust)
         model, in_channels = network_of_training(place, in_channels, trust=trust)
         weights = weights or place
-    name = model if isinstance(model, str) else type(model).__name__
+    name = model if isinstance(model, str) else getattr(model, "__name__", type(model).__name__)
     reference, added = model if isinstance(model, str) else "", added_model(model)
     if added is None:
         module, weights = _find(model, weights, in_channels, trust)
@@ -249,13 +250,15 @@ def _code_hash(text: str) -> str:
 
 
 def _find(
-    model: str | nn.Module,
+    model: str | nn.Module | Callable[[Tensor], Any],
     weights: str | Path | None,
     in_channels: int | None,
     trust: bool,
 ) -> tuple[nn.Module, str | Path | None]:
     if isinstance(model, nn.Module):
         return model, weights
+    if callable(model):
+        return _Wrapped(model), weights
     if model in REGISTRY:
         entry = REGISTRY[model]
         with float32_default():

@@ -56,9 +56,9 @@ class Recipe:
     """Weights by which patches are joined: ``gaussian``, of an eighth of the patch. None if it is
     not said."""
     heads: Mapping[str, HeadRecipe] = field(default_factory=dict)
-    """What is done to each head, by its name as `Model.heads` has it."""
+    """The recipe of each head, by its name as `Model.heads` has it."""
     reduce: str | None = None
-    """What is written in place of scores, as ``--reduce`` has it; None for the scores."""
+    """The values that are written in place of scores, as ``--reduce`` has it; None for scores."""
     mirrors: tuple[int, ...] | None = None
     """Axes of the network, from 0, along which it may see its input mirrored; None for all."""
     crops: bool = False

@@ -56,8 +56,8 @@ class Reduction:
                 return cls("regions", labels=tuple(map(int, value.split(","))))
         except ValueError:
             pass
-        raise UsageError(f"--reduce {text} is not argmax, threshold:X, top:K such as top:3, or "
-                         "regions:LABEL,LABEL")  # fmt: skip
+        raise UsageError(f"--reduce {text} is not argmax, threshold:X or top:K, such as top:3, nor "
+            "regions:LABEL,LABEL")  # fmt: skip
 
     def heads(self, name: str, channels: int) -> dict[str, int]:
         """The outputs that a head of scores becomes, each with its number of channels."""

@@ -28,10 +28,10 @@ from .voxel_size import VoxelSize
 
 
 def _model(value: object) -> object:
-    """The text of a path; refuses what is neither text nor a module."""
+    """The text of a path; refuses what is neither text, a module nor a function."""
     if isinstance(value, Path):
         return str(value)
-    if not isinstance(value, str) and not hasattr(value, "state_dict"):
+    if not isinstance(value, str) and not callable(value):
         raise ValueError(f"{value!r} is neither a name, a reference or a file, nor a module")
     return value
 

@@ -24,7 +24,7 @@ from ...data import Box, Source, reflect
 from ...models import error_in_user_code
 from .heads import HeadPart, Origin, said_kinds
 from .net import Net
-from .normalisation import Values
+from .normalisation import ValuesPlan
 from .selection import Volume
 
 _PLACES = (1 / 2, 1 / 4, 3 / 4)
@@ -73,7 +73,7 @@ def head_kinds(
 
 
 def seen_patches(
-    values: Values,
+    values: ValuesPlan,
     source: Source,
     volume: Volume,
     shape: Sequence[int],

@@ -57,7 +57,7 @@ class HeadPart:
     factors: tuple[Fraction, ...] = SAME
     """Voxels that it has for one of the input, along z y x."""
     recipe: HeadRecipe | None = None
-    """What its makers say of it; None if they say nothing, or if the user says another kind."""
+    """The wishes of its makers; None if they say nothing, or if the user says another kind."""
 
     @property
     def head(self) -> str:

@@ -15,7 +15,7 @@ from ...models import Model, Recipe
 
 
 @dataclass(frozen=True, slots=True)
-class Values:
+class ValuesPlan:
     """How the values of volumes are normalised."""
 
     each: tuple[Normalisation, ...]
@@ -31,7 +31,7 @@ class Values:
         return not self.by_block and any(how.counts is not None for how in self.each)
 
 
-def normalised_as(config: InferConfig, recipe: Recipe | None) -> tuple[InferConfig, Values]:
+def normalised_as(config: InferConfig, recipe: Recipe | None) -> tuple[InferConfig, ValuesPlan]:
     """The settings with the normalisation decided, and what it is."""
     said = config.asked_normalization
     ranged = config.model_fields_set & {"norm_lower", "norm_upper", "norm_level"}
@@ -73,10 +73,10 @@ def normalised_as(config: InferConfig, recipe: Recipe | None) -> tuple[InferConf
     how, line = ways[said or "global"]
     if recipe is not None and (recipe.normalisation or recipe.refused):
         line += f", in place of what {recipe.place} says"
-    return config, Values((how,), said == "percentile", line)
+    return config, ValuesPlan((how,), said == "percentile", line)
 
 
-def _as_trained(config: InferConfig, recipe: Recipe) -> tuple[InferConfig, Values]:
+def _as_trained(config: InferConfig, recipe: Recipe) -> tuple[InferConfig, ValuesPlan]:
     """The settings and values by a recipe."""
     each = recipe.normalisation
     lines = list(dict.fromkeys(how.line() for how in each))
@@ -87,7 +87,7 @@ def _as_trained(config: InferConfig, recipe: Recipe) -> tuple[InferConfig, Value
     if len(each) == 1 and not counted:
         update |= {"norm_lower": each[0].lower, "norm_upper": each[0].upper}
     line = f"{'; '.join(lines)}, as {recipe.place} says"
-    return config.model_copy(update=update), Values(each, False, line)
+    return config.model_copy(update=update), ValuesPlan(each, False, line)
 
 
 def _names(recipe: Recipe) -> tuple[str, ...]:
@@ -96,7 +96,7 @@ def _names(recipe: Recipe) -> tuple[str, ...]:
     return recipe.channels or tuple(f"channel {number}" for number in numbers)
 
 
-def check_channels(model: Model, count: int, values: Values) -> None:
+def check_channels(model: Model, count: int, values: ValuesPlan) -> None:
     """Refuse a volume that has fewer channels than the network of a recipe takes.
 
     Args:

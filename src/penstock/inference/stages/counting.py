@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...data import Histogram, Moments
+from ...data import Histogram, MeanAndDeviation
 from ..opening.job import Job
 from ..run_folder.folder import Folder
 from ..run_folder.journal import Journal
 from ..run_folder.names import STATISTICS_FOLDER
 
-Counters = list[Histogram | Moments]
-"""What counts the values of a volume: one for all its channels, or one for each."""
+Counters = list[Histogram | MeanAndDeviation]
+"""Counters of the values of a volume: one for all its channels, or one for each."""
 
 
 def new_counters(job: Job) -> Counters:
@@ -129,7 +129,7 @@ def _merge(packed: bytes | None, counters: list[Counters]) -> None:
             counter.merge(counts)
 
 
-def _waiting(counters: list[Counters]) -> Iterator[tuple[str, Histogram | Moments]]:
+def _waiting(counters: list[Counters]) -> Iterator[tuple[str, Histogram | MeanAndDeviation]]:
     """The counters that are not done, with their places: those of volume and normalisation."""
     for volume, each in enumerate(counters):
         for number, counter in enumerate(each):

@@ -4,5 +4,5 @@
     nnunet           plans.json, dataset.json, fold_0/           an nnU-Net v2 training
     monai_bundle     configs/metadata.json, models/model.pt      a MONAI bundle
 
-Each room has one function, ``read``, which takes a `Place` and gives a `Package`.
+Each room has one function, ``read``, which takes a `Parcel` and gives a `Package`.
 """

@@ -24,7 +24,7 @@ from ...base import describe, read_yaml, require
 from ..recipe import HeadRecipe, Recipe
 from ..user_code import find_reference
 from ..weights import load_weights
-from .package import Package, Place, TestTensors, in_order
+from .package import Package, Parcel, TensorsToMatch, in_order
 from .processing import Chain
 
 _NAMES = ("bioimageio.yaml", "rdf.yaml")
@@ -34,11 +34,11 @@ _LEAST_PATCH = {2: 256, 3: 64}
 """The least side of a patch, by spatial axes, where the network takes many."""
 
 
-def read(place: Place) -> Package:
+def read(parcel: Parcel) -> Package:
     """Open a bioimage.io package.
 
     Args:
-        place: Its folder.
+        parcel: Its folder.
 
     Returns:
         The network and its recipe.
@@ -47,24 +47,24 @@ def read(place: Place) -> Package:
         UsageError: It is damaged, wants what is not done, or is code that is not trusted.
         MissingDependency: `bioimageio.spec`, or the runtime of its weights, is not installed.
     """
-    described = _described(place)
+    described = _described(parcel)
     if len(described.inputs) != 1:
-        raise place.refuse(f"its network takes {len(described.inputs)} inputs, not one")
+        raise parcel.refuse(f"its network takes {len(described.inputs)} inputs, not one")
     given, outputs = described.inputs[0], described.outputs
-    takes, *gives = (_letters(place, each.axes) for each in (given, *outputs))
+    takes, *gives = (_letters(parcel, each.axes) for each in (given, *outputs))
     spatial = [letter for letter in "zyx" if letter in takes]
     axes = {_letter(axis): axis for axis in given.axes}
     channels = [str(name) for name in axes["c"].channel_names] if "c" in axes else [""]
-    module = in_order(_module(place, described.weights), takes, gives)
-    heads = _heads(place, outputs)
+    module = in_order(_module(parcel, described.weights), takes, gives)
+    heads = _heads(parcel, outputs)
     sides = [_side(axes[letter].size, len(spatial)) for letter in spatial]
     patch: Any = (1, *sides)[-3:]
     halo = [_halo(outputs, letter) for letter in spatial]
     overlap: Any = (0, *(2 * each for each in halo))[-3:]
     recipe = Recipe(
-        str(place.path),
+        str(parcel.path),
         channels=tuple(channels) if len(channels) > 1 else (),
-        normalisation=_normalisation(place, given, len(channels)),
+        normalisation=_normalisation(parcel, given, len(channels)),
         spacing=_spacing(axes, spatial),
         patch=patch,
         overlap=overlap if any(halo) else None,
@@ -72,8 +72,8 @@ def read(place: Place) -> Package:
         reduce=heads[1],
     )
 
-    def tests() -> TestTensors:
-        return _tests(place, described, takes, gives)
+    def tests() -> TensorsToMatch:
+        return _tests(parcel, described, takes, gives)
 
     return Package(
         f"bioimage.io package of format {described.format_version}",
@@ -81,22 +81,22 @@ def read(place: Place) -> Package:
     )  # fmt: skip
 
 
-def _described(place: Place) -> Any:
+def _described(parcel: Parcel) -> Any:
     """The description of the model in its newest format."""
     spec = require("bioimageio.spec", "bioimageio")
-    (file, *_) = (place.folder / name for name in _NAMES if (place.folder / name).is_file())
+    (file, *_) = (parcel.folder / name for name in _NAMES if (parcel.folder / name).is_file())
     said = read_yaml(file, "--model")
     for name in _sources(said):
-        place.file(name)  # before the library looks for it elsewhere
+        parcel.file(name)  # before the library looks for it elsewhere
     try:
         described = spec.load_description(file, format_version="latest", perform_io_checks=False)
     except Exception as error:  # of many types, for what it cannot read
-        raise place.refuse(f"bioimageio.spec cannot read it: {describe(error)}") from error
+        raise parcel.refuse(f"bioimageio.spec cannot read it: {describe(error)}") from error
     if isinstance(described, spec.InvalidDescr) or not hasattr(described, "weights"):
         errors = described.validation_summary.details[-1].errors if hasattr(
             described, "validation_summary") else []  # fmt: skip
         first = next((each.msg for each in errors), "it describes no model")
-        raise place.refuse(f"it is no valid description of a model: {first}")
+        raise parcel.refuse(f"it is no valid description of a model: {first}")
     return described
 
 
@@ -116,12 +116,12 @@ def _sources(said: Any) -> Iterator[str]:
             yield str(test["source"])
 
 
-def _checked(place: Place, described: Any) -> Path:
+def _checked(parcel: Parcel, described: Any) -> Path:
     """A file of the package, which must have the hash that is said of it."""
-    file = place.file(_name(described.source))
+    file = parcel.file(_name(described.source))
     said = described.sha256
     if said is not None and hashlib.sha256(file.read_bytes()).hexdigest() != str(said):
-        raise place.refuse(f"{file.name} is not the file that it describes: its SHA-256 differs")
+        raise parcel.refuse(f"{file.name} is not the file that it describes: its SHA-256 differs")
     return file
 
 
@@ -136,10 +136,10 @@ def _letter(axis: Any) -> str:
     return {"batch": "b", "channel": "c"}.get(str(axis.id), str(axis.id))
 
 
-def _letters(place: Place, axes: Sequence[Any]) -> str:
+def _letters(parcel: Parcel, axes: Sequence[Any]) -> str:
     letters = [_letter(axis) for axis in axes]
     if not {"b", "y", "x"} <= set(letters) <= set("bczyx"):
-        raise place.refuse(f"its axes are {', '.join(letters)}, and not some of b c z y x")
+        raise parcel.refuse(f"its axes are {', '.join(letters)}, and not some of b c z y x")
     return "".join(letters)
 
 
@@ -167,14 +167,14 @@ def _spacing(axes: dict[str, Any], spatial: Sequence[str]) -> Any:
     return (float("nan"), *sizes)[-3:]
 
 
-def _normalisation(place: Place, given: Any, channels: int) -> Any:
-    chain = Chain(place, channels)
+def _normalisation(parcel: Parcel, given: Any, channels: int) -> Any:
+    chain = Chain(parcel, channels)
     for step in given.preprocessing:
         chain.add(str(step.id), step.kwargs)
     return chain.normalisation
 
 
-def _heads(place: Place, outputs: Sequence[Any]) -> tuple[dict[str, HeadRecipe], str | None]:
+def _heads(parcel: Parcel, outputs: Sequence[Any]) -> tuple[dict[str, HeadRecipe], str | None]:
     """What is done to each head, and how scores are reduced."""
     heads: dict[str, HeadRecipe] = {}
     reduce: str | None = None
@@ -190,7 +190,7 @@ def _heads(place: Place, outputs: Sequence[Any]) -> tuple[dict[str, HeadRecipe],
             elif name == "scale_linear" and isinstance(values.gain, float | int):
                 scaling = (float(values.offset), float(values.gain))
             elif name != "ensure_dtype":
-                raise place.refuse(
+                raise parcel.refuse(
                     f"{name} of its output is not done; sigmoid, softmax, binarize by one number "
                     "and scale_linear are: leave the step out of the description, and do it to "
                     "what infer writes"
@@ -202,62 +202,62 @@ def _heads(place: Place, outputs: Sequence[Any]) -> tuple[dict[str, HeadRecipe],
     return heads, reduce
 
 
-def _module(place: Place, weights: Any) -> nn.Module:
+def _module(parcel: Parcel, weights: Any) -> nn.Module:
     """The network, from the weights that run least code."""
     state, onnx, script = weights.pytorch_state_dict, weights.onnx, weights.torchscript
     if state is not None and hasattr(state.architecture, "import_from"):
-        return _of_library(place, state)
+        return _of_library(parcel, state)
     if onnx is not None:
-        return OnnxNet(place, _checked(place, onnx))
+        return OnnxNet(parcel, _checked(parcel, onnx))
     if state is not None:
-        place.needs_trust("the network in its file")
-        return _of_file(place, state)
+        parcel.needs_trust("the network in its file")
+        return _of_file(parcel, state)
     if script is not None:
-        place.needs_trust("its TorchScript")
+        parcel.needs_trust("its TorchScript")
         try:
-            return torch.jit.load(str(_checked(place, script)), map_location="cpu")
+            return torch.jit.load(str(_checked(parcel, script)), map_location="cpu")
         except RuntimeError as error:
-            raise place.refuse(f"its TorchScript is damaged: {describe(error)}") from error
+            raise parcel.refuse(f"its TorchScript is damaged: {describe(error)}") from error
     there = [name for name, value in weights if value is not None]
     if not there:
-        raise place.refuse("it has no weights")
-    raise place.refuse(
+        raise parcel.refuse("it has no weights")
+    raise parcel.refuse(
         f"its weights are of {', '.join(there)}, which is not run; convert them to "
         "pytorch_state_dict or onnx, as bioimageio.core does"
     )
 
 
-def _of_library(place: Place, state: Any) -> nn.Module:
+def _of_library(parcel: Parcel, state: Any) -> nn.Module:
     architecture = state.architecture
     name = f"{architecture.import_from}.{architecture.callable}"
     if not name.startswith(_LIBRARIES):
-        place.needs_trust(f"{name}, which makes its network,")
+        parcel.needs_trust(f"{name}, which makes its network,")
     try:
         make = getattr(importlib.import_module(architecture.import_from), architecture.callable)
     except (ImportError, AttributeError) as error:
-        raise place.refuse(f"its network is {name}, which is not installed") from error
-    return _with_weights(place, make, state)
+        raise parcel.refuse(f"its network is {name}, which is not installed") from error
+    return _with_weights(parcel, make, state)
 
 
-def _of_file(place: Place, state: Any) -> nn.Module:
-    file = _checked(place, state.architecture)
+def _of_file(parcel: Parcel, state: Any) -> nn.Module:
+    file = _checked(parcel, state.architecture)
     with find_reference(f"{file}:{state.architecture.callable}") as make:
-        return _with_weights(place, make, state)
+        return _with_weights(parcel, make, state)
 
 
-def _with_weights(place: Place, make: Callable[..., nn.Module], state: Any) -> nn.Module:
+def _with_weights(parcel: Parcel, make: Callable[..., nn.Module], state: Any) -> nn.Module:
     try:
         module = make(**state.architecture.kwargs)
     except Exception as error:  # of the package's code
-        raise place.refuse(f"its network could not be made: {describe(error)}") from error
-    load_weights(module, str(state.architecture.callable), _checked(place, state), "--model")
+        raise parcel.refuse(f"its network could not be made: {describe(error)}") from error
+    load_weights(module, str(state.architecture.callable), _checked(parcel, state), "--model")
     return module
 
 
 class OnnxNet(nn.Module):
     """A network that onnxruntime runs on the CPU."""
 
-    def __init__(self, place: Place, file: Path) -> None:
+    def __init__(self, parcel: Parcel, file: Path) -> None:
         super().__init__()
         runtime = require("onnxruntime", "bioimageio")
         content = file.read_bytes()
@@ -269,7 +269,7 @@ class OnnxNet(nn.Module):
                 content, options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:  # of onnxruntime, for a damaged file
-            raise place.refuse(f"{file.name} is no ONNX network: {describe(error)}") from error
+            raise parcel.refuse(f"{file.name} is no ONNX network: {describe(error)}") from error
         self._input = self._session.get_inputs()[0].name
 
     def forward(self, x: Tensor) -> Any:
@@ -280,17 +280,17 @@ class OnnxNet(nn.Module):
         return outputs[0] if len(outputs) == 1 else outputs
 
 
-def _tests(place: Place, described: Any, takes: str, gives: Sequence[str]) -> TestTensors:
+def _tests(parcel: Parcel, described: Any, takes: str, gives: Sequence[str]) -> TensorsToMatch:
     """The test tensors, with our order of axes."""
     tolerance = next(
         iter(getattr(described.config.bioimageio, "reproducibility_tolerance", ())), None
     )
     files = [described.inputs[0], *described.outputs]
     arrays = [
-        _ours(_tensor(place, each.test_tensor), order)
+        _ours(_tensor(parcel, each.test_tensor), order)
         for each, order in zip(files, (takes, *gives), strict=True)
     ]
-    return TestTensors(
+    return TensorsToMatch(
         arrays[0],
         tuple(arrays[1:]),
         relative=1e-3 if tolerance is None else tolerance.relative_tolerance,
@@ -298,13 +298,13 @@ def _tests(place: Place, described: Any, takes: str, gives: Sequence[str]) -> Te
     )
 
 
-def _tensor(place: Place, described: Any) -> NDArray[Any]:
+def _tensor(parcel: Parcel, described: Any) -> NDArray[Any]:
     if described is None:
-        raise place.refuse("it has no test tensors")
+        raise parcel.refuse("it has no test tensors")
     try:
-        return np.load(_checked(place, described), allow_pickle=False)
+        return np.load(_checked(parcel, described), allow_pickle=False)
     except (ValueError, OSError) as error:
-        raise place.refuse(f"a test tensor is damaged: {describe(error)}") from error
+        raise parcel.refuse(f"a test tensor is damaged: {describe(error)}") from error
 
 
 def _ours(array: NDArray[Any], order: str) -> NDArray[Any]:

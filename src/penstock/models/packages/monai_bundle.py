@@ -20,7 +20,7 @@ from ...base import describe, read_json, read_yaml, require
 from ...data import Normalisation
 from ..recipe import HeadRecipe, Recipe
 from ..weights import load_weights
-from .package import Package, Place, in_order
+from .package import Package, Parcel, in_order
 
 _NETWORKS = "monai.networks.nets"
 _NAMES = ("inference.json", "inference.yaml", "inference.yml")
@@ -35,11 +35,11 @@ _DONE = (
 )
 
 
-def read(place: Place) -> Package:
+def read(parcel: Parcel) -> Package:
     """Open a MONAI bundle.
 
     Args:
-        place: Its folder.
+        parcel: Its folder.
 
     Returns:
         The network and its recipe.
@@ -48,35 +48,35 @@ def read(place: Place) -> Package:
         UsageError: A file is missing, a transform is not done, or it is code that is not trusted.
         MissingDependency: MONAI is not installed.
     """
-    metadata = read_json(place.file("configs/metadata.json"))
-    config = _config(place)
+    metadata = read_json(parcel.file("configs/metadata.json"))
+    config = _config(parcel)
     image: Mapping[str, Any] = next(
         iter((_of(metadata, "network_data_format", "inputs") or {}).values()), {}
     )
     channels = int(image.get("num_channels", 1))
-    module = _network(place, config)
-    load_weights(module, place.path.name, place.file("models/model.pt"), "--model")
-    spatial = _dimensions(place, module, image)
+    module = _network(parcel, config)
+    load_weights(module, parcel.path.name, parcel.file("models/model.pt"), "--model")
+    spatial = _dimensions(parcel, module, image)
     axes = "xyz"[:spatial]
     names = [str(name) for name in (image.get("channel_def") or {}).values()]
-    recipe = Recipe(str(place.path), channels=tuple(names) if len(names) == channels else ())
-    for transform in _transforms(place, config, "preprocessing"):
-        recipe = _before(place, recipe, *transform, channels)
-    recipe = _after(place, recipe, config)
-    recipe = _tiled(place, recipe, _resolved(config, config.get("inferer")), spatial)
+    recipe = Recipe(str(parcel.path), channels=tuple(names) if len(names) == channels else ())
+    for transform in _transforms(parcel, config, "preprocessing"):
+        recipe = _before(parcel, recipe, *transform, channels)
+    recipe = _after(parcel, recipe, config)
+    recipe = _tiled(parcel, recipe, _resolved(config, config.get("inferer")), spatial)
     takes = "bc" + axes
     module = in_order(module, takes, [takes])
     return Package("MONAI bundle", module, recipe, channels, spatial)
 
 
-def _config(place: Place) -> Mapping[str, Any]:
+def _config(parcel: Parcel) -> Mapping[str, Any]:
     """The settings of inference."""
     for name in _NAMES:
-        file = place.folder / "configs" / name
+        file = parcel.folder / "configs" / name
         if file.is_file():
-            file = place.file(f"configs/{name}")
+            file = parcel.file(f"configs/{name}")
             return read_json(file) if file.suffix == ".json" else read_yaml(file, "--model")
-    raise place.refuse(f"lacks configs/{_NAMES[0]}")
+    raise parcel.refuse(f"lacks configs/{_NAMES[0]}")
 
 
 def _of(document: Any, *keys: str) -> Any:
@@ -100,27 +100,27 @@ def _resolved(config: Mapping[str, Any], value: Any, depth: int = 0) -> Any:
     return value
 
 
-def _network(place: Place, config: Mapping[str, Any]) -> nn.Module:
+def _network(parcel: Parcel, config: Mapping[str, Any]) -> nn.Module:
     """The network that the settings define, without weights."""
     said = config.get("network_def", config.get("network"))
     definition = _resolved(config, said)
     if not isinstance(definition, Mapping) or "_target_" not in definition:
-        raise place.refuse("its settings define no network_def")
+        raise parcel.refuse("its settings define no network_def")
     require("monai", "monai")
     # An import of the networks, which is not MONAI's own and may fail, is what comes first.
     parser = require("monai.bundle", "monai").ConfigParser
     for target in _targets(definition):
         if target.startswith("$") or ("." in target and not target.startswith(f"{_NETWORKS}.")):
-            place.needs_trust(f"{target}, which its network_def names,")
+            parcel.needs_trust(f"{target}, which its network_def names,")
         elif "." not in target and not hasattr(require("monai.networks.nets", "monai"), target):
-            raise place.refuse(f"its network_def names {target}, which is not in {_NETWORKS}")
+            raise parcel.refuse(f"its network_def names {target}, which is not in {_NETWORKS}")
     try:
-        if place.trusted:
+        if parcel.trusted:
             made = parser({**config, "network_def": said}).get_parsed_content("network_def")
         else:
             made = parser({"network_def": definition}).get_parsed_content("network_def")
     except Exception as error:  # of the network's own code
-        raise place.refuse(f"its network could not be made: {describe(error)}") from error
+        raise parcel.refuse(f"its network could not be made: {describe(error)}") from error
     return made.cpu()
 
 
@@ -141,7 +141,7 @@ def _targets(value: Any) -> Iterator[str]:
         yield f"$ {value}"
 
 
-def _dimensions(place: Place, module: nn.Module, image: Mapping[str, Any]) -> int:
+def _dimensions(parcel: Parcel, module: nn.Module, image: Mapping[str, Any]) -> int:
     """The number of spatial axes of the network."""
     shape = image.get("spatial_shape")
     if isinstance(shape, list) and len(shape) in (2, 3):
@@ -149,11 +149,11 @@ def _dimensions(place: Place, module: nn.Module, image: Mapping[str, Any]) -> in
     for part in module.modules():
         if isinstance(part, nn.Conv2d | nn.Conv3d):
             return 2 if isinstance(part, nn.Conv2d) else 3
-    raise place.refuse("its metadata.json names no spatial_shape")
+    raise parcel.refuse("its metadata.json names no spatial_shape")
 
 
 def _transforms(
-    place: Place, config: Mapping[str, Any], key: str
+    parcel: Parcel, config: Mapping[str, Any], key: str
 ) -> list[tuple[str, Mapping[str, Any]]]:
     """The transforms of a step by their names without the d of dictionaries, and their values."""
     composed = _resolved(config, config.get(key))
@@ -162,11 +162,11 @@ def _transforms(
     steps = composed.get("transforms") if isinstance(composed, Mapping) else None
     steps = _resolved(config, steps)
     if not isinstance(steps, list):
-        raise place.refuse(f"its {key} is no list of transforms")
+        raise parcel.refuse(f"its {key} is no list of transforms")
     named = []
     for step in steps:
         if not isinstance(step, Mapping):
-            raise place.refuse(f"its {key} holds {step}, which is no transform by name")
+            raise parcel.refuse(f"its {key} holds {step}, which is no transform by name")
         if step.get("_disabled_") in (True, "true"):
             continue
         name = str(step.get("_target_", "")).rpartition(".")[2]
@@ -176,15 +176,15 @@ def _transforms(
     return named
 
 
-def _number(place: Place, name: str, step: Mapping[str, Any], key: str, default: Any) -> float:
+def _number(parcel: Parcel, name: str, step: Mapping[str, Any], key: str, default: Any) -> float:
     value = step.get(key, default)
     if not isinstance(value, int | float):
-        raise place.refuse(f"{key} of its {name} is {value!r}, and not a number")
+        raise parcel.refuse(f"{key} of its {name} is {value!r}, and not a number")
     return float(value)
 
 
 def _before(
-    place: Place, recipe: Recipe, name: str, step: Mapping[str, Any], channels: int
+    parcel: Parcel, recipe: Recipe, name: str, step: Mapping[str, Any], channels: int
 ) -> Recipe:
     """The recipe with one more transform of the input."""
     if name in _NOTHING:
@@ -198,22 +198,22 @@ def _before(
     if name == "Spacing":
         sizes = step.get("pixdim")
         if not isinstance(sizes, list) or not all(isinstance(each, int | float) for each in sizes):
-            raise place.refuse(f"pixdim of its Spacing is {sizes!r}, and no list of numbers")
+            raise parcel.refuse(f"pixdim of its Spacing is {sizes!r}, and no list of numbers")
         spacing: Any = tuple(float(each) for each in (*sizes, math.nan)[2::-1])
         return replace(recipe, spacing=spacing, unit="millimeter")
-    scaled = _scaled(place, name, step, channels)
+    scaled = _scaled(parcel, name, step, channels)
     if recipe.normalisation:
-        raise place.refuse(f"{name} comes after another scaling of its input, which is not done")
+        raise parcel.refuse(f"{name} comes after another scaling of its input, which is not done")
     return replace(recipe, normalisation=scaled)
 
 
 def _scaled(
-    place: Place, name: str, step: Mapping[str, Any], channels: int
+    parcel: Parcel, name: str, step: Mapping[str, Any], channels: int
 ) -> tuple[Normalisation, ...]:
     """The normalisation of one transform."""
 
     def number(key: str, default: Any = None) -> float:
-        return _number(place, name, step, key, default)
+        return _number(parcel, name, step, key, default)
 
     if name == "ScaleIntensityRange":
         low, high = number("a_min"), number("a_max")
@@ -240,13 +240,13 @@ def _scaled(
         lower, scale = number("subtrahend", 0), number("divisor", 1)
         how = Normalisation(lower=lower, upper=lower + scale, nonzero=bool(step.get("nonzero")))
         return (how,) * each
-    raise place.refuse(
+    raise parcel.refuse(
         f"{name} of its input is not done as it is said, only {_DONE} are; do it to the volume "
         "first, and take it out of configs/inference.json"
     )
 
 
-def _after(place: Place, recipe: Recipe, config: Mapping[str, Any]) -> Recipe:
+def _after(parcel: Parcel, recipe: Recipe, config: Mapping[str, Any]) -> Recipe:
     """The recipe with the transforms of the output.
 
     MONAI does them to what is joined of patches. So no function is needed where the highest score,
@@ -254,24 +254,26 @@ def _after(place: Place, recipe: Recipe, config: Mapping[str, Any]) -> Recipe:
     """
     activation: Any = None
     reduce: str | None = None
-    for name, step in _transforms(place, config, "postprocessing"):
+    for name, step in _transforms(parcel, config, "postprocessing"):
         if name == "Activations":
             activation = next((each for each in ("softmax", "sigmoid") if step.get(each)), None)
         elif name == "AsDiscrete" and step.get("argmax"):
             reduce = "argmax"
         elif name == "AsDiscrete" and step.get("threshold") is not None:
-            limit = _number(place, name, step, "threshold", None)
+            limit = _number(parcel, name, step, "threshold", None)
             if activation == "sigmoid" and 0 < limit < 1:
                 activation, limit = None, math.log(limit / (1 - limit))
             reduce = f"threshold:{limit:.17g}"
         elif name not in _NOTHING:
-            raise place.refuse(f"{name} of its output is not done, only Activations and AsDiscrete "
-                               "are; take it out of configs/inference.json")  # fmt: skip
+            raise parcel.refuse(
+                f"{name} of its output is not done, only Activations and AsDiscrete are; take it "
+                "out of configs/inference.json"
+            )
     head = HeadRecipe("scores", None if reduce == "argmax" else activation)
     return replace(recipe, heads={"out": head}, reduce=reduce)
 
 
-def _tiled(place: Place, recipe: Recipe, inferer: Any, spatial: int) -> Recipe:
+def _tiled(parcel: Parcel, recipe: Recipe, inferer: Any, spatial: int) -> Recipe:
     """The recipe with the patch, step and window of its inferer."""
     name = str(_of(inferer, "_target_")).rpartition(".")[2]
     if name != "SlidingWindowInferer":
@@ -280,14 +282,14 @@ def _tiled(place: Place, recipe: Recipe, inferer: Any, spatial: int) -> Recipe:
     sides = [sides] * spatial if isinstance(sides, int) else sides
     share = inferer.get("overlap", 0.25)
     if not isinstance(sides, list) or not all(isinstance(side, int) and side > 0 for side in sides):
-        raise place.refuse(f"roi_size of its inferer is {sides!r}, and no list of numbers")
+        raise parcel.refuse(f"roi_size of its inferer is {sides!r}, and no list of numbers")
     if not isinstance(share, int | float):
-        raise place.refuse(f"overlap of its inferer is {share!r}, and no number")
+        raise parcel.refuse(f"overlap of its inferer is {share!r}, and no number")
     zyx = sides[::-1]
     overlap = [side - max(1, int(side * (1 - share))) for side in zyx]
     mode = str(inferer.get("mode", "constant")).rpartition(".")[2].lower()
     if mode == "gaussian" and inferer.get("sigma_scale", 0.125) != 0.125:
-        raise place.refuse("sigma_scale of its inferer is not 0.125, and no other window is made")
+        raise parcel.refuse("sigma_scale of its inferer is not 0.125, and no other window is made")
     patch: Any = (1, *zyx)[-3:]
     shared: Any = (0, *overlap)[-3:]
     recipe = replace(recipe, patch=patch, overlap=shared, window="constant")

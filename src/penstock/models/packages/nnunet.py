@@ -23,7 +23,7 @@ from ...base import UsageError, read_json, require
 from ...data import Normalisation
 from ..recipe import HeadRecipe, Recipe
 from ..weights import named_as, read_tensors
-from .package import MeanOf, Package, Place, in_order
+from .package import MeanOf, Package, Parcel, in_order
 
 _CHECKPOINTS = ("checkpoint_final.pth", "checkpoint_best.pth")
 _ARCHITECTURES = "dynamic_network_architectures"
@@ -33,11 +33,11 @@ _LEAST = 1e-8
 """The least deviation that nnU-Net divides by."""
 
 
-def read(place: Place) -> Package:
+def read(parcel: Parcel) -> Package:
     """Open the folder of an nnU-Net training.
 
     Args:
-        place: The folder.
+        parcel: The folder.
 
     Returns:
         The network and its recipe.
@@ -47,14 +47,14 @@ def read(place: Place) -> Package:
             normalisation or network that is not known.
         MissingDependency: `dynamic_network_architectures` is not installed.
     """
-    plans = read_json(place.file("plans.json"))
-    dataset = read_json(place.file("dataset.json"))
-    checkpoints = [_checkpoint(place, fold) for fold in _folds(place)]
+    plans = read_json(parcel.file("plans.json"))
+    dataset = read_json(parcel.file("dataset.json"))
+    checkpoints = [_checkpoint(parcel, fold) for fold in _folds(parcel)]
     try:
         name = checkpoints[0]["init_args"]["configuration"]
         configuration = _configuration(plans["configurations"], name)
         if configuration.get("previous_stage"):
-            raise place.refuse(
+            raise parcel.refuse(
                 f"{name} is a cascade, which takes the output of another training as input; give "
                 "the folder of 3d_fullres or 3d_lowres"
             )
@@ -62,41 +62,41 @@ def read(place: Place) -> Package:
         outputs, reduce = _outputs(dataset)
         nets = []
         for checkpoint in checkpoints:
-            net = _network(place, configuration, len(channels), outputs)
+            net = _network(parcel, configuration, len(channels), outputs)
             state = named_as(checkpoint["network_weights"], net.state_dict())
             net.load_state_dict(state)
             nets.append(net)
-        axes = _axes(place, plans["transpose_forward"], configuration["patch_size"])
+        axes = _axes(parcel, plans["transpose_forward"], configuration["patch_size"])
         mirrors = checkpoints[0].get("inference_allowed_mirroring_axes") or ()
         zyx = [letter for letter in "zyx" if letter in axes]
         recipe = replace(
-            _recipe(place, plans, configuration, axes),
+            _recipe(parcel, plans, configuration, axes),
             channels=tuple(map(str, channels)),
             reduce=reduce,
             mirrors=tuple(sorted(zyx.index(axes[axis]) for axis in mirrors)),
         )
     except (KeyError, TypeError, IndexError, RuntimeError, AttributeError) as error:
-        raise place.refuse(f"its plans do not fit its checkpoints: {error!r}") from error
+        raise parcel.refuse(f"its plans do not fit its checkpoints: {error!r}") from error
     takes = "bc" + axes
     module = in_order(nets[0] if len(nets) == 1 else MeanOf(nets), takes, [takes])
     return Package("nnU-Net v2 folder", module, recipe, len(channels), len(axes))
 
 
-def _folds(place: Place) -> list[Path]:
+def _folds(parcel: Parcel) -> list[Path]:
     """The checkpoints of the folds, without that of all cases if there are others."""
     files = []
-    for fold in sorted(place.folder.glob("fold_*")):
+    for fold in sorted(parcel.folder.glob("fold_*")):
         there = [fold / name for name in _CHECKPOINTS if (fold / name).is_file()]
         files += there[:1]
     several = [file for file in files if file.parent.name != "fold_all"]
     if not files:
-        raise place.refuse(f"lacks a fold_N/{_CHECKPOINTS[0]}")
+        raise parcel.refuse(f"lacks a fold_N/{_CHECKPOINTS[0]}")
     return several or files
 
 
-def _checkpoint(place: Place, file: Path) -> Mapping[str, Any]:
+def _checkpoint(parcel: Parcel, file: Path) -> Mapping[str, Any]:
     """A checkpoint, which may hold scalars of numpy besides tensors."""
-    file = place.file(str(file.relative_to(place.folder)))
+    file = parcel.file(str(file.relative_to(parcel.folder)))
     scalar: Any = np.float64(0).__reduce__()[0]
     safe: list[Any] = [
         scalar,
@@ -107,15 +107,15 @@ def _checkpoint(place: Place, file: Path) -> Mapping[str, Any]:
     with torch.serialization.safe_globals(safe):
         checkpoint = read_tensors(file, "--model")
     if not isinstance(checkpoint, Mapping) or "network_weights" not in checkpoint:
-        raise place.refuse(f"{file.name} holds no network_weights")
+        raise parcel.refuse(f"{file.name} holds no network_weights")
     return checkpoint
 
 
 def _configuration(configurations: Mapping[str, Any], name: str) -> dict[str, Any]:
     """A configuration with all that it inherits."""
-    own = configurations[name]
-    base = own.get("inherits_from")
-    return (_configuration(configurations, base) if base else {}) | own
+    said = configurations[name]
+    base = said.get("inherits_from")
+    return (_configuration(configurations, base) if base else {}) | said
 
 
 def _outputs(dataset: Mapping[str, Any]) -> tuple[int, str]:
@@ -129,51 +129,51 @@ def _outputs(dataset: Mapping[str, Any]) -> tuple[int, str]:
 
 
 def _network(
-    place: Place, configuration: Mapping[str, Any], channels: int, outputs: int
+    parcel: Parcel, configuration: Mapping[str, Any], channels: int, outputs: int
 ) -> nn.Module:
     """The network that the plans describe, without weights."""
     require(_ARCHITECTURES, "nnunet")
     architecture = configuration.get("architecture")
     if architecture is None:
-        raise place.refuse("its plans are of an nnU-Net before 2.3, which name no architecture; "
+        raise parcel.refuse("its plans are of an nnU-Net before 2.3, which name no architecture; "
                            "plan the experiment anew")  # fmt: skip
     keywords = dict(architecture["arch_kwargs"])
     for name in architecture["_kw_requires_import"]:
         if keywords[name] is not None:
-            keywords[name] = _named(place, keywords[name])
-    made: nn.Module = _named(place, architecture["network_class_name"])(
+            keywords[name] = _named(parcel, keywords[name])
+    made: nn.Module = _named(parcel, architecture["network_class_name"])(
         input_channels=channels, num_classes=outputs, deep_supervision=False, **keywords
     )
     return made
 
 
-def _named(place: Place, reference: str) -> Any:
+def _named(parcel: Parcel, reference: str) -> Any:
     """A class of a library that the plans may name."""
     module, _, name = reference.rpartition(".")
     if not any(f"{reference}.".startswith(f"{library}.") for library in _ALLOWED):
-        raise place.refuse(
+        raise parcel.refuse(
             f"its plans name {reference}, and only classes of {' and '.join(_ALLOWED)} are used; "
             "give a function that makes it: --model FILE.py:FUNCTION --weights"
         )
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise place.refuse(f"its plans name {reference}, which is not installed") from error
+        raise parcel.refuse(f"its plans name {reference}, which is not installed") from error
 
 
-def _axes(place: Place, transpose: Sequence[int], patch: Sequence[int]) -> str:
+def _axes(parcel: Parcel, transpose: Sequence[int], patch: Sequence[int]) -> str:
     """The axes of the network, as letters of the volume's axes."""
     axes = "".join("zyx"[axis] for axis in transpose)
     if len(patch) == 3:
         return axes
     if axes[0] != "z":
-        raise place.refuse(f"its 2-D network sees slices along {axes[0]}; only those along z are "
+        raise parcel.refuse(f"its 2-D network sees slices along {axes[0]}; only those along z are "
                            "made, so turn the volume first")  # fmt: skip
     return axes[1:]
 
 
 def _recipe(
-    place: Place, plans: Mapping[str, Any], configuration: Mapping[str, Any], axes: str
+    parcel: Parcel, plans: Mapping[str, Any], configuration: Mapping[str, Any], axes: str
 ) -> Recipe:
     """What the plans say of input and output."""
 
@@ -188,9 +188,9 @@ def _recipe(
         try:
             each.append(_normalisation(scheme, masked[number], counted.get(str(number)) or {}))
         except UsageError as error:
-            refused = f"--model {place.path}: {error}"
+            refused = f"--model {parcel.path}: {error}"
     return Recipe(
-        str(place.path),
+        str(parcel.path),
         normalisation=tuple(each),
         refused=refused,
         spacing=zyx(configuration["spacing"][-len(axes) :], float("nan")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import zipfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -17,9 +17,12 @@ from ...base import UsageError, describe
 from ..recipe import Recipe
 from .kinds import KINDS
 
+_UNPACKED: list[tempfile.TemporaryDirectory[str]] = []
+"""Folders of zip files, which are removed as the process ends: code of a package is read later."""
+
 
 @dataclass(frozen=True)
-class TestTensors:
+class TensorsToMatch:
     """What a package says that its network makes of an input."""
 
     given: NDArray[Any]
@@ -41,16 +44,16 @@ class Package:
     recipe: Recipe
     in_channels: int
     spatial_axes: int
-    tests: Callable[[], TestTensors] | None = None
+    tests: Callable[[], TensorsToMatch] | None = None
     """Reads its test tensors; None if it has none."""
 
 
 @dataclass(frozen=True)
-class Place:
+class Parcel:
     """The folder of a package, from which no path leads out."""
 
     path: Path
-    """What the user named."""
+    """The path that the user named."""
     folder: Path
     """The folder that holds its files: ``path``, or that of an unpacked zip file."""
     trusted: bool
@@ -106,8 +109,8 @@ def unpacked(path: Path, into: Path) -> Path:
     try:
         with zipfile.ZipFile(path) as archive:
             for name in archive.namelist():
-                place = PurePosixPath(name.replace("\\", "/"))
-                if place.is_absolute() or ".." in place.parts or ":" in name:
+                parcel = PurePosixPath(name.replace("\\", "/"))
+                if parcel.is_absolute() or ".." in parcel.parts or ":" in name:
                     raise UsageError(f"--model {path} holds {name}, which leads out of it")
             archive.extractall(into)
     except (zipfile.BadZipFile, OSError, EOFError, ValueError) as error:
@@ -132,16 +135,12 @@ def open_package(path: Path, kind: str, *, trusted: bool) -> Package:
         MissingDependency: The library of its kind is not installed.
     """
     reader = KINDS[kind].reader()
+    folder = path if path.is_dir() else path.parent
     if path.suffix == ".zip":
-        with tempfile.TemporaryDirectory() as made:
-            package: Package = reader(Place(path, unpacked(path, Path(made)), trusted))
-            # The folder is gone afterwards, so its tensors are read now.
-            if package.tests is not None:
-                tensors = package.tests()
-                package = replace(package, tests=lambda: tensors)
-    else:
-        folder = path if path.is_dir() else path.parent
-        package = reader(Place(path, folder, trusted))
+        made = tempfile.TemporaryDirectory()
+        _UNPACKED.append(made)
+        folder = unpacked(path, Path(made.name))
+    package: Package = reader(Parcel(path, folder, trusted))
     package.module.eval()
     return package
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...data import Normalisation
-from .package import Place
+from .package import Parcel
 
 DONE = (
     "scale_range, zero_mean_unit_variance, fixed_zero_mean_unit_variance, scale_linear, clip, "
@@ -22,8 +22,8 @@ DONE = (
 class Chain:
     """The steps of a network's input so far."""
 
-    def __init__(self, place: Place, channels: int) -> None:
-        self._place, self._channels = place, channels
+    def __init__(self, parcel: Parcel, channels: int) -> None:
+        self._place, self._channels = parcel, channels
         self._each = [Normalisation()]
 
     @property
@@ -39,7 +39,7 @@ class Chain:
             values: Its keyword arguments, as attributes.
 
         Raises:
-            UsageError: It is not done, or not at this place.
+            UsageError: It is not done, or not at this parcel.
         """
         if name == "ensure_dtype":
             return

@@ -88,6 +88,7 @@ class Pairs:
         self.facts = {
             "model": config.model,
             "scaling": asdict(scaling),
+            "voxel": _voxel(source),
             "heads": {head: trained},
             "not_finite": {"in_spec": inputs.not_finite, "target_spec": values.not_finite},
         }
@@ -207,6 +208,14 @@ class Pairs:
             f"--target-spec {target.name}, {values.text}, is {ours.kind}{said}; the loss is "
             f"{ours.loss} of the model's {ours.returns}, the best epoch has the {best} {ours.judge}"
         )
+
+
+def _voxel(source: Source) -> dict[str, Any] | None:
+    """Size and unit of a voxel along z y x; None if they are not said, or units differ."""
+    units = set(source.units[2:])
+    if source.scale is None or len(units) > 1 or not all(units):
+        return None
+    return {"size": [*source.scale[2:]], "unit": units.pop()}
 
 
 def _array(config: TrainConfig, knob: str) -> Source:

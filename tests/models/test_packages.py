@@ -1,0 +1,524 @@
+"""Networks in folders and zip files of others: what they say is done, or refused by name."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import math
+import warnings
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+import penstock
+from penstock.base.errors import UsageError
+from penstock.cli import main
+from penstock.models.load import load_model
+from penstock.models.packages.package import Parcel
+from penstock.models.packages.processing import Chain
+
+Array = NDArray[Any]
+
+
+def infer(volume: Array, folder: Path, out: Array, **knobs: Any) -> Array:
+    """The output of a model for a volume of channels, z y x."""
+    np.save(folder.parent / "volume.npy", volume)
+    penstock.run_inference(
+        str(folder.parent / "volume.npy"), out, model=str(folder), axes="czyx", devices="cpu",
+        run_dir=folder.parent / "run", overwrite=True, **knobs,
+    )  # fmt: skip
+    return out
+
+
+# --- nnU-Net --------------------------------------------------------------------------------------
+
+CT = {"mean": 300.0, "std": 120.0, "percentile_00_5": 50.0, "percentile_99_5": 700.0}
+LABELS = {"background": 0, "a": 1, "b": 2}
+UNET = "dynamic_network_architectures.architectures.unet.PlainConvUNet"
+
+
+def unet(seed: int, channels: int = 1, outputs: int = 3) -> tuple[dict[str, Any], nn.Module]:
+    """The plans of a small network, and the network."""
+    architectures = pytest.importorskip("dynamic_network_architectures.architectures.unet")
+    arguments = {
+        "n_stages": 2, "features_per_stage": [4, 6], "kernel_sizes": [[3] * 3] * 2,
+        "strides": [[1] * 3, [2] * 3], "n_conv_per_stage": [1, 1],
+        "n_conv_per_stage_decoder": [1], "conv_bias": True,
+        "norm_op_kwargs": {"eps": 1e-5, "affine": True},
+    }  # fmt: skip
+    torch.manual_seed(seed)
+    net = architectures.PlainConvUNet(
+        input_channels=channels, num_classes=outputs, conv_op=nn.Conv3d,
+        norm_op=nn.InstanceNorm3d, nonlin=nn.LeakyReLU, deep_supervision=True, **arguments
+    )  # fmt: skip
+    named = {
+        "conv_op": "torch.nn.modules.conv.Conv3d", "nonlin": "torch.nn.LeakyReLU",
+        "norm_op": "torch.nn.modules.instancenorm.InstanceNorm3d",
+    }  # fmt: skip
+    said = {"network_class_name": UNET, "arch_kwargs": arguments | named,
+            "_kw_requires_import": list(named)}  # fmt: skip
+    net.decoder.deep_supervision = False
+    return said, net.eval()
+
+
+def nnunet(
+    folder: Path, nets: Any, *, configuration: Any = (), plans: Any = (), **dataset: Any
+) -> Path:
+    """An nnU-Net folder of networks, a fold each."""
+    said = nets[0][0]
+    channels = dataset.pop("channels", {"0": "CT"})
+    folder.mkdir(exist_ok=True)
+    written = {
+        "transpose_forward": [0, 1, 2],
+        "foreground_intensity_properties_per_channel": {str(i): CT for i in range(len(channels))},
+        "configurations": {
+            "base": {
+                "patch_size": [16, 16, 16], "spacing": [3.0, 1.0, 1.0], "architecture": said,
+                "normalization_schemes": ["CTNormalization"], "use_mask_for_norm": [False],
+                **dict(configuration),
+            },
+            "3d_fullres": {"inherits_from": "base"},
+        },
+        **dict(plans),
+    }  # fmt: skip
+    (folder / "plans.json").write_text(json.dumps(written))
+    labelled = {"channel_names": channels, "labels": LABELS, **dataset}
+    (folder / "dataset.json").write_text(json.dumps(labelled))
+    for fold, (_, net) in enumerate(nets):
+        (folder / f"fold_{fold}").mkdir(exist_ok=True)
+        state = {
+            "network_weights": net.state_dict(), "_best_ema": np.float64(0.5),
+            "logging": {"losses": [np.float32(1.0)]},
+            "init_args": {"configuration": "3d_fullres"},
+            "inference_allowed_mirroring_axes": (0, 2),
+        }  # fmt: skip
+        torch.save(state, folder / f"fold_{fold}" / "checkpoint_final.pth")
+    return folder
+
+
+def slid(net: nn.Module, values: Array, patch: tuple[int, int, int]) -> Array:
+    """Scores of a volume, patch by patch, in steps of half a patch, joined by Gaussians."""
+    weights = np.ones(())
+    for side in patch:
+        away = (np.arange(side) - side // 2) / (side / 8)
+        weights = np.multiply.outer(weights, np.exp(-(away**2) / 2))
+    total, covered = 0.0, np.zeros(values.shape[1:])
+    sides = zip(values.shape[1:], patch, strict=True)
+    for start in np.ndindex(*(2 * (side // p) - 1 for side, p in sides)):
+        at = tuple(slice(i * p // 2, i * p // 2 + p) for i, p in zip(start, patch, strict=True))
+        with torch.no_grad():
+            made = net(torch.from_numpy(values[(slice(None), *at)][None]).float())[0].numpy()
+        if isinstance(total, float):
+            total = np.zeros((len(made), *values.shape[1:]))
+        total[(slice(None), *at)] += made * weights
+        covered[at] += weights
+    return np.asarray(total / covered)
+
+
+def noise(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).integers(1, 900, shape).astype("uint16")
+
+
+def test_an_nnunet_is_run_as_its_plans_say(tmp_path: Path) -> None:
+    folder = nnunet(tmp_path / "net", nets := [unet(0), unet(1)])
+    volume = noise(1, 32, 16, 32)
+    values = (volume.clip(50, 700).astype("float32") - 300) / 120
+    wanted = sum(slid(net, values, (16, 16, 16)) for _, net in nets) / 2
+    made = infer(volume, folder, np.zeros((3, 32, 16, 32), "float32"), head_kind="scores")
+    assert np.abs(made - wanted).max() < 1e-4
+    labels = infer(volume, folder, np.zeros((1, 32, 16, 32), "uint8"))
+    best = np.sort(wanted, axis=0)
+    near = best[-1] - best[-2] < 1e-4
+    assert (labels[0] == wanted.argmax(0))[~near].all()
+
+
+def test_an_nnunet_of_regions_that_turned_its_volume(tmp_path: Path) -> None:
+    said, net = unet(2, channels=2, outputs=2)
+    folder = nnunet(
+        tmp_path / "net", [(said, net)], plans={"transpose_forward": [1, 2, 0]},
+        channels={"0": "T1", "1": "T2"}, labels={"background": 0, "whole": [1, 2], "core": 2},
+        regions_class_order=[1, 2],
+        configuration={"patch_size": [8, 16, 24], "use_mask_for_norm": [False] * 2,
+                       "normalization_schemes": ["ZScoreNormalization", "NoNormalization"]},
+    )  # fmt: skip
+    volume = noise(2, 24, 8, 16)
+    values = volume.astype("float64")
+    values[0] = (values[0] - values[0].mean()) / values[0].std()
+    scores = slid(net, values.transpose(0, 2, 3, 1), (8, 16, 24)).transpose(0, 3, 1, 2)
+    wanted = np.where(scores[1] > 0, 2, np.where(scores[0] > 0, 1, 0))
+    made = infer(volume, folder, np.zeros((1, 24, 8, 16), "uint8"))
+    assert (made[0] == wanted)[np.abs(scores).min(0) > 1e-4].all() and set(np.unique(made)) > {0}
+    recipe = load_model(str(folder)).recipe
+    assert recipe is not None and recipe.patch == (24, 8, 16) and recipe.spacing == (1, 3, 1)
+    assert recipe.mirrors == (0, 1), "axes 0 and 2 of y x z are y and z"
+
+
+def test_an_nnunet_crops_to_what_is_not_0(tmp_path: Path) -> None:
+    folder = nnunet(
+        tmp_path / "net", [unet(0)],
+        configuration={"normalization_schemes": ["ZScoreNormalization"]},
+    )  # fmt: skip
+    volume = np.zeros((1, 24, 24, 24), "uint16")
+    inner = volume[:, 4:20, 3:19, 5:21]
+    inner[...] = noise(1, 16, 16, 16)
+    out = np.full((1, 24, 24, 24), 9, "uint8")
+    penstock.run_inference(
+        volume[0], out[0], model=str(folder), devices="cpu", run_dir=tmp_path / "run"
+    )
+    counted = json.loads((tmp_path / "run" / "statistics.json").read_text())["0"]
+    assert counted["lower"] == pytest.approx(inner.mean())
+    assert counted["scale"] == pytest.approx(inner.std())
+    outside = np.ones(out.shape, bool)
+    outside[:, 4:20, 3:19, 5:21] = False
+    assert not out[outside].any() and (out[~outside] != 9).all()
+
+
+class Foreign:
+    def __reduce__(self) -> Any:
+        return print, ("code of a stranger",)
+
+
+def test_what_an_nnunet_wants_and_is_not_done_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "net"
+
+    def refused(**more: Any) -> str:
+        nnunet(folder, [unet(0)], **more)
+        with pytest.raises(UsageError) as caught:
+            infer(noise(1, 16, 16, 16), folder, np.zeros((1, 16, 16, 16), "uint8"))
+        return str(caught.value)
+
+    scheme: dict[str, Any] = {"normalization_schemes": ["ZScoreNormalization"],
+                              "use_mask_for_norm": [True]}  # fmt: skip
+    assert "zscore-nonzero is the same where" in refused(configuration=scheme)
+    made = infer(noise(1, 16, 16, 16), folder, np.full((1, 16, 16, 16), 9, "uint8"),
+                 normalize="zscore-nonzero")  # fmt: skip
+    assert made.max() < 3, "the user's word wins"
+    assert "Mine" in refused(configuration={"normalization_schemes": ["Mine"]})
+    assert "cascade" in refused(configuration={"previous_stage": "3d_lowres"})
+    assert "do not fit its checkpoints" in refused(channels={"0": "CT", "1": "PET"})
+    said = unet(0)[0] | {"network_class_name": "os.system"}
+    assert "os.system" in refused(configuration={"architecture": said})
+    both = {"normalization_schemes": ["NoNormalization"] * 2, "use_mask_for_norm": [False] * 2}
+    nnunet(folder, [unet(0, 2)], channels={"0": "CT", "1": "PET"}, configuration=both)
+    with pytest.raises(UsageError, match=r"takes 2 \(CT, PET\); give"):
+        infer(noise(1, 16, 16, 16), folder, np.zeros((1, 16, 16, 16), "uint8"))
+    nnunet(folder, [unet(0)])
+    state = {"network_weights": {}, "logging": Foreign()}
+    torch.save(state, folder / "fold_0/checkpoint_final.pth")
+    with pytest.raises(UsageError, match="not a file of tensors only"):
+        load_model(str(folder))
+    (folder / "fold_0/checkpoint_final.pth").unlink()
+    with pytest.raises(UsageError, match="lacks a fold_N"):
+        load_model(str(folder))
+    assert "stranger" not in capsys.readouterr().out
+
+
+# --- what needs no library ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("named", "because"),
+    [("../weights.pt", "lies outside of it"), ("/etc/passwd", "lies outside of it"),
+     ("https://example.org/weights.pt", "nothing is downloaded"), ("w.pt", "lacks w.pt")],
+)  # fmt: skip
+def test_a_path_that_leads_out_of_a_package_is_refused(
+    named: str, because: str, tmp_path: Path
+) -> None:
+    (tmp_path / "weights.pt").write_bytes(b"")
+    (tmp_path / "in").mkdir()
+    with pytest.raises(UsageError, match=because):
+        Parcel(tmp_path / "in", tmp_path / "in", trusted=True).file(named)
+
+
+def test_a_zip_that_is_damaged_or_leads_out_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "v.npy", np.zeros((4, 4), "uint8"))
+    path = tmp_path / "model.zip"
+
+    def answer() -> str:
+        command = ["infer", str(tmp_path / "v.npy"), str(tmp_path / "o.ome.zarr")]
+        assert main([*command, "--model", str(path)]) == 2
+        assert not (tmp_path / "o.ome.zarr").exists()
+        return capsys.readouterr().err
+
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("rdf.yaml", "type: model")
+        archive.writestr("../../evil.txt", "out")
+    assert "leads out of it" in answer() and not (tmp_path.parent / "evil.txt").exists()
+    path.write_bytes(path.read_bytes()[:60])
+    assert "damaged zip" in answer()
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("readme.txt", "nothing")
+    assert "holds no model" in answer()
+
+
+def test_steps_of_an_input_become_one_normalisation(tmp_path: Path) -> None:
+    class Step:
+        def __init__(self, **values: Any) -> None:
+            self.__dict__.update(values)
+
+    chain = Chain(Parcel(tmp_path, tmp_path, trusted=False), 2)
+    chain.add("ensure_dtype", Step(dtype="float32"))
+    chain.add("scale_linear", Step(gain=[2.0, 0.5], offset=3.0))
+    chain.add("clip", Step(min=10.0, max=90.0))
+    chain.add("fixed_zero_mean_unit_variance", Step(mean=40.0, std=8.0))
+    values = np.arange(0, 100, 7.0)
+    for how, gain in zip(chain.normalisation, (2.0, 0.5), strict=True):
+        scaling = how.of_array(values)
+        wanted = ((values * gain + 3).clip(10, 90) - 40) / 8
+        np.testing.assert_allclose(scaling.applied(values), wanted)
+    with pytest.raises(UsageError, match="after another"):
+        chain.add("zero_mean_unit_variance", Step(axes=None, eps=0))
+    with pytest.raises(UsageError, match="blur of its input"):
+        chain.add("blur", Step())
+
+
+def test_a_training_is_a_model(tmp_path: Path) -> None:
+    folder = tmp_path / "trained"
+    folder.mkdir()
+    net = load_model("denoise-tiny").module
+    torch.save(net.state_dict(), folder / "best_model.pth")
+    head = {"kind": "scores", "target": "mask", "loss": "bce", "returns": "logits"}
+    facts = {"scaling": {"lower": 10.0, "scale": 500.0}, "heads": {"out": head},
+             "voxel": {"size": [2.0, 1.0, 1.0], "unit": "micrometer"}}  # fmt: skip
+    (folder / "training_results.json").write_text(json.dumps({"facts": facts}))
+    args = {"workload": "pairs", "model": "denoise-tiny", "channels": None}
+    (folder / "args.json").write_text(json.dumps(args))
+    volume = noise(1, 16, 16, 16)
+    made = infer(volume, folder, np.zeros((16, 16, 16), "float32"), patch=16, overlap=0)
+    with torch.no_grad():
+        values = torch.from_numpy((volume[None].astype("float32") - 10) / 500)
+        wanted = net(values).sigmoid()[0, 0].numpy()
+    assert np.abs(made - wanted).max() < 1e-4
+    recipe = load_model(str(folder)).recipe
+    assert recipe is not None and recipe.spacing == (2, 1, 1)
+    (folder / "args.json").write_text(json.dumps(args | {"model": "net.py:make"}))
+    with pytest.raises(UsageError, match=r"net\.py:make is code"):
+        load_model(str(folder))
+
+
+def test_a_function_of_a_batch_is_a_model() -> None:
+    volume = noise(16, 16, 16)
+    out = np.zeros(volume.shape, "float32")
+    penstock.run_inference(
+        volume, out, model=lambda batch: batch * 2 + 1, normalize="none", patch=8, overlap=0,
+        devices="cpu", head_kind="scores",
+    )  # fmt: skip
+    assert (out == volume * 2.0 + 1).all()
+
+
+# --- bioimage.io ----------------------------------------------------------------------------------
+
+CODE = """
+import torch
+class Net(torch.nn.Module):
+    def __init__(self, width=4):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(1, width, 3, padding=1)
+        self.last = torch.nn.Conv2d(width, 2, 1)
+    def forward(self, x):
+        return self.last(torch.relu(self.conv(x)))
+"""
+
+
+def bioimage(folder: Path, kind: str = "state") -> Path:
+    """A package of `bioimageio.spec`, as a zip file."""
+    spec = pytest.importorskip("bioimageio.spec")
+    form = pytest.importorskip("bioimageio.spec.model.v0_5")
+    folder.mkdir()
+    (folder / "net.py").write_text(CODE)
+    loader = importlib.util.spec_from_file_location("net_of_a_package", folder / "net.py")
+    assert loader is not None and loader.loader is not None
+    module = importlib.util.module_from_spec(loader)
+    loader.loader.exec_module(module)
+    torch.manual_seed(0)
+    net = module.Net().eval()
+    torch.save(net.state_dict(), folder / "weights.pt")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TorchScript is deprecated, and packages hold it
+        torch.jit.trace(net, torch.zeros(1, 1, 16, 16)).save(str(folder / "net.ts"))
+    x = (np.random.default_rng(0).random((1, 1, 32, 48)) * 200 + 20).astype("float32")
+    low, high = np.percentile(x, [1, 99.8])
+    scaled = ((x - low) / (high - low + 1e-6)).astype("float32")
+    with torch.no_grad():
+        y = net(torch.from_numpy(scaled)).sigmoid().numpy()
+    np.save(folder / "in.npy", x)
+    np.save(folder / "out.npy", y)
+    (folder / "doc.md").write_text("# A net")
+    weights = {
+        "state": lambda: {"pytorch_state_dict": form.PytorchStateDictWeightsDescr(
+            source=folder / "weights.pt", pytorch_version="2.0",
+            sha256=hashlib.sha256((folder / "weights.pt").read_bytes()).hexdigest(),
+            architecture=form.ArchitectureFromFileDescr(source=folder / "net.py", callable="Net"))},
+        "script": lambda: {"torchscript": form.TorchscriptWeightsDescr(
+            source=folder / "net.ts", pytorch_version="2.0")},
+        "keras": lambda: {"keras_hdf5": form.KerasHdf5WeightsDescr(
+            source=folder / "weights.pt", tensorflow_version="2.0")},
+    }[kind]()  # fmt: skip
+    size = form.ParameterizedSize(min=16, step=16)
+    described = form.ModelDescr(
+        name="tiny net", description="a test", authors=[form.Author(name="A")], covers=[],
+        cite=[form.CiteEntry(text="x", url="https://example.org")], license="MIT",
+        documentation=form.FileDescr(source=folder / "doc.md"),
+        inputs=[form.InputTensorDescr(
+            id="raw", test_tensor=form.FileDescr(source=folder / "in.npy"),
+            axes=[form.BatchAxis(), form.ChannelAxis(channel_names=["dapi"]),
+                  *(form.SpaceInputAxis(id=axis, size=size) for axis in "yx")],
+            preprocessing=[form.ScaleRangeDescr(kwargs=form.ScaleRangeKwargs(
+                axes=["y", "x"], min_percentile=1, max_percentile=99.8))])],
+        outputs=[form.OutputTensorDescr(
+            id="prob", test_tensor=form.FileDescr(source=folder / "out.npy"),
+            axes=[form.BatchAxis(), form.ChannelAxis(channel_names=["fg", "edge"]),
+                  *(form.SpaceOutputAxisWithHalo(
+                      id=axis, halo=2, size=form.SizeReference(tensor_id="raw", axis_id=axis))
+                    for axis in "yx")],
+            postprocessing=[form.SigmoidDescr()])],
+        weights=form.WeightsDescr(**weights),
+    )  # fmt: skip
+    return Path(spec.save_bioimageio_package(described, output_path=folder / "net.zip"))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the libraries that make the package
+@pytest.mark.parametrize("kind", ["state", "script"])
+def test_a_package_reproduces_its_test_tensors_and_runs(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = bioimage(tmp_path / "made", kind)
+    assert main(["info", str(package), "--trust-model", "--test"]) == 0
+    shown = capsys.readouterr().out
+    assert "equal: the largest difference" in shown and "percentiles 1 and 99.8" in shown
+    volume = np.load(tmp_path / "made" / "in.npy")[0][:, None]
+    made = infer(volume, package, np.zeros((2, 1, 32, 48), "float32"), trust_model=True)
+    away = np.abs(made[:, 0] - np.load(tmp_path / "made" / "out.npy")[0])
+    assert away[:, 1:-1, 1:-1].max() < 1e-5, "at the edge the network sees mirrored voxels"
+    assert main(["info", str(package)]) == 2
+    assert "only opened with --trust-model" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the libraries that make the package
+def test_a_package_that_is_not_what_it_says_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="keras_hdf5, which is not run; convert"):
+        load_model(str(bioimage(tmp_path / "keras", "keras")))
+    with zipfile.ZipFile(bioimage(tmp_path / "state")) as archive:
+        archive.extractall(tmp_path / "open")
+    weights = tmp_path / "open" / "weights.pt"
+    state = torch.load(weights, weights_only=True)
+    torch.save({name: value + 1 for name, value in state.items()}, weights)
+    with pytest.raises(UsageError, match="SHA-256 differs"):
+        load_model(str(tmp_path / "open"), trust=True)
+    weights.unlink()
+    with pytest.raises(UsageError, match=r"lacks weights\.pt"):
+        load_model(str(tmp_path / "open"), trust=True)
+
+
+# --- MONAI ----------------------------------------------------------------------------------------
+
+
+def bundle(folder: Path, **changes: Any) -> Path:
+    """A MONAI bundle of a small network."""
+    nets = pytest.importorskip("monai.networks.nets")
+    keywords = {"spatial_dims": 3, "in_channels": 1, "out_channels": 2, "channels": [4, 8],
+                "strides": [2]}  # fmt: skip
+    (folder / "configs").mkdir(parents=True, exist_ok=True)
+    (folder / "models").mkdir(exist_ok=True)
+    torch.manual_seed(0)
+    torch.save(nets.UNet(**keywords).state_dict(), folder / "models" / "model.pt")
+    image = {"num_channels": 1, "spatial_shape": [8, 8, 12], "channel_def": {"0": "image"}}
+    metadata = {"network_data_format": {"inputs": {"image": image}}}
+    (folder / "configs" / "metadata.json").write_text(json.dumps(metadata))
+    scale = {"_target_": "ScaleIntensityRanged", "a_min": -50, "a_max": 700, "b_min": 0, "b_max": 1,
+             "clip": True}  # fmt: skip
+    config = {
+        "outputs": 2,
+        "network_def": {"_target_": "UNet", **keywords, "out_channels": "@outputs"},
+        "network": "$@network_def.to(@device)",
+        "preprocessing": {"_target_": "Compose", "transforms": [{"_target_": "LoadImaged"}, scale]},
+        "inferer": {"_target_": "SlidingWindowInferer", "roi_size": [8, 8, 12], "overlap": 0.5},
+        "postprocessing": {
+            "_target_": "Compose",
+            "transforms": [{"_target_": "Activationsd", "softmax": True},
+                           {"_target_": "AsDiscreted", "argmax": True}],
+        },
+    } | changes  # fmt: skip
+    (folder / "configs" / "inference.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the libraries that make the package
+def test_a_monai_bundle_is_run_as_monai_runs_it(tmp_path: Path) -> None:
+    folder = bundle(tmp_path / "bundle")
+    inferers = pytest.importorskip("monai.inferers")
+    volume = noise(1, 24, 16, 16)
+    values = ((volume.transpose(0, 3, 2, 1).astype("float32") + 50) / 750).clip(0, 1)
+    model = load_model(str(folder))
+    net = model.module.module
+    assert isinstance(net, nn.Module)
+    with torch.no_grad():
+        wanted = inferers.SlidingWindowInferer([8, 8, 12], overlap=0.5)(
+            torch.from_numpy(values)[None], net
+        )[0].numpy()
+    wanted = wanted.transpose(0, 3, 2, 1)
+    made = infer(volume, folder, np.zeros((2, 24, 16, 16), "float32"), head_kind="scores")
+    assert np.abs(made - wanted).max() < 1e-4
+    labels = infer(volume, folder, np.zeros((1, 24, 16, 16), "uint8"))
+    assert (labels[0] == wanted.argmax(0)).mean() > 0.999
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the libraries that make the package
+def test_what_a_bundle_wants_and_is_not_done_is_refused(tmp_path: Path) -> None:
+    def refused(**changes: Any) -> str:
+        with pytest.raises(UsageError) as caught:
+            load_model(str(bundle(tmp_path / "bundle", **changes)))
+        return str(caught.value)
+
+    def steps(name: str, **values: Any) -> dict[str, Any]:
+        return {"_target_": "Compose", "transforms": [{"_target_": name, **values}]}
+
+    assert "CropForeground of its input" in refused(preprocessing=steps("CropForegroundd"))
+    assert "KeepLargestConnectedComponent of its output" in refused(
+        postprocessing=steps("KeepLargestConnectedComponentd")
+    )
+    assert "--trust-model" in refused(network_def={"_target_": "os.system", "command": "true"})
+    assert "--trust-model" in refused(network_def={"_target_": "UNet", "channels": "$print(1)"})
+    assert "not in monai.networks" in refused(network_def={"_target_": "NoSuchNet"})
+    bundle(tmp_path / "bundle")
+    (tmp_path / "bundle" / "models" / "model.pt").unlink()
+    with pytest.raises(UsageError, match=r"lacks models/model\.pt"):
+        load_model(str(tmp_path / "bundle"))
+
+
+def test_z_scores_are_exact_and_merge_in_any_order() -> None:
+    from penstock.data.normalize import MeanAndDeviation, Normalisation
+
+    values = (np.random.default_rng(0).normal(1e6, 3, 10_000)).astype("float32")
+    pieces = [MeanAndDeviation() for _ in range(7)]
+    for counter, piece in zip(pieces, np.array_split(values, 7), strict=True):
+        counter.add(piece)
+    results = []
+    for order in (pieces, pieces[::-1]):
+        total = MeanAndDeviation()
+        for counter in order:
+            total.merge(counter.counts)
+        total.advance(())
+        results.append((total.mean, total.deviation, total.count))
+    assert results[0] == results[1]
+    exact = values.astype("float64")
+    assert results[0][0] == pytest.approx(math.fsum(exact) / len(exact), rel=1e-14)
+    assert results[0][1] == pytest.approx(exact.std(), rel=1e-6)
+    masked = Normalisation("moments", nonzero=True).of_array(np.array([0.0, 0, 2, 4]))
+    assert (masked.lower, masked.scale) == (3.0, 1.0)
+    assert masked.applied(np.array([0.0, 5.0])).tolist() == [0.0, 2.0]
