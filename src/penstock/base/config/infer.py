@@ -316,7 +316,7 @@ class InferConfig(Valued, Labels):
         unit="voxels",
     )
     batch: Positive | None = flag(
-        None, help="patches of one forward (default: 16 on a GPU, 2 on a CPU)"
+        None, help="patches of one forward (default: on a GPU 16 of 64 cubed, on a CPU 2)"
     )
     seam_mode: Literal["trim", "blend"] = flag(
         "trim", help="trim: each voxel from one patch; blend: a weighted mean of all that cover it"

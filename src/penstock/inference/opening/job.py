@@ -94,7 +94,8 @@ class Job:
         self.selected = times, channels
         model, at_once = with_bands(config, model, source, len(channels))
         has_z = "z" in source.axes
-        self.tiled = tiled(config, self.bare, source.domain.shape[2:], has_z)
+        bare = replace(self.bare, in_channels=model.in_channels)
+        self.tiled = tiled(config, bare, source.domain.shape[2:], has_z)
         self.config = config = self.tiled.config
         shape = patch_shape(config, has_z, model.spatial_axes)
         shape = replace(shape, chosen=self.tiled.chosen)
