@@ -123,6 +123,7 @@ def test_a_resumed_run_obeys_the_recorded_cut(
         raise AssertionError("it was inspected again")
 
     monkeypatch.setattr(seams, "_HERE", {})
+    monkeypatch.setattr(seams, "known_reach", refuses)
     monkeypatch.setattr(seams, "find_reach", refuses)
     monkeypatch.setattr(seams, "chunk_and_halo", refuses)
     again = penstock.run_inference(volume, out, model=net, resume=True, **knobs)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -78,7 +79,8 @@ def find_reach(model: Model, axes: int) -> Reach:
         time or that sees whole patches is not exact, and the result says why.
     """
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of NaN and infinities, which are probes
             return _searched(_Probed(model, axes))
     except UsageError as error:
         return Reach(blame=str(error))
@@ -143,8 +145,6 @@ class _Probed:
         try:
             heads = self.model.heads(self.net(x.clone())).values()
             joined = torch.cat([head[0].double() for head in heads])
-        except (KeyboardInterrupt, MemoryError):
-            raise
         except Exception as error:  # of a user's network
             raise NotProbed(f"it cannot be run on probes ({type(error).__name__})") from error
         if joined.shape[1:] != x.shape[2:]:

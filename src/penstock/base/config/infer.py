@@ -324,8 +324,8 @@ class InferConfig(Valued, VoxelSize, Labels):
     )
     batch: Positive | Literal["auto"] | None = flag(
         None,
-        help="patches of one forward; auto: on a GPU the faster of two that fit (default: 16 on a "
-        "GPU, 2 on a CPU)",
+        help="patches of one forward; auto: on a GPU the faster of two that fit (default: on a GPU "
+        "16 of 64 cubed, on a CPU 2)",
     )
     seam_mode: Literal["trim", "blend"] = flag(
         "trim", help="trim: each voxel from one patch; blend: a weighted mean of all that cover it"

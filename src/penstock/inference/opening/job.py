@@ -106,7 +106,8 @@ class Job:
         self.config, cut = cropped(config, model.recipe, self.input, self.volumes)
         self.sample = open_sample(self.config, self.input, source)
         has_z = "z" in source.axes
-        self.tiled = tiled(self.config, self.bare, source.domain.shape[2:], has_z)
+        bare = replace(self.bare, in_channels=model.in_channels)
+        self.tiled = tiled(self.config, bare, source.domain.shape[2:], has_z)
         self.config = config = self.tiled.config
         shape = patch_shape(config, has_z, model.spatial_axes)
         shape = replace(shape, chosen=self.tiled.chosen)

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from pydantic import TypeAdapter
 
-from ...base import InferConfig, UsageError, cache_folder, write_json
+from ...base import InferConfig, UsageError, cache_folder, trim_heap, write_json
 from ...models import REGISTRY, Model, Reach, find_reach
 from ..run_folder.reader import run_of
 from ..tiling.exact import chunk_and_halo, is_exact, least_overlap
@@ -55,7 +55,11 @@ def tiled(config: InferConfig, model: Model, extent: tuple[int, ...], has_z: boo
     Returns:
         The settings with both, and what is known of the seams.
     """
-    config, chosen = _as_recorded(config), config.sides is None
+    chosen = config.sides is None
+    if config.resumes and (run := run_of(config)):
+        before = {"patch": FIXED_PATCH, "overlap": FIXED_OVERLAP, **run.get("settings", {})}
+        config = _with(config, tuple(before["patch"]), tuple(before["overlap"]))
+        return Tiled(config, (run.get("plan") or {}).get("seams", ""), chosen)
     axes = len(config.sides or ()) if len(config.sides or ()) > 1 else 0
     axes = axes or model.spatial_axes or (3 if has_z else 2)
     if config.seam_mode == "blend":
@@ -106,16 +110,6 @@ def _each(values: tuple[int, ...], axes: int) -> tuple[int, ...]:
     return values * axes if len(values) == 1 else tuple(values)
 
 
-def _as_recorded(config: InferConfig) -> InferConfig:
-    """The settings with the patch and overlap of the run that they go on with."""
-    if not config.resumes or (config.sides is not None and config.overlap is not None):
-        return config
-    if not (run := run_of(config)):
-        return config
-    before = {"patch": FIXED_PATCH, "overlap": FIXED_OVERLAP, **run.get("settings", {})}
-    return _with(config, tuple(before["patch"]), tuple(before["overlap"]))
-
-
 def known_reach(model: Model, axes: int) -> Reach | None:
     """How far a network sees, if that is known already.
 
@@ -149,6 +143,7 @@ def reach_of(model: Model, axes: int) -> Reach:
         return reach
     key = _key(model, axes)
     reach = _HERE[key] = find_reach(model, axes)
+    trim_heap()  # the plan does not count what windows took
     if (file := _file(key)) is not None:
         with contextlib.suppress(OSError, UsageError):  # a cache that cannot be written is no harm
             file.parent.mkdir(parents=True, exist_ok=True)
