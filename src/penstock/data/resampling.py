@@ -92,14 +92,15 @@ class Resampling:
             array = self._along(axis, array, held.start[axis], place)
         return array
 
-    def bytes_for(self, shape: tuple[int, ...], itemsize: int) -> int:
-        """The most bytes of arrays while a box of ``to`` of a shape is made, of values of so many
-        bytes: the voxels that are needed, as stored and as copies, and what is made of them."""
+    def bytes_for(self, shape: tuple[int, ...], held: tuple[int, ...], itemsize: int) -> int:
+        """The most bytes of arrays while a box of ``to`` of a shape is made of a box of ``of`` of
+        the shape ``held`` or a smaller one, of values of so many bytes: the voxels that are needed,
+        as stored and as copies, and what is made of them."""
         margin = self.order + 1 + 2 * (_REACH if self.order == 3 else 0)
         voxels = 1
-        for side, step, of, to in zip(shape, self.steps, self.of.shape, self.to.shape, strict=True):
+        for side, most, step, to in zip(shape, held, self.steps, self.to.shape, strict=True):
             made = min(side, to)
-            voxels *= max(made, min(math.ceil(made * step), of) + margin)
+            voxels *= max(made, min(math.ceil(made * step), most) + margin)
         return 4 * itemsize * voxels
 
     def _order(self, axis: int) -> int:

@@ -37,7 +37,7 @@ def run_inference(
             the last ones of t c z y x.
         out_spec: The output, given like the input; several for a model with several heads.
         model: A name, a reference, a file or an ``nn.Module`` that maps (batch, channels, z, y, x)
-            to the same spatial shape.
+            to the same spatial shape, or to one of so many times as many or as few voxels.
         progress: A function that is called with the progress while the job runs.
         knobs: The fields of `InferConfig`, which are the flags of ``penstock infer``.
 

@@ -32,11 +32,15 @@ class Output:
     """The time point and the first channel of each volume, in the sink's coordinates."""
 
     @property
-    def anchor(self) -> tuple[int, ...]:
-        """A corner of the sink's spatial chunk grid, in source coordinates."""
+    def corner(self) -> tuple[int, ...]:
+        """A corner of the sink's spatial chunk grid, in coordinates of its head."""
         lines = zip(self.sink.grid_origin[2:], self.offset, strict=True)
-        corner = tuple(line - offset for line, offset in lines)
-        return self.grid.back().box(Box(corner, corner)).start
+        return tuple(line - offset for line, offset in lines)
+
+    @property
+    def anchor(self) -> tuple[int, ...]:
+        """The same corner in source coordinates."""
+        return self.grid.back().box(Box(self.corner, self.corner)).start
 
     @property
     def write_grid(self) -> tuple[int, ...]:
@@ -104,7 +108,10 @@ def open_outputs(
         )
         offset = zip(source.domain.start[2:], sink.domain.start[2:], strict=True)
         shift = tuple(there - here for here, there in offset)
-        outputs.append(Output(sink, part.written, shift, grid, tuple(places)))
+        output = Output(sink, part.written, shift, grid, tuple(places))
+        if grid.box(Box(output.anchor, output.anchor)).start != output.corner:
+            raise UsageError(f"--out-spec {sink.name}: its chunks begin within voxels of the input")
+        outputs.append(output)
     for one, other in itertools.combinations(outputs, 2):
         _check_pair(one, other)
     return outputs

@@ -17,7 +17,8 @@ def sized_as_said(config: InferConfig, source: Source) -> Source:
     sizes, unit = sizes_of(config.in_voxel_size)
     shown = copy.copy(source)
     shown.scale = (*(source.scale or (1.0, 1.0))[:2], *sizes)
-    shown.units = (*source.units[:2], *[unit_name(unit)] * 3)
+    if unit:
+        shown.units = (*source.units[:2], *[unit_name(unit)] * 3)
     return shown
 
 

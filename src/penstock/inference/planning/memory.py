@@ -216,9 +216,11 @@ def resampling_bytes(facts: Facts, largest: BrickShape, block: tuple[int, ...]) 
     """Most bytes that resampling takes as a brick is read, and as one is joined to a block."""
     there = back = 0
     if facts.way is not None:
-        there = facts.way.bytes_for(largest.hull.shape, facts.source_itemsize)
+        whole = facts.way.of.shape
+        there = facts.way.bytes_for(largest.hull.shape, whole, facts.source_itemsize)
     if facts.back is not None:
-        back = facts.back.bytes_for(block, max(brick_voxel_bytes(facts)))
+        held = largest.support.shape
+        back = facts.back.bytes_for(block, held, max(brick_voxel_bytes(facts)))
     return there, back
 
 
