@@ -151,10 +151,11 @@ def test_scores_times_and_channels_are_labelled_each_by_itself(tmp_path: Path) -
     place, out = tmp_path / "in.npy", tmp_path / "out.zarr"
     np.save(place, scores)
     words = ["label", str(place), str(out), "--threshold", "0.7", "--chunks", "4", "4", "4"]
+    words += ["--connectivity", "18"]
     assert main([*words, "--block", "4", "4", "4", "--workers", "1"]) == 0
     got = open_source(str(out))
     within = np.zeros((3,) * 5)
-    within[1, 1] = ndimage.generate_binary_structure(3, 1)
+    within[1, 1] = ndimage.generate_binary_structure(3, 2)
     wanted, count = ndimage.label(scores > 0.7, within)
     np.testing.assert_array_equal(got.read(got.domain), wanted)
     assert got.dtype == np.min_scalar_type(count)

@@ -37,6 +37,7 @@ class SeenObjects(NamedTuple):
 
     home: NDArray[np.int64]
     """The view whose core has the centroid."""
+    voxels: NDArray[np.int64]
     cut: NDArray[np.bool_]
     """True if the edge of the view, within the volume, touches the object."""
     large: NDArray[np.bool_]
@@ -109,7 +110,8 @@ class ViewWork:
                     cut[np.unique(np.take(labels, place, axis))] = True
         sides = ends[:, :, 1] - ends[:, :, 0] + 1
         large = (sides > np.maximum(self.halo, 1)).any(axis=1)
-        return SeenObjects(home.astype(np.int64), cut[1:], large)
+        voxels = counted["voxel_counts"][1 : count + 1].astype(np.int64)
+        return SeenObjects(home.astype(np.int64), voxels, cut[1:], large)
 
     def lacking(self) -> list[int]:
         """The views that are not decoded."""
