@@ -1,12 +1,13 @@
 """Components of a volume that does not fit: `penstock label` beside cc3d on the whole in memory.
 
-    python benchmarks/label.py                          1 Gvox with some 10^5 blobs; README's table
-    python benchmarks/label.py --side 512               an eighth of that, README untouched
+    python benchmarks/label.py                          1 Gvox with some 10^5 blobs
+    python benchmarks/label.py --side 512               an eighth of that
     python benchmarks/label.py --dask-image PYTHON      also dask-image, of that interpreter
 
 Each launch is a fresh process that reads the same Zarr and writes one of the same chunks and codec.
-The sides take turns, so that a busy machine slows all. Memory is the highest sum of the shares
-(PSS) of a process and its children. Samples go to ``results/label.jsonl``.
+The sides take turns, so that a busy machine slows all, and the processor's time is noted too.
+Memory is the highest sum of the shares (PSS) of a process and its children. Samples go to
+``results/label.jsonl``, and the table to README.md.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import contextlib
 import json
 import os
 import platform
+import resource
 import shutil
 import statistics
 import subprocess
@@ -73,10 +75,16 @@ def make_mask(side: int) -> None:
     group.attrs["ome"] = {"version": "0.5", "multiscales": [{"axes": axes, "datasets": sets}]}
 
 
+def used() -> float:
+    """Seconds of the processor of all processes that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 def launch(command: Sequence[str]) -> dict[str, Any]:
     """The seconds and the peak of the memory of a fresh process."""
     shutil.rmtree("out.zarr", ignore_errors=True)
-    began, peak = time.perf_counter(), 0
+    began, peak, before = time.perf_counter(), 0, used()
     with Path("printed.txt").open("w+") as printed:
         process = psutil.Popen(command, stdout=printed, stderr=subprocess.STDOUT)
         while process.poll() is None:
@@ -89,7 +97,8 @@ def launch(command: Sequence[str]) -> dict[str, Any]:
         text = printed.read()
     if process.returncode:
         raise SystemExit(f"{' '.join(command)[:200]}\n{text}")
-    return {"seconds": seconds, "peak_bytes": peak, "printed": text.splitlines()}
+    return {"seconds": seconds, "cpu_seconds": used() - before, "peak_bytes": peak,
+            "printed": text.splitlines()}  # fmt: skip
 
 
 def sides_of(dask_image: str | None) -> dict[str, list[str]]:
@@ -117,21 +126,22 @@ def measure(side: int, rounds: int, dask_image: str | None) -> list[dict[str, An
 
 def table(samples: Sequence[dict[str, Any]]) -> str:
     """The table of README.md."""
-    rows = ["| | seconds | of cc3d | peak MiB | of cc3d |", "|---|---|---|---|---|"]
+    head = "| | seconds | of cc3d | CPU seconds | of cc3d | peak MiB | of cc3d |"
+    rows = [f"{samples[0]['voxels']:,} voxels.", "", head, "|---|---|---|---|---|---|---|"]
     names = list(dict.fromkeys(sample["side"] for sample in samples))
     middle = {
         name: [
             statistics.median(s[key] for s in samples if s["side"] == name)
-            for key in ("seconds", "peak_bytes")
+            for key in ("seconds", "cpu_seconds", "peak_bytes")
         ]
         for name in names
     }
     base = middle[names[0]]
     for name in names:
-        seconds, peak = middle[name]
+        seconds, cpu, peak = middle[name]
         rows.append(
-            f"| {name} | {seconds:.1f} | {seconds / base[0]:.2f} | {peak / 2**20:.0f} | "
-            f"{peak / base[1]:.2f} |"
+            f"| {name} | {seconds:.1f} | {seconds / base[0]:.2f} | {cpu:.1f} | {cpu / base[1]:.2f} "
+            f"| {peak / 2**20:.0f} | {peak / base[2]:.2f} |"
         )
     return "\n".join(rows)
 
@@ -150,8 +160,7 @@ def main() -> None:
         os.chdir(here)
     machine = {"machine": platform.platform(), "cores": os.cpu_count(), "load": os.getloadavg()}
     SAMPLES.write_text("".join(json.dumps(s | machine) + "\n" for s in samples))
-    if args.side == 1024:
-        readme.write("label", table(samples))
+    readme.write("label", table(samples))
     print(table(samples))
 
 
