@@ -52,6 +52,7 @@ ELSEWHERE = {
     "penstock plot gpu_metrics.csv": "nvidia-smi has not written it; test_figures has such a log",
     "penstock dashboard outputs logs": "it never ends; test_runs_server starts it",
     "penstock dashboard outputs --port": "it never ends; test_runs_server starts it",
+    "penstock label cells.ome.zarr nuclei.ome.zarr": "test_instances has such a decoder",
     "penstock slurm submit": "it needs sbatch; test_slurm_cluster starts a SLURM",
     "penstock slurm status": "it needs squeue; test_slurm_cluster asks a SLURM that it starts",
     "penstock slurm cancel": "it needs scancel; test_slurm_arrays cancels jobs of its SLURM",

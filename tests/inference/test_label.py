@@ -138,12 +138,12 @@ def test_fifty_random_grids(tmp_path: Path) -> None:
 @pytest.mark.parametrize("block", [(4, 4, 4), (8, 4, 12)])
 def test_equal_values_have_the_labels_of_cc3d(tmp_path: Path, block: tuple[int, ...]) -> None:
     values = np.random.default_rng(3).integers(0, 3, (11, 10, 13)).astype(np.uint16)
-    got, summary, _ = label(tmp_path, values, connectivity=26, block=block)
+    got, _, labelling = label(tmp_path, values, connectivity=26, block=block)
     wanted = cc3d.connected_components(values, connectivity=26)
     _, first = np.unique(wanted, return_index=True)
     order = np.argsort(np.argsort(first[1:])) + 1
     np.testing.assert_array_equal(got, np.concatenate([[0], order])[wanted])
-    assert summary.matter == "labels"
+    assert labelling.taken == "voxels of equal value"
 
 
 def test_scores_times_and_channels_are_labelled_each_by_itself(tmp_path: Path) -> None:
@@ -151,10 +151,11 @@ def test_scores_times_and_channels_are_labelled_each_by_itself(tmp_path: Path) -
     place, out = tmp_path / "in.npy", tmp_path / "out.zarr"
     np.save(place, scores)
     words = ["label", str(place), str(out), "--threshold", "0.7", "--chunks", "4", "4", "4"]
+    words += ["--connectivity", "18"]
     assert main([*words, "--block", "4", "4", "4", "--workers", "1"]) == 0
     got = open_source(str(out))
     within = np.zeros((3,) * 5)
-    within[1, 1] = ndimage.generate_binary_structure(3, 1)
+    within[1, 1] = ndimage.generate_binary_structure(3, 2)
     wanted, count = ndimage.label(scores > 0.7, within)
     np.testing.assert_array_equal(got.read(got.domain), wanted)
     assert got.dtype == np.min_scalar_type(count)

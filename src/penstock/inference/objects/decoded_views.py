@@ -14,6 +14,7 @@ The grid follows from the settings alone. So the labels do, too, whoever decodes
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +29,9 @@ from ...data import Box, Grid, Source, flatten
 from .decoders import Decoder, opened_decoder
 from .label_output import open_input
 
+_HEADERS = threading.Lock()
+"""Held while a header is read: numpy parses it, which fails in two threads of Python 3.11 at once
+(python/cpython 106905)."""
 _CORE = 128
 """The least side of a core that is chosen, in voxels."""
 
@@ -37,6 +41,7 @@ class SeenObjects(NamedTuple):
 
     home: NDArray[np.int64]
     """The view whose core has the centroid."""
+    voxels: NDArray[np.int64]
     cut: NDArray[np.bool_]
     """True if the edge of the view, within the volume, touches the object."""
     large: NDArray[np.bool_]
@@ -109,7 +114,8 @@ class ViewWork:
                     cut[np.unique(np.take(labels, place, axis))] = True
         sides = ends[:, :, 1] - ends[:, :, 0] + 1
         large = (sides > np.maximum(self.halo, 1)).any(axis=1)
-        return SeenObjects(home.astype(np.int64), cut[1:], large)
+        voxels = counted["voxel_counts"][1 : count + 1].astype(np.int64)
+        return SeenObjects(home.astype(np.int64), voxels, cut[1:], large)
 
     def lacking(self) -> list[int]:
         """The views that are not decoded."""
@@ -123,7 +129,8 @@ class ViewWork:
 
     def labels(self, number: int, box: Box) -> NDArray[Any]:
         """The labels of a view in a box within it (t c z y x), along z y x."""
-        mapped = np.load(self._file(number, "npy"), mmap_mode="r", allow_pickle=False)
+        with _HEADERS:
+            mapped = np.load(self._file(number, "npy"), mmap_mode="r", allow_pickle=False)
         return np.asarray(mapped[box.within(self.view(number))[2:]])
 
     def around(self, box: Box) -> list[int]:

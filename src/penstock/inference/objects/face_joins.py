@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import in_order, require
+from ...base import require
 from ...data import Box, Grid, flatten, unflatten
 from .block_record import BlockRecord
 
@@ -144,7 +144,7 @@ class Contacts(NamedTuple):
 
 
 def all_touching(
-    grid: Grid, totals: Totals, load: Callable[[int], BlockRecord], connectivity: int, threads: int
+    grid: Grid, totals: Totals, load: Callable[[int], BlockRecord], connectivity: int
 ) -> tuple[NDArray[np.int64], list[Contacts]]:
     """All pairs of objects of different blocks that touch, as provisional numbers.
 
@@ -153,19 +153,13 @@ def all_touching(
         totals: What is counted of objects.
         load: Gives the record of a block.
         connectivity: Which voxels are neighbours.
-        threads: Blocks that are joined at a time.
 
     Returns:
         The pairs, a row for each; and those that share faces, with their number.
     """
-
-    def of_block(number: int) -> list[tuple[int, Touching]]:
-        return list(touching(grid, number, load, connectivity))
-
     rows, contacts = [np.zeros((0, 2), np.int64)], []
-    joins = in_order(of_block, range(len(grid)), threads)
-    for number, others in enumerate(joins):
-        for other, (offset, pairs, faces) in others:
+    for number in range(len(grid)):
+        for other, (offset, pairs, faces) in touching(grid, number, load, connectivity):
             rows.append(pairs + totals.starts[[number, other]])
             if sum(map(abs, offset)) == 1:
                 contacts.append(Contacts(offset.index(1), rows[-1], faces))

@@ -211,7 +211,7 @@ class Labelling:
             add(voxels)
         load = lru_cache(maxsize=64)(work.load)
         totals = Totals.of(map(work.load, range(len(work.grid))))
-        pairs, contacts = all_touching(work.grid, totals, load, work.rule.connectivity, 2)
+        pairs, contacts = all_touching(work.grid, totals, load, work.rule.connectivity)
         if isinstance(work.rule, DecodedRule):
             return totals, np.unique(totals.keys, return_inverse=True)[1], contacts
         return totals, groups_of(len(totals.first), pairs), contacts

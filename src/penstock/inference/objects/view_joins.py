@@ -8,6 +8,7 @@ voxel that two owners claim is that of the view with the lower number.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -76,34 +77,34 @@ def owners_of(work: ViewWork, threads: int) -> Owners:
 
     def of_view(number: int) -> NDArray[np.int64]:
         parts = [
-            matches(work, number, other, starts)
+            matches(work, number, other, seen) + starts[[number, other]]
             for other in work.around(work.view(number))
             if other > number and work.config.join_rule != "owner"
         ]
         return np.concatenate([np.zeros((0, 2), np.int64), *parts])
 
     pairs = np.concatenate(list(in_order(of_view, range(len(seen)), threads)))
-    # What the edge of a view cuts may hold a piece of another object, and is no evidence. Two that
-    # are at home are matched all the same: they are larger than the halo.
-    cut, at_home = np.concatenate([each.cut for each in seen]), home == view
-    pairs = pairs[~cut[pairs].any(axis=1) | at_home[pairs].all(axis=1)]
     groups = groups_of(len(home), pairs)
     return _resolved(seen, groups, home, view, starts)
 
 
 def matches(
-    work: ViewWork, number: int, other: int, starts: NDArray[np.int64]
+    work: ViewWork, number: int, other: int, seen: Sequence[SeenObjects]
 ) -> NDArray[np.int64]:
     """The objects that two views both see.
+
+    At the edge of a view, a piece of one object may be taken for a piece of its neighbour. So two
+    are one only if they share much of the smaller one, or if each view is the home of its own:
+    then the object is larger than the halo.
 
     Args:
         work: The views.
         number: A view.
         other: Another one.
-        starts: See `Owners`.
+        seen: The objects of all views.
 
     Returns:
-        Pairs of rows.
+        Pairs, each a row of either view.
     """
     common = work.view(number) & work.view(other)
     if not common.size:
@@ -124,7 +125,10 @@ def matches(
         )  # fmt: skip
         alike = shared / of
         same = (alike >= config.join) & _is_best(a, alike) & _is_best(b, alike)
-    return np.stack([starts[number] + a[same] - 1, starts[other] + b[same] - 1], axis=1)
+        here, there = seen[number], seen[other]
+        much = shared >= config.join * np.minimum(here.voxels[a - 1], there.voxels[b - 1])
+        same &= much | ((here.home[a - 1] == number) & (there.home[b - 1] == other))
+    return np.stack([a[same], b[same]], axis=1) - 1
 
 
 def _is_best(objects: NDArray[np.int64], alike: NDArray[np.float64]) -> NDArray[np.bool_]:

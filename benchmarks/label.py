@@ -1,0 +1,168 @@
+"""Components of a volume that does not fit: `penstock label` beside cc3d on the whole in memory.
+
+    python benchmarks/label.py                          1 Gvox with some 10^5 blobs
+    python benchmarks/label.py --side 512               an eighth of that
+    python benchmarks/label.py --dask-image PYTHON      also dask-image, of that interpreter
+
+Each launch is a fresh process that reads the same Zarr and writes one of the same chunks and codec.
+The sides take turns, so that a busy machine slows all, and the processor's time is noted too.
+Memory is the highest sum of the shares (PSS) of a process and its children. Samples go to
+``results/label.jsonl``, and the table to README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+import readme
+
+SAMPLES = Path(__file__).resolve().parent / "results" / "label.jsonl"
+CHUNK, TILE = 128, 256
+PENSTOCK = [sys.executable, "-m", "penstock", "label", "mask.zarr", "out.zarr", "--overwrite",
+            "--connectivity", "26", "--levels", "none"]  # fmt: skip
+WHOLE = f"""
+import cc3d, numpy as np, zarr
+mask = zarr.open_group("mask.zarr", mode="r")["0"][:]
+labels, count = cc3d.connected_components(mask, connectivity=26, return_N=True)
+codec = zarr.codecs.BloscCodec(cname="zstd", clevel=5, shuffle="shuffle")
+out = zarr.create_array("out.zarr", shape=labels.shape, chunks=({CHUNK},) * 3, dtype=labels.dtype,
+                        compressors=codec, overwrite=True)
+out[:] = labels
+print(count)
+"""
+DASK_IMAGE = f"""
+import dask.array as da, numpy as np
+from dask_image.ndmeasure import label
+mask = da.from_zarr("mask.zarr", component="0").rechunk(({TILE},) * 3)
+labels, count = label(mask, np.ones((3, 3, 3)))
+labels.rechunk(({CHUNK},) * 3).to_zarr("out.zarr", overwrite=True)
+print(int(count))
+"""
+
+
+def make_mask(side: int) -> None:
+    """A volume of a tile of blobs that goes on at its faces."""
+    import zarr
+    from scipy import ndimage
+
+    noise = np.random.default_rng(0).standard_normal((TILE,) * 3, np.float32)
+    smooth = ndimage.gaussian_filter(noise, 4.2, mode="wrap")
+    tile = (smooth > 1.6 * smooth.std()).astype(np.uint8)
+    group = zarr.create_group("mask.zarr", zarr_format=3, overwrite=True)
+    out = group.create_array("0", shape=(side,) * 3, chunks=(CHUNK,) * 3, dtype="uint8")
+    for start in np.ndindex(*(side // TILE,) * 3):
+        out[tuple(slice(i * TILE, (i + 1) * TILE) for i in start)] = tile
+    axes = [{"name": name, "type": "space"} for name in "zyx"]
+    scale = [{"type": "scale", "scale": [1.0, 1.0, 1.0]}]
+    sets = [{"path": "0", "coordinateTransformations": scale}]
+    group.attrs["ome"] = {"version": "0.5", "multiscales": [{"axes": axes, "datasets": sets}]}
+
+
+def used() -> float:
+    """Seconds of the processor of all processes that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def launch(command: Sequence[str]) -> dict[str, Any]:
+    """The seconds and the peak of the memory of a fresh process."""
+    shutil.rmtree("out.zarr", ignore_errors=True)
+    began, peak, before = time.perf_counter(), 0, used()
+    with Path("printed.txt").open("w+") as printed:
+        process = psutil.Popen(command, stdout=printed, stderr=subprocess.STDOUT)
+        while process.poll() is None:
+            with contextlib.suppress(psutil.Error):
+                tree = [process, *process.children(recursive=True)]
+                peak = max(peak, sum(each.memory_full_info().pss for each in tree))
+            time.sleep(0.1)
+        seconds = time.perf_counter() - began
+        printed.seek(0)
+        text = printed.read()
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)[:200]}\n{text}")
+    return {"seconds": seconds, "cpu_seconds": used() - before, "peak_bytes": peak,
+            "printed": text.splitlines()}  # fmt: skip
+
+
+def sides_of(dask_image: str | None) -> dict[str, list[str]]:
+    sides = {
+        "cc3d on the whole": [sys.executable, "-c", WHOLE],
+        "label": PENSTOCK,
+        "label --table": [*PENSTOCK, "--table", "cells.parquet"],
+        "label --workers 1": [*PENSTOCK, "--workers", "1"],
+    }
+    if dask_image is not None:
+        sides["dask-image"] = [dask_image, "-c", DASK_IMAGE]
+    return sides
+
+
+def measure(side: int, rounds: int, dask_image: str | None) -> list[dict[str, Any]]:
+    samples = []
+    for number in range(rounds):
+        for name, command in sides_of(dask_image).items():
+            sample = {"side": name, "round": number, "voxels": side**3, **launch(command)}
+            samples.append(sample)
+            print(f"{name:20} {sample['seconds']:7.1f} s {sample['peak_bytes'] / 2**20:7.0f} MiB",
+                  flush=True)  # fmt: skip
+    return samples
+
+
+def table(samples: Sequence[dict[str, Any]]) -> str:
+    """The table of README.md."""
+    head = "| | seconds | of cc3d | CPU seconds | of cc3d | peak MiB | of cc3d |"
+    rows = [f"{samples[0]['voxels']:,} voxels.", "", head, "|---|---|---|---|---|---|---|"]
+    names = list(dict.fromkeys(sample["side"] for sample in samples))
+    middle = {
+        name: [
+            statistics.median(s[key] for s in samples if s["side"] == name)
+            for key in ("seconds", "cpu_seconds", "peak_bytes")
+        ]
+        for name in names
+    }
+    base = middle[names[0]]
+    for name in names:
+        seconds, cpu, peak = middle[name]
+        rows.append(
+            f"| {name} | {seconds:.1f} | {seconds / base[0]:.2f} | {cpu:.1f} | {cpu / base[1]:.2f} "
+            f"| {peak / 2**20:.0f} | {peak / base[2]:.2f} |"
+        )
+    return "\n".join(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--side", type=int, default=1024, help="voxels, a multiple of 256")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--dask-image", metavar="PYTHON")
+    args = parser.parse_args()
+    here = Path.cwd()
+    with tempfile.TemporaryDirectory(dir=SAMPLES.parent.parent) as folder:
+        os.chdir(folder)
+        make_mask(args.side)
+        samples = measure(args.side, args.rounds, args.dask_image)
+        os.chdir(here)
+    machine = {"machine": platform.platform(), "cores": os.cpu_count(), "load": os.getloadavg()}
+    SAMPLES.write_text("".join(json.dumps(s | machine) + "\n" for s in samples))
+    readme.write("label", table(samples))
+    print(table(samples))
+
+
+if __name__ == "__main__":
+    main()
