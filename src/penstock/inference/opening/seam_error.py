@@ -22,7 +22,7 @@ from ..planning.memory import resident_bytes
 from ..planning.plan import Plan
 from .head_kinds import seen_patches
 from .net import Net
-from .normalisation import Values
+from .normalisation import ValuesPlan
 from .selection import Volume
 
 _SHARE = 0.05
@@ -57,7 +57,9 @@ class SeamError:
         return f"{at_seams} (on {plural(self.places, 'place')} of the data); {cure}"
 
 
-def with_seam_error(plan: Plan, scaled: Values, net: Net, source: Source, volume: Volume) -> Plan:
+def with_seam_error(
+    plan: Plan, scaled: ValuesPlan, net: Net, source: Source, volume: Volume
+) -> Plan:
     """Measure the difference at seams for a plan, where the job runs on the CPU.
 
     Args:
@@ -81,7 +83,7 @@ def with_seam_error(plan: Plan, scaled: Values, net: Net, source: Source, volume
 
 
 def seam_error(
-    scaled: Values, net: Net, source: Source, volume: Volume, num_patches: int, free_bytes: int
+    scaled: ValuesPlan, net: Net, source: Source, volume: Volume, num_patches: int, free_bytes: int
 ) -> SeamError | None:
     """Measure how far tiles are from larger inputs.
 
