@@ -15,8 +15,12 @@ from penstock.base.errors import Incomplete
 from penstock.cli import main
 from penstock.data import make_file, open_sink, open_source
 from penstock.data.box import Box
+from penstock.data.grid import Grid
 from penstock.data.levels import reduced
 from penstock.data.stores import file_making
+from penstock.data.stores.georeference import Georeference
+from penstock.data.stores.raster_tiles import RasterTiles
+from penstock.data.stores.write_cog import write_cog
 
 from ..later import imported_later
 from ..parameters import mainly
@@ -115,7 +119,7 @@ def test_geotiff() -> None:
     with rasterio.open("in.tif") as before, rasterio.open("out.tif") as made:
         assert (made.read() == SCENE).all()
         assert (made.crs, made.transform) == (before.crs, before.transform)
-        assert made.descriptions == before.descriptions and made.overviews(1) == [2]
+        assert made.descriptions == before.descriptions and made.overviews(1) == [2, 4]
         assert made.nodata is None
     with rasterio.open("out.tif", overview_level=0) as level:
         assert np.abs(level.read() - reduced(SCENE, (1, 2, 2), "mean").astype(int)).max() <= 1
@@ -125,6 +129,61 @@ def test_geotiff() -> None:
     with rasterio.open("small.tif") as small:
         assert small.transform == rasterio.Affine(20, 0, 5e5, 0, -20, 4e6)
         assert small.descriptions == ("green",) and small.overviews(1) == []
+
+
+@pytest.mark.parametrize(
+    ("dtype", "nodata", "rule"), [("uint16", 7, "mean"), ("float32", None, "mean"),
+                                  ("uint8", None, "mode")],
+)  # fmt: skip
+def test_overviews_do_not_depend_on_blocks(dtype: str, nodata: int | None, rule: Any) -> None:
+    """Made of blocks as they come or at the end, they are those of numpy."""
+    rasterio = pytest.importorskip("rasterio")
+    bands = np.random.default_rng(2).integers(0, 9, (2, 2100, 1100)).astype(dtype)
+    bands[:, 1024:1536, :512] = 0  # a tile that is not written
+    place = Georeference("EPSG:32631", (10.0, 0.0, 5e5, 0.0, -10.0, 4e6), None)
+    files = []
+    for name, in_flight, step in (("one", rule, 2048), ("other", None, 512)):
+        tiles = RasterTiles(Path(name), bands.shape, bands.dtype, nodata)
+        for box in Grid(Box((0,) * 3, bands.shape), (1, step, step)):
+            if bands[box.slices].any():
+                tiles.write(box, bands[box.slices], in_flight)
+        assert (Path(name) / "2").exists() == (in_flight is not None)
+        for level in range(1, tiles.levels()):
+            tiles.make_overview(level, rule, 2, print)
+        write_cog(Path(f"{name}.tif"), tiles, place, ["a", "b"], tiles.levels(), print)
+        assert (tiles.read(Box((1, 500, 30), (2, 1600, 40))) == bands[1:, 500:1600, 30:40]).all()
+        files.append(Path(f"{name}.tif").read_bytes())
+    assert files[0] == files[1]
+    with rasterio.open("one.tif") as made:
+        assert made.overviews(1) == [2, 4, 8, 16] and made.nodata == nodata
+        assert made.descriptions == ("a", "b") and made.crs == "EPSG:32631"
+    right = bands
+    for level in range(4):
+        right = reduced(right, (1, 2, 2), rule, nodata)
+        with rasterio.open("one.tif", overview_level=level) as made:
+            assert (made.read() == right).all()
+    valid = pytest.importorskip("rio_cogeo").cog_validate("one.tif", strict=True)
+    assert valid == (True, [], [])
+
+
+def test_a_large_geotiff_has_64_bit_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.data.stores import write_cog as room
+
+    rasterio = scene()
+    monkeypatch.setattr(room, "CLASSIC_BYTES", 0)
+    assert convert("in.tif", "out.tif") == 0
+    assert Path("out.tif").read_bytes()[:4] == b"II+\0"
+    with rasterio.open("out.tif") as made:
+        assert (made.read() == SCENE).all() and made.overviews(1) == [2, 4]
+    assert pytest.importorskip("rio_cogeo").cog_validate("out.tif", strict=True)[0]
+
+
+def test_a_damaged_tile_of_a_scratch(tmp_path: Path) -> None:
+    tiles = RasterTiles(tmp_path, (1, 20, 30), np.dtype("uint16"))
+    tiles.write(Box((0,) * 3, (1, 20, 30)), SCENE[:1, :20, :30], None)
+    (tmp_path / "0" / "0" / "0.0").write_bytes(b"damage")
+    with pytest.raises(OSError, match="is damaged"):
+        tiles.read(Box((0,) * 3, (1, 20, 30)))
 
 
 def test_no_data_of_a_mosaic() -> None:

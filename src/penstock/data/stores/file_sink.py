@@ -56,7 +56,7 @@ class FileSink:
     tiles: RasterTiles | None = None
     """Those of a GeoTIFF."""
     rule: Rule | None = None
-    """How overviews are made of blocks; None for none."""
+    """The rule by which overviews are made of blocks; None for none."""
 
     def __post_init__(self) -> None:
         scratch, self.root = self.scratch, open_kvstore(kvstore_of(str(self.path)), self.name)

@@ -22,6 +22,9 @@ GDAL_OPTIONS = {
     "GDAL_DISABLE_READDIR_ON_OPEN": "EMPTY_DIR",
 }
 
+POINTS_STAY = "the input's ground control points or RPCs are not carried to any output"
+ALPHA_IS_READ = "a band of the input is alpha, and is read as one more channel; --c leaves it out"
+
 
 @dataclass(frozen=True, slots=True)
 class Georeference:

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -29,6 +29,7 @@ from .cf_packing import Packing
 from .frames import Framed, canonical, to_five, to_tczyx
 from .in_memory import MemorySource
 from .protocols import AXES, check_dtype, file_stamp, local_file, source_fingerprint
+from .sliced import decoded_once
 from .tiff_frame import (
     axes_of,
     check_files,
@@ -83,7 +84,7 @@ class TiffSource(Framed):
         self.domain = Box((0,) * 5, to_tczyx(shape, axes, 1))
         self._left_out = left_out(page, self.stored_dtype)
         num_kept = self.cache_bytes // (math.prod(self._grid.step) * self.stored_dtype.itemsize)
-        self._decoded = lru_cache(num_kept)(partial(_decode, self.file, self.series))
+        self._decoded = decoded_once(partial(_decode, self.file, self.series), num_kept)
         steps = (*(1 for _ in self._lead.start), *(self._grid.step[a] for a in self._page_axes))
         self.chunks = to_tczyx(steps, axes, 1)
         self.grid_origin: tuple[int, ...] = (0,) * 5

@@ -158,10 +158,8 @@ def open_sink(
         resume: write into an output that exists; if a killed run was deleting it, delete the rest.
         ome_version: ``"0.4"`` or ``"0.5"``; ``"plain"`` for a Zarr array (v3) without a group.
         at: the coordinate of the first voxel in ``like``; by default that in ``domain``.
-        files: take paths of files too, such as ``.tif``: the sink has their scratch, and
-            `make_file` makes the file.
-        rule: how voxels become one of a coarser level, where a file has levels that are made of
-            blocks as they come; None if it has none.
+        files: take paths of files, such as ``.tif``: `make_file` makes them of the sink's scratch.
+        rule: how voxels become one of a level of a file; None if it is to have no levels.
         name: the flag that messages name.
 
     Returns:

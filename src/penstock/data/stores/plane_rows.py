@@ -15,7 +15,7 @@ from .protocols import AXES, Source
 TILE = 512
 """The side of a tile of a TIFF file."""
 DEFLATE_LEVEL = 1
-"""With a predictor, level 6 takes 1.5 times as long for files as large."""
+"""The level of deflate: with a predictor, 6 takes 1.5 times as long for files as large."""
 CLASSIC_BYTES = 2**32 - 2**26
 """The size, before compression, above which a TIFF file gets 64-bit offsets."""
 SCRATCH_SIDE = 2 * TILE

@@ -11,7 +11,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ...base import UsageError, natural, plural, system_errors
+from ...base import UsageError, in_order, natural, plural, system_errors, usable_cores
 from ..box import Box
 from .frames import Framed
 from .in_memory import HoldsAll
@@ -78,20 +78,21 @@ class PlanesSource(HoldsAll, Framed):
     """Reads planes that lie in a file each; made by `open_planes_source`."""
 
     def __init__(
-        self, name: str, files: Sequence[Path], open_plane: Any, first: Any, stamp: str,
+        self, name: str, files: Sequence[Path], open_plane: Any, opened: Sequence[Any], stamp: str,
         cache_bytes: int,
     ) -> None:  # fmt: skip
+        """``opened`` are the first planes, each with no cache."""
+        first = opened[0]
         frame = {key: getattr(first, key) for key in Framed.__dataclass_fields__}
         super().__init__(**frame)
-        self._arguments = (name, files, open_plane, first, stamp)
+        self._arguments = (name, files, open_plane, opened, stamp)
         # Planes that are mapped keep nothing decoded.
         self.cache_bytes = cache_bytes if first.with_cache(cache_bytes).cache_bytes else 0
         self.name, self.dtype = name, first.dtype
         shape, chunks = list(first.domain.shape), list(first.chunks)
         shape[2], chunks[2] = len(files), 1
         self.domain = Box((0,) * 5, tuple(shape))
-        # A plane that is mapped, and so in no chunks, is read by whole rows.
-        self.chunks = tuple(chunks) if first.chunks != (1,) * 5 else (1, 1, 1, *shape[3:])
+        self.chunks = tuple(chunks)
         self.axes = "".join(axis for axis in "tczyx" if axis in first.axes + "z")
         self.address, self.fingerprint = str(files[0].resolve().parent), stamp
         self.packed_itemsize = getattr(first, "packed_itemsize", 0)
@@ -99,7 +100,9 @@ class PlanesSource(HoldsAll, Framed):
 
         @lru_cache(_OPEN)
         def plane(z: int) -> Source:
-            return open_plane(files[z], share)
+            plane: Any = opened[z] if z < len(opened) else open_plane(files[z])
+            kept: Source = plane.with_cache(share)
+            return kept
 
         self._plane = plane
 
@@ -108,7 +111,7 @@ class PlanesSource(HoldsAll, Framed):
             start, stop = list(box.start), list(box.stop)
             start[2], stop[2] = 0, 1
             at = z - box.start[2]
-            out[:, :, at : at + 1] = self._plane(z).read(Box(tuple(start), tuple(stop)))
+            self._plane(z).read(Box(tuple(start), tuple(stop)), out[:, :, at : at + 1])
 
     def with_cache(self, num_bytes: int) -> PlanesSource:
         return PlanesSource(*self._arguments, num_bytes)
@@ -141,12 +144,12 @@ def open_planes_source(
     check_numbers(files, where)
     settings: Mapping[str, Any] = {"level": level, "raw": raw, "axes": axes, "series": series}
 
-    def plane(file: Path, num_bytes: int) -> Any:
-        return open_ometiff_source(str(file), cache_bytes=num_bytes, name=name, **settings)
+    def plane(file: Path) -> Any:
+        return open_ometiff_source(str(file), cache_bytes=0, name=name, **settings)
 
-    first = plane(files[0], 0)
-    for file in files:
-        opened = plane(file, 0)
+    first, kept = plane(files[0]), list[Any]()
+    for file, opened in zip(files, in_order(plane, files, usable_cores()), strict=True):
+        kept += [opened] if len(kept) < _OPEN else []
         if opened.domain.shape[2] > 1:
             raise UsageError(
                 f"{name} {file}: holds {opened.domain.shape[2]} planes itself; name one such file, "
@@ -158,7 +161,7 @@ def open_planes_source(
             )
     stamps = [file_stamp(file) for file in files]
     stamp = source_fingerprint(str(files[0].resolve().parent), stamps, level, first.axes)
-    return PlanesSource(path, files, plane, first, stamp, cache_bytes)
+    return PlanesSource(path, files, plane, kept, stamp, cache_bytes)
 
 
 def _words(source: Any) -> str:

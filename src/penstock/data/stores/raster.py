@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ...base import UsageError, describe, require, scrub
 from .cf_packing import Packing, packing_of, same_in_all
 from .frames import shown_channel, unit_name
-from .georeference import GDAL_CACHE, GDAL_OPTIONS
+from .georeference import ALPHA_IS_READ, GDAL_CACHE, GDAL_OPTIONS, POINTS_STAY
 from .protocols import check_dtype
 from .sliced import OpenedArray, SlicedSource, open_sliced
 
@@ -94,6 +94,10 @@ def _opened(path: str, level: int, raw: bool, where: str) -> OpenedArray:
     per_dataset = require("rasterio.enums", "scenes").MaskFlags.per_dataset
     if any(per_dataset in flags for flags in dataset.mask_flag_enums):
         notes.append("the input has a mask, which is not read: what it masks counts as values")
+    if dataset.gcps[0] or dataset.rpcs:
+        notes.append(POINTS_STAY)
+    if any(each.name == "alpha" for each in dataset.colorinterp):
+        notes.append(ALPHA_IS_READ)
     unit = unit_name(crs.linear_units) if crs is not None and crs.is_projected else None
     size = (abs(transform.e), transform.a) if straight else (1.0, 1.0)
     shown = [shown_channel(text) for text in dataset.descriptions]

@@ -27,7 +27,7 @@ from .plane_rows import DEFLATE_LEVEL, TILE
 
 _HALVED = (1, 2, 2)
 _AT_ONCE = (1, 4 * TILE, 4 * TILE)
-"""Of a block, what is halved at a time."""
+"""The part of a block that is halved at a time."""
 MAKING_BYTES = 2**26
 """The most bytes that halving, and encoding a few tiles at a time, take of a dtype of 8 bytes."""
 

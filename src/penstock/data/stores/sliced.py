@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,25 @@ class Sliced(Protocol):
 
 _LOCKS = 64
 """Frames that are decoded at once: more than there are threads."""
+Decoded = TypeVar("Decoded")
+
+
+def decoded_once(decode: Callable[..., Decoded], kept: int) -> Callable[..., Decoded]:
+    """A function that keeps what it has decoded, for which threads wait that ask at the same time.
+
+    Args:
+        decode: Decodes what its arguments name.
+        kept: How many results are kept; 0 for a function that keeps none.
+    """
+    if not kept:
+        return decode
+    cached, locks = lru_cache(kept)(decode), [threading.Lock() for _ in range(_LOCKS)]
+
+    def once(*place: Any) -> Decoded:
+        with locks[hash(place) % _LOCKS]:
+            return cached(*place)
+
+    return once
 
 
 class FrameStack:
@@ -55,14 +74,7 @@ class FrameStack:
         self.shape, self.dtype = (*lead, *frame), np.dtype(dtype)
         self._rank = len(lead)
         kept = cache_bytes // (math.prod(frame) * self.dtype.itemsize)
-        self._read = self._decoded_once if kept else read
-        self._decoded = lru_cache(kept)(read)
-        self._locks = [threading.Lock() for _ in range(_LOCKS)]
-
-    def _decoded_once(self, place: tuple[int, ...]) -> NDArray[Any]:
-        """A frame, for which threads wait that ask at the same time."""
-        with self._locks[hash(place) % _LOCKS]:
-            return self._decoded(place)
+        self._read = decoded_once(read, kept)
 
     def __getitem__(self, index: tuple[slice, ...]) -> NDArray[Any]:
         chosen = [range(*part.indices(side)) for part, side in zip(index, self.shape, strict=True)]

@@ -15,6 +15,7 @@ import numpy as np
 
 from .cf_packing import Packing, packing_of, same_in_all
 from .frames import physical_size, shown_channel, source_axes, to_tczyx, unit_name
+from .georeference import ALPHA_IS_READ, POINTS_STAY
 from .ome_levels import array_below
 from .protocols import AXES, check_dtype, chosen_of, sides
 
@@ -26,6 +27,7 @@ _READ_KINDS = ("ome", "imagej", *_PLAIN)
 """Kinds of tifffile's series whose metadata is read here, or that have none."""
 _RESOLUTION_UNIT = 296
 _NODATA = 42113
+_TIE_POINTS, _RPCS = 33922, 50844
 _PLACED = (33550, 33922, 34264, 34735, _NODATA)
 """Tags that only a GeoTIFF has: pixel scale, tie point, matrix, keys of the CRS, no-data."""
 
@@ -227,6 +229,11 @@ def _lost(file: Any, series: Any) -> Iterator[str]:
     tags = series.keyframe.tags
     if any(int(each.keyframe.subfiletype) & 0b100 for each in file.series):
         yield "the input has a mask, which is not read: what it masks counts as values"
+    points = tags.get(_TIE_POINTS)
+    if _RPCS in tags or (points is not None and points.count > 6):  # one point is a corner
+        yield POINTS_STAY
+    if any(each.name in ("ASSOCALPHA", "UNASSALPHA") for each in series.keyframe.extrasamples):
+        yield ALPHA_IS_READ
     if series.keyframe.photometric.name in ("MINISWHITE", "PALETTE"):
         yield f"the input is {series.keyframe.photometric.name}, and its numbers are read as stored"
     if series.kind in _PLAIN and tags.valueof(_RESOLUTION_UNIT, 1) in (2, 3):

@@ -26,9 +26,9 @@ Tag = tuple[int, int, int, bytes]
 _WIDTH, _HEIGHT, _OFFSETS, _SIZES, _SUBFILE = 256, 257, 324, 325, 254
 _SHORT, _LONG, _LONG8 = 3, 4, 16
 _OF_IMAGE = (270, 305, 306, 33550, 33922, 34264, 34735, 34736, 34737, 42112)
-"""What an overview does not say again: descriptions, the place in the world, GDAL's metadata."""
+"""Tags that an overview does not repeat: descriptions, the place in the world, GDAL's metadata."""
 _GHOST = b"LAYOUT=IFDS_BEFORE_DATA\nKNOWN_INCOMPATIBLE_EDITION=NO\n "
-"""What GDAL writes between header and IFDs. It changes NO to YES if it changes the file."""
+"""The text that GDAL writes between header and IFDs. It makes YES of NO as it changes the file."""
 
 
 def write_cog(
@@ -76,7 +76,8 @@ def _said_by_gdal(
         "dtype": tiles.dtype.name, "crs": place.crs, "transform": rasterio.Affine(*place.transform),
         "nodata": tiles.nodata, "tiled": True, "blockxsize": TILE, "blockysize": TILE,
         "interleave": "band", "compress": "deflate",
-        "predictor": 3 if tiles.dtype.kind == "f" else 2, "SPARSE_OK": True, "BIGTIFF": "NO", "ENDIANNESS": "LITTLE",
+        "predictor": 3 if tiles.dtype.kind == "f" else 2, "SPARSE_OK": True, "BIGTIFF": "NO",
+        "ENDIANNESS": "LITTLE",
     }  # fmt: skip
     with rasterio.Env(**GDAL_OPTIONS), rasterio.open(path, "w", **profile) as empty:
         for number, name in enumerate(names, 1):
@@ -96,16 +97,16 @@ def _tags(
     """The tags of a level."""
     height, width = tiles.grid(level).domain.shape[1:]
     number, kind = len(offsets), _LONG8 if big else _LONG
-    own: list[Tag] = [
+    of_level: list[Tag] = [
         (_WIDTH, _LONG, 1, struct.pack("<I", width)),
         (_HEIGHT, _LONG, 1, struct.pack("<I", height)),
         (_OFFSETS, kind, number, offsets.astype("<u8" if big else "<u4").tobytes()),
         (_SIZES, _LONG, number, sizes.astype("<u4").tobytes()),
     ]
     if level:
-        own.append((_SUBFILE, _LONG, 1, struct.pack("<I", 1)))
-    left_out = {code for code, *_ in own} | set(_OF_IMAGE if level else ())
-    return sorted([*own, *(tag for tag in said if tag[0] not in left_out)])
+        of_level.append((_SUBFILE, _LONG, 1, struct.pack("<I", 1)))
+    left_out = {code for code, *_ in of_level} | set(_OF_IMAGE if level else ())
+    return sorted([*of_level, *(tag for tag in said if tag[0] not in left_out)])
 
 
 def _head(ifds: Sequence[Sequence[Tag]], *, big: bool) -> bytes:
