@@ -109,7 +109,7 @@ def test_a_block_that_was_never_written_is_never_success(
         ({"clip_norm": (1, 0)}, "--clip-norm 1.0 must be less than 0.0"),
         ({"out_spec": ()}, "--out-spec"),
         ({"model_type": "denoise-net"}, "denoise-net has no weights of its own"),
-        ({"model_type": lambda x: x}, "is neither a name, a reference or a file, nor a module"),
+        ({"model_type": 3}, "is neither a name, a reference or a file, nor a module"),
         ({"trace": Path(__file__).parent}, "--trace"),
         ({"metrics_json": Path(__file__) / "x.json"}, "--metrics-json"),
     ],

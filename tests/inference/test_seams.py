@@ -199,7 +199,7 @@ def test_the_difference_at_seams_is_measured_on_the_data() -> None:
     assert error is not None and error.places == 3
     assert len(error.by_distance) == 6 and 0 < error.by_distance[0] < 1
     assert "at seams (on 3 places of the data)" in error.line()
-    measured = with_seam_error(job.plan, job.config, job.net, job.source, job.volumes[0])
+    measured = with_seam_error(job.plan, job.values, job.net, job.source, job.volumes[0])
     assert "at seams" in measured.facts.seams and measured.facts.seam_error
     for patches, room in ((20, 2**30), (999, 1000)):  # costs more than it may, or needs more memory
         lean = seam_error(job.values, job.net, job.source, job.volumes[0], patches, room)

@@ -28,8 +28,10 @@ Array = NDArray[Any]
 
 
 def infer(volume: Array, folder: Path, out: Array, **knobs: Any) -> Array:
-    """The output of a model for a volume of channels, z y x."""
+    """The output of a model for a volume of channels, z y x, whose voxels are as the model's."""
     np.save(folder.parent / "volume.npy", volume)
+    if "in_voxel_size" not in knobs:
+        knobs["voxel_size"] = "none"
     penstock.run_inference(
         str(folder.parent / "volume.npy"), out, model=str(folder), axes="czyx", devices="cpu",
         run_dir=folder.parent / "run", overwrite=True, **knobs,
@@ -133,7 +135,10 @@ def test_an_nnunet_is_run_as_its_plans_say(tmp_path: Path) -> None:
     wanted = sum(slid(net, values, (16, 16, 16)) for _, net in nets) / 2
     made = infer(volume, folder, np.zeros((3, 32, 16, 32), "float32"), head_kind="scores")
     assert np.abs(made - wanted).max() < 1e-4
-    labels = infer(volume, folder, np.zeros((1, 32, 16, 32), "uint8"))
+    with pytest.raises(UsageError, match="says no voxel size, which the network's"):
+        infer(volume, folder, np.zeros((1, 32, 16, 32), "uint8"), in_voxel_size=None)
+    size = ("3", "1", "1", "mm")
+    labels = infer(volume, folder, np.zeros((1, 32, 16, 32), "uint8"), in_voxel_size=size)
     best = np.sort(wanted, axis=0)
     near = best[-1] - best[-2] < 1e-4
     assert (labels[0] == wanted.argmax(0))[~near].all()
@@ -170,8 +175,9 @@ def test_an_nnunet_crops_to_what_is_not_0(tmp_path: Path) -> None:
     inner[...] = noise(1, 16, 16, 16)
     out = np.full((1, 24, 24, 24), 9, "uint8")
     penstock.run_inference(
-        volume[0], out[0], model=str(folder), devices="cpu", run_dir=tmp_path / "run"
-    )
+        volume[0], out[0], model=str(folder), devices="cpu", run_dir=tmp_path / "run",
+        voxel_size="none",
+    )  # fmt: skip
     counted = json.loads((tmp_path / "run" / "statistics.json").read_text())["0"]
     assert counted["lower"] == pytest.approx(inner.mean())
     assert counted["scale"] == pytest.approx(inner.std())

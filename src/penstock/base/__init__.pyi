@@ -29,7 +29,6 @@ from .config.flags import knob_of as knob_of
 from .config.infer import HEAD_KINDS as HEAD_KINDS
 from .config.infer import HeadKind as HeadKind
 from .config.infer import InferConfig as InferConfig
-from .config.infer import Unattended as Unattended
 from .config.knobs import TRUST_MODEL as TRUST_MODEL
 from .config.knobs import Knobs as Knobs
 from .config.knobs import Natural as Natural
@@ -56,6 +55,7 @@ from .config.train import Loss as Loss
 from .config.train import SuiteConfig as SuiteConfig
 from .config.train import TargetKind as TargetKind
 from .config.train import TrainConfig as TrainConfig
+from .config.unattended import Unattended as Unattended
 from .config.verify_knobs import VerifyConfig as VerifyConfig
 from .config.voxel_size import sizes_of as sizes_of
 from .errors import DISTRIBUTION as DISTRIBUTION

@@ -35,8 +35,6 @@ EXAMPLES = r"""
 penstock infer noisy.ome.zarr denoised.ome.zarr --model denoise-tiny
 penstock infer --in-spec noisy.ome.zarr --out-spec denoised.ome.zarr \
     --model-type denoise-tiny --patch 48 64 64 --overlap 16
-penstock infer noisy.ome.zarr cells.ome.zarr --model denoise-tiny \
-    --instances components --threshold 400 --table cells.parquet
 """
 
 

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
@@ -19,10 +19,8 @@ from ...models import placed
 from ..run_folder.reader import run_of
 from .seams import known_reach
 
-if TYPE_CHECKING:
-    from .job import Job
-
-Opener = Callable[[InferConfig], "Job"]
+Opener = Callable[[InferConfig], Any]
+"""Opens a `Job`, whose room imports this one."""
 
 _MOST_CUTS = 12
 """Most patches along the longest axis of a volume that are tried."""
@@ -66,7 +64,7 @@ def fitted(config: InferConfig, opened: Opener) -> InferConfig:
     return plain
 
 
-def _least_work(job: Job, config: InferConfig, opened: Opener) -> Job:
+def _least_work(job: Any, config: InferConfig, opened: Opener) -> Any:
     """The job with the patch that computes the fewest voxels, of those that fit. The job as it is
     if none does: its plan says what would help."""
     best, exact = None, job.tiled.line.startswith("exact")
@@ -81,7 +79,7 @@ def _least_work(job: Job, config: InferConfig, opened: Opener) -> Job:
     return best or job
 
 
-def _patches(job: Job) -> Iterator[tuple[int, ...]]:
+def _patches(job: Any) -> Iterator[tuple[int, ...]]:
     """Patches that cut a volume into so many along its longest axis, the smallest first."""
     shape = job.plan.shape
     axes = shape.model_axes
@@ -110,7 +108,7 @@ def _fastest(config: InferConfig, opened: Opener) -> int | None:
     return min(times, key=lambda batch: times[batch], default=None)
 
 
-def seconds_of_forward(job: Job) -> float:
+def seconds_of_forward(job: Any) -> float:
     """The time of one forward of zeros on the first device, the second of two."""
     net, device = job.net, job.devices[0]
     module = placed(net.model.module, device, net.footprint.channels_last)

@@ -83,6 +83,7 @@ class Job:
         Raises:
             UsageError: What the settings ask for cannot be done. Nothing was created.
         """
+        self.asks_overlap = config.overlap is not None
         config = config.model_copy(update={"threads": threads_of(config)})
         self.config = fitted(config, lambda other: Job(other, part, peers))
         self.peers = peers
@@ -105,27 +106,19 @@ class Job:
         self.volumes = volumes_of(times, channels, model.in_channels)
         self.config, cut = cropped(config, model.recipe, self.input, self.volumes)
         self.sample = open_sample(self.config, self.input, source)
-        has_z = "z" in source.axes
-        bare = replace(self.bare, in_channels=model.in_channels)
-        self.tiled = tiled(self.config, bare, source.domain.shape[2:], has_z)
-        self.config = config = self.tiled.config
-        shape = patch_shape(config, has_z, model.spatial_axes)
-        shape = replace(shape, chosen=self.tiled.chosen)
-        if config.tta == "rotations" and shape.patch[1] != shape.patch[2]:
-            raise UsageError(
-                f"--tta rotations turns patches in the plane of y and x, so --patch must be as "
-                f"long along both, not {shape.patch[1]} and {shape.patch[2]}"
-            )
+        shape = self._patch(source, model)
+        config = self.config
         net = fit_net(config, self.devices, model, shape, source.dtype)
         self.net = with_workspaces(net, config, self.devices)
         obeyed = model.recipe.heads if model.recipe and config.head_kind is None else {}
         later = self.reduction if self.reduces_later else None
         heads = self.net.footprint.heads
         parts = split(heads, len(config.out_spec), model.name, obeyed, later)
-        shape = self._aligned(shape, parts)
+        shape = _aligned(self, shape, parts)
+        config = self.config
         if config.missing == "error":
             check_knows_chunks(source)
-        kinds, judging_bytes = self._kinds(source, parts)
+        kinds, judging_bytes = _kinds(self, source, parts)
         self.head_parts, self.head_kinds = parts, kinds
         self.outputs = open_outputs(
             config, frame, (times, channels), model.in_channels, parts, kinds
@@ -169,15 +162,13 @@ class Job:
                 self.back = self.way.back(min(config.resample_order, 1))
         return source, notes
 
-    def _aligned(self, shape: PatchShape, parts: Sequence[HeadPart]) -> PatchShape:
-        """The patch at which cores begin at whole voxels of all heads. Raises `UsageError` if none
-        does, or if a head with more or fewer voxels would have to be resampled, too."""
-        if self.back is not None and any(part.factors != SAME for part in parts):
-            raise UsageError(
-                "the network changes the number of voxels, so its outputs stay on its own grid: "
-                "give --output-voxel-size network"
-            )
-        return aligned(self.config, shape, [part.factors for part in parts])
+    def _patch(self, source: Source, model: Model) -> PatchShape:
+        """Patch and overlap, which the settings have from here on."""
+        has_z, bare = "z" in source.axes, replace(self.bare, in_channels=model.in_channels)
+        self.tiled = tiled(self.config, bare, source.domain.shape[2:], has_z)
+        self.config = self.tiled.config
+        shape = patch_shape(self.config, has_z, model.spatial_axes)
+        return replace(shape, chosen=self.tiled.chosen)
 
     def _load_model(self) -> Model:
         """The model; also finds its devices."""
@@ -211,24 +202,6 @@ class Job:
         # Before the first forward, as what the net caches in it does not count.
         self.attributes = identity.attributes(model.module)
         return model
-
-    def _kinds(
-        self, source: Source, parts: Sequence[HeadPart]
-    ) -> tuple[list[tuple[HeadKind, Origin]], int]:
-        """The kind of each head, and the bytes that the test of the heads left in the heap. Later
-        forwards use these bytes again, and the plan counts the forwards."""
-        if self.reduction is not None:
-            of_scores = [part.name.endswith(".scores") for part in parts]
-            return [("scores" if each else "labels", "said") for each in of_scores], 0
-        before: list[int] = []
-
-        def candidates() -> Iterator[Seen]:
-            before.append(resident_bytes())
-            net = self.net
-            yield from seen_patches(self.values, source, self.volumes[0], net.shape.patch, net.clip)
-
-        kinds = head_kinds(self.config, parts, self.net, candidates())
-        return kinds, max(0, resident_bytes() - before[0]) if before else 0
 
     def maker(self) -> dict[str, Any]:
         """The code, versions and machine, which may change the last bits of voxels."""
@@ -273,6 +246,43 @@ class Job:
             "compile_dynamic": config.compile and config.compile_dynamic,
             "devices": sorted({device.type for device in self.devices}),
         }
+
+
+def _aligned(job: Job, shape: PatchShape, parts: Sequence[HeadPart]) -> PatchShape:
+    """The patch at which cores begin at whole voxels of all heads; the settings have its overlap.
+
+    Raises `UsageError` if there is none, or if a head with more or fewer voxels would have to be
+    resampled, too.
+    """
+    if job.back is not None and any(part.factors != SAME for part in parts):
+        raise UsageError(
+            "the network changes the number of voxels, so its outputs stay on its own grid: "
+            "give --output-voxel-size network"
+        )
+    factors = [part.factors for part in parts]
+    fits = aligned(shape, factors, may_change=not job.asks_overlap)
+    if fits != shape:
+        job.config = job.config.model_copy(update={"overlap": fits.overlap})
+    return fits
+
+
+def _kinds(
+    job: Job, source: Source, parts: Sequence[HeadPart]
+) -> tuple[list[tuple[HeadKind, Origin]], int]:
+    """The kind of each head, and the bytes that the test of the heads left in the heap. Later
+    forwards use these bytes again, and the plan counts the forwards."""
+    if job.reduction is not None:
+        of_scores = [part.name.endswith(".scores") for part in parts]
+        return [("scores" if each else "labels", "said") for each in of_scores], 0
+    before: list[int] = []
+
+    def candidates() -> Iterator[Seen]:
+        before.append(resident_bytes())
+        net = job.net
+        yield from seen_patches(job.values, source, job.volumes[0], net.shape.patch, net.clip)
+
+    kinds = head_kinds(job.config, parts, job.net, candidates())
+    return kinds, max(0, resident_bytes() - before[0]) if before else 0
 
 
 def _gather_facts(

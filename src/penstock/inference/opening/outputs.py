@@ -101,20 +101,33 @@ def open_outputs(
             how = "is the input itself" if itself else "and the input lie inside one another"
             raise UsageError(f"--out-spec {sink.name} {how}")
         _check_axes(sink, frame.domain, part.written)
-        firsts = channels if at_once == 1 else range(len(channels) // at_once)
-        places = itertools.product(
-            _places(sink, source.domain, 0, times, 1, whole=True),
-            _places(sink, source.domain, 1, firsts, part.written, whole=at_once == 1),
-        )
-        offset = zip(source.domain.start[2:], sink.domain.start[2:], strict=True)
-        shift = tuple(there - here for here, there in offset)
-        output = Output(sink, part.written, shift, grid, tuple(places))
-        if grid.box(Box(output.anchor, output.anchor)).start != output.corner:
-            raise UsageError(f"--out-spec {sink.name}: its chunks begin within voxels of the input")
-        outputs.append(output)
+        outputs.append(_output(sink, source.domain, grid, part.written, selected, at_once))
     for one, other in itertools.combinations(outputs, 2):
         _check_pair(one, other)
     return outputs
+
+
+def _output(
+    sink: Sink,
+    domain: Box,
+    grid: ScaledGrid,
+    written: int,
+    selected: tuple[Sequence[int], Sequence[int]],
+    at_once: int,
+) -> Output:
+    """A sink with the places of what is ``selected`` of a source with this domain."""
+    times, channels = selected
+    firsts = channels if at_once == 1 else range(len(channels) // at_once)
+    places = itertools.product(
+        _places(sink, domain, 0, times, 1, whole=True),
+        _places(sink, domain, 1, firsts, written, whole=at_once == 1),
+    )
+    offset = zip(domain.start[2:], sink.domain.start[2:], strict=True)
+    shift = tuple(there - here for here, there in offset)
+    output = Output(sink, written, shift, grid, tuple(places))
+    if grid.box(Box(output.anchor, output.anchor)).start != output.corner:
+        raise UsageError(f"--out-spec {sink.name}: its chunks begin within voxels of the input")
+    return output
 
 
 def sizes_of_heads(

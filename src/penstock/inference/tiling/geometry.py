@@ -314,16 +314,21 @@ def patch_shape(config: InferConfig, has_z: bool, model_axes: int | None) -> Pat
                 f"--trim-voxels {trim} needs an --overlap of at least "
                 f"{2 * trim}, not {o} (axis {name})"
             )
+    if config.tta == "rotations" and patch[1] != patch[2]:
+        raise UsageError(
+            f"--tta rotations turns patches in the plane of y and x, so --patch must be as long "
+            f"along both, not {patch[1]} and {patch[2]}"
+        )
     return PatchShape(patch, overlap, 2 if plane else 3)
 
 
 def aligned(
-    config: InferConfig, shape: PatchShape, factors: Iterable[Sequence[Fraction]]
+    shape: PatchShape, factors: Iterable[Sequence[Fraction]], *, may_change: bool
 ) -> PatchShape:
     """The patch with an overlap at which cores begin at whole voxels of every head's grid.
 
-    ``factors`` are those of the heads. An overlap that nobody asked for becomes the next that fits.
-    Raises `UsageError` for one of the user at which they do not.
+    ``factors`` are those of the heads. An overlap that ``may_change`` becomes the next that fits.
+    Raises `UsageError` for another at which they do not.
     """
     overlap = []
     axes = zip("zyx", shape.patch, shape.overlap, zip(*factors, strict=True), strict=True)
@@ -331,7 +336,7 @@ def aligned(
         coarsest = math.lcm(*(factor.denominator for factor in along))
         least = 1 if coarsest == 1 else 2 * coarsest
         if shared % least:
-            if "overlap" in config.model_fields_set:
+            if not may_change:
                 raise UsageError(
                     f"the network gives one voxel for {coarsest} along {name}, so --overlap must "
                     f"be a multiple of {least}, not {shared}"
