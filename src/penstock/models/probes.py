@@ -30,8 +30,14 @@ from .reach import Reach
 
 MOST_PERIOD = 64
 """The largest period that is looked for. A larger grid is no use for patches."""
-_SIDES = (8, 12, 16, 24, 28, 32, 48, 56, 64, 96, 112, 128, 224, 256)
-"""Sides of a window that are tried, as many networks take multiples of a number only."""
+_SIDES = {
+    2: (8, 12, 16, 24, 28, 32, 48, 56, 64, 96, 112, 128, 224, 256),
+    3: (8, 12, 16, 24, 28, 32, 48, 56, 64, 96),
+}
+"""Sides of a window that are tried, by the number of axes, as many networks take multiples of a
+number only. Larger ones in 3-D would take more memory than a job may have."""
+_TELLING_SIDE = 32
+"""Side at which a network whose output has another shape is not tried on larger windows."""
 _LONGEST = {2: 1024, 3: 256}
 """Length of the longest window, by the number of axes: twice the largest context that pays."""
 _Layers = tuple[type[nn.Module], ...]
@@ -65,6 +71,10 @@ _MOST_CHECK_VOXELS = 2**18
 
 class NotProbed(UsageError):
     """The network cannot be run on probes."""
+
+
+class AnotherShape(NotProbed):
+    """The output of a probe has another shape than the probe."""
 
 
 def find_reach(model: Model, axes: int) -> Reach:
@@ -148,16 +158,21 @@ class _Probed:
         except Exception as error:  # of a user's network
             raise NotProbed(f"it cannot be run on probes ({type(error).__name__})") from error
         if joined.shape[1:] != x.shape[2:]:
-            raise NotProbed("its output has another shape than its input")
+            raise AnotherShape("its output has another shape than its input")
         return joined
 
     def _least_side(self) -> int:
-        for side in _SIDES:
-            with contextlib.suppress(NotProbed):
+        for side in _SIDES[self.axes]:
+            try:
                 x = self.noise([*[side] * (self.axes - 1), 2 * side])
                 if not _same(self.run(x), self.run(x)).all():
                     raise UsageError("it makes another output of the same input each time")
                 return side
+            except AnotherShape as error:
+                if side >= _TELLING_SIDE:
+                    raise UsageError(str(error)) from None
+            except NotProbed:
+                continue
         raise NotProbed("it cannot be run on windows of other shapes")
 
     def _step(self) -> int:
