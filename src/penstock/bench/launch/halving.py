@@ -42,8 +42,7 @@ def halved(
     running, rng = list(range(len(cases))), random.Random(seed)
     for number in range(ROUNDS):
         order = rng.sample(running, len(running))
-        if not number:  # whatever the time, the first case is launched
-            order.sort(key=bool)
+        order.sort(key=bool)  # the first case, to which all others are compared
         for index in order:
             if records[0] and is_over():
                 return records

@@ -20,6 +20,7 @@ from ..tiling.parts import Extent, Parts
 from ..tiling.traffic import BrickShape, CacheLevel, largest_brick, open_peak, reads
 from .cuts import cuts
 from .memory import (
+    HEAP_GAPS,
     LEVEL_VOXEL_BYTES,
     Facts,
     HostMemory,
@@ -301,6 +302,7 @@ def _count(
     )
     computing, buffers = computing_bytes(facts, patch)
     batch_bytes = facts.batch * patch * facts.work_itemsize
+    gaps = int(HEAP_GAPS * (facts.forward_bytes or 0))
     block = min(math.prod(geometry.block), volume)
     waiting = min((config.writer_workers + 1) * block, volume * num_volumes)
     writing = waiting * sum(block_voxel_bytes(facts))
@@ -324,7 +326,7 @@ def _count(
         cache_bytes=0,
         memory=HostMemory(
             base=facts.base_bytes,
-            forward=computing + batch_bytes if facts.on_host else 0,
+            forward=computing + batch_bytes + gaps if facts.on_host else 0,
             bricks=bricks_bytes(facts, budget, largest) + unpacking,
             assembly=open_peak(geometry) * sum(block_voxel_bytes(facts)) + back,
             writing=writing,
