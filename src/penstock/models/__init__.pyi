@@ -19,7 +19,6 @@ from .load import Model as Model
 from .load import float32_default as float32_default
 from .load import load_model as load_model
 from .packages.kinds import package_kind as package_kind
-from .probes import bits_that_vary as bits_that_vary
 from .probes import find_reach as find_reach
 from .reach import Reach as Reach
 from .recipe import HeadRecipe as HeadRecipe
@@ -39,6 +38,7 @@ from .training_record import are_exclusive as are_exclusive
 from .training_record import read_training_record as read_training_record
 from .user_code import error_in_user_code as error_in_user_code
 from .user_code import find_reference as find_reference
+from .varying_bits import bits_that_vary as bits_that_vary
 from .weights import load_weights as load_weights
 from .weights import read_state as read_state
 from .weights import read_tensors as read_tensors
