@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.models import REGISTRY, load_model
-from penstock.models.probes import bits_that_vary, find_reach
+from penstock.models.probes import find_reach
+from penstock.models.varying_bits import bits_that_vary
 from tests.networks import FAR, LOCAL, Sight, conv, seeded
 
 QUICK = ("plain", "strided", "2-D")
