@@ -171,11 +171,18 @@ class TestDamagedTiff:
         with pytest.raises(UsageError, match=message):
             open_source(path)
 
-    def test_a_segment_cut_short_is_an_error_not_zeros(self, tmp_path: Path) -> None:
+    def test_a_page_cut_short_is_refused_before_anything_is_begun(self, tmp_path: Path) -> None:
         path = build_tiff_volume(tmp_path)  # segments come last in the file
         os.truncate(path, path.stat().st_size - 100)
+        with pytest.raises(UsageError, match=r"a\.tif: is truncated: a page ends at byte \d+"):
+            open_source(path)
+
+    def test_a_segment_cut_short_is_an_error_not_zeros(self, tmp_path: Path) -> None:
+        path = build_tiff_volume(tmp_path)
+        source = open_source(path)
+        os.truncate(path, path.stat().st_size - 100)
         with pytest.raises(OSError, match=r"a\.tif: page 5, segment 5: the file ends after \d+"):
-            open_source(path).read(DOMAIN)
+            source.read(DOMAIN)
 
     def test_a_corrupt_segment_is_named(self, tmp_path: Path) -> None:
         import tifffile

@@ -227,6 +227,7 @@ def open_ometiff_source(
     frame = frame_of(file, number, level, letters)
     frame["notes"] = (*notes, *frame["notes"], *([packing.note] if packing else ()))
     if chosen.dataoffset is None or packing is not None:
+        _check_ends(chosen, where)
         stored = check_dtype(chosen.dtype, where)
         frame["notes"] += _cost_of(math.prod(_segment_shape(chosen.keyframe)) * stored.itemsize)
         return TiffSource(
@@ -308,6 +309,18 @@ def _check_size(file: Any, number: int, num_pages: int, where: str) -> None:
     stored_by_page = series.dataoffset is None and series.kind in ("shaped", "imagej")
     if stored_by_page and len(series) > num_pages:
         raise UsageError(f"{where}: is truncated: {num_pages} pages of {len(series)} are there")
+
+
+def _check_ends(series: Any, where: str) -> None:
+    """Refuse a file that ends before its first or its last page does: to look at every page would
+    take long."""
+    for page in filter(None, (series[0], series[-1])):
+        size = page.parent.filehandle.size
+        ends = map(sum, zip(page.dataoffsets, page.databytecounts, strict=False))
+        if (end := max(ends, default=0)) > size:
+            raise UsageError(
+                f"{where}: is truncated: a page ends at byte {end}, the file at {size}"
+            )
 
 
 def _segment_shape(page: Any) -> tuple[int, ...]:
