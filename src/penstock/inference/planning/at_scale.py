@@ -77,7 +77,7 @@ def scale_lines(scale: ScaleConfig, plan: Plan) -> Iterator[tuple[str, str]]:
     if before:
         yield "  statistics", f"{format_seconds(before)} of these before the first part"
     elif plan.statistics_bytes:
-        counted = f"the {format_bytes(plan.statistics_bytes)} that are read for percentiles"
+        counted = f"the {format_bytes(plan.statistics_bytes)} that are read to count values"
         yield "note", f"{counted} take time that is not counted; --bandwidth counts it"
     if note is not None:
         yield "note", note

@@ -196,7 +196,7 @@ class Plan:
                 "writing 1.00"  # a block is whole chunks and is written once
             ),
         )
-        extra = f", {size(self.statistics_bytes)} more for percentiles"
+        extra = f", {size(self.statistics_bytes)} more to count values"
         yield (
             "reads",
             (
@@ -312,7 +312,9 @@ def _count(
     unpacking = config.prep_workers * largest.hull.size * facts.packed_itemsize
     there, back = resampling_bytes(facts, largest, geometry.block)
     unpacking += config.prep_workers * there
-    passes = 0 if config.normalize != "global" else 2 if facts.counted_itemsize > 2 else 1
+    passes = 0 if config.normalize in ("fixed", "none", "percentile") else 1
+    if config.normalize == "global" and facts.counted_itemsize > 2:
+        passes = 2
     return Plan(
         facts=facts,
         geometry=geometry,
