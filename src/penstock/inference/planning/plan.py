@@ -286,6 +286,13 @@ def _plans_of(
         )
 
 
+def _passes(config: InferConfig, facts: Facts) -> int:
+    """How often the input is read to count its values."""
+    if config.normalize in ("fixed", "none", "percentile"):
+        return 0
+    return 2 if config.normalize == "global" and facts.counted_itemsize > 2 else 1
+
+
 def _count(
     config: InferConfig, facts: Facts, shape: PatchShape, geometry: Geometry, limit: int
 ) -> Plan:
@@ -312,9 +319,6 @@ def _count(
     unpacking = config.prep_workers * largest.hull.size * facts.packed_itemsize
     there, back = resampling_bytes(facts, largest, geometry.block)
     unpacking += config.prep_workers * there
-    passes = 0 if config.normalize in ("fixed", "none", "percentile") else 1
-    if config.normalize == "global" and facts.counted_itemsize > 2:
-        passes = 2
     return Plan(
         facts=facts,
         geometry=geometry,
@@ -341,7 +345,7 @@ def _count(
         batch_bytes=computing - facts.cast_bytes + buffers,
         voxels=volume * num_volumes,
         read_bytes=0,
-        statistics_bytes=passes * stored,
+        statistics_bytes=_passes(config, facts) * stored,
         input_bytes=stored,
         output_bytes=facts.output_bytes or volume * facts.out_bytes * num_volumes,
         own_patches=config.normalize == "percentile",
