@@ -405,7 +405,7 @@ def test_workers_of_a_cluster_make_it_at_the_end() -> None:
     pytest.importorskip("distributed")
     rasterio = scene()
     with forked_workers():
-        assert convert("in.tif", "out.tif", "--block", "256", "--cluster", "local:2") == 0
+        assert convert("in.tif", "out.tif", "--block", "512", "--cluster", "local:2") == 0
     with rasterio.open("out.tif") as made:
         assert (made.read() == SCENE).all() and made.crs == "EPSG:32631"
     assert main(["verify", "out.tif"]) == 0
