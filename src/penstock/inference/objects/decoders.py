@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ...base import LabelConfig, UsageError, require
 from ...models import error_in_user_code, find_reference
-from .components import checked_connectivity
+from .components import checked_connectivity, labelled
 
 Decoder = Callable[[NDArray[Any]], NDArray[Any]]
 """A function from c z y x to labels z y x; from c y x to y x in a plane."""
@@ -64,9 +64,7 @@ def watershed(scores: NDArray[Any], config: LabelConfig, connectivity: int) -> N
         Labels, of the shape of a channel.
     """
     height = scores[0] if len(scores) == 1 else scores[0] - scores[1]
-    seeds = require("cc3d", "label").connected_components(
-        height > config.seed_threshold, connectivity=connectivity
-    )
+    seeds, _ = labelled(height > config.seed_threshold, connectivity)
     inside = scores[0] > config.threshold
     segmentation = require("skimage.segmentation", "label")
     reach = {4: 1, 8: 2, 6: 1, 18: 2, 26: 3}[connectivity]
