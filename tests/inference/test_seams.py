@@ -15,6 +15,7 @@ import penstock
 from penstock.base import UsageError
 from penstock.data.grid import reflect
 from penstock.inference.opening import seams
+from penstock.inference.opening.job import Job
 from penstock.inference.opening.seam_error import seam_error, with_seam_error
 from penstock.inference.tiling.exact import chunk_and_halo, is_exact, least_overlap
 from penstock.models import REGISTRY, Reach, load_model
@@ -204,6 +205,18 @@ def test_the_difference_at_seams_is_measured_on_the_data() -> None:
     for patches, room in ((20, 2**30), (999, 1000)):  # costs more than it may, or needs more memory
         lean = seam_error(job.values, job.net, job.source, job.volumes[0], patches, room)
         assert lean is None
+
+
+def test_a_job_on_trial_measures_nothing_of_its_seams() -> None:
+    volume = np.random.default_rng(0).random((60, 60, 60))
+    net = seeded(lambda: nn.Sequential(conv(1, 2), nn.InstanceNorm3d(2), conv(2, 1)))
+    job = opened(
+        np.zeros_like(volume), in_spec=volume, patch=(16,), overlap=None, model_type=net,
+        head_kind="intensity",
+    )  # fmt: skip
+    assert job.plan.facts.seam_error and "InstanceNorm3d" in job.plan.facts.seams
+    trial = Job(job.config.model_copy(update={"overlap": None}), trial=True)
+    assert not trial.plan.facts.seam_error and "InstanceNorm3d" in trial.plan.facts.seams
 
 
 def test_a_local_network_differs_nowhere() -> None:

@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from ..data import in_words
     from ..inference import least_overlap, reach_of
     from ..models import bits_that_vary, check_model_name, load_model
 
@@ -46,20 +47,14 @@ def run(args: argparse.Namespace) -> int:
     if overlap is None:
         print(f"tiling    no overlap makes it exact: {reach.blame}")
     else:
-        print(
-            f"sees      {_sides(reach.seen_before)} voxels before, {_sides(reach.seen_after)} after"
-        )
-        print(
-            f"grid      {_sides(reach.period)}; sides of patches: multiples of {_sides(reach.step)}"
-        )
-        print(f"context   {_sides(reach.before)} before a core, {_sides(reach.after)} after")
+        seen, after = in_words(reach.seen_before), in_words(reach.seen_after)
+        print(f"sees      {seen} voxels before, {after} after")
+        period, step = in_words(reach.period), in_words(reach.step)
+        print(f"grid      {period}; sides of patches: multiples of {step}")
+        print(f"context   {in_words(reach.before)} before a core, {in_words(reach.after)} after")
         print(f"tiling    exact with --overlap {' '.join(map(str, overlap))}, checked at "
               f"{reach.places} places")  # fmt: skip
     for what, varies in bits.items():
         words = {True: "depend on it", False: "do not depend on it", None: "not known"}
         print(f"{what:<9} bits {words[varies]}")
     return 0
-
-
-def _sides(sides: tuple[int, ...]) -> str:
-    return " x ".join(map(str, sides))

@@ -13,6 +13,7 @@ from .normalize import Histogram as Histogram
 from .normalize import MeanAndDeviation as MeanAndDeviation
 from .normalize import Normalisation as Normalisation
 from .normalize import Scaling as Scaling
+from .normalize import normalised as normalised
 from .packed.audit import Audit as Audit
 from .packed.audit import num_shared_samples as num_shared_samples
 from .packed.format import CHECKS as CHECKS
@@ -95,6 +96,7 @@ from .stores.protocols import Located as Located
 from .stores.protocols import SeveralArrays as SeveralArrays
 from .stores.protocols import Sink as Sink
 from .stores.protocols import Source as Source
+from .stores.protocols import in_words as in_words
 from .stores.protocols import is_file as is_file
 from .stores.protocols import overlap as overlap
 from .stores.pyramid import add_levels as add_levels

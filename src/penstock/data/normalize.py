@@ -151,6 +151,21 @@ class Normalisation:
         return line + (f", clipped to {self.clip[0]:g} {self.clip[1]:g}" if self.clip else "")
 
 
+def normalised(array: NDArray[Any], each: Sequence[Normalisation]) -> NDArray[np.float64]:
+    """An array normalised by its own numbers.
+
+    Args:
+        array: Of shape (channels, ...).
+        each: One normalisation for all channels together, or one for each.
+
+    Returns:
+        The values, in the same shape.
+    """
+    parts = [array] if len(each) == 1 else array
+    made = [how.of_array(part).applied(part) for how, part in zip(each, parts, strict=True)]
+    return np.reshape(made, array.shape)
+
+
 def _numbers(how: Normalisation, counter: Histogram | MeanAndDeviation) -> tuple[float, float]:
     """Lower bound and scale of data that was counted."""
     if isinstance(counter, Histogram):

@@ -11,7 +11,7 @@ with its last voxel. This is `scipy.ndimage.zoom` with ``grid_mode=True`` and ``
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,8 +53,7 @@ class Resampling:
 
     def needed(self, box: Box) -> Box:
         """The voxels of ``of`` that a box of ``to`` is made of."""
-        spans = [self.needed_along(axis, box.start[axis], box.stop[axis]) for axis in range(3)]
-        return Box(tuple(int(a) for a, _ in spans), tuple(int(b) for _, b in spans))
+        return _by_axis(self.needed_along, box)
 
     def needed_along(self, axis: int, start: Any, stop: Any) -> tuple[Any, Any]:
         """`needed` along one axis: of integers, or of arrays of integers."""
@@ -66,8 +65,7 @@ class Resampling:
 
     def given(self, box: Box) -> Box:
         """The voxels of ``to`` to which a box of ``of`` contributes, where order is 0 or 1."""
-        spans = [self.given_along(axis, box.start[axis], box.stop[axis]) for axis in range(3)]
-        return Box(tuple(int(a) for a, _ in spans), tuple(int(b) for _, b in spans))
+        return _by_axis(self.given_along, box)
 
     def given_along(self, axis: int, start: Any, stop: Any) -> tuple[Any, Any]:
         """`given` along one axis: of integers, or of arrays of integers."""
@@ -162,6 +160,12 @@ class Resampling:
             inner = [(4 - 6 * t * t + 3 * t * t * t) / 6 for t in (after, before)]
             weights = [before * before * before / 6, *inner, after * after * after / 6]
         return (each.astype(dtype) for each in weights)
+
+
+def _by_axis(along: Callable[[int, Any, Any], tuple[Any, Any]], box: Box) -> Box:
+    """The box whose ends a function gives for each axis, of the ends of another box."""
+    spans = [along(axis, box.start[axis], box.stop[axis]) for axis in range(3)]
+    return Box(tuple(int(a) for a, _ in spans), tuple(int(b) for _, b in spans))
 
 
 def _coefficients(array: NDArray[Any], axis: int) -> NDArray[Any]:

@@ -23,7 +23,7 @@ from .grid import Grid
 from .levels import SMALLEST, levels_below
 from .stores.in_memory import open_array_source
 from .stores.open import open_sink, open_source
-from .stores.protocols import Sink, Source, overlap, sides
+from .stores.protocols import Sink, Source, in_words, overlap
 from .volumes import create_anew
 
 _MOST = 2**28
@@ -94,7 +94,7 @@ def coarse_view(
                 factors = below.factors
     shape = [-(-n // by) for n, by in zip(source.domain.shape[2:], factors[2:], strict=True)]
     if math.prod(shape) > _MOST:
-        raise UsageError(f"{where}: has {sides(shape)} voxels; --level N takes a coarser level")
+        raise UsageError(f"{where}: has {in_words(shape)} voxels; --level N takes a coarser level")
     times = _picked(t, source.domain, 0, "--t", where)
     channels = _picked(c, source.domain, 1, "--c", where)
     array = _averaged(source.with_cache(_CACHE), times, channels, factors[2:], shape)

@@ -23,6 +23,7 @@ from .stages.summary import Progress as Progress
 from .stages.summary import Summary as Summary
 from .status import RunLook as RunLook
 from .status import RunStatus as RunStatus
+from .tiling.exact import SIDE_STEP as SIDE_STEP
 from .tiling.exact import least_overlap as least_overlap
 from .verify import Finding as Finding
 from .verify import Kind as Kind

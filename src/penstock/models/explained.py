@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..base import UsageError, plural
+from ..data import in_words, normalised
 from .load import Model
 from .packages.package import as_array
 from .recipe import HeadRecipe, Recipe
@@ -29,10 +30,7 @@ def model_lines(model: Model) -> Iterator[tuple[str, str]]:
     axes = f"{model.spatial_axes}-D" if model.spatial_axes else "2-D or 3-D"
     channels = plural(model.in_channels, "channel")
     yield "network", f"{axes}, {model.parameters:,} parameters, takes {channels}"
-    recipe = model.recipe
-    if recipe is None:
-        yield "values", "not said; infer takes percentiles of the whole volume"
-        return
+    recipe = model.recipe or Recipe("")
     if recipe.channels:
         yield "channels", ", ".join(recipe.channels)
     yield "values", _values(recipe)
@@ -41,9 +39,9 @@ def model_lines(model: Model) -> Iterator[tuple[str, str]]:
         shown = ", ".join(f"{axis} {size:g}" for axis, size in sizes if size == size)
         yield "voxel", f"{shown} {recipe.unit}"
     if recipe.patch is not None:
-        overlap = f", overlap {_sides(recipe.overlap)}" if recipe.overlap else ""
+        overlap = f", overlap {in_words(recipe.overlap)}" if recipe.overlap else ""
         window = f", joined by a {recipe.window} window" if recipe.window else ""
-        yield "patch", f"{_sides(recipe.patch)}{overlap}{window}"
+        yield "patch", f"{in_words(recipe.patch)}{overlap}{window}"
     for name, head in recipe.heads.items():
         yield f"head {name}", _head(head, recipe.reduce)
     if recipe.mirrors is not None:
@@ -60,10 +58,6 @@ def _values(recipe: Recipe) -> str:
         return "not said; infer takes percentiles of the whole volume"
     lines = [how.line() for how in recipe.normalisation]
     return lines[0] if len(set(lines)) == 1 else "; ".join(lines)
-
-
-def _sides(sides: tuple[int, ...] | None) -> str:
-    return " x ".join(map(str, sides or ()))
 
 
 def _head(head: HeadRecipe, reduce: str | None) -> str:
@@ -90,12 +84,9 @@ def run_test(model: Model) -> tuple[bool, str]:
     if model.tests is None or model.recipe is None:
         raise UsageError(f"model {model.name} has no test tensors")
     tensors, recipe = model.tests(), model.recipe
-    each = recipe.normalisation
     given = tensors.given.astype(np.float64)
-    parts = [given] if len(each) <= 1 else [given[:, c : c + 1] for c in range(given.shape[1])]
-    if each:
-        scaled = [how.of_array(part).applied(part) for how, part in zip(each, parts, strict=True)]
-        given = np.concatenate(scaled, axis=1)
+    if recipe.normalisation:
+        given = normalised(given[0], recipe.normalisation)[None]
     ready, _ = as_trained(model)
     with torch.no_grad():
         heads = ready.heads(ready.module(torch.from_numpy(given).to(model.dtype)))

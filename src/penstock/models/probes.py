@@ -127,7 +127,7 @@ def _searched(net: _Probed) -> Reach:
 
 
 class _Probed:
-    """A network in float64 that is run on net."""
+    """A network in float64 that is run on probes."""
 
     def __init__(self, model: Model, axes: int) -> None:
         self.model, self.axes = model, axes

@@ -263,21 +263,14 @@ class TuneLoaderConfig(RecordKnobs):
         return self.step_time[0] or self.batch_size
 
 
-class TuneInferConfig(InferConfig):
+class TuneInferConfig(InferConfig, RecordKnobs):
     """The knobs of ``penstock tune infer``: those of the job, and how it is tuned."""
 
     groups: ClassVar = {
-        "tuning": "output ledger timeout seed most_seconds launch_seconds",
+        "tuning": "output most_seconds launch_seconds",
     }
 
     output: Path = flag(Path("logs/infer.yaml"), help="YAML file for the settings")
-    ledger: Path | None = flag(
-        None, help="folder of the raw records (default: OUTPUT with the suffix .ledger)"
-    )
-    timeout: Annotated[float, Field(gt=0)] = flag(
-        600.0, help="most seconds of a launch in all", unit="seconds"
-    )
-    seed: Natural = flag(0, help="seed of the order of launches")
     most_seconds: Seconds = flag(180.0, help="about how long to measure (default: 3min)")
     launch_seconds: Annotated[float, Field(gt=0)] = flag(
         3.0, help="about how long each run of a launch takes", unit="seconds"

@@ -38,6 +38,13 @@ def folder_place(value: object) -> object:
 
 PerAxis = Annotated[tuple[Natural, ...], BeforeValidator(many), Field(min_length=1, max_length=3)]
 """One number for every spatial axis, or one for each of z y x (y x in two dimensions)."""
+
+
+def as_number(value: object) -> object:
+    """The number in a word of a command line; other values as they are."""
+    return int(value) if isinstance(value, str) and value.isdecimal() else value
+
+
 Shape = Annotated[tuple[Positive, ...], BeforeValidator(many), Field(min_length=1, max_length=3)]
 Selection = Annotated[tuple[str | int, ...], BeforeValidator(many)]
 """``all``, indices, or ranges such as ``0:5`` (half-open)."""

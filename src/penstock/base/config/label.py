@@ -7,14 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from .knobs import Knobs, Natural, Overwriting, Positive, Shape, flag, many
+from .knobs import Knobs, Natural, Overwriting, Positive, Shape, as_number, flag, many
 
 LabelDtype = Literal["uint8", "uint16", "uint32", "uint64"]
-
-
-def _number(value: object) -> object:
-    """The number in a word of a command line."""
-    return int(value) if isinstance(value, str) and value.isdecimal() else value
 
 
 class ObjectKnobs(Knobs):
@@ -24,7 +19,7 @@ class ObjectKnobs(Knobs):
     seed_threshold: float | None = flag(
         None, help="for --decoder watershed: a seed is what is above this"
     )
-    connectivity: Annotated[Literal[4, 8, 6, 18, 26], BeforeValidator(_number)] | None = flag(
+    connectivity: Annotated[Literal[4, 8, 6, 18, 26], BeforeValidator(as_number)] | None = flag(
         None,
         help="voxels that are neighbours: 4 or 8 in a plane, 6, 18 or 26 in a volume (default: 4 "
         "or 6, those that share a face)",

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator
 
-from .knobs import Knobs, Names, flag, many
+from .knobs import Knobs, Names, as_number, flag, many
 
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|[-+]?(nan|inf)", re.IGNORECASE)
 
@@ -47,11 +47,6 @@ def sizes_of(words: tuple[str, ...]) -> tuple[tuple[float, ...], str]:
     return sizes * (4 - len(sizes)) if len(sizes) == 1 else sizes, "".join(unit)
 
 
-def _number(value: object) -> object:
-    """A number that is given as text."""
-    return int(value) if isinstance(value, str) and value.isdecimal() else value
-
-
 Sizes = Annotated[Names, BeforeValidator(_checked)]
 """One number for every axis, or one for each of z y x, and perhaps a unit."""
 
@@ -72,7 +67,7 @@ class VoxelSize(Knobs):
     in_voxel_size: Sizes | None = flag(
         None, help="voxel size of the input, likewise, whatever the input says"
     )
-    resample_order: Annotated[Literal[0, 1, 3], BeforeValidator(_number)] = flag(
+    resample_order: Annotated[Literal[0, 1, 3], BeforeValidator(as_number)] = flag(
         3,
         help="how the input is interpolated: 0 nearest, 1 linear, 3 cubic spline. Outputs go back "
         "by this order too, but at most by 1, and labels by the nearest voxel",

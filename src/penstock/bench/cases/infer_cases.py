@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ...base import InferConfig, TuneInferConfig, UsageError
+from ...inference import SIDE_STEP
 
 Case = dict[str, Any]
 
@@ -13,8 +14,6 @@ SIDES = {2: (256, 384, 512, 768, 1024), 3: (64, 96, 128, 144, 160, 192)}
 """Sides of patches to try, by the number of axes that a network takes."""
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 """Patches of a forward to try on a GPU. A CPU takes two at a time, whatever the batch."""
-STEP = 16
-"""Sides of patches that a thin volume limits are multiples of this, as most networks need."""
 _NOT_MEASURED = frozenset(
     "box mask mask_output skip_below skip_level overwrite resume name tag metrics_json trace "
     "run_dir levels".split()
@@ -94,7 +93,7 @@ def _fitted(side: int, facts: Mapping[str, Any]) -> list[int]:
     """A patch of this side, less along the axes on which the volume is shorter."""
     extents: Sequence[int] = facts["volume"][-len(facts["patch"]) :]
     return [
-        default if extent < STEP else min(side, extent // STEP * STEP)
+        default if extent < SIDE_STEP else min(side, extent // SIDE_STEP * SIDE_STEP)
         for extent, default in zip(extents, facts["patch"], strict=True)
     ]
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...base import InferConfig, build, one_heap
+from ...data import Box
 from ...inference import Job, run_job
 from . import Phase, Work
 
@@ -45,9 +46,10 @@ class InferScenario:
         self._case, self._numbers = case, itertools.count()
         with contextlib.ExitStack() as ends:
             self._folder = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="penstock-")))
-            job = self._job()
+            job = Job(self._config(), trial=True)
             job.plan.refuse()
             self._ends = ends.pop_all()
+        self._plan, self._volume = job.plan, job.volumes[0]
         self.device = str(job.devices[0])
         self.facts = facts_of(job)
         self._patches = 0
@@ -80,8 +82,15 @@ class InferScenario:
                 return min(count, all_patches)
             count = math.ceil(count * min(_MOST_GROWTH, goal / took))
 
-    def _job(self, patches: int | None = None) -> Job:
-        """The job over some patches in the middle of the volume; None for all, to plan it."""
+    def _job(self, patches: int) -> Job:
+        """The job over some patches in the middle of the volume."""
+        config, volume = self._config(), self._volume
+        self._place.mkdir()
+        part = {"t": (volume.t,), "c": volume.channels, "box": middle(self._plan, patches)}
+        return Job(config.model_copy(update=part), trial=True)
+
+    def _config(self) -> InferConfig:
+        """The settings of the job, with outputs of its own in a new place."""
         self._place = self._folder / str(next(self._numbers))
         outputs = len(self._case["settings"]["out_spec"])
         scratch: dict[str, Any] = {
@@ -89,14 +98,7 @@ class InferScenario:
             "run_dir": str(self._place / "run"),
             "levels": "none",
         }
-        config = build(InferConfig, self._case["settings"], scratch)
-        job = Job(config)
-        if patches is None:
-            return job
-        self._place.mkdir()
-        first = job.volumes[0]
-        part = {"t": (first.t,), "c": first.channels, "box": middle(job.plan, patches)}
-        return Job(config.model_copy(update=part))
+        return build(InferConfig, self._case["settings"], scratch)
 
 
 def check(case: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -136,5 +138,5 @@ def middle(plan: Plan, count: int) -> tuple[str, ...]:
         start + (size - side) // 2
         for start, size, side in zip(grid.start, grid.shape, sides, strict=True)
     ]
-    core = geometry.core_of(type(grid).of(first, sides))
+    core = geometry.core_of(Box.of(first, sides))
     return tuple(f"{start}:{stop}" for start, stop in zip(core.start, core.stop, strict=True))

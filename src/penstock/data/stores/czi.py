@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ...base import UsageError, require
 from .frames import physical_size, shown_channel
-from .protocols import chosen_of, local_file, readable, sides
+from .protocols import chosen_of, in_words, local_file, readable
 from .sliced import OpenedArray, Sizes, SlicedSource, open_sliced, placed
 
 _DTYPES = {
@@ -98,7 +98,7 @@ def _opened(reader: Any, series: int | None, cache_bytes: int, where: str) -> Op
     rectangles = reader.scenes_bounding_rectangle_no_pyramid
     # A file without scenes is one picture.
     all_scenes = rectangles or {0: reader.total_bounding_rectangle_no_pyramid}
-    words = {number: sides((each.h, each.w)) for number, each in all_scenes.items()}
+    words = {number: in_words((each.h, each.w)) for number, each in all_scenes.items()}
     number = chosen_of(words, series, "scenes", where)
     scene, rectangle = number if rectangles else None, all_scenes[number]
     array = _TiledScene(reader, scene, rectangle, where)

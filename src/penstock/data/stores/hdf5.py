@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ...base import UsageError, describe, require, system_errors
 from .cf_packing import packing_of
 from .frames import physical_size, shown_channel, unit_name
-from .protocols import SeveralArrays, listed, local_file, sides
+from .protocols import SeveralArrays, in_words, listed, local_file
 from .sliced import OpenedArray, SlicedSource, open_sliced
 
 _NWB_AXES = {3: "txy", 4: "txyz"}
@@ -121,7 +121,7 @@ def arrays_in(handle: Any) -> dict[str, Any]:
 
 def _chosen(arrays: Mapping[str, Any], inside: str, path: str, name: str) -> Any:
     where = f"{name} {path}"
-    names = [(each, sides(array.shape)) for each, array in arrays.items()]
+    names = [(each, in_words(array.shape)) for each, array in arrays.items()]
     holds = f"it holds {listed(names) or 'no array of two axes or more'}"
     if inside:
         if (key := inside.strip("/")) in arrays:

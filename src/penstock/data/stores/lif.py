@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ...base import UsageError, require
 from .frames import physical_size, shown_channel, unit_name
-from .protocols import chosen_of, listed, local_file, readable, sides
+from .protocols import chosen_of, in_words, listed, local_file, readable
 from .sliced import FrameStack, OpenedArray, Sizes, SlicedSource, open_sliced, placed
 
 _DIMENSIONS = {"1": "x", "2": "y", "3": "z", "4": "t"}
@@ -61,12 +61,12 @@ def open_lif_source(
 
 def _chosen(images: list[Any], inside: str, series: int | None, path: str, where: str) -> Any:
     if not inside:
-        words = {n: f"{each.path} {sides(each.shape)}" for n, each in enumerate(images)}
+        words = {n: f"{each.path} {in_words(each.shape)}" for n, each in enumerate(images)}
         return images[chosen_of(words, series, "images", where)]
     for image in images:
         if image.path == inside.strip("/"):
             return image
-    names = listed([(image.path, sides(image.shape)) for image in images])
+    names = listed([(image.path, in_words(image.shape)) for image in images])
     raise UsageError(f"{where}: has no image {inside}; it holds {names or 'none'}")
 
 

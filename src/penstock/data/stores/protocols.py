@@ -196,10 +196,10 @@ def chosen_of(words: Mapping[int, str], said: int | None, kind: str, where: str)
     return next(iter(words)) if said is None else said
 
 
-def sides(shape: Sequence[int]) -> str:
+def in_words(shape: Sequence[int]) -> str:
     """A shape as messages have it.
 
-    >>> sides((5, 37, 41))
+    >>> in_words((5, 37, 41))
     '5 x 37 x 41'
     """
     return " x ".join(map(str, shape))

@@ -17,7 +17,7 @@ from .cf_packing import Packing, packing_of, same_in_all
 from .frames import physical_size, shown_channel, source_axes, to_tczyx, unit_name
 from .georeference import ALPHA_IS_READ, POINTS_STAY
 from .ome_levels import array_below
-from .protocols import AXES, check_dtype, chosen_of, sides
+from .protocols import AXES, check_dtype, chosen_of, in_words
 
 _REDUCED_OR_MASK = 0b101
 """Bits of NewSubfileType: a page that is a smaller copy of another, or its mask."""
@@ -45,7 +45,7 @@ def check_files(file: Any, where: str) -> None:
 def chosen_series(file: Any, said: int | None, where: str) -> int:
     """The number of the series to read: the only one of pictures, or the one that is asked for."""
     words = {
-        number: " ".join(f"{each.name} {sides(each.shape)}".split())
+        number: " ".join(f"{each.name} {in_words(each.shape)}".split())
         for number, each in enumerate(file.series)
     }
     pictures = {

@@ -15,7 +15,7 @@ from typing import Any
 
 from ...base import UsageError, parsed_json
 from .ome_levels import Level, array_below, described, image_of
-from .protocols import SeveralArrays, listed, sides
+from .protocols import SeveralArrays, in_words, listed
 
 Read = Callable[[str], bytes | None]
 """The bytes of a key of a store; None where it has no such key."""
@@ -186,7 +186,7 @@ def _arrays(
         return None
     arrays = dict(_listed(read, where)) or dict(_below(folder))
     return "a group of arrays", [
-        (path, sides(shape))
+        (path, in_words(shape))
         for path, shape in sorted(arrays.items()) if len(shape) > 1
     ]  # fmt: skip
 

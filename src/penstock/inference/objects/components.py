@@ -14,6 +14,8 @@ from ...data import Box, Source
 
 Matter = Literal["mask", "scores", "labels"]
 """The voxels that are labelled: all but 0, those above a threshold, or each value but 0."""
+REACH = {4: 1, 8: 2, 6: 1, 18: 2, 26: 3}
+"""Axes along which neighbours may differ at once, by connectivity."""
 COMPLEMENT = {4: 8, 8: 4, 6: 26, 18: 6, 26: 6}
 """The connectivity of the background that objects of a connectivity enclose."""
 

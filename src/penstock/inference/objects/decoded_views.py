@@ -28,6 +28,7 @@ from ...base import LabelConfig, UsageError, replacing, require
 from ...data import Box, Grid, Source, flatten
 from .decoders import Decoder, opened_decoder
 from .label_output import open_input
+from .object_measures import extents_of
 
 _HEADERS = threading.Lock()
 """Held while a header is read: numpy parses it, which fails in two threads of Python 3.11 at once
@@ -88,8 +89,7 @@ class ViewWork:
         labels = decoder(scores[:, 0] if plane else scores).reshape(box.shape[2:])
         labels, _ = require("fastremap", "label").renumber(np.ascontiguousarray(labels))
         seen = self._seen(labels, box)
-        with replacing(self._file(number, "npy")) as draft, draft.open("wb") as file:
-            np.save(file, labels)
+        save_array(self._file(number, "npy"), labels)
         with replacing(self._file(number, "npz")) as draft, draft.open("wb") as file:
             np.savez(file, **seen._asdict())
         return self.grid[number].size
@@ -97,9 +97,8 @@ class ViewWork:
     def _seen(self, labels: NDArray[Any], box: Box) -> SeenObjects:
         """What is known of the objects of a view."""
         count = int(labels.max(initial=0))
-        counted = require("cc3d", "label").statistics(labels, no_slice_conversion=True)
-        ends = counted["bounding_boxes"][1 : count + 1].astype(np.int64).reshape(count, 3, 2)
-        centroids = counted["centroids"][1 : count + 1] + box.start[2:]
+        ends, within, voxels = extents_of(labels, count)
+        centroids = within + box.start[2:]
         steps, anchor = self.grid.step[2:], self.grid.anchor[2:]
         cells = np.floor((np.floor(centroids + 0.5) - anchor) / steps).astype(np.int64)
         first = self.grid.cells.start
@@ -113,8 +112,7 @@ class ViewWork:
                 if end[axis + 2] != last[axis + 2]:
                     cut[np.unique(np.take(labels, place, axis))] = True
         sides = ends[:, :, 1] - ends[:, :, 0] + 1
-        large = (sides > np.maximum(self.halo, 1)).any(axis=1)
-        voxels = counted["voxel_counts"][1 : count + 1].astype(np.int64)
+        large: NDArray[np.bool_] = np.any(sides > np.maximum(self.halo, 1), axis=1)
         return SeenObjects(home.astype(np.int64), voxels, cut[1:], large)
 
     def lacking(self) -> list[int]:
@@ -144,6 +142,12 @@ class ViewWork:
 
     def _file(self, number: int, suffix: str) -> Path:
         return self.folder / f"{number:06}.{suffix}"
+
+
+def save_array(path: Path, array: NDArray[Any]) -> None:
+    """Write the file of an array, whole or not at all."""
+    with replacing(path) as draft, draft.open("wb") as file:
+        np.save(file, array)
 
 
 def view_work(config: LabelConfig, source: Source, domain: Box, folder: Path) -> ViewWork:

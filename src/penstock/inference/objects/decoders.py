@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ...base import LabelConfig, UsageError, require
 from ...models import error_in_user_code, find_reference
-from .components import checked_connectivity, labelled
+from .components import REACH, checked_connectivity, labelled
 
 Decoder = Callable[[NDArray[Any]], NDArray[Any]]
 """A function from c z y x to labels z y x; from c y x to y x in a plane."""
@@ -67,8 +67,9 @@ def watershed(scores: NDArray[Any], config: LabelConfig, connectivity: int) -> N
     seeds, _ = labelled(height > config.seed_threshold, connectivity)
     inside = scores[0] > config.threshold
     segmentation = require("skimage.segmentation", "label")
-    reach = {4: 1, 8: 2, 6: 1, 18: 2, 26: 3}[connectivity]
-    labels: NDArray[Any] = segmentation.watershed(-height, seeds, connectivity=reach, mask=inside)
+    labels: NDArray[Any] = segmentation.watershed(
+        -height, seeds, connectivity=REACH[connectivity], mask=inside
+    )
     return labels
 
 

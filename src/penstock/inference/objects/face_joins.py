@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from ...base import require
 from ...data import Box, Grid, flatten, unflatten
 from .block_record import BlockRecord
+from .components import REACH
 
-_REACH = {4: 1, 8: 2, 6: 1, 18: 2, 26: 3}
-"""Axes along which neighbours may differ at once, by connectivity."""
 Offset = tuple[int, int, int]
 Touching = tuple[Offset, NDArray[np.int64], NDArray[np.int64]]
 """The offset of a block from another, pairs of their objects that touch, and their faces."""
@@ -78,7 +77,7 @@ def touching(
     Yields:
         The number of another block, and its pairs.
     """
-    cells, reach = grid.cells, _REACH[connectivity]
+    cells, reach = grid.cells, REACH[connectivity]
     index = unflatten(number, cells)
     here = load(number)
     if not here.count:

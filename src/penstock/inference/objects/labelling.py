@@ -12,7 +12,7 @@ import contextlib
 import json
 import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -31,7 +31,6 @@ from ...base import (
     held_alone,
     plural,
     read_json,
-    replacing,
     scrubbed,
     usable_cores,
     write_json,
@@ -42,13 +41,14 @@ from ...data import (
     OutputLock,
     Sink,
     Source,
+    in_words,
     open_source,
     overlap,
 )
 from ..run_folder.names import default_run_dir
 from .block_work import IDS_FILE, STARTS_FILE, BlockWork, over_blocks
 from .components import ComponentRule, HoleTable, checked_connectivity, matter_of
-from .decoded_views import ViewWork, view_work
+from .decoded_views import ViewWork, save_array, view_work
 from .face_joins import Contacts, Numbering, Totals, all_touching, groups_of, numbered, touches
 from .label_output import LabelOutput, open_input
 from .object_table import write_table
@@ -185,10 +185,8 @@ class Labelling:
     def _decoded(self, views: ViewWork, add: Show) -> Owners:
         """Decode all views, and join them."""
         views.folder.mkdir(parents=True, exist_ok=True)
-        lacking = views.lacking()
-        add(self.domain.size - sum(views.grid[n].size for n in lacking))
-        for _, voxels in over_blocks(views, "decode", lacking, self.workers):
-            add(voxels)
+        for _ in self._over(views, "decode", views.lacking(), add):
+            pass
         return owners_of(views, usable_cores())
 
     def _filled(self, add: Show) -> ComponentRule:
@@ -206,9 +204,8 @@ class Labelling:
         """Count the objects of all blocks, and join them. Returns the group of each, too."""
         work.folder.mkdir(parents=True, exist_ok=True)
         lacking = [n for n in range(len(work.grid)) if not work.record(n).is_file()]
-        add(work.grid.domain.size - sum(work.grid[n].size for n in lacking))
-        for _, voxels in over_blocks(work, "count", lacking, self.workers):
-            add(voxels)
+        for _ in self._over(work, "count", lacking, add):
+            pass
         load = lru_cache(maxsize=64)(work.load)
         totals = Totals.of(map(work.load, range(len(work.grid))))
         pairs, contacts = all_touching(work.grid, totals, load, work.rule.connectivity)
@@ -221,8 +218,8 @@ class Labelling:
     ) -> LabelSummary:
         """Write all blocks, and the levels below."""
         config = self.config
-        _save(self.folder / IDS_FILE, numbering.ids)
-        _save(self.folder / STARTS_FILE, numbering.starts)
+        save_array(self.folder / IDS_FILE, numbering.ids)
+        save_array(self.folder / STARTS_FILE, numbering.starts)
         run = begun["run"]
         lock = OutputLock.take([self.sink], run, folder=self.folder, take_over=config.take_over)
         with contextlib.closing(lock):
@@ -236,17 +233,25 @@ class Labelling:
                 file.seek(0)
                 written = {int(line) for line in file.read().split(b"\n")[:-1] if line.isdigit()}
                 lacking = [n for n in range(len(work.grid)) if n not in written]
-                add(work.grid.domain.size - sum(work.grid[n].size for n in lacking))
-                for number, voxels in over_blocks(work, "write", lacking, self.workers):
+                for number in self._over(work, "write", lacking, add):
                     append_line(file, str(number))
                     lock.check()
-                    add(voxels)
             sink.close()
             levels = self.output.add_levels(sink)
         return LabelSummary(
             numbering.kept, numbering.objects - numbering.kept, work.rule.connectivity,
             sink.dtype.name, len(work.grid), work.grid.step[2:], levels,
         )  # fmt: skip
+
+    def _over(
+        self, work: BlockWork | ViewWork, step: str, lacking: list[int], add: Show
+    ) -> Iterator[int]:
+        """Do a step for each block that lacks it, and yield its number. Those before it count as
+        done."""
+        add(work.grid.domain.size - sum(work.grid[n].size for n in lacking))
+        for number, voxels in over_blocks(work, step, lacking, self.workers):
+            yield number
+            add(voxels)
 
     def _clear(self) -> None:
         """Remove what this verb writes into the folder."""
@@ -314,20 +319,10 @@ def _check_image(config: LabelConfig, source: Source) -> None:
     ours, theirs = ((s.domain[:1] + s.domain[2:]) for s in (source, image))
     if ours != theirs:
         raise UsageError(
-            f"--intensity {image.name}: has t z y x {_sides(theirs.shape)}, and the input has "
-            f"{_sides(ours.shape)}"
+            f"--intensity {image.name}: has t z y x {in_words(theirs.shape)}, and the input has "
+            f"{in_words(ours.shape)}"
         )
     channels = range(image.domain.start[1], image.domain.stop[1])
     for channel in config.channels or ():
         if channel not in channels:
             raise UsageError(f"--channels {channel}: {image.name} has {len(channels)}")
-
-
-def _sides(shape: tuple[int, ...]) -> str:
-    """A shape as messages have it."""
-    return " x ".join(map(str, shape))
-
-
-def _save(path: Path, array: Any) -> None:
-    with replacing(path) as draft, draft.open("wb") as file:
-        np.save(file, array)

@@ -7,6 +7,7 @@ order of voxels and blocks: exact for integers up to 2**53.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,32 @@ def voxels_of(labels: LocalLabels) -> NDArray[np.int64]:
     return counts[1:]
 
 
+class Extents(NamedTuple):
+    """Where objects 1, 2 ... of an array are, a row for each."""
+
+    ends: NDArray[np.int64]
+    """The first and the last coordinate along z y x, shape (objects, 3, 2)."""
+    centroids: NDArray[np.float64]
+    voxels: NDArray[np.int64]
+
+
+def extents_of(labels: NDArray[Any], count: int) -> Extents:
+    """Where the objects of an array are.
+
+    Args:
+        labels: Numbers from 0 to ``count``.
+        count: The number of objects.
+
+    Returns:
+        Their extents, in coordinates of the array.
+    """
+    counted = require("cc3d", "label").statistics(labels, no_slice_conversion=True)
+    # cc3d gives first and last coordinates in turn.
+    ends = counted["bounding_boxes"][1 : count + 1].astype(np.int64).reshape(count, 3, 2)
+    voxels = counted["voxel_counts"][1 : count + 1].astype(np.int64)
+    return Extents(ends, counted["centroids"][1 : count + 1], voxels)
+
+
 def measure_block(
     labels: LocalLabels, box: Box, image: Source | None, channels: tuple[int, ...]
 ) -> Measures:
@@ -47,14 +74,11 @@ def measure_block(
         or not in the block; ``sum`` and ``max`` of each channel.
     """
     count = len(labels.first)
-    counted = require("cc3d", "label").statistics(labels.array, no_slice_conversion=True)
-    origin = np.array(box.start[2:], np.int64)
-    # cc3d gives first and last coordinates in turn.
-    ends = counted["bounding_boxes"][1 : count + 1].astype(np.int64).reshape(count, 3, 2)
-    voxels = counted["voxel_counts"][1 : count + 1].astype(np.int64)[:, None]
-    sums = np.rint(counted["centroids"][1 : count + 1] * voxels).astype(np.int64)
+    ends, centroids, counts = extents_of(labels.array, count)
+    origin, voxels = np.array(box.start[2:], np.int64), counts[:, None]
+    sums = np.rint(centroids * voxels).astype(np.int64)
     measures: Measures = {
-        "voxels": voxels[:, 0],
+        "voxels": counts,
         "low": ends[:, :, 0] + origin,
         "high": ends[:, :, 1] + origin + 1,
         "sums": sums + voxels * origin,

@@ -17,6 +17,7 @@ import torch
 from ...base import InferConfig, Refused, UsageError
 from ...models import placed
 from ..run_folder.reader import run_of
+from ..tiling.exact import SIDE_STEP
 from .seams import known_reach
 
 Opener = Callable[[InferConfig], Any]
@@ -24,8 +25,6 @@ Opener = Callable[[InferConfig], Any]
 
 _MOST_CUTS = 12
 """Most patches along the longest axis of a volume that are tried."""
-_GRAIN = 16
-"""Sides are multiples of it, as most networks and kernels want."""
 _WORTH = 0.95
 """Share of the voxels that a larger patch may compute at most, to be worth its memory."""
 _BATCHES = (8, 32)
@@ -67,14 +66,14 @@ def fitted(config: InferConfig, opened: Opener) -> InferConfig:
 def _least_work(job: Any, config: InferConfig, opened: Opener) -> Any:
     """The job with the patch that computes the fewest voxels, of those that fit. The job as it is
     if none does: its plan says what would help."""
-    best, exact = None, job.tiled.line.startswith("exact")
+    best, exact = None, job.tiled.exact
     for patch in _patches(job):
         with suppress(UsageError, Refused):  # the network takes no such patch, or it does not fit
             other = opened(config.model_copy(update={"patch": patch}))
             other.plan.refuse()
             work = other.plan.patch_amplification
             less = best is None or work < _WORTH * best.plan.patch_amplification
-            if less and (other.tiled.line.startswith("exact") or not exact):
+            if less and (other.tiled.exact or not exact):
                 best = other
     return best or job
 
@@ -85,10 +84,10 @@ def _patches(job: Any) -> Iterator[tuple[int, ...]]:
     axes = shape.model_axes
     extent, overlap = job.plan.geometry.domain.shape[-axes:], shape.overlap[-axes:]
     reach = known_reach(job.bare, axes)
-    grain = math.lcm(_GRAIN, *(reach.step if reach is not None else ()))
+    grain = math.lcm(SIDE_STEP, *(reach.step if reach is not None else ()))
     for count in range(_MOST_CUTS, 0, -1):
         core = -(-max(extent) // count)
-        if core < _GRAIN:
+        if core < SIDE_STEP:
             continue
         sides = (
             -(-(-(-n // -(-n // core)) + o) // grain) * grain if n > 1 else n
@@ -115,8 +114,7 @@ def seconds_of_forward(job: Any) -> float:
     seconds = 0.0
     for _ in range(2):
         began = time.perf_counter()
-        with torch.no_grad(), torch.autocast(device.type, net.amp, net.amp is not None):
-            module(net.zeros(device))
+        net.forward_zeros(module, device)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds = time.perf_counter() - began

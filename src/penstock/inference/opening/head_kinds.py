@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...base import HEAD_KINDS, HeadKind, InferConfig, Undecided, UsageError
-from ...data import Box, Source, reflect
+from ...data import Box, Source, normalised, reflect
 from ...models import error_in_user_code
 from .heads import HeadPart, Origin, said_kinds
 from .net import Net
@@ -84,11 +84,7 @@ def seen_patches(
     Each is normalised by its own numbers, which stand for those of its block or volume.
     """
     for patch in _patches(source, volume, shape):
-        parts = [patch] if len(values.each) == 1 else patch
-        scaled = [
-            how.of_array(part).applied(part) for how, part in zip(values.each, parts, strict=True)
-        ]
-        shown = np.reshape(scaled, patch.shape)
+        shown = normalised(patch, values.each)
         yield Seen(patch, shown.clip(*clip) if clip else shown)
 
 

@@ -71,7 +71,12 @@ class Job:
     """One inference, opened and planned, that can be run."""
 
     def __init__(
-        self, config: InferConfig, part: tuple[int, ...] | None = None, peers: int = 1
+        self,
+        config: InferConfig,
+        part: tuple[int, ...] | None = None,
+        peers: int = 1,
+        *,
+        trial: bool = False,
     ) -> None:
         """Open what the settings name.
 
@@ -79,14 +84,16 @@ class Job:
             config: The settings of the job.
             part: The shape of parts, z y x, if other processes already work on parts.
             peers: Number of processes of the job that share this machine's memory.
+            trial: True for a job that is opened to be compared or timed: nothing is measured of
+                its seams, which takes up to a twentieth of a job.
 
         Raises:
             UsageError: What the settings ask for cannot be done. Nothing was created.
         """
         self.asks_overlap = config.overlap is not None
         config = config.model_copy(update={"threads": threads_of(config)})
-        self.config = fitted(config, lambda other: Job(other, part, peers))
-        self.peers = peers
+        self.config = fitted(config, lambda other: Job(other, part, peers, trial=True))
+        self.peers, self.trial = peers, trial
         with torch_threads(self.config.threads):
             self._open(part)
 
@@ -137,7 +144,7 @@ class Job:
         if config.joins:
             part = Prepared.read(self.run_dir).part
         self.plan = make_plan(config, facts, shape, part)
-        if self.tiled.measured and not config.resumes:
+        if self.tiled.measured and not (config.resumes or self.trial):
             self.plan = with_seam_error(self.plan, self.values, self.net, source, self.volumes[0])
         self.geometry = self.plan.geometry
         self.source = source.with_cache(self.plan.cache_bytes)
@@ -301,7 +308,7 @@ def _gather_facts(
         source_itemsize=source.dtype.itemsize,
         source_chunk=source.chunks[2:],
         chunk_bytes=math.prod(job.input.chunks) * job.input.dtype.itemsize,
-        counted_itemsize=job.input.dtype.itemsize,
+        count_passes=job.values.passes(job.input.dtype),
         way=job.way,
         back=job.back,
         stored_share=_bytes_of(job.input) / _bytes_of(source),

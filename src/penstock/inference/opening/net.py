@@ -62,6 +62,11 @@ class Net:
         empty = torch.empty(shape, dtype=self.model.dtype, device=device, memory_format=self.layout)
         return empty.zero_()
 
+    def forward_zeros(self, module: torch.nn.Module, device: torch.device) -> None:
+        """Run the module, which lies on a device, once on zeros."""
+        with torch.no_grad(), torch.autocast(device.type, self.amp, self.amp is not None):
+            module(self.zeros(device))
+
 
 def fit_net(
     config: InferConfig,
@@ -173,8 +178,7 @@ def forward_peak(net: Net, device: torch.device, allocator: Any) -> int | None:
         module = placed(net.model.module, device, net.footprint.channels_last)
         allocator.reset_peak_memory_stats(device)
         before = allocator.memory_allocated(device)
-        with torch.no_grad(), torch.autocast(device.type, net.amp, net.amp is not None):
-            module(net.zeros(device))
+        net.forward_zeros(module, device)
         allocator.synchronize(device)
         return int(allocator.max_memory_allocated(device)) - int(before)
     except Exception:  # of a user's net

@@ -8,6 +8,9 @@ patch.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from ...base import InferConfig, UsageError, plural
 from ...data import Normalisation
@@ -29,6 +32,12 @@ class ValuesPlan:
     def counted(self) -> bool:
         """True if numbers of whole volumes are counted before the first patch."""
         return not self.by_block and any(how.counts is not None for how in self.each)
+
+    def passes(self, dtype: np.dtype[Any]) -> int:
+        """Times that an input is read to count its values: twice for percentiles of more than 16
+        bits."""
+        twice = dtype.itemsize > 2 and any(how.counts == "percentiles" for how in self.each)
+        return self.counted * (1 + twice)
 
 
 def normalised_as(config: InferConfig, recipe: Recipe | None) -> tuple[InferConfig, ValuesPlan]:

@@ -20,6 +20,7 @@ from ...base import plural, significant, trim_heap
 from ...data import Source
 from ..planning.memory import resident_bytes
 from ..planning.plan import Plan
+from ..tiling.exact import SIDE_STEP
 from .head_kinds import seen_patches
 from .net import Net
 from .normalisation import ValuesPlan
@@ -29,8 +30,6 @@ _SHARE = 0.05
 """The most voxels to compute for this, as a share of those of the job."""
 _PLACES = 3
 """The most places to measure at."""
-_GRAIN = 16
-"""Sides of patches that are named are multiples of it, as most networks want."""
 _FALLS = 1.1
 """Least difference of a patch of three quarters, in those of the patch, for larger ones to pay."""
 
@@ -123,7 +122,7 @@ def seam_error(
     halving = None
     if falls > _FALLS:
         power = math.log(falls) / math.log(4 / 3)
-        halving = _GRAIN * math.ceil(max(shape.seen) * 2 ** (1 / power) / _GRAIN)
+        halving = SIDE_STEP * math.ceil(max(shape.seen) * 2 ** (1 / power) / SIDE_STEP)
     return SeamError(tuple(map(float, by_distance)), places, halving)
 
 

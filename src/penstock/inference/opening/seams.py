@@ -39,6 +39,8 @@ class Tiled:
     """The seams in words: exact or not; empty if nothing is known."""
     chosen: bool
     """True for a patch that nobody named."""
+    exact: bool = False
+    """True if no voxel of a core sees a cut."""
     measured: bool = False
     """True if no overlap is exact, so that the difference at seams is to be measured."""
 
@@ -68,7 +70,9 @@ def tiled(config: InferConfig, model: Model, extent: tuple[int, ...], has_z: boo
     reach = known_reach(model, axes) if named else reach_of(model, axes)
     if reach is None or not reach.exact:
         config = _with(config, FIXED_PATCH, FIXED_OVERLAP)
-        return Tiled(config, "" if reach is None else reach.line(), chosen, reach is not None)
+        return Tiled(
+            config, "" if reach is None else reach.line(), chosen, measured=reach is not None
+        )
     return _exactly(config, reach, extent[3 - axes :], chosen)
 
 
@@ -95,7 +99,7 @@ def _exactly(config: InferConfig, reach: Reach, extent: tuple[int, ...], chosen:
         return Tiled(_with(config, patch, FIXED_OVERLAP), line, chosen)
     config = _with(config, patch, least)
     if is_exact(reach, patch, _each(overlap, axes)):
-        return Tiled(config, f"exact ({reach.line()})", chosen)
+        return Tiled(config, f"exact ({reach.line()})", chosen, exact=True)
     return Tiled(config, f"not exact: --overlap {wanted} is", chosen)
 
 
@@ -120,13 +124,7 @@ def known_reach(model: Model, axes: int) -> Reach | None:
     Returns:
         What its entry in the registry, this process or the user's cache says, else None.
     """
-    if shipped := _shipped(model, axes):
-        return shipped
-    key = _key(model, axes)
-    if key not in _HERE and (file := _file(key)) is not None:
-        with contextlib.suppress(OSError, ValueError):
-            _HERE[key] = _READ(file.read_bytes())
-    return _HERE.get(key)
+    return _shipped(model, axes) or _kept(_key(model, axes))
 
 
 def reach_of(model: Model, axes: int) -> Reach:
@@ -139,9 +137,11 @@ def reach_of(model: Model, axes: int) -> Reach:
     Returns:
         What was found.
     """
-    if (reach := known_reach(model, axes)) is not None:
-        return reach
+    if shipped := _shipped(model, axes):
+        return shipped
     key = _key(model, axes)
+    if (reach := _kept(key)) is not None:
+        return reach
     reach = _HERE[key] = find_reach(model, axes)
     trim_heap()  # the plan does not count what windows took
     if (file := _file(key)) is not None:
@@ -159,6 +159,14 @@ def _shipped(model: Model, axes: int) -> Reach | None:
     if reach.exact and len(reach.period) != axes:  # it has no weights, and sees a voxel
         return None
     return reach
+
+
+def _kept(key: str) -> Reach | None:
+    """What this process or the user's cache has under a key."""
+    if key not in _HERE and (file := _file(key)) is not None:
+        with contextlib.suppress(OSError, ValueError):
+            _HERE[key] = _READ(file.read_bytes())
+    return _HERE.get(key)
 
 
 def _key(model: Model, axes: int) -> str:

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Sequence
 
 from ...base import InferConfig, UsageError, sizes_of
-from ...data import LONGEST, METERS, Box, Resampling, Source, on_grid, unit_name
+from ...data import LONGEST, METERS, Box, Resampling, Source, in_words, on_grid, unit_name
 from ...models import Recipe
 
 
@@ -57,7 +57,7 @@ def network_grid(
             f"--output-voxel-size network: {source.name} has a CRS, which stays on its own grid"
         )
     resampling = Resampling(source.domain[2:], Box.of((0, 0, 0), sides), config.resample_order)
-    made = " x ".join(map(str, sides))
+    made = in_words(sides)
     notes += [f"voxels of {_words(have)} become {_words(wanted)}, {made} of them, by {of}"]
     return resampling, notes
 

@@ -24,8 +24,8 @@ from ...base import (
     plural,
     significant,
 )
+from ...data import in_words
 from ..run_folder.folder import folder_at, read_document, read_run
-from .memory import in_words
 from .plan import Plan
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import psutil
@@ -77,8 +76,8 @@ class Facts:
     """The way from the input to what the network sees; None if that is the same grid."""
     back: Resampling | None = None
     """The way from what the network gives to the grid of blocks; None if that is the same."""
-    counted_itemsize: int = 0
-    """Bytes of a value of which percentiles are counted."""
+    count_passes: int = 0
+    """Times that the input is read to count its values."""
     stored_share: float = 1.0
     """Bytes of the input for one byte of what the network sees."""
     output_bytes: int = 0
@@ -260,7 +259,3 @@ def cache_bytes(facts: Facts, voxels: int) -> int:
     # what is read again is useless.
     held = int(voxels * facts.in_bytes * facts.stored_share)
     return held + held // 32 + 2**20 if held else 0
-
-
-def in_words(shape: Sequence[int]) -> str:
-    return " x ".join(str(n) for n in shape)

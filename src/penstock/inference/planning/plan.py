@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, product
 
 from ...base import InferConfig, Refused, format_bytes, format_count, plural, significant
-from ...data import Box
+from ...data import Box, in_words
 from ..run_folder.block_set import BlockSet
 from ..tiling.geometry import Brick, Geometry, PatchShape
 from ..tiling.parts import Extent, Parts
@@ -33,7 +33,6 @@ from .memory import (
     chunks_of_brick,
     computing_bytes,
     device_bytes,
-    in_words,
     pinned_bricks,
     resampling_bytes,
 )
@@ -286,13 +285,6 @@ def _plans_of(
         )
 
 
-def _passes(config: InferConfig, facts: Facts) -> int:
-    """How often the input is read to count its values."""
-    if config.normalize in ("fixed", "none", "percentile"):
-        return 0
-    return 2 if config.normalize == "global" and facts.counted_itemsize > 2 else 1
-
-
 def _count(
     config: InferConfig, facts: Facts, shape: PatchShape, geometry: Geometry, limit: int
 ) -> Plan:
@@ -345,7 +337,7 @@ def _count(
         batch_bytes=computing - facts.cast_bytes + buffers,
         voxels=volume * num_volumes,
         read_bytes=0,
-        statistics_bytes=_passes(config, facts) * stored,
+        statistics_bytes=facts.count_passes * stored,
         input_bytes=stored,
         output_bytes=facts.output_bytes or volume * facts.out_bytes * num_volumes,
         own_patches=config.normalize == "percentile",

@@ -26,6 +26,8 @@ _MORE = 1.05
 """Share of the least work that a side may compute to be nearer to that."""
 _GRAIN = 8
 """Sides of patches that are chosen are multiples of it, as kernels and memory like."""
+SIDE_STEP = 16
+"""Sides of patches that are tried or named are multiples of it, as most networks want."""
 _MOST_WORK = 4.0
 """Voxels that are computed for one, at most, by a patch that is chosen."""
 

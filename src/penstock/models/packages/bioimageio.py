@@ -75,10 +75,7 @@ def read(parcel: Parcel) -> Package:
     def tests() -> TensorsToMatch:
         return _tests(parcel, described, takes, gives)
 
-    return Package(
-        f"bioimage.io package of format {described.format_version}",
-        module, recipe, len(channels), len(spatial), tests,
-    )  # fmt: skip
+    return Package(module, recipe, len(channels), len(spatial), tests)
 
 
 def _described(parcel: Parcel) -> Any:

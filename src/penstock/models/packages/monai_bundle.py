@@ -66,7 +66,7 @@ def read(parcel: Parcel) -> Package:
     recipe = _tiled(parcel, recipe, _resolved(config, config.get("inferer")), spatial)
     takes = "bc" + axes
     module = in_order(module, takes, [takes])
-    return Package("MONAI bundle", module, recipe, channels, spatial)
+    return Package(module, recipe, channels, spatial)
 
 
 def _config(parcel: Parcel) -> Mapping[str, Any]:

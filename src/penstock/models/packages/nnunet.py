@@ -79,7 +79,7 @@ def read(parcel: Parcel) -> Package:
         raise parcel.refuse(f"its plans do not fit its checkpoints: {error!r}") from error
     takes = "bc" + axes
     module = in_order(nets[0] if len(nets) == 1 else MeanOf(nets), takes, [takes])
-    return Package("nnU-Net v2 folder", module, recipe, len(channels), len(axes))
+    return Package(module, recipe, len(channels), len(axes))
 
 
 def _folds(parcel: Parcel) -> list[Path]:

@@ -38,8 +38,6 @@ class TensorsToMatch:
 class Package:
     """A network and what belongs to it."""
 
-    kind: str
-    """The kind of package, in words."""
     module: nn.Module
     recipe: Recipe
     in_channels: int
@@ -109,8 +107,8 @@ def unpacked(path: Path, into: Path) -> Path:
     try:
         with zipfile.ZipFile(path) as archive:
             for name in archive.namelist():
-                parcel = PurePosixPath(name.replace("\\", "/"))
-                if parcel.is_absolute() or ".." in parcel.parts or ":" in name:
+                inner = PurePosixPath(name.replace("\\", "/"))
+                if inner.is_absolute() or ".." in inner.parts or ":" in name:
                     raise UsageError(f"--model {path} holds {name}, which leads out of it")
             archive.extractall(into)
     except (zipfile.BadZipFile, OSError, EOFError, ValueError) as error:

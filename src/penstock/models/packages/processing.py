@@ -23,7 +23,7 @@ class Chain:
     """The steps of a network's input so far."""
 
     def __init__(self, parcel: Parcel, channels: int) -> None:
-        self._place, self._channels = parcel, channels
+        self._parcel, self._channels = parcel, channels
         self._each = [Normalisation()]
 
     @property
@@ -39,7 +39,7 @@ class Chain:
             values: Its keyword arguments, as attributes.
 
         Raises:
-            UsageError: It is not done, or not at this parcel.
+            UsageError: It is not done, or not at this place.
         """
         if name == "ensure_dtype":
             return
@@ -61,7 +61,7 @@ class Chain:
         elif name == "clip" and None not in (values.min, values.max):
             self.clip(values.min, values.max)
         else:
-            raise self._place.refuse(
+            raise self._parcel.refuse(
                 f"{name} of its input is not done, only {DONE} are; do it to the volume first, and "
                 "leave the step out of the description"
             )
@@ -69,8 +69,9 @@ class Chain:
     def count(self, what: Any, lower: float, upper: float, values: Any) -> None:
         """Normalise by numbers of the data."""
         if self._each != [Normalisation()]:
-            raise self._place.refuse("a step that counts numbers of its input comes after another, "
-                                     "which is not done")  # fmt: skip
+            raise self._parcel.refuse(
+                "a step that counts numbers of its input comes after another, which is not done"
+            )
         how = Normalisation(what, lower, upper, added=float(values.eps))
         axes = values.axes
         together = axes is None or "channel" in axes or self._channels == 1
@@ -89,7 +90,7 @@ class Chain:
 
     def _after(self, how: Normalisation, lower: float, scale: float) -> Normalisation:
         if how.counts is not None and (lower, scale) != (0.0, 1.0):
-            raise self._place.refuse("its input is scaled again after numbers of it were counted, "
+            raise self._parcel.refuse("its input is scaled again after numbers of it were counted, "
                                      "which is not done")  # fmt: skip
         span = how.upper - how.lower
         first = how.lower + lower * span
