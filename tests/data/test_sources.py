@@ -140,7 +140,7 @@ class TestSourceMetadata:
 
 
 SUFFIXES = ("04.zarr", "05.zarr", "n5", "npy")
-DTYPES = "uint8 int32 uint16 bool float64 int8 uint32 int16 float32 float16".split()
+DTYPES = "uint8 int32 uint16 int64 bool float64 int8 uint32 int16 uint64 float32 float16".split()
 
 
 class TestAxesAndDtypes:
@@ -209,14 +209,11 @@ class TestAxesAndDtypes:
         assert source.dtype == np.dtype(dtype)
         np.testing.assert_array_equal(source.read(source.domain), data)
 
-    @pytest.mark.parametrize("dtype", ["int64", "uint64", "complex64", "<U3"])
+    @pytest.mark.parametrize("dtype", ["complex64", "<U3"])
     def test_other_dtypes_are_refused(self, dtype: str) -> None:
         with pytest.raises(UsageError, match=f"dtype {np.dtype(dtype).name} is not one of"):
             open_source(np.zeros((3, 3), dtype))
         knobs: dict[str, Any] = {"domain": Box((0,) * 5, SHAPE), "dtype": np.dtype(dtype)}
-        if "int64" in dtype:  # labels may be that large
-            assert open_sink("x.zarr", **knobs).dtype == dtype
-            return
         with pytest.raises(UsageError, match="dtype"):
             open_sink("x.zarr", **knobs)
 

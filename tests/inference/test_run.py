@@ -164,6 +164,7 @@ def test_several_devices_share_the_work_and_agree(monkeypatch: pytest.MonkeyPatc
             ("float16", "global"),
             ("float32", "percentile"),
             ("float64", "none"),
+            ("uint64", "global"),
         ],
         0,
         1,

@@ -233,7 +233,7 @@ class Histogram:
     """Exact percentiles of data that streams by in pieces, for any dtype, in bounded memory.
 
     Values are mapped to unsigned integers that sort alike. 8- and 16-bit data is counted whole in
-    one pass; wider data (float64 is taken as the float32 that a model sees) needs two: the upper 16
+    one pass; wider data (64-bit is taken as the float32 that a model sees) needs two: the upper 16
     bits first, then the lower 16 of the few bins that hold a wanted rank. Values that are not
     finite are left out.
 
@@ -245,8 +245,8 @@ class Histogram:
     def __init__(self, dtype: np.dtype[Any]) -> None:
         self.dtype = dtype
         self.wide = dtype.itemsize > 2
-        kinds = {"b": np.uint8, "f": np.float32 if self.wide else np.float16}
-        self._kind: np.dtype[Any] = np.dtype(kinds.get(dtype.kind, dtype))
+        kinds = {"b1": np.uint8, "f8": np.float32, "i8": np.float32, "u8": np.float32}
+        self._kind: np.dtype[Any] = np.dtype(kinds.get(dtype.str[1:], dtype))
         """The dtype of the values whose bits become keys."""
         self._sign = 0 if self._kind.kind == "u" else 1 << (8 * self._kind.itemsize - 1)
         self.done = False

@@ -19,7 +19,6 @@ from .frames import shown_channels
 from .kvstore import kvstore_of, open_kvstore, reader_of
 from .label_images import is_labels
 from .ome_levels import image_of
-from .protocols import INPUT_DTYPES
 from .pyramid import level_of
 from .tensorstore import TensorStoreSource, plainly
 from .zarr_groups import group_document, write_group
@@ -53,7 +52,7 @@ def add_windows(path: str, channels: Sequence[Mapping[str, Any]] = (), name: str
         return False
     level = level_of(path, len(image_of(ome, None, where)["datasets"]) - 1, name)
     begun = shown_channels(channels, level.dtype) if any(channels) else None
-    if ome.get("omero") != begun or level.dtype.name not in INPUT_DTYPES:
+    if ome.get("omero") != begun:
         return False
     first, count = level.domain.start[1], level.domain.shape[1]
     shown = [dict(each) for each in channels] or [{} for _ in range(count)]

@@ -21,7 +21,6 @@ from ...base import UsageError, describe
 from ..box import Box
 from .frames import Framed, canonical, name_axes, source_axes, to_five
 from .protocols import (
-    OUTPUT_DTYPES,
     check_dtype,
     file_stamp,
     local_file,
@@ -156,7 +155,7 @@ def open_npy(path: str, *, name: str, axes: str | None = None) -> MemorySource:
 def open_array_sink(array: NDArray[Any], *, name: str) -> MemorySink:
     """A sink over ``array``; its axes follow from its rank: yx, zyx, czyx or tczyx."""
     view = to_five(array, name_axes(None, array.ndim, name))
-    return MemorySink(name, view, check_dtype(array.dtype, name, OUTPUT_DTYPES), _address(array))
+    return MemorySink(name, view, check_dtype(array.dtype, name), _address(array))
 
 
 def _source(

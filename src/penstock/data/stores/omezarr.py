@@ -31,7 +31,7 @@ from .kvstore import (
 )
 from .label_images import label_place, says_label
 from .ome_levels import described, transformations
-from .protocols import AXES, INPUT_DTYPES, Source
+from .protocols import AXES, Source
 from .tensorstore import TensorStoreSink, TensorStoreSource
 from .tensorstore_open import (
     label_spec,
@@ -60,12 +60,10 @@ def open_omezarr_source(
     raw: bool = False,
     axes: str | None = None,
     series: int | None = None,
-    dtypes: Sequence[str] = INPUT_DTYPES,
 ) -> TensorStoreSource:
     """Open one level of the OME-Zarr group at ``path``, or the array there.
 
     Axes, scale and position are the group's; a dataset's own are combined with its multiscale's.
-    ``dtypes`` are the names of those that may be read.
     """
     where = f"{name} {scrub(path)}"
     root = open_kvstore(kvstore_of(path), where)
@@ -90,7 +88,7 @@ def open_omezarr_source(
             only = "level 0 only" if level else "no series but 0"
             raise UsageError(f"{where}: {asked} does not exist; a plain array has {only}")
     return open_tensorstore_source(
-        spec, cache_bytes=cache_bytes, name=name, title=path, dtypes=dtypes, raw=raw, axes=axes,
+        spec, cache_bytes=cache_bytes, name=name, title=path, raw=raw, axes=axes,
         level=image,
     )  # fmt: skip
 

@@ -20,7 +20,6 @@ from .planes import is_slice, open_planes_source, plane_files
 from .protocols import (
     AXES,
     LONGEST,
-    OUTPUT_DTYPES,
     Sink,
     Source,
     Spec,
@@ -168,7 +167,7 @@ def open_sink(
     Raises:
         UsageError: it cannot be written, or exists already.
     """
-    dtype = check_dtype(dtype, name, OUTPUT_DTYPES)
+    dtype = check_dtype(dtype, name)
     if isinstance(spec, np.ndarray):
         return memory.open_array_sink(spec, name=name)
     parsed = parse_spec(spec, name)

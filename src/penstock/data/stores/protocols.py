@@ -30,12 +30,11 @@ from ..box import Box
 AXES = "tczyx"
 Spec = str | Path | Mapping[str, Any]
 
-INPUT_DTYPES = (
-    *("bool", "uint8", "uint16", "uint32", "int8", "int16", "int32"),
+DTYPES = (
+    *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
     *("float16", "float32", "float64"),
 )
-OUTPUT_DTYPES = (*INPUT_DTYPES, "uint64", "int64")
-"""Dtypes of outputs. Labels may need 64-bit integers; inputs do not, since they become floats."""
+"""Dtypes of arrays that are read and written."""
 
 
 @runtime_checkable
@@ -289,11 +288,11 @@ def suffix_of(path: str) -> str:
     return Path(path.rstrip("/")).suffix.lower()
 
 
-def check_dtype(dtype: Any, where: str, allowed: Sequence[str] = INPUT_DTYPES) -> np.dtype[Any]:
+def check_dtype(dtype: Any, where: str) -> np.dtype[Any]:
     """``dtype`` (or its name) in native byte order; `UsageError` where Penstock cannot take it."""
     dtype_name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
-    if dtype_name not in allowed:
-        raise UsageError(f"{where}: dtype {dtype_name} is not one of {', '.join(allowed)}")
+    if dtype_name not in DTYPES:
+        raise UsageError(f"{where}: dtype {dtype_name} is not one of {', '.join(DTYPES)}")
     return np.dtype(dtype_name)
 
 

@@ -27,7 +27,7 @@ from .kvstore import kvstore_of, open_kvstore, reader_of, ts
 from .ome_levels import image_of, transform_of, transformations
 from .omezarr import open_omezarr_source
 from .open import parse_spec
-from .protocols import AXES, OUTPUT_DTYPES
+from .protocols import AXES
 from .tensorstore import TensorStoreSink, TensorStoreSource, plainly
 from .tensorstore_open import open_tensorstore_source, prepare_sink
 from .zarr_groups import Read, group_document, read_attributes, write_group
@@ -148,9 +148,7 @@ def levels_to_add(
 
 def level_of(path: str, number: int, name: str) -> TensorStoreSource:
     """A level of an image as it is stored, of any dtype that an output may have."""
-    return open_omezarr_source(
-        path, level=number, cache_bytes=0, name=name, raw=True, dtypes=OUTPUT_DTYPES
-    )
+    return open_omezarr_source(path, level=number, cache_bytes=0, name=name, raw=True)
 
 
 def count_differing(spec: Any, threads: int = 1) -> dict[int, tuple[int, int]]:
@@ -234,7 +232,7 @@ def _opened(
             below = ts.KvStore.open(ts.Spec(place).kvstore).result()
             below.write(".zattrs", said.value).result()
     made = open_tensorstore_source(
-        place, cache_bytes=0, name=where, raw=True, dtypes=OUTPUT_DTYPES, axes=above.stored_axes
+        place, cache_bytes=0, name=where, raw=True, axes=above.stored_axes
     )
     return made, sink
 

@@ -33,7 +33,7 @@ class ResampledSource(HoldsAll):
         self.chunks, self.affine = shown.chunks, getattr(shown, "affine", None)
         self.dtype = source.dtype
         if resampling.order:
-            wide = source.dtype.name in ("int32", "uint32", "float64")
+            wide = source.dtype.itemsize == 8 or source.dtype.name in ("int32", "uint32")
             self.dtype = np.dtype(np.float64 if wide else np.float32)
         facts = [*resampling.to.start, *resampling.to.shape, resampling.order]
         self.fingerprint = source_fingerprint(source.address, source.fingerprint, facts)

@@ -35,8 +35,6 @@ from .kvstore import (
 from .ome_levels import Level, array_below
 from .protocols import (
     AXES,
-    INPUT_DTYPES,
-    OUTPUT_DTYPES,
     check_dtype,
     source_fingerprint,
 )
@@ -60,7 +58,6 @@ def open_tensorstore_source(
     title: str | None = None,
     level: Level | None = None,
     axes: str | None = None,
-    dtypes: Sequence[str] = INPUT_DTYPES,
     raw: bool = False,
 ) -> TensorStoreSource:
     """Open a spec for reading, whatever its open mode says.
@@ -71,7 +68,7 @@ def open_tensorstore_source(
     Its axes are those that the user says, else those of ``level``, else those of its own metadata,
     else they follow from its rank. A level of an OME-Zarr image is known as such also if its array
     is named by itself. Where it is none, the units of the spec's dimensions count. ``title`` is its
-    name in messages, ``dtypes`` are the names of those that may be read.
+    name in messages.
     """
     spec = settled(spec)
     with explained_errors(name):
@@ -86,7 +83,7 @@ def open_tensorstore_source(
         array_below(key, where)
     letters, frame = _frame(array, stored, attributes, level, axes, where)
     pools = cache_limits(spec)
-    dtype = check_dtype(array.dtype.name, where, dtypes)
+    dtype = check_dtype(array.dtype.name, where)
     packing = None if raw or "base" in stored else _packing(array, stored, attributes, dtype, where)
     if packing is not None:
         frame["notes"] += (packing.note,)
@@ -274,7 +271,7 @@ def prepare_sink(
         spec=asked,
         stored_axes=axes,
         domain=box,
-        dtype=check_dtype(array.dtype.name, where, OUTPUT_DTYPES),
+        dtype=check_dtype(array.dtype.name, where),
         write_grid=_write_grid(five, axes, where),
         grid_origin=grid_origin(five),
         local_path=local_path(asked.kvstore),

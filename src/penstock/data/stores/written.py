@@ -12,7 +12,7 @@ from .added import added_store
 from .file_formats import ending_of
 from .frames import to_five
 from .open import open_source, parse_spec
-from .protocols import AXES, OUTPUT_DTYPES, Source, Spec
+from .protocols import AXES, Source, Spec
 
 _DAMAGE = ("DATA_LOSS", "FAILED_PRECONDITION", "INVALID_ARGUMENT", "OUT_OF_RANGE")
 """TensorStore's codes for damaged bytes. Other codes, of a network or of rights, say nothing about
@@ -59,13 +59,11 @@ def open_written(spec: Spec, name: str) -> Written:
 
     source: Source
     if isinstance(parsed, str):
-        source = open_omezarr_source(
-            parsed, level=0, cache_bytes=0, name=name, dtypes=OUTPUT_DTYPES, raw=True
-        )
+        source = open_omezarr_source(parsed, level=0, cache_bytes=0, name=name, raw=True)
         root = open_kvstore(kvstore_of(parsed), name)
         place = root.spec()
         return Written(source, local_path(place), address(place), root, source.name)
-    source = open_tensorstore_source(parsed, cache_bytes=0, name=name, dtypes=OUTPUT_DTYPES)
+    source = open_tensorstore_source(parsed, cache_bytes=0, name=name)
     place = ts.Spec(settled(parsed)).kvstore
     folder = store_folder(parsed, local_path(place))
     root = open_kvstore(place, name) if place else None
@@ -80,9 +78,7 @@ def _open_file(place: str, name: str) -> Written:
 
     path = Path(place).expanduser()
     if (scratch := scratch_of(path)).is_dir():
-        source: Source = open_omezarr_source(
-            str(scratch), level=0, cache_bytes=0, name=name, dtypes=OUTPUT_DTYPES
-        )
+        source: Source = open_omezarr_source(str(scratch), level=0, cache_bytes=0, name=name)
         source = source_of_tiles(path, source, name)
     else:
         source = open_source(place, raw=True, name=name)
