@@ -40,6 +40,17 @@ def raising(scores):
     raise ValueError("a decoder of the user's")
 """
 
+NET = """
+from torch import nn
+
+class Distances(nn.Module):
+    def forward(self, patch):
+        return -4 * patch
+
+def distances():
+    return Distances()
+"""
+
 
 def spheres(side: int, count: int, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
     """Spheres of radius 4 to 7 that touch: their numbers, and how deep each voxel lies in one."""
@@ -163,9 +174,10 @@ def inferred(folder: Path, *words: str) -> int:
     scores = np.random.default_rng(4).random((12, 13, 14)).astype(np.float32)
     if not (folder / "in.npy").exists():
         np.save(folder / "in.npy", scores)
-    plain = "--model identity --normalize none --overlap 0 --head-kind scores --devices cpu"
+    plain = "--normalize none --overlap 0 --devices cpu"
+    model = [] if "--model" in words else ["--model", "identity", "--head-kind", "scores"]
     place, out = str(folder / "in.npy"), str(folder / "cells.zarr")
-    return main(["infer", place, out, *plain.split(), *words])
+    return main(["infer", place, out, *plain.split(), *model, *words])
 
 
 def test_infer_writes_objects_and_a_table(tmp_path: Path) -> None:
@@ -178,6 +190,15 @@ def test_infer_writes_objects_and_a_table(tmp_path: Path) -> None:
     assert len(Path(table).read_text().splitlines()) == count + 1
     assert not [*tmp_path.glob("*.scores.zarr*"), *tmp_path.glob("*.labels")]
     assert (tmp_path / "cells.zarr.penstock" / "summary.json").is_file()
+
+
+def test_outputs_of_an_unknown_kind_go_to_the_decoder_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(NET)
+    words = f"--instances components --threshold -2 --model {tmp_path}/net.py:distances --patch 8"
+    assert inferred(tmp_path, *words.split()) == 0
+    labels = open_source(str(tmp_path / "cells.zarr"))
+    wanted, _ = ndimage.label(np.load(tmp_path / "in.npy") < 0.5)
+    np.testing.assert_array_equal(labels.read(labels.domain)[0, 0], wanted)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from .config.flags import from_flags as from_flags
 from .config.flags import group_of as group_of
 from .config.flags import knob_of as knob_of
 from .config.infer import HEAD_KINDS as HEAD_KINDS
+from .config.infer import DecodedConfig as DecodedConfig
 from .config.infer import HeadKind as HeadKind
 from .config.infer import InferConfig as InferConfig
 from .config.knobs import TRUST_MODEL as TRUST_MODEL

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..base import (
     LOCK_SUFFIX,
+    DecodedConfig,
     InferConfig,
     InstanceConfig,
     LabelConfig,
@@ -67,7 +68,8 @@ def instances_of(
     )  # fmt: skip
     scores: dict[str, Any] = {"out_spec": (scratch,), "levels": "none", "shards": None}
     scores["run_dir"] = config.run_dir or Path(f"{place}.penstock")
-    return config.model_copy(update=scores), label
+    kept = {**dict(config), **scores}
+    return DecodedConfig.model_construct(config.model_fields_set | scores.keys(), **kept), label
 
 
 def run_instances(

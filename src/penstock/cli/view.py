@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 from collections.abc import Iterator
 from functools import partial
@@ -28,6 +29,8 @@ _SIDE = 768
 """About the most pixels of a plane along each axis."""
 _INCHES = 6
 """The width of a plane on the picture."""
+_GOLDEN = 0.618033988749895
+"""Steps of this length around the circle of hues come near no earlier hue for longest."""
 _WINDOW = (0.5, 99.8)
 """The percentiles that are black and white."""
 
@@ -115,6 +118,8 @@ def _planes(path: str, args: argparse.Namespace) -> Iterator[tuple[str, Any, Any
     colored = getattr(source, "bands", False) and args.c is None
     colored = colored and source.domain.shape[1:3] in ((3, 1), (4, 1))
     planes = [_plane(source, place, axis, 3 if colored else 1) for axis in across]
+    if _shows_labels(path, source):
+        planes = [(_in_colors(plane), steps) for plane, steps in planes]
     finite = np.concatenate([plane[np.isfinite(plane)] for plane, _ in planes])
     window = np.percentile(finite, _WINDOW) if finite.size else (0, 1)
     if colored:
@@ -126,6 +131,24 @@ def _planes(path: str, args: argparse.Namespace) -> Iterator[tuple[str, Any, Any
         aspect = abs(sizes[rows] * down / (sizes[columns] * right))
         where = f", {'tczyx'[axis]} {place[axis]}" if len(across) > 1 else ""
         yield f"{source.name}, level {level}{where}", plane, window, aspect
+
+
+def _shows_labels(path: str, source: Any) -> bool:
+    """Whether an array is known as one of labels. An array that is no image says nothing."""
+    from ..data import is_labels
+
+    with contextlib.suppress(UsageError):
+        return source.dtype.kind in "iu" and is_labels(path, "PATH")
+    return False
+
+
+def _in_colors(labels: Any) -> Any:
+    """Labels as red, green and blue: 0 is black, and numbers near each other look apart."""
+    import numpy as np
+
+    hsv_to_rgb = require("matplotlib.colors", "plot").hsv_to_rgb
+    hues, pale = labels * _GOLDEN % 1, labels * _GOLDEN**2 % 1
+    return hsv_to_rgb(np.stack([hues, 0.5 + 0.5 * pale, np.where(labels == 0, 0.0, 1.0)], axis=-1))
 
 
 def _coarse(path: str, series: int | None) -> tuple[Any, int]:

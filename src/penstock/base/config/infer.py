@@ -79,6 +79,8 @@ class Valued(Sampled):
     groups: ClassVar = {
         "values": "halo norm_level eps clip_norm head_kind denormalize reduce tta out_dtype",
     }
+    floats_are: ClassVar[HeadKind] = "intensity"
+    """The kind of a head of floats of which nobody says anything."""
 
     normalize: Annotated[Normalize | None, BeforeValidator(_off)] = flag(
         None,
@@ -326,3 +328,10 @@ class InferConfig(Valued, VoxelSize, Labels):
     def resumes(self) -> bool:
         """Whether the run goes on with an earlier one."""
         return self.resume or self.joins
+
+
+class DecodedConfig(InferConfig):
+    """A job whose output a decoder reads: floats of an unknown kind are taken as they are, since on
+    the scale and in the dtype of the input nothing of distances or flows would be left."""
+
+    floats_are: ClassVar[HeadKind] = "scores"

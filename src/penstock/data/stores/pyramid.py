@@ -284,9 +284,13 @@ def _name_levels(
     root: Any, read: Read, image: Mapping[str, Any],
     below: Sequence[Mapping[str, Any]], where: str, rule: Rule | None = None,
 ) -> None:  # fmt: skip
-    """Write the metadata of a group, in which its image has the first level and those below."""
+    """Write the metadata of a group, in which its image has the first level and those below.
+
+    The most frequent value as rule is the mark of labels, and stands there without levels, too.
+    """
     key, document, ome = group_document(read, where)
     datasets = [image["datasets"][0], *below]
-    if ome["multiscales"][0]["datasets"] != datasets:
+    marked = rule == "mode" and image.get("type") != rule
+    if marked or ome["multiscales"][0]["datasets"] != datasets:
         ome["multiscales"][0].update(datasets=datasets, **({"type": rule} if rule else {}))
         write_group(root, key, document)

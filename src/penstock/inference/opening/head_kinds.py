@@ -61,7 +61,7 @@ def head_kinds(
             kinds.append((net.model.kind, "known"))
         else:
             kinds.append(None if "float" in part.dtype else ("labels", "assumed"))
-    if None in kinds:
+    if None in kinds and config.floats_are == "intensity":
         seen = _varied(candidates)
         outputs = _returned(net, seen)
         for part, kind in zip(parts, kinds, strict=True):
@@ -69,7 +69,7 @@ def head_kinds(
                 _refuse_probabilities(
                     part, outputs, seen, net.model.name, _answers(config, parts, part)
                 )
-    return [kind or ("intensity", "assumed") for kind in kinds]
+    return [kind or (config.floats_are, "assumed") for kind in kinds]
 
 
 def seen_patches(
