@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,19 @@ def test_netcdf_is_read_as_xarray_reads_it(form: Any) -> None:
         np.testing.assert_allclose(made[:, 0, 0], right["t2m"].values, rtol=1e-6)
     assert source.axes == "tyx" and "0.01 * stored + 280" in source.notes[-1]
     assert read("a.nc", raw=True)[0].dtype == np.int16
+
+
+def test_classic_netcdf_of_several_variables_is_refused_without_a_warning() -> None:
+    netcdf_file = pytest.importorskip("scipy.io").netcdf_file
+    with netcdf_file("a.nc", "w") as file:
+        for axis, size in zip("zyx", ZYX.shape, strict=True):
+            file.createDimension(axis, size)
+        for name in "uv":
+            file.createVariable(name, "i2", tuple("zyx"))[:] = 1
+    refused(
+        "a.nc", "it holds u (5 x 37 x 41), v (5 x 37 x 41); name one", "a.nc::u"
+    )  # a warning is an error
+    assert (read("a.nc::v")[1] == 1).all()
 
 
 def test_nwb_has_x_before_y() -> None:
@@ -263,6 +277,26 @@ def test_a_mosaic(rasters: Array) -> None:
     with pytest.raises((OSError, ValueError, RuntimeError)):
         read("all.vrt")
     refused("none.vrt", "not a readable raster")
+
+
+def test_files_of_one_raster_are_all_read_alike(rasters: Array) -> None:
+    import rasterio
+
+    source, made = read("1.tif", raw=True)
+    assert source.scale == (1, 1, 1, 10, 10) and source.units[3:] == ("meter", "meter")
+    with rasterio.open("1.tif") as file:
+        place = {"crs": file.crs, "transform": file.transform}
+    lossless = {"REVERSIBLE": "YES", "QUALITY": 100}
+    for suffix, driver, bands in ((".jp2", "JP2OpenJPEG", 3), (".png", "PNG", 1)):
+        placed = {} if suffix == ".png" else place | lossless
+        profile = {"driver": driver, "width": 40, "height": 60, "count": bands, "dtype": "uint16"}
+        with warnings.catch_warnings():  # of what is written
+            warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
+            with rasterio.open(f"a{suffix}", "w", **profile, **placed) as file:
+                file.write(rasters[:bands, :, 40:])
+        other, same = read(f"a{suffix}")
+        assert (same == made[:, :bands]).all()
+        assert other.bands and other.scale == (None if suffix == ".png" else source.scale)
 
 
 def test_a_raster_behind_http(rasters: Array) -> None:

@@ -13,7 +13,7 @@ _TIFF, _HDF5 = "ometiff:open_ometiff_source", "hdf5:open_hdf5_source"
 _NIFTI = "nifti:open_nifti_source"
 READERS = {
     ".tif": _TIFF, ".tiff": _TIFF, ".nii": _NIFTI, ".gz": _NIFTI,
-    ".vrt": "raster:open_raster_source",
+    **dict.fromkeys((".vrt", ".jp2", ".png", ".jpg", ".jpeg"), "raster:open_raster_source"),
     ".czi": "czi:open_czi_source", ".nd2": "nd2:open_nd2_source", ".lif": "lif:open_lif_source",
     ".dcm": "dicom:open_dicom_source",
     **dict.fromkeys((".h5", ".hdf5", ".hdf", ".nwb", ".ims", ".nc", ".nc4"), _HDF5),

@@ -92,10 +92,12 @@ def _classic(file: Path, inside: str, path: str, name: str, raw: bool) -> Opened
         arrays = {key: each for key, each in handle.variables.items() if len(each.dimensions) > 1}
     except (OSError, ValueError, TypeError, IndexError) as error:
         raise UsageError(f"{where}: not a readable NetCDF file: {describe(error)}") from error
-    chosen = _chosen(arrays, inside, path, name)
-    with warnings.catch_warnings():  # the file stays mapped as long as its array is there
-        warnings.simplefilter("ignore", RuntimeWarning)
-        handle.close()
+    try:
+        chosen = _chosen(arrays, inside, path, name)
+    finally:
+        with warnings.catch_warnings():  # the file stays mapped as long as its array is there
+            warnings.simplefilter("ignore", RuntimeWarning)
+            handle.close()
     attributes = {key: _plainly(value) for key, value in vars(chosen)["_attributes"].items()}
     dtype = chosen.data.dtype.newbyteorder("=")
     return OpenedArray(

@@ -1,4 +1,4 @@
-"""Rasters by rasterio: VRT mosaics, and TIFF files behind ``https://`` and ``s3://``.
+"""Rasters by rasterio: VRT mosaics, JPEG 2000, JPEG and PNG, and TIFF files behind a URL.
 
 A file on this machine is read by `ometiff`, which decodes with all threads and knows all kinds of
 TIFF. GDAL reads of a remote file only the tiles that a window needs.
@@ -7,6 +7,7 @@ TIFF. GDAL reads of a remote file only the tiles that a window needs.
 from __future__ import annotations
 
 import threading
+import warnings
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from .frames import shown_channel, unit_name
 from .georeference import ALPHA_IS_READ, GDAL_CACHE, GDAL_OPTIONS, POINTS_STAY
 from .protocols import check_dtype
 from .sliced import OpenedArray, SlicedSource, open_sliced
+
+_OPENING = threading.Lock()
 
 
 class _Bands:
@@ -35,7 +38,10 @@ class _Bands:
         """The dataset of this thread."""
         if not hasattr(self._threads, "dataset"):
             level = {} if self._level == 0 else {"overview_level": self._level - 1}
-            with self._rasterio.Env(**GDAL_OPTIONS):
+            quiet = self._rasterio.errors.NotGeoreferencedWarning  # the frame says it
+            # Filters of warnings belong to the process: two threads would restore each other's.
+            with _OPENING, warnings.catch_warnings(), self._rasterio.Env(**GDAL_OPTIONS):
+                warnings.simplefilter("ignore", quiet)
                 self._threads.dataset = self._rasterio.open(self._place, **level)
         return self._threads.dataset
 

@@ -28,6 +28,8 @@ _READ_KINDS = ("ome", "imagej", *_PLAIN)
 _RESOLUTION_UNIT = 296
 _NODATA = 42113
 _TIE_POINTS, _RPCS = 33922, 50844
+_METRE = 9001
+"""The code of the metre among the linear units of EPSG."""
 _PLACED = (33550, 33922, 34264, 34735, _NODATA)
 """Tags that only a GeoTIFF has: pixel scale, tie point, matrix, keys of the CRS, no-data."""
 
@@ -124,7 +126,7 @@ def frame_of(file: Any, number: int, level: int, axes: str) -> dict[str, Any]:
         sizes, channels = _imagej_sizes(series.keyframe, imagej), _imagej_channels(series, imagej)
     else:
         bands, samples = _bands(file), range(series.keyframe.samplesperpixel)
-        sizes = {}
+        sizes = _ground_sizes(series.keyframe)
         channels = [shown_channel(bands.get(i, {}).get("description")) for i in samples]
     scale = [1.0] * len(AXES)
     units: list[str | None] = [None] * len(AXES)
@@ -172,6 +174,14 @@ def _ome_channels(pixels: ElementTree.Element) -> list[dict[str, Any]]:
             red_green_blue = None
         channels.append(shown_channel(channel.get("Name"), red_green_blue))
     return channels
+
+
+def _ground_sizes(page: Any) -> Sizes:
+    """The size of a pixel on the ground, if the file is a GeoTIFF."""
+    said = page.geotiff_tags or {}
+    unit = "meter" if said.get("ProjLinearUnitsGeoKey") == _METRE else None
+    sizes = zip("xy", said.get("ModelPixelScale", ()), strict=False)
+    return {axis: (float(size), unit, 0.0) for axis, size in sizes if size > 0}
 
 
 def _imagej_sizes(page: Any, imagej: Mapping[str, Any]) -> Sizes:
