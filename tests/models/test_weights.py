@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ class Inner(nn.Module):
         return out
 
 
-PREFIXES = ("", "module.", "_orig_mod.", "_orig_mod.module.", "module._orig_mod.module.")
+PREFIXES = ("", "module.", "_orig_mod.", "_orig_mod.module.", "module._orig_mod.", "net.core.")
 
 
 def fill(net: nn.Module) -> nn.Module:
@@ -76,6 +77,15 @@ def test_a_name_that_could_mean_two_stays() -> None:
         "a": 2,
         "module.module.b": 3,
     }
+
+
+@pytest.mark.parametrize("made", [lambda net: net, lambda net: {"hyper": Namespace(lr=net)}])
+def test_a_file_with_more_than_tensors_is_refused_by_the_name_of_it(
+    made: Any, tmp_path: Path
+) -> None:
+    torch.save(made(fill(nn.Conv3d(1, 1, 1))), tmp_path / "w.pth")
+    with pytest.raises(UsageError, match=r"holds \S+ beside tensors, .*keep the tensors alone by"):
+        read_state(tmp_path / "w.pth")
 
 
 class Counts(nn.Module):

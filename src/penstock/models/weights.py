@@ -46,10 +46,25 @@ def read_tensors(path: Path, flag: str) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True)
     # Readers raise errors of many types for a damaged file.
     except Exception as error:
-        raise UsageError(
-            f"{flag} {path} is not a file of tensors only, or it is damaged (nothing else is read: "
-            "unpickling a file runs its code)"
-        ) from error
+        raise UsageError(f"{flag} {path} {_why_unread(path)}") from error
+
+
+def _why_unread(path: Path) -> str:
+    """The reason why torch read no tensors, and what a user can do who trusts the file."""
+    try:  # it lists the names and makes none of the objects
+        names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+    except Exception:  # it is no archive of torch, or this torch has no such list
+        names = []
+    if not names:
+        return (
+            "is not a file of tensors only, or it is damaged (nothing else is read: unpickling a "
+            "file runs its code)"
+        )
+    return (
+        f"holds {min(names)} beside tensors, and is not read, as making such an object can run any "
+        "code; if you trust its maker, open it by torch.load(FILE, weights_only=False), and keep "
+        "the tensors alone by torch.save(STATE_DICT, 'weights.pth')"
+    )
 
 
 def read_state(path: Path, flag: str = "--weights") -> State:
@@ -122,8 +137,14 @@ def load_weights(module: nn.Module, name: str, path: Path, flag: str = "--weight
 
 
 def named_as(state: Mapping[str, Any], names: Collection[str]) -> State:
-    """A state with the names of a module: words of wrappers are left out or put in. A name that
-    fits stays as it is, and so does one whose other name is taken."""
+    """A state with the names of a module: words of wrappers are left out or put in, and so is the
+    attribute of a Lightning module below which all of them lie. A name that fits stays as it is,
+    and so does one whose other name is taken."""
+    first = next(iter(names), "")
+    around = [key.removesuffix(first) for key in state if key.endswith(f".{first}")]
+    for place in around:
+        if state.keys() == {place + name for name in names}:
+            return {key.removeprefix(place): value for key, value in state.items()}
     by_plain = {_plain(name): name for name in names}
 
     def named(key: str) -> str:
