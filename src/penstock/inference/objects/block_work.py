@@ -34,7 +34,7 @@ from .block_record import BlockRecord, record_of
 from .components import ComponentRule, LocalLabels
 from .decoded_views import ViewWork
 from .label_output import LabelOutput, open_input
-from .object_measures import Measures, measure_block, voxels_of
+from .object_measures import Measures, measure_block
 from .view_joins import DecodedRule
 
 IDS_FILE, STARTS_FILE = "ids.npy", "starts.npy"
@@ -92,8 +92,7 @@ class BlockWork:
         measures: Measures = {}
         if self.measured:
             measures = measure_block(labels, box, self.image, self.image_channels)
-        sized = self.measured or self.config.min_size > 1
-        voxels = voxels_of(labels) if sized else np.zeros_like(labels.first)
+        voxels = labels.runs.voxels(len(labels.first))
         flat = "z" not in self.source.axes
         record = record_of(labels, box, self.grid.domain, flat, voxels, measures)
         record.save(self.record(number))

@@ -29,6 +29,7 @@ from ...data import Box, Grid, Source, flatten
 from .decoders import Decoder, opened_decoder
 from .label_output import open_input
 from .object_measures import extents_of
+from .voxel_runs import runs_of
 
 _HEADERS = threading.Lock()
 """Held while a header is read: numpy parses it, which fails in two threads of Python 3.11 at once
@@ -97,8 +98,10 @@ class ViewWork:
     def _seen(self, labels: NDArray[Any], box: Box) -> SeenObjects:
         """What is known of the objects of a view."""
         count = int(labels.max(initial=0))
-        ends, within, voxels = extents_of(labels, count)
-        centroids = within + box.start[2:]
+        runs = runs_of(labels, labels)
+        low, high, sums = extents_of(runs, labels.shape, count)
+        voxels = runs.voxels(count)
+        centroids = sums / voxels[:, None] + box.start[2:]
         steps, anchor = self.grid.step[2:], self.grid.anchor[2:]
         cells = np.floor((np.floor(centroids + 0.5) - anchor) / steps).astype(np.int64)
         first = self.grid.cells.start
@@ -111,8 +114,7 @@ class ViewWork:
             for place, end, last in ((0, box.start, domain.start), (-1, box.stop, domain.stop)):
                 if end[axis + 2] != last[axis + 2]:
                     cut[np.unique(np.take(labels, place, axis))] = True
-        sides = ends[:, :, 1] - ends[:, :, 0] + 1
-        large: NDArray[np.bool_] = np.any(sides > np.maximum(self.halo, 1), axis=1)
+        large: NDArray[np.bool_] = np.any(high - low > np.maximum(self.halo, 1), axis=1)
         return SeenObjects(home.astype(np.int64), voxels, cut[1:], large)
 
     def lacking(self) -> list[int]:

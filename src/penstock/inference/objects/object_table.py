@@ -42,7 +42,8 @@ def write_table(
     total = _merged(work, numbering, contacts)
     arrow = require("pyarrow", "label")
     units = {axis: unit for axis, unit in zip("tczyx", source.units, strict=True) if unit}
-    table = arrow.table(_columns(total, source, sink, work))
+    columns = _columns(total, source, sink, work)
+    table = arrow.table({name: _arrow(column) for name, column in columns.items()})
     table = table.replace_schema_metadata({f"unit of {k}": v for k, v in units.items()})
     with writing_output(config.table, replace=config.overwrite) as draft:
         if config.table.suffix == ".csv":
@@ -51,11 +52,22 @@ def write_table(
             require("pyarrow.parquet", "label").write_table(table, draft)
 
 
+def _arrow(column: NDArray[Any]) -> Any:
+    """A column for Arrow. `pyarrow.array` would import pandas, which takes longer than a table."""
+    arrow = require("pyarrow", "label")
+    values = np.packbits(column, bitorder="little") if column.dtype.kind == "b" else column
+    buffer = arrow.py_buffer(np.ascontiguousarray(values))
+    kind = arrow.from_numpy_dtype(column.dtype)
+    return arrow.Array.from_buffers(kind, len(column), [None, buffer])
+
+
 def _merged(work: BlockWork, numbering: Numbering, contacts: list[Contacts]) -> Measures:
     total: Measures = {}
     for number in range(len(work.grid)):
         record = work.load(number)
-        part = {**record.measures, "first": record.first, "at_border": record.at_border}
+        part = {
+            name: getattr(record, name) for name in ("first", "voxels", "at_border")
+        } | record.measures
         total = total or empty_measures(part, numbering.kept)
         add_measures(total, numbering.of_block(number), part)
     for axis, pairs, faces in contacts:

@@ -56,7 +56,7 @@ class DecodedRule:
             seen = np.concatenate([[0], keys])[self.work.labels(view, part)]
             np.copyto(here, seen, where=here == 0)
         labels, _ = require("fastremap", "label").renumber(painted)
-        local = in_order_of_first(labels, int(labels.max(initial=0)))
+        local = in_order_of_first(labels, int(labels.max(initial=0)), labels)
         return local._replace(keys=painted.reshape(-1)[local.first])
 
 
