@@ -6,9 +6,10 @@ process, in any order and more than once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,6 +72,22 @@ class BlockRecord:
             arrays["first"], arrays["voxels"], arrays["at_border"], arrays.get("keys"),
             arrays.get("values"), parts[_FACE], parts[_MEASURE],
         )  # fmt: skip
+
+
+Table = TypeVar("Table", bound=NamedTuple)
+
+
+def save_table(path: Path, table: NamedTuple) -> None:
+    """Write a tuple of arrays and numbers to a file, whole or not at all."""
+    with replacing(path) as draft, draft.open("wb") as file:
+        np.savez(file, **table._asdict())
+
+
+def load_table(path: Path, kind: type[Table]) -> Table:
+    """Read the file of a tuple of this kind."""
+    of: Callable[..., Table] = kind
+    with np.load(path, allow_pickle=False) as file:
+        return of(**{name: array if array.ndim else array.item() for name, array in file.items()})
 
 
 def record_of(
