@@ -8,6 +8,7 @@ the run folder until the end, so that a run that was killed goes on with it.
 
 from __future__ import annotations
 
+import hashlib
 from importlib import metadata
 from itertools import product
 from pathlib import Path
@@ -42,8 +43,8 @@ VOXEL_BYTES, PROCESS_BYTES = 25, 130 * 2**20
 JOINED_BYTES = 100
 """Bytes that the join takes for each object of a block."""
 _OF_ONE_START = frozenset(
-    "overwrite resume workers block max_memory run_dir take_over levels prepare part finish "
-    "cluster worker_timeout part_retries max_failed_parts".split()
+    "in_spec out_spec overwrite resume workers block max_memory run_dir take_over levels prepare "
+    "part finish cluster worker_timeout part_retries max_failed_parts".split()
 )
 """Settings that do not change what is written, or are compared as what they lead to."""
 
@@ -133,12 +134,15 @@ class LabelJob:
 
     def fingerprint(self) -> dict[str, Any]:
         """What must be equal in two starts for them to write the same."""
-        settings = as_settings(self.config)
+        settings, config, image = as_settings(self.config), self.config, self.work.image
         start, stop = self.domain.start, self.domain.stop
         places = [list(each) for each in product(*map(range, self.sink.domain.start[:2],
                                                        self.sink.domain.stop[:2]))]  # fmt: skip
         return {key: value for key, value in settings.items() if key not in _OF_ONE_START} | {
             "input": self.source.fingerprint,
+            "decoder": _decoder_facts(config.decoder or "components"),
+            "intensity": None if image is None else image.fingerprint,
+            "table": config.table is not None,
             "domain": [start, stop],
             "block": self.work.grid.step[2:],
             "outputs": [self.sink.fingerprint],
@@ -160,6 +164,15 @@ class LabelJob:
             "settings": as_settings(self.config),
             "name": self.folder.name.removesuffix(".penstock"),
         }
+
+
+def _decoder_facts(name: str) -> list[str]:
+    """The name of a decoder, and the check of its file if it has one."""
+    place, _, function = name.rpartition(":")
+    if not Path(place).is_file():
+        return [name]
+    digest = hashlib.sha256(Path(place).read_bytes()).hexdigest()
+    return [f"{Path(place).name}:{function}", digest[:16]]
 
 
 def _beside(sink: Sink) -> Path:
