@@ -26,7 +26,9 @@ sys.exit(main(sys.argv[2:]))
 
 def words_of(folder: Path, name: str, *more: str) -> list[str]:
     place, out = str(folder / "in.npy"), str(folder / name / "out.zarr")
-    fixed = f"--chunks 4 4 4 --block 4 4 4 --workers 1 --fill-holes --table {folder / name / 't.csv'}"
+    fixed = (
+        f"--chunks 4 4 4 --block 4 4 4 --workers 1 --fill-holes --table {folder / name / 't.csv'}"
+    )
     return ["label", place, out, *fixed.split(), *more]
 
 

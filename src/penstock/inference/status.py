@@ -89,8 +89,8 @@ class RunLook:
         processes = folder.at_work()
         state, *why = self._state(run, processes, len(self._blocks) < planned)
         counts = {name: len(folder.names(f"{name}/*.npz")) for name in FOUND_FOLDERS}
-        found = [f"{name} of {plural(count, 'block')}" for name, count in counts.items() if count]
-        why += ["found so far: " + ", ".join(found)] if found and planned else []
+        words = [f"{name} of {plural(count, 'block')}" for name, count in counts.items() if count]
+        why += ["found so far: " + ", ".join(words)] if words else []
         why.append(lost_lines(folder, len(self._damaged), len(self._blocks), planned))
         tails = folder.telemetry()
         alive = [tail[-1].get("gauges") or {} for tail in tails if _goes_on(tail)]

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from .knobs import Bytes, Knobs, Natural, Positive, Shape, as_number, flag, many
-from .sharing import Steps
+from .sharing import Stepwise
 
 LabelDtype = Literal["uint8", "uint16", "uint32", "uint64"]
 
@@ -63,7 +63,7 @@ class InstanceConfig(ObjectKnobs):
     )
 
 
-class LabelConfig(ObjectKnobs, Steps):
+class LabelConfig(ObjectKnobs, Stepwise):
     """The knobs of ``penstock label``."""
 
     groups: ClassVar = {

@@ -62,7 +62,7 @@ class OnCluster(OnWorkers):
     )
 
 
-class Steps(OnCluster):
+class Stepwise(OnCluster):
     """The knobs of a job of which each process does a step, as the elements of an array do."""
 
     groups: ClassVar = {
@@ -96,7 +96,7 @@ class Steps(OnCluster):
         return self.is_element and not self.prepare
 
     @model_validator(mode="after")
-    def _one_step(self) -> Steps:
+    def _one_step(self) -> Stepwise:
         given = self.step_flags
         if len(given) > 1:
             raise ValueError(f"{given[0]} and {given[1]} are two steps of an array; give one")
@@ -105,7 +105,7 @@ class Steps(OnCluster):
         return self
 
 
-class Sharing(Steps):
+class Sharing(Stepwise):
     """The knobs that divide a job into parts among processes."""
 
     groups: ClassVar = {

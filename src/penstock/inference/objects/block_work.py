@@ -53,7 +53,7 @@ class BlockWork:
     measured: bool = False
     """True if objects are measured for a table."""
     views: ViewWork | None = None
-    """Where the objects of a decoder are, if that makes them."""
+    """The views that a decoder sees, if one makes the objects."""
     dtype: str = ""
     """The dtype of the output, and the run that writes it; empty until there is one."""
     run: str = ""
@@ -84,7 +84,7 @@ class BlockWork:
         return OutputLock.take([self.sink], self.run, folder=self.folder.parent, member=True)
 
     @cached_property
-    def found(self) -> ComponentRule | DecodedRule:
+    def full_rule(self) -> ComponentRule | DecodedRule:
         """The rule, with what the round before has found."""
         if self.views is not None:
             owners = load_table(self.folder.parent / OWNERS_FILE, Owners)
@@ -142,7 +142,7 @@ class BlockWork:
 
     def labels(self, number: int, box: Box) -> LocalLabels:
         """The objects of a block."""
-        return self.found.labels_of(self.source, box, number)
+        return self.full_rule.labels_of(self.source, box, number)
 
     @property
     def image_channels(self) -> tuple[int, ...]:
