@@ -1,5 +1,5 @@
+from .objects.label_run import LabelSummary as LabelSummary
 from .objects.labelling import Labelling as Labelling
-from .objects.labelling import LabelSummary as LabelSummary
 from .opening.job import Job as Job
 from .opening.plans import plan_inference as plan_inference
 from .opening.plans import plan_job as plan_job
@@ -18,6 +18,7 @@ from .run_folder.reader import RunFolder as RunFolder
 from .run_folder.reader import open_run as open_run
 from .run_folder.reader import run_folder_of as run_folder_of
 from .sharing.client import run_on_cluster as run_on_cluster
+from .sharing.label_client import label_on_cluster as label_on_cluster
 from .sharing.steps import run_step as run_step
 from .stages.summary import Progress as Progress
 from .stages.summary import Summary as Summary

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from ...base import LabelConfig, UsageError, replacing, require
 from ...data import Box, Grid, Source, flatten
+from .block_record import load_table, save_table
 from .decoders import Decoder, opened_decoder
 from .label_output import open_input
 from .object_measures import extents_of
@@ -78,8 +79,8 @@ class ViewWork:
         halo = (0, 0, *self.halo)
         return self.grid[number].grow(halo, halo) & self.grid.domain
 
-    def decode(self, number: int) -> int:
-        """Decode a view. Returns the number of voxels of its core."""
+    def decode(self, number: int) -> str:
+        """Decode a view. Returns no check."""
         box, source = self.view(number), self.source
         lead = Box((box.start[0], source.domain.start[1]), (box.stop[0], source.domain.stop[1]))
         scores = source.read(lead + box[2:])[0]
@@ -91,9 +92,8 @@ class ViewWork:
         labels, _ = require("fastremap", "label").renumber(np.ascontiguousarray(labels))
         seen = self._seen(labels, box)
         save_array(self._file(number, "npy"), labels)
-        with replacing(self._file(number, "npz")) as draft, draft.open("wb") as file:
-            np.savez(file, **seen._asdict())
-        return self.grid[number].size
+        save_table(self._file(number, "npz"), seen)
+        return ""
 
     def _seen(self, labels: NDArray[Any], box: Box) -> SeenObjects:
         """What is known of the objects of a view."""
@@ -117,15 +117,13 @@ class ViewWork:
         large: NDArray[np.bool_] = np.any(high - low > np.maximum(self.halo, 1), axis=1)
         return SeenObjects(home.astype(np.int64), voxels, cut[1:], large)
 
-    def lacking(self) -> list[int]:
-        """The views that are not decoded."""
-        numbers = range(len(self.grid))
+    def lacking(self, numbers: Iterable[int]) -> list[int]:
+        """Those of some views that are not decoded."""
         return [n for n in numbers if not self._file(n, "npz").is_file()]
 
     def seen(self, number: int) -> SeenObjects:
         """What is known of the objects of a view."""
-        with np.load(self._file(number, "npz"), allow_pickle=False) as file:
-            return SeenObjects(**file)
+        return load_table(self._file(number, "npz"), SeenObjects)
 
     def labels(self, number: int, box: Box) -> NDArray[Any]:
         """The labels of a view in a box within it (t c z y x), along z y x."""
