@@ -7,7 +7,8 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..base import LabelConfig, add_flags, from_flags, one_heap
+from ..base import LabelConfig, add_flags, from_flags, one_heap, plural
+from .drawing import draw_cutouts, figures_of
 from .progress import counted_progress, say
 
 if TYPE_CHECKING:
@@ -67,9 +68,28 @@ def print_summary(done: LabelSummary, config: LabelConfig) -> None:
     print(f"objects   {done.objects:,}, numbered by their first voxels; {done.left_out:,} left out")
     print(f"taken     {done.taken}, with {done.connectivity} neighbours")
     if done.owners is not None:
-        joined, cut, ambiguous = done.owners[2:]
-        print(f"joined    {joined:,} that several blocks see; {ambiguous:,} ambiguous")
-        print(f"cut       {cut:,} by the halo: give a larger --object-size if this is not 0")
+        print(f"joined    {done.owners.joined:,} that several blocks see")
+        print(f"cut       {done.owners.cut:,} by the halo: give a larger --object-size if not 0")
+        print(f"ambiguous {done.ambiguous:,}{_shown(done)}")
+    if done.ends is not None and done.ends.planes:
+        planes, there, controls, between = done.ends
+        ratio = done.ends.ratio
+        print(
+            f"ends      {there:,} at {plural(planes, 'plane')} of blocks, {between:,} at "
+            f"{plural(controls, 'plane')} between"
+            + (f": {ratio:.2f} times as many at each (1 is good)" if ratio is not None else "")
+        )
     print(f"output    {done.dtype}, {done.levels} levels below")
     if config.table is not None:
         print(f"table     {config.table}")
+
+
+def _shown(done: LabelSummary) -> str:
+    """The numbers of the largest ambiguous objects, and the files that show them."""
+    if done.ambiguous_file is None:
+        return ""
+    picture = done.ambiguous_file.with_suffix(".png")
+    drawn = figures_of(lambda: [draw_cutouts(picture, done.cutouts)])
+    numbers = ", ".join(str(each.number) for each in done.cutouts)
+    files = ", ".join(map(str, [done.ambiguous_file, *drawn]))
+    return f", the largest are {numbers}: see {files}"

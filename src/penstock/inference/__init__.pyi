@@ -1,3 +1,4 @@
+from .objects.doubtful_objects import Cutout as Cutout
 from .objects.label_run import LabelSummary as LabelSummary
 from .objects.labelling import Labelling as Labelling
 from .opening.job import Job as Job

@@ -51,7 +51,7 @@ class BlockWork:
     grid: Grid
     folder: Path
     measured: bool = False
-    """True if objects are measured for a table."""
+    """True if objects are measured, for a table or as a decoder made them."""
     views: ViewWork | None = None
     """The views that a decoder sees, if one makes the objects."""
     dtype: str = ""

@@ -75,7 +75,7 @@ class LabelJob:
         check_outputs(("--table", config.table), replace=replaces, inputs=given)
         block = _block_of(self.sink, config.block)
         grid = Grid(self.domain, (1, 1, *block), self.sink.grid_origin)
-        measured = config.table is not None
+        measured = config.table is not None or config.decodes
         _check_image(config, self.source)
         self.views: ViewWork | None = None
         if config.decodes:

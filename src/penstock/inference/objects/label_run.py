@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -26,20 +27,30 @@ from ...base import (
     keep_traceback_in,
     usable_cores,
 )
-from ...data import OutputLock, flatten, unflatten
+from ...data import OutputLock, flatten, open_source, unflatten
 from ..run_folder.block_log import Key
 from ..run_folder.ending import noting_end
 from ..run_folder.folder import read_run
 from ..run_folder.journal import Journal, Prepared
-from ..run_folder.names import HOLES, HOLES_FILE, IDS_FILE, OBJECTS, OWNERS_FILE, STARTS_FILE, VIEWS
+from ..run_folder.names import (
+    AMBIGUOUS_FILE,
+    HOLES,
+    HOLES_FILE,
+    IDS_FILE,
+    OBJECTS,
+    OWNERS_FILE,
+    STARTS_FILE,
+    VIEWS,
+)
 from ..stages.beginning import removed, say_unlocked
 from .block_record import load_table, save_table
 from .block_work import BlockWork
 from .components import HoleTable
 from .decoded_views import ViewWork, save_array
+from .doubtful_objects import Cutout, PlaneEnds, cutouts_of, ends_at_planes, worst_first
 from .face_joins import Contacts, Totals, all_touching, groups_of, numbered, touches
 from .label_job import JOINED_BYTES, LabelJob
-from .object_table import write_table
+from .object_table import merged_measures, object_columns, write_table
 from .view_joins import Owners, owners_of
 
 
@@ -65,8 +76,15 @@ class LabelSummary:
     blocks: int
     block: tuple[int, ...]
     levels: int
+    ends: PlaneEnds | None = None
+    """None if objects were not measured."""
+    ambiguous: int = 0
+    ambiguous_file: Path | None = None
+    """Their rows, the largest first; None if there are none."""
     owners: Owners | None = None
     """The joins of what a decoder made; None for components."""
+    cutouts: Sequence[Cutout] = ()
+    """Some of the ambiguous ones."""
 
 
 class LabelRun:
@@ -182,29 +200,49 @@ class LabelRun:
         sink = labelling.output.sink(output["dtype"], overwrite=False, resume=True)
         sink.close()
         levels = labelling.output.add_levels(sink)
-        owners = None
-        if (self.folder / STARTS_FILE).is_file():  # else an earlier start has come as far as that
-            owners = self._table(work, sink)
+        checks: dict[str, Any] = {}
+        if work.measured and (self.folder / STARTS_FILE).is_file():
+            checks = self._checked(work, sink)  # else an earlier start has come as far as that
         summary = LabelSummary(
             output["objects"], output["all"] - output["objects"], labelling.taken,
             work.rule.connectivity, output["dtype"], len(work.grid), work.grid.step[2:], levels,
-            owners,
+            **checks,
         )  # fmt: skip
-        facts = {key: value for key, value in vars(summary).items() if key != "owners"}
+        large = ("owners", "cutouts", "ambiguous_file")
+        facts = {key: value for key, value in vars(summary).items() if key not in large}
         self.journal.save(SUMMARY_FILE, facts)
         clear(labelling)
         return summary
 
-    def _table(self, work: BlockWork, sink: Any) -> Owners | None:
-        """Write the table, if there is to be one. Returns what a decoder's views have joined."""
-        config = self.labelling.config
+    def _checked(self, work: BlockWork, sink: Any) -> dict[str, Any]:
+        """Write the table, if there is to be one. Returns what it tells of the blocks."""
+        config, source, views = self.labelling.config, self.labelling.source, work.views
+        totals, groups, contacts = self._join(self.labelling.work)
+        numbering = numbered(totals, groups, config.min_size, config.clear_border)
+        total = merged_measures(work, numbering, contacts)
+        checks: dict[str, Any] = {"ends": ends_at_planes(total, work.grid, (0, 0, 0))}
+        rows = np.zeros(0, np.int64)
+        if views is not None:
+            owners = load_table(self.folder / OWNERS_FILE, Owners)
+            ids = numbering.ids[np.isin(totals.keys, owners.ambiguous)]
+            total["ambiguous"] = np.isin(np.arange(1, numbering.kept + 1), ids)
+            rows = worst_first(total, total["ambiguous"])
+            checks = {
+                "owners": owners,
+                "ends": ends_at_planes(total, views.grid, views.halo),
+                "ambiguous": len(rows),
+            }
+        columns = object_columns(total, source, sink, work)
         if config.table is not None:
-            totals, groups, contacts = self._join(self.labelling.work)
-            numbering = numbered(totals, groups, config.min_size, config.clear_border)
             # A start that was killed may have written it.
-            again = config.model_copy(update={"overwrite": config.overwrite or config.resumes})
-            write_table(again, work, self.labelling.source, numbering, contacts, sink)
-        return None if work.views is None else load_table(self.folder / OWNERS_FILE, Owners)
+            write_table(config.table, columns, source, replace=config.overwrite or config.resumes)
+        if len(rows):
+            file = checks["ambiguous_file"] = self.folder / AMBIGUOUS_FILE
+            some = {name: column[rows] for name, column in columns.items()}
+            write_table(file, some, source, replace=True)
+            labels = open_source(config.out_spec, name="OUT")
+            checks["cutouts"] = cutouts_of(total, rows, source, labels)
+        return checks
 
 
 def clear(labelling: LabelJob) -> None:

@@ -40,6 +40,8 @@ OWNERS_FILE, HOLES_FILE = "owners.npz", "holes.npz"
 """The owners of a decoder's objects, and the background that a labelling fills."""
 IDS_FILE, STARTS_FILE = "ids.npy", "starts.npy"
 """The final numbers of objects. The second file is written last, when the output is there."""
+AMBIGUOUS_FILE = "ambiguous.csv"
+"""The rows of the table that a reader should look at; the picture of some lies beside it."""
 LOGS_FOLDER = "done/"
 """Folder of the logs of a run folder in a bucket; see `bucket_log`."""
 RUN_FILES = (RUN_FILE, LOG_FILE, SCALINGS_FILE, METRICS_FILE, SUMMARY_FILE,
