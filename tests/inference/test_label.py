@@ -284,6 +284,23 @@ def test_what_cannot_be_labelled_is_refused(
     assert not (tmp_path / "out.zarr").exists()
 
 
+@pytest.mark.parametrize(
+    ("shape", "knobs", "sentence"),
+    [
+        ((3, 3, 4), {}, "has t z y x 1 x 3 x 3 x 4, and the input has 1 x 3 x 3 x 3"),
+        ((3, 3, 3), {"channels": (1,)}, "--channels 1: .* has 1"),
+    ],
+)
+def test_an_image_of_another_grid_is_refused(
+    tmp_path: Path, shape: tuple[int, ...], knobs: dict[str, Any], sentence: str
+) -> None:
+    np.save(tmp_path / "image.npy", np.ones(shape, np.uint16))
+    asked = {"table": tmp_path / "t.csv", "intensity": str(tmp_path / "image.npy"), **knobs}
+    with pytest.raises(UsageError, match=sentence):
+        label(tmp_path, np.ones((3, 3, 3), np.uint8), **asked)
+    assert {each.name for each in tmp_path.iterdir()} == {"image.npy", "in.npy"}
+
+
 def test_an_output_that_exists_stays(tmp_path: Path) -> None:
     mask = np.ones((3, 3, 3), bool)
     label(tmp_path, mask)

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..base import LabelConfig, add_flags, from_flags, one_heap, plural
+from ..base import LabelConfig, add_flags, from_flags, one_heap
 from .drawing import draw_cutouts, figures_of
 from .progress import counted_progress, say
 
@@ -72,13 +72,7 @@ def print_summary(done: LabelSummary, config: LabelConfig) -> None:
         print(f"cut       {done.owners.cut:,} by the halo: give a larger --object-size if not 0")
         print(f"ambiguous {done.ambiguous:,}{_shown(done)}")
     if done.ends is not None and done.ends.planes:
-        planes, there, controls, between = done.ends
-        ratio = done.ends.ratio
-        print(
-            f"ends      {there:,} at {plural(planes, 'plane')} of blocks, {between:,} at "
-            f"{plural(controls, 'plane')} between"
-            + (f": {ratio:.2f} times as many at each (1 is good)" if ratio is not None else "")
-        )
+        print(f"ends      {done.ends.sentence()}")
     print(f"output    {done.dtype}, {done.levels} levels below")
     if config.table is not None:
         print(f"table     {config.table}")

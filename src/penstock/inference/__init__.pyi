@@ -1,4 +1,5 @@
 from .objects.doubtful_objects import Cutout as Cutout
+from .objects.doubtful_objects import PlaneEnds as PlaneEnds
 from .objects.label_run import LabelSummary as LabelSummary
 from .objects.labelling import Labelling as Labelling
 from .opening.job import Job as Job
@@ -15,6 +16,7 @@ from .repair import take_off as take_off
 from .run import run_inference as run_inference
 from .run import run_job as run_job
 from .run_folder.ending import EndRequest as EndRequest
+from .run_folder.names import AMBIGUOUS_FILE as AMBIGUOUS_FILE
 from .run_folder.reader import RunFolder as RunFolder
 from .run_folder.reader import open_run as open_run
 from .run_folder.reader import run_folder_of as run_folder_of

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ...base import plural
 from ...data import Box, Grid, Source
 from .object_measures import Measures
 
@@ -20,7 +21,7 @@ _SHOWN = 6
 
 
 class PlaneEnds(NamedTuple):
-    """Faces of objects' boxes that lie in planes where blocks end, and in planes between these."""
+    """Sides of objects' boxes in planes where blocks end, and in planes between these."""
 
     planes: int
     at_planes: int
@@ -34,6 +35,14 @@ class PlaneEnds(NamedTuple):
         if not self.at_controls:
             return None
         return (self.at_planes / self.planes) / (self.at_controls / self.controls)
+
+    def sentence(self) -> str:
+        """The counts in words."""
+        times = "" if self.ratio is None else f": {self.ratio:.2f} times as many at each, 1 is good"
+        return (
+            f"{plural(self.at_planes, 'side')} of objects at {plural(self.planes, 'plane')} of "
+            f"blocks, {self.at_controls:,} at {plural(self.controls, 'plane')} between{times}"
+        )
 
 
 class Cutout(NamedTuple):

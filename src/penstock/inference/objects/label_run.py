@@ -210,6 +210,8 @@ class LabelRun:
         )  # fmt: skip
         large = ("owners", "cutouts", "ambiguous_file")
         facts = {key: value for key, value in vars(summary).items() if key not in large}
+        facts["ends"] = summary.ends and summary.ends._asdict()
+        facts |= {name: getattr(summary.owners, name, None) for name in ("joined", "cut")}
         self.journal.save(SUMMARY_FILE, facts)
         clear(labelling)
         return summary
@@ -273,6 +275,9 @@ def begun(labelling: LabelJob, prepared: Prepared | None = None) -> Iterator[Lab
             journal.lock()
             if not before:  # what an earlier run has found, before this one has a name
                 clear(labelling)
+                for suffix in (".csv", ".png"):
+                    listed = (labelling.folder / AMBIGUOUS_FILE).with_suffix(suffix)
+                    listed.unlink(missing_ok=True)
             kept = {"dtypes": before["fingerprint"]["dtypes"]} if "output" in before else {}
             journal.fingerprint |= kept
             facts = labelling.facts() | {
