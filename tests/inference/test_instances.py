@@ -156,7 +156,7 @@ def test_an_object_larger_than_the_halo_is_told(tmp_path: Path) -> None:
     rows = (tmp_path / "out.zarr.penstock" / "ambiguous.csv").read_text().splitlines()
     assert summary.ambiguous == len(rows) - 1 == len(summary.cutouts) > 0
     worst = summary.cutouts[0]
-    assert worst.own.sum() == (labels == worst.number).any(axis=0).sum()
+    assert worst.body.sum() == (labels == worst.number).any(axis=0).sum()
     report = report_of_labels(tmp_path / "out.zarr.penstock")
     assert f"the halo cuts {summary.owners.cut}," in " ".join(report.verdict)
     assert len(report.chapters[0].sections[0].table) == len(rows)

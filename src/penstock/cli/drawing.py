@@ -54,7 +54,7 @@ def draw_cutouts(picture: Path, cutouts: Sequence[Cutout]) -> Path:
         panel.set_axis_off()
     for panel, cutout in zip(axes, cutouts, strict=False):
         panel.imshow(cutout.scores, cmap="gray")
-        for where, color in ((cutout.others, (0.2, 0.5, 1, 0.35)), (cutout.own, (1, 0.5, 0, 0.5))):
+        for where, color in ((cutout.around, (0.2, 0.5, 1, 0.35)), (cutout.body, (1, 0.5, 0, 0.5))):
             panel.imshow(where[..., None] * color)
         place = " ".join(map(str, cutout.low))
         panel.set_title(

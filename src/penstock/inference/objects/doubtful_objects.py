@@ -54,8 +54,8 @@ class Cutout(NamedTuple):
     """The first voxel of the cutout, z y x."""
     scores: NDArray[Any]
     """The highest along z, shape (y, x)."""
-    own: NDArray[np.bool_]
-    others: NDArray[np.bool_]
+    body: NDArray[np.bool_]
+    around: NDArray[np.bool_]
 
 
 def ends_at_planes(measures: Measures, grid: Grid, halo: Sequence[int]) -> PlaneEnds:
@@ -117,11 +117,11 @@ def cutouts_of(
         channel = scores.domain.start[1]
         seen = Box((box.start[0], channel), (box.stop[0], channel + 1)) + box[2:]
         values = labels.read(box)[0, 0]
-        own = values == row + 1
-        others = (values > 0) & ~own
+        body = values == row + 1
+        around = (values > 0) & ~body
         flat = scores.read(seen)[0, 0].max(axis=0)
         voxels = int(measures["voxels"][row])
         found.append(
-            Cutout(row + 1, voxels, box.start[2:], flat, own.any(axis=0), others.any(axis=0))
+            Cutout(row + 1, voxels, box.start[2:], flat, body.any(axis=0), around.any(axis=0))
         )
     return found

@@ -40,8 +40,8 @@ BLOCK_VOXELS = 2**23
 """The most voxels of a block that is chosen: a worker takes about 25 bytes for each."""
 VOXEL_BYTES, PROCESS_BYTES = 25, 130 * 2**20
 """The most bytes that a process takes for each voxel of its block, and besides."""
-JOINED_BYTES = 100
-"""Bytes that the join takes for each object of a block."""
+JOINED_BYTES, MEASURED_BYTES = 100, 400
+"""Bytes that the join takes for each object of a block, and those with what is measured."""
 _OF_ONE_START = frozenset(
     "in_spec out_spec overwrite resume workers block max_memory run_dir take_over levels prepare "
     "part finish cluster worker_timeout part_retries max_failed_parts".split()
@@ -103,6 +103,11 @@ class LabelJob:
         return PROCESS_BYTES + VOXEL_BYTES * max(self.work.grid[0].size, views)
 
     @property
+    def joined_bytes(self) -> int:
+        """Bytes that the join takes for each object of a block."""
+        return MEASURED_BYTES if self.work.measured else JOINED_BYTES
+
+    @property
     def scratch_bytes(self) -> int:
         """The most bytes of the faces of blocks, and of views, in the run folder."""
         z, y, x = self.work.grid.step[2:]
@@ -117,7 +122,7 @@ class LabelJob:
         return {
             "blocks": f"{len(grid):,} of {in_words(grid.step[2:])} (z y x), in {len(rounds)} "
             f"rounds: {', '.join(rounds)}",
-            "memory": f"{format_bytes(takes)} at most for {processes}, then {JOINED_BYTES} bytes "
+            "memory": f"{format_bytes(takes)} at most for {processes}, then {self.joined_bytes} bytes "
             f"for each object of a block to join; limit {format_bytes(self.limit)}",
             "scratch": f"{format_bytes(self.scratch_bytes)} at most in {self.folder}, and 100 "
             "bytes for each object of a block",

@@ -49,7 +49,7 @@ from .components import HoleTable
 from .decoded_views import ViewWork, save_array
 from .doubtful_objects import Cutout, PlaneEnds, cutouts_of, ends_at_planes, worst_first
 from .face_joins import Contacts, Totals, all_touching, groups_of, numbered, touches
-from .label_job import JOINED_BYTES, LabelJob
+from .label_job import LabelJob
 from .object_table import merged_measures, object_columns, write_table
 from .view_joins import Owners, owners_of
 
@@ -155,7 +155,7 @@ class LabelRun:
         if (place := str(work.folder)) not in self._joined:
             totals = Totals.of(map(work.load, range(len(work.grid))))
             count, limit = len(totals.first), self.labelling.limit
-            if (needed := count * JOINED_BYTES) > limit:
+            if (needed := count * self.labelling.joined_bytes) > limit:
                 raise Refused(
                     f"joining {count:,} objects of blocks takes about {format_bytes(needed)}, and "
                     f"--max-memory allows {format_bytes(limit)}; what is counted stays: go on with "
