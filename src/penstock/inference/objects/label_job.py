@@ -38,8 +38,8 @@ from .label_output import LabelOutput, open_input
 
 BLOCK_VOXELS = 2**23
 """The most voxels of a block that is chosen: a worker takes about 25 bytes for each."""
-VOXEL_BYTES, PROCESS_BYTES = 25, 130 * 2**20
-"""The most bytes that a process takes for each voxel of its block, and besides."""
+VOXEL_BYTES, PROCESS_BYTES = 24, 130 * 2**20
+"""Bytes that a process takes for each voxel of its block, beside those of the input, and in all."""
 JOINED_BYTES = 100
 """Bytes that the join takes for each object of a block."""
 _OF_ONE_START = frozenset(
@@ -100,7 +100,8 @@ class LabelJob:
         if self.views is not None:
             seen = np.add(self.views.grid.step[2:], np.multiply(2, self.views.halo))
             views = int(np.prod(np.minimum(seen, self.domain.shape[2:])))
-        return PROCESS_BYTES + VOXEL_BYTES * max(self.work.grid[0].size, views)
+        each = VOXEL_BYTES + self.source.dtype.itemsize
+        return PROCESS_BYTES + each * max(self.work.grid[0].size, views)
 
     @property
     def scratch_bytes(self) -> int:
