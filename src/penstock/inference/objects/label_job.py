@@ -88,12 +88,6 @@ class LabelJob:
         self.workers = config.workers or max(1, min(usable_cores(), self.limit // self.each_takes))
 
     @property
-    def rounds(self) -> list[str]:
-        """The names of the rounds, in which each block is done once; see `label_run`."""
-        first = "decode" if self.config.decodes else "fill" if self.config.fill_holes else None
-        return [first, "count", "write"] if first else ["count", "write"]
-
-    @property
     def each_takes(self) -> int:
         """The most bytes that a process takes, without what a user's decoder allocates."""
         views = 0
@@ -113,7 +107,7 @@ class LabelJob:
 
     def plan_lines(self) -> dict[str, str]:
         """What is known before a voxel is read, by a word for each."""
-        grid, rounds = self.work.grid, self.rounds
+        grid, rounds = self.work.grid, self.config.rounds
         processes, takes = plural(self.workers, "process"), self.workers * self.each_takes
         return {
             "blocks": f"{len(grid):,} of {in_words(grid.step[2:])} (z y x), in {len(rounds)} "
