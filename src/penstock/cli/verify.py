@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "output",
         nargs="+",
         metavar="OUTPUT",
-        help="the output of a run of infer; if the run has several outputs, one or all of them",
+        help="the output of infer or label; if the run has several outputs, one or all of them",
     )
     parser.add_argument(
         "--json",

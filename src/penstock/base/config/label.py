@@ -137,6 +137,12 @@ class LabelConfig(ObjectKnobs, Stepwise):
         """Whether objects are made by a decoder, block by block, and not by components."""
         return self.decoder not in (None, "components")
 
+    @property
+    def rounds(self) -> list[str]:
+        """The names of the rounds, in each of which every block is done once."""
+        first = "decode" if self.decodes else "fill" if self.fill_holes else None
+        return [first, "count", "write"] if first else ["count", "write"]
+
     @model_validator(mode="after")
     def _fits(self) -> LabelConfig:
         if self.threshold is not None and self.equal:

@@ -141,7 +141,7 @@ def in_order_of_first(labels: NDArray[Any], count: int, plain: NDArray[Any]) -> 
         numbers = np.zeros(count + 1, labels.dtype)
         numbers[order + 1] = np.arange(1, count + 1)
         labels, first = numbers[labels], first[order]
-        runs = runs._replace(numbers=numbers[runs.numbers].astype(np.int64))
+        runs = runs._replace(numbers=numbers[runs.numbers])
     return LocalLabels(labels, first, runs, plain)
 
 

@@ -38,8 +38,10 @@ from .label_output import LabelOutput, open_input
 
 BLOCK_VOXELS = 2**23
 """The most voxels of a block that is chosen: a worker takes about 25 bytes for each."""
-VOXEL_BYTES, PROCESS_BYTES = 25, 130 * 2**20
-"""The most bytes that a process takes for each voxel of its block, and besides."""
+VOXEL_BYTES, PROCESS_BYTES = 24, 130 * 2**20
+"""Bytes that a process takes for each voxel of its block, beside those of the input, and in all."""
+MEASURING_BYTES = 20
+"""Bytes for each voxel that come on top where objects are measured."""
 JOINED_BYTES, MEASURED_BYTES = 100, 400
 """Bytes that the join takes for each object of a block, and those with what is measured."""
 _OF_ONE_START = frozenset(
@@ -88,19 +90,14 @@ class LabelJob:
         self.workers = config.workers or max(1, min(usable_cores(), self.limit // self.each_takes))
 
     @property
-    def rounds(self) -> list[str]:
-        """The names of the rounds, in which each block is done once; see `label_run`."""
-        first = "decode" if self.config.decodes else "fill" if self.config.fill_holes else None
-        return [first, "count", "write"] if first else ["count", "write"]
-
-    @property
     def each_takes(self) -> int:
         """The most bytes that a process takes, without what a user's decoder allocates."""
         views = 0
         if self.views is not None:
             seen = np.add(self.views.grid.step[2:], np.multiply(2, self.views.halo))
             views = int(np.prod(np.minimum(seen, self.domain.shape[2:])))
-        return PROCESS_BYTES + VOXEL_BYTES * max(self.work.grid[0].size, views)
+        each = VOXEL_BYTES + self.source.dtype.itemsize + MEASURING_BYTES * self.work.measured
+        return PROCESS_BYTES + each * max(self.work.grid[0].size, views)
 
     @property
     def joined_bytes(self) -> int:
@@ -117,13 +114,13 @@ class LabelJob:
 
     def plan_lines(self) -> dict[str, str]:
         """What is known before a voxel is read, by a word for each."""
-        grid, rounds = self.work.grid, self.rounds
+        grid, rounds = self.work.grid, self.config.rounds
         processes, takes = plural(self.workers, "process"), self.workers * self.each_takes
         return {
             "blocks": f"{len(grid):,} of {in_words(grid.step[2:])} (z y x), in {len(rounds)} "
             f"rounds: {', '.join(rounds)}",
-            "memory": f"{format_bytes(takes)} at most for {processes}, then {self.joined_bytes} bytes "
-            f"for each object of a block to join; limit {format_bytes(self.limit)}",
+            "memory": f"{format_bytes(takes)} at most for {processes}, then {self.joined_bytes} "
+            f"bytes for each object of a block to join; limit {format_bytes(self.limit)}",
             "scratch": f"{format_bytes(self.scratch_bytes)} at most in {self.folder}, and 100 "
             "bytes for each object of a block",
         }

@@ -42,7 +42,7 @@ class Labelling(LabelJob):
         """Voxels that this process labels, counted once for each round."""
         if self.config.part is not None:
             return self.domain.size // share_of(self.config.part)[1]
-        return self.domain.size * len(self.rounds)
+        return self.domain.size * len(self.config.rounds)
 
     def run(self, show: Show = lambda voxels: None, over: Over | None = None) -> LabelSummary:
         """Label.
@@ -61,7 +61,7 @@ class Labelling(LabelJob):
         self.refuse()
         with begun(self) as run:
             while (each := run.next_round()) is not None:
-                before = self.domain.size * self.rounds.index(each.name)
+                before = self.domain.size * self.config.rounds.index(each.name)
                 self._do(run, each, range(len(each.work.grid)), before, show, over)
                 run.end_round(each)
             return run.finish()
@@ -87,7 +87,7 @@ class Labelling(LabelJob):
         return self._finish()
 
     def _prepare(self) -> LabelStep:
-        elements, rounds = self.config.workers or 1, len(self.rounds)
+        elements, rounds = self.config.workers or 1, len(self.config.rounds)
         with begun(self, Prepared(self.work.grid.step[2:], elements)) as run:
             run.lock.hand_over()
         return LabelStep(

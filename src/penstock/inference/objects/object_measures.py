@@ -47,14 +47,16 @@ def extents_of(runs: Runs, shape: Sequence[int], count: int) -> Extents:
     """
     at, lengths = runs.numbers - 1, runs.lengths
     z, y, x = np.unravel_index(runs.starts, shape)
-    low, high = np.empty((2, count, 3), np.int64)
+    low, high, sums = np.empty((3, count, 3), np.int64)
     low[at[::-1], 0], high[at, 0] = z[::-1], z + 1  # of several, the last one stays
-    for axis, places, ends in ((1, y, y + 1), (2, x, x + lengths)):
+    for axis, places, ahead in ((1, y, 1), (2, x, lengths)):
         low[:, axis], high[:, axis] = shape[axis], 0
         np.minimum.at(low[:, axis], at, places)
-        np.maximum.at(high[:, axis], at, ends)
-    totals = (z * lengths, y * lengths, x * lengths + lengths * (lengths - 1) // 2)
-    return Extents(low, high, np.stack([runs.sums(total, count) for total in totals], axis=1))
+        np.maximum.at(high[:, axis], at, places + ahead)
+    sums[:, 0] = runs.sums(z * lengths, count)  # one after another, to save memory
+    sums[:, 1] = runs.sums(y * lengths, count)
+    sums[:, 2] = runs.sums((2 * x + lengths - 1) * lengths // 2, count)
+    return Extents(low, high, sums)
 
 
 def measure_block(

@@ -10,14 +10,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+_AT_A_TIME = 2**20
+"""Voxels in which runs are sought at once: what is found of them stays in the cache."""
+
 
 class Runs(NamedTuple):
     """The runs of objects in an array, in the order of their first voxels."""
 
     starts: NDArray[np.int64]
     """The places of first voxels in the flattened array."""
-    lengths: NDArray[np.int64]
-    numbers: NDArray[np.int64]
+    lengths: NDArray[np.int32]
+    numbers: NDArray[np.integer]
     """The object of each, from 1."""
 
     def voxels(self, count: int) -> NDArray[np.int64]:
@@ -30,7 +33,7 @@ class Runs(NamedTuple):
         first[self.numbers[::-1] - 1] = self.starts[::-1]  # of several, the last one stays
         return first
 
-    def sums(self, values: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    def sums(self, values: NDArray[np.integer], count: int) -> NDArray[np.int64]:
         """The sum over the runs of each object. It is exact up to 2**53."""
         return np.bincount(self.numbers, values, count + 1)[1:].astype(np.int64)
 
@@ -46,12 +49,22 @@ def runs_of(labels: NDArray[np.integer], plain: NDArray[Any]) -> Runs:
     Returns:
         The runs.
     """
+    plane = labels[0].size
+    step = max(1, _AT_A_TIME // plane)
+    parts = [
+        _runs_within(labels[z : z + step], plain[z : z + step], z * plane)
+        for z in range(0, len(labels), step)
+    ]
+    return Runs(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def _runs_within(labels: NDArray[np.integer], plain: NDArray[Any], before: int) -> Runs:
+    """The runs in some planes, which have so many voxels before them."""
     ends = ends_along(plain, 2)
-    starts = np.concatenate([[0], ends[:-1] + 1])
-    numbers = labels.reshape(-1)[starts]
+    numbers = labels.reshape(-1)[ends]
     inside = np.flatnonzero(numbers)
-    starts = starts[inside]
-    return Runs(starts, ends[inside] - starts + 1, numbers[inside].astype(np.int64))
+    lengths = np.diff(ends, prepend=-1)[inside].astype(np.int32)
+    return Runs(ends[inside] + (before + 1) - lengths, lengths, numbers[inside])
 
 
 def ends_along(plain: NDArray[Any], axis: int) -> NDArray[np.int64]:
@@ -88,7 +101,9 @@ def faces_along(
     """
     ends, flat = ends_along(plain, axis), labels.reshape(-1)
     ahead = int(np.prod(labels.shape[axis + 1 :]))
-    # The last layer has nothing ahead, and the first one has nothing behind.
-    sides = flat[ends], flat[ends[:-ahead] + ahead], flat[:ahead]
-    total = sum(np.bincount(side, minlength=count + 1) for side in sides)
-    return np.asarray(total)[1:]
+    total = np.bincount(flat[:ahead], minlength=count + 1)  # the first layer has nothing behind
+    total += np.bincount(flat[ends], minlength=count + 1)
+    behind = ends[:-ahead]  # the last layer has nothing ahead
+    behind += ahead
+    total += np.bincount(flat[behind], minlength=count + 1)
+    return total[1:]
