@@ -153,7 +153,7 @@ def main() -> None:
     parser.add_argument("--dask-image", metavar="PYTHON")
     args = parser.parse_args()
     here = Path.cwd()
-    with tempfile.TemporaryDirectory(dir=SAMPLES.parent.parent) as folder:
+    with tempfile.TemporaryDirectory() as folder:  # of TMPDIR
         os.chdir(folder)
         make_mask(args.side)
         samples = measure(args.side, args.rounds, args.dask_image)

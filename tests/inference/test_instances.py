@@ -13,8 +13,10 @@ from scipy import ndimage
 
 from penstock.base import LabelConfig, UsageError, build
 from penstock.cli import main
-from penstock.data import open_source
+from penstock.data import Box, Grid, open_source
 from penstock.inference import Labelling, LabelSummary
+from penstock.inference.objects.doubtful_objects import ends_at_planes
+from penstock.reports.infer.label_report import report_of_labels
 
 DECODER = """
 import cc3d
@@ -154,11 +156,47 @@ def test_an_object_in_two_blocks_is_one(tmp_path: Path, rule: str) -> None:
 
 
 def test_an_object_larger_than_the_halo_is_told(tmp_path: Path) -> None:
+    """It is listed and cut out, and it ends where its blocks do."""
     scores = np.full((6, 6, 60), -1, np.float32)
     scores[2:4, 2:4, 2:58] = 1
     labels, summary = decode(tmp_path, scores, object_size=(8,), instance_block=(20,))
     assert summary.owners is not None and summary.owners.cut >= 1
     assert labels.max() == summary.objects
+    assert summary.ends is not None and summary.ends.planes == 6  # 20 and 40, 8 on either side
+    assert summary.ends.at_planes > summary.ends.at_controls == 0 and summary.ends.ratio is None
+    rows = (tmp_path / "out.zarr.penstock" / "ambiguous.csv").read_text().splitlines()
+    assert summary.ambiguous == len(rows) - 1 == len(summary.cutouts) > 0
+    worst = summary.cutouts[0]
+    assert worst.body.sum() == (labels == worst.number).any(axis=0).sum()
+    report = report_of_labels(tmp_path / "out.zarr.penstock")
+    assert f"the halo cuts {summary.owners.cut}," in " ".join(report.verdict)
+    assert len(report.chapters[0].sections[0].table) == len(rows)
+
+
+def test_ends_are_counted_at_planes_and_between() -> None:
+    low = np.array([[0, 0, 4], [0, 0, 5], [0, 0, 10]])
+    measures = {"low": low, "high": low + 5}  # 4 to 9, 5 to 10, 10 to 15, of 20 voxels along x
+    grid = Grid(Box((0,) * 5, (1, 1, 9, 9, 20)), (1, 1, 9, 9, 10))
+    ends = ends_at_planes(measures, grid, (0, 0, 0))
+    assert ends == (1, 2, 2, 2) and ends.ratio == 2  # at 10; at 5 and 15
+
+
+@pytest.mark.slow
+def test_ambiguous_objects_are_told_and_drawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(DECODER)
+    scores = np.full((6, 6, 60), -1, np.float32)
+    scores[2:4, 2:4, 2:58] = 1
+    np.save(tmp_path / "in.npy", scores)
+    words = f"--decoder {tmp_path}/mine.py:nearest --object-size 8 --instance-block 20"
+    out = str(tmp_path / "out.zarr")
+    assert main(["label", str(tmp_path / "in.npy"), out, *words.split(), "--workers", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert "by the halo: give a larger --object-size" in printed
+    assert "ambiguous.png" in printed
+    picture = tmp_path / "out.zarr.penstock" / "ambiguous.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_plane_goes_to_the_decoder_as_a_plane(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from penstock.cli import main
 from penstock.data import open_source
 from penstock.inference import Labelling, LabelSummary
 from penstock.inference.objects import block_work
+from penstock.inference.objects.labelling import LabelStep
 
 from ..later import imported_later
 
@@ -30,8 +31,25 @@ MANY = {"dtype": "uint8", "chunks": (1, 99, 99), "block": (99, 99)}
 COMPLEMENT = {4: 2, 8: 1, 6: 3, 18: 1, 26: 1}
 
 
+def by_parts(asked: Mapping[str, Any], counts: Iterator[int]) -> LabelSummary:
+    """Label as the elements of arrays do: in any order, and some of them twice."""
+    config = build(LabelConfig, asked)
+
+    def step(**words: Any) -> LabelStep:
+        return Labelling(config.model_copy(update={"overwrite": False, **words})).step()
+
+    step(prepare=True, overwrite=True)
+    while True:
+        parts = next(counts)
+        elements = [*range(1, parts + 1), parts]
+        for element in elements[parts // 2 :] + elements[: parts // 2]:
+            step(part=f"{element}/{parts}")
+        if (summary := step(finish=True).summary) is not None:
+            return summary
+
+
 def label(
-    folder: Path, array: NDArray[Any], **knobs: Any
+    folder: Path, array: NDArray[Any], counts: Iterator[int] | None = None, **knobs: Any
 ) -> tuple[NDArray[Any], LabelSummary, Labelling]:
     place, out = folder / "in.npy", folder / "out.zarr"
     if not place.exists() or not np.array_equal(np.load(place), array, equal_nan=True):
@@ -41,7 +59,7 @@ def label(
         "levels": "none", "chunks": (4, 4, 4), "block": (4, 4, 4), **knobs,
     }  # fmt: skip
     labelling = Labelling(build(LabelConfig, asked))
-    summary = labelling.run()
+    summary = labelling.run() if counts is None else by_parts(asked, counts)
     values = open_source(str(out)).read(labelling.source.domain)
     return values[0, 0].reshape(array.shape), summary, labelling
 
@@ -97,8 +115,9 @@ def test_adversarial_volumes_have_the_labels_of_scipy(tmp_path: Path, connectivi
         assert summary.objects == wanted.max()
 
 
-def check_random(folder: Path, seed: int) -> None:
+def check_random(folder: Path, seed: int, *, in_parts: bool = False) -> None:
     rng = np.random.default_rng(seed)
+    counts = iter(np.random.default_rng(seed).integers(1, 6, 9).tolist()) if in_parts else None
     flat = rng.random() < 0.3
     shape = tuple(int(n) for n in rng.integers(1, 14, 2 if flat else 3))
     mask = rng.random(shape) < rng.uniform(0.1, 0.7)
@@ -106,7 +125,8 @@ def check_random(folder: Path, seed: int) -> None:
     block = tuple(int(n) for n in 2 * rng.integers(1, 5, 3))
     fill, least, clear = bool(rng.integers(2)), int(rng.integers(1, 5)), bool(rng.integers(2))
     got, *_ = label(
-        folder, mask, connectivity=connectivity, chunks=(2, 2, 2), block=block, fill_holes=fill,
+        folder, mask, counts, connectivity=connectivity, chunks=(2, 2, 2), block=block,
+        fill_holes=fill,
         min_size=least, clear_border=clear,
     )  # fmt: skip
     if fill:
@@ -130,10 +150,10 @@ def test_any_mask_blocks_and_filters(tmp_path_factory: Any, seed: int) -> None:
 
 
 @pytest.mark.slow
-def test_fifty_random_grids(tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_fifty_random_grids(tmp_path: Path, in_parts: bool) -> None:
     for seed in range(50):
-        check_random(tmp_path, seed)
-    assert not (tmp_path / "out.zarr.labels").exists()
+        check_random(tmp_path, seed, in_parts=in_parts)
 
 
 @pytest.mark.parametrize("block", [(4, 4, 4), (8, 4, 12)])
@@ -262,6 +282,23 @@ def test_what_cannot_be_labelled_is_refused(
         label(tmp_path, array, **knobs)
     assert isinstance(error.value, PenstockError)
     assert not (tmp_path / "out.zarr").exists()
+
+
+@pytest.mark.parametrize(
+    ("shape", "knobs", "sentence"),
+    [
+        ((3, 3, 4), {}, "has t z y x 1 x 3 x 3 x 4, and the input has 1 x 3 x 3 x 3"),
+        ((3, 3, 3), {"channels": (1,)}, "--channels 1: .* has 1"),
+    ],
+)
+def test_an_image_of_another_grid_is_refused(
+    tmp_path: Path, shape: tuple[int, ...], knobs: dict[str, Any], sentence: str
+) -> None:
+    np.save(tmp_path / "image.npy", np.ones(shape, np.uint16))
+    asked = {"table": tmp_path / "t.csv", "intensity": str(tmp_path / "image.npy"), **knobs}
+    with pytest.raises(UsageError, match=sentence):
+        label(tmp_path, np.ones((3, 3, 3), np.uint8), **asked)
+    assert {each.name for each in tmp_path.iterdir()} == {"image.npy", "in.npy"}
 
 
 def test_an_output_that_exists_stays(tmp_path: Path) -> None:

@@ -24,6 +24,10 @@ from ..base import (
     from_flags,
 )
 
+_OF_BOTH = ("chunks", "shards", "levels", "take_over", "cluster", "worker_timeout", "part_retries",
+            "max_failed_parts", "max_memory")  # fmt: skip
+"""Settings of both, where they are given."""
+
 
 def instances_of(
     args: argparse.Namespace, config: InferConfig
@@ -60,14 +64,14 @@ def instances_of(
     check_outputs(("--table", objects.table), replace=config.overwrite or config.resume)
     scratch = f"{place}.scores.zarr"
     asked = {key: value for key, value in as_settings(objects).items() if key != "instances"}
-    output = {name: getattr(config, name) for name in ("chunks", "shards", "levels", "take_over")}
+    output = {name: getattr(config, name) for name in _OF_BOTH if name in config.model_fields_set}
     once = {"overwrite": config.overwrite, "resume": config.resume}
     label = build(
-        LabelConfig, asked, {k: v for k, v in output.items() if v is not None}, once,
+        LabelConfig, asked, output, once,
         {"in_spec": scratch, "out_spec": place, "decoder": objects.instances},
     )  # fmt: skip
     scores: dict[str, Any] = {"out_spec": (scratch,), "levels": "none", "shards": None}
-    scores["run_dir"] = config.run_dir or Path(f"{place}.penstock")
+    scores["run_dir"] = config.run_dir or Path(f"{place}.scores.penstock")
     kept = {**dict(config), **scores}
     return DecodedConfig.model_construct(config.model_fields_set | scores.keys(), **kept), label
 

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ..base import LabelConfig, add_flags, from_flags, one_heap
-from .progress import counted_progress
+from .drawing import draw_cutouts, figures_of
+from .progress import counted_progress, say
+
+if TYPE_CHECKING:
+    from ..inference import Labelling, LabelSummary
 
 EXAMPLES = """
 penstock label scores.ome.zarr cells.ome.zarr --threshold 0.5 --min-size 20
@@ -31,19 +38,52 @@ def run(args: argparse.Namespace) -> int:
 
 def run_labelling(config: LabelConfig) -> int:
     """Carry out a labelling, and print what was done. Returns the exit code."""
-    from ..inference import Labelling
+    from ..inference import Labelling, label_on_cluster
 
-    labelling = Labelling(config)
-    with counted_progress(labelling.voxels, "voxels", "labelling") as show:
-        done = labelling.run(show)
-    print(f"objects   {done.objects:,}, numbered by their first voxels; {done.left_out:,} left out")
-    print(f"taken     {labelling.taken}, with {done.connectivity} neighbours")
-    if done.owners is not None:
-        joined, cut, ambiguous = done.owners[2:]
-        print(f"joined    {joined:,} that several blocks see; {ambiguous:,} ambiguous")
-        print(f"cut       {cut:,} by the halo: give a larger --object-size if this is not 0")
-    print(f"blocks    {done.blocks:,} of {' x '.join(map(str, done.block))} (z y x)")
-    print(f"output    {done.dtype}, {done.levels} levels below")
-    if labelling.config.table is not None:
-        print(f"table     {labelling.config.table}")
+    with contextlib.ExitStack() as stack:
+
+        def begins(labelling: Labelling) -> Callable[[int], None]:
+            lines = {} if config.joins else labelling.plan_lines()  # --prepare has said them
+            for word, text in lines.items():
+                print(f"{word:<9} {text}")
+            progress = counted_progress(labelling.voxels, "voxels", "labelling")
+            return stack.enter_context(progress)
+
+        if config.cluster is not None:
+            print_summary(label_on_cluster(config, begins, say), config)
+            return 0
+        labelling = Labelling(config)
+        show = begins(labelling)
+        if not config.is_element:
+            print_summary(labelling.run(show), config)
+            return 0
+        step = labelling.step(show)
+    if step.summary is not None:
+        print_summary(step.summary, config)
+    print(step.sentence)
     return 0
+
+
+def print_summary(done: LabelSummary, config: LabelConfig) -> None:
+    print(f"objects   {done.objects:,}, numbered by their first voxels; {done.left_out:,} left out")
+    print(f"taken     {done.taken}, with {done.connectivity} neighbours")
+    if done.owners is not None:
+        print(f"joined    {done.owners.joined:,} that several blocks see")
+        print(f"cut       {done.owners.cut:,} by the halo: give a larger --object-size if not 0")
+        print(f"ambiguous {done.ambiguous:,}{_shown(done)}")
+    if done.ends is not None and done.ends.planes:
+        print(f"ends      {done.ends.sentence()}")
+    print(f"output    {done.dtype}, {done.levels} levels below")
+    if config.table is not None:
+        print(f"table     {config.table}")
+
+
+def _shown(done: LabelSummary) -> str:
+    """The numbers of the largest ambiguous objects, and the files that show them."""
+    if done.ambiguous_file is None:
+        return ""
+    picture = done.ambiguous_file.with_suffix(".png")
+    drawn = figures_of(lambda: [draw_cutouts(picture, done.cutouts)])
+    numbers = ", ".join(str(each.number) for each in done.cutouts)
+    files = ", ".join(map(str, [done.ambiguous_file, *drawn]))
+    return f", the largest are {numbers}: see {files}"

@@ -13,6 +13,7 @@ from typing import Any
 from ..base import (
     InferConfig,
     Knobs,
+    LabelConfig,
     PenstockError,
     PredictConfig,
     PreprocessConfig,
@@ -46,10 +47,11 @@ from ..cluster import (
 from . import VERBS, dashed
 from .launch import training
 
-WORK = ("infer", "preprocess", "predict", "bench", "suite", "train")
+WORK = ("infer", "label", "preprocess", "predict", "bench", "suite", "train")
 """The verbs that a job may run."""
 KNOBS: dict[str, type[Knobs]] = {
     "infer": InferConfig,
+    "label": LabelConfig,
     "preprocess": PreprocessConfig,
     "predict": PredictConfig,
 }
@@ -259,5 +261,7 @@ def _verb(words: Sequence[str]) -> Command:
     config = from_flags(KNOBS[verb], args, getattr(args, "config", None)) if verb in KNOBS else None
     _, left = parser.parse_known_args([*asked, "--resume"])
     counts = isinstance(config, InferConfig) and config.asked_normalization in (None, "global")
-    goes_on = verb in WORK
-    return Command(tuple(words), "verb", resumes=not left, goes_on=goes_on, counts=counts)
+    rounds = len(config.rounds) if isinstance(config, LabelConfig) else 0
+    return Command(
+        tuple(words), "verb", resumes=not left, goes_on=verb in WORK, counts=counts, rounds=rounds
+    )

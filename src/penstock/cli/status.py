@@ -17,7 +17,9 @@ penstock status denoised.ome.zarr --watch
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_of", metavar="RUN", help="an output of infer, or its run folder")
+    parser.add_argument(
+        "run_of", metavar="RUN", help="an output of infer or label, or its run folder"
+    )
     parser.add_argument(
         "--watch", action="store_true", help="repeat every 5 s while a process works on it"
     )

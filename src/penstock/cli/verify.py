@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "output",
         nargs="+",
         metavar="OUTPUT",
-        help="the output of a run of infer; if the run has several outputs, one or all of them",
+        help="the output of infer or label; if the run has several outputs, one or all of them",
     )
     parser.add_argument(
         "--json",
@@ -207,6 +207,8 @@ def _cure(run: RunFolder, proof: Proof, config: VerifyConfig) -> str:
     if of_python:
         first = shlex.join(["penstock", "verify", *outputs, *place, "--forget"])
         again = "run_inference, called as before and with resume=True"
+        if run.content.get("verb") == "label":
+            again = "penstock label, as before and with --resume"
         return f"This makes them: {'' if config.forget else f'{first}, and then '}{again}"
     if proof.of_kind("different"):
         place += ["--recompute", f"{config.recompute}", "--seed", f"{config.seed}"]

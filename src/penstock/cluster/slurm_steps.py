@@ -1,6 +1,7 @@
 """The command of a job, and the jobs of one submission, which wait for each other.
 
 infer, --array 64    ──▶    prepare ─▶ twice 64 shares of statistics ─▶ 64 parts ─▶ finish
+label, --array 64    ──▶    prepare ─▶ for each round 64 parts ─▶ finish
 anything else        ──▶    one job, or one array
 
 The statistics are percentiles of the whole volume, if they are asked for.
@@ -16,11 +17,14 @@ from ..base import SlurmConfig, UsageError
 
 ELEMENT = "%a"
 """Placeholder for the number of an array's element, as in ``--part %a/64``."""
-STEPS_OF_INFER = frozenset(("--prepare", "--statistics", "--part", "--finish"))
-"""Flags of infer, each of which does one step of a job that several processes share."""
+STEPS = frozenset(("--prepare", "--statistics", "--part", "--finish"))
+"""Flags of infer and label, each of which does one step of a job that several processes share."""
 ROUNDS = 2
 """Passes over values of more than 16 bits for exact percentiles. Values of up to 16 bits need one
 pass; the second then has nothing to do."""
+
+CUT = ("infer", "label")
+"""The verbs whose work an array shares."""
 
 Kind = Literal["ranks", "verb", "program"]
 
@@ -43,6 +47,8 @@ class Command:
     back into the queue."""
     counts: bool = False
     """True for an infer with percentiles of the whole volume, which an array counts first."""
+    rounds: int = 0
+    """The rounds of a label, in each of which every block is done once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +85,7 @@ def check_command(config: SlurmConfig, command: Command) -> None:
             "--array 3,7"
         )
     if config.nodes > 1:
-        apart = "; --array N cuts it into N jobs" if command.words[0] == "infer" else ""
+        apart = "; --array N cuts it into N jobs" if command.words[0] in CUT else ""
         raise UsageError(
             f"--nodes {config.nodes}: penstock {command.words[0]} runs on one node{apart}"
         )
@@ -93,30 +99,32 @@ def steps_of(config: SlurmConfig, command: Command) -> list[Step]:
         command: What is to run.
 
     Returns:
-        A single job or array, or the steps of an infer that an array cuts into parts.
+        A single job or array, or the steps of an infer or label that an array cuts into parts.
 
     Raises:
         UsageError: The array cannot number the parts.
     """
     check_command(config, command)
-    is_cut = config.array is not None and command.kind == "verb" and command.words[0] == "infer"
-    if not is_cut or STEPS_OF_INFER & {word.partition("=")[0] for word in command.words}:
+    verb = command.words[0]
+    is_cut = config.array is not None and command.kind == "verb" and verb in CUT
+    if not is_cut or STEPS & {word.partition("=")[0] for word in command.words}:
         return [Step(config, command)]
     if numbered := [word for word in command.words if "%j" in word]:
-        raise UsageError(f"{numbered[0]}: the parts of infer are several jobs, so do not use %j")
+        raise UsageError(f"{numbered[0]}: the parts of {verb} are several jobs, so do not use %j")
     if config.parts is None:
         raise UsageError(
-            f"--array {config.array}: the parts of infer are counted from 1; --array 64 makes 64, "
-            f"and -- infer ... --part {ELEMENT}/64 does some of them again"
+            f"--array {config.array}: the parts of {verb} are counted from 1; --array 64 makes 64, "
+            f"and -- {verb} ... --part {ELEMENT}/64 does some of them again"
         )
     share, elements = f"{ELEMENT}/{config.parts}", str(config.parts)
     counting = SlurmConfig.model_validate(_on_one_gpu(config))
     counted = Step(_named(counting, "statistics"), _with(command, "--statistics", share), "afterok")
+    parts = Step(_named(config, "parts"), _with(command, "--part", share), "afterok")
+    finish = Step(_alone(config, "finish"), _with(command, "--finish"), "afterany")
     return [
         Step(_alone(config, "prepare"), _with(command, "--prepare", "--workers", elements)),
         *[counted] * (ROUNDS if command.counts else 0),
-        Step(_named(config, "parts"), _with(command, "--part", share), "afterok"),
-        Step(_alone(config, "finish"), _with(command, "--finish"), "afterany"),
+        *[parts, finish] * (command.rounds or 1),
     ]
 
 

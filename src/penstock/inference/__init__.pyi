@@ -1,5 +1,7 @@
+from .objects.doubtful_objects import Cutout as Cutout
+from .objects.doubtful_objects import PlaneEnds as PlaneEnds
+from .objects.label_run import LabelSummary as LabelSummary
 from .objects.labelling import Labelling as Labelling
-from .objects.labelling import LabelSummary as LabelSummary
 from .opening.job import Job as Job
 from .opening.plans import plan_inference as plan_inference
 from .opening.plans import plan_job as plan_job
@@ -14,10 +16,12 @@ from .repair import take_off as take_off
 from .run import run_inference as run_inference
 from .run import run_job as run_job
 from .run_folder.ending import EndRequest as EndRequest
+from .run_folder.names import AMBIGUOUS_FILE as AMBIGUOUS_FILE
 from .run_folder.reader import RunFolder as RunFolder
 from .run_folder.reader import open_run as open_run
 from .run_folder.reader import run_folder_of as run_folder_of
 from .sharing.client import run_on_cluster as run_on_cluster
+from .sharing.label_client import label_on_cluster as label_on_cluster
 from .sharing.steps import run_step as run_step
 from .stages.summary import Progress as Progress
 from .stages.summary import Summary as Summary

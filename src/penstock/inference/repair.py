@@ -49,6 +49,11 @@ def reopened(run: RunFolder, config: VerifyConfig) -> Job:
         UsageError: Input, model or weights are not there, are not those of the run, or are not
             trusted.
     """
+    if run.content.get("verb") == "label":
+        raise UsageError(
+            "blocks of labels are made again by penstock verify OUTPUT --forget, and then penstock "
+            "label as before with --resume"
+        )
     if str(run.fingerprint.get("input")).startswith("memory"):
         raise UsageError("the input of the run was an array in memory")
     names = InferConfig.model_fields.keys() - _OF_ONE_START

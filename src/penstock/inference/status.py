@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ..base import SUMMARY_FILE, format_seconds, significant, system_errors
+from ..base import SUMMARY_FILE, format_seconds, plural, significant, system_errors
 from .run_folder.block_set import BlockSet
 from .run_folder.folder import Notes, folder_at, lost_lines, read_document, read_run
-from .run_folder.names import ENDING_FILE
+from .run_folder.names import ENDING_FILE, FOUND_FOLDERS
 
 State = Literal["running", "prepared", "done", "incomplete", "ended", "killed", "begun"]
 
@@ -88,6 +88,9 @@ class RunLook:
         planned = int(run.get("blocks") or 0)
         processes = folder.at_work()
         state, *why = self._state(run, processes, len(self._blocks) < planned)
+        counts = {name: len(folder.names(f"{name}/*.npz")) for name in FOUND_FOLDERS}
+        words = [f"{name} of {plural(count, 'block')}" for name, count in counts.items() if count]
+        why += ["found so far: " + ", ".join(words)] if words else []
         why.append(lost_lines(folder, len(self._damaged), len(self._blocks), planned))
         tails = folder.telemetry()
         alive = [tail[-1].get("gauges") or {} for tail in tails if _goes_on(tail)]
@@ -109,6 +112,7 @@ class RunLook:
         self._blocks.update(self._notes.blocks())
 
     def _state(self, run: Mapping[str, Any], at_work: int | None, lacks: bool) -> tuple[State, str]:
+        verb = run.get("verb", "infer")
         if at_work:
             return "running", ""
         if self.folder.names(SUMMARY_FILE):
@@ -116,10 +120,10 @@ class RunLook:
         if self.folder.names(ENDING_FILE):
             return "ended", str((read_document(self.folder, ENDING_FILE) or {}).get("error", ""))
         if run.get("settings", {}).get("prepare") and not self.folder.killed():
-            return "prepared", "next is infer --part i/n for each i of n, then --finish"
+            return "prepared", f"next is {verb} --part i/n for each i of n, then --finish"
         if at_work is None:
             return "begun", "a bucket does not say whether a process writes it"
-        return "killed", "no process writes it; penstock infer --resume goes on"
+        return "killed", f"no process writes it; penstock {verb} --resume goes on"
 
 
 def _rate(files: Iterable[Sequence[dict[str, Any]]]) -> float | None:

@@ -7,7 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from .knobs import Knobs, Natural, Overwriting, Positive, Shape, as_number, flag, many
+from .knobs import Bytes, Knobs, Natural, Positive, Shape, as_number, flag, many
+from .sharing import Stepwise
 
 LabelDtype = Literal["uint8", "uint16", "uint32", "uint64"]
 
@@ -62,14 +63,14 @@ class InstanceConfig(ObjectKnobs):
     )
 
 
-class LabelConfig(ObjectKnobs, Overwriting):
+class LabelConfig(ObjectKnobs, Stepwise):
     """The knobs of ``penstock label``."""
 
     groups: ClassVar = {
         "objects of a decoder": "seed_threshold object_size instance_block join join_rule",
         "how the input is read": "level axes series raw",
         "how the output is written": "chunks shards levels dtype",
-        "how the work is done": "block workers run_dir take_over",
+        "how the work is done": "block workers max_memory run_dir take_over",
     }
 
     in_spec: Any = flag(help="the array: a path, URL or spec")
@@ -113,18 +114,34 @@ class LabelConfig(ObjectKnobs, Overwriting):
         help="voxels that a worker labels at a time, z y x, in whole chunks of the output "
         "(default: about 8 million); the result does not depend on it",
     )
-    workers: Positive | None = flag(None, help="processes that label (default: one for each core)")
+    workers: Positive | None = flag(
+        None, help="processes of this machine that label (default: one for each core)"
+    )
+    max_memory: Annotated[Bytes, Field(ge=1)] | None = flag(
+        None, help="most memory of these processes, such as 4GiB (default: 80 % of what is free)"
+    )
     run_dir: Path | None = flag(
-        None, help="folder for what is counted of blocks, until the end (default: beside OUT)"
+        None, help="folder of the run's records (default: OUT.penstock beside OUT)"
     )
     take_over: bool = flag(
         False, help="take an output that another run has locked, if that run may have ended"
     )
 
     @property
+    def resumes(self) -> bool:
+        """Whether the run goes on with an earlier one."""
+        return self.resume or self.joins
+
+    @property
     def decodes(self) -> bool:
         """Whether objects are made by a decoder, block by block, and not by components."""
         return self.decoder not in (None, "components")
+
+    @property
+    def rounds(self) -> list[str]:
+        """The names of the rounds, in each of which every block is done once."""
+        first = "decode" if self.decodes else "fill" if self.fill_holes else None
+        return [first, "count", "write"] if first else ["count", "write"]
 
     @model_validator(mode="after")
     def _fits(self) -> LabelConfig:

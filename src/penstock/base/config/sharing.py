@@ -62,11 +62,54 @@ class OnCluster(OnWorkers):
     )
 
 
-class Sharing(OnCluster):
+class Stepwise(OnCluster):
+    """The knobs of a job of which each process does a step, as the elements of an array do."""
+
+    groups: ClassVar = {
+        "workers and parts": "prepare part finish",
+    }
+
+    prepare: bool = flag(
+        False, help="make output and run folder for an array of --part i/n, and write no block"
+    )
+    part: Share | None = flag(
+        None, help="i/n: element i of n, counted from 1, writes its share of the parts"
+    )
+    finish: bool = flag(
+        False, help="check that all elements have written their shares, and close the output"
+    )
+
+    @property
+    def step_flags(self) -> list[str]:
+        """The flags of steps that are given."""
+        steps = ("prepare", "statistics", "part", "finish")
+        return [f"--{name}" for name in steps if getattr(self, name, None)]
+
+    @property
+    def is_element(self) -> bool:
+        """Whether the process does one step of an array."""
+        return bool(self.step_flags)
+
+    @property
+    def joins(self) -> bool:
+        """Whether the process joins a run that --prepare began."""
+        return self.is_element and not self.prepare
+
+    @model_validator(mode="after")
+    def _one_step(self) -> Stepwise:
+        given = self.step_flags
+        if len(given) > 1:
+            raise ValueError(f"{given[0]} and {given[1]} are two steps of an array; give one")
+        if given and self.cluster is not None:
+            raise ValueError(f"{given[0]} is a step of an array; --cluster does all of a job")
+        return self
+
+
+class Sharing(Stepwise):
     """The knobs that divide a job into parts among processes."""
 
     groups: ClassVar = {
-        "workers and parts": "workers parts prepare statistics part finish",
+        "workers and parts": "workers parts statistics",
     }
 
     workers: Positive | None = flag(
@@ -77,30 +120,11 @@ class Sharing(OnCluster):
     parts: Positive | None = flag(
         None, help="least number of parts that the job is cut into (default: as workers need)"
     )
-    prepare: bool = flag(
-        False, help="make output and run folder for an array of --part i/n, and write no block"
-    )
     statistics: Share | None = flag(
         None,
         help="i/n: element i of n counts its share of the values for percentiles of the whole "
         "volume, after --prepare",
     )
-    part: Share | None = flag(
-        None, help="i/n: element i of n, counted from 1, writes its share of the parts"
-    )
-    finish: bool = flag(
-        False, help="check that all elements have written their shares, and close the output"
-    )
-
-    @property
-    def is_element(self) -> bool:
-        """Whether the process does one step of an array."""
-        return self.prepare or self.joins
-
-    @property
-    def joins(self) -> bool:
-        """Whether the process joins a run that --prepare began."""
-        return self.finish or self.part is not None or self.statistics is not None
 
     @property
     def shared_by(self) -> int | None:
@@ -111,18 +135,7 @@ class Sharing(OnCluster):
         return self.workers or (1 if self.is_element or self.parts else None)
 
     @model_validator(mode="after")
-    def _one_step(self) -> Sharing:
-        steps = {
-            "--prepare": self.prepare,
-            "--statistics": self.statistics is not None,
-            "--part": self.part is not None,
-            "--finish": self.finish,
-        }
-        given = [flag for flag, is_given in steps.items() if is_given]
-        if len(given) > 1:
-            raise ValueError(f"{given[0]} and {given[1]} are two steps of an array; give one")
-        if given and self.cluster is not None:
-            raise ValueError(f"{given[0]} is a step of an array; --cluster does all of a job")
+    def _cut_for(self) -> Sharing:
         if self.prepare and self.workers is None:
             raise ValueError("--prepare needs --workers N, the number of elements of the array")
         return self

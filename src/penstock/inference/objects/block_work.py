@@ -1,7 +1,6 @@
 """The work on single blocks, which any process may do: count its objects, and write them.
 
-folder/objects/000012.npz    what is counted of block 12
-folder/ids.npy               the final numbers of all objects, once all blocks are counted
+folder/objects/000012.npz    what is counted of block 12; `run_folder.names` lists the other files
 """
 
 from __future__ import annotations
@@ -9,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import platform
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager
@@ -29,15 +29,17 @@ from ...base import (
     for_children,
     in_order,
 )
-from ...data import Box, Grid, Sink, Source, open_source
-from .block_record import BlockRecord, record_of
-from .components import ComponentRule, LocalLabels
+from ...cluster import UnfitWorker
+from ...data import Box, Grid, OutputLock, Sink, Source, open_source
+from ..run_folder.block_log import digest_of
+from ..run_folder.folder import read_run
+from ..run_folder.names import HOLES_FILE, IDS_FILE, OWNERS_FILE, STARTS_FILE
+from .block_record import BlockRecord, load_table, record_of
+from .components import ComponentRule, HoleTable, LocalLabels
 from .decoded_views import ViewWork
 from .label_output import LabelOutput, open_input
-from .object_measures import Measures, measure_block, voxels_of
-from .view_joins import DecodedRule
-
-IDS_FILE, STARTS_FILE = "ids.npy", "starts.npy"
+from .object_measures import Measures, measure_block
+from .view_joins import DecodedRule, Owners
 
 
 @dataclass(frozen=True)
@@ -45,13 +47,16 @@ class BlockWork:
     """What is done with each block. It is handed to other processes, which open arrays anew."""
 
     config: LabelConfig
-    rule: ComponentRule | DecodedRule
+    rule: ComponentRule
     grid: Grid
     folder: Path
     measured: bool = False
-    """True if objects are measured for a table."""
+    """True if objects are measured, for a table or as a decoder made them."""
+    views: ViewWork | None = None
+    """The views that a decoder sees, if one makes the objects."""
     dtype: str = ""
-    """The dtype of the output."""
+    """The dtype of the output, and the run that writes it; empty until there is one."""
+    run: str = ""
 
     @cached_property
     def source(self) -> Source:
@@ -73,6 +78,21 @@ class BlockWork:
         sink.create()
         return sink
 
+    @cached_property
+    def lock(self) -> OutputLock:
+        """The lock of the output, which names the run."""
+        return OutputLock.take([self.sink], self.run, folder=self.folder.parent, member=True)
+
+    @cached_property
+    def full_rule(self) -> ComponentRule | DecodedRule:
+        """The rule, with what the round before has found."""
+        if self.views is not None:
+            owners = load_table(self.folder.parent / OWNERS_FILE, Owners)
+            return DecodedRule(self.views, owners, self.rule.connectivity)
+        if self.config.fill_holes and not self.rule.inverted:
+            return replace(self.rule, holes=load_table(self.folder.parent / HOLES_FILE, HoleTable))
+        return self.rule
+
     def opened(self) -> AbstractContextManager[None]:
         """The context in which blocks are done."""
         return contextlib.nullcontext()
@@ -85,37 +105,43 @@ class BlockWork:
         """Read what is counted of a block."""
         return BlockRecord.load(self.record(number))
 
-    def count(self, number: int) -> int:
-        """Count the objects of a block. Returns its number of voxels."""
+    def lacking(self, numbers: Iterable[int]) -> list[int]:
+        """Those of some blocks that are not counted."""
+        return [number for number in numbers if not self.record(number).is_file()]
+
+    def count(self, number: int) -> str:
+        """Count the objects of a block. Returns no check."""
         box = self.grid[number]
         labels = self.labels(number, box)
         measures: Measures = {}
         if self.measured:
             measures = measure_block(labels, box, self.image, self.image_channels)
-        sized = self.measured or self.config.min_size > 1
-        voxels = voxels_of(labels) if sized else np.zeros_like(labels.first)
+        voxels = labels.runs.voxels(len(labels.first))
         flat = "z" not in self.source.axes
         record = record_of(labels, box, self.grid.domain, flat, voxels, measures)
         record.save(self.record(number))
-        return box.size
+        return ""
 
-    def write(self, number: int) -> int:
-        """Write a block with final numbers. Returns its number of voxels."""
+    def write(self, number: int) -> str:
+        """Write a block with final numbers. Returns the check of its values."""
         box = self.grid[number]
         labels = self.labels(number, box)
         start, stop = self._starts[number : number + 2]
         if stop - start != len(labels.first):
             raise PenstockError(
-                f"IN {self.source.name}: has changed since its objects were counted; run again "
-                "without --resume"
+                f"IN {self.source.name}: has changed since its objects were counted; begin anew "
+                "with --overwrite"
             )
         ids = np.concatenate([[0], self._ids[start:stop]]).astype(self.sink.dtype)
-        self.sink.write(box, ids[labels.array][None, None])
-        return box.size
+        values = ids[labels.array][None, None]
+        check = digest_of([values])
+        self.lock.check()  # a process that was stopped long ago must not write into another run's
+        self.sink.write(box, values)
+        return check
 
     def labels(self, number: int, box: Box) -> LocalLabels:
         """The objects of a block."""
-        return self.rule.labels_of(self.source, box, number)
+        return self.full_rule.labels_of(self.source, box, number)
 
     @property
     def image_channels(self) -> tuple[int, ...]:
@@ -135,34 +161,64 @@ class BlockWork:
 
 
 _WORK: list[BlockWork | ViewWork] = []
-"""The work of this process, one of a pool."""
+"""The work of this process, one of a pool or of a cluster."""
 _OPENED = contextlib.ExitStack()
 """The context of that work."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockOrder:
+    """A step on a block, for a worker of a cluster."""
+
+    work: BlockWork | ViewWork
+    step: str
+    number: int
+    run: str
+    topic: str
+    """A name that only this round has."""
+
+
+_TOPIC: list[str] = []
+"""The round that this worker takes part in."""
+
+
+def do_order(order: BlockOrder) -> str:
+    """Do a step on a block, on a worker of a cluster. Returns what the step returns.
+
+    Raises `UnfitWorker` if the worker does not see the run.
+    """
+    folder = order.work.folder.parent
+    if [order.topic] != _TOPIC:
+        if read_run(folder).get("run") != order.run:
+            raise UnfitWorker(
+                f"the worker on {platform.node()} does not see the run in {folder}; give "
+                "--run-dir with a folder that all workers share"
+            )
+        _OPENED.close()
+        _open(order.work)
+        _TOPIC[:] = [order.topic]
+    return _do(order.step, order.number)
 
 
 def _begin(work: BlockWork | ViewWork) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that began this one ends it
     end_with_parent()
+    _open(work)
+
+
+def _open(work: BlockWork | ViewWork) -> None:
     _OPENED.enter_context(work.opened())
     _WORK[:] = [work]
 
 
-def _do(step: str, number: int) -> int:
-    return int(getattr(_WORK[0], step)(number))
+def _do(step: str, number: int) -> str:
+    return str(getattr(_WORK[0], step)(number))
 
 
 @contextlib.contextmanager
-def doing(work: BlockWork | ViewWork, step: str, workers: int) -> Iterator[Callable[[int], int]]:
-    """Yield a function that does a step of the work on a block, here or in a process of a pool.
-
-    Args:
-        work: The work.
-        step: ``decode``, ``count`` or ``write``.
-        workers: The number of processes; for 1 this one does the work.
-
-    Yields:
-        The function. It may be called by as many threads as there are workers.
-    """
+def _doing(work: BlockWork | ViewWork, step: str, workers: int) -> Iterator[Callable[[int], str]]:
+    """Yield a function that does a step of the work on a block, here or in one of ``workers``
+    processes. It may be called by as many threads."""
     if workers == 1:
         with work.opened():
             yield getattr(work, step)
@@ -175,8 +231,8 @@ def doing(work: BlockWork | ViewWork, step: str, workers: int) -> Iterator[Calla
 
 
 def over_blocks(
-    work: BlockWork | ViewWork, step: str, numbers: Iterable[int], workers: int
-) -> Iterator[tuple[int, int]]:
+    work: BlockWork | ViewWork, step: str, numbers: Sequence[int], workers: int
+) -> Iterator[tuple[int, str]]:
     """Do a step for each of some blocks.
 
     Args:
@@ -186,16 +242,15 @@ def over_blocks(
         workers: The number of processes.
 
     Yields:
-        The number and the voxels of each block that is done, in order.
+        The number of each block that is done, in order, and what the step returns.
 
     Raises:
         PenstockError: A process died.
     """
-    rest = list(numbers)
-    workers = max(1, min(workers, len(rest) // 4))  # to start a process takes as long as a block
+    workers = max(1, min(workers, len(numbers) // 4))  # to start one takes as long as a block
     try:
-        with doing(work, step, workers) as do:
-            yield from zip(rest, in_order(do, rest, workers, ahead=1), strict=True)
+        with _doing(work, step, workers) as do:
+            yield from zip(numbers, in_order(do, numbers, workers, ahead=1), strict=True)
     except BrokenProcessPool as error:
         raise PenstockError(
             "a process that labelled blocks was killed, perhaps as the memory was full; --workers "

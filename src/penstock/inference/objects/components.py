@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ...base import UsageError, require
 from ...data import Box, Source
+from .voxel_runs import Runs, runs_of
 
 Matter = Literal["mask", "scores", "labels"]
 """The voxels that are labelled: all but 0, those above a threshold, or each value but 0."""
@@ -27,6 +28,9 @@ class LocalLabels(NamedTuple):
     """Along z y x, 0 where there is none, else numbers from 1 in the order of first voxels."""
     first: NDArray[np.int64]
     """The place of the first voxel of each object, in the flattened block."""
+    runs: Runs
+    plain: NDArray[Any]
+    """See `runs_of`."""
     keys: NDArray[np.int64] | None = None
     """The object that each is a part of, if that is known; else blocks are joined by faces."""
     values: NDArray[Any] | None = None
@@ -113,40 +117,32 @@ def labelled(array: NDArray[Any], connectivity: int) -> tuple[NDArray[Any], int]
 
 
 def _components(array: NDArray[Any], connectivity: int) -> LocalLabels:
-    plane = array[0] if connectivity in (4, 8) else array
+    plain = array.view(np.uint8) if array.dtype == np.bool_ else array
+    plane = plain[0] if connectivity in (4, 8) else plain
     labels, count = labelled(plane, connectivity)
-    return in_order_of_first(labels.reshape(array.shape), count)
+    return in_order_of_first(labels.reshape(array.shape), count, plain)
 
 
-def in_order_of_first(labels: NDArray[Any], count: int) -> LocalLabels:
+def in_order_of_first(labels: NDArray[Any], count: int, plain: NDArray[Any]) -> LocalLabels:
     """Number objects in the order of their first voxels.
 
     Args:
         labels: Along z y x, with the numbers from 0 to ``count``.
         count: The number of objects.
+        plain: See `runs_of`.
 
     Returns:
         The objects.
     """
-    first = _first_voxels(labels, count)
-    flat = labels.reshape(-1)
-    if not np.array_equal(flat[first], np.arange(1, count + 1)):  # then it is in another order
-        labels, _ = require("fastremap", "label").renumber(labels, preserve_zero=True)
-        first = _first_voxels(labels, count)
-    return LocalLabels(labels, first)
-
-
-def _first_voxels(labels: NDArray[Any], count: int) -> NDArray[np.int64]:
-    """The places where the largest number so far grows, for each number that it reaches."""
-    first, seen = np.zeros(count, np.int64), 0
-    for z, plane in enumerate(labels):
-        top = int(plane.max())
-        if top > seen:
-            largest = np.maximum.accumulate(plane.reshape(-1))
-            places = np.searchsorted(largest, np.arange(seen + 1, top + 1))
-            first[seen:top] = places + z * plane.size
-            seen = top
-    return first
+    runs = runs_of(labels, plain)
+    first = runs.firsts(count)
+    order = np.argsort(first)
+    if not np.array_equal(order, np.arange(count)):
+        numbers = np.zeros(count + 1, labels.dtype)
+        numbers[order + 1] = np.arange(1, count + 1)
+        labels, first = numbers[labels], first[order]
+        runs = runs._replace(numbers=numbers[runs.numbers])
+    return LocalLabels(labels, first, runs, plain)
 
 
 def matter_of(source: Source, threshold: float | None, equal: bool | None) -> Matter:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,9 +26,11 @@ from numpy.typing import NDArray
 
 from ...base import LabelConfig, UsageError, replacing, require
 from ...data import Box, Grid, Source, flatten
+from .block_record import load_table, save_table
 from .decoders import Decoder, opened_decoder
 from .label_output import open_input
 from .object_measures import extents_of
+from .voxel_runs import runs_of
 
 _HEADERS = threading.Lock()
 """Held while a header is read: numpy parses it, which fails in two threads of Python 3.11 at once
@@ -77,8 +79,8 @@ class ViewWork:
         halo = (0, 0, *self.halo)
         return self.grid[number].grow(halo, halo) & self.grid.domain
 
-    def decode(self, number: int) -> int:
-        """Decode a view. Returns the number of voxels of its core."""
+    def decode(self, number: int) -> str:
+        """Decode a view. Returns no check."""
         box, source = self.view(number), self.source
         lead = Box((box.start[0], source.domain.start[1]), (box.stop[0], source.domain.stop[1]))
         scores = source.read(lead + box[2:])[0]
@@ -90,15 +92,16 @@ class ViewWork:
         labels, _ = require("fastremap", "label").renumber(np.ascontiguousarray(labels))
         seen = self._seen(labels, box)
         save_array(self._file(number, "npy"), labels)
-        with replacing(self._file(number, "npz")) as draft, draft.open("wb") as file:
-            np.savez(file, **seen._asdict())
-        return self.grid[number].size
+        save_table(self._file(number, "npz"), seen)
+        return ""
 
     def _seen(self, labels: NDArray[Any], box: Box) -> SeenObjects:
         """What is known of the objects of a view."""
         count = int(labels.max(initial=0))
-        ends, within, voxels = extents_of(labels, count)
-        centroids = within + box.start[2:]
+        runs = runs_of(labels, labels)
+        low, high, sums = extents_of(runs, labels.shape, count)
+        voxels = runs.voxels(count)
+        centroids = sums / voxels[:, None] + box.start[2:]
         steps, anchor = self.grid.step[2:], self.grid.anchor[2:]
         cells = np.floor((np.floor(centroids + 0.5) - anchor) / steps).astype(np.int64)
         first = self.grid.cells.start
@@ -111,19 +114,16 @@ class ViewWork:
             for place, end, last in ((0, box.start, domain.start), (-1, box.stop, domain.stop)):
                 if end[axis + 2] != last[axis + 2]:
                     cut[np.unique(np.take(labels, place, axis))] = True
-        sides = ends[:, :, 1] - ends[:, :, 0] + 1
-        large: NDArray[np.bool_] = np.any(sides > np.maximum(self.halo, 1), axis=1)
+        large: NDArray[np.bool_] = np.any(high - low > np.maximum(self.halo, 1), axis=1)
         return SeenObjects(home.astype(np.int64), voxels, cut[1:], large)
 
-    def lacking(self) -> list[int]:
-        """The views that are not decoded."""
-        numbers = range(len(self.grid))
+    def lacking(self, numbers: Iterable[int]) -> list[int]:
+        """Those of some views that are not decoded."""
         return [n for n in numbers if not self._file(n, "npz").is_file()]
 
     def seen(self, number: int) -> SeenObjects:
         """What is known of the objects of a view."""
-        with np.load(self._file(number, "npz"), allow_pickle=False) as file:
-            return SeenObjects(**file)
+        return load_table(self._file(number, "npz"), SeenObjects)
 
     def labels(self, number: int, box: Box) -> NDArray[Any]:
         """The labels of a view in a box within it (t c z y x), along z y x."""

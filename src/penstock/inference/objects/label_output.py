@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...base import LabelConfig, UsageError, plural, usable_cores
-from ...data import Box, OutputLock, Sink, Source, open_sink, open_source, run_at
+from ...data import Box, Sink, Source, open_sink, open_source
 
 
 @dataclass(frozen=True)
@@ -28,36 +28,28 @@ class LabelOutput:
             name="OUT",
         )  # fmt: skip
 
-    def created(self, lock: OutputLock, run: str, made: bool, count: int) -> tuple[Sink, bool]:
-        """Create the output. One that another run has made is not written to.
+    def made(self, count: int, *, goes_on: bool, anew: bool) -> Sink:
+        """The output for a number of objects. Nothing is created.
 
         Args:
-            lock: The lock of the output, which the run has taken.
-            run: The id of the run.
-            made: True if an earlier start of the run has created it.
             count: The number of objects.
+            goes_on: True if blocks of it are written.
+            anew: True if what stands in its place may be replaced.
 
         Returns:
-            The output, and True if it was there already.
+            The output.
 
         Raises:
-            UsageError: It does not hold so many numbers, or another run has made it.
+            UsageError: It exists and is not ours, or does not hold so many numbers.
         """
-        config = self.config
-        dtype = config.dtype or smallest_dtype(count)
-        maker = run_at(self.sink(dtype, overwrite=True))
-        ours = made and (not lock.holds or maker == run)
-        begins_anew = not ours and (config.overwrite or maker == run)
-        sink = self.sink(dtype, resume=ours, overwrite=begins_anew)
+        dtype = self.config.dtype or smallest_dtype(count)
+        sink = self.sink(dtype, resume=goes_on, overwrite=anew and not goes_on)
         if sink.dtype.kind not in "iu" or count > np.iinfo(sink.dtype).max:
             raise UsageError(
                 f"OUT {sink.name}: {sink.dtype} does not hold {plural(count, 'object')}; leave "
                 "--dtype out for the smallest that does"
             )
-        if not ours:
-            lock.name()
-        sink.create()
-        return sink, ours
+        return sink
 
     def add_levels(self, sink: Sink) -> int:
         """Add the levels of an OME-Zarr, and list it as a label of its image.

@@ -6,15 +6,15 @@ order of voxels and blocks: exact for integers up to 2**53.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import require
 from ...data import Box, Source
 from .components import LocalLabels
+from .voxel_runs import Runs, faces_along
 
 Measures = dict[str, NDArray]  # type: ignore[type-arg]
 """Arrays by name, with a row for each object."""
@@ -23,38 +23,40 @@ _MERGED_BY = {"low": np.minimum, "first": np.minimum, "high": np.maximum, "max":
 """The columns that are not added, and their merges."""
 
 
-def voxels_of(labels: LocalLabels) -> NDArray[np.int64]:
-    """The number of voxels of each object of a block."""
-    counts = np.zeros(len(labels.first) + 1, np.int64)
-    for plane in labels.array:  # numpy makes 64-bit integers of what it counts
-        counts += np.bincount(plane.reshape(-1), minlength=len(counts))
-    return counts[1:]
-
-
 class Extents(NamedTuple):
-    """Where objects 1, 2 ... of an array are, a row for each."""
+    """Where objects 1, 2 ... of an array are, a row for each and a column for z, y and x."""
 
-    ends: NDArray[np.int64]
-    """The first and the last coordinate along z y x, shape (objects, 3, 2)."""
-    centroids: NDArray[np.float64]
-    voxels: NDArray[np.int64]
+    low: NDArray[np.int64]
+    """The first coordinates."""
+    high: NDArray[np.int64]
+    """Those after the last ones."""
+    sums: NDArray[np.int64]
+    """The sums of the coordinates of voxels."""
 
 
-def extents_of(labels: NDArray[Any], count: int) -> Extents:
-    """Where the objects of an array are.
+def extents_of(runs: Runs, shape: Sequence[int], count: int) -> Extents:
+    """Measure where objects are.
 
     Args:
-        labels: Numbers from 0 to ``count``.
+        runs: The runs of the objects.
+        shape: The array's, along z y x.
         count: The number of objects.
 
     Returns:
         Their extents, in coordinates of the array.
     """
-    counted = require("cc3d", "label").statistics(labels, no_slice_conversion=True)
-    # cc3d gives first and last coordinates in turn.
-    ends = counted["bounding_boxes"][1 : count + 1].astype(np.int64).reshape(count, 3, 2)
-    voxels = counted["voxel_counts"][1 : count + 1].astype(np.int64)
-    return Extents(ends, counted["centroids"][1 : count + 1], voxels)
+    at, lengths = runs.numbers - 1, runs.lengths
+    z, y, x = np.unravel_index(runs.starts, shape)
+    low, high, sums = np.empty((3, count, 3), np.int64)
+    low[at[::-1], 0], high[at, 0] = z[::-1], z + 1  # of several, the last one stays
+    for axis, places, ahead in ((1, y, 1), (2, x, lengths)):
+        low[:, axis], high[:, axis] = shape[axis], 0
+        np.minimum.at(low[:, axis], at, places)
+        np.maximum.at(high[:, axis], at, places + ahead)
+    sums[:, 0] = runs.sums(z * lengths, count)  # one after another, to save memory
+    sums[:, 1] = runs.sums(y * lengths, count)
+    sums[:, 2] = runs.sums((2 * x + lengths - 1) * lengths // 2, count)
+    return Extents(low, high, sums)
 
 
 def measure_block(
@@ -69,34 +71,24 @@ def measure_block(
         channels: Its channels.
 
     Returns:
-        ``voxels``; ``low`` and ``high``, the boxes of objects (z y x, half-open); ``sums`` of the
+        ``low`` and ``high``, the boxes of objects (z y x, half-open); ``sums`` of the
         coordinates of their voxels; ``faces`` along z y x between an object and what is not in it,
         or not in the block; ``sum`` and ``max`` of each channel.
     """
-    count = len(labels.first)
-    ends, centroids, counts = extents_of(labels.array, count)
-    origin, voxels = np.array(box.start[2:], np.int64), counts[:, None]
-    sums = np.rint(centroids * voxels).astype(np.int64)
+    count, runs, array = len(labels.first), labels.runs, labels.array
+    low, high, sums = extents_of(runs, array.shape, count)
+    origin = np.array(box.start[2:], np.int64)
+    faces = [faces_along(array, labels.plain, axis, count) for axis in range(2)]
+    faces.append(2 * np.bincount(runs.numbers, minlength=count + 1)[1:])  # each run has two ends
     measures: Measures = {
-        "voxels": counts,
-        "low": ends[:, :, 0] + origin,
-        "high": ends[:, :, 1] + origin + 1,
-        "sums": sums + voxels * origin,
-        "faces": np.stack([_faces(labels.array, axis, count) for axis in range(3)], axis=1),
+        "low": low + origin,
+        "high": high + origin,
+        "sums": sums + runs.voxels(count)[:, None] * origin,
+        "faces": np.stack(faces, axis=1),
     }
     if image is not None:
-        measures |= _intensities(labels.array, count, box, image, channels)
+        measures |= _intensities(array, count, box, image, channels)
     return measures
-
-
-def _faces(labels: NDArray[np.integer], axis: int, count: int) -> NDArray[np.int64]:
-    """Faces of objects along an axis, those on the faces of the block among them."""
-    ahead = np.moveaxis(labels, axis, 0)
-    here, there = ahead[:-1], ahead[1:]
-    differ = here != there
-    sides = (here[differ], there[differ], ahead[0].reshape(-1), ahead[-1].reshape(-1))
-    return sum((np.bincount(side, minlength=count + 1)[1:] for side in sides),
-               np.zeros(count, np.int64))  # fmt: skip
 
 
 def _intensities(

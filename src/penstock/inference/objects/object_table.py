@@ -8,16 +8,19 @@ surface            the area of its faces in the world (in a plane: the length of
 mean_0 max_0       of channel 0 of --intensity
 at_border          true if it touches a face of the volume
 block              the chunk of the output that has its first voxel, counted from 0
+ambiguous          of a decoder: true if it is larger than --object-size, or a view sees two of it
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import LabelConfig, require, writing_output
+from ...base import require, writing_output
 from ...data import Grid, Sink, Source
 from .block_work import BlockWork
 from .face_joins import Contacts, Numbering
@@ -25,37 +28,53 @@ from .object_measures import Measures, add_measures, empty_measures
 
 
 def write_table(
-    config: LabelConfig, work: BlockWork, source: Source, numbering: Numbering,
-    contacts: list[Contacts], sink: Sink,
-) -> None:  # fmt: skip
-    """Merge what was measured in blocks, and write the table.
+    path: Path, columns: Mapping[str, NDArray[Any]], source: Source, *, replace: bool
+) -> None:
+    """Write rows of objects.
 
     Args:
-        config: The settings, with the file.
-        work: The blocks, all of them counted.
-        source: The input, whose voxels have a size.
-        numbering: The numbers of objects.
-        contacts: The faces between objects of neighbouring blocks.
-        sink: The output.
+        path: The file: ``.parquet`` or ``.csv``.
+        columns: The columns by name.
+        source: The input, whose axes have units.
+        replace: Whether a file that is not ours may be replaced.
     """
-    assert config.table is not None
-    total = _merged(work, numbering, contacts)
     arrow = require("pyarrow", "label")
     units = {axis: unit for axis, unit in zip("tczyx", source.units, strict=True) if unit}
-    table = arrow.table(_columns(total, source, sink, work))
+    table = arrow.table({name: _arrow(column) for name, column in columns.items()})
     table = table.replace_schema_metadata({f"unit of {k}": v for k, v in units.items()})
-    with writing_output(config.table, replace=config.overwrite) as draft:
-        if config.table.suffix == ".csv":
+    with writing_output(path, replace=replace) as draft:
+        if path.suffix == ".csv":
             require("pyarrow.csv", "label").write_csv(table, draft)
         else:
             require("pyarrow.parquet", "label").write_table(table, draft)
 
 
-def _merged(work: BlockWork, numbering: Numbering, contacts: list[Contacts]) -> Measures:
+def _arrow(column: NDArray[Any]) -> Any:
+    """A column for Arrow. `pyarrow.array` would import pandas, which takes longer than a table."""
+    arrow = require("pyarrow", "label")
+    values = np.packbits(column, bitorder="little") if column.dtype.kind == "b" else column
+    buffer = arrow.py_buffer(np.ascontiguousarray(values))
+    kind = arrow.from_numpy_dtype(column.dtype)
+    return arrow.Array.from_buffers(kind, len(column), [None, buffer])
+
+
+def merged_measures(work: BlockWork, numbering: Numbering, contacts: list[Contacts]) -> Measures:
+    """Merge what was measured in blocks.
+
+    Args:
+        work: The blocks, all of them counted.
+        numbering: The numbers of objects.
+        contacts: The faces between objects of neighbouring blocks.
+
+    Returns:
+        The measures of all objects, in the order of their numbers.
+    """
     total: Measures = {}
     for number in range(len(work.grid)):
         record = work.load(number)
-        part = {**record.measures, "first": record.first, "at_border": record.at_border}
+        part = {
+            name: getattr(record, name) for name in ("first", "voxels", "at_border")
+        } | record.measures
         total = total or empty_measures(part, numbering.kept)
         add_measures(total, numbering.of_block(number), part)
     for axis, pairs, faces in contacts:
@@ -65,9 +84,20 @@ def _merged(work: BlockWork, numbering: Numbering, contacts: list[Contacts]) -> 
     return total
 
 
-def _columns(
+def object_columns(
     total: Measures, source: Source, sink: Sink, work: BlockWork
 ) -> dict[str, NDArray[Any]]:
+    """The columns of a table.
+
+    Args:
+        total: What is measured of all objects.
+        source: The input, whose voxels have a size.
+        sink: The output.
+        work: The blocks.
+
+    Returns:
+        The columns by name.
+    """
     scale = np.abs(source.scale[2:] if source.scale else (1.0,) * 3)
     signed = np.array(source.scale[2:] if source.scale else (1.0,) * 3)
     domain = work.grid.domain
@@ -91,4 +121,6 @@ def _columns(
     index = (first - cells.anchor) // cells.step - cells.cells.start
     columns["at_border"] = total["at_border"]
     columns["block"] = np.ravel_multi_index(tuple(index.T), cells.cells.shape)
+    if "ambiguous" in total:
+        columns["ambiguous"] = total["ambiguous"]
     return columns

@@ -34,8 +34,9 @@ class Owners(NamedTuple):
     """Objects that more than one view sees."""
     cut: int
     """Objects that the halo of their owner does not hold."""
-    ambiguous: int
-    """Objects that are larger than ``--object-size``, or of which a view sees two."""
+    ambiguous: NDArray[np.int64]
+    """The numbers of objects that are larger than ``--object-size``, or of which a view sees two:
+    those of ``keys``."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class DecodedRule:
             seen = np.concatenate([[0], keys])[self.work.labels(view, part)]
             np.copyto(here, seen, where=here == 0)
         labels, _ = require("fastremap", "label").renumber(painted)
-        local = in_order_of_first(labels, int(labels.max(initial=0)))
+        local = in_order_of_first(labels, int(labels.max(initial=0)), labels)
         return local._replace(keys=painted.reshape(-1)[local.first])
 
 
@@ -162,9 +163,6 @@ def _resolved(
     is_cut = np.zeros(count, bool)
     is_cut[groups[painted & cut]] = True
     kept = owner >= 0
-    counts = (
-        int((kept & (sizes > 1)).sum()),
-        int((kept & is_cut).sum()),
-        int((kept & twice).sum()),
-    )
-    return Owners(keys, starts, *counts)
+    joined, is_cut = kept & (sizes > 1), kept & is_cut
+    ambiguous = np.flatnonzero(kept & twice) + 1
+    return Owners(keys, starts, int(joined.sum()), int(is_cut.sum()), ambiguous)

@@ -13,7 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from ...base import RUN_FILE, InferConfig, PenstockError, UsageError, plural, redact, system_errors
+from ...base import (
+    RUN_FILE,
+    Incomplete,
+    InferConfig,
+    PenstockError,
+    UsageError,
+    plural,
+    redact,
+    system_errors,
+)
 from ...data import Box, Grid, ScaledGrid, Written, indices, open_written, run_at
 from .block_log import Checks, Key
 from .folder import Folder, Notes, folder_at, lost_lines, read_run
@@ -128,6 +137,8 @@ def _read_run(folder: Folder, *, given: bool) -> dict[str, Any]:
     hint = "" if given else "; if it has another place, give --run-dir"
     with system_errors(str(folder)):
         content = read_run(folder)
+    if content.get("verb") == "label" and "output" not in content:
+        raise Incomplete(f"the objects in {folder} are not counted yet, so no block is written")
     if (
         not isinstance(content.get("settings"), dict)
         or not {*content.get("fingerprint", ())} >= _FACTS
@@ -231,7 +242,9 @@ def run_folder_of(named: str) -> Path | str:
     if re.match(r"(s3|gs)://", named):
         places = [named]
     elif place.name:
-        places.append(place.with_name(f"{place.name}.penstock"))
+        # The second one has the scores of infer --instances, until objects are labelled.
+        names = f"{place.name}.penstock", f"{place.name}.scores.penstock"
+        places += [place.with_name(name) for name in names]
     for folder in places:
         with contextlib.suppress(UsageError, OSError):
             if is_run(folder_at(folder).read(RUN_FILE) or b""):

@@ -129,23 +129,25 @@ def _settled(config: InferConfig) -> InferConfig:
     specs = [config.in_spec, *config.out_spec]
     if any(not isinstance(spec, str | Path | dict) for spec in specs):
         raise UsageError("--cluster needs an input and outputs that workers open, not arrays")
-    name, colon, function = config.model_type.rpartition(":")
-    file = Path(name if colon else function)
-    model = config.model_type
-    if file.is_file():
-        model = f"{file.absolute()}{colon}{function if colon else ''}"
     folders = {name: _whole(getattr(config, name)) for name in ("weights", "run_dir")}
     return config.model_copy(
         update={
             **folders,
-            "in_spec": _absolute(config.in_spec),
-            "out_spec": tuple(map(_absolute, config.out_spec)),
-            "model_type": model,
+            "in_spec": absolute_place(config.in_spec),
+            "out_spec": tuple(map(absolute_place, config.out_spec)),
+            "model_type": absolute_reference(config.model_type),
         }
     )
 
 
-def _absolute(spec: Any) -> Any:
+def absolute_reference(name: str) -> str:
+    """Make the path in ``FILE`` or ``FILE:FUNCTION`` absolute. Return other names as they are."""
+    place, colon, function = name.rpartition(":")
+    file = Path(place if colon else function)
+    return f"{file.absolute()}{colon}{function if colon else ''}" if file.is_file() else name
+
+
+def absolute_place(spec: Any) -> Any:
     """Make a path absolute. Return URLs and TensorStore's JSON as they are."""
     text = str(spec)
     if isinstance(spec, dict) or "://" in text or text.lstrip().startswith("{"):

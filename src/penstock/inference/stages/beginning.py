@@ -110,10 +110,15 @@ def _check_there(sinks: Sequence[Sink]) -> None:
     blocks that the logs name."""
     for sink in sinks:
         if not sink.exists:
-            raise PenstockError(
-                f"{sink.name} was removed after this run had begun, and what was written is lost; "
-                "begin anew with --overwrite"
-            )
+            raise removed(sink.name)
+
+
+def removed(output: str) -> PenstockError:
+    """The error for an output that is gone, although its run goes on."""
+    return PenstockError(
+        f"{output} was removed after this run had begun, and what was written is lost; begin anew "
+        "with --overwrite"
+    )
 
 
 def _journal(job: Runnable, *, resume: bool) -> Journal:
@@ -141,13 +146,13 @@ def _patient(job: Runnable) -> Callable[[Callable[[], Result]], Result]:
 
 def _begin(job: Runnable, journal: Journal, lock: OutputLock, prepared: Prepared | None) -> None:
     """Begin the run folder, and name the run in the lock as the maker of the outputs."""
-    _say_unlocked(lock.lacking)
+    say_unlocked(lock.lacking)
     with system_errors(f"--run-dir {job.run_dir}"), saying_full():
         journal.lock()
         if isinstance(job.run_dir, str) and not lock.holds:
             why = "no output has a lock, which would guard it too"
             journal.lacking.append(f"--run-dir {job.run_dir} has no lock: {why}")
-        _say_unlocked(journal.lacking)
+        say_unlocked(journal.lacking)
         # Before the output is replaced: a kill in between would leave a list of blocks that were
         # written to the old one. And before a trace is begun: another run may be writing both.
         facts = _facts(job, journal)
@@ -203,6 +208,7 @@ def plan_numbers(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _say_unlocked(reasons: Sequence[str]) -> None:
+def say_unlocked(reasons: Sequence[str]) -> None:
+    """Warn of what has no lock."""
     for why in reasons:
         warnings.warn(f"{why}; make sure that nobody else writes it", RuntimeWarning, stacklevel=4)

@@ -1,0 +1,244 @@
+"""The job of a labelling, opened: its input, blocks and output, and what is known before it begins.
+
+    IN ──▶ count (by blocks) ──▶ join, number (one process) ──▶ write (by blocks) ──▶ OUT, table
+
+Each step has the same result whoever does which block, when and how often. What is counted lies in
+the run folder until the end, so that a run that was killed goes on with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from importlib import metadata
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...base import (
+    DISTRIBUTION,
+    LabelConfig,
+    Refused,
+    UsageError,
+    as_settings,
+    check_folder,
+    check_outputs,
+    format_bytes,
+    plural,
+    usable_cores,
+)
+from ...data import Box, Grid, Sink, Source, in_words, open_source, overlap
+from ...instruments import available_memory
+from ..run_folder.names import OBJECTS, VIEWS, default_run_dir
+from .block_work import BlockWork
+from .components import ComponentRule, checked_connectivity, matter_of
+from .decoded_views import ViewWork, view_work
+from .label_output import LabelOutput, open_input
+
+BLOCK_VOXELS = 2**23
+"""The most voxels of a block that is chosen: a worker takes about 25 bytes for each."""
+VOXEL_BYTES, PROCESS_BYTES = 24, 130 * 2**20
+"""Bytes that a process takes for each voxel of its block, beside those of the input, and in all."""
+MEASURING_BYTES = 20
+"""Bytes for each voxel that come on top where objects are measured."""
+JOINED_BYTES, MEASURED_BYTES = 100, 400
+"""Bytes that the join takes for each object of a block, and those with what is measured."""
+_OF_ONE_START = frozenset(
+    "in_spec out_spec overwrite resume workers block max_memory run_dir take_over levels prepare "
+    "part finish cluster worker_timeout part_retries max_failed_parts".split()
+)
+"""Settings that do not change what is written, or are compared as what they lead to."""
+
+
+class LabelJob:
+    """One labelling, opened: nothing is written."""
+
+    def __init__(self, config: LabelConfig) -> None:
+        """Open the input and look at the output.
+
+        Raises `UsageError` if the labelling cannot be done as it is asked for.
+        """
+        self.config = config
+        self.source = open_input(config)
+        rule = _rule_of(config, self.source)
+        self.taken = _taken(rule)
+        self.domain = _domain_of(config, self.source)
+        dtype = config.dtype or "uint32"
+        self.output = LabelOutput(config, self.source, self.domain)
+        self.sink = self.output.sink(dtype, overwrite=True)  # as it would be if there was none
+        if overlap(self.source, self.sink):
+            raise UsageError(f"OUT {self.sink.name}: is the input, or lies in it")
+        self.folder = config.run_dir or _beside(self.sink)
+        if config.run_dir is not None:
+            check_folder(self.folder, "--run-dir")
+        given = [Path(each) for each in (config.in_spec, config.intensity) if isinstance(each, str)]
+        replaces = config.overwrite or config.resumes
+        check_outputs(("--table", config.table), replace=replaces, inputs=given)
+        block = _block_of(self.sink, config.block)
+        grid = Grid(self.domain, (1, 1, *block), self.sink.grid_origin)
+        measured = config.table is not None or config.decodes
+        _check_image(config, self.source)
+        self.views: ViewWork | None = None
+        if config.decodes:
+            self.views = view_work(config, self.source, self.domain, self.folder / VIEWS)
+            self.taken = f"what {config.decoder} gives for {plural(len(self.views.grid), 'block')}"
+        folder = self.folder / OBJECTS
+        self.work = BlockWork(config, rule, grid, folder, measured, self.views)
+        self.limit = config.max_memory or int(0.8 * available_memory())
+        """Bytes that the processes of this machine may take."""
+        self.workers = config.workers or max(1, min(usable_cores(), self.limit // self.each_takes))
+
+    @property
+    def each_takes(self) -> int:
+        """The most bytes that a process takes, without what a user's decoder allocates."""
+        views = 0
+        if self.views is not None:
+            seen = np.add(self.views.grid.step[2:], np.multiply(2, self.views.halo))
+            views = int(np.prod(np.minimum(seen, self.domain.shape[2:])))
+        each = VOXEL_BYTES + self.source.dtype.itemsize + MEASURING_BYTES * self.work.measured
+        return PROCESS_BYTES + each * max(self.work.grid[0].size, views)
+
+    @property
+    def joined_bytes(self) -> int:
+        """Bytes that the join takes for each object of a block."""
+        return MEASURED_BYTES if self.work.measured else JOINED_BYTES
+
+    @property
+    def scratch_bytes(self) -> int:
+        """The most bytes of the faces of blocks, and of views, in the run folder."""
+        z, y, x = self.work.grid.step[2:]
+        faces = 2 * (z * y + z * x + y * x) * len(self.work.grid)
+        views = self.domain.size if self.views is not None else 0
+        return 4 * (faces * (1 + self.config.fill_holes) + views)
+
+    def plan_lines(self) -> dict[str, str]:
+        """What is known before a voxel is read, by a word for each."""
+        grid, rounds = self.work.grid, self.config.rounds
+        processes, takes = plural(self.workers, "process"), self.workers * self.each_takes
+        return {
+            "blocks": f"{len(grid):,} of {in_words(grid.step[2:])} (z y x), in {len(rounds)} "
+            f"rounds: {', '.join(rounds)}",
+            "memory": f"{format_bytes(takes)} at most for {processes}, then {self.joined_bytes} "
+            f"bytes for each object of a block to join; limit {format_bytes(self.limit)}",
+            "scratch": f"{format_bytes(self.scratch_bytes)} at most in {self.folder}, and 100 "
+            "bytes for each object of a block",
+        }
+
+    def refuse(self) -> None:
+        """Raise `Refused` if the processes would take more memory than they may."""
+        if (needed := self.workers * self.each_takes) > self.limit:
+            raise Refused(
+                f"{plural(self.workers, 'process')} would take {format_bytes(needed)}, and "
+                f"--max-memory allows {format_bytes(self.limit)}; give fewer --workers, or a "
+                f"smaller --block (now {in_words(self.work.grid.step[2:])})"
+            )
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What must be equal in two starts for them to write the same."""
+        settings, config, image = as_settings(self.config), self.config, self.work.image
+        start, stop = self.domain.start, self.domain.stop
+        places = [list(each) for each in product(*map(range, self.sink.domain.start[:2],
+                                                       self.sink.domain.stop[:2]))]  # fmt: skip
+        return {key: value for key, value in settings.items() if key not in _OF_ONE_START} | {
+            "input": self.source.fingerprint,
+            "decoder": _decoder_facts(config.decoder or "components"),
+            "intensity": None if image is None else image.fingerprint,
+            "table": config.table is not None,
+            "domain": [start, stop],
+            "block": self.work.grid.step[2:],
+            "outputs": [self.sink.fingerprint],
+            "places": [[1, places]],
+            "volumes": places,
+            "factors": [["1", "1", "1"]],
+            "heads": [["labels", "labels"]],
+        }
+
+    def maker(self) -> dict[str, Any]:
+        """The code that labels."""
+        return {"penstock": metadata.version(DISTRIBUTION)}
+
+    def facts(self) -> dict[str, Any]:
+        """What run.json says besides."""
+        return {
+            "verb": "label",
+            "blocks": len(self.work.grid),
+            "settings": as_settings(self.config),
+            "name": self.folder.name.removesuffix(".penstock"),
+        }
+
+
+def _decoder_facts(name: str) -> list[str]:
+    """The name of a decoder, and the check of its file if it has one."""
+    place, _, function = name.rpartition(":")
+    if not Path(place).is_file():
+        return [name]
+    digest = hashlib.sha256(Path(place).read_bytes()).hexdigest()
+    return [f"{Path(place).name}:{function}", digest[:16]]
+
+
+def _beside(sink: Sink) -> Path:
+    run_dir = default_run_dir(sink)
+    if run_dir is None:
+        raise UsageError("--run-dir DIR is needed for an output that is no store")
+    return run_dir
+
+
+def _block_of(sink: Sink, said: tuple[int, ...] | None) -> tuple[int, ...]:
+    """The shape of a block: what is said, else whole chunks of about a size, nearly a cube."""
+    cell, space = sink.write_grid[2:], sink.domain.shape[2:]
+    if said is not None:
+        block = (*cell[: 3 - len(said)], *said)
+        ends = zip(block, cell, space, strict=True)
+        if any(side % by and side < all_of for side, by, all_of in ends):
+            words = " ".join(map(str, cell))
+            raise UsageError(f"--block {said}: is not whole chunks of the output, {words} (z y x)")
+        return block
+    sides = list(cell)
+    while True:
+        shorter = [axis for axis in range(3) if sides[axis] < space[axis]]
+        if not shorter or 2 * np.prod(sides) > BLOCK_VOXELS:
+            return tuple(sides)
+        sides[min(shorter, key=lambda axis: sides[axis])] *= 2
+
+
+def _rule_of(config: LabelConfig, source: Source) -> ComponentRule:
+    """The rule of components. Where a decoder makes objects, the rule of those that touch."""
+    connectivity = checked_connectivity(config.connectivity, source.axes)
+    if config.decodes:
+        return ComponentRule("mask", connectivity)
+    matter = matter_of(source, config.threshold, config.equal)
+    if matter == "labels" and config.fill_holes:
+        raise UsageError(
+            "--fill-holes: a hole may lie between several labels; give --no-equal for a mask"
+        )
+    return ComponentRule(matter, connectivity, config.threshold or 0.0)
+
+
+def _taken(rule: ComponentRule) -> str:
+    """What counts as an object, in words."""
+    texts = {"mask": "all that is not 0", "labels": "voxels of equal value"}
+    return texts.get(rule.matter, f"what is above {rule.threshold:g}")
+
+
+def _domain_of(config: LabelConfig, source: Source) -> Box:
+    """The voxels to label: a decoder makes one array of all channels."""
+    domain = source.domain
+    return domain[:1] + Box((0,), (1,)) + domain[2:] if config.decodes else domain
+
+
+def _check_image(config: LabelConfig, source: Source) -> None:
+    """Refuse an image that does not lie over the input, voxel by voxel."""
+    if config.intensity is None:
+        return
+    image = open_source(config.intensity, name="--intensity")
+    ours, theirs = ((s.domain[:1] + s.domain[2:]) for s in (source, image))
+    if ours != theirs:
+        raise UsageError(
+            f"--intensity {image.name}: has t z y x {in_words(theirs.shape)}, and the input has "
+            f"{in_words(ours.shape)}"
+        )
+    channels = range(image.domain.start[1], image.domain.stop[1])
+    for channel in config.channels or ():
+        if channel not in channels:
+            raise UsageError(f"--channels {channel}: {image.name} has {len(channels)}")

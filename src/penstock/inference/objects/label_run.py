@@ -1,0 +1,335 @@
+"""One going of a labelling: its journal and lock, and the rounds that are left.
+
+    decode views ─▶ join ┐
+    count background ─▶ join ┴─▶ count objects ─▶ join, number, create OUT ─▶ write ─▶ levels, table
+
+Each round is done block by block, by any processes. What ends a round is done by one process alone,
+and its file says that the round has ended. So whoever opens the run folder knows what is next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from ...base import (
+    RUN_FILE,
+    SUMMARY_FILE,
+    Refused,
+    format_bytes,
+    keep_traceback_in,
+    usable_cores,
+)
+from ...data import OutputLock, flatten, open_source, unflatten
+from ..run_folder.block_log import Key
+from ..run_folder.ending import noting_end
+from ..run_folder.folder import read_run
+from ..run_folder.journal import Journal, Prepared
+from ..run_folder.names import (
+    AMBIGUOUS_FILE,
+    HOLES,
+    HOLES_FILE,
+    IDS_FILE,
+    OBJECTS,
+    OWNERS_FILE,
+    STARTS_FILE,
+    VIEWS,
+)
+from ..stages.beginning import removed, say_unlocked
+from .block_record import load_table, save_table
+from .block_work import BlockWork
+from .components import HoleTable
+from .decoded_views import ViewWork, save_array
+from .doubtful_objects import Cutout, PlaneEnds, cutouts_of, ends_at_planes, worst_first
+from .face_joins import Contacts, Totals, all_touching, groups_of, numbered, touches
+from .label_job import LabelJob
+from .object_table import merged_measures, object_columns, write_table
+from .view_joins import Owners, owners_of
+
+
+class Round(NamedTuple):
+    """What is done with each block before anything else can be."""
+
+    name: Literal["decode", "fill", "count", "write"]
+    step: str
+    """The method of the work."""
+    work: BlockWork | ViewWork
+    run: str
+
+
+@dataclass(frozen=True)
+class LabelSummary:
+    """What a labelling did."""
+
+    objects: int
+    left_out: int
+    taken: str
+    connectivity: int
+    dtype: str
+    blocks: int
+    block: tuple[int, ...]
+    levels: int
+    ends: PlaneEnds | None = None
+    """None if objects were not measured."""
+    ambiguous: int = 0
+    ambiguous_file: Path | None = None
+    """Their rows, the largest first; None if there are none."""
+    owners: Owners | None = None
+    """The joins of what a decoder made; None for components."""
+    cutouts: Sequence[Cutout] = ()
+    """Some of the ambiguous ones."""
+
+
+class LabelRun:
+    """A labelling that is under way in its folder."""
+
+    def __init__(self, labelling: LabelJob, journal: Journal, lock: OutputLock) -> None:
+        self.labelling, self.journal, self.lock = labelling, journal, lock
+        self.folder = labelling.folder
+        self._joined: dict[str, tuple[Totals, Any, list[Contacts]]] = {}
+        """The last join, with its round, which the table needs again."""
+
+    @cached_property
+    def counting(self) -> BlockWork:
+        """The work that counts objects, and writes them once the output is there."""
+        written = read_run(self.folder).get("output") or {}
+        return replace(self.labelling.work, dtype=written.get("dtype", ""), run=self.journal.run)
+
+    def next_round(self) -> Round | None:
+        """The round that is not ended; None if all blocks are written."""
+        labelling, run = self.labelling, self.journal.run
+        self.journal.refresh()
+        if len(self.journal.done) >= len(labelling.work.grid):
+            return None
+        if labelling.views is not None and not (self.folder / OWNERS_FILE).is_file():
+            return Round("decode", "decode", labelling.views, run)
+        if labelling.config.fill_holes and not (self.folder / HOLES_FILE).is_file():
+            around = labelling.work.rule.background()
+            work = replace(labelling.work, rule=around, folder=self.folder / HOLES, measured=False)
+            return Round("fill", "count", work, run)
+        if not (self.folder / STARTS_FILE).is_file():
+            return Round("count", "count", labelling.work, run)
+        return Round("write", "write", self.counting, run)
+
+    def lacking(self, each: Round, numbers: range) -> list[int]:
+        """Those blocks of a round that are not done."""
+        each.work.folder.mkdir(parents=True, exist_ok=True)
+        if each.name != "write":
+            return each.work.lacking(numbers)
+        return [number for number in numbers if self._key(number) not in self.journal.done]
+
+    def note(self, each: Round, number: int, check: str) -> None:
+        """Note that a block is done. What is found of one that is not written has a file."""
+        if each.name == "write":
+            self.journal.note(self._key(number), each.work.grid[number].size, [check])
+        self.lock.check()
+
+    def _key(self, number: int) -> Key:
+        """The name of a block in the log."""
+        cells = self.labelling.work.grid.cells
+        t, c, *index = unflatten(number, cells)
+        return (flatten((t, c), cells[:2]), *index)
+
+    def end_round(self, each: Round) -> None:
+        """Join what is found of all blocks, which one process does. A round that was ended before
+        it noted so is ended again, with the same result."""
+        if isinstance(each.work, ViewWork):
+            save_table(self.folder / OWNERS_FILE, owners_of(each.work, usable_cores()))
+        elif each.name == "fill":
+            totals, groups, _ = self._join(each.work)
+            outside = touches(totals, groups, int(groups.max(initial=-1)) + 1)
+            holes = HoleTable(each.work.rule.connectivity, ~outside[groups], totals.starts)
+            save_table(self.folder / HOLES_FILE, holes)
+        elif each.name == "count":
+            self._number(each.work)
+
+    def _join(self, work: BlockWork) -> tuple[Totals, Any, list[Contacts]]:
+        """The objects of all blocks, the group of each, and faces between blocks."""
+        if (place := str(work.folder)) not in self._joined:
+            totals = Totals.of(map(work.load, range(len(work.grid))))
+            count, limit = len(totals.first), self.labelling.limit
+            if (needed := count * self.labelling.joined_bytes) > limit:
+                raise Refused(
+                    f"joining {count:,} objects of blocks takes about {format_bytes(needed)}, and "
+                    f"--max-memory allows {format_bytes(limit)}; what is counted stays: go on with "
+                    "--resume and more, or begin anew with a larger --block"
+                )
+            load = lru_cache(maxsize=64)(work.load)
+            pairs, contacts = all_touching(work.grid, totals, load, work.rule.connectivity)
+            groups = groups_of(count, pairs)
+            if work.views is not None:
+                groups = np.unique(totals.keys, return_inverse=True)[1]
+            self._joined = {place: (totals, groups, contacts)}
+        return self._joined[place]
+
+    def _number(self, work: BlockWork) -> None:
+        """Number all objects, and create the output."""
+        config, run = self.labelling.config, read_run(self.folder)
+        totals, groups, _ = self._join(work)
+        numbering = numbered(totals, groups, config.min_size, config.clear_border)
+        save_array(self.folder / IDS_FILE, numbering.ids)
+        sink = self.labelling.output.made(
+            numbering.kept,
+            goes_on=bool(self.journal.done),
+            anew=run["overwrites"] or "output" in run,
+        )
+        # Noted before the old output goes, so that a run that is killed knows what it had begun.
+        dtype = sink.dtype.name
+        facts = {"dtype": dtype, "objects": numbering.kept, "all": numbering.objects}
+        self.journal.fingerprint["dtypes"] = [self.labelling.source.dtype.name, dtype]
+        self.journal.save(
+            RUN_FILE, {**run, "output": facts, "fingerprint": self.journal.fingerprint}
+        )
+        self.lock.check()
+        sink.create()
+        self.__dict__.pop("counting", None)  # it has a dtype now
+        save_array(self.folder / STARTS_FILE, numbering.starts)
+
+    def finish(self) -> LabelSummary:
+        """Close the output, in which all blocks are written; write the table; remove what was
+        found of blocks."""
+        labelling = self.labelling
+        work, output = self.counting, read_run(self.folder)["output"]
+        sink = labelling.output.sink(output["dtype"], overwrite=False, resume=True)
+        sink.close()
+        levels = labelling.output.add_levels(sink)
+        checks: dict[str, Any] = {}
+        if work.measured and (self.folder / STARTS_FILE).is_file():
+            checks = self._checked(work, sink)  # else an earlier start has come as far as that
+        summary = LabelSummary(
+            output["objects"], output["all"] - output["objects"], labelling.taken,
+            work.rule.connectivity, output["dtype"], len(work.grid), work.grid.step[2:], levels,
+            **checks,
+        )  # fmt: skip
+        large = ("owners", "cutouts", "ambiguous_file")
+        facts = {key: value for key, value in vars(summary).items() if key not in large}
+        facts["ends"] = summary.ends and summary.ends._asdict()
+        facts |= {name: getattr(summary.owners, name, None) for name in ("joined", "cut")}
+        self.journal.save(SUMMARY_FILE, facts)
+        clear(labelling)
+        return summary
+
+    def _checked(self, work: BlockWork, sink: Any) -> dict[str, Any]:
+        """Write the table, if there is to be one. Returns what it tells of the blocks."""
+        config, source, views = self.labelling.config, self.labelling.source, work.views
+        totals, groups, contacts = self._join(self.labelling.work)
+        numbering = numbered(totals, groups, config.min_size, config.clear_border)
+        total = merged_measures(work, numbering, contacts)
+        checks: dict[str, Any] = {"ends": ends_at_planes(total, work.grid, (0, 0, 0))}
+        rows = np.zeros(0, np.int64)
+        if views is not None:
+            owners = load_table(self.folder / OWNERS_FILE, Owners)
+            ids = numbering.ids[np.isin(totals.keys, owners.ambiguous)]
+            total["ambiguous"] = np.isin(np.arange(1, numbering.kept + 1), ids)
+            rows = worst_first(total, total["ambiguous"])
+            checks = {
+                "owners": owners,
+                "ends": ends_at_planes(total, views.grid, views.halo),
+                "ambiguous": len(rows),
+            }
+        columns = object_columns(total, source, sink, work)
+        if config.table is not None:
+            # A start that was killed may have written it.
+            write_table(config.table, columns, source, replace=config.overwrite or config.resumes)
+        if len(rows):
+            file = checks["ambiguous_file"] = self.folder / AMBIGUOUS_FILE
+            some = {name: column[rows] for name, column in columns.items()}
+            write_table(file, some, source, replace=True)
+            labels = open_source(config.out_spec, name="OUT")
+            checks["cutouts"] = cutouts_of(total, rows, source, labels)
+        return checks
+
+
+def clear(labelling: LabelJob) -> None:
+    """Remove what was found of blocks. The mark that it is all there goes first."""
+    for name in (STARTS_FILE, IDS_FILE, HOLES_FILE, OWNERS_FILE):
+        (labelling.folder / name).unlink(missing_ok=True)
+    for name in (VIEWS, HOLES, OBJECTS):
+        shutil.rmtree(labelling.folder / name, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def begun(labelling: LabelJob, prepared: Prepared | None = None) -> Iterator[LabelRun]:
+    """Begin a labelling, or go on with one. The output stays locked until the context ends, or
+    longer if the lock is handed over.
+
+    ``prepared`` says how several processes share it. Raises `UsageError` if the output exists,
+    another process writes it, or the run folder cannot be used.
+    """
+    config = labelling.config
+    journal = _journal(labelling, resume=config.resume)
+    if _is_gone(labelling, journal):
+        journal = _journal(labelling, resume=False)
+    before = journal.before
+    with contextlib.closing(journal), keep_traceback_in(journal.here):
+        if not before:
+            labelling.output.sink("uint32", overwrite=config.overwrite).check()
+        with contextlib.closing(_locked(labelling, journal)) as lock:
+            journal.lock()
+            if not before:  # what an earlier run has found, before this one has a name
+                clear(labelling)
+                for suffix in (".csv", ".png"):
+                    listed = (labelling.folder / AMBIGUOUS_FILE).with_suffix(suffix)
+                    listed.unlink(missing_ok=True)
+            kept = {"dtypes": before["fingerprint"]["dtypes"]} if "output" in before else {}
+            journal.fingerprint |= kept
+            facts = labelling.facts() | {
+                "output": before.get("output"),
+                "overwrites": config.overwrite or before.get("overwrites", False),
+            }
+            facts = {key: value for key, value in facts.items() if value is not None}
+            journal.begin(facts, prepared=prepared, locked=not lock.lacking)
+            lock.name()
+            say_unlocked([*lock.lacking, *journal.lacking])
+            with noting_end(journal.save):
+                yield LabelRun(labelling, journal, lock)
+
+
+@contextlib.contextmanager
+def joined(labelling: LabelJob, writer: str | None) -> Iterator[LabelRun]:
+    """Join a labelling that --prepare has begun.
+
+    ``writer`` names this process's own files; None for the one that ends a round, which takes the
+    lock of the output. Raises as `begun`, and `PenstockError` if the output was removed.
+    """
+    Prepared.read(labelling.folder)
+    journal = _journal(labelling, resume=True)
+    journal.writer = writer
+    with contextlib.closing(journal), keep_traceback_in(journal.here):
+        if _is_gone(labelling, journal):
+            raise removed(labelling.sink.name)
+        with contextlib.closing(_locked(labelling, journal, member=writer is not None)) as lock:
+            journal.join()  # with a lock: one process ends a round
+            journal.fingerprint |= {
+                key: value
+                for key, value in journal.before["fingerprint"].items()
+                if key == "dtypes"
+            }
+            yield LabelRun(labelling, journal, lock)
+
+
+def _is_gone(labelling: LabelJob, journal: Journal) -> bool:
+    """Whether there is no output, although blocks of it are noted."""
+    if not journal.done:
+        return False
+    dtype = journal.before["output"]["dtype"]
+    return not labelling.output.sink(dtype, overwrite=False, resume=True).exists
+
+
+def _journal(labelling: LabelJob, *, resume: bool) -> Journal:
+    return Journal.open(labelling.folder, labelling.fingerprint(), labelling.maker(), resume=resume)
+
+
+def _locked(labelling: LabelJob, journal: Journal, *, member: bool = False) -> OutputLock:
+    take_over = labelling.config.take_over
+    return OutputLock.take(
+        [labelling.sink], journal.run, folder=labelling.folder, take_over=take_over,
+        check=partial(journal.check_maker, take_over=take_over), member=member,
+    )  # fmt: skip

@@ -1,0 +1,127 @@
+"""Labels by parts, on workers, and after kills: the bytes of one process, and what status says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import ndimage
+
+from penstock.cli import main
+from penstock.data import open_source
+
+KILLED = """
+import signal, sys
+from penstock.cli import main
+from penstock.inference.objects import labelling  # loaded before the clock runs
+signal.setitimer(signal.ITIMER_REAL, float(sys.argv[1]))
+sys.exit(main(sys.argv[2:]))
+"""
+"""A command that SIGALRM kills after some seconds, without a word; 0 for never."""
+
+
+def words_of(folder: Path, name: str, *more: str) -> list[str]:
+    place, out = str(folder / "in.npy"), str(folder / name / "out.zarr")
+    fixed = (
+        f"--chunks 4 4 4 --block 4 4 4 --workers 1 --fill-holes --table {folder / name / 't.csv'}"
+    )
+    return ["label", place, out, *fixed.split(), *more]
+
+
+def made(folder: Path, side: int) -> np.ndarray:
+    mask = np.random.default_rng(side).random((side,) * 3) < 0.5
+    np.save(folder / "in.npy", mask)
+    for name in ("one", "many"):
+        (folder / name).mkdir()
+    return mask
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    files = [folder / "t.csv", *(folder / "out.zarr").rglob("*")]
+    return {str(f.relative_to(folder)): f.read_bytes() for f in files if f.is_file()}
+
+
+def check_same(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All is as one process wrote it, and `status` and `verify` say that it is whole."""
+    out = str(folder / "many" / "out.zarr")
+    assert content(folder / "many") == content(folder / "one")
+    capsys.readouterr()
+    assert (main(["status", out]), main(["verify", out])) == (0, 0)
+    said = capsys.readouterr().out
+    assert said.startswith("done: ") and "blocks are proven" in said
+    left = {path.name for path in Path(f"{out}.penstock").iterdir() if path.is_dir()}
+    assert not left
+
+
+def test_parts_write_what_one_process_writes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mask = made(tmp_path, 8)
+    assert main(words_of(tmp_path, "one")) == 0
+    labels = open_source(str(tmp_path / "one" / "out.zarr"))
+    filled = ndimage.binary_fill_holes(mask, np.ones((3, 3, 3)))
+    np.testing.assert_array_equal(labels.read(labels.domain)[0, 0], ndimage.label(filled)[0])
+
+    def step(*more: str) -> tuple[int, str]:
+        code = main(words_of(tmp_path, "many", *more))
+        read = capsys.readouterr()
+        return code, read.out + read.err
+
+    run = str(tmp_path / "many" / "out.zarr.penstock")
+    assert "no run is prepared in" in step("--part", "1/2")[1]
+    assert "next 3 times: --part i/1" in step("--prepare")[1]
+    assert main(["status", run]) == 3
+    assert "next is label --part i/n" in capsys.readouterr().out
+    code, said = step("--finish")
+    assert code == 3 and "8 of 8 blocks are not searched for holes; run again with" in said
+    for said in ("All blocks are searched for holes", "All blocks are counted", "Complete: all"):
+        for part in ("3/3", "1/3", "2/3", "2/3"):
+            assert step("--part", part)[0] == 0
+        assert said in step("--finish")[1]
+    check_same(tmp_path, capsys)
+    (tmp_path / "many" / "out.zarr" / "0" / "c" / "0" / "1" / "1").unlink()
+    assert main(["verify", run.removesuffix(".penstock"), "--forget"]) == 3
+    assert "penstock label, as before and with --resume" in capsys.readouterr().out
+    assert step("--resume")[0] == 0
+    check_same(tmp_path, capsys)
+
+
+@pytest.mark.slow
+def test_twenty_kills_and_two_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made(tmp_path, 20)
+    assert main(words_of(tmp_path, "one")) == 0
+    rng, kills = np.random.default_rng(1), 0
+
+    def start(seconds: float, *more: str) -> subprocess.Popen[bytes]:
+        words = [sys.executable, "-c", KILLED, str(seconds), *words_of(tmp_path, "many", *more)]
+        return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def steps() -> Iterator[list[str]]:
+        yield ["--prepare"]
+        for _ in range(3):
+            yield from (["--part", f"{element}/3"] for element in (2, 1, 3))
+            yield ["--finish"]
+
+    for step in steps():
+        more = [*step, "--resume"] if step == ["--prepare"] else step
+        for _ in range(3):
+            kills += start(rng.uniform(0.002, 0.25), *more).wait(60) < 0
+        twice = [start(0, *more) for _ in range(2 if step[0] == "--part" else 1)]
+        assert [process.wait(60) for process in twice] == [0] * len(twice)
+    check_same(tmp_path, capsys)
+    assert kills >= 20
+
+
+@pytest.mark.slow
+def test_workers_of_dask_write_what_one_process_writes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("distributed")
+    made(tmp_path, 20)
+    assert main(words_of(tmp_path, "one")) == 0
+    assert main(words_of(tmp_path, "many", "--cluster", "local:2")) == 0
+    check_same(tmp_path, capsys)
