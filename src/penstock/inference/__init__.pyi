@@ -1,3 +1,4 @@
+from .objects.decoders import check_decoder as check_decoder
 from .objects.labelling import Labelling as Labelling
 from .objects.labelling import LabelSummary as LabelSummary
 from .opening.job import Job as Job
