@@ -143,6 +143,15 @@ def test_an_object_in_two_blocks_is_one(tmp_path: Path, rule: str) -> None:
     assert summary.objects == 1 and np.array_equal(labels > 0, scores > 0)
 
 
+def test_what_the_owner_sees_as_two_stays_two(tmp_path: Path) -> None:
+    """Pieces at the edges of other blocks are alike to both, and would join them."""
+    truth, scores = spheres(36, 14, 38, 2)
+    knobs = {"axes": "cyx", "object_size": (10,)}
+    whole, _ = decode(tmp_path, scores[None], instance_block=(36,), **knobs)
+    tiled, _ = decode(tmp_path, scores[None], instance_block=(18,), **knobs)
+    assert tiled.max() == whole.max() == len(np.unique(truth)) - 1
+
+
 def test_an_object_larger_than_the_halo_is_told(tmp_path: Path) -> None:
     scores = np.full((6, 6, 60), -1, np.float32)
     scores[2:4, 2:4, 2:58] = 1

@@ -3,8 +3,8 @@
 Two views of one object are one if each is the other's best match in the region that both views
 saw. An object is kept if the view whose core has the centroid of one of its views is among them;
 that view owns it, the one with the lowest number of several. What the owner sees as two, each of
-them whole and at home, stays two, whatever other views saw of them at their edges. Voxels come from the owner's view. A
-voxel that two owners claim is that of the view with the lower number.
+them whole and at home, stays two, whatever other views saw of them at their edges. Voxels come
+from the owner's view. A voxel that two owners claim is that of the view with the lower number.
 """
 
 from __future__ import annotations
