@@ -20,9 +20,9 @@ import pytest
 
 OPTIONAL = frozenset(
     """
-    cc3d comet_ml contourpy dask faster_coco_eval fastremap h5py imagecodecs jinja2 liffile
-    lightning_fabric lightning_utilities markupsafe matplotlib mlflow nd2 netCDF4 nibabel
-    numcodecs obstore pandas pyarrow pydicom pylibCZIrw pynvml rasterio safetensors scipy
+    bioimage_cpp cc3d comet_ml contourpy dask faster_coco_eval fastremap h5py imagecodecs jinja2
+    liffile lightning_fabric lightning_utilities markupsafe matplotlib mlflow nd2 netCDF4 nibabel
+    numcodecs obstore pandas pyarrow pydicom pylibCZIrw pynvml rasterio safetensors scipy skimage
     tensorboard tensorstore tifffile torch torchvision xarray xxhash zarr zarrs
     """.split()
 )

@@ -54,18 +54,19 @@ def distances():
 """
 
 
-def spheres(side: int, count: int, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Spheres of radius 4 to 7 that touch: their numbers, and how deep each voxel lies in one."""
+def spheres(side: int, count: int, seed: int, axes: int = 3) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Spheres of radius 4 to 7 that touch, or discs: their numbers, and how deep each voxel lies
+    in one."""
     rng = np.random.default_rng(seed)
-    truth, depth = np.zeros((side,) * 3, np.int32), np.full((side,) * 3, -1.0, np.float32)
+    truth, depth = np.zeros((side,) * axes, np.int32), np.full((side,) * axes, -1.0, np.float32)
     number = 0
     for _ in range(4 * count):
-        centre, radius = rng.uniform(0, side, 3), rng.uniform(4, 7)
+        centre, radius = rng.uniform(0, side, axes), rng.uniform(4, 7)
         low = np.maximum(0, np.floor(centre - radius - 1)).astype(int)
         high = np.minimum(side, np.ceil(centre + radius + 2)).astype(int)
         box = tuple(map(slice, low, high))
-        places = np.indices(high - low) + low[:, None, None, None]
-        deep = 1 - np.linalg.norm(places - centre[:, None, None, None], axis=0) / radius
+        places = np.moveaxis(np.indices(high - low), 0, -1) + low
+        deep = 1 - np.linalg.norm(places - centre, axis=-1) / radius
         if (depth[box][deep > 0.35] > 0).any():  # touching, and not one in another
             continue
         number += 1
@@ -153,6 +154,15 @@ def test_an_object_in_two_blocks_is_one(tmp_path: Path, rule: str) -> None:
         tmp_path, scores, object_size=(10,), instance_block=(20,), join_rule=rule
     )
     assert summary.objects == 1 and np.array_equal(labels > 0, scores > 0)
+
+
+def test_what_the_owner_sees_as_two_stays_two(tmp_path: Path) -> None:
+    """Pieces at the edges of other blocks are alike to both, and would join them."""
+    truth, scores = spheres(36, 14, 38, 2)
+    knobs = {"axes": "cyx", "object_size": (10,)}
+    whole, _ = decode(tmp_path, scores[None], instance_block=(36,), **knobs)
+    tiled, _ = decode(tmp_path, scores[None], instance_block=(18,), **knobs)
+    assert tiled.max() == whole.max() == len(np.unique(truth)) - 1
 
 
 def test_an_object_larger_than_the_halo_is_told(tmp_path: Path) -> None:
@@ -264,7 +274,7 @@ def test_instances_that_cannot_be_made_are_refused(
         ({"decoder": "mine.py:raising"}, "ValueError: a decoder of the user's .*mine.py, line"),
         ({"decoder": "mine.py:absent"}, "has no attribute 'absent'"),
         ({"decoder": "not.py:there"}, "there is no file"),
-        ({"decoder": "cellpose"}, "give components, watershed or FILE.py:FUNCTION"),
+        ({"decoder": "voronoi"}, "give components, watershed, .*, affinities or FILE.py:FUNCTION"),
         ({"decoder": "watershed"}, "needs --threshold X and --seed-threshold Y"),
         ({"object_size": None}, "needs --object-size N"),
         ({"fill_holes": True}, "--fill-holes is for components"),

@@ -21,6 +21,9 @@ from .config.data import PredictConfig as PredictConfig
 from .config.data import PreprocessConfig as PreprocessConfig
 from .config.data import ScoreConfig as ScoreConfig
 from .config.data import XView3Rules as XView3Rules
+from .config.decoder_knobs import AffinityKnobs as AffinityKnobs
+from .config.decoder_knobs import FlowKnobs as FlowKnobs
+from .config.decoder_knobs import StarKnobs as StarKnobs
 from .config.flags import add_flags as add_flags
 from .config.flags import add_kinds as add_kinds
 from .config.flags import from_flags as from_flags

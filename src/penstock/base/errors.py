@@ -155,7 +155,7 @@ def require(module: str, extra: str) -> ModuleType:
 
     Args:
         module: Its full name, such as ``safetensors.torch``.
-        extra: The extra of Penstock that installs it.
+        extra: The extra of Penstock that installs it; empty where none does.
 
     Returns:
         The module.
@@ -198,7 +198,7 @@ def missing(package: str, extra: str) -> MissingDependency:
 
     Args:
         package: Its name.
-        extra: The extra of Penstock that brings it.
+        extra: The extra of Penstock that brings it; empty where none does.
 
     Returns:
         The error, whose message has the line that installs it.
@@ -206,6 +206,5 @@ def missing(package: str, extra: str) -> MissingDependency:
     >>> print(missing("torch", "infer"))
     torch is not installed; run: pip install 'penstock-dl[infer]'
     """
-    return MissingDependency(
-        f"{package} is not installed; run: pip install '{DISTRIBUTION}[{extra}]'"
-    )
+    what = f"'{DISTRIBUTION}[{extra}]'" if extra else package
+    return MissingDependency(f"{package} is not installed; run: pip install {what}")

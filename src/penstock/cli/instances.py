@@ -44,6 +44,8 @@ def instances_of(
     Raises:
         UsageError: The flags do not go together, or the output exists.
     """
+    from ..inference import check_decoder
+
     objects = from_flags(InstanceConfig, args)
     if objects.instances is None:
         if objects.model_fields_set:
@@ -70,6 +72,7 @@ def instances_of(
         LabelConfig, asked, output, once,
         {"in_spec": scratch, "out_spec": place, "decoder": objects.instances},
     )  # fmt: skip
+    check_decoder(label)  # before the scores are computed, and not after
     scores: dict[str, Any] = {"out_spec": (scratch,), "levels": "none", "shards": None}
     scores["run_dir"] = config.run_dir or Path(f"{place}.scores.penstock")
     kept = {**dict(config), **scores}

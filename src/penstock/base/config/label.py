@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from .decoder_knobs import DECODERS, StarKnobs, decoder_knobs
 from .knobs import Bytes, Knobs, Natural, Positive, Shape, as_number, flag, many
+from .run_labels import key_and_text
 from .sharing import Stepwise
 
 LabelDtype = Literal["uint8", "uint16", "uint32", "uint64"]
+
+
+def _options(value: object) -> object:
+    """The options of a mapping, as in YAML and in Python, or of words KEY=VALUE."""
+    words: Any = many(value)
+    return value if isinstance(value, Mapping) else dict(map(key_and_text, words))
 
 
 class ObjectKnobs(Knobs):
@@ -24,6 +33,11 @@ class ObjectKnobs(Knobs):
         None,
         help="voxels that are neighbours: 4 or 8 in a plane, 6, 18 or 26 in a volume (default: 4 "
         "or 6, those that share a face)",
+    )
+    decoder_option: Annotated[Mapping[str, Any], BeforeValidator(_options)] = flag(
+        {},
+        help="KEY=VALUE, a setting of the decoder, once for each; stardist: model, nms, grid, "
+        "anisotropy; cellpose: niter, flow_threshold; affinities: offsets, strides",
     )
     object_size: Shape | None = flag(
         None,
@@ -52,14 +66,14 @@ class InstanceConfig(ObjectKnobs):
     """The knobs of ``penstock infer --instances``."""
 
     groups: ClassVar = {
-        "objects": "instances threshold seed_threshold connectivity object_size instance_block "
-        "join join_rule min_size clear_border table",
+        "objects": "instances decoder_option threshold seed_threshold connectivity object_size "
+        "instance_block join join_rule min_size clear_border table",
     }
 
     instances: str | None = flag(
         None,
-        help="write numbered objects instead of scores: by components, watershed, or your "
-        "FILE.py:FUNCTION; see penstock label --decoder",
+        help="write numbered objects instead of scores: by components, watershed, stardist, "
+        "cellpose, affinities, or your FILE.py:FUNCTION; see penstock label --decoder",
     )
 
 
@@ -67,7 +81,8 @@ class LabelConfig(ObjectKnobs, Stepwise):
     """The knobs of ``penstock label``."""
 
     groups: ClassVar = {
-        "objects of a decoder": "seed_threshold object_size instance_block join join_rule",
+        "objects of a decoder": "decoder_option seed_threshold object_size instance_block join "
+        "join_rule",
         "how the input is read": "level axes series raw",
         "how the output is written": "chunks shards levels dtype",
         "how the work is done": "block workers max_memory run_dir take_over",
@@ -82,8 +97,9 @@ class LabelConfig(ObjectKnobs, Stepwise):
     )
     decoder: str | None = flag(
         None,
-        help="what makes objects of scores: components, watershed, or your FILE.py:FUNCTION, which "
-        "takes an array c z y x and gives labels z y x (default: components)",
+        help="what makes objects of scores: components, watershed, stardist, cellpose, affinities, "
+        "or your FILE.py:FUNCTION, which takes an array c z y x and gives labels z y x (default: "
+        "components)",
     )
     fill_holes: bool = flag(
         False,
@@ -143,18 +159,39 @@ class LabelConfig(ObjectKnobs, Stepwise):
         first = "decode" if self.decodes else "fill" if self.fill_holes else None
         return [first, "count", "write"] if first else ["count", "write"]
 
+    @property
+    def decoder_knobs(self) -> Any:
+        """The options of the decoder, of its class in `DECODERS`."""
+        return decoder_knobs(str(self.decoder), self.decoder_option)
+
+    @model_validator(mode="after")
+    def _can_decode(self) -> LabelConfig:
+        name = self.decoder or "components"
+        if self.decodes and self.fill_holes:
+            raise ValueError("--fill-holes is for components, and not for --decoder")
+        if self.decodes and name not in DECODERS and ":" not in name:
+            raise ValueError(
+                f"--decoder {name}: give components, {', '.join(DECODERS)} or FILE.py:FUNCTION"
+            )
+        options = decoder_knobs(name, self.decoder_option)
+        if name == "watershed" and None in (self.threshold, self.seed_threshold):
+            raise ValueError("--decoder watershed needs --threshold X and --seed-threshold Y")
+        if self.threshold is None and isinstance(options, StarKnobs) and options.model is None:
+            raise ValueError(
+                "--decoder stardist needs --threshold X, the least probability of an object, or "
+                "--decoder-option model=FOLDER, the folder of a model"
+            )
+        if self.decodes and self.object_size is None:
+            raise ValueError(
+                f"--decoder {name} needs --object-size N: the longest side of an object, in "
+                "voxels, which is the halo of a block"
+            )
+        return self
+
     @model_validator(mode="after")
     def _fits(self) -> LabelConfig:
         if self.threshold is not None and self.equal:
             raise ValueError("--threshold makes a mask and --equal takes labels; give one")
-        if self.decodes and self.fill_holes:
-            raise ValueError("--fill-holes is for components, and not for --decoder")
-        if self.decoder == "watershed" and None in (self.threshold, self.seed_threshold):
-            raise ValueError("--decoder watershed needs --threshold X and --seed-threshold Y")
-        if self.decodes and self.decoder != "watershed" and ":" not in str(self.decoder):
-            raise ValueError(
-                f"--decoder {self.decoder}: give components, watershed or FILE.py:FUNCTION"
-            )
         if self.intensity is not None and self.table is None:
             raise ValueError("--intensity is for a table; give --table FILE.parquet too")
         if self.channels is not None and self.intensity is None:

@@ -42,7 +42,7 @@ def _line(text: str, most: int) -> str:
 def _tags(value: object) -> dict[str, str]:
     """The tags of a mapping, as in YAML and in Python, or of words KEY=VALUE."""
     words: Any = many(value)
-    pairs = value.items() if isinstance(value, Mapping) else map(_pair, words)
+    pairs = value.items() if isinstance(value, Mapping) else map(key_and_text, words)
     tags = {}
     for key, text in pairs:
         key = _line(str(key), MOST_KEY)
@@ -58,7 +58,8 @@ def _tags(value: object) -> dict[str, str]:
     return tags
 
 
-def _pair(word: object) -> tuple[str, str]:
+def key_and_text(word: object) -> tuple[str, str]:
+    """The two sides of KEY=VALUE. Raises `ValueError` for any other word."""
     key, equals, text = str(word).partition("=")
     if not equals or not key.strip():
         raise ValueError(f"{str(word)[:60]!r} is not KEY=VALUE")

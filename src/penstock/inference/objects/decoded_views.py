@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from ...base import LabelConfig, UsageError, replacing, require
 from ...data import Box, Grid, Source, flatten
 from .block_record import load_table, save_table
-from .decoders import Decoder, opened_decoder
+from .decoders import Decoder, check_decoder, opened_decoder
 from .label_output import open_input
 from .object_measures import extents_of
 from .voxel_runs import runs_of
@@ -70,7 +70,7 @@ class ViewWork:
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
         """Import the decoder, for the time in which views are decoded."""
-        with opened_decoder(self.config, self.source.axes) as decoder:
+        with opened_decoder(self.config) as decoder:
             self.__dict__["_decoder"] = decoder
             yield
 
@@ -163,13 +163,10 @@ def view_work(config: LabelConfig, source: Source, domain: Box, folder: Path) ->
         The views.
 
     Raises:
-        UsageError: ``--object-size`` is missing.
+        UsageError: The decoder cannot be imported.
     """
-    if config.object_size is None:
-        raise UsageError(
-            f"--decoder {config.decoder} needs --object-size N: the longest side of an object, in "
-            "voxels, which is the halo of a block"
-        )
+    assert config.object_size is not None
+    check_decoder(config)  # here, and not in a process, whose end says less
     halo = _along_axes(config.object_size, source, 0)
     core = tuple(max(_CORE, 4 * side) for side in halo)
     if config.instance_block is not None:

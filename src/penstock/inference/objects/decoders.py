@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -12,20 +12,21 @@ from numpy.typing import NDArray
 
 from ...base import LabelConfig, UsageError, require
 from ...models import error_in_user_code, find_reference
+from .affinity_decoder import affinity_decoder
 from .components import REACH, checked_connectivity, labelled
+from .flow_decoder import flow_decoder
+from .star_decoder import star_decoder
 
 Decoder = Callable[[NDArray[Any]], NDArray[Any]]
 """A function from c z y x to labels z y x; from c y x to y x in a plane."""
-WATERSHED = "watershed"
 
 
 @contextlib.contextmanager
-def opened_decoder(config: LabelConfig, axes: str) -> Iterator[Decoder]:
+def opened_decoder(config: LabelConfig) -> Iterator[Decoder]:
     """Yield the decoder that a labelling asks for.
 
     Args:
         config: The settings, with the decoder.
-        axes: The axes of the scores.
 
     Yields:
         A function of an array of scores. What it gives is checked.
@@ -34,9 +35,8 @@ def opened_decoder(config: LabelConfig, axes: str) -> Iterator[Decoder]:
         UsageError: There is no such decoder, or it cannot be imported.
     """
     name = str(config.decoder)
-    if name == WATERSHED:
-        connectivity = checked_connectivity(config.connectivity, axes)
-        yield partial(watershed, config=config, connectivity=connectivity)
+    if name in _BUILT_IN:
+        yield _BUILT_IN[name](config)
         return
     with contextlib.ExitStack() as stack:
         try:
@@ -48,7 +48,34 @@ def opened_decoder(config: LabelConfig, axes: str) -> Iterator[Decoder]:
         yield partial(_checked, function, name)
 
 
-def watershed(scores: NDArray[Any], config: LabelConfig, connectivity: int) -> NDArray[Any]:
+def check_decoder(config: LabelConfig) -> None:
+    """Refuse a decoder that cannot be imported.
+
+    Args:
+        config: The settings. Those without a decoder pass.
+
+    Raises:
+        UsageError: See `opened_decoder`.
+    """
+    if config.decodes:
+        with opened_decoder(config):
+            pass
+
+
+def _watershed_decoder(config: LabelConfig) -> Decoder:
+    """See `affinity_decoder`."""
+    return partial(watershed, require("skimage.segmentation", "label"), config)
+
+
+_BUILT_IN: Mapping[str, Callable[[LabelConfig], Decoder]] = {
+    "watershed": _watershed_decoder,
+    "stardist": star_decoder,
+    "cellpose": flow_decoder,
+    "affinities": affinity_decoder,
+}
+
+
+def watershed(segmentation: Any, config: LabelConfig, scores: NDArray[Any]) -> NDArray[Any]:
     """Seeded watershed on maps of scores.
 
     The height is channel 0, such as a probability or a distance, less channel 1, such as a
@@ -56,17 +83,17 @@ def watershed(scores: NDArray[Any], config: LabelConfig, connectivity: int) -> N
     grow downhill within what is above ``--threshold``.
 
     Args:
-        scores: Along c z y x, or c y x.
+        segmentation: The functions of scikit-image.
         config: The settings.
-        connectivity: Which voxels are neighbours.
+        scores: Along c z y x, or c y x.
 
     Returns:
         Labels, of the shape of a channel.
     """
     height = scores[0] if len(scores) == 1 else scores[0] - scores[1]
+    connectivity = checked_connectivity(config.connectivity, "zyx"[1 - scores.ndim :])
     seeds, _ = labelled(height > config.seed_threshold, connectivity)
     inside = scores[0] > config.threshold
-    segmentation = require("skimage.segmentation", "label")
     labels: NDArray[Any] = segmentation.watershed(
         -height, seeds, connectivity=REACH[connectivity], mask=inside
     )

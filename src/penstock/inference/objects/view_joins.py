@@ -2,8 +2,9 @@
 
 Two views of one object are one if each is the other's best match in the region that both views
 saw. An object is kept if the view whose core has the centroid of one of its views is among them;
-that view owns it, the one with the lowest number of several. Voxels come from the owner's view. A
-voxel that two owners claim is that of the view with the lower number.
+that view owns it, the one with the lowest number of several. What the owner sees as two, each of
+them whole and at home, stays two, whatever other views saw of them at their edges. Voxels come
+from the owner's view. A voxel that two owners claim is that of the view with the lower number.
 """
 
 from __future__ import annotations
@@ -153,12 +154,14 @@ def _resolved(
     np.minimum.at(best, groups, rank)
     owner = np.where(best < 2 * views, best % views, -1)
     painted = view == owner[groups]
-    keys = np.where(painted, groups + 1, 0)
     cut, large = (np.concatenate([getattr(e, name) for e in seen]) for name in ("cut", "large"))
     sizes = np.bincount(groups, minlength=count)
     several = np.unique(groups * views + view, return_counts=True)
     twice = np.zeros(count, bool)
     twice[several[0][several[1] > 1] // views] = True
+    # Two that their owner sees whole are two, though pieces at the edges of other views join them.
+    whole = painted & ~cut & (home == view) & twice[groups]
+    keys = np.where(painted, np.where(whole, count + np.arange(len(view)), groups) + 1, 0)
     twice[groups[painted & large]] = True
     is_cut = np.zeros(count, bool)
     is_cut[groups[painted & cut]] = True
