@@ -16,9 +16,10 @@ from penstock.base import UsageError
 from penstock.data.grid import reflect
 from penstock.inference.opening import seams
 from penstock.inference.opening.job import Job
-from penstock.inference.opening.seam_error import seam_error, with_seam_error
+from penstock.inference.opening.seam_error import SeamTrial
+from penstock.inference.tiling.differences import label_f1, seam_error_of
 from penstock.inference.tiling.exact import chunk_and_halo, is_exact, least_overlap
-from penstock.models import REGISTRY, Reach, load_model
+from penstock.models import REGISTRY, Reach, Reduction, load_model
 from penstock.models.probes import find_reach
 from tests.networks import FAR, LOCAL, conv, seeded
 
@@ -190,21 +191,60 @@ def test_a_default_patch_may_be_larger_than_a_block_that_is_named(tmp_path: Path
         penstock.run_inference(volume, tmp_path / "b.zarr", block=16, chunks=16, patch=48, **knobs)
 
 
+def _trial(job: Job, **more: Any) -> SeamTrial:
+    return SeamTrial(job.net, job.values, job.source, job.volumes[0], job.devices[0], **more)
+
+
 def test_the_difference_at_seams_is_measured_on_the_data() -> None:
     volume = np.random.default_rng(0).random((60, 60, 60)) * np.linspace(0, 9, 60)
     job = opened(
         np.zeros_like(volume), in_spec=volume, patch=(16,), overlap=(4,), model_type=_far(),
         head_kind="intensity",
     )  # fmt: skip
-    error = seam_error(job.values, job.net, job.source, job.volumes[0], 999, 2**30)
-    assert error is not None and error.places == 3
-    assert len(error.by_distance) == 6 and 0 < error.by_distance[0] < 1
-    assert "at seams (on 3 places of the data)" in error.line()
-    measured = with_seam_error(job.plan, job.values, job.net, job.source, job.volumes[0])
+    trial = _trial(job)
+    error = trial.error(999, 2**30)
+    assert error is not None and (error.places, error.window) == (5, 2)
+    assert len(error.by_distance) == 6 and 0 < error.low[0] < error.by_distance[0] < error.high[0]
+    assert "at seams" in error.line() and "5 places of the data against a side 2" in error.line()
+    measured = trial.measured(job.plan)
     assert "at seams" in measured.facts.seams and measured.facts.seam_error
+    few = trial.error(101, 2**30)
+    assert few is not None and (few.places, few.window, few.low) == (1, 1.5, ())
     for patches, room in ((20, 2**30), (999, 1000)):  # costs more than it may, or needs more memory
-        lean = seam_error(job.values, job.net, job.source, job.volumes[0], patches, room)
-        assert lean is None
+        assert trial.error(patches, room) is None
+
+
+def test_changed_labels_and_their_f1_are_measured() -> None:
+    volume = np.random.default_rng(0).random((50, 50, 50)).astype(np.float32)
+    net = seeded(lambda: nn.Sequential(conv(1, 2), nn.InstanceNorm3d(2), conv(2, 3)))
+    labels, scores = np.zeros(volume.shape, np.uint8), np.zeros((3, *volume.shape), np.float32)
+    knobs: dict[str, Any] = {"in_spec": volume, "patch": (16,), "overlap": (4,), "model_type": net}
+    job = opened(labels, reduce="argmax", **knobs)
+    error = _trial(job, labels=True).error(200, 2**30)
+    assert error is not None and error.f1 is not None
+    assert 0 < error.by_distance[0] < 0.1 and 0.9 < error.f1 < 1
+    assert "of the labels change at seams" in error.line() and "F1 0.9" in error.line()
+    job = opened(scores, head_kind="scores", **knobs)  # what blends scores reduces them later
+    later = _trial(job, labels=True, later=Reduction.parse("argmax")).error(200, 2**30)
+    assert later == error
+
+
+def test_f1_is_a_mean_over_labels_and_intervals_cover_the_mean() -> None:
+    one, other = np.array([0, 1, 1, 2, 2, 0]), np.array([0, 1, 2, 2, 2, 0])
+    assert label_f1(one, other) == pytest.approx((2 / 3 + 4 / 5) / 2)
+    assert label_f1(one * 0, other * 0) is None
+    random = np.random.default_rng(0)
+    covered = 0
+    for _ in range(200):
+        places = [random.gamma(4, 0.01, 1) for _ in range(4)]
+        error = seam_error_of(places, [0.0], [], (48, 64, 128), labels=False)
+        covered += error.low[0] <= 0.04 <= error.high[0]
+    assert covered >= 0.88 * 200  # a bootstrap's cover it in 160
+    for power in (1.0, 1.5):  # differences that fall with a power of the side name its doubling
+        falls = [np.sqrt(n ** (-2 * power) - 128 ** (-2 * power)) for n in (48, 64)]
+        error = seam_error_of([np.array([falls[1]])], [falls[0]], [], (48, 64, 128), labels=False)
+        assert error.halving == -(-64 * 2 ** (1 / power) // 16) * 16
+    assert seam_error_of([np.ones(1)], [1.05], [], (48, 64, 128), labels=False).halving is None
 
 
 def test_a_job_on_trial_measures_nothing_of_its_seams() -> None:
@@ -225,5 +265,5 @@ def test_a_local_network_differs_nowhere() -> None:
         np.zeros_like(volume), in_spec=volume, patch=(16,), overlap=(4,),
         model_type=seeded(lambda: nn.Sequential(conv(1, 2), conv(2, 1))), head_kind="intensity",
     )  # fmt: skip
-    error = seam_error(job.values, job.net, job.source, job.volumes[0], 999, 2**30)
+    error = _trial(job).error(999, 2**30)
     assert error is not None and max(error.by_distance) < 1e-6 and error.halving is None

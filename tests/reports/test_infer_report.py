@@ -173,11 +173,14 @@ def test_a_report_looks_at_the_output_of_its_run(tmp_path: Path) -> None:
 
 
 def test_what_is_known_of_seams_is_told_and_drawn(tmp_path: Path) -> None:
-    plan = {"seams": "no overlap is exact: a layer", "seam_error": [0.02, 0.01]}
+    measured = {"by_distance": [0.02, 0.01], "low": [0.01, 0.0], "high": [0.03, 0.02], "places": 3,
+                "labels": False}  # fmt: skip
+    plan = {"seams": "no overlap is exact: a layer", "seam_error": measured}
     report = report_of_run(run_folder(tmp_path / "a", READ, run={"plan": plan}))
     (chapter,) = report.chapters
     (seams,) = [section for section in chapter.sections if section.title == "Seams"]
     assert list(seams.sentences) == ["No overlap is exact: a layer."]
     (picture,) = [picture for picture in chapter.pictures if picture.name == "seams"]
     (panel,) = picture.draw().panels
-    assert list(panel.series[0].y) == [2.0, 1.0]
+    assert list(panel.series[1].y) == [2.0, 1.0]
+    assert list(panel.series[0].base) == [1.0, 0.0] and list(panel.series[0].y) == [3.0, 2.0]

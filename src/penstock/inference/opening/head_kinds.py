@@ -29,6 +29,9 @@ from .selection import Volume
 
 _PLACES = (1 / 2, 1 / 4, 3 / 4)
 """Positions along each axis, as fractions of the volume, that are tried until a patch varies."""
+_STRIDE = 7
+"""The step through these positions, which has no factor with their number: the first few lie at
+different places along all axes."""
 _SUM_TOLERANCE = 1e-2
 """The largest difference of a sum from 1. Probabilities in half precision are off by less."""
 
@@ -90,13 +93,18 @@ def seen_patches(
 
 def _patches(source: Source, volume: Volume, shape: Sequence[int]) -> Iterator[NDArray[Any]]:
     """Patches of shape (channels, z, y, x), reflected where the volume is thinner."""
-    domain = source.domain[2:]
-    for places in itertools.product(_PLACES, repeat=3):
-        axes = []
+    domain, before = source.domain[2:], set()
+    everywhere = list(itertools.product(_PLACES, repeat=3))
+    for number in range(len(everywhere)):
+        places = everywhere[_STRIDE * number % len(everywhere)]
+        axes: list[NDArray[Any]] = []
         for low, high, side, place in zip(domain.start, domain.stop, shape, places, strict=True):
             start = max(low, min(int(low + (high - low) * place) - side // 2, high - side))
             axes.append(reflect(np.arange(start, start + side), low, high))
         box = Box(tuple(int(a.min()) for a in axes), tuple(int(a.max()) + 1 for a in axes))
+        if box in before:
+            continue
+        before.add(box)
         array = np.empty((len(volume.channels), *box.shape), source.dtype)
         volume.read(source, box, array)
         within = (a - start for a, start in zip(axes, box.start, strict=True))

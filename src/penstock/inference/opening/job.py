@@ -13,13 +13,7 @@ from typing import Any
 
 import torch
 
-from ...base import (
-    HeadKind,
-    InferConfig,
-    UsageError,
-    torch_threads,
-    usable_cores,
-)
+from ...base import HeadKind, InferConfig, UsageError, torch_threads, usable_cores
 from ...data import (
     SAME,
     ResampledSource,
@@ -57,7 +51,7 @@ from .normalisation import check_channels, normalised_as
 from .outputs import open_outputs, sizes_of_heads
 from .own_files import check_own_files
 from .sample import open_sample
-from .seam_error import with_seam_error
+from .seam_error import SeamTrial
 from .seams import tiled
 from .selection import open_input, select, uneven, volumes_of, with_bands
 from .voxel_sizes import frame_of_outputs, network_grid
@@ -145,7 +139,9 @@ class Job:
             part = Prepared.read(self.run_dir).part
         self.plan = make_plan(config, facts, shape, part)
         if self.tiled.measured and not (config.resumes or self.trial):
-            self.plan = with_seam_error(self.plan, self.values, self.net, source, self.volumes[0])
+            trial = SeamTrial(self.net, self.values, source, self.volumes[0], self.devices[0],
+                              kinds[0][0] == "labels", later, config.tf32)  # fmt: skip
+            self.plan = trial.measured(self.plan)
         self.geometry = self.plan.geometry
         self.source = source.with_cache(self.plan.cache_bytes)
         self.norm_source = self.source if self.way is None else self.input

@@ -1,13 +1,15 @@
 """How far tiles are from a larger input, measured on the user's data where no overlap is exact.
 
-A patch is computed as the job would, and again in the middle of a window that is half as long
-again. A patch of three quarters shows how the difference falls with the side.
+A patch is computed as the job would, on its device, and again within a window that is half as long
+again, or twice as long where that fits. It does not lie in the middle of the window, where a slope
+of the data would cancel. A patch of about three quarters shows how the difference falls with the
+side.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -16,11 +18,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...base import plural, significant, trim_heap
+from ...base import cuda_flags_kept, trim_heap
 from ...data import Source
-from ..planning.memory import resident_bytes
+from ...models import Reduction, placed, set_cuda_flags
+from ..planning.memory import LIBRARY_BYTES, resident_bytes
 from ..planning.plan import Plan
-from ..tiling.exact import SIDE_STEP
+from ..tiling.differences import MOST_PLACES, SeamError, by_distance, label_f1, seam_error_of
 from .head_kinds import seen_patches
 from .net import Net
 from .normalisation import ValuesPlan
@@ -28,139 +31,150 @@ from .selection import Volume
 
 _SHARE = 0.05
 """The most voxels to compute for this, as a share of those of the job."""
-_PLACES = 3
-"""The most places to measure at."""
-_FALLS = 1.1
-"""Least difference of a patch of three quarters, in those of the patch, for larger ones to pay."""
+_WINDOWS = (2.0, 1.5)
+"""Sides of windows that are tried, in those of a patch: the first that fits at enough places."""
+_SMALLER = 0.75
+"""Side of the smaller patch, in those of a patch."""
+_ENOUGH = 3
+"""The least places of an interval."""
 
 
 @dataclass(frozen=True, slots=True)
-class SeamError:
-    """The difference between tiles and larger inputs."""
+class SeamTrial:
+    """Tiles and windows on the data of a job."""
 
-    by_distance: tuple[float, ...]
-    """Mean difference of the voxels at 0, 1, 2 ... voxels from a seam: a share of the range of the
-    output, or of labels the share that is another."""
-    places: int
-    """Number of places on the data."""
-    halving: int | None
-    """Side of a patch at which the difference at seams would be half; None if larger patches are
-    little better."""
+    net: Net
+    """The model as the job runs it."""
+    values: ValuesPlan
+    source: Source
+    volume: Volume
+    device: torch.device
+    """The device of the job."""
+    labels: bool = False
+    """True if the first output is labels."""
+    later: Reduction | None = None
+    """The reduction that makes labels of its scores, if the network has none in it."""
+    tf32: bool = False
 
-    def line(self) -> str:
-        """The same in words."""
-        at_seams = f"about {significant(100 * self.by_distance[0])} % at seams"
-        cure = "larger patches are little better"
-        if self.halving is not None:
-            cure = f"--patch {self.halving} would about halve it"
-        return f"{at_seams} (on {plural(self.places, 'place')} of the data); {cure}"
+    def measured(self, plan: Plan) -> Plan:
+        """Measure the difference at seams for a plan.
 
+        Args:
+            plan: The plan of the job.
 
-def with_seam_error(
-    plan: Plan, scaled: ValuesPlan, net: Net, source: Source, volume: Volume
-) -> Plan:
-    """Measure the difference at seams for a plan, where the job runs on the CPU.
+        Returns:
+            The plan with what was measured; as it was where that would take more than a twentieth
+            of the job, or more memory than there is.
+        """
+        free = plan.memory_limit - resident_bytes()
+        if plan.facts.device_bytes is not None:
+            taken = plan.facts.weight_bytes + plan.facts.cast_bytes + LIBRARY_BYTES
+            free = plan.facts.device_bytes - taken
+        error = self.error(plan.num_patches, free)
+        if error is None:
+            return plan
+        line = f"{plan.facts.seams}; {error.line()}"
+        return replace(plan, facts=replace(plan.facts, seams=line, seam_error=error))
 
-    Args:
-        plan: The plan of the job.
-        scaled: How values are scaled.
-        net: The model as the job runs it.
-        source: The input.
-        volume: The volume to look at.
+    def error(self, num_patches: int, free_bytes: int) -> SeamError | None:
+        """Measure how far tiles are from larger inputs.
 
-    Returns:
-        The plan with what was measured, or as it was.
-    """
-    if not plan.facts.on_host:
-        return plan
-    free = plan.memory_limit - resident_bytes()
-    error = seam_error(scaled, net, source, volume, plan.num_patches, free)
-    if error is None:
-        return plan
-    line = f"{plan.facts.seams}; {error.line()}"
-    return replace(plan, facts=replace(plan.facts, seams=line, seam_error=error.by_distance))
+        Args:
+            num_patches: Patches that the job computes.
+            free_bytes: Bytes of the device that this may take.
 
-
-def seam_error(
-    scaled: ValuesPlan, net: Net, source: Source, volume: Volume, num_patches: int, free_bytes: int
-) -> SeamError | None:
-    """Measure how far tiles are from larger inputs.
-
-    Args:
-        scaled: How values are scaled.
-        net: The model as the job runs it; it is run on the CPU.
-        source: The input.
-        volume: The volume to look at.
-        num_patches: Patches that the job computes.
-        free_bytes: Bytes that this may take.
-
-    Returns:
-        What was measured; None where that would take more than a twentieth of the job, or more
-        memory than there is.
-    """
-    shape = net.shape
-    window = tuple(p if p == 1 else p * 3 // 2 for p in shape.patch)
-    times = math.prod(window) / math.prod(shape.patch)
-    cost = times + 1 + 0.75**shape.model_axes  # in patches: window, patch, smaller patch
-    places = min(_PLACES, int(_SHARE * num_patches / cost))
-    peak = net.footprint.peak_bytes
-    if not places or peak is None or times * peak / net.forward > free_bytes:
-        return None
-    each, smaller = [], []
-    for seen in islice(seen_patches(scaled, source, volume, window, net.clip), places):
-        values = seen.shown.reshape(net.model.in_channels, *window[3 - shape.model_axes :])
-        try:
-            whole = _output(net, values)
-            each.append(_differences(net, values, whole, shape.seen, shape.overlap))
-            small = [p if p == 1 else p * 3 // 4 for p in shape.seen]
-            smaller.append(_differences(net, values, whole, small, shape.overlap)[0])
-        except Exception:  # of a user's network, which takes no such window
+        Returns:
+            What was measured, or None.
+        """
+        affordable = self._affordable(num_patches, free_bytes)
+        if affordable is None:
             return None
-    trim_heap()
-    by_distance = np.mean(each, axis=0)
-    falls = float(np.mean(smaller)) / (float(by_distance[0]) or math.inf)
-    halving = None
-    if falls > _FALLS:
-        power = math.log(falls) / math.log(4 / 3)
-        halving = SIDE_STEP * math.ceil(max(shape.seen) * 2 ** (1 / power) / SIDE_STEP)
-    return SeamError(tuple(map(float, by_distance)), places, halving)
+        window, places = affordable
+        try:
+            with cuda_flags_kept():
+                set_cuda_flags(self.tf32)
+                each_place = [*islice(self._differences(window), places)]
+        except Exception:  # of a user's network, which takes no such window, or of a full device
+            return None
+        finally:
+            trim_heap()
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+        each, smaller, scores = zip(*each_place, strict=True)
+        sides = max(self._sides(_SMALLER)), max(self.net.shape.seen), max(self._sides(window))
+        return seam_error_of(each, smaller, scores, sides, labels=self.labels)
 
+    def _affordable(self, num_patches: int, free_bytes: int) -> tuple[float, int] | None:
+        """The window and the number of places."""
+        peak = self.net.footprint.peak_bytes
+        if peak is None:
+            return None
+        fits = []
+        for window in _WINDOWS:
+            times, smaller = (
+                math.prod(self._sides(each)) / math.prod(self.net.shape.patch)
+                for each in (window, _SMALLER)
+            )
+            cost = times + 1 + smaller  # in patches
+            places = min(MOST_PLACES, int(_SHARE * num_patches / cost))
+            if places and times * peak / self.net.forward <= free_bytes:
+                fits.append((window, places))
+        return next((each for each in fits if each[1] >= _ENOUGH), fits[-1] if fits else None)
 
-def _output(net: Net, values: NDArray[Any]) -> NDArray[Any]:
-    """The first head of one window, shape (channels, spatial...)."""
-    batch = torch.from_numpy(values).to(net.model.dtype)[None].contiguous(memory_format=net.layout)
-    with torch.no_grad():
-        output = next(iter(net.model.heads(net.model.module(batch)).values()))[0]
-    return np.asarray(output)
+    def _sides(self, times: float) -> tuple[int, ...]:
+        """A patch so many times as long, with sides that a network which takes the patch's is
+        likely to take."""
+        grains = [math.gcd(p, 16 if p >= 64 else 4) for p in self.net.shape.patch]
+        each = zip(self.net.shape.patch, grains, strict=True)
+        return tuple(p if p == 1 else int(p * times) // grain * grain for p, grain in each)
 
+    def _differences(
+        self, times: float
+    ) -> Iterator[tuple[NDArray[np.float64], float, float | None]]:
+        """For each place: the difference by distance, that at seams of a smaller patch, and F1."""
+        net, window = self.net, self._sides(times)
+        module = placed(net.model.module, self.device, net.footprint.channels_last)
+        sides, small = (s[3 - net.shape.model_axes :] for s in (window, self._sides(_SMALLER)))
+        for seen in seen_patches(self.values, self.source, self.volume, window, net.clip):
+            values = seen.shown.reshape(net.model.in_channels, *sides)
+            whole = self._output(module, values)
+            tile, part = self._cores(module, values, whole, net.shape.seen)
+            near = self._between(tile, part, whole)
+            score = label_f1(tile, part) if self.labels else None
+            tile, part = self._cores(module, values, whole, small)
+            yield near, float(self._between(tile, part, whole)[0]), score
 
-def _differences(
-    net: Net,
-    values: NDArray[Any],
-    whole: NDArray[Any],
-    patch: Sequence[int],
-    overlap: Sequence[int],
-) -> NDArray[np.float64]:
-    """Mean difference between the core of a patch and the window around it, by the distance from a
-    seam."""
-    axes = len(patch)
-    starts = [(n - p) // 2 for n, p in zip(values.shape[1:], patch, strict=True)]
-    box = tuple(slice(start, start + p) for start, p in zip(starts, patch, strict=True))
-    tile, part = _output(net, values[(slice(None), *box)]), whole[(slice(None), *box)]
-    if tile.dtype.kind == "f":
-        difference = np.abs(tile - part).mean(0) / (float(np.ptp(whole)) or 1.0)
-    else:
-        difference = (tile != part).mean(0)
-    core = tuple(
-        slice(o // 2, p - (o - o // 2)) for p, o in zip(patch, overlap[-axes:], strict=True)
-    )
-    difference = difference[core]
-    cut = [n for n in range(axes) if difference.shape[n] > 1]
-    distance = np.full(difference.shape, max(difference.shape))
-    for axis in cut:
-        along = np.arange(difference.shape[axis])
-        near = np.minimum(along, along[::-1])
-        distance = np.minimum(distance, near.reshape([-1 if n == axis else 1 for n in range(axes)]))
-    counts = np.bincount(distance.ravel())
-    sums = np.bincount(distance.ravel(), weights=difference.ravel().astype(np.float64))
-    return np.asarray(sums / np.maximum(counts, 1))
+    def _output(self, module: torch.nn.Module, values: NDArray[Any]) -> NDArray[Any]:
+        """The first head of one window, shape (channels, spatial...)."""
+        net, device = self.net, self.device
+        batch = torch.from_numpy(values).to(net.model.dtype)[None]
+        batch = batch.contiguous(memory_format=net.layout).to(device)
+        with torch.no_grad(), torch.autocast(device.type, net.amp, net.amp is not None):
+            name, head = next(iter(net.model.heads(module(batch)).items()))
+        if self.later is not None:
+            head = self.later.of(next(iter(self.later.heads(name, head.shape[1]))), head, 1)
+        # numpy has no bfloat16
+        return np.asarray((head.float() if head.dtype.itemsize == 2 else head)[0].cpu())
+
+    def _cores(
+        self,
+        module: torch.nn.Module,
+        values: NDArray[Any],
+        whole: NDArray[Any],
+        patch: Sequence[int],
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        """The core of a patch within a window, computed by itself and in the window."""
+        overlap = self.net.shape.overlap[-len(patch) :]
+        starts = [(n - p) // 4 for n, p in zip(values.shape[1:], patch, strict=True)]
+        box = tuple(slice(start, start + p) for start, p in zip(starts, patch, strict=True))
+        core = tuple(slice(o // 2, p - (o - o // 2)) for p, o in zip(patch, overlap, strict=True))
+        tile = self._output(module, values[(slice(None), *box)])
+        return tile[(slice(None), *core)], whole[(slice(None), *box)][(slice(None), *core)]
+
+    def _between(
+        self, tile: NDArray[Any], part: NDArray[Any], whole: NDArray[Any]
+    ) -> NDArray[np.float64]:
+        """The difference of two cores by distance. ``whole`` has the range of the output."""
+        if self.labels:
+            return by_distance((tile != part).mean(0))
+        return by_distance(np.abs(tile - part).mean(0) / (float(np.ptp(whole)) or 1.0))

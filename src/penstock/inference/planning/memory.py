@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import psutil
 
 from ...data import Box, Resampling
+from ..tiling.differences import SeamError
 from ..tiling.traffic import BrickShape
 
 LIBRARY_BYTES = 2 * 32 * 2**20
@@ -96,8 +97,8 @@ class Facts:
     """Bytes of mask and coarse level that are kept decoded."""
     seams: str = ""
     """The seams between patches in words: exact or not; empty if nothing is known."""
-    seam_error: tuple[float, ...] = ()
-    """Measured difference of tiles from a larger input, by voxels from a seam; see `SeamError`."""
+    seam_error: SeamError | None = None
+    """Measured difference of tiles from a larger input."""
     values: str = ""
     """The scaling of values before the network sees them, in words, for the printed plan."""
     arithmetic: str = ""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import PenstockError, format_seconds
+from ...base import PenstockError, format_seconds, plural
 from ...data import Box, open_source
 from ..charts.chart import Axis, Figure, Panel, Series, before_after_figure
 from ..charts.metrics import Gauge, draw_gauge, row_gauges
@@ -46,17 +46,22 @@ def stage_pictures(run: InferenceRun) -> list[Picture]:
 def seam_pictures(run: InferenceRun) -> list[Picture]:
     """The difference of tiles from a larger input; none for a run that did not measure it."""
     caption = "How far tiles are from a larger input, by the distance from a seam."
-    measured = run.plan.get("seam_error")
+    measured = isinstance(run.plan.get("seam_error"), dict)
     return [Picture("seams", caption, partial(draw_seams, run))] if measured else []
 
 
 def draw_seams(run: InferenceRun) -> Figure:
-    """A line: the difference by the distance from a seam."""
-    differences = 100 * np.asarray(run.plan["seam_error"], float)
-    line = Series("difference", np.arange(len(differences)), differences)
-    x, y = Axis("Distance from a seam", "voxels"), Axis("Mean difference", "% of the range")
-    note = "measured on the data when the job was opened"
-    return Figure("What tiles lose at their seams", note, [Panel("", x, y, [line])])
+    """A line and its interval: the difference by the distance from a seam."""
+    measured = run.plan["seam_error"]
+    mean, low, high = (100 * np.asarray(measured[n]) for n in ("by_distance", "low", "high"))
+    places, series = np.arange(len(mean)), []
+    if len(low):
+        series += [Series("95 % interval", places, high, "area", base=low, faint=True)]
+    series += [Series("mean", places, mean)]
+    unit = "% of the labels" if measured["labels"] else "% of the range"
+    x, y = Axis("Distance from a seam", "voxels"), Axis("Mean difference", unit)
+    note = f"measured on {plural(measured['places'], 'place')} of the data before the job began"
+    return Figure("What tiles lose at their seams", note, [Panel("", x, y, series)])
 
 
 def draw_stages(run: InferenceRun) -> Figure:
