@@ -40,7 +40,7 @@ def model_lines(model: Model) -> Iterator[tuple[str, str]]:
         yield "voxel", f"{shown} {recipe.unit}"
     if recipe.patch is not None:
         overlap = f", overlap {in_words(recipe.overlap)}" if recipe.overlap else ""
-        window = f", joined by a {recipe.window} window" if recipe.window else ""
+        window = f", joined by a {recipe.sliding.window} window" if recipe.sliding else ""
         yield "patch", f"{in_words(recipe.patch)}{overlap}{window}"
     for name, head in recipe.heads.items():
         yield f"head {name}", _head(head, recipe.reduce)

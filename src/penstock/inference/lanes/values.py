@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...base import PenstockError
-from ...data import Scaling
+from ...data import Box, Scaling
 from ..opening.heads import HeadPlan, float_range, whole_range
 
 LOW, HIGH, CLIPPED, SPOILT = range(4)
@@ -40,6 +40,20 @@ def normalise_(patch: Tensor, scalings: Sequence[Scaling]) -> None:
             part.clamp_(*scaling.clip)
         if zeros is not None:
             part.masked_fill_(zeros, 0)
+
+
+def fill_beyond_(patch: Tensor, seen: Box, volume: Box, value: float | None) -> None:
+    """Fill the voxels of a patch (channels, spatial...) that lie beyond a volume, in place. None
+    fills nothing. ``seen`` is the box of the patch."""
+    if value is None or seen in volume:
+        return
+    first = 3 - (patch.ndim - 1)
+    for axis in range(first, 3):
+        side = seen.shape[axis]
+        before = min(side, max(0, volume.start[axis] - seen.start[axis]))
+        after = min(side, max(0, seen.stop[axis] - volume.stop[axis]))
+        patch.narrow(axis - first + 1, 0, before).fill_(value)
+        patch.narrow(axis - first + 1, side - after, after).fill_(value)
 
 
 def denormalise_(values_BCZYX: Tensor, scalings: Sequence[Scaling]) -> None:

@@ -13,13 +13,7 @@ from typing import Any
 
 import torch
 
-from ...base import (
-    HeadKind,
-    InferConfig,
-    UsageError,
-    torch_threads,
-    usable_cores,
-)
+from ...base import HeadKind, InferConfig, UsageError, torch_threads, usable_cores
 from ...data import (
     SAME,
     ResampledSource,
@@ -47,7 +41,7 @@ from ..run_folder.names import default_run_dir
 from ..run_folder.reader import threads_of
 from ..tiling.geometry import PatchShape, aligned, block_halo, patch_shape
 from . import identity
-from .as_its_makers import with_defaults
+from .as_its_makers import sliding_of, with_defaults
 from .fitted import fitted
 from .head_kinds import Seen, head_kinds, seen_patches
 from .heads import HeadPart, Origin, is_wide, plan_heads, split
@@ -138,6 +132,7 @@ class Job:
             config, parts, mixed, self.sinks, fine=fine, scalings=len(self.values.each),
             corner=source.domain.start[2:], resampled=self.back is not None,
         )  # fmt: skip
+        self.sliding = sliding_of(config, model.recipe, self.heads)
         notes = [*self.as_trained, *resized, *cut, *at_once, *uneven(self.selected)]
         facts = _gather_facts(self, source, shape, judging_bytes, notes)
         self.run_dir = config.run_dir or default_run_dir(self.sinks[0])
@@ -235,7 +230,7 @@ class Job:
             "patch": geometry.patch,
             "overlap": geometry.overlap,
             "block": geometry.block,
-            "seam": [geometry.seam, config.window, config.min_blend_weight],
+            "seam": [geometry.seam, config.min_blend_weight, repr(self.sliding), geometry.inner],
             "normalize": [
                 config.normalize,
                 config.norm_lower,
@@ -302,13 +297,16 @@ def _gather_facts(
     """
     # First, because it makes a GPU's context, which takes memory of this process that base counts.
     device_bytes = _free_device_memory(job.devices)
-    net, heads, devices = job.net, job.heads, job.devices
+    net, heads, devices, recipe = job.net, job.heads, job.devices, job.bare.recipe
+    crops = recipe is not None and recipe.crops and job.way is None
     return Facts(
         domain=source.domain[2:],
         source_itemsize=source.dtype.itemsize,
         source_chunk=source.chunks[2:],
         chunk_bytes=math.prod(job.input.chunks) * job.input.dtype.itemsize,
         count_passes=job.values.passes(job.input.dtype),
+        steps=job.sliding.steps,
+        inner=job.sample.box if crops and job.sample else None,
         way=job.way,
         back=job.back,
         stored_share=_bytes_of(job.input) / _bytes_of(source),

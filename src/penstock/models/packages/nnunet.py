@@ -21,7 +21,7 @@ from torch import nn
 
 from ...base import UsageError, read_json, require
 from ...data import Normalisation
-from ..recipe import HeadRecipe, Recipe
+from ..recipe import HeadRecipe, Recipe, Sliding
 from ..weights import named_as, read_tensors
 from .package import MeanOf, Package, Parcel, in_order
 
@@ -197,7 +197,7 @@ def _recipe(
         unit="millimeter",
         patch=patch,
         overlap=zyx([side // 2 for side in configuration["patch_size"]], 0),
-        window="gaussian",
+        sliding=Sliding("gaussian", "narrowed", fill=0.0),
         heads={"out": HeadRecipe("scores")},
         crops=True,
     )
