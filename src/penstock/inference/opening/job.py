@@ -230,7 +230,7 @@ class Job:
             "patch": geometry.patch,
             "overlap": geometry.overlap,
             "block": geometry.block,
-            "seam": [geometry.seam, config.min_blend_weight, repr(self.sliding), geometry.inner],
+            "seam": [geometry.seam, config.min_blend_weight, repr((self.sliding, geometry.inner))],
             "normalize": [
                 config.normalize,
                 config.norm_lower,
