@@ -165,7 +165,7 @@ class Normalisation:
         if self.counts is None and (self.lower, self.upper) == (0.0, 1.0):
             line = "as they are"
         if self.nonzero:
-            line += ", only where a channel is not 0" if self.jointly else ", only where it is not 0"
+            line += ", only where " + ("some channel" if self.jointly else "it") + " is not 0"
         return line + (f", clipped to {self.clip[0]:g} {self.clip[1]:g}" if self.clip else "")
 
 

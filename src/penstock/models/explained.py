@@ -34,6 +34,8 @@ def model_lines(model: Model) -> Iterator[tuple[str, str]]:
     if recipe.channels:
         yield "channels", ", ".join(recipe.channels)
     yield "values", _values(recipe)
+    if recipe.orientation:
+        yield "directions", f"x, y and z run along {', '.join(recipe.orientation)}"
     if recipe.spacing is not None:
         sizes = zip("zyx", recipe.spacing, strict=True)
         shown = ", ".join(f"{axis} {size:g}" for axis, size in sizes if size == size)

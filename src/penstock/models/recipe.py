@@ -31,7 +31,7 @@ class HeadRecipe:
 
 
 Steps = Literal["context", "inset", "narrowed", "moved"]
-"""How patches follow each other along an axis; see `inference/tiling/rows.py`."""
+"""The way in which patches follow each other along an axis; see `inference/tiling/rows.py`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ class Sliding:
     floor: float = 0.0
     """The least weight of a voxel in a Gaussian window."""
     fill: float | None = None
-    """What stands beyond the volume for the network, once values are normalised; None if the
-    volume is mirrored there."""
+    """The value that stands beyond the volume for the network, once values are normalised; None if
+    the volume is mirrored there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,8 @@ class Recipe:
     refused: str = ""
     """Names a normalisation that is not done, unless the user says another; empty if there is
     none."""
+    orientation: str = ""
+    """Directions of x, y and z of the volume, as ``RAS``; empty if they are not said."""
     spacing: tuple[float, float, float] | None = None
     """Voxel size that the network was trained at, NaN along an axis that is left as it is. None if
     it is not said."""
@@ -76,7 +78,7 @@ class Recipe:
     overlap: tuple[int, int, int] | None = None
     """Voxels that neighbouring patches share; None if it is not said."""
     sliding: Sliding | None = None
-    """Where patches lie and how they are joined; None if it is not said."""
+    """The places of patches, and how they are joined; None if it is not said."""
     heads: Mapping[str, HeadRecipe] = field(default_factory=dict)
     """The recipe of each head, by its name as `Model.heads` has it."""
     reduce: str | None = None

@@ -53,7 +53,7 @@ from .own_files import check_own_files
 from .sample import open_sample
 from .seam_error import with_seam_error
 from .seams import tiled
-from .selection import open_input, select, uneven, volumes_of, with_bands
+from .selection import channels_of, open_input, select, uneven, volumes_of, with_bands
 from .voxel_sizes import frame_of_outputs, network_grid
 
 _MOST_LEVEL_BYTES = 2**27
@@ -100,7 +100,7 @@ class Job:
         model = self._with_outputs(model)
         start, stop = source.domain.start, source.domain.stop
         times = select(config.t, start[0], stop[0], "--t")
-        channels = select(config.c, start[1], stop[1], "--c")
+        channels, picked = channels_of(config, self.input, model.recipe)
         self.selected = times, channels
         model, at_once = with_bands(config, model, source, len(channels))
         check_channels(model, len(channels), self.values)
@@ -133,7 +133,7 @@ class Job:
             corner=source.domain.start[2:], resampled=self.back is not None,
         )  # fmt: skip
         self.sliding = sliding_of(config, model.recipe, self.heads)
-        notes = [*self.as_trained, *resized, *cut, *at_once, *uneven(self.selected)]
+        notes = [*self.as_trained, *resized, *picked, *cut, *at_once, *uneven(self.selected)]
         facts = _gather_facts(self, source, shape, judging_bytes, notes)
         self.run_dir = config.run_dir or default_run_dir(self.sinks[0])
         if config.joins:

@@ -74,7 +74,7 @@ class Facts:
     written_channels: tuple[int, ...] = ()
     """Number of channels that each output gets, where it is less than its head has."""
     steps: Steps = "context"
-    """How patches follow each other."""
+    """The way in which patches follow each other."""
     inner: Box | None = None
     """The box in which patches are laid out; None for the whole domain."""
     way: Resampling | None = None

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ...base import InferConfig, UsageError
 from ...data import Box, Grid, Resampling, indices
 from ...models import Steps
-from .rows import Row, patches_in_row
+from .rows import PatchRow, patches_in_row
 
 Seam = Literal["trim", "blend"]
 
@@ -76,7 +76,8 @@ class Geometry:
     nothing of its neighbours and may be computed anywhere, at any time, and twice."""
     patches_per_brick: tuple[int, ...]
     steps: Steps = "context"
-    """How patches follow each other; see `rows`. All heads are blended if it is not ``context``."""
+    """The way in which patches follow each other; see `rows`. All heads are blended if it is not
+    ``context``."""
     inner: Box | None = None
     """The box in which patches are laid out, where steps end with the volume; None for all."""
     back: Resampling | None = None
@@ -108,7 +109,7 @@ class Geometry:
     def parts(self) -> Grid:
         return Grid(self.written, self.part, self.anchor)
 
-    def row(self, axis: int) -> Row:
+    def row(self, axis: int) -> PatchRow:
         """The patches along an axis."""
         inner, domain = self.inner or self.domain, self.domain
         return patches_in_row(
@@ -122,7 +123,7 @@ class Geometry:
         return Box.of((0,) * len(self.patch), [len(row.begins) for row in self._rows])
 
     @property
-    def _rows(self) -> list[Row]:
+    def _rows(self) -> list[PatchRow]:
         return [self.row(axis) for axis in range(len(self.patch))]
 
     def patch_read(self, index: Sequence[int]) -> Box:

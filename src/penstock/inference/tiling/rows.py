@@ -24,7 +24,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PatchRow:
     """The patches along an axis, in source coordinates."""
 
     patch: int
@@ -49,7 +49,7 @@ class Row:
 @lru_cache(maxsize=64)
 def patches_in_row(
     steps: Steps, domain: tuple[int, int], inner: tuple[int, int], patch: int, overlap: int
-) -> Row:
+) -> PatchRow:
     """The patches along an axis.
 
     Args:
@@ -78,7 +78,7 @@ def patches_in_row(
             begins[-1] + patch * np.arange(1, after + 1),
         ])  # fmt: skip
     middles = begins[1:] + (begins[:-1] + patch - begins[1:]) // 2
-    return Row(patch, begins, np.concatenate([[low], middles, [high]]))
+    return PatchRow(patch, begins, np.concatenate([[low], middles, [high]]))
 
 
 def _within(steps: Steps, length: int, patch: int, overlap: int) -> Ints:

@@ -190,11 +190,11 @@ def _before(
     if name in _NOTHING:
         return recipe
     if name == "Orientation":
-        note = (
-            f"{recipe.place} turns its input to {step.get('axcodes')}, and here it is taken as it "
-            "is stored, with x, y and z along these axes"
-        )
-        return replace(recipe, notes=(*recipe.notes, note))
+        codes = "".join(map(str, step.get("axcodes") or ()))
+        if len(codes) != 3 or not set(codes) <= set("RASLPI"):
+            raise parcel.refuse(f"axcodes of its Orientation is {step.get('axcodes')!r}, and not "
+                                "such as RAS")  # fmt: skip
+        return replace(recipe, orientation=codes)
     if name == "Spacing":
         sizes = step.get("pixdim")
         if not isinstance(sizes, list) or not all(isinstance(each, int | float) for each in sizes):
