@@ -36,6 +36,10 @@ def with_defaults(config: InferConfig, recipe: Recipe | None) -> tuple[InferConf
         update["reduce"] = recipe.reduce
     given = [f"--{name.replace('_', '-')} {_shown(value)}" for name, value in update.items()]
     notes = [f"{' '.join(given)}, as {recipe.place} says"] if given else []
+    if recipe.mirrors and config.tta is None:
+        notes.append(
+            f"its makers take the mean over mirrored inputs, as --tta flips does ({recipe.place})"
+        )
     return config.model_copy(update=update), [*notes, *recipe.notes]
 
 

@@ -298,7 +298,9 @@ def _gather_facts(
     # First, because it makes a GPU's context, which takes memory of this process that base counts.
     device_bytes = _free_device_memory(job.devices)
     net, heads, devices, recipe = job.net, job.heads, job.devices, job.bare.recipe
-    crops = recipe is not None and recipe.crops and job.way is None
+    inner = job.sample.box if job.sample and recipe is not None and recipe.crops else None
+    if inner is not None and job.way is not None:
+        inner = job.way.of_order(1).given(inner)
     return Facts(
         domain=source.domain[2:],
         source_itemsize=source.dtype.itemsize,
@@ -306,7 +308,7 @@ def _gather_facts(
         chunk_bytes=math.prod(job.input.chunks) * job.input.dtype.itemsize,
         count_passes=job.values.passes(job.input.dtype),
         steps=job.sliding.steps,
-        inner=job.sample.box if crops and job.sample else None,
+        inner=inner,
         way=job.way,
         back=job.back,
         stored_share=_bytes_of(job.input) / _bytes_of(source),
