@@ -107,6 +107,11 @@ class Job:
         self.volumes = volumes_of(times, channels, model.in_channels)
         self.config, cut = cropped(config, model.recipe, self.input, self.volumes)
         self.sample = open_sample(self.config, self.input, source)
+        crops = model.recipe is not None and model.recipe.crops
+        self.inner = self.sample.box if crops and self.sample else None
+        if self.inner is not None and self.way is not None:
+            source = ResampledSource(self.input, self.way, self.inner)
+            self.inner = self.way.back(1).needed(self.inner)
         shape = self._patch(source, model)
         config = self.config
         net = fit_net(config, self.devices, model, shape, source.dtype)
@@ -297,10 +302,7 @@ def _gather_facts(
     """
     # First, because it makes a GPU's context, which takes memory of this process that base counts.
     device_bytes = _free_device_memory(job.devices)
-    net, heads, devices, recipe = job.net, job.heads, job.devices, job.bare.recipe
-    inner = job.sample.box if job.sample and recipe is not None and recipe.crops else None
-    if inner is not None and job.way is not None:
-        inner = job.way.of_order(1).given(inner)
+    net, heads, devices = job.net, job.heads, job.devices
     return Facts(
         domain=source.domain[2:],
         source_itemsize=source.dtype.itemsize,
@@ -308,7 +310,7 @@ def _gather_facts(
         chunk_bytes=math.prod(job.input.chunks) * job.input.dtype.itemsize,
         count_passes=job.values.passes(job.input.dtype),
         steps=job.sliding.steps,
-        inner=inner,
+        inner=job.inner,
         way=job.way,
         back=job.back,
         stored_share=_bytes_of(job.input) / _bytes_of(source),
