@@ -73,7 +73,7 @@ def test_reflection_is_that_of_numpy(length: int, before: int, after: int) -> No
 @given(geometries())
 def test_cores_own_every_voxel_once(geometry: Geometry) -> None:
     counts = np.zeros(geometry.domain.shape, int)
-    for index in indices(geometry.cores.cells):
+    for index in indices(geometry.patches):
         core = geometry.core_of(Box.of(index, (1, 1, 1)))
         read = geometry.patch_read(index)
         assert read.shape == geometry.patch

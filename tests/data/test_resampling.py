@@ -106,6 +106,18 @@ def test_a_source_on_another_grid_is_within_a_hundred_thousandth_of_scipy(dtype:
         assert np.array_equal(made.read(lead + box)[0], whole[(slice(None), *box.slices)])
 
 
+def test_the_edge_of_a_box_stands_for_what_lies_beyond() -> None:
+    array = np.random.default_rng(4).random((9, 20, 17))
+    padded = np.pad(array[2:7, 3:16, 1:17], [(2, 2), (3, 4), (1, 0)], mode="edge")
+    way = Resampling(Box.of((0, 0, 0), array.shape), Box.of((0, 0, 0), (14, 13, 30)), 3)
+    shown = ResampledSource(open_source(array), way, Box((2, 3, 1), (7, 16, 17)))
+    wanted = ResampledSource(open_source(padded), way)
+    for box in [way.to, *some_boxes(way.to, 5)]:
+        at = Box.of((0, 0), (1, 1)) + box
+        assert np.array_equal(shown.read(at), wanted.read(at))
+    assert shown.fingerprint != ResampledSource(open_source(array), way).fingerprint
+
+
 def test_what_is_not_finite_spoils_only_what_is_interpolated_from_it() -> None:
     array = np.ones((4, 12, 12), np.float32)
     array[2, 6, 6] = np.nan

@@ -16,7 +16,8 @@ from penstock.data.grid import Grid, indices, reflect
 from penstock.inference.planning.plan import make_plan
 from penstock.inference.tiling.geometry import Geometry
 from penstock.inference.tiling.parts import Parts, fit_parts
-from penstock.inference.tiling.stitch import Assembly, axis_weights
+from penstock.inference.tiling.rows import patches_in_row
+from penstock.inference.tiling.stitch import Assembly, shares, window
 from penstock.inference.tiling.traffic import (
     CacheLevel,
     largest_brick,
@@ -24,8 +25,9 @@ from penstock.inference.tiling.traffic import (
     read_range,
     reads,
 )
+from penstock.models.recipe import Sliding
 
-from ..geometries import geometries
+from ..geometries import STEPS, geometries, inner_boxes
 from ..laws import COSTLY
 from .kit import SEED, config, facts
 
@@ -36,19 +38,22 @@ LEVELS: tuple[CacheLevel, ...] = ("layer", "row", "none")
 def long_geometries(draw: st.DrawFn) -> Geometry:
     """One axis long enough for every kind of brick, with an overlap of up to 15 strides; the
     others short. Origins and anchors lie anywhere, parts are one or many."""
-    long = draw(st.integers(0, 2))
+    long, seam = draw(st.integers(0, 2)), draw(st.sampled_from(["trim", "blend"]))
     shape = tuple(draw(st.integers(1, 40 if axis == long else 5)) for axis in range(3))
     patch = tuple(draw(st.integers(1, 16 if axis == long else 4)) for axis in range(3))
     block = tuple(draw(st.integers(1, 9)) for _ in range(3))
+    domain = Box.of(tuple(draw(st.integers(-30, 30)) for _ in range(3)), shape)
     return Geometry(
-        domain=Box.of(tuple(draw(st.integers(-30, 30)) for _ in range(3)), shape),
+        domain=domain,
         patch=patch,
         overlap=tuple(draw(st.integers(0, p - 1)) for p in patch),
-        seam=draw(st.sampled_from(["trim", "blend"])),
+        seam=seam,
         block=block,
         anchor=tuple(draw(st.integers(-12, 12)) for _ in range(3)),
         part=tuple(u * draw(st.integers(1, 5)) for u in block),
         patches_per_brick=tuple(draw(st.integers(1, 4)) for _ in range(3)),
+        steps=draw(st.sampled_from(STEPS)) if seam == "blend" else "context",
+        inner=draw(st.none() | inner_boxes(domain)),
     )
 
 
@@ -138,18 +143,39 @@ def test_the_open_peak_is_that_of_the_worst_part(geometry: Geometry) -> None:
     assert open_peak(geometry) == most_open(geometry)
 
 
-@given(st.integers(1, 30), st.data(), st.floats(0.001, 1), st.integers(1, 8))
+@given(st.integers(1, 30), st.data(), st.floats(0.001, 1), st.integers(1, 90))
 def test_weights_are_a_partition_of_unity(
-    patch: int, data: st.DataObject, floor: float, count: int
+    patch: int, data: st.DataObject, floor: float, length: int
+) -> None:
+    overlap, steps = data.draw(st.integers(0, patch - 1)), data.draw(st.sampled_from(STEPS))
+    row = patches_in_row(steps, (0, length), (0, length), patch, overlap)
+    low = int(row.begins[0])
+    total = np.zeros(int(row.begins[-1]) + patch - low)
+    for index, begin in enumerate(row.begins):
+        weights = shares(window(Sliding(), 0, patch, overlap, floor), [row.neighbours(index)])
+        assert (weights > 0).all()
+        total[begin - low : begin - low + patch] += weights
+    np.testing.assert_allclose(total, 1, rtol=1e-6)
+
+
+@given(st.integers(1, 30), st.data(), st.integers(1, 90))
+def test_patches_that_end_with_the_volume_are_where_nnunet_and_monai_have_them(
+    patch: int, data: st.DataObject, length: int
 ) -> None:
     overlap = data.draw(st.integers(0, patch - 1))
-    stride = patch - overlap
-    total = np.zeros(stride * (count - 1) + patch)
-    for index in range(count):
-        weights = axis_weights(patch, overlap, floor, index, count)
-        assert (weights > 0).all()
-        total[index * stride : index * stride + patch] += weights
-    np.testing.assert_allclose(total, 1, rtol=1e-6)
+    near, far = (
+        patches_in_row(steps, (5, 5 + length), (5, 5 + length), patch, overlap).begins - 5
+        for steps in ("moved", "narrowed")
+    )
+    if length <= patch:
+        assert near.tolist() == far.tolist() == [-((patch - length) // 2)]
+        return
+    stride, rest = patch - overlap, length - patch
+    assert near.tolist() == [*range(0, rest, stride), rest]
+    longest = patch / 2 if overlap == patch // 2 else stride
+    gaps = np.diff(far)
+    assert far[0] == 0 and far[-1] == rest and gaps.max() <= np.ceil(longest)
+    assert len(far) == int(np.ceil(rest / longest)) + 1 and np.ptp(gaps) <= 1
 
 
 @given(geometries(), st.integers(1, 2))
@@ -181,12 +207,12 @@ def _weight(geometry: Geometry, patches: Box, support: Box) -> np.ndarray:
     axes = []
     for axis in range(3):
         total = np.zeros(support.shape[axis])
-        count = geometry.cores.cells.shape[axis]
+        row, sides = geometry.row(axis), (geometry.patch[axis], geometry.overlap[axis])
         for i in range(patches.start[axis], patches.stop[axis]):
             index = list(patches.start)
             index[axis] = i
             read = geometry.patch_read(index)
-            weights = axis_weights(geometry.patch[axis], geometry.overlap[axis], 0.05, i, count)
+            weights = shares(window(Sliding(), axis, *sides, 0.05), [row.neighbours(i)])
             part = read & geometry.domain
             low, high = part.start[axis], part.stop[axis]
             total[low - support.start[axis] : high - support.start[axis]] += weights[

@@ -23,6 +23,8 @@ from .probes import find_reach as find_reach
 from .reach import Reach as Reach
 from .recipe import HeadRecipe as HeadRecipe
 from .recipe import Recipe as Recipe
+from .recipe import Sliding as Sliding
+from .recipe import Steps as Steps
 from .reductions import Reduction as Reduction
 from .reductions import of_views as of_views
 from .reductions import reduced as reduced

@@ -34,13 +34,15 @@ def model_lines(model: Model) -> Iterator[tuple[str, str]]:
     if recipe.channels:
         yield "channels", ", ".join(recipe.channels)
     yield "values", _values(recipe)
+    if recipe.orientation:
+        yield "directions", f"x, y and z run along {', '.join(recipe.orientation)}"
     if recipe.spacing is not None:
         sizes = zip("zyx", recipe.spacing, strict=True)
         shown = ", ".join(f"{axis} {size:g}" for axis, size in sizes if size == size)
         yield "voxel", f"{shown} {recipe.unit}"
     if recipe.patch is not None:
         overlap = f", overlap {in_words(recipe.overlap)}" if recipe.overlap else ""
-        window = f", joined by a {recipe.window} window" if recipe.window else ""
+        window = f", joined by a {recipe.sliding.window} window" if recipe.sliding else ""
         yield "patch", f"{in_words(recipe.patch)}{overlap}{window}"
     for name, head in recipe.heads.items():
         yield f"head {name}", _head(head, recipe.reduce)

@@ -30,6 +30,29 @@ class HeadRecipe:
     """The dtype of a new output; None if it is not said."""
 
 
+Steps = Literal["context", "inset", "narrowed", "moved"]
+"""The way in which patches follow each other along an axis; see `inference/tiling/rows.py`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sliding:
+    """Where the patches of a network lie, and how they are joined."""
+
+    window: Literal["cosine", "gaussian", "constant"] = "cosine"
+    """Weights of a patch: a cosine over the overlap, a Gaussian, or all equal."""
+    steps: Steps = "context"
+    sigma: tuple[float, float, float] = (1 / 8, 1 / 8, 1 / 8)
+    """Standard deviation of a Gaussian, as a share of the patch along z y x."""
+    centred: bool = False
+    """True if a Gaussian is highest in the middle of a patch of even length, between two voxels.
+    Else it is highest at the voxel behind it."""
+    floor: float = 0.0
+    """The least weight of a voxel in a Gaussian window."""
+    fill: float | None = None
+    """The value that stands beyond the volume for the network, once values are normalised; None if
+    the volume is mirrored there."""
+
+
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """What belongs to a network besides its weights. Triples are z y x of the volume."""
@@ -43,6 +66,8 @@ class Recipe:
     refused: str = ""
     """Names a normalisation that is not done, unless the user says another; empty if there is
     none."""
+    orientation: str = ""
+    """Directions of x, y and z of the volume, as ``RAS``; empty if they are not said."""
     spacing: tuple[float, float, float] | None = None
     """Voxel size that the network was trained at, NaN along an axis that is left as it is. None if
     it is not said."""
@@ -52,9 +77,8 @@ class Recipe:
     """Shape of a patch; None if it is not said."""
     overlap: tuple[int, int, int] | None = None
     """Voxels that neighbouring patches share; None if it is not said."""
-    window: str | None = None
-    """Weights by which patches are joined: ``gaussian``, of an eighth of the patch. None if it is
-    not said."""
+    sliding: Sliding | None = None
+    """The places of patches, and how they are joined; None if it is not said."""
     heads: Mapping[str, HeadRecipe] = field(default_factory=dict)
     """The recipe of each head, by its name as `Model.heads` has it."""
     reduce: str | None = None

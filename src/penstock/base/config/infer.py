@@ -224,7 +224,7 @@ class InferConfig(Valued, VoxelSize, Labels):
         "names of dimensions, else by their number)",
     )
     t: Selection = flag(("all",), help="time points: all, 0, 0:5 or several")
-    c: Selection = flag(("all",), help="channels: all, 0, 0:2 or several")
+    c: Selection = flag(("all",), help="channels: all, 0, 0:2, names or several")
 
     # geometry
     patch: Annotated[Shape | Literal["auto"] | None, BeforeValidator(_single)] = flag(

@@ -118,7 +118,7 @@ def facts_of(job: Job) -> dict[str, Any]:
         "batch": net.batch,
         "threads": job.maker()["threads"],
         "volume": list(plan.geometry.domain.shape),
-        "patches_of_volume": plan.geometry.cores.cells.size,
+        "patches_of_volume": plan.geometry.patches.size,
         "patches": plan.num_patches,
         "planned_bytes": plan.memory.total,
     }
@@ -127,7 +127,7 @@ def facts_of(job: Job) -> dict[str, Any]:
 def middle(plan: Plan, count: int) -> tuple[str, ...]:
     """The voxels that about ``count`` patches in the middle of a volume own, as ``--box``."""
     geometry, sides = plan.geometry, [1, 1, 1]
-    grid = geometry.cores.cells
+    grid = geometry.patches
     while math.prod(sides) < count:
         growing = [axis for axis in range(3) if sides[axis] < grid.shape[axis]]
         if not growing:

@@ -26,8 +26,9 @@ class ResampledSource(HoldsAll):
     What it does not say here of itself, such as units and channels, is as in the other source.
     """
 
-    def __init__(self, source: Source, resampling: Resampling) -> None:
-        self.source, self.resampling = source, resampling
+    def __init__(self, source: Source, resampling: Resampling, within: Box | None = None) -> None:
+        """The outermost voxels of the box ``within`` stand for those beyond it."""
+        self.source, self.resampling, self.within = source, resampling, within
         shown = on_grid(source, resampling.to, resampling.steps)
         self.domain, self.scale, self.translation = shown.domain, shown.scale, shown.translation
         self.chunks, self.affine = shown.chunks, getattr(shown, "affine", None)
@@ -36,6 +37,7 @@ class ResampledSource(HoldsAll):
             wide = source.dtype.itemsize == 8 or source.dtype.name in ("int32", "uint32")
             self.dtype = np.dtype(np.float64 if wide else np.float32)
         facts = [*resampling.to.start, *resampling.to.shape, resampling.order]
+        facts += [] if within is None else [*within.start, *within.stop]
         self.fingerprint = source_fingerprint(source.address, source.fingerprint, facts)
 
     def __getattr__(self, name: str) -> Any:
@@ -45,9 +47,17 @@ class ResampledSource(HoldsAll):
 
     def fill(self, box: Box, out: NDArray[Any]) -> None:
         space, held = box[2:], self.resampling.needed(box[2:])
+        limits = self.within or self.source.domain[2:]
+        ends = zip(held.start, held.stop, limits.start, limits.stop, strict=True)
+        places = [np.arange(a, b).clip(low, high - 1) for a, b, low, high in ends]
+        first, last = (tuple(int(each[at]) for each in places) for at in (0, -1))
+        seen = Box(first, tuple(each + 1 for each in last))
         for t, c in np.ndindex(out.shape[:2]):
             lead = Box.of((box.start[0] + t, box.start[1] + c), (1, 1))
-            stored = self.source.read(lead + held)[0]
+            stored = self.source.read(lead + seen)[0]
+            if seen != held:
+                at = np.ix_(*(each - low for each, low in zip(places, first, strict=True)))
+                stored = stored[:, *at]
             out[t, c] = self._made(stored, held, space)[0]
 
     def _made(self, stored: NDArray[Any], held: Box, space: Box) -> NDArray[Any]:
@@ -70,7 +80,7 @@ class ResampledSource(HoldsAll):
         return False
 
     def with_cache(self, num_bytes: int) -> ResampledSource:
-        return ResampledSource(self.source.with_cache(num_bytes), self.resampling)
+        return ResampledSource(self.source.with_cache(num_bytes), self.resampling, self.within)
 
 
 def on_grid(source: Source, to: Box, steps: Sequence[float]) -> Source:

@@ -27,7 +27,7 @@ from .bricks import Computed, Loaded, Slot
 from .equipment import Equipment
 from .scatter import PatchScatter, slices_of, torch_dtype
 from .transfers import GpuClock, Transfers
-from .values import NOTHING, normalise_
+from .values import NOTHING, fill_beyond_, normalise_
 
 _MOST_OPEN = 1024
 """Most bricks that wait behind one that is not complete, as each takes a little memory."""
@@ -149,15 +149,15 @@ class Lane:
     def _gather(self, opened: Computed, native: Tensor, index: tuple[int, ...], row: int) -> None:
         """Copy a patch of a brick into a row of the batch and normalise it there."""
         geometry, net = self.job.geometry, self.job.net
-        first = opened.brick.patches.start
-        steps = zip(index, first, geometry.stride, strict=True)
-        place = tuple((i - f) * stride for i, f, stride in steps)
+        seen, read = geometry.patch_read(index), opened.brick.read
+        place = tuple(at - first for at, first in zip(seen.start, read.start, strict=True))
         source = native[(slice(None), *slices_of(place, geometry.patch))]
         target = self._batch[row]
         target.copy_(source if net.shape.model_axes == 3 else source[:, 0])
         normalise_(target, opened.loaded.scalings)
         if net.clip:
             target.clamp_(*net.clip)
+        fill_beyond_(target, seen, geometry.inner or geometry.domain, self.job.sliding.fill)
         self._slots.append(Slot(opened, index, place, row))
 
     def _run_batch(self) -> None:

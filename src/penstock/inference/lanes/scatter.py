@@ -8,7 +8,7 @@ blended patch adds all its voxels, each times its weight.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache, partial, reduce
 from itertools import groupby
 from typing import Any
 
@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from ...data import ScaledGrid
+from ...models import Sliding
 from ..opening.heads import HeadPlan
 from ..opening.job import Job
-from ..tiling.stitch import axis_weights, place_in_row
+from ..tiling.stitch import shares, window
 from .bricks import Slot
 from .values import count_clipped, denormalise_, note_labels, note_range, to_range_
 
@@ -32,8 +33,10 @@ class PatchScatter:
         kernels are started for each patch; a CPU keeps the values of one patch in its cache."""
         self._heads, self._geometry, self._together = job.heads, job.geometry, together
         # Not a cache of the module, as the weights on a device must be freed with the lane.
-        floor, form = job.config.min_blend_weight, job.config.window or "cosine"
-        self._weights_on = lru_cache(maxsize=1024)(partial(_weights_on, device, floor, form))
+        # Weights that are no product of axes are as large as a patch, so few are kept.
+        self._whole = job.sliding.floor > 0
+        made = partial(_weights_on, device, job.sliding, job.config.min_blend_weight)
+        self._weights_on = lru_cache(maxsize=4 if self._whole else 1024)(made)
         # The part of a patch's output that counts, and buffers for it.
         before, stride = job.geometry.before, job.geometry.stride
         self._cores = [
@@ -68,7 +71,7 @@ class PatchScatter:
         if not self._together:
             return id(slot)
         if plan.blended:
-            return id(slot.owner), *self._places_in_rows(slot)
+            return id(slot.owner), *self._neighbours(slot)
         sides = zip(self._geometry.stride, slot.owner.brick.core.shape, slot.place, strict=True)
         return id(slot.owner), *(min(stride, side - place) for stride, side, place in sides)
 
@@ -103,12 +106,16 @@ class PatchScatter:
 
     def _add(self, grid: ScaledGrid, target: Tensor, values: Tensor, slots: Sequence[Slot]) -> None:
         """Add patches to the sums of their brick, each voxel times its weight."""
-        geometry = self._geometry
-        sides = zip(grid.sides(geometry.patch), grid.sides(geometry.overlap), strict=True)
-        axes = zip(sides, self._places_in_rows(slots[0]), strict=True)
-        for axis, ((patch, overlap), place) in enumerate(axes):
-            weights = self._weights_on(values.dtype, patch, overlap, *place)
-            values.mul_(weights.view([-1 if a == axis else 1 for a in range(3)]))
+        near, geometry = self._neighbours(slots[0]), self._geometry
+        each = grid.sides(geometry.patch), grid.sides(geometry.overlap), near, grid.factors
+        axes = [
+            (axis, patch, overlap, tuple(int(by * factor) for by in shifts))
+            for axis, (patch, overlap, shifts, factor) in enumerate(zip(*each, strict=True))
+        ]
+        for some in [tuple(axes)] if self._whole else [(axis,) for axis in axes]:
+            weights = self._weights_on(values.dtype, some)
+            last = len(axes) - 1 - some[-1][0]
+            values.mul_(weights.view(*weights.shape, *[1] * last))
         for row, slot in enumerate(slots):
             # At the volume's lower edges a patch sees more than it contributes to.
             brick = slot.owner.brick
@@ -117,12 +124,9 @@ class PatchScatter:
             (part,), of_patch = _meeting(target, values[row : row + 1], [begin])
             part.add_(of_patch[0])
 
-    def _places_in_rows(self, slot: Slot) -> Iterator[tuple[int, int]]:
-        """For each axis the index and count that decide the weights of a patch."""
-        geometry = self._geometry
-        counts = geometry.cores.cells.shape
-        rows = zip(geometry.patch, geometry.overlap, slot.index, counts, strict=True)
-        return (place_in_row(*row) for row in rows)
+    def _neighbours(self, slot: Slot) -> list[tuple[int, ...]]:
+        """For each axis the places of the patches that decide the weights of a patch."""
+        return [self._geometry.row(axis).neighbours(i) for axis, i in enumerate(slot.index)]
 
 
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
@@ -158,14 +162,16 @@ def _copy(parts: Sequence[Tensor], values_BCZYX: Tensor) -> None:
 
 def _weights_on(
     device: torch.device,
+    sliding: Sliding,
     floor: float,
-    form: str,
     dtype: torch.dtype,
-    patch: int,
-    overlap: int,
-    index: int,
-    count: int,
+    axes: tuple[tuple[int, int, int, tuple[int, ...]], ...],
 ) -> Tensor:
-    """`axis_weights` on a device."""
-    weights = torch.from_numpy(axis_weights(patch, overlap, floor, index, count, form))
+    """The weights of a patch on a device, on some axes. Each is its number, the patch, the overlap
+    and the neighbours."""
+    windows = [window(sliding, *each[:3], floor) for each in axes]
+    raw = reduce(np.multiply.outer, windows)
+    if sliding.floor:
+        raw = np.maximum(raw, sliding.floor, dtype=np.float32)
+    weights = torch.from_numpy(shares(raw, [each[3] for each in axes]))
     return weights.to(dtype).to(device)

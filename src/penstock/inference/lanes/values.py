@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...base import PenstockError
-from ...data import Scaling
+from ...data import Box, Scaling
 from ..opening.heads import HeadPlan, float_range, whole_range
 
 LOW, HIGH, CLIPPED, SPOILT = range(4)
@@ -32,14 +32,31 @@ NOTHING = (torch.iinfo(torch.int64).max, torch.iinfo(torch.int64).min, 0, 0)
 
 def normalise_(patch: Tensor, scalings: Sequence[Scaling]) -> None:
     """Normalise a patch (channels, spatial...) in place, by one scaling or by one a channel."""
+    empty = (patch == 0).all(0) if any(each.jointly for each in scalings) else None
     for part, scaling in zip([patch] if len(scalings) == 1 else patch, scalings, strict=True):
-        zeros = part == 0 if scaling.keeps_zeros else None
+        zeros = None
+        if scaling.keeps_zeros:
+            zeros = empty if scaling.jointly else part == 0
         if (scaling.lower, scaling.scale) != (0.0, 1.0):
             part.sub_(scaling.lower).div_(scaling.scale)
         if scaling.clip is not None:
             part.clamp_(*scaling.clip)
         if zeros is not None:
             part.masked_fill_(zeros, 0)
+
+
+def fill_beyond_(patch: Tensor, seen: Box, volume: Box, value: float | None) -> None:
+    """Fill the voxels of a patch (channels, spatial...) that lie beyond a volume, in place. None
+    fills nothing. ``seen`` is the box of the patch."""
+    if value is None or seen in volume:
+        return
+    first = 3 - (patch.ndim - 1)
+    for axis in range(first, 3):
+        side = seen.shape[axis]
+        before = min(side, max(0, volume.start[axis] - seen.start[axis]))
+        after = min(side, max(0, seen.stop[axis] - volume.stop[axis]))
+        patch.narrow(axis - first + 1, 0, before).fill_(value)
+        patch.narrow(axis - first + 1, side - after, after).fill_(value)
 
 
 def denormalise_(values_BCZYX: Tensor, scalings: Sequence[Scaling]) -> None:

@@ -41,7 +41,7 @@ from ..run_folder.names import default_run_dir
 from ..run_folder.reader import threads_of
 from ..tiling.geometry import PatchShape, aligned, block_halo, patch_shape
 from . import identity
-from .as_its_makers import with_defaults
+from .as_its_makers import sliding_of, with_defaults
 from .fitted import fitted
 from .head_kinds import Seen, head_kinds, seen_patches
 from .heads import HeadPart, Origin, is_wide, plan_heads, split
@@ -53,7 +53,7 @@ from .own_files import check_own_files
 from .sample import open_sample
 from .seam_error import SeamTrial
 from .seams import tiled
-from .selection import open_input, select, uneven, volumes_of, with_bands
+from .selection import channels_of, open_input, select, uneven, volumes_of, with_bands
 from .voxel_sizes import frame_of_outputs, network_grid
 
 _MOST_LEVEL_BYTES = 2**27
@@ -100,13 +100,18 @@ class Job:
         model = self._with_outputs(model)
         start, stop = source.domain.start, source.domain.stop
         times = select(config.t, start[0], stop[0], "--t")
-        channels = select(config.c, start[1], stop[1], "--c")
+        channels, picked = channels_of(config, self.input, model.recipe)
         self.selected = times, channels
         model, at_once = with_bands(config, model, source, len(channels))
         check_channels(model, len(channels), self.values)
         self.volumes = volumes_of(times, channels, model.in_channels)
         self.config, cut = cropped(config, model.recipe, self.input, self.volumes)
         self.sample = open_sample(self.config, self.input, source)
+        crops = model.recipe is not None and model.recipe.crops
+        self.inner = self.sample.box if crops and self.sample else None
+        if self.inner is not None and self.way is not None:
+            source = ResampledSource(self.input, self.way, self.inner)
+            self.inner = self.way.back(1).needed(self.inner)
         shape = self._patch(source, model)
         config = self.config
         net = fit_net(config, self.devices, model, shape, source.dtype)
@@ -132,7 +137,8 @@ class Job:
             config, parts, mixed, self.sinks, fine=fine, scalings=len(self.values.each),
             corner=source.domain.start[2:], resampled=self.back is not None,
         )  # fmt: skip
-        notes = [*self.as_trained, *resized, *cut, *at_once, *uneven(self.selected)]
+        self.sliding = sliding_of(config, model.recipe, self.heads)
+        notes = [*self.as_trained, *resized, *picked, *cut, *at_once, *uneven(self.selected)]
         facts = _gather_facts(self, source, shape, judging_bytes, notes)
         self.run_dir = config.run_dir or default_run_dir(self.sinks[0])
         if config.joins:
@@ -231,7 +237,7 @@ class Job:
             "patch": geometry.patch,
             "overlap": geometry.overlap,
             "block": geometry.block,
-            "seam": [geometry.seam, config.window, config.min_blend_weight],
+            "seam": [geometry.seam, config.min_blend_weight, repr((self.sliding, geometry.inner))],
             "normalize": [
                 config.normalize,
                 config.norm_lower,
@@ -305,6 +311,8 @@ def _gather_facts(
         source_chunk=source.chunks[2:],
         chunk_bytes=math.prod(job.input.chunks) * job.input.dtype.itemsize,
         count_passes=job.values.passes(job.input.dtype),
+        steps=job.sliding.steps,
+        inner=job.inner,
         way=job.way,
         back=job.back,
         stored_share=_bytes_of(job.input) / _bytes_of(source),

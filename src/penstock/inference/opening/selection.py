@@ -15,7 +15,7 @@ from ...data import Box, Source, open_source
 from .voxel_sizes import sized_as_said
 
 if TYPE_CHECKING:
-    from ...models import Model
+    from ...models import Model, Recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,18 +137,69 @@ def volumes_of(times: Sequence[int], channels: Sequence[int], at_once: int) -> l
     return [Volume(t, group) for t in times for group in groups]
 
 
-def select(selection: Sequence[str | int], start: int, stop: int, flag: str) -> tuple[int, ...]:
-    """The coordinates that ``all``, ``3``, ``0:5`` or several of these name within a domain.
+def channels_of(
+    config: InferConfig, source: Source, recipe: Recipe | None
+) -> tuple[tuple[int, ...], list[str]]:
+    """The channels of a job: those that the user names, else those that the recipe names.
+
+    Args:
+        config: The settings.
+        source: The input.
+        recipe: The recipe of the network; None if it has none.
+
+    Returns:
+        Their coordinates, and a sentence if the recipe chose them.
+
+    Raises:
+        UsageError: There are no such channels.
+    """
+    start, names = source.domain.start[1], channel_names(source)
+    chosen = select(config.c, start, source.domain.stop[1], "--c", names)
+    wanted = recipe.channels if recipe else ()
+    if "c" in config.model_fields_set or not any(names) or not wanted:
+        return chosen, []
+    places = {name.lower(): start + number for number, name in enumerate(names)}
+    lacking = [name for name in wanted if name.lower() not in places]
+    if not lacking:
+        by_name = tuple(places[name.lower()] for name in wanted)
+        note = f"--c {','.join(wanted)}, as {recipe.place if recipe else ''} says"
+        return by_name, [] if by_name == chosen else [note]
+    if len(wanted) == 1:
+        return chosen, []
+    raise UsageError(
+        f"--in-spec {source.name} has no channel {' and '.join(lacking)}, and the network takes "
+        f"{', '.join(wanted)}; it has {', '.join(names)}: name those to take by --c, in that order"
+    )
+
+
+def channel_names(source: Source) -> list[str]:
+    """The names of a source's channels; empty if it says none."""
+    return [str(each.get("label", "")) for each in getattr(source, "omero", ())]
+
+
+def select(
+    selection: Sequence[str | int], start: int, stop: int, flag: str, names: Sequence[str] = ()
+) -> tuple[int, ...]:
+    """The coordinates that ``all``, ``3``, ``0:5`` or several of these name within a domain, or one
+    of its ``names``.
 
     >>> select(["0:2", 5], 0, 6, "--t")
     (0, 1, 5)
+    >>> select(["488,dapi"], 0, 2, "--c", ["dapi", "488"])
+    (1, 0)
     """
     chosen: list[int] = []
     for item in (part for value in selection for part in str(value).split(",")):
         try:
-            chosen += _named(item, start, stop)
+            # A number that is no index may be a name, as wavelengths are.
+            in_domain = item.isdigit() and start <= int(item) < stop
+            named = item in names and not in_domain
+            chosen += [start + names.index(item)] if named else _named(item, start, stop)
         except (ValueError, TypeError):
-            raise UsageError(f"{flag} {item!r} is not all, an index or a range like 0:5") from None
+            there = f", nor one of {', '.join(names)}" if any(names) else ""
+            raise UsageError(
+                f"{flag} {item!r} is not all, an index or a range like 0:5{there}"
+            ) from None
     if not chosen:
         raise UsageError(f"{flag} {' '.join(map(str, selection))} names nothing")
     for value in chosen:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 
+import numpy as np
+
 from ...base import InferConfig, UsageError, sizes_of
 from ...data import LONGEST, METERS, Box, Resampling, Source, in_words, on_grid, unit_name
 from ...models import Recipe
@@ -29,6 +31,7 @@ def network_grid(
 
     Raises `UsageError` for an input whose voxel size is not known, or a grid that is too large.
     """
+    check_orientation(source, recipe)
     said, trained = config.voxel_size, recipe.spacing if recipe else None
     if said == ("none",) or (said is None and trained is None):
         return None, []
@@ -60,6 +63,31 @@ def network_grid(
     made = in_words(sides)
     notes += [f"voxels of {_words(have)} become {_words(wanted)}, {made} of them, by {of}"]
     return resampling, notes
+
+
+def check_orientation(source: Source, recipe: Recipe | None) -> None:
+    """Refuse an input that lies in another way than its network wants.
+
+    Args:
+        source: The input. Without an affine of its own it runs along R, A and S.
+        recipe: The recipe of the network; None if it has none.
+
+    Raises:
+        UsageError: Its voxels run along other directions.
+    """
+    if recipe is None or not recipe.orientation:
+        return
+    affine = getattr(source, "affine", None)
+    matrix = np.eye(3) if affine is None else np.array(affine)[:3, :3]
+    nearest = np.abs(matrix).argmax(axis=0)
+    pairs = zip(nearest, matrix[nearest, range(3)], strict=True)
+    lies = "".join(("RAS" if size > 0 else "LPI")[axis] for axis, size in pairs)
+    if lies != recipe.orientation:
+        raise UsageError(
+            f"x, y and z of --in-spec {source.name} run along {lies}, and {recipe.place} turns its "
+            f"input to {recipe.orientation}, which is not done: turn the volume first, or, if it "
+            "lies so already, take Orientation out of configs/inference.json"
+        )
 
 
 def _sizes_in(source: Source, unit: str, of: str) -> Sequence[float]:

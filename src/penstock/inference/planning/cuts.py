@@ -104,12 +104,25 @@ def _geometry(
     block: tuple[int, ...],
 ) -> Geometry:
     """The geometry in which each block is a part."""
-    stride = tuple(p - o for p, o in zip(shape.patch, shape.overlap, strict=True))
-    counts = [-(-n // s) for n, s in zip(facts.domain.shape, stride, strict=True)]
+    blended = config.seam_mode == "blend" and any(facts.sum_itemsizes)
+    geometry = Geometry(
+        domain=facts.domain,
+        back=facts.back,
+        patch=shape.patch,
+        overlap=shape.overlap,
+        seam="blend" if blended else "trim",
+        block=block,
+        anchor=facts.anchor,
+        part=block,
+        patches_per_brick=(1, 1, 1),
+        steps=facts.steps,
+        inner=facts.inner,
+    )
+    stride, counts = geometry.stride, geometry.patches.shape
     if config.normalize == "percentile":
         # Each part is one brick, as its percentiles are needed before its first patch. Bricks end
         # at multiples of this in the global grid, so it must cover the whole grid.
-        per_brick = counts
+        per_brick = [*counts]
     else:
         per_brick = [1, 1, 1]
         while growing := [a for a in range(3) if per_brick[a] < counts[a]]:
@@ -119,15 +132,4 @@ def _geometry(
             if math.prod(read) * facts.in_channels > BRICK_VOXELS:
                 per_brick[axis] -= 1
                 break
-    return Geometry(
-        domain=facts.domain,
-        back=facts.back,
-        patch=shape.patch,
-        overlap=shape.overlap,
-        seam="blend" if config.seam_mode == "blend" and any(facts.sum_itemsizes) else "trim",
-        block=block,
-        anchor=facts.anchor,
-        part=block,
-        patches_per_brick=tuple(per_brick),
-        inset=config.window in ("gaussian", "constant") and all(facts.sum_itemsizes),
-    )
+    return replace(geometry, patches_per_brick=tuple(per_brick))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import psutil
 
 from ...data import Box, Resampling
+from ...models import Steps
 from ..tiling.differences import SeamError
 from ..tiling.traffic import BrickShape
 
@@ -73,6 +74,10 @@ class Facts:
     """Free bytes of the device that has the fewest. None on the CPU."""
     written_channels: tuple[int, ...] = ()
     """Number of channels that each output gets, where it is less than its head has."""
+    steps: Steps = "context"
+    """The way in which patches follow each other."""
+    inner: Box | None = None
+    """The box in which patches are laid out; None for the whole domain."""
     way: Resampling | None = None
     """The way from the input to what the network sees; None if that is the same grid."""
     back: Resampling | None = None

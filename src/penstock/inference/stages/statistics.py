@@ -140,9 +140,11 @@ def _stream(run: Run, number: int, counters: Counters, pieces: Iterator[Box]) ->
 def _add(job: Job, counters: Counters, values: NDArray[Any]) -> None:
     """Count the values of a piece, of which the first axis is channels."""
     parts = [values] if len(counters) == 1 else values
+    jointly = any(how.jointly for how in job.values.each)
+    empty = (values == 0).all(axis=0) if jointly else None
     for how, counter, part in zip(job.values.each, counters, parts, strict=True):
         if not counter.done:
-            how.add(counter, part)
+            how.add(counter, part, empty)
 
 
 def pieces_of(source: Source) -> Grid:

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from ...base import InferConfig, UsageError
 from ...data import Box, Grid, Resampling, indices
+from ...models import Steps
+from .rows import PatchRow, patches_in_row
 
 Seam = Literal["trim", "blend"]
 
@@ -73,10 +75,11 @@ class Geometry:
     blocks are held in memory. A patch on a border is computed once for each side, so a part needs
     nothing of its neighbours and may be computed anywhere, at any time, and twice."""
     patches_per_brick: tuple[int, ...]
-    inset: bool = False
-    """True if the first patch begins where the volume does, and the last one, if strides fit, ends
-    where it ends. Networks whose layers see the whole patch were trained so. All heads are
-    blended then."""
+    steps: Steps = "context"
+    """The way in which patches follow each other; see `rows`. All heads are blended if it is not
+    ``context``."""
+    inner: Box | None = None
+    """The box in which patches are laid out, where steps end with the volume; None for all."""
     back: Resampling | None = None
     """The way from the domain to the grid of blocks and parts; None if that is the domain's."""
 
@@ -106,36 +109,34 @@ class Geometry:
     def parts(self) -> Grid:
         return Grid(self.written, self.part, self.anchor)
 
-    @property
-    def first_read(self) -> tuple[int, ...]:
-        """The first voxel that the first patch reads."""
-        if self.inset:
-            return self.domain.start
-        return tuple(a - b for a, b in zip(self.domain.start, self.before, strict=True))
+    def row(self, axis: int) -> PatchRow:
+        """The patches along an axis."""
+        inner, domain = self.inner or self.domain, self.domain
+        return patches_in_row(
+            self.steps, (domain.start[axis], domain.stop[axis]),
+            (inner.start[axis], inner.stop[axis]), self.patch[axis], self.overlap[axis],
+        )  # fmt: skip
 
     @property
-    def cores(self) -> Grid:
-        """The patch grid. A cell is the voxels that a patch owns, but for the context at the ends
-        of a volume whose patches are inset."""
-        domain = self.domain
-        if self.inset:
-            start = tuple(a + b for a, b in zip(domain.start, self.before, strict=True))
-            sides = zip(start, domain.stop, self.after, strict=True)
-            domain = Box(start, tuple(max(low + 1, high - a) for low, high, a in sides))
-        return Grid(domain, self.stride, domain.start)
+    def patches(self) -> Box:
+        """The indices of all patches: the patch grid."""
+        return Box.of((0,) * len(self.patch), [len(row.begins) for row in self._rows])
+
+    @property
+    def _rows(self) -> list[PatchRow]:
+        return [self.row(axis) for axis in range(len(self.patch))]
 
     def patch_read(self, index: Sequence[int]) -> Box:
         """The box that a patch reads, core and context. It may reach past the volume's edge."""
-        places = zip(index, self.stride, self.first_read, strict=True)
-        start = [i * stride + first for i, stride, first in places]
-        return Box.of(start, self.patch)
+        places = zip(index, self._rows, strict=True)
+        return Box.of([int(row.begins[i]) for i, row in places], self.patch)
 
     def patches_for(self, box: Box) -> Box:
         """Indices of the patches that contribute to a box of the grid of blocks."""
-        box = self.needed(box)
-        if self.seam == "blend":
-            box = box.grow(self.after, self.before) & self.cores.domain
-        return self.cores.touching(box)
+        box, blended = self.needed(box), self.seam == "blend"
+        axes = zip(self._rows, box.start, box.stop, strict=True)
+        ends = [row.touching(start, stop, blended=blended) for row, start, stop in axes]
+        return Box(tuple(int(first) for first, _ in ends), tuple(int(stop) for _, stop in ends))
 
     def needed(self, box: Box) -> Box:
         """The voxels of the domain that a box of the grid of blocks is made of."""
@@ -159,18 +160,13 @@ class Geometry:
         return Box(self.patch_read(patches.start).start, self.patch_read(last).stop)
 
     def core_of(self, patches: Box) -> Box:
-        cores = self.cores
-        first, last = cores.cell(patches.start), cores.cell([i - 1 for i in patches.stop])
-        core = Box(first.start, last.stop)
-        if not self.inset:
-            return core
-        start, stop = list(core.start), list(core.stop)
-        for axis, low in enumerate(cores.domain.start):
-            if start[axis] == low:
-                start[axis] = self.domain.start[axis]
-            if stop[axis] == cores.domain.stop[axis]:
-                stop[axis] = self.domain.stop[axis]
-        return Box(tuple(start), tuple(stop))
+        """The voxels that several patches own together."""
+        rows = self._rows
+        ends = (
+            tuple(int(row.edges[i]) for i, row in zip(each, rows, strict=True))
+            for each in (patches.start, patches.stop)
+        )
+        return Box(*ends)
 
     def support_of(self, patches: Box) -> Box:
         if self.seam == "trim":
@@ -225,15 +221,10 @@ class Geometry:
 
     def patches_along(self, axis: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """`patches_for` each part along an axis: first and stop, arrays of shape (parts,)."""
-        owned, stride = self.cores.domain, self.stride[axis]
-        low, high = owned.start[axis], owned.stop[axis]
         start, stop = self.parts_along(axis)
         if self.back is not None:
             start, stop = self.back.needed_along(axis, start, stop)
-        if self.seam == "blend":
-            start = np.maximum(start - self.after[axis], low)
-            stop = np.minimum(stop + self.before[axis], high)
-        return (start - low) // stride, -((low - stop) // stride)
+        return self.row(axis).touching(start, stop, blended=self.seam == "blend")
 
 
 def narrowed(geometry: Geometry, brick: Brick, blocks: Iterable[Sequence[int]]) -> Brick:

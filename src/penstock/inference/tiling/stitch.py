@@ -1,7 +1,7 @@
 """Join patches to a volume: which patch owns a voxel (trim), or how much each counts (blend).
 
-``axis_weights`` gives the weights of a patch along one axis; the weight of a voxel is the product
-over its axes. `Assembly` joins bricks into blocks in host memory and returns a block once its
+`shares` gives the weights of a patch along one axis; the weight of a voxel is the product over its
+axes. `Assembly` joins bricks into blocks in host memory and returns a block once its
 last voxel has arrived. It must get bricks in visiting order, so that sums of overlapping patches
 are always taken in the same order, and the result is the same to the bit.
 """
@@ -10,31 +10,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from itertools import product
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...data import Box, indices
+from ...models import Sliding
 from .geometry import Brick, Geometry
 from .traffic import bricks_along
 
-GAUSSIAN = 1 / 8
-"""The standard deviation of a Gaussian window, as a share of the patch."""
 
-
-def window(patch: int, overlap: int, floor: float, form: str = "cosine") -> NDArray[np.float64]:
-    """The raw blending window of one axis, shape (patch,): a raised cosine over the overlap, a
-    Gaussian, or ones.
+def window(
+    sliding: Sliding, axis: int, patch: int, overlap: int, floor: float
+) -> NDArray[np.float64]:
+    """The raw blending window along z, y or x (0, 1 or 2), shape (patch,).
 
     ``floor`` is the least weight of a cosine, so that each voxel of a patch counts a little.
     """
-    if form == "gaussian":
-        away = (np.arange(patch) - patch // 2) / (patch * GAUSSIAN)
+    if sliding.window == "gaussian":
+        middle = (patch - 1) / 2 if sliding.centred else patch // 2
+        away = (np.arange(patch) - middle) / (patch * sliding.sigma[axis])
         return np.exp(-(away**2) / 2)
     ramp = np.ones(patch)
-    if form == "constant":
+    if sliding.window == "constant":
         return ramp
     if overlap:
         rise = np.sin(np.pi * (np.arange(overlap) + 0.5) / (2 * overlap)) ** 2
@@ -43,36 +43,22 @@ def window(patch: int, overlap: int, floor: float, form: str = "cosine") -> NDAr
     return np.maximum(ramp, floor)
 
 
-def axis_weights(
-    patch: int, overlap: int, floor: float, index: int, count: int, form: str = "cosine"
-) -> NDArray[np.float64]:
-    """Weights of patch ``index`` of ``count`` along one axis, shape (patch,), float64.
+def shares(raw: NDArray[Any], neighbours: Sequence[Sequence[int]]) -> NDArray[Any]:
+    """The weights of a patch, of which those of all patches that cover a voxel add up to one.
 
-    Over the patches that cover a voxel they add up to one, at the volume's edges as well.
+    Args:
+        raw: The window of every patch, on some axes.
+        neighbours: For each axis how far behind the patch those begin that share voxels with it,
+            itself among them.
+
+    Returns:
+        An array like ``raw``.
     """
-    return _axis_weights(patch, overlap, floor, *place_in_row(patch, overlap, index, count), form)
-
-
-def place_in_row(patch: int, overlap: int, index: int, count: int) -> tuple[int, int]:
-    """Index and count of a patch in the shortest row that gives it the same weights. All patches
-    far from both edges have the same weights.
-    """
-    reach = (patch - 1) // (patch - overlap)
-    left, right = min(index, reach), min(count - 1 - index, reach)
-    return left, left + right + 1
-
-
-@lru_cache(maxsize=256)
-def _axis_weights(
-    patch: int, overlap: int, floor: float, index: int, count: int, form: str
-) -> NDArray[np.float64]:
-    raw = window(patch, overlap, floor, form)
-    stride = patch - overlap
-    total = np.zeros(patch)
-    for other in range(count):
-        shift = (other - index) * stride
-        low, high = max(0, shift), min(patch, shift + patch)
-        total[low:high] += raw[low - shift : high - shift]
+    total = np.zeros_like(raw)
+    for shift in product(*neighbours):
+        sides = list(zip(shift, raw.shape, strict=True))
+        there = tuple(slice(max(0, by), min(side, by + side)) for by, side in sides)
+        total[there] += raw[tuple(slice(max(0, -by), min(side, side - by)) for by, side in sides)]
     return np.divide(raw, total)
 
 

@@ -208,7 +208,7 @@ def _blocks_along(geometry: Geometry, axis: int) -> BlocksAlong:
 def bricks_along(geometry: Geometry, axis: int) -> Bricks:
     """The bricks of every part along one axis."""
     low, high = geometry.domain.start[axis], geometry.domain.stop[axis]
-    stride, per_brick = geometry.stride[axis], geometry.patches_per_brick[axis]
+    edges, per_brick = geometry.row(axis).edges, geometry.patches_per_brick[axis]
     patches = Spans(*geometry.patches_along(axis))
     first = patches.start // per_brick
     count = -(-patches.stop // per_brick) - first
@@ -220,7 +220,7 @@ def bricks_along(geometry: Geometry, axis: int) -> Bricks:
     )
     read = _read_of(geometry, axis, patches)
     if geometry.seam == "trim":
-        support = Spans(low + patches.start * stride, np.minimum(low + patches.stop * stride, high))
+        support = Spans(edges[patches.start], edges[patches.stop])
     else:
         support = Spans(np.maximum(read.start, low), np.minimum(read.stop, high))
     reach = support
@@ -231,9 +231,8 @@ def bricks_along(geometry: Geometry, axis: int) -> Bricks:
 
 def _read_of(geometry: Geometry, axis: int, patches: Spans) -> Spans:
     """Voxels that ranges of patches read along an axis; may reach past the volume's edge."""
-    stride = geometry.stride[axis]
-    start = geometry.first_read[axis] + patches.start * stride
-    return Spans(start, start + (patches.length - 1) * stride + geometry.patch[axis])
+    begins = geometry.row(axis).begins
+    return Spans(begins[patches.start], begins[patches.stop - 1] + geometry.patch[axis])
 
 
 @lru_cache(maxsize=8)

@@ -90,9 +90,10 @@ def _described(parcel: Parcel) -> Any:
     except Exception as error:  # of many types, for what it cannot read
         raise parcel.refuse(f"bioimageio.spec cannot read it: {describe(error)}") from error
     if isinstance(described, spec.InvalidDescr) or not hasattr(described, "weights"):
-        errors = described.validation_summary.details[-1].errors if hasattr(
-            described, "validation_summary") else []  # fmt: skip
-        first = next((each.msg for each in errors), "it describes no model")
+        # The format that it is written in comes first, then the newest.
+        checks = getattr(described, "validation_summary", None)
+        errors = [each.msg for check in (checks.details if checks else ()) for each in check.errors]
+        first = next(iter(errors), "it describes no model")
         raise parcel.refuse(f"it is no valid description of a model: {first}")
     return described
 

@@ -18,7 +18,7 @@ from torch import nn
 
 from ...base import describe, read_json, read_yaml, require
 from ...data import Normalisation
-from ..recipe import HeadRecipe, Recipe
+from ..recipe import HeadRecipe, Recipe, Sliding
 from ..weights import load_weights
 from .package import Package, Parcel, in_order
 
@@ -190,11 +190,11 @@ def _before(
     if name in _NOTHING:
         return recipe
     if name == "Orientation":
-        note = (
-            f"{recipe.place} turns its input to {step.get('axcodes')}, and here it is taken as it "
-            "is stored, with x, y and z along these axes"
-        )
-        return replace(recipe, notes=(*recipe.notes, note))
+        codes = "".join(map(str, step.get("axcodes") or ()))
+        if len(codes) != 3 or not set(codes) <= set("RASLPI"):
+            raise parcel.refuse(f"axcodes of its Orientation is {step.get('axcodes')!r}, and not "
+                                "such as RAS")  # fmt: skip
+        return replace(recipe, orientation=codes)
     if name == "Spacing":
         sizes = step.get("pixdim")
         if not isinstance(sizes, list) or not all(isinstance(each, int | float) for each in sizes):
@@ -278,22 +278,48 @@ def _tiled(parcel: Parcel, recipe: Recipe, inferer: Any, spatial: int) -> Recipe
     name = str(_of(inferer, "_target_")).rpartition(".")[2]
     if name != "SlidingWindowInferer":
         return recipe
-    sides = inferer.get("roi_size")
-    sides = [sides] * spatial if isinstance(sides, int) else sides
-    share = inferer.get("overlap", 0.25)
-    if not isinstance(sides, list) or not all(isinstance(side, int) and side > 0 for side in sides):
-        raise parcel.refuse(f"roi_size of its inferer is {sides!r}, and no list of numbers")
-    if not isinstance(share, int | float):
-        raise parcel.refuse(f"overlap of its inferer is {share!r}, and no number")
-    zyx = sides[::-1]
-    overlap = [side - max(1, int(side * (1 - share))) for side in zyx]
-    mode = str(inferer.get("mode", "constant")).rpartition(".")[2].lower()
-    if mode == "gaussian" and inferer.get("sigma_scale", 0.125) != 0.125:
-        raise parcel.refuse("sigma_scale of its inferer is not 0.125, and no other window is made")
+    zyx = _each(parcel, inferer, "roi_size", None, spatial)
+    shares = _each(parcel, inferer, "overlap", 0.25, spatial)
+    if not all(isinstance(side, int) and side for side in zyx) or not max(shares) < 1:
+        raise parcel.refuse(
+            f"its inferer has roi_size {inferer.get('roi_size')!r} and overlap "
+            f"{inferer.get('overlap')!r}; sides are whole numbers, and shares are less than 1"
+        )
+    overlap = [
+        side - max(1, int(side * (1 - share))) for side, share in zip(zyx, shares, strict=True)
+    ]
     patch: Any = (1, *zyx)[-3:]
     shared: Any = (0, *overlap)[-3:]
-    recipe = replace(recipe, patch=patch, overlap=shared, window="constant")
-    if mode != "gaussian":
-        return recipe
-    note = "MONAI's Gaussian window has its middle half a voxel lower, and a floor of 0.001"
-    return replace(recipe, window="gaussian", notes=(*recipe.notes, note))
+    return replace(recipe, patch=patch, overlap=shared, sliding=_sliding(parcel, inferer, spatial))
+
+
+def _sliding(parcel: Parcel, inferer: Mapping[str, Any], spatial: int) -> Sliding:
+    """Where the patches of its inferer lie, and how they are joined."""
+    mode, padding = (
+        str(inferer.get(key, "constant")).rpartition(".")[2].lower()
+        for key in ("mode", "padding_mode")
+    )
+    if mode not in ("constant", "gaussian") or padding not in ("constant", "reflect"):
+        raise parcel.refuse(
+            f"its inferer has mode {mode} and padding_mode {padding}; constant and gaussian are "
+            "made, and constant and reflect"
+        )
+    fill = None
+    if padding == "constant":
+        fill = _number(parcel, "inferer", inferer, "cval", 0.0)
+    if mode == "constant":
+        return Sliding("constant", "moved", fill=fill)
+    sigmas = _each(parcel, inferer, "sigma_scale", 0.125, spatial)
+    sigma: Any = (sigmas[0], *sigmas)[-3:]
+    return Sliding("gaussian", "moved", sigma, centred=True, floor=1e-3, fill=fill)
+
+
+def _each(
+    parcel: Parcel, inferer: Mapping[str, Any], key: str, default: Any, spatial: int
+) -> list[Any]:
+    """A setting of its inferer that is one positive number, or one for each axis, as z y x."""
+    said = inferer.get(key, default)
+    values = said if isinstance(said, list) else [said] * spatial
+    if len(values) != spatial or not all(isinstance(v, int | float) and v >= 0 for v in values):
+        raise parcel.refuse(f"{key} of its inferer is {said!r}, and not {spatial} numbers")
+    return values[::-1]

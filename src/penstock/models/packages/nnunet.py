@@ -21,7 +21,7 @@ from torch import nn
 
 from ...base import UsageError, read_json, require
 from ...data import Normalisation
-from ..recipe import HeadRecipe, Recipe
+from ..recipe import HeadRecipe, Recipe, Sliding
 from ..weights import named_as, read_tensors
 from .package import MeanOf, Package, Parcel, in_order
 
@@ -29,6 +29,10 @@ _CHECKPOINTS = ("checkpoint_final.pth", "checkpoint_best.pth")
 _ARCHITECTURES = "dynamic_network_architectures"
 _ALLOWED = (_ARCHITECTURES, "torch.nn")
 """Libraries whose classes the plans may name."""
+_HOLES = (
+    "voxels that are 0 in all channels do not count in the z-score and stay 0, also where others "
+    "enclose them; nnU-Net counts those"
+)
 _LEAST = 1e-8
 """The least deviation that nnU-Net divides by."""
 
@@ -197,9 +201,10 @@ def _recipe(
         unit="millimeter",
         patch=patch,
         overlap=zyx([side // 2 for side in configuration["patch_size"]], 0),
-        window="gaussian",
+        sliding=Sliding("gaussian", "narrowed", fill=0.0),
         heads={"out": HeadRecipe("scores")},
         crops=True,
+        notes=(_HOLES,) if any(how.jointly for how in each) else (),
     )
 
 
@@ -210,14 +215,10 @@ def _normalisation(scheme: str, masked: bool, counted: Mapping[str, float]) -> N
         low, high = counted["percentile_00_5"], counted["percentile_99_5"]
         clip = (low - mean) / scale, (high - mean) / scale
         return Normalisation(lower=mean, upper=mean + scale, clip=clip)
-    if scheme == "ZScoreNormalization" and masked:
-        raise UsageError(
-            "its normalisation inside a mask fills the holes of the mask, which takes the whole "
-            "volume and is not done; --normalize zscore-nonzero is the same where there is no "
-            "hole, and --normalize zscore counts all voxels"
-        )
     schemes = {
-        "ZScoreNormalization": Normalisation("moments", least=_LEAST),
+        "ZScoreNormalization": Normalisation(
+            "moments", least=_LEAST, nonzero=masked, jointly=masked
+        ),
         "NoNormalization": Normalisation(),
         "RescaleTo01Normalization": Normalisation("percentiles", 0, 100),
         "RGBTo01Normalization": Normalisation(upper=255),

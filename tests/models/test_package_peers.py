@@ -1,0 +1,306 @@
+"""Networks of others against the library that each comes from, on volumes that no step fits."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from penstock.base.config.infer import InferConfig
+from penstock.base.errors import UsageError
+from penstock.data import open_source
+from penstock.inference.opening.selection import channels_of
+from penstock.inference.opening.voxel_sizes import check_orientation
+from penstock.models.load import load_model
+from penstock.models.recipe import Recipe
+
+from .packages_kit import CODE, Array, bundle, infer, nnunet, noise, unet
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries
+
+ZSCORE = {"normalization_schemes": ["ZScoreNormalization"] * 2}
+
+
+def predicted(folder: Path, volume: Array, monkeypatch: Any, *, mirror: bool) -> tuple[Array, Any]:
+    """The scores of nnU-Net's own preprocessor and predictor, and the box that it crops to.
+
+    What it adds up is float32 here, and half precision as it comes.
+    """
+    for name in ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results"):
+        monkeypatch.setenv(name, str(folder))
+    room = pytest.importorskip("nnunetv2.inference.predict_from_raw_data")
+    plans, dataset = (json.loads((folder / f"{name}.json").read_text()) for name in
+                      ("plans", "dataset"))  # fmt: skip
+    plans |= {
+        "plans_name": "p",
+        "image_reader_writer": "SimpleITKIO",
+        "transpose_backward": [0, 1, 2],
+    }
+    base = plans["configurations"]["base"]
+    base |= {"preprocessor_name": "DefaultPreprocessor", "batch_dice": False, "batch_size": 2,
+             "data_identifier": "x", "previous_stage": None}  # fmt: skip
+    for what in ("data", "seg", "probabilities"):
+        base[f"resampling_fn_{what}"] = "resample_data_or_seg_to_shape"
+        how = {"is_seg": what == "seg", "order": 1, "order_z": 0, "force_separate_z": None}
+        base[f"resampling_fn_{what}_kwargs"] = how
+    (folder / "plans.json").write_text(json.dumps(plans))
+    (folder / "dataset.json").write_text(json.dumps(dataset | {"file_ending": ".nii.gz"}))
+    for file in folder.glob("fold_*/*.pth"):
+        state = torch.load(file, weights_only=False)
+        torch.save(state | {"trainer_name": "nnUNetTrainer"}, file)
+    predictor = room.nnUNetPredictor(
+        device=torch.device("cpu"), use_mirroring=mirror, perform_everything_on_device=False,
+        allow_tqdm=False,
+    )  # fmt: skip
+    predictor.initialize_from_trained_model_folder(str(folder), None)
+    manager, gaussian = predictor.configuration_manager, room.compute_gaussian
+    monkeypatch.setattr(torch, "half", torch.float32)
+    monkeypatch.setattr(
+        room, "compute_gaussian", lambda *args, **more: gaussian(*args, **more, dtype=torch.float32)
+    )
+    values, _, facts = manager.preprocessor_class(verbose=False).run_case_npy(
+        volume, None, {"spacing": base["spacing"]}, predictor.plans_manager, manager, dataset
+    )
+    scores = predictor.predict_logits_from_preprocessed_data(torch.from_numpy(values)).numpy()
+    return scores, tuple(slice(*ends) for ends in facts["bbox_used_for_cropping"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shape", "patch", "more"),
+    [
+        ((1, 27, 19, 33), [16, 16, 16], {}),
+        ((1, 27, 9, 33), [8, 16, 12], {"tta": "flips"}),
+        ((1, 12, 9, 33), [16, 12, 14], {}),
+        ((2, 31, 13, 29), [12, 14, 16], {"use_mask_for_norm": [True, False]}),
+        ((2, 31, 33, 29), [12, 14, 16], {"use_mask_for_norm": [True, True]}),
+    ],
+)
+def test_an_nnunet_is_what_its_own_predictor_makes_of_it(
+    shape: tuple[int, ...], patch: list[int], more: dict[str, Any], tmp_path: Path, monkeypatch: Any
+) -> None:
+    channels, tta = shape[0], more.pop("tta", None)
+    folder = nnunet(
+        tmp_path / "net", [unet(fold, channels) for fold in range(2)],
+        configuration={"patch_size": patch, **(ZSCORE if more else {}), **more},
+        channels={str(number): f"c{number}" for number in range(channels)},
+    )  # fmt: skip
+    volume = noise(*shape)
+    if more:
+        volume *= np.pad(np.ones((2, 22, *[side - 7 for side in shape[2:]]), "uint16"),
+                         [(0, 0), (4, 5), (3, 4), (5, 2)])  # fmt: skip
+        volume[:, 4:8, 3:7, 5:9] = volume[1, 10:14, 5:8, 8:12] = 0
+    wanted, box = predicted(folder, volume, monkeypatch, mirror=tta is not None)
+    made, again = (
+        infer(volume, folder, np.zeros((3, *shape[1:]), "float32"), head_kind="scores", tta=tta,
+              block=block)
+        for block in (None, 17)
+    )  # fmt: skip
+    assert (made == again).all()
+    assert np.abs(made[(slice(None), *box)] - wanted).max() < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shape", "inferer"),
+    [
+        ((24, 16, 16), {"overlap": 0.5}),
+        ((27, 19, 22), {"overlap": 0.6, "mode": "gaussian"}),
+        ((40, 9, 22), {"mode": "gaussian", "sigma_scale": [0.2, 0.125, 0.3]}),
+        ((5, 6, 22), {"overlap": [0.25, 0.5, 0.1], "mode": "gaussian", "padding_mode": "reflect"}),
+        ((7, 7, 30), {"cval": 2.5}),
+    ],
+)
+def test_a_bundle_is_what_monais_inferer_makes_of_it(
+    shape: tuple[int, ...], inferer: dict[str, Any], tmp_path: Path
+) -> None:
+    inferers = pytest.importorskip("monai.inferers")
+    said = {"_target_": "SlidingWindowInferer", "roi_size": [8, 8, 12], **inferer}
+    folder = bundle(tmp_path / "bundle", inferer=said)
+    volume = noise(1, *shape)
+    values = ((volume.transpose(0, 3, 2, 1).astype("float32") + 50) / 750).clip(0, 1)
+    net: Any = load_model(str(folder)).module.module
+    with torch.no_grad():
+        wanted = inferers.SlidingWindowInferer([8, 8, 12], **inferer)(
+            torch.from_numpy(values)[None], net
+        )[0].numpy()
+    wanted = wanted.transpose(0, 3, 2, 1)
+    made, again = (
+        infer(volume, folder, np.zeros((2, *shape), "float32"), head_kind="scores", block=block)
+        for block in (None, 13)
+    )
+    assert (made == again).all() and np.abs(made - wanted).max() < 1e-4
+    labels = infer(volume, folder, np.zeros((1, *shape), "uint8"))
+    assert (labels[0] == wanted.argmax(0)).mean() > 0.999
+
+
+# --- bioimage.io, of format 0.4 and as ONNX -------------------------------------------------------
+
+
+def message(*fields: tuple[int, Any]) -> bytes:
+    """A message of protocol buffers, of numbers, texts and messages."""
+
+    def varint(number: int) -> bytes:
+        return (
+            bytes([number]) if number < 128 else bytes([number % 128 + 128]) + varint(number >> 7)
+        )
+
+    made = b""
+    for field, value in fields:
+        if isinstance(value, int):
+            made += varint(field << 3) + varint(value)
+        else:
+            body = value.encode() if isinstance(value, str) else value
+            made += varint(field << 3 | 2) + varint(len(body)) + body
+    return made
+
+
+def onnx_of(conv: torch.nn.Conv2d) -> bytes:
+    """A convolution of 3 x 3 with padding as an ONNX network, from `raw` to `prob`."""
+    assert conv.bias is not None
+
+    def tensor(name: str, values: torch.Tensor) -> bytes:
+        sides = [(1, side) for side in values.shape]
+        return message(*sides, (2, 1), (8, name), (9, values.detach().numpy().tobytes()))
+
+    def value(name: str) -> bytes:
+        shape = message(*((1, message((2, axis))) for axis in "bcyx"))
+        return message((1, name), (2, message((1, message((1, 1), (2, shape))))))
+
+    pads = message((1, "pads"), *[(8, 1)] * 4, (20, 7))
+    node = message((1, "raw"), (1, "w"), (1, "b"), (2, "prob"), (4, "Conv"), (5, pads))
+    graph = message(
+        (1, node), (2, "net"), (5, tensor("w", conv.weight)), (5, tensor("b", conv.bias)),
+        (11, value("raw")), (12, value("prob")),
+    )  # fmt: skip
+    return message((1, 8), (7, graph), (8, message((1, ""), (2, 17))))
+
+
+def older(folder: Path, kind: str) -> tuple[Path, Array, Array]:
+    """A zip file of format 0.4, and its test tensors."""
+    folder.mkdir()
+    torch.manual_seed(0)
+    conv = torch.nn.Conv2d(1, 2, 3, padding=1)
+    (folder / "net.onnx").write_bytes(onnx_of(conv))
+    (folder / "net.py").write_text(
+        CODE.replace("self.last(torch.relu(self.conv(x)))", "self.conv(x)")
+    )
+    state = {f"conv.{name}": value for name, value in conv.state_dict().items()}
+    last = torch.nn.Conv2d(2, 2, 1).state_dict()
+    torch.save(state | {f"last.{name}": value for name, value in last.items()}, folder / "net.pt")
+    x = (np.random.default_rng(0).random((1, 1, 48, 64)) * 200 + 20).astype("float32")
+    with torch.no_grad():
+        y = conv(torch.from_numpy((x - x.mean()) / x.std())).sigmoid().numpy()
+    np.save(folder / "in.npy", x)
+    np.save(folder / "out.npy", y)
+    (folder / "doc.md").write_text("# A net")
+    of_code = {
+        "source": "net.pt", "architecture": "net.py:Net", "kwargs": {"width": 2},
+        "architecture_sha256": hashlib.sha256((folder / "net.py").read_bytes()).hexdigest(),
+    }  # fmt: skip
+    weights = {"onnx": {"onnx": {"source": "net.onnx"}}, "state": {"pytorch_state_dict": of_code}}
+    shape = {"min": [1, 1, 16, 16], "step": [0, 0, 16, 16]}
+    like = {"reference_tensor": "raw", "scale": [1, 0, 1, 1], "offset": [0, 1, 0, 0]}
+    scaled = {"name": "zero_mean_unit_variance", "kwargs": {"mode": "per_sample", "axes": "xy"}}
+    tensor = {"axes": "bcyx", "data_type": "float32"}
+    described = {
+        "format_version": "0.4.10", "type": "model", "name": "a net", "description": "a test",
+        "authors": [{"name": "A"}], "cite": [{"text": "x", "url": "https://example.org"}],
+        "license": "MIT", "documentation": "doc.md", "timestamp": "2024-01-01T00:00:00Z",
+        "inputs": [{"name": "raw", **tensor, "shape": shape, "preprocessing": [scaled]}],
+        "outputs": [{"name": "prob", **tensor, "shape": like, "halo": [0, 0, 2, 2],
+                     "postprocessing": [{"name": "sigmoid"}]}],
+        "test_inputs": ["in.npy"], "test_outputs": ["out.npy"], "weights": weights[kind],
+    }  # fmt: skip
+    (folder / "rdf.yaml").write_text(yaml.safe_dump(described))
+    with zipfile.ZipFile(folder / "net.zip", "w") as archive:
+        for file in set(folder.iterdir()) - {folder / "net.zip"}:
+            archive.write(file, file.name)
+    return folder / "net.zip", x, y
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["onnx", "state"])
+def test_a_package_of_format_0_4_runs(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("bioimageio.spec")
+    package, x, y = older(tmp_path / "made", kind)
+    made = infer(x[0][:, None], package, np.zeros((2, 1, 48, 64), "float32"), trust_model=True)
+    assert np.abs(made[:, 0] - y[0])[:, 1:-1, 1:-1].max() < 1e-5
+    if kind == "state":
+        with pytest.raises(UsageError, match="only opened with --trust-model"):
+            load_model(str(package))
+        rdf = tmp_path / "made" / "rdf.yaml"
+        rdf.write_text(re.sub(" *architecture_sha256.*\n", "", rdf.read_text()))
+        with pytest.raises(UsageError, match="Missing required `architecture_sha256`"):
+            load_model(str(tmp_path / "made"), trust=True)
+
+
+@pytest.mark.slow
+def test_a_zip_with_code_goes_on_after_a_kill(tmp_path: Path) -> None:
+    pytest.importorskip("bioimageio.spec")
+    package, x, _ = older(tmp_path / "made", "state")
+    volume = np.tile(x[0, 0], (16, 3, 3))
+    np.save(tmp_path / "in.npy", volume)
+
+    def command(out: str, *more: str) -> list[str]:
+        said = f"infer {tmp_path}/in.npy {tmp_path}/{out} --model {package} --trust-model --plain"
+        cut = "--patch 48 --overlap 4 --chunks 1 64 64 --block 1 64 64 --prep-workers 1"
+        return [sys.executable, "-m", "penstock", *said.split(), *cut.split(), *more]
+
+    begun = subprocess.Popen(command("a.zarr"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    until = time.monotonic() + 60
+    while begun.poll() is None and not [*(tmp_path / "a.zarr").glob("c/**/[0-9]")]:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    os.kill(begun.pid, signal.SIGKILL)
+    begun.communicate()
+    for line in (command("a.zarr", "--resume"), command("b.zarr")):
+        ended = subprocess.run(line, capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stderr
+    one, other = (open_source(str(tmp_path / name)) for name in ("a.zarr", "b.zarr"))
+    assert (one.read(one.domain) == other.read(other.domain)).all()
+
+
+# --- channels and directions ----------------------------------------------------------------------
+
+
+def test_channels_are_found_by_name_or_listed() -> None:
+    source = open_source(noise(3, 4, 4, 4), axes="czyx")
+    source.omero = tuple({"label": name} for name in ("GFP", "DAPI", "488"))  # type: ignore[attr-defined]
+    wants = Recipe("net/plans.json", channels=("dapi", "488"))
+
+    def chosen(recipe: Recipe | None = None, **said: Any) -> Any:
+        config = InferConfig(in_spec="a", out_spec="b", model_type="c", **said)
+        return channels_of(config, source, recipe)
+
+    assert chosen() == ((0, 1, 2), [])
+    assert chosen(c="488,GFP,1") == ((2, 0, 1), [])
+    assert chosen(wants) == ((1, 2), ["--c dapi,488, as net/plans.json says"])
+    assert chosen(wants, c="0:2") == ((0, 1), [])
+    assert chosen(Recipe("", channels=("CT",))) == ((0, 1, 2), [])
+    with pytest.raises(UsageError, match=r"no channel T1, and .* takes T1, dapi; it has GFP, DAPI"):
+        chosen(Recipe("", channels=("T1", "dapi")))
+    with pytest.raises(UsageError, match=r"'cy5' is not all, .* nor one of GFP, DAPI, 488"):
+        chosen(c="cy5")
+
+
+def test_a_volume_that_lies_otherwise_is_refused() -> None:
+    source, wants = open_source(noise(4, 4, 4)), Recipe("bundle", orientation="RAS")
+    check_orientation(source, wants)
+    source.affine = np.diag([-1.0, -1, 2, 1]).tolist()  # type: ignore[attr-defined]
+    check_orientation(source, Recipe("bundle", orientation="LPS"))
+    with pytest.raises(UsageError, match="run along LPS, and bundle turns its input to RAS"):
+        check_orientation(source, wants)
