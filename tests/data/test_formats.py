@@ -204,6 +204,24 @@ def test_planes(form: dict[str, Any]) -> None:
     refused("planes/none*.tif", "no file has such a name")
 
 
+def test_planes_share_one_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A brick of few planes has all of it: a share for each plane would decode each strip twice."""
+    from penstock.data.stores import ometiff
+
+    Path("planes").mkdir()
+    for z, plane in enumerate(ZYX):
+        form = {"compression": "zlib", "rowsperstrip": 8} if z else {}  # one is mapped
+        tifffile.imwrite(f"planes/{4 - z}.tif", plane, **form)
+    decoded, decode = [], ometiff._decode
+    monkeypatch.setattr(ometiff, "_decode", lambda *key: decoded.append(key[2:]) or decode(*key))
+    source = open_source("planes").with_cache(4 * 8 * 41 * 2)  # two strips of two planes
+    for x in (0, 20):
+        box = Box((0, 0, 0, 0, x), (1, 1, 2, 16, x + 20))
+        assert (source.read(box)[0, 0] == ZYX[:2:-1, :16, x : x + 20]).all()
+    assert len(decoded) == 4
+    assert (source.read(source.domain)[0, 0] == ZYX[::-1]).all()
+
+
 def test_planes_of_colours_and_of_several_channels() -> None:
     Path("rgb").mkdir()
     colours = np.random.default_rng(3).integers(0, 255, (4, 20, 30, 3), "uint8")
