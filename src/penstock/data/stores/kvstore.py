@@ -184,8 +184,8 @@ def check_deletable(root: Any, where: str, arrays: Sequence[str] = ()) -> None:
     foreign = []
     for key in keys:
         prefix = next((p for p in prefixes if key.startswith(p)), "")
-        known = _STORE_KEY.fullmatch(key.removeprefix(prefix))
-        if not (known or is_draft(key.rpartition("/")[2])):
+        is_key = _STORE_KEY.fullmatch(key.removeprefix(prefix))
+        if not (is_key or is_draft(key.rpartition("/")[2])):
             foreign.append(key)
     if foreign:
         first, *rest = sorted(foreign)
