@@ -143,7 +143,7 @@ def test_imaris_pads_its_chunks_and_says_the_size() -> None:
 
 
 @pytest.mark.parametrize("suffix", ["nii", "nii.gz"])
-@pytest.mark.parametrize("slope", [None, 0.5])
+@pytest.mark.parametrize("slope", [None, 0.5, np.nan, 0])
 def test_nifti_is_read_as_nibabel_reads_it(suffix: str, slope: float | None) -> None:
     affine = np.diag([0.5, 1.0, 3.0, 1.0])
     affine[:3, 3] = 7, -8, 9
@@ -182,6 +182,8 @@ def test_nifti_that_is_damaged() -> None:
     refused("short.nii.gz", "is truncated or corrupt")
     refused("none.nii", "not a readable NIfTI file")
     refused("a.nii", "that is not finite")
+    _patched(Path("b.nii.gz"), 112, np.float32([2, np.nan]))
+    refused("b.nii.gz", "not a readable NIfTI file", "invalid intercept nan")
 
 
 PLANES = ("planes", "planes/", "planes/*.tif", "planes/img_*.tif")
