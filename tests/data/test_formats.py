@@ -157,7 +157,7 @@ def test_imaris_pads_its_chunks_and_says_the_size() -> None:
 
 
 @pytest.mark.parametrize("suffix", ["nii", "nii.gz"])
-@pytest.mark.parametrize("slope", [None, 0.5])
+@pytest.mark.parametrize("slope", [None, 0.5, np.nan, 0])
 def test_nifti_is_read_as_nibabel_reads_it(suffix: str, slope: float | None) -> None:
     affine = np.diag([0.5, 1.0, 3.0, 1.0])
     affine[:3, 3] = 7, -8, 9
@@ -196,6 +196,8 @@ def test_nifti_that_is_damaged() -> None:
     refused("short.nii.gz", "is truncated or corrupt")
     refused("none.nii", "not a readable NIfTI file")
     refused("a.nii", "that is not finite")
+    _patched(Path("b.nii.gz"), 112, np.float32([2, np.nan]))
+    refused("b.nii.gz", "not a readable NIfTI file", "invalid intercept nan")
 
 
 PLANES = ("planes", "planes/", "planes/*.tif", "planes/img_*.tif")
@@ -216,6 +218,24 @@ def test_planes(form: dict[str, Any]) -> None:
     tifffile.imwrite("planes/img_7.tif", ZYX[0, :9])
     refused("planes/*.tif", "img_7.tif: has 9 x 41 of uint16")
     refused("planes/none*.tif", "no file has such a name")
+
+
+def test_planes_share_one_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A brick of few planes has all of it: a share for each plane would decode each strip twice."""
+    from penstock.data.stores import ometiff
+
+    Path("planes").mkdir()
+    for z, plane in enumerate(ZYX):
+        form = {"compression": "zlib", "rowsperstrip": 8} if z else {}  # one is mapped
+        tifffile.imwrite(f"planes/{4 - z}.tif", plane, **form)
+    decoded, decode = [], ometiff._decode
+    monkeypatch.setattr(ometiff, "_decode", lambda *key: decoded.append(key[2:]) or decode(*key))
+    source = open_source("planes").with_cache(4 * 8 * 41 * 2)  # two strips of two planes
+    for x in (0, 20):
+        box = Box((0, 0, 0, 0, x), (1, 1, 2, 16, x + 20))
+        assert (source.read(box)[0, 0] == ZYX[:2:-1, :16, x : x + 20]).all()
+    assert len(decoded) == 4
+    assert (source.read(source.domain)[0, 0] == ZYX[::-1]).all()
 
 
 def test_planes_of_colours_and_of_several_channels() -> None:

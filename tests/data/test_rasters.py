@@ -316,16 +316,27 @@ def test_what_a_user_should_know_of_a_place_is_noted(
         assert not note or re.search(note, scene.notes[0])
 
 
+RPC_NUMBERS = [f"{of}_{what}" for of in ("height", "lat", "line", "long", "samp")
+               for what in ("off", "scale")]  # fmt: skip
+RPC_LISTS = [f"{of}_{what}_coeff" for of in ("line", "samp") for what in ("num", "den")]
+
+
 @pytest.mark.filterwarnings("ignore:Dataset has no geotransform")
-def test_points_and_alpha_are_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", ["points", "rpcs"])
+def test_points_and_alpha_are_named(by: str, tmp_path: Path) -> None:
     place = str(tmp_path / "in.tif")
     profile = {"driver": "GTiff", "width": 8, "height": 4, "count": 2, "dtype": "uint8"}
     profile["ALPHA"] = "YES"
     corners = [(0, 0, 1, 9), (0, 7, 2, 9), (3, 0, 1, 8), (3, 7, 2, 8)]
     with rasterio.open(place, "w", **profile) as file:
         file.write(np.ones((2, 4, 8), "uint8"))
-        points = [control.GroundControlPoint(*each) for each in corners]
-        file.gcps = points, rasterio.crs.CRS.from_epsg(4326)
+        if by == "points":
+            points = [control.GroundControlPoint(*each) for each in corners]
+            file.gcps = points, rasterio.crs.CRS.from_epsg(4326)
+        else:
+            ones = dict.fromkeys(RPC_NUMBERS, 1.0)
+            lists = {key: [1.0, *[0.0] * 19] for key in RPC_LISTS}
+            file.rpcs = imported_later("rasterio.rpc").RPC(**ones, **lists)
     imported_later("rasterio.shutil").copy(place, str(tmp_path / "in.vrt"), driver="VRT")
     for name in ("in.tif", "in.vrt"):
         said = " ".join(open_source(tmp_path / name).notes)

@@ -356,6 +356,13 @@ def test_a_kill_at_any_moment_of_the_making(name: str, monkeypatch: pytest.Monke
         patched.setattr(owner, name, killed)
         assert convert("in.tif", "out.tif") == 3
     assert Path("out.tif.scratch").exists()
+    if Path("out.tif.scratch/blocks.zarr/tiles/0/0").exists():
+        shutil.copytree("out.tif.scratch", "again.tif.scratch")
+        Path("again.tif.scratch/blocks.zarr/tiles/0/0", f".penstock-{16 * '0'}.part").touch()
+        Path("again.tif.scratch/blocks.zarr/tiles/mine").touch()
+        assert convert("in.tif", "again.tif", "--overwrite") == 2
+        Path("again.tif.scratch/blocks.zarr/tiles/mine").unlink()
+        assert convert("in.tif", "again.tif", "--overwrite") == 0
     assert convert("in.tif", "out.tif", "--resume") == 0
     with rasterio.open("out.tif") as made:
         assert (made.read() == SCENE).all()

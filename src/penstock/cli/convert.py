@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from ..base import InferConfig, Labels, Unattended, add_flags, from_flags, one_heap
 from .infer import run_config
@@ -29,10 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     one_heap()
-    plain: dict[str, Any] = {"model_type": "identity", "normalize": "none", "overlap": 0}
-    plain["devices"] = "cpu"
-    if getattr(args, "block", None) is None:
-        plain["patch"] = (16, 512, 512)  # large, as nothing is computed
+    plain = {"model_type": "identity", "normalize": "none", "devices": "cpu"}
     vars(args).update({"head_kind": "intensity", **plain, **vars(args)})
     config = from_flags(InferConfig, args)
     if config.head_kind == ("labels",) and config.out_dtype is None:

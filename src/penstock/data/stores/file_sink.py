@@ -27,7 +27,7 @@ from ..levels import Rule
 from .file_formats import Kind, check_holds, ending_of, kind_of
 from .georeference import georeference_of
 from .kvstore import address, kvstore_of, open_kvstore
-from .omezarr import open_omezarr_sink
+from .omezarr import SCRATCH_TILES, open_omezarr_sink
 from .plane_rows import HELD, SCRATCH_SIDE, TILE, rows_at_once
 from .protocols import Source
 from .raster_tiles import MAKING_BYTES, RasterTiles
@@ -205,7 +205,7 @@ def tiles_of(
 ) -> RasterTiles:
     """The tiles that a GeoTIFF is made of: they go where its scratch goes."""
     value = None if nodata is None else float(nodata)
-    return RasterTiles(scratch_of(path) / "tiles", tuple(shape), dtype, value)
+    return RasterTiles(scratch_of(path) / SCRATCH_TILES, tuple(shape), dtype, value)
 
 
 def _moved(affine: Sequence[Sequence[float]] | None, at: Sequence[int]) -> Any:

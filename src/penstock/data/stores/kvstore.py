@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-from ...base import UsageError, absolute, describe, parsed_json, redact, require, scrub
+from ...base import (
+    UsageError,
+    absolute,
+    describe,
+    is_draft,
+    parsed_json,
+    redact,
+    require,
+    scrub,
+)
 
 
 def read_key(url: str, key: str, *, strict: bool = False) -> bytes | None:
@@ -175,7 +184,8 @@ def check_deletable(root: Any, where: str, arrays: Sequence[str] = ()) -> None:
     foreign = []
     for key in keys:
         prefix = next((p for p in prefixes if key.startswith(p)), "")
-        if not _STORE_KEY.fullmatch(key.removeprefix(prefix)):
+        is_key = _STORE_KEY.fullmatch(key.removeprefix(prefix))
+        if not (is_key or is_draft(key.rpartition("/")[2])):
             foreign.append(key)
     if foreign:
         first, *rest = sorted(foreign)

@@ -55,9 +55,10 @@ def open_nifti_source(
 
 def _image(file: Path, where: str) -> Any:
     nibabel = require("nibabel", "nifti")
+    wrong = nibabel.filebasedimages.ImageFileError, nibabel.spatialimages.HeaderDataError
     try:
         image = nibabel.load(file)
-    except (nibabel.filebasedimages.ImageFileError, OSError, ValueError, zlib.error) as error:
+    except (*wrong, OSError, ValueError, zlib.error) as error:
         raise UsageError(f"{where}: not a readable NIfTI file: {describe(error)}") from error
     sizes = image.header.get_zooms()
     if not np.isfinite(sizes).all() or not np.isfinite(image.affine).all():

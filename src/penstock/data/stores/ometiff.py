@@ -12,7 +12,7 @@ import math
 import re
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -83,8 +83,9 @@ class TiffSource(Framed):
             self.dtype, self.packed_itemsize = self.packing.dtype, self.stored_dtype.itemsize
         self.domain = Box((0,) * 5, to_tczyx(shape, axes, 1))
         self._left_out = left_out(page, self.stored_dtype)
-        num_kept = self.cache_bytes // (math.prod(self._grid.step) * self.stored_dtype.itemsize)
-        self._decoded = decoded_once(partial(_decode, self.file, self.series), num_kept)
+        self.segment_bytes = math.prod(self._grid.step) * self.stored_dtype.itemsize
+        self.decode = partial(_decode, self.file, self.series)
+        self._decoded = decoded_once(self.decode, self.cache_bytes // self.segment_bytes)
         steps = (*(1 for _ in self._lead.start), *(self._grid.step[a] for a in self._page_axes))
         self.chunks = to_tczyx(steps, axes, 1)
         self.grid_origin: tuple[int, ...] = (0,) * 5
@@ -137,6 +138,12 @@ class TiffSource(Framed):
 
     def with_cache(self, num_bytes: int) -> TiffSource:
         return replace(self, cache_bytes=num_bytes)
+
+    def decoding(self, decoded: Callable[[int, int], NDArray[Any] | None]) -> TiffSource:
+        """This source, with segments from a cache that it shares with others."""
+        sharing = replace(self, cache_bytes=0)
+        sharing._decoded = decoded
+        return sharing
 
     def _page_region(self, box: Box) -> Box:
         start, stop = [0] * 5, [1] * 5

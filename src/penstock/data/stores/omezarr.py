@@ -40,6 +40,8 @@ from .tensorstore_open import (
 )
 from .zarr_groups import Read, check_array, read_attributes, read_json
 
+SCRATCH_TILES = "tiles"
+"""The folder in a scratch that has the tiles of a GeoTIFF."""
 _SIDE = 128  # of a chunk in a volume: 4 MiB of uint16, the size that object stores serve well
 
 _DRIVER_OF_MARKER = {
@@ -125,7 +127,7 @@ def open_omezarr_sink(
     if exists and not resume and arrays is None:
         arrays = _array_paths(root, where)
     if arrays is not None:
-        check_deletable(root, where, arrays)
+        check_deletable(root, where, [*arrays, SCRATCH_TILES] if scratch else arrays)
     stays = exists and arrays is None
     version = _version(path, root if stays else None, ome_version, like, shards, where)
     at = at or domain.start

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import re
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from ...base import UsageError, in_order, natural, plural, system_errors, usable
 from ..box import Box
 from .frames import Framed
 from .in_memory import HoldsAll
-from .protocols import Source, file_stamp, source_fingerprint
+from .protocols import file_stamp, source_fingerprint
+from .sliced import decoded_once
 
 _OPEN = 256
 """Planes that are kept open. Each is a file, of which a process may have about a thousand."""
@@ -86,8 +87,8 @@ class PlanesSource(HoldsAll, Framed):
         frame = {key: getattr(first, key) for key in Framed.__dataclass_fields__}
         super().__init__(**frame)
         self._arguments = (name, files, open_plane, opened, stamp)
-        # Planes that are mapped keep nothing decoded.
-        self.cache_bytes = cache_bytes if first.with_cache(cache_bytes).cache_bytes else 0
+        segment = max(map(_segment_bytes, opened))
+        self.cache_bytes = cache_bytes if segment else 0
         self.name, self.dtype = name, first.dtype
         shape, chunks = list(first.domain.shape), list(first.chunks)
         shape[2], chunks[2] = len(files), 1
@@ -96,13 +97,18 @@ class PlanesSource(HoldsAll, Framed):
         self.axes = "".join(axis for axis in "tczyx" if axis in first.axes + "z")
         self.address, self.fingerprint = str(files[0].resolve().parent), stamp
         self.packed_itemsize = getattr(first, "packed_itemsize", 0)
-        share = cache_bytes // min(len(files), _OPEN)
 
         @lru_cache(_OPEN)
-        def plane(z: int) -> Source:
-            plane: Any = opened[z] if z < len(opened) else open_plane(files[z])
-            kept: Source = plane.with_cache(share)
-            return kept
+        def plane(z: int) -> Any:
+            plane = opened[z] if z < len(opened) else open_plane(files[z])
+            return plane.decoding(partial(decoded, z)) if _segment_bytes(plane) else plane
+
+        def decode(z: int, *place: int) -> NDArray[Any] | None:
+            segment: NDArray[Any] | None = plane(z).decode(*place)
+            return segment
+
+        # One cache for all planes, as a brick touches some of them, each in some segments.
+        decoded = decoded_once(decode, self.cache_bytes // segment if segment else 0)
 
         self._plane = plane
 
@@ -162,6 +168,11 @@ def open_planes_source(
     stamps = [file_stamp(file) for file in files]
     stamp = source_fingerprint(str(files[0].resolve().parent), stamps, level, first.axes)
     return PlanesSource(path, files, plane, kept, stamp, cache_bytes)
+
+
+def _segment_bytes(plane: Any) -> int:
+    """The size of what a plane decodes at once; 0 if it is mapped."""
+    return getattr(plane, "segment_bytes", 0)
 
 
 def _words(source: Any) -> str:

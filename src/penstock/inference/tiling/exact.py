@@ -22,6 +22,8 @@ _SIDES = {2: (256, 1024), 3: (48, 192)}
 _CORE = {2: 512, 3: 128}
 """The side of a core that is liked best: a chunk of a volume. Larger patches pay to the kernel for
 their memory, smaller ones for their context."""
+_FLAT = {2: (512, 512), 3: (8, 512, 512)}
+"""The patch of a network that sees one voxel: as many voxels as the core, in long rows."""
 _MORE = 1.05
 """Share of the least work that a side may compute to be nearer to that."""
 _GRAIN = 8
@@ -81,6 +83,8 @@ def chunk_and_halo(
         volume.
     """
     axes = len(extent)
+    if not any(overlap) and max(step) == 1:  # no edge is seen, so no patch needs to go beyond it
+        return tuple(map(min, extent, _FLAT[axes]))
     patch = tuple(_side(n, o, s, axes) for n, o, s in zip(extent, overlap, step, strict=True))
     work = math.prod(p / max(1, p - o) for p, o in zip(patch, overlap, strict=True))
     fits = all(p > o for p, o in zip(patch, overlap, strict=True))
