@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import gc
 import itertools
@@ -119,7 +120,7 @@ def pytest_unconfigure() -> None:
     gc.freeze()
 
 
-@pytest.fixture(scope="session", autouse=True)
+@contextlib.contextmanager
 def _listed_once() -> Iterator[None]:
     """What is installed stays so while tests run. To list its entry points takes 10 ms, at each
     training and for each name of a model. A test that puts a folder in front has that one listed
@@ -147,7 +148,7 @@ def _listed_once() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
+@contextlib.contextmanager
 def _parsers_made_once() -> Iterator[None]:
     """To make the parser of a verb takes longer than most commands that are refused. A test that
     puts a folder in front, whose packages may add words, has one made anew."""
@@ -164,7 +165,7 @@ def _parsers_made_once() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
+@contextlib.contextmanager
 def _pages_walked_once() -> Iterator[None]:
     """Each run of the inference begins with a reading of PSS, for which the kernel walks all pages
     of torch: 10 ms. Here one reading of this process serves all; others are read as they are."""
@@ -179,7 +180,7 @@ def _pages_walked_once() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
+@contextlib.contextmanager
 def _nobody_watched() -> Iterator[None]:
     """Each record says how busy the machine was: two looks at all processes, a quarter of a second
     apart. Here nobody looks and nobody waits."""
@@ -189,7 +190,7 @@ def _nobody_watched() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
+@contextlib.contextmanager
 def _repository_asked_once() -> Iterator[None]:
     """Each run, training and launch asks git for the commit, and git looks at every file of this
     repository: 10 ms. Here the first answer stands. In any other folder git is asked."""
@@ -205,7 +206,7 @@ def _repository_asked_once() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
+@contextlib.contextmanager
 def _frozen_uncounted() -> Iterator[None]:
     """Each run, training and measurement asks Python whether anything is frozen. Python counts, and
     for all that is frozen here it takes 30 ms."""
@@ -214,17 +215,17 @@ def _frozen_uncounted() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _own_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+@contextlib.contextmanager
+def _own_store(factory: pytest.TempPathFactory) -> Iterator[None]:
     """Trainings that tell MLflow, and what is found of networks, keep out of the folders of whoever
     runs the tests."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("XDG_DATA_HOME", str(factory.mktemp("data")))
+        patch.setenv("XDG_CACHE_HOME", str(factory.mktemp("cache")))
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
+@contextlib.contextmanager
 def _few_dots() -> Iterator[None]:
     """Figures are quickly written; what is in them is looked for on their axes."""
     with pytest.MonkeyPatch.context() as patch:
@@ -232,11 +233,22 @@ def _few_dots() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
+@contextlib.contextmanager
 def _little_grows() -> Iterator[None]:
     """Specimens repeat sooner than they do elsewhere, so there is less to grow."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(volumes, "PERIOD", (60, 60, 60))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _for_all_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One fixture for all of these: pytest sets each up for each of thousands of tests."""
+    with contextlib.ExitStack() as stack:
+        for begin in (_listed_once, _parsers_made_once, _pages_walked_once, _nobody_watched,
+                      _repository_asked_once, _frozen_uncounted, _few_dots, _little_grows):  # fmt: skip
+            stack.enter_context(begin())
+        stack.enter_context(_own_store(tmp_path_factory))
         yield
 
 

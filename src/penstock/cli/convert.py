@@ -31,14 +31,14 @@ def run(args: argparse.Namespace) -> int:
     one_heap()
     plain: dict[str, Any] = {"model_type": "identity", "normalize": "none", "overlap": 0}
     plain["devices"] = "cpu"
-    if getattr(args, "block", None) is None:
-        plain["patch"] = (16, 512, 512)  # large, as nothing is computed
     vars(args).update({"head_kind": "intensity", **plain, **vars(args)})
     config = from_flags(InferConfig, args)
-    if config.head_kind == ("labels",) and config.out_dtype is None:
-        from ..data import open_source
+    from ..data import open_source
 
-        settings = {name: getattr(config, name) for name in ("level", "raw", "axes", "series")}
-        dtype = open_source(config.in_spec, **settings).dtype
-        config = config.model_copy(update={"out_dtype": (dtype.name,)})
-    return run_config(config, dry=args.dry_run)
+    settings = {name: getattr(config, name) for name in ("level", "raw", "axes", "series")}
+    source, known = open_source(config.in_spec, **settings), dict[str, Any]()
+    if config.block is None:  # large, as nothing is computed, and no larger than a thin volume
+        known["patch"] = tuple(map(min, (16, 512, 512), source.domain.shape[2:]))
+    if config.head_kind == ("labels",) and config.out_dtype is None:
+        known["out_dtype"] = (source.dtype.name,)
+    return run_config(config.model_copy(update=known), dry=args.dry_run)
