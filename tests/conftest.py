@@ -13,9 +13,10 @@ import signal
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module, metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -63,6 +64,19 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", slow)
     if "not slow" not in config.option.markexpr:
         os.environ["TRAININGS_FORKED"] = "1"  # what all of them load is loaded before they fork
+    if config.option.verbose < 1 and not config.option.durations:
+        for plugin in config.pluginmanager.get_plugins():
+            if send := getattr(plugin, "sendevent", None):  # of a worker of xdist
+                vars(plugin)["sendevent"] = functools.partial(_send_what_counts, send)
+
+
+def _send_what_counts(send: Callable[..., None], name: str, **event: Any) -> None:
+    """Four of six messages about a test that passes are that it begins, is set up, is torn down
+    and ends, which is shown nowhere. To pack and unpack them takes 2 s of a CPU for all tests."""
+    report = event.get("data", {})
+    set_up = name == "testreport" and report["when"] != "call" and report["outcome"] == "passed"
+    if not set_up and name not in ("logstart", "logfinish"):
+        send(name, **event)
 
 
 def pytest_collection() -> None:
@@ -73,14 +87,15 @@ def pytest_collection() -> None:
 
 _ORDER = "data inference cli reports bench scaling instruments".split()
 _ORDER += "base cluster training models tests loading".split()
-"""Folders in the order of their tests. Each of three workers begins with a third. Folders that need
-the same large libraries stand in one third, so that one worker imports them: moto, rasterio and
-xarray, or matplotlib, or Lightning with torchvision. Who is done early takes tests from the end of
-another third, so what needs no such library stands there."""
+"""Folders in the order of their tests. Each of two workers begins with a half. Folders that need
+the same large libraries stand in one half, so that one worker imports them: rasterio and xarray, or
+Lightning with torchvision. Who is done early takes tests from the end of the other half, so what
+needs no such library stands there."""
 _FORKING = ("started", "forked_workers", "Scheduler")
 """Names in a file whose tests fork a process. They come first, so that one worker starts the
-process that is forked: it loads torch, and others take over from the end of a third. The tests that
-fork themselves come before those beside them."""
+process that is forked: it loads torch, and others take over from the end of a half. The tests that
+fork themselves come before those beside them. Next come those that ask S3, as one worker is to
+import moto."""
 
 
 def _turn(item: pytest.Item) -> int:
@@ -88,7 +103,9 @@ def _turn(item: pytest.Item) -> int:
     if "_dynamo" in item.function.__code__.co_names:
         return _ORDER.index("training")  # which loads torch's compiler, too
     if any(hasattr(item.module, name) for name in _FORKING):
-        return -2 if {*_FORKING} & {*item.function.__code__.co_names} else -1
+        return -3 if {*_FORKING} & {*item.function.__code__.co_names} else -2
+    if "s3_endpoint" in item.fixturenames:
+        return -1
     folder = item.path.parent.name
     return _ORDER.index(folder) if folder in _ORDER else len(_ORDER)
 
@@ -241,12 +258,17 @@ def _little_grows() -> Iterator[None]:
         yield
 
 
+_ONCE = (
+    _listed_once, _parsers_made_once, _pages_walked_once, _nobody_watched, _repository_asked_once,
+    _frozen_uncounted, _few_dots, _little_grows,
+)  # fmt: skip
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _for_all_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """One fixture for all of these: pytest sets each up for each of thousands of tests."""
     with contextlib.ExitStack() as stack:
-        for begin in (_listed_once, _parsers_made_once, _pages_walked_once, _nobody_watched,
-                      _repository_asked_once, _frozen_uncounted, _few_dots, _little_grows):  # fmt: skip
+        for begin in _ONCE:
             stack.enter_context(begin())
         stack.enter_context(_own_store(tmp_path_factory))
         yield

@@ -25,8 +25,9 @@ from .kit import Array
 
 pytest.importorskip("tensorstore")
 VOLUME = np.random.default_rng(0).integers(0, 4000, (6, 270, 40), "uint16")
-WORDS = "--in-spec in.npy --model-type identity --normalize none --devices cpu --patch 8 64 48".split()
-WORDS += "--overlap 2 --chunks 4 64 64 --block 8 128 128 --head-kind intensity".split()
+WORDS = "--in-spec in.npy --model-type identity --normalize none --devices cpu".split()
+WORDS += "--patch 8 64 48 --overlap 2 --chunks 4 64 64 --block 8 128 128".split()
+WORDS += ["--head-kind", "intensity"]
 
 
 @pytest.fixture(autouse=True)

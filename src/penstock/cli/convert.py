@@ -36,9 +36,9 @@ def run(args: argparse.Namespace) -> int:
     from ..data import open_source
 
     settings = {name: getattr(config, name) for name in ("level", "raw", "axes", "series")}
-    source, known = open_source(config.in_spec, **settings), dict[str, Any]()
+    source, more = open_source(config.in_spec, **settings), dict[str, Any]()
     if config.block is None:  # large, as nothing is computed, and no larger than a thin volume
-        known["patch"] = tuple(map(min, (16, 512, 512), source.domain.shape[2:]))
+        more["patch"] = tuple(map(min, (16, 512, 512), source.domain.shape[2:]))
     if config.head_kind == ("labels",) and config.out_dtype is None:
-        known["out_dtype"] = (source.dtype.name,)
-    return run_config(config.model_copy(update=known), dry=args.dry_run)
+        more["out_dtype"] = (source.dtype.name,)
+    return run_config(config.model_copy(update=more), dry=args.dry_run)
