@@ -11,8 +11,9 @@ demo: $(VENV)/demo-ready            ## make a volume, denoise it, write a report
 		--model-type denoise-tiny --patch 64 --overlap 16 --overwrite
 	$(RUN) -m penstock report demo/denoised.ome.zarr --output demo/report.html --overwrite
 
+# A third worker would import and collect all again, for 10 s of a CPU.
 test: $(VENV)/ready                 ## the default tests
-	OMP_NUM_THREADS=1 $(RUN) $(COVERED) -m pytest -n 3 --dist worksteal
+	OMP_NUM_THREADS=1 $(RUN) $(COVERED) -m pytest -n 2 --dist worksteal
 
 check: COVERED = -m coverage run    ## what CI runs
 check: lint types gates slow lowest pythons

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import gc
 import itertools
@@ -12,9 +13,10 @@ import signal
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module, metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -62,6 +64,19 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", slow)
     if "not slow" not in config.option.markexpr:
         os.environ["TRAININGS_FORKED"] = "1"  # what all of them load is loaded before they fork
+    if config.option.verbose < 1 and not config.option.durations:
+        for plugin in config.pluginmanager.get_plugins():
+            if send := getattr(plugin, "sendevent", None):  # of a worker of xdist
+                vars(plugin)["sendevent"] = functools.partial(_send_what_counts, send)
+
+
+def _send_what_counts(send: Callable[..., None], name: str, **event: Any) -> None:
+    """Four of six messages about a test that passes are that it begins, is set up, is torn down
+    and ends, which is shown nowhere. To pack and unpack them takes 2 s of a CPU for all tests."""
+    report = event.get("data", {})
+    set_up = name == "testreport" and report["when"] != "call" and report["outcome"] == "passed"
+    if not set_up and name not in ("logstart", "logfinish"):
+        send(name, **event)
 
 
 def pytest_collection() -> None:
@@ -72,14 +87,15 @@ def pytest_collection() -> None:
 
 _ORDER = "data inference cli reports bench scaling instruments".split()
 _ORDER += "base cluster training models tests loading".split()
-"""Folders in the order of their tests. Each of three workers begins with a third. Folders that need
-the same large libraries stand in one third, so that one worker imports them: moto, rasterio and
-xarray, or matplotlib, or Lightning with torchvision. Who is done early takes tests from the end of
-another third, so what needs no such library stands there."""
+"""Folders in the order of their tests. Each of two workers begins with a half. Folders that need
+the same large libraries stand in one half, so that one worker imports them: rasterio and xarray, or
+Lightning with torchvision. Who is done early takes tests from the end of the other half, so what
+needs no such library stands there."""
 _FORKING = ("started", "forked_workers", "Scheduler")
 """Names in a file whose tests fork a process. They come first, so that one worker starts the
-process that is forked: it loads torch, and others take over from the end of a third. The tests that
-fork themselves come before those beside them."""
+process that is forked: it loads torch, and others take over from the end of a half. The tests that
+fork themselves come before those beside them. Next come those that ask S3, as one worker is to
+import moto."""
 
 
 def _turn(item: pytest.Item) -> int:
@@ -87,7 +103,9 @@ def _turn(item: pytest.Item) -> int:
     if "_dynamo" in item.function.__code__.co_names:
         return _ORDER.index("training")  # which loads torch's compiler, too
     if any(hasattr(item.module, name) for name in _FORKING):
-        return -2 if {*_FORKING} & {*item.function.__code__.co_names} else -1
+        return -3 if {*_FORKING} & {*item.function.__code__.co_names} else -2
+    if "s3_endpoint" in item.fixturenames:
+        return -1
     folder = item.path.parent.name
     return _ORDER.index(folder) if folder in _ORDER else len(_ORDER)
 
@@ -119,7 +137,7 @@ def pytest_unconfigure() -> None:
     gc.freeze()
 
 
-@pytest.fixture(scope="session", autouse=True)
+@contextlib.contextmanager
 def _listed_once() -> Iterator[None]:
     """What is installed stays so while tests run. To list its entry points takes 10 ms, at each
     training and for each name of a model. A test that puts a folder in front has that one listed
@@ -147,7 +165,7 @@ def _listed_once() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
+@contextlib.contextmanager
 def _parsers_made_once() -> Iterator[None]:
     """To make the parser of a verb takes longer than most commands that are refused. A test that
     puts a folder in front, whose packages may add words, has one made anew."""
@@ -164,7 +182,7 @@ def _parsers_made_once() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
+@contextlib.contextmanager
 def _pages_walked_once() -> Iterator[None]:
     """Each run of the inference begins with a reading of PSS, for which the kernel walks all pages
     of torch: 10 ms. Here one reading of this process serves all; others are read as they are."""
@@ -179,7 +197,7 @@ def _pages_walked_once() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
+@contextlib.contextmanager
 def _nobody_watched() -> Iterator[None]:
     """Each record says how busy the machine was: two looks at all processes, a quarter of a second
     apart. Here nobody looks and nobody waits."""
@@ -189,7 +207,7 @@ def _nobody_watched() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
+@contextlib.contextmanager
 def _repository_asked_once() -> Iterator[None]:
     """Each run, training and launch asks git for the commit, and git looks at every file of this
     repository: 10 ms. Here the first answer stands. In any other folder git is asked."""
@@ -205,7 +223,7 @@ def _repository_asked_once() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
+@contextlib.contextmanager
 def _frozen_uncounted() -> Iterator[None]:
     """Each run, training and measurement asks Python whether anything is frozen. Python counts, and
     for all that is frozen here it takes 30 ms."""
@@ -214,17 +232,17 @@ def _frozen_uncounted() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _own_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+@contextlib.contextmanager
+def _own_store(factory: pytest.TempPathFactory) -> Iterator[None]:
     """Trainings that tell MLflow, and what is found of networks, keep out of the folders of whoever
     runs the tests."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("XDG_DATA_HOME", str(factory.mktemp("data")))
+        patch.setenv("XDG_CACHE_HOME", str(factory.mktemp("cache")))
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
+@contextlib.contextmanager
 def _few_dots() -> Iterator[None]:
     """Figures are quickly written; what is in them is looked for on their axes."""
     with pytest.MonkeyPatch.context() as patch:
@@ -232,11 +250,27 @@ def _few_dots() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
+@contextlib.contextmanager
 def _little_grows() -> Iterator[None]:
     """Specimens repeat sooner than they do elsewhere, so there is less to grow."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(volumes, "PERIOD", (60, 60, 60))
+        yield
+
+
+_ONCE = (
+    _listed_once, _parsers_made_once, _pages_walked_once, _nobody_watched, _repository_asked_once,
+    _frozen_uncounted, _few_dots, _little_grows,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _for_all_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One fixture for all of these: pytest sets each up for each of thousands of tests."""
+    with contextlib.ExitStack() as stack:
+        for begin in _ONCE:
+            stack.enter_context(begin())
+        stack.enter_context(_own_store(tmp_path_factory))
         yield
 
 

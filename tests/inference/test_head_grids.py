@@ -70,7 +70,7 @@ def test_features_for_every_nth_voxel_have_a_shape_and_a_scale_of_their_own(
     tmp_path: Path, seam: str
 ) -> None:
     array, outs = volume(), [str(tmp_path / "coarse.ome.zarr"), str(tmp_path / "same.ome.zarr")]
-    knobs = KNOBS | {"model": Pooled(1, 4, 2), "patch": 16, "seam_mode": seam, "chunks": (2, 4, 4)}
+    knobs = KNOBS | {"model": Pooled(1, 4, 2), "patch": 16, "seam_mode": seam, "chunks": (8, 4, 8)}
     penstock.run_inference(array, outs, **knobs, in_voxel_size="3 1 1 um")
     coarse = values(outs[0])[0, 0]
     assert coarse.shape == (13, 10, 15)
@@ -86,7 +86,7 @@ def test_features_for_every_nth_voxel_have_a_shape_and_a_scale_of_their_own(
 
 
 def test_super_resolution_has_finer_voxels_in_2d_and_3d(tmp_path: Path) -> None:
-    array, out = volume(), str(tmp_path / "out.ome.zarr")
+    array, out = volume((9, 22, 19)), str(tmp_path / "out.ome.zarr")
     knobs = KNOBS | {"model": Finer(), "chunks": 8}
     penstock.run_inference(array, out, **knobs, patch=16, overlap=5, in_voxel_size="3 1 1 um")
     finer = array.repeat(2, 0).repeat(2, 1).repeat(2, 2)

@@ -41,7 +41,8 @@ class Shift(torch.nn.Module):
 def result(**knobs: Any) -> tuple[Array, str]:
     """The output of the volume, and the summary's line on values."""
     out = np.zeros(RAMP.shape, "float32")
-    common: dict[str, Any] = {"patch": 8, "overlap": 2, "devices": "cpu", "seam_mode": "trim"}
+    common: dict[str, Any] = {"patch": (8, 16, 16), "overlap": 2, "devices": "cpu"}
+    common["seam_mode"] = "trim"
     model = knobs.pop("model", Shift())
     summary = penstock.run_inference(RAMP, out, model=model, **(common | knobs))
     return out, next(line for line in summary.lines() if line.startswith("Values: "))

@@ -25,8 +25,9 @@ from .kit import Array
 
 pytest.importorskip("tensorstore")
 VOLUME = np.random.default_rng(0).integers(0, 4000, (6, 270, 40), "uint16")
-WORDS = "--in-spec in.npy --model-type identity --normalize none --devices cpu --patch 16".split()
-WORDS += "--overlap 2 --chunks 4 64 64 --block 8 128 128 --head-kind intensity".split()
+WORDS = "--in-spec in.npy --model-type identity --normalize none --devices cpu".split()
+WORDS += "--patch 8 64 48 --overlap 2 --chunks 4 64 64 --block 8 128 128".split()
+WORDS += ["--head-kind", "intensity"]
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +99,7 @@ def test_the_first_level_is_made_of_blocks_as_they_come(
 
     monkeypatch.setattr(pyramid, "_make", noted)
     monkeypatch.setattr(job, "_MOST_LEVEL_BYTES", room)
-    assert infer("a.zarr", *blocks, "--patch", "3", "15", "16") == 0
+    assert infer("a.zarr", *blocks, "--patch", "3", "45", "20") == 0
     check("a.zarr", 2)
     assert bool(made) == later
 

@@ -21,7 +21,7 @@ from .kit import Array, values
 zarr = imported_later("zarr")
 SHAPE = (14, 22, 19)
 VOLUME = np.random.default_rng(0).normal(0, 1, SHAPE).astype("float32")
-KNOBS: dict[str, Any] = {"patch": 8, "overlap": 3, "devices": "cpu", "normalize": "none"}
+KNOBS: dict[str, Any] = {"patch": 10, "overlap": 3, "devices": "cpu", "normalize": "none"}
 
 
 class Classes(nn.Module):

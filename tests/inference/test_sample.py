@@ -19,7 +19,7 @@ from .kit import Array, conv, values
 
 zarr = imported_later("zarr")
 SHAPE = (21, 34, 40)
-PATCH, OVERLAP = 8, 3
+PATCH, OVERLAP = 10, 3
 RNG = np.random.default_rng(0)
 ZYX = np.indices(SHAPE)
 BALL = ((ZYX - np.array([8, 12, 15])[:, None, None, None]) ** 2).sum(0) < 60
@@ -80,11 +80,11 @@ def test_what_is_no_sample_has_the_fill_value(
     right, computed = cut_out(full, inside, reaches, seam, cuts)
     made, summary = run(VOLUME, seam_mode=seam, **knobs)
     np.testing.assert_array_equal(made, right)
-    assert 0 < (made != 0).mean() < 0.3
+    assert 0 < (made != 0).mean() < 0.4
     assert summary.left_out.computed == computed
     assert summary.left_out.voxels == np.count_nonzero(made == 0)
     line = next(line for line in summary.lines() if line.startswith("Sample: "))
-    assert f"Sample: {computed} of 280 patches computed, " in line and "saved" in line
+    assert f"Sample: {computed} of 90 patches computed, " in line and "saved" in line
 
 
 @pytest.mark.parametrize("seam", ["trim", "blend"])
@@ -92,9 +92,9 @@ def test_a_batch_of_rare_patches_is_not_waited_for(
     seam: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bricks of eight patches of which one is computed: a batch of 64 has room for few of them."""
-    monkeypatch.setattr(cuts, "BRICK_VOXELS", 14**3)
+    monkeypatch.setattr(cuts, "BRICK_VOXELS", 18**3)
     rare = np.zeros(SHAPE, bool)
-    rare[2::12, 2::12, 2::12] = True
+    rare[3::14, 3::14, 3::14] = True
     how = {"seam_mode": seam, "max_inflight_batches": 1, "batch": 64}
     full = whole_of(seam)
     made, _ = run(VOLUME, mask=rare, **how)
@@ -110,7 +110,7 @@ def test_nan_is_no_sample_and_percentiles_are_those_inside_the_mask() -> None:
     full, _ = run(np.where(BALL, VOLUME, np.float32(low)), norm_lower=low, norm_upper=high)
     np.testing.assert_allclose(made, np.where(BALL, full, 0), rtol=1e-4)
     assert "percentiles 1 and 99 of what lies inside --mask" in summary.values
-    assert run(spoilt, skip_below=-1e9)[1].left_out.computed < 280
+    assert run(spoilt, skip_below=-1e9)[1].left_out.computed < 90
 
 
 def image(path: Path, data: Array, scale: float, at: float = 0.0, unit: str = "micrometer") -> str:
@@ -186,7 +186,7 @@ def here(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def infer(out: str, *more: str) -> int:
-    words = ["infer", "in.zarr", out, "--model", "identity", "--patch", "8", "--overlap", "3"]
+    words = ["infer", "in.zarr", out, "--model", "identity", "--patch", "8", "--overlap", "1"]
     return main([*words, "--block", "8", "--chunks", "8", "--devices", "cpu", *more])
 
 
@@ -226,7 +226,7 @@ def test_elements_leave_out_the_same_and_agree_on_the_mask(
         for share in ("2/3", "1/3", "3/3"):
             assert infer("two.zarr", *words, step, share) == 0
     assert infer("two.zarr", *words, "--finish") == 0
-    assert "Sample: 52 of 350 patches" in capsys.readouterr().out
+    assert "Sample: 28 of 120 patches" in capsys.readouterr().out
     np.testing.assert_array_equal(values("two.zarr"), values("one.zarr"))
 
 

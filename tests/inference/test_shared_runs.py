@@ -51,7 +51,7 @@ from .kit import Array, conv, values
 
 VOLUME = np.random.default_rng(0).normal(900, 200, (21, 34, 40)).astype("float32")
 KNOBS: dict[str, Any] = {
-    "in_spec": VOLUME, "patch": 7, "overlap": 3, "block": 12, "devices": "cpu", "threads": 1,
+    "in_spec": VOLUME, "patch": 9, "overlap": 3, "block": 12, "devices": "cpu", "threads": 1,
     "normalize": "global", "head_kind": "intensity",
 }  # fmt: skip
 
@@ -150,7 +150,7 @@ class Removes(nn.Module):
 def test_an_output_that_is_removed_while_a_job_runs_is_not_complete(place: Path) -> None:
     with pytest.raises(PenstockError, match=r"out\.zarr was removed while this run wrote it"):
         penstock.run_inference(
-            "in.npy", "out.zarr", model=Removes(), patch=8, overlap=3, block=12, chunks=12,
+            "in.npy", "out.zarr", model=Removes(), patch=12, overlap=3, block=12, chunks=12,
             devices="cpu", normalize="none", head_kind="intensity",
         )  # fmt: skip
     assert main(["status", "out.zarr.penstock"]) == 3
@@ -161,7 +161,7 @@ def test_an_output_that_is_removed_between_two_steps_is_not_made_anew(
     step: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = (
-        "infer --in-spec in.npy --out-spec out.zarr --model-type identity --patch 8 --overlap 3 "
+        "infer --in-spec in.npy --out-spec out.zarr --model-type identity --patch 12 --overlap 3 "
     )
     words += "--block 12 --chunks 12 --devices cpu --normalize none"
     for done in ("--prepare --workers 2", "--part 1/2"):

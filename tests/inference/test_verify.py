@@ -409,7 +409,7 @@ def test_a_killed_run_is_incomplete_and_the_command_that_is_named_makes_the_rest
     np.save("in put.npy", DATA)
     write_model(tmp_path, "mine", "return x + 1")
     words = ["infer", "--in-spec", "in put.npy", "--out-spec",
-             "out.zarr", "--model-type", "mine.py:Net", "--patch", "8", "--overlap", "2",
+             "out.zarr", "--model-type", "mine.py:Net", "--patch", "14", "--overlap", "2",
              "--block", "16", "--chunks", "8", "--devices", "cpu", "--clip-norm", "-1", "2",
              "--no-output-denormalize"]  # fmt: skip
     note = Journal.note
