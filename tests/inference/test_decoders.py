@@ -37,8 +37,10 @@ def affinities(truth: NDArray[Any], depth: NDArray[Any]) -> NDArray[Any]:
 
 def flows(truth: NDArray[Any], depth: NDArray[Any]) -> NDArray[Any]:
     """A network's flows towards the centre, and the logit of an object."""
-    centres = ndimage.center_of_mass(truth > 0, truth, range(truth.max() + 1))
-    ways = np.array(centres)[truth] - np.moveaxis(np.indices(truth.shape), 0, -1)
+    places = np.indices(truth.shape).reshape(truth.ndim, -1)
+    voxels = np.maximum(1, np.bincount(truth.ravel()))
+    centres = [np.bincount(truth.ravel(), each) / voxels for each in places]
+    ways = np.stack(centres, -1)[truth] - np.moveaxis(np.indices(truth.shape), 0, -1)
     ways = 5 * ways / np.maximum(1, np.linalg.norm(ways, axis=-1, keepdims=True))
     ways = np.where(truth[..., None] > 0, ways, 0) + NOISE.normal(0, 0.3, ways.shape)
     inside = np.where(truth > 0, 5, -5)[None]
@@ -70,9 +72,10 @@ def dynamics(scores: NDArray[Any]) -> NDArray[Any]:
 
     import_torchvision()
     compute = pytest.importorskip("cellpose.dynamics").compute_masks
-    return np.asarray(
-        compute(scores[:-1], scores[-1], niter=60, do_3D=scores.ndim == 4, max_size_fraction=1.0)
-    )
+    flat = scores.ndim == 3
+    with pytest.importorskip("torch.sparse").check_sparse_tensor_invariants(False):
+        masks = compute(scores[:-1], scores[-1], niter=60, do_3D=not flat, max_size_fraction=1.0)
+    return np.asarray(masks)
 
 
 def polygons(scores: NDArray[Any]) -> NDArray[Any]:
@@ -106,20 +109,23 @@ def of_kind(name: str, axes: int, **knobs: Any) -> dict[str, Any]:
 
 
 def check_kind(folder: Path, name: str, axes: int, side: int, count: int) -> None:
-    """Blocks of three object sizes find what the library finds in the whole."""
+    """Blocks of three object sizes find what the library finds in the whole: of fewer than 500
+    objects one may differ, as cellpose reads flows at places that depend on the input's size."""
     make, whole_by, _ = KINDS[name]
     truth, depth = spheres(side, count, 1, axes)
     scores = make(truth, depth)
-    whole = whole_by(scores)
+    whole = whole_by(scores).astype(np.int64)
+    whole[np.bincount(whole.ravel())[whole] < 5] = 0
     knobs = of_kind(name, axes, instance_block=(45,), min_size=5, chunks=(64,) * 3)
     tiled, summary = decode(folder, scores, **knobs)
     tiled = tiled.reshape(truth.shape)
     assert summary.owners is not None and summary.owners.joined > count / 5
-    assert f1(whole, tiled, 0.75) > 0.998 and f1(truth, whole, 0.5) > 0.95
+    assert f1(whole, tiled, 0.75) > 0.998
+    assert f1(truth, whole, 0.5) > 0.95
     for least in (0.5, 0.75, 0.9):
         alike = f1(truth, whole, least), f1(truth, tiled, least)
         print(name, axes, truth.max(), summary.objects, least, *alike, f1(whole, tiled, least))
-        assert abs(alike[0] - alike[1]) <= 0.002, (least, alike)
+        assert abs(alike[0] - alike[1]) <= max(0.002, 1.01 / count), (least, alike)
     if side < 400:
         more = {"workers": 2, "block": (64, 64, 64)}
         again, _ = decode(folder, scores, **knobs, **more)
@@ -203,7 +209,7 @@ def test_a_stardist_model_says_rays_and_thresholds(tmp_path: Path) -> None:
     knobs = {"decoder": "stardist", "axes": "czyx", "decoder_option": f"model={tmp_path}"}
     labels, _ = decode(tmp_path, scores, **knobs)
     assert f1(truth, labels, 0.5) > 0.9
-    with pytest.raises(UsageError, match="the model has 66 rays, and the input 34 channels"):
+    with pytest.raises(UsageError, match="the model has 66 rays, and the input distances along 33"):
         decode(tmp_path / "..", scores[:34], **knobs)
     config["rays_json"] = {"name": "print('evaluated')", "kwargs": {}}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -217,7 +223,8 @@ def test_nothing_is_found_where_nothing_is(name: str, tmp_path: Path) -> None:
     for axes in (2, 3):
         channels = {"affinities": 1 + OFFSETS[axes].count("/") + 1, "cellpose": axes + 1}
         scores = np.full((channels.get(name, 9), *(30,) * axes), -1, np.float32)
-        labels, summary = decode(tmp_path / str(axes), scores, **of_kind(name, axes))
+        (folder := tmp_path / str(axes)).mkdir()
+        labels, summary = decode(folder, scores, **of_kind(name, axes))
         assert summary.objects == 0 and not labels.any()
 
 

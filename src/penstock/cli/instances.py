@@ -44,14 +44,14 @@ def instances_of(
     Raises:
         UsageError: The flags do not go together, or the output exists.
     """
-    from ..inference import check_decoder
-
     objects = from_flags(InstanceConfig, args)
     if objects.instances is None:
         if objects.model_fields_set:
             flag = min(objects.model_fields_set).replace("_", "-")
             raise UsageError(f"--{flag} has no effect without --instances")
         return None
+    from ..inference import check_decoder
+
     if config.is_element:
         raise UsageError(
             "--instances is no step of an array; let the array write scores, and then penstock "

@@ -7,6 +7,7 @@ each of more   how likely a voxel and its neighbour at an offset are in one obje
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ class AffinityDecoder:
                 * masked
             )
         inside = scores[0] > self.threshold if masked else None
-        near = sum(sum(map(abs, offset)) == 1 for offset in offsets)
+        near = len([*takewhile(lambda offset: sum(map(abs, offset)) == 1, offsets)])
         weights = scores[masked:].astype(np.float32)
         np.subtract(1, weights[near:], out=weights[near:])  # these keep apart
         return np.asarray(

@@ -35,6 +35,11 @@ class StarDecoder:
 
     def __call__(self, scores: NDArray[Any]) -> NDArray[Any]:
         shape, axes, library = scores.shape[1:], scores.ndim - 1, self.stardist
+        if (count := len(scores) - 1) <= axes:
+            raise UsageError(
+                f"--decoder stardist: the input has {count + 1} channels, and takes a probability "
+                f"and distances along {axes + 1} rays or more"
+            )
         grid = (1, *self.grid)[-axes:]
         scale = 1 / np.array(grid)
         reach = np.maximum(np.moveaxis(scores[1:], 0, -1), _LEAST)
@@ -44,11 +49,11 @@ class StarDecoder:
             return np.asarray(
                 library.polygons_to_label(reach, points * scale, shape, likely, scale_dist=scale)
             )
-        rays = self.rays or library.Rays_GoldenSpiral(len(scores) - 1, self.anisotropy)
-        if len(rays) != len(scores) - 1:
+        rays = self.rays or library.Rays_GoldenSpiral(count, self.anisotropy)
+        if len(rays) != count:
             raise UsageError(
-                f"--decoder stardist: the model has {len(rays)} rays, and the input "
-                f"{len(scores)} channels: a probability and distances along rays"
+                f"--decoder stardist: the model has {len(rays)} rays, and the input distances "
+                f"along {count}"
             )
         points, likely, reach = library.non_maximum_suppression_3d(reach, scores[0], rays, **limits)
         return np.asarray(
