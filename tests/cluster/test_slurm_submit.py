@@ -366,6 +366,14 @@ def test_percentiles_of_the_whole_volume_are_counted_by_arrays(
         assert last_line(script).endswith(counting) and job["--array"] == "1-9%3"
 
 
+def test_an_array_labels_a_volume_in_rounds(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["label", "scores.zarr", "cells.zarr", "--threshold", "0.5", "--fill-holes"]
+    scripts = rendered(capsys, "--array", "9", "--", *words)
+    jobs = [directives(each)["--job-name"].partition("-")[2] for each in scripts]
+    assert jobs == ["prepare", *["parts", "finish"] * 3]
+    assert last_line(scripts[-1]).endswith(f"{shlex.join(words)} --finish")
+
+
 def test_steps_that_compute_no_block_ask_for_one_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--array", "9", "--gpus-per-node", "a100:4", "--mem", "64G", "--cpus-per-task", "8"]
     jobs = [*map(directives, rendered(capsys, *flags, "--", *INFER, "--normalize", "global"))]
