@@ -72,7 +72,11 @@ def _record(
 def _of_inference(run: InferenceRun) -> Record:
     summary = run.summary
     if summary is None or not run.seconds:
-        raise UsageError(f"{run.folder} is of a run that is not done, and has no times yet")
+        labels = run.content.get("verb") == "label"
+        why = (
+            "of label, which keeps no times" if labels else "that is not done, and has no times yet"
+        )
+        raise UsageError(f"{run.folder} is of a run {why}")
     samples = {"step": (run.seconds,)}
     for name, stage in run.stages.items():
         samples[name] = (stage.busy,)

@@ -119,7 +119,8 @@ class ViewWork:
 
     def lacking(self, numbers: Iterable[int]) -> list[int]:
         """Those of some views that are not decoded."""
-        return [n for n in numbers if not self._file(n, "npz").is_file()]
+        files = [(n, self._file(n, "npy"), self._file(n, "npz")) for n in numbers]
+        return [n for n, *both in files if not all(map(Path.is_file, both))]
 
     def seen(self, number: int) -> SeenObjects:
         """What is known of the objects of a view."""

@@ -163,9 +163,11 @@ class LabelRun:
                 )
             load = lru_cache(maxsize=64)(work.load)
             pairs, contacts = all_touching(work.grid, totals, load, work.rule.connectivity)
-            groups = groups_of(count, pairs)
-            if work.views is not None:
-                groups = np.unique(totals.keys, return_inverse=True)[1]
+            groups = (
+                groups_of(count, pairs)
+                if work.views is None
+                else np.unique(totals.keys, return_inverse=True)[1]
+            )
             self._joined = {place: (totals, groups, contacts)}
         return self._joined[place]
 
@@ -278,13 +280,11 @@ def begun(labelling: LabelJob, prepared: Prepared | None = None) -> Iterator[Lab
                 for suffix in (".csv", ".png"):
                     listed = (labelling.folder / AMBIGUOUS_FILE).with_suffix(suffix)
                     listed.unlink(missing_ok=True)
-            kept = {"dtypes": before["fingerprint"]["dtypes"]} if "output" in before else {}
-            journal.fingerprint |= kept
-            facts = labelling.facts() | {
-                "output": before.get("output"),
-                "overwrites": config.overwrite or before.get("overwrites", False),
-            }
-            facts = {key: value for key, value in facts.items() if value is not None}
+            overwrites = config.overwrite or before.get("overwrites", False)
+            facts = labelling.facts() | {"overwrites": overwrites}
+            if "output" in before:
+                facts["output"] = before["output"]
+                journal.fingerprint["dtypes"] = before["fingerprint"]["dtypes"]
             journal.begin(facts, prepared=prepared, locked=not lock.lacking)
             lock.name()
             say_unlocked([*lock.lacking, *journal.lacking])
@@ -307,11 +307,6 @@ def joined(labelling: LabelJob, writer: str | None) -> Iterator[LabelRun]:
             raise removed(labelling.sink.name)
         with contextlib.closing(_locked(labelling, journal, member=writer is not None)) as lock:
             journal.join()  # with a lock: one process ends a round
-            journal.fingerprint |= {
-                key: value
-                for key, value in journal.before["fingerprint"].items()
-                if key == "dtypes"
-            }
             yield LabelRun(labelling, journal, lock)
 
 

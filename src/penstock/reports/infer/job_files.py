@@ -50,8 +50,7 @@ class InferenceRun:
         Raises `UsageError` if it is none.
         """
         content, summary = read_json(folder / RUN_FILE), None
-        ours = isinstance(content, dict) and "fingerprint" in content
-        if not ours or content.get("verb") == "label":
+        if not isinstance(content, dict) or "fingerprint" not in content:
             raise UsageError(f"{folder / 'run.json'} is not that of a run of penstock infer")
         if (folder / SUMMARY_FILE).is_file():
             summary = read_json(folder / SUMMARY_FILE)

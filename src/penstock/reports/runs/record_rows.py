@@ -160,7 +160,7 @@ def shown_inference(folder: Path) -> ShownRun:
         kind="inference",
         status=status_word(run.status.state),
         source=label(folder),
-        workload="infer",
+        workload=label(run.content.get("verb", "infer")),
         machine=label(run.machine_key),
         model=label(run.settings.get("model_type") or model[0]),
         began=run.began,
