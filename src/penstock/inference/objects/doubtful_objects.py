@@ -106,7 +106,7 @@ def cutouts_of(
     Returns:
         The cutouts: whole if they are not too large, else the middle of the object's box.
     """
-    found = []
+    cutouts = []
     for row in rows[:_SHOWN].tolist():
         low, high = measures["low"][row] - _MARGIN, measures["high"][row] + _MARGIN
         side = np.minimum(high - low, _SIDES)
@@ -121,7 +121,7 @@ def cutouts_of(
         around = (values > 0) & ~body
         flat = scores.read(seen)[0, 0].max(axis=0)
         voxels = int(measures["voxels"][row])
-        found.append(
+        cutouts.append(
             Cutout(row + 1, voxels, box.start[2:], flat, body.any(axis=0), around.any(axis=0))
         )
-    return found
+    return cutouts
