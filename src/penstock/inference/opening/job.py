@@ -46,7 +46,7 @@ from .fitted import fitted
 from .head_kinds import Seen, head_kinds, seen_patches
 from .heads import HeadPart, Origin, is_wide, plan_heads, split
 from .net import fit_net, with_workspaces
-from .nonzero import cropped
+from .nonzero import cropped, seen_of_crop
 from .normalisation import check_channels, normalised_as
 from .outputs import open_outputs, sizes_of_heads
 from .own_files import check_own_files
@@ -107,11 +107,7 @@ class Job:
         self.volumes = volumes_of(times, channels, model.in_channels)
         self.config, cut = cropped(config, model.recipe, self.input, self.volumes)
         self.sample = open_sample(self.config, self.input, source)
-        crops = model.recipe is not None and model.recipe.crops
-        self.inner = self.sample.box if crops and self.sample else None
-        if self.inner is not None and self.way is not None:
-            source = ResampledSource(self.input, self.way, self.inner)
-            self.inner = self.way.back(1).needed(self.inner)
+        source, self.inner = seen_of_crop(model.recipe, self.sample, source)
         shape = self._patch(source, model)
         config = self.config
         net = fit_net(config, self.devices, model, shape, source.dtype)

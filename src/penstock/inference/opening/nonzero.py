@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...base import InferConfig, UsageError
-from ...data import Box, Grid, Source
+from ...data import Box, Grid, ResampledSource, Source
 from ...models import Recipe
+from .sample import SampleRegion
 from .selection import Volume
 
 
@@ -50,6 +51,27 @@ def cropped(
         "and the output has its fill value elsewhere"
     )
     return config.model_copy(update={"box": ranges}), [note]
+
+
+def seen_of_crop(
+    recipe: Recipe | None, sample: SampleRegion | None, source: Source
+) -> tuple[Source, Box | None]:
+    """What a network that crops sees, and the box in which its patches are laid out.
+
+    Args:
+        recipe: The recipe of the network; None if it has none.
+        sample: Where there is sample, in the box of the settings; None if all is.
+        source: The input on the network's grid.
+
+    Returns:
+        The input, which is not mixed with what lies beyond the box where it is resampled; and the
+        box on its grid, None for all.
+    """
+    box = sample.box if sample and recipe and recipe.crops else None
+    if box is None or not isinstance(source, ResampledSource):
+        return source, box
+    way = source.resampling
+    return ResampledSource(source.source, way, box), way.back(1).needed(box)
 
 
 def nonzero_box(source: Source, volume: Volume) -> Box:
