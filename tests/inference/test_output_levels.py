@@ -6,6 +6,8 @@ import itertools
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +140,9 @@ def test_a_run_that_begins_looks_for_no_levels(monkeypatch: pytest.MonkeyPatch) 
     check("a.zarr", 2)
 
 
-def test_a_plain_output_is_an_array_alone() -> None:
+def test_a_plain_output_is_an_array_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert infer("a.zarr", "--ome-zarr", "0.6") == 2
+    assert "OME-Zarr 0.6 is not written, as ome-zarr-py" in capsys.readouterr().err
     assert infer("a.zarr", "--plain", "--ome-zarr", "0.4") == 2
     assert infer("a.zarr", "--plain") == 0
     assert json.loads(Path("a.zarr/zarr.json").read_text())["dimension_names"] == ["z", "y", "x"]
@@ -220,6 +224,49 @@ def test_verify_reads_levels_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pyramid", "a.zarr", "--levels", "3", "--overwrite"]) == 0
     assert main(["verify", "a.zarr"]) == 0
     check("a.zarr", 3)
+
+
+KILLED = """
+import os, random, signal, sys, threading
+from penstock.cli import main
+from penstock.data.stores import pyramid
+
+draw, made, make = random.Random(int(sys.argv[1])), [], pyramid._make
+last = draw.randrange(3)
+
+def noted(*words):
+    made.append(words)
+    if len(made) == last + 1:
+        kill = lambda: os.kill(os.getpid(), signal.SIGKILL)
+        threading.Timer(draw.random() * 0.005, kill).start()
+    return make(*words)
+
+pyramid._make = noted
+sys.exit(main(["infer", *sys.argv[2:]]))
+"""
+
+
+@pytest.mark.slow
+def test_a_finish_that_is_killed_ten_times_among_levels_makes_the_same_bytes() -> None:
+    np.save("in.npy", VOLUME.reshape(4, -1)[:, : 640 * 16].reshape(4, 640, 16))
+    small = [*WORDS, "--chunks", "2", "16", "16", "--levels", "4"]
+    for out in ("a.zarr", "b.zarr"):
+        for step in ("--prepare --workers 2", "--part 1/2", "--part 2/2"):
+            assert main(["infer", *small, "--out-spec", out, *step.split()]) == 0
+    assert main(["infer", *small, "--out-spec", "a.zarr", "--finish"]) == 0
+    finish, codes = [*small, "--out-spec", "b.zarr", "--finish"], list[int]()
+    for seed in range(10):
+        done = subprocess.run([sys.executable, "-c", KILLED, str(seed), *finish], check=False)
+        codes.append(done.returncode)
+        if done.returncode:
+            assert len(levels("b.zarr")) == 1, "an image shows no level before all are whole"
+    assert codes.count(-signal.SIGKILL) >= 5, codes
+    assert main(["infer", *finish]) == 0
+    check("b.zarr", 4)
+    files = [{file.relative_to(out): file.read_bytes() for file in Path(out).rglob("*")
+              if file.is_file()} for out in ("a.zarr", "b.zarr")]  # fmt: skip
+    assert files[0] == files[1]
+    assert main(["verify", "b.zarr"]) == 0
 
 
 @pytest.mark.slow
