@@ -425,6 +425,7 @@ def test_the_plan_counts_the_scratch(capsys: pytest.CaptureFixture[str]) -> None
     size = "253 KiB"
     assert f"an OME-TIFF, from a scratch Zarr beside it, which takes {size} on disk" in plan
     assert "  making " in plan and not list(Path().glob("out*"))
+    assert "patch          2 x 270 x 40" in plan, "not larger than the volume, where it is thin"
 
 
 def test_convert_keeps_values_and_labels(capsys: pytest.CaptureFixture[str]) -> None:
