@@ -126,14 +126,9 @@ def check_random(folder: Path, seed: int) -> None:
 @given(seed=st.integers(0, 2**32 - 1))
 @example(seed=476)  # a row of one voxel, by diagonal neighbours
 def test_any_mask_blocks_and_filters(tmp_path_factory: Any, seed: int) -> None:
-    check_random(tmp_path_factory.mktemp("law"), seed)
-
-
-@pytest.mark.slow
-def test_fifty_random_grids(tmp_path: Path) -> None:
-    for seed in range(50):
-        check_random(tmp_path, seed)
-    assert not (tmp_path / "out.zarr.labels").exists()
+    folder = tmp_path_factory.mktemp("law")
+    check_random(folder, seed)
+    assert not (folder / "out.zarr.labels").exists()
 
 
 @pytest.mark.parametrize("block", [(4, 4, 4), (8, 4, 12)])
@@ -233,9 +228,8 @@ def test_a_killed_run_goes_on_and_writes_the_same(
 def test_processes_write_what_one_writes(tmp_path: Path) -> None:
     mask = np.random.default_rng(11).random((20, 20, 20)) < 0.3
     one, *_ = label(tmp_path, mask)
-    for workers in (2, 5):
-        got, *_ = label(tmp_path, mask, workers=workers)
-        np.testing.assert_array_equal(got, one)
+    got, *_ = label(tmp_path, mask, workers=3)
+    np.testing.assert_array_equal(got, one)
 
 
 @pytest.mark.parametrize(
