@@ -151,11 +151,11 @@ def test_a_key_without_a_network_is_an_archive_that_comet_uploads(
     (archive,) = out.glob("track/comet/*.zip")
     run = assert_one_run(out, archive)
     log.write_text(said)
-    (told,) = read_runs([log])
-    assert run.seconds is not None and told.seconds == pytest.approx(run.seconds, abs=0.006)
-    assert (told.job, told.devices, told.epochs, told.batch) == ("31", 1, 2, 8)
-    assert (told.samples, told.steps) == (run.samples, run.steps)
-    assert told.val_acc == pytest.approx(run.val_acc, abs=1e-4)
+    (logged,) = read_runs([log])
+    assert run.seconds is not None and logged.seconds == pytest.approx(run.seconds, abs=0.006)
+    assert (logged.job, logged.devices, logged.epochs, logged.batch) == ("31", 1, 2, 8)
+    assert (logged.samples, logged.steps) == (run.samples, run.steps)
+    assert logged.val_acc == pytest.approx(run.val_acc, abs=1e-4)
     assert len(read_runs([out, log])) == 1
     command = [sys.executable, "-m", "comet_ml.scripts.comet_upload", str(archive)]
     subprocess.run(command, check=True, env=home | cloud.environment())
