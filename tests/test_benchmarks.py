@@ -84,7 +84,7 @@ def test_report_is_computed_from_records(tmp_path: Path, monkeypatch: pytest.Mon
     assert bench["ratios"](above, below) == [2.0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("script", "left"),
     [
@@ -107,7 +107,7 @@ def test_quick_benchmarks_leave_what_they_say(script: str, left: str, tmp_path: 
     assert "| " in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_quick_grid_of_layouts_verifies_and_times(tmp_path: Path) -> None:
     for library in ("torch", "tensorstore", "zarr", "dask", "xarray"):
         pytest.importorskip(library)

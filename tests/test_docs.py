@@ -79,8 +79,9 @@ QUICKER = {
     "penstock bench loader": "--loaders penstock --no-ladder --batches 4",
     "penstock bench queue": "--workers 2 --iterations 8",
     "penstock tune loader": "--launches 1 --batches 6",
-    "penstock bench model --tile-sizes 64": "--tile-sizes 32 --effort quick --launch-seconds 0.2",
-    "penstock bench model": "--effort quick --launch-seconds 0.2",
+    "penstock bench model --tile-sizes 64": "--tile-sizes 32 --batch-sizes 1 --effort quick "
+    "--launch-seconds 0.2",
+    "penstock bench model": "--batch-sizes 1 --effort quick --launch-seconds 0.2",
     "penstock generate xview3 scenes --scenes 4 --size 1024": "--size 256 256 --objects 8",
     "penstock preprocess --data_root": "--chip-size 128 --overlap 32",
     "penstock generate volume": "--shape 48 96 96",

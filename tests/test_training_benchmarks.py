@@ -62,13 +62,8 @@ def test_verdicts_on_the_emulator_are_computed(monkeypatch: pytest.MonkeyPatch) 
     assert table({"final": {**final, "val_relative_rmse": 1.1}})[-1].startswith("- **NOT MET**")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("detector", marks=pytest.mark.long),
-        pytest.param("emulator", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["detector", "emulator"])
 def test_quick_benchmarks_run(name: str, tmp_path: Path) -> None:
     needed = {"detector": ("torchvision", "rasterio"), "emulator": ("xarray",)}[name]
     if not all(map(find_spec, (*needed, "lightning_fabric", "matplotlib"))):

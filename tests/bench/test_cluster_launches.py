@@ -274,9 +274,8 @@ def test_a_launch_ends_when_its_client_is_gone(place: Path) -> None:
     from distributed import LocalCluster
 
     Path("sleeps").touch()
-    with LocalCluster(
-        n_workers=1, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0"
-    ) as cluster:  # fmt: skip
+    where = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
+    with forked_workers(), LocalCluster(n_workers=1, threads_per_worker=1, **where) as cluster:
         words = ["bench", *BENCH, "--output", "out.csv", "--cluster", cluster.scheduler_address]
         client = started(place, words)
         while client.is_alive() and not Path("sleeper").exists():

@@ -212,7 +212,7 @@ class Cluster:
             for daemon in self._daemons:
                 assert daemon.poll() is None, f"{daemon.args!r} ended\n{self.logs()}"
             assert time.monotonic() < deadline, f"no {what} in {seconds} s\n{self.logs()}"
-            time.sleep(0.1)
+            time.sleep(0.25)  # each look starts a program of SLURM
 
     def stop(self) -> None:
         self.say("scancel", "--user=root")

@@ -78,7 +78,7 @@ def quick():
     return nn.Sequential(Held(), nn.Conv3d(1, 1, 3, padding=1))
 
 def slower():
-    return SqueezeExcite(0.05)
+    return SqueezeExcite(0.25)  # so that a signal comes in time where the machine is busy
 """
 
 HANGS = """

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from torch.nn import functional
 
 import penstock
 from penstock.base import UsageError
+from penstock.cli import main
 from penstock.data.box import Box
 from penstock.data.scaled_grid import ScaledGrid
 from penstock.data.stores.open import open_source
@@ -123,21 +122,15 @@ def test_a_run_of_two_grids_goes_on_and_is_verified(tmp_path: Path) -> None:
     mask[:, :20] = 0
     np.save(tmp_path / "mask.npy", mask)
     flags[flags.index("MASK")] = str(tmp_path / "mask.npy")
-    penstock_ = [sys.executable, "-m", "penstock"]
-    for number in (1, 2):
-        share = [*penstock_, "infer", *flags, "--workers", "2"]
-        if number == 1:
-            subprocess.run([*share, "--prepare"], check=True, capture_output=True)
-        subprocess.run([*share, "--part", f"{number}/2"], check=True, capture_output=True)
-    subprocess.run([*share, "--finish"], check=True, capture_output=True)
+    for step in (["--prepare"], ["--part", "1/2"], ["--part", "2/2"], ["--finish"]):
+        assert main(["infer", *flags, "--workers", "2", *step]) == 0
     fine = values(outs[0])[0, 0]
     wanted = (volume() * mask).repeat(2, 0).repeat(2, 1).repeat(2, 2)
     assert np.array_equal(fine, wanted)
     assert values(outs[1])[0, 0].shape == (4, 10, 8)
     assert not values(outs[1])[0, 0, :, :5].any()
-    verify = [*penstock_, "verify", outs[0], "--recompute", "0.5", "--trust-model"]
-    done = subprocess.run([*verify, "--model", f"{net}:make"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    verify = ["verify", outs[0], "--recompute", "0.5", "--trust-model"]
+    assert main([*verify, "--model", f"{net}:make"]) == 0
 
 
 def test_a_mask_on_another_grid_is_that_of_the_nearest_voxels() -> None:

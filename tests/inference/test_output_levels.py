@@ -23,6 +23,7 @@ from penstock.inference.opening import job
 from penstock.inference.stages import output_levels
 
 from ..parameters import mainly
+from ..preloaded import forked_workers
 from .kit import Array
 
 pytest.importorskip("tensorstore")
@@ -273,7 +274,8 @@ def test_a_finish_that_is_killed_ten_times_among_levels_makes_the_same_bytes() -
 def test_the_client_of_a_cluster_makes_them() -> None:
     pytest.importorskip("distributed")
     assert infer("a.zarr") == 0
-    assert infer("b.zarr", "--cluster", "local:2", "--threads", "1") == 0
+    with forked_workers():
+        assert infer("b.zarr", "--cluster", "local:2", "--threads", "1") == 0
     check("b.zarr", 2)
     assert (levels("a.zarr")[1] == levels("b.zarr")[1]).all()
 

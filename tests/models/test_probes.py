@@ -14,8 +14,9 @@ QUICK = ("plain", "strided", "2-D")
 
 
 def _cases(table: dict[str, object], quick: tuple[str, ...]) -> list[object]:
-    slow = [pytest.mark.slow]
-    return [pytest.param(name, marks=[] if name in quick else slow) for name in table]
+    slow, long = pytest.mark.slow, pytest.mark.long
+    marks = {"MONAI SwinUNETR": long, **dict.fromkeys(quick, ())}  # the largest: ten seconds
+    return [pytest.param(name, marks=marks.get(name, slow)) for name in table]
 
 
 @pytest.mark.parametrize("name", _cases({**LOCAL}, QUICK))

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from penstock.base.caller import environment_kept
+from penstock.scaling.sources.read import read_runs
 from penstock.training import tracking
 
 from ..preloaded import started
@@ -24,6 +25,7 @@ from .track_kit import (
     WORDS,
     Series,
     assert_logged,
+    assert_one_run,
     needs,
     no_file_holds,
     stop_after_21,
@@ -140,14 +142,23 @@ def trained(environment: dict[str, str], out: Path, *more: str) -> tuple[dict[st
 def test_a_key_without_a_network_is_an_archive_that_comet_uploads(
     cloud: Cloud, tmp_path: Path
 ) -> None:
-    out = tmp_path / "out"
-    home = at_home(tmp_path / "home", {"COMET_API_KEY": KEY})
+    """And the same training as its folder, and as its log, which has few digits."""
+    out, log = tmp_path / "out", tmp_path / "slurm-31.out"
+    home = at_home(tmp_path / "home", {"COMET_API_KEY": KEY, "SLURM_JOB_ID": "31"})
     tracker, said = trained(home | NO_NETWORK, out)
     assert (tracker["status"], tracker["where"]) == ("ok", "track/comet")
     assert f"comet upload {out}/track/comet/*.zip uploads it" in said
-    command = [sys.executable, "-m", "comet_ml.scripts.comet_upload"]
-    archives = map(str, out.glob("track/comet/*.zip"))
-    subprocess.run([*command, *archives], check=True, env=home | cloud.environment())
+    (archive,) = out.glob("track/comet/*.zip")
+    run = assert_one_run(out, archive)
+    log.write_text(said)
+    (logged,) = read_runs([log])
+    assert run.seconds is not None and logged.seconds == pytest.approx(run.seconds, abs=0.006)
+    assert (logged.job, logged.devices, logged.epochs, logged.batch) == ("31", 1, 2, 8)
+    assert (logged.samples, logged.steps) == (run.samples, run.steps)
+    assert logged.val_acc == pytest.approx(run.val_acc, abs=1e-4)
+    assert len(read_runs([out, log])) == 1
+    command = [sys.executable, "-m", "comet_ml.scripts.comet_upload", str(archive)]
+    subprocess.run(command, check=True, env=home | cloud.environment())
     assert_logged(cloud.metrics(), out)
     assert {each["offline"] for each in cloud.posted("add/run")} == {True}
 

@@ -23,6 +23,7 @@ from .track_kit import (
     WORDS,
     Series,
     assert_logged,
+    assert_one_run,
     best_weights,
     needs,
     no_file_holds,
@@ -93,19 +94,33 @@ def test_a_run_that_was_killed_is_told_to_its_end(
     assert read_mlflow(server, run)[1]["train_loss_step"]
 
 
-def test_a_run_without_a_server_is_in_its_own_database(tmp_path: Path) -> None:
+@needs["tensorboard"]
+def test_a_run_without_a_server_is_in_its_own_database_and_no_file_holds_a_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of TensorBoard beside it, too. Runs at Comet and W&B hold none in the tests of these."""
     from mlflow.tracking import MlflowClient
 
-    words = ["train", "spiral", *WORDS, "--track", "mlflow", "--output-dir", str(tmp_path)]
-    assert main([*words, "--name", "mine", "--tag", "parity=even"]) == 0
+    for name in "MLFLOW_TRACKING_TOKEN MLFLOW_TRACKING_PASSWORD AWS_SECRET_ACCESS_KEY".split():
+        monkeypatch.setenv(name, KEY)
+    words = ["train", "spiral", *WORDS, "--track", "mlflow,tensorboard", "--profile"]
+    words += ["--output-dir", str(tmp_path), "--tag", "parity=even", "--tag", f"a={KEY}"]
+    assert main([*words, "--name", f"mine-{KEY}"]) == 0  # as who holds the key might call it
+    assert KEY not in "".join(capfd.readouterr())
+    results = json.loads((tmp_path / "training_results.json").read_text())
+    assert [each["status"] for each in results["trackers"]] == ["ok", "ok"]
+    written = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    assert {"metrics.jsonl", "mlflow.db", "rank0.json", "args.json"} <= written
+    assert no_file_holds(KEY, tmp_path)
     uri = f"sqlite:///{tmp_path}/track/mlflow.db"
     client = MlflowClient(uri)
     (experiment,) = [each for each in client.search_experiments() if each.name == "penstock"]
     (run,) = client.search_runs([experiment.experiment_id])
-    assert (run.info.run_name, run.data.tags["parity"]) == ("mine", "even")
+    assert (run.info.run_name, run.data.tags["parity"]) == (results["name"], "even")
     assert run.info.status == "FINISHED"
     assert run.info.artifact_uri.startswith((tmp_path / "track").as_uri())
     assert_logged(read_mlflow(uri, run.info.run_id)[1], tmp_path)
+    assert_one_run(tmp_path, tmp_path / "track" / "mlflow.db")
 
 
 def test_a_server_that_hangs_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

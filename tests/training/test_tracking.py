@@ -23,14 +23,12 @@ from penstock.training.tracking import TrackerState, Tracking
 from .kit import forked_ranks
 from .track_kit import (
     KEY,
-    NO_NETWORK,
     TRACKED_RUNS,
     WORDS,
     Series,
     expected,
     facts_of,
     needs,
-    no_file_holds,
     stop_after_21,
     tracked,
 )
@@ -290,34 +288,6 @@ def test_a_run_without_room_for_its_metrics_goes_on(
 def test_the_trackers_that_can_be_asked_for_are_those_that_there_are() -> None:
     (listed, _) = get_args(TrainConfig.model_fields["track"].annotation)
     assert get_args(listed) == tuple(trackers.TRACKERS) == tuple(tracking.PACKAGES)
-
-
-@pytest.mark.slow
-@needs["comet"]
-@needs["mlflow"]
-@needs["tensorboard"]
-@needs["wandb"]
-def test_no_file_of_a_run_holds_a_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    keys = (
-        "COMET_API_KEY MLFLOW_TRACKING_TOKEN MLFLOW_TRACKING_PASSWORD AWS_SECRET_ACCESS_KEY "
-        "WANDB_API_KEY"
-    )
-    for name in keys.split():
-        monkeypatch.setenv(name, KEY)
-    for variable, value in NO_NETWORK.items():
-        monkeypatch.setenv(variable, value)
-    name = f"run-{KEY}"  # as somebody might call it who holds the key
-    words = ["train", "spiral", *WORDS, "--output-dir", str(tmp_path), "--profile"]
-    words += ["--track", "comet,mlflow,tensorboard,wandb", "--name", name, "--tag", f"a={KEY}"]
-    assert main(words) == 0
-    assert KEY not in "".join(capfd.readouterr())
-    outcomes = json.loads((tmp_path / "training_results.json").read_text())["trackers"]
-    assert [each["status"] for each in outcomes] == ["ok"] * 4
-    written = {path.name for path in tmp_path.rglob("*") if path.is_file()}
-    assert {"metrics.jsonl", "mlflow.db", "rank0.json", "args.json"} <= written
-    assert no_file_holds(KEY, tmp_path)
 
 
 def test_an_unknown_tracker_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

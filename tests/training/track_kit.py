@@ -22,6 +22,8 @@ import pytest
 from penstock.base.config.knobs import build
 from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
 from penstock.base.errors import Incomplete
+from penstock.scaling.runs import TrainingRun
+from penstock.scaling.sources.read import read_runs
 from penstock.training import tracking
 from penstock.training.run_facts import run_facts
 
@@ -94,6 +96,16 @@ def assert_logged(series: Series, out: Path) -> None:
     assert {name: sorted(set(series[name])) for name in wanted} == wanted
     assert all(value > 0 for _, value in series["system/rss_bytes"])
     assert series["training_s"] and series["best_val_acc"]
+
+
+def assert_one_run(out: Path, kept: Path) -> TrainingRun:
+    """The run in a folder, which is the one that a tracker kept."""
+    (folder,), (other,) = read_runs([out]), read_runs([kept])
+    assert folder.complete and folder.ranks[0].local
+    for name in ("devices", "seconds", "epochs", "samples", "batch", "val_loss", "val_acc"):
+        assert getattr(other, name) == pytest.approx(getattr(folder, name)), (name, kept)
+    assert len(read_runs([out, kept])) == 1
+    return folder
 
 
 def stop_after_21(out: Path, *names: str, **changes: Any) -> None:
