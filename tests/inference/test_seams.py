@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,19 +90,27 @@ def test_tiles_of_all_networks_equal_the_whole(name: str, number: int) -> None:
     _check_exact(name, (PLANES if name == "2-D" else SHAPES)[number], 4)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FAR)
+_SIDES = {"attention": 12, "MONAI SwinUNETR": 64}
+"""Sides of patches that these take, in time and at all."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=getattr(pytest.mark, "long" if n in _SIDES else "slow")) for n in FAR],
+)
 def test_what_leaves_seams_is_never_called_exact(name: str) -> None:
     if name.startswith("MONAI"):
         pytest.importorskip("monai")
     net = seeded(FAR[name][0])
     model = load_model(net)
-    sides = (70, 70, 70) if model.spatial_axes != 2 else (6, 1, 300, 70)
-    volume, out = np.random.default_rng(0).random(sides, np.float32), np.zeros((1, *sides[-3:]))
-    knobs: dict[str, Any] = {} if model.spatial_axes != 2 else {"axes": "czyx"}
+    shape = (20, 20, 20) if name == "attention" else (40, 40, 40)
+    knobs: dict[str, Any] = {}
+    if model.spatial_axes == 2:
+        shape, knobs = (model.in_channels, 1, 300, 70), {"axes": "czyx"}
     summary = penstock.run_inference(
-        volume, out if knobs else out[0], model=net, head_kind="intensity", **knobs
-    )
+        np.random.default_rng(0).random(shape, np.float32), np.zeros(shape, np.float32),
+        model=net, head_kind="intensity", patch=_SIDES.get(name, 32), **knobs
+    )  # fmt: skip
     assert summary.seams.startswith("no overlap is ") and "exact (" not in summary.seams
 
 
@@ -274,6 +283,26 @@ def test_a_job_on_trial_measures_nothing_of_its_seams() -> None:
     assert job.plan.facts.seam_error and "InstanceNorm3d" in job.plan.facts.seams
     trial = Job(job.config.model_copy(update={"overlap": None}), trial=True)
     assert not trial.plan.facts.seam_error and "InstanceNorm3d" in trial.plan.facts.seams
+
+
+@pytest.mark.parametrize(
+    ("device", "amp"),
+    [("cpu", torch.bfloat16), pytest.param("cuda", None, marks=pytest.mark.gpu)],
+)
+def test_the_device_and_the_dtype_of_the_job_measure_about_the_same(
+    device: str, amp: torch.dtype | None
+) -> None:
+    if not (device == "cpu" or torch.cuda.is_available()):
+        pytest.skip("no CUDA device")
+    volume = np.random.default_rng(0).random((40, 40, 40)) * np.linspace(0, 9, 40)
+    job = opened(
+        np.zeros_like(volume), in_spec=volume.astype(np.float32), patch=(16,), overlap=(4,),
+        model_type=seeded(_far), head_kind="intensity",
+    )  # fmt: skip
+    there = replace(_trial(job), net=replace(job.net, amp=amp), device=torch.device(device))
+    one, other = _trial(job).error(200, 2**30), there.error(200, 2**30)
+    assert one is not None and other is not None and one != other
+    assert other.by_distance[0] == pytest.approx(one.by_distance[0], rel=0.2)
 
 
 def test_a_local_network_differs_nowhere() -> None:
