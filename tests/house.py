@@ -36,7 +36,7 @@ HEAVY_ROOMS = frozenset(
     inference/opening/identity.py inference/opening/job.py inference/opening/net.py
     inference/opening/plans.py
     inference/opening/fitted.py inference/opening/seam_error.py inference/opening/seams.py
-    models/probes.py models/varying_bits.py
+    models/probes.py models/varying_bits.py models/whole_layers.py
     inference/lanes/bricks.py inference/lanes/equipment.py
     inference/lanes/lane.py inference/lanes/out_of_memory.py inference/lanes/scatter.py
     inference/lanes/transfers.py inference/lanes/values.py

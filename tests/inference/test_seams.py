@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from penstock.data.grid import reflect
 from penstock.inference.opening import seams
 from penstock.inference.opening.job import Job
 from penstock.inference.opening.seam_error import SeamTrial
+from penstock.inference.run import run_job
 from penstock.inference.tiling.differences import label_f1, seam_error_of
 from penstock.inference.tiling.exact import chunk_and_halo, is_exact, least_overlap
 from penstock.models import REGISTRY, Reach, Reduction, load_model
@@ -25,7 +27,11 @@ from tests.networks import FAR, LOCAL, conv, seeded
 
 from .kit import opened
 
-SHAPES = ((25, 30, 21), (32, 32, 32), (17, 35, 45))
+SMALL = ((25, 30, 21), (32, 32, 32), (17, 35, 45))
+SHAPES = ((50, 60, 41), (210, 40, 33), (28, 36, 230))
+"""The default patch cuts the last two along one axis at least; those that are named cut all."""
+PLANES = ((3, 300, 41), (2, 1100, 60), (2, 40, 1200))
+"""The same for networks of two axes."""
 
 
 def _untiled(net: nn.Module, volume: NDArray[Any], reach: Reach) -> NDArray[Any]:
@@ -62,10 +68,16 @@ def _check_exact(name: str, shape: tuple[int, ...], *tilings: int) -> None:
             sides = zip(overlap, reach.step, strict=True)
             knobs["patch"] = tuple(-(-(o + 8 * tiling) // s) * s for o, s in sides)
         out = np.zeros_like(volume)
-        summary = penstock.run_inference(
-            volume, out, model=net, normalize="none", devices="cpu", head_kind="intensity", **knobs
+        job = opened(
+            out, in_spec=volume, model_type=net, normalize="none", head_kind="intensity",
+            **{"patch": None, "overlap": None, **knobs},
+        )  # fmt: skip
+        assert job.plan.facts.seams.startswith("exact")
+        cut = max(shape[-len(overlap) :]) > {2: 1024, 3: 192}[len(overlap)]
+        assert job.plan.num_patches > (1 if len(overlap) == 3 else len(volume)) or not (
+            tiling or cut
         )
-        assert summary.seams.startswith("exact")
+        run_job(job)
         assert np.abs(out - expected).max() <= 1e-10 * np.ptp(expected)
 
 
@@ -77,16 +89,39 @@ def test_tiles_equal_the_whole(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LOCAL)
 def test_tiles_of_all_networks_equal_the_whole(name: str) -> None:
-    for tiling, shape in enumerate(SHAPES, 1):
+    for tiling, shape in enumerate(SMALL, 1):
         _check_exact(name, shape, tiling)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["group norm", "squeeze and excite", "flow by values", "size"])
+@pytest.mark.long
+@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("name", LOCAL)
+def test_four_tilings_of_three_volumes_equal_the_whole(name: str, number: int) -> None:
+    _check_exact(name, (PLANES if name == "2-D" else SHAPES)[number], 2, 4, 6)
+
+
+_SIDES = {"attention": 12, "MONAI SwinUNETR": 64}
+"""Sides of patches that these take, in time and at all."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=getattr(pytest.mark, "long" if n in _SIDES else "slow")) for n in FAR],
+)
 def test_what_leaves_seams_is_never_called_exact(name: str) -> None:
-    net, knobs = seeded(FAR[name][0]), {"patch": None, "overlap": None, "head_kind": "intensity"}
-    job = opened(np.zeros((70,) * 3), (70,) * 3, model_type=net, **knobs)
-    assert job.plan.facts.seams.startswith("no overlap is exact")
+    if name.startswith("MONAI"):
+        pytest.importorskip("monai")
+    net = seeded(FAR[name][0])
+    model = load_model(net)
+    shape = (20, 20, 20) if name == "attention" else (40, 40, 40)
+    knobs: dict[str, Any] = {}
+    if model.spatial_axes == 2:
+        shape, knobs = (model.in_channels, 1, 300, 70), {"axes": "czyx"}
+    summary = penstock.run_inference(
+        np.random.default_rng(0).random(shape, np.float32), np.zeros(shape, np.float32),
+        model=net, head_kind="intensity", patch=_SIDES.get(name, 32), **knobs
+    )  # fmt: skip
+    assert summary.seams.startswith("no overlap is ") and "exact (" not in summary.seams
 
 
 def _far() -> nn.Module:
@@ -260,6 +295,26 @@ def test_a_job_on_trial_measures_nothing_of_its_seams() -> None:
     assert job.plan.facts.seam_error and "InstanceNorm3d" in job.plan.facts.seams
     trial = Job(job.config.model_copy(update={"overlap": None}), trial=True)
     assert not trial.plan.facts.seam_error and "InstanceNorm3d" in trial.plan.facts.seams
+
+
+@pytest.mark.parametrize(
+    ("device", "amp"),
+    [("cpu", torch.bfloat16), pytest.param("cuda", None, marks=pytest.mark.gpu)],
+)
+def test_the_device_and_the_dtype_of_the_job_measure_about_the_same(
+    device: str, amp: torch.dtype | None
+) -> None:
+    if not (device == "cpu" or torch.cuda.is_available()):
+        pytest.skip("no CUDA device")
+    volume = np.random.default_rng(0).random((40, 40, 40)) * np.linspace(0, 9, 40)
+    job = opened(
+        np.zeros_like(volume), in_spec=volume.astype(np.float32), patch=(16,), overlap=(4,),
+        model_type=seeded(_far), head_kind="intensity",
+    )  # fmt: skip
+    there = replace(_trial(job), net=replace(job.net, amp=amp), device=torch.device(device))
+    one, other = _trial(job).error(200, 2**30), there.error(200, 2**30)
+    assert one is not None and other is not None and one != other
+    assert other.by_distance[0] == pytest.approx(one.by_distance[0], rel=0.2)
 
 
 def test_a_local_network_differs_nowhere() -> None:

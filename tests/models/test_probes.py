@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.models import REGISTRY, load_model
+from penstock.models import REGISTRY, load_model, probes
 from penstock.models.probes import find_reach
 from penstock.models.varying_bits import bits_that_vary
 from tests.networks import FAR, LOCAL, Sight, conv, seeded
@@ -57,3 +57,19 @@ def test_a_network_is_not_changed_and_bits_are_compared() -> None:
     assert find_reach(model, 3).before == (1, 1, 1)
     assert {*bits_that_vary(model, 3)} == {"batch", "threads"}
     assert net.weight.equal(before) and not net._forward_hooks
+
+
+def test_a_search_ends_at_its_bound_and_says_what_it_did_not_look_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    make, _ = LOCAL["plain"]
+    monkeypatch.setattr(probes, "_MOST_WORK", 2e8)
+    reach = find_reach(load_model(seeded(make)), 3)
+    assert not reach.exact and reach.partly and not reach.before
+    assert "more than 200 M operations" in reach.line() and "along" in reach.line()
+    assert reach.line().startswith("no overlap is known to be exact")
+
+
+@pytest.mark.slow
+def test_bits_of_a_compiled_network_are_compared_where_it_is_asked_for() -> None:
+    assert bits_that_vary(load_model(conv(1, 1)), 3, compiled=True)["compile"] is not None

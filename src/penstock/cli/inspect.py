@@ -24,13 +24,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--axes", type=int, choices=(2, 3), help="axes to give a model that takes either"
     )
+    parser.add_argument("--compile", action="store_true", help="compare bits with torch.compile")
     parser.add_argument("--json", action="store_true", help="print it as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     from ..data import in_words
     from ..inference import least_overlap, reach_of
-    from ..models import bits_that_vary, check_model_name, load_model
+    from ..models import BITS_SIDE, bits_that_vary, check_model_name, load_model
 
     check_model_name(args.model, "MODEL")
     model = load_model(
@@ -39,13 +40,13 @@ def run(args: argparse.Namespace) -> int:
     axes = args.axes or model.spatial_axes or 3
     reach = reach_of(model, axes)
     overlap = least_overlap(reach) if reach.exact else None
-    bits = bits_that_vary(model, axes)
+    bits = bits_that_vary(model, axes, args.compile)
     if args.json:
         print(json.dumps({**asdict(reach), "exact": reach.exact, "overlap": overlap, **bits}))
         return 0
     print(f"model     {model.name}, {axes} axes")
     if overlap is None:
-        print(f"tiling    no overlap makes it exact: {reach.blame}")
+        print(f"tiling    {reach.line()}")
     else:
         seen, after = in_words(reach.seen_before), in_words(reach.seen_after)
         print(f"sees      {seen} voxels before, {after} after")
@@ -56,5 +57,7 @@ def run(args: argparse.Namespace) -> int:
               f"{reach.places} places")  # fmt: skip
     for what, varies in bits.items():
         words = {True: "depend on it", False: "do not depend on it", None: "not known"}
-        print(f"{what:<9} bits {words[varies]}")
+        print(f"{what:<9} bits {words[varies]} (patches of {BITS_SIDE})")
+    if not args.compile:
+        print("compile   bits were not compared; --compile does that")
     return 0

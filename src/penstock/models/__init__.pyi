@@ -40,6 +40,7 @@ from .training_record import are_exclusive as are_exclusive
 from .training_record import read_training_record as read_training_record
 from .user_code import error_in_user_code as error_in_user_code
 from .user_code import find_reference as find_reference
+from .varying_bits import BITS_SIDE as BITS_SIDE
 from .varying_bits import bits_that_vary as bits_that_vary
 from .weights import load_weights as load_weights
 from .weights import read_state as read_state

@@ -18,15 +18,15 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
-from ..base import UsageError
+from ..base import UsageError, format_count
 from .load import Model
 from .reach import Reach
+from .whole_layers import layer_of_whole
 
 MOST_PERIOD = 64
 """The largest period that is looked for. A larger grid is no use for patches."""
@@ -38,9 +38,12 @@ _SIDES = {
 number only. Larger ones in 3-D would take more memory than a job may have."""
 _TELLING_SIDE = 32
 """Side at which a network whose output has another shape is not tried on larger windows."""
-_LONGEST = {2: 1024, 3: 256}
-"""Length of the longest window, by the number of axes: twice the largest context that pays."""
-_Layers = tuple[type[nn.Module], ...]
+_LONGEST = {2: 1024, 3: 160}
+"""Length of the longest window, by the number of axes: twice the largest context that pays. In 3-D
+more than 72 voxels of it make the largest patch compute four voxels for one."""
+_MOST_WORK = 6e11
+"""Floating-point operations that are spent at most: about a minute of one core. They are counted,
+and no clock is asked, as what is found decides on the patch, which must not depend on the load."""
 _STEPS = (*range(1, 9), 10, 12, 14, 16, 20, 24, 28, 32)
 """Numbers of which sides may have to be multiples."""
 _SHORTEST = 64
@@ -71,6 +74,10 @@ class NotProbed(UsageError):
     """The network cannot be run on probes."""
 
 
+class _TooMuchWork(UsageError):
+    """The search costs more than it may."""
+
+
 class AnotherShape(NotProbed):
     """The output of a probe has another shape than the probe."""
 
@@ -90,6 +97,8 @@ def find_reach(model: Model, axes: int) -> Reach:
         with torch.no_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of NaN and infinities, which are probes
             return _searched(_Probed(model, axes))
+    except _TooMuchWork as error:
+        return Reach(blame=str(error), partly=True)
     except UsageError as error:
         return Reach(blame=str(error))
 
@@ -98,18 +107,21 @@ def _searched(net: _Probed) -> Reach:
     axes = range(net.axes)
     rough = []
     for axis in axes:  # a small change shows most networks that see the whole patch
+        net.looks_for("how far it sees", axis)
         if (extents := net.extents(axis, 1, (_SMALL,))) is None:
-            return Reach(blame=_blame(net, axis))
+            return _blamed(net, axis)
         rough.append(extents)
     periods = []
     for axis, extents in enumerate(rough):
+        net.looks_for("its grid", axis)
         if (period := net.period(axis, extents)) is None:
             return Reach(blame=_NO_PERIOD.format("zyx"[axis - net.axes]))
         periods.append(period)
     contexts, seen = [], []
     for axis, period in enumerate(periods):
+        net.looks_for("the context that it needs", axis)
         if (extents := net.extents(axis, period, (math.nan, _SMALL, *_LARGE))) is None:
-            return Reach(blame=_blame(net, axis))
+            return _blamed(net, axis)
         contexts.append(extents)
         seen.append(net.pulses(axis, period, extents))
     reach = Reach(
@@ -133,6 +145,7 @@ class _Probed:
         self.model, self.axes = model, axes
         self.dtype = torch.float64
         self.random = torch.Generator().manual_seed(0)
+        self.looking, self.work, self.work_per_voxel = "its shapes", 0.0, 0.0
         self.net = _copied(model.module).double()
         try:
             self.side = self._least_side()
@@ -148,8 +161,18 @@ class _Probed:
         shape = (1, self.model.in_channels, *sides)
         return torch.rand(shape, generator=self.random, dtype=torch.float64).to(self.dtype)
 
+    def looks_for(self, what: str, axis: int) -> None:
+        """Note what is looked for next along an axis."""
+        self.looking = f"{what} along {'zyx'[axis - self.axes]}"
+
     def run(self, x: Tensor) -> Tensor:
         """All heads of a window, shape (channels, spatial...)."""
+        self.work += self.work_per_voxel * math.prod(x.shape[2:])
+        if self.work > _MOST_WORK:
+            raise _TooMuchWork(
+                f"to look at it takes more than {format_count(_MOST_WORK)} operations; "
+                f"{self.looking} and what comes after was not looked at"
+            )
         try:
             heads = self.model.heads(self.net(x.clone())).values()
             joined = torch.cat([head[0].double() for head in heads])
@@ -163,7 +186,10 @@ class _Probed:
         for side in _SIDES[self.axes]:
             try:
                 x = self.noise([*[side] * (self.axes - 1), 2 * side])
-                if not _same(self.run(x), self.run(x)).all():
+                with FlopCounterMode(display=False) as counted:
+                    once = self.run(x)
+                self.work_per_voxel = counted.get_total_flops() / math.prod(x.shape[2:])
+                if not _same(once, self.run(x)).all():
                     raise UsageError("it makes another output of the same input each time")
                 return side
             except AnotherShape as error:
@@ -244,12 +270,13 @@ class _Probed:
         powers = [2**n for n in range(MOST_PERIOD.bit_length())]
         # The least period divides all others, so it is the first power of two, if one is a period.
         others = [k for k in range(3, MOST_PERIOD) if k not in powers]
-        for tried in (powers, others):
+        for tried in (powers[:-2], powers[-2:] + others):  # most have a small one
+            least = sum(margins) + _ALIKE + max(tried)
+            length = self.side * -(-least // self.side)
+            x = self.window(axis, length + max(tried))
+            first = self.run(x.narrow(2 + axis, 0, length))
             for k in tried:
-                least = sum(margins) + _ALIKE + k
-                length = self.side * -(-least // self.side)
-                x = self.window(axis, length + k)
-                first, moved = (self.run(x.narrow(2 + axis, n, length)) for n in (0, k))
+                moved = self.run(x.narrow(2 + axis, k, length))
                 count = length - k - sum(margins)
                 if self.equal(
                     first.narrow(1 + axis, k + margins[0], count),
@@ -301,48 +328,19 @@ class _Probed:
 def _layer_to_blame(net: _Probed, axis: int) -> str:
     """The first layer whose output changes everywhere when a voxel at one end of a window
     changes; empty if there is none."""
-    return _layer_of_whole(net, axis, _SHORTEST, _OF_WHOLE) or _layer_of_whole(
-        net, axis, _LONGEST[net.axes], (nn.Module,)
-    )
-
-
-def _layer_of_whole(net: _Probed, axis: int, length: int, kinds: _Layers) -> str:
-    """The first layer of some kinds that sees all of a window at least as long."""
     unit = 2 * net.side
-    x = net.window(axis, unit * -(-length // unit))
-    probe = x.clone()
-    probe.movedim(2 + axis, 0)[0] += _SMALL
-
-    def compare(name: str, *forward: Any) -> None:
-        output = forward[-1][0] if isinstance(forward[-1], tuple) else forward[-1]
-        if isinstance(output, Tensor) and _is_whole(output, axis, net.axes):
-            raise _Whole(name)
-
-    with contextlib.ExitStack() as hooks:
-        layers = [each for each in net.net.named_modules() if isinstance(each[1], kinds)]
-        for name, layer in layers:
-            words = f"{name or 'the network'} ({type(layer).__name__})"
-            with contextlib.suppress(RuntimeError):  # some programs take no hooks
-                handle = layer.register_forward_hook(partial(compare, words))
-                hooks.callback(handle.remove)
-        try:
-            net.net(torch.cat([x, probe]))
-        except _Whole as layer:
-            return str(layer)
-        except Exception:  # it takes no batch of two, so the layer is not known
-            return ""
+    for length, kinds in ((_SHORTEST, _OF_WHOLE), (_LONGEST[net.axes], (nn.Module,))):
+        x = net.window(axis, unit * -(-length // unit))
+        if layer := layer_of_whole(net.net, x, axis, kinds):
+            return layer
     return ""
 
 
-def _blame(net: _Probed, axis: int) -> str:
+def _blamed(net: _Probed, axis: int) -> Reach:
     """Why no overlap is exact, for a network that sees far along an axis."""
     if layer := _layer_to_blame(net, axis):
-        return f"{layer} sees the whole patch"
-    return f"it sees farther than {_LONGEST[net.axes] // 2} voxels"
-
-
-class _Whole(Exception):
-    """Ends a forward at the layer that is to blame."""
+        return Reach(blame=f"{layer} sees the whole patch")
+    return Reach(blame=f"it sees farther than {_LONGEST[net.axes] // 2} voxels", partly=True)
 
 
 def _copied(module: nn.Module) -> nn.Module:
@@ -360,16 +358,6 @@ def _same(a: Tensor, b: Tensor, most: float = 0.0) -> Tensor:
 def _changed(a: Tensor, b: Tensor, axis: int) -> Tensor:
     """Which places along a spatial axis differ anywhere."""
     return (~_same(a, b)).movedim(1 + axis, 0).flatten(1).any(1)
-
-
-def _is_whole(output: Tensor, axis: int, axes: int) -> bool:
-    """Whether the two samples of a layer's output differ at the far end of an axis, or everywhere
-    where there is no such axis."""
-    if output.ndim == 2 + axes and output.shape[0] == 2 and output.shape[2 + axis] > 1:
-        return bool((output[0] != output[1]).movedim(1 + axis, 0)[-1].any())
-    if output.ndim < 2 or output.shape[0] != 2:
-        return False
-    return float((output[0] != output[1]).double().mean()) > 0.99
 
 
 def _cropped(x: Tensor, corner: Sequence[int], sides: Sequence[int]) -> Tensor:

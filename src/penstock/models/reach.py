@@ -29,6 +29,8 @@ class Reach:
     """Voxels that it sees after itself."""
     step: tuple[int, ...] = ()
     """Sides of patches are multiples of it: the network takes them, and they end on its grid."""
+    partly: bool = False
+    """True if the search cost more than it may, and ended before it was known."""
     places: int = 0
     """Number of places at which tiles were compared with a larger input, and were equal."""
 
@@ -40,7 +42,7 @@ class Reach:
     def line(self) -> str:
         """The same in words."""
         if self.blame:
-            return f"no overlap is exact: {self.blame}"
+            return f"no overlap is {'known to be ' * self.partly}exact: {self.blame}"
         sides = (
             f"{low}" if low == high else f"{low} before, {high} after"
             for low, high in zip(self.before, self.after, strict=True)

@@ -22,7 +22,7 @@ from . import identity
 
 FIXED_PATCH, FIXED_OVERLAP = (64,), (10,)
 """Patch and overlap of a job in which no overlap makes tiling exact."""
-_EDITION = 1
+_EDITION = 2
 """Raised when `find_reach` finds other numbers."""
 _READ = TypeAdapter(Reach).validate_json
 _HERE: dict[str, Reach] = {}
@@ -42,7 +42,8 @@ class Tiled:
     exact: bool = False
     """True if no voxel of a core sees a cut."""
     measured: bool = False
-    """True if no overlap is exact, so that the difference at seams is to be measured."""
+    """True if the difference at seams is to be measured: nobody named an overlap that is not exact
+    where another one is."""
 
 
 def tiled(config: InferConfig, model: Model, extent: tuple[int, ...], has_z: bool) -> Tiled:
@@ -88,7 +89,7 @@ def _exactly(config: InferConfig, reach: Reach, extent: tuple[int, ...], chosen:
         patch = chunk_and_halo(extent, _each(overlap, axes), reach.step)
         if patch is None:
             line = f"not exact: it needs an --overlap of {wanted}, and far larger patches"
-            return Tiled(_with(config, FIXED_PATCH, FIXED_OVERLAP), line, chosen)
+            return Tiled(_with(config, FIXED_PATCH, FIXED_OVERLAP), line, chosen, measured=True)
         if config.tta == "rotations":
             patch = (*patch[:-2], max(patch[-2:]), max(patch[-2:]))
         config = config.model_copy(update={"patch": patch})
@@ -96,7 +97,7 @@ def _exactly(config: InferConfig, reach: Reach, extent: tuple[int, ...], chosen:
     if config.overlap is None and not is_exact(reach, patch, least):
         step = " ".join(map(str, reach.step))
         line = f"not exact: --overlap {wanted} and a --patch of multiples of {step} is"
-        return Tiled(_with(config, patch, FIXED_OVERLAP), line, chosen)
+        return Tiled(_with(config, patch, FIXED_OVERLAP), line, chosen, measured=True)
     config = _with(config, patch, least)
     if is_exact(reach, patch, _each(overlap, axes)):
         return Tiled(config, f"exact ({reach.line()})", chosen, exact=True)
