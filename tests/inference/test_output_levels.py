@@ -251,23 +251,23 @@ sys.exit(main(["infer", *sys.argv[2:]]))
 def test_a_finish_that_is_killed_ten_times_among_levels_makes_the_same_bytes() -> None:
     np.save("in.npy", VOLUME.reshape(4, -1)[:, : 640 * 16].reshape(4, 640, 16))
     small = [*WORDS, "--chunks", "2", "16", "16", "--levels", "4"]
-    for out in ("a.zarr", "b.zarr"):
+    for out in ("one/out.zarr", "two/out.zarr"):
         for step in ("--prepare --workers 2", "--part 1/2", "--part 2/2"):
             assert main(["infer", *small, "--out-spec", out, *step.split()]) == 0
-    assert main(["infer", *small, "--out-spec", "a.zarr", "--finish"]) == 0
-    finish, codes = [*small, "--out-spec", "b.zarr", "--finish"], list[int]()
+    assert main(["infer", *small, "--out-spec", "one/out.zarr", "--finish"]) == 0
+    finish, codes = [*small, "--out-spec", "two/out.zarr", "--finish"], list[int]()
     for seed in range(10):
         done = subprocess.run([sys.executable, "-c", KILLED, str(seed), *finish], check=False)
         codes.append(done.returncode)
         if done.returncode:
-            assert len(levels("b.zarr")) == 1, "an image shows no level before all are whole"
+            assert len(levels("two/out.zarr")) == 1, "an image shows no level before all are whole"
     assert codes.count(-signal.SIGKILL) >= 5, codes
     assert main(["infer", *finish]) == 0
-    check("b.zarr", 4)
+    check("two/out.zarr", 4)
     files = [{file.relative_to(out): file.read_bytes() for file in Path(out).rglob("*")
-              if file.is_file()} for out in ("a.zarr", "b.zarr")]  # fmt: skip
+              if file.is_file()} for out in ("one/out.zarr", "two/out.zarr")]  # fmt: skip
     assert files[0] == files[1]
-    assert main(["verify", "b.zarr"]) == 0
+    assert main(["verify", "two/out.zarr"]) == 0
 
 
 @pytest.mark.slow
