@@ -182,6 +182,7 @@ def said(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
     return says(OF_CORE, commands, folder), commands
 
 
+@pytest.mark.slow
 def test_every_verb_without_the_extras_names_the_one_it_needs(said: Said) -> None:
     error, commands = said
     plans, runs, *lines = error.splitlines()

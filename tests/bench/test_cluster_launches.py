@@ -153,6 +153,7 @@ def test_the_client_keeps_what_workers_bring(
 # --- what it holds --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_one_launch_at_a_time_is_made_on_a_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

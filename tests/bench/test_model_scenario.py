@@ -48,6 +48,7 @@ def counted(nets: str, net: str, **knobs: Any) -> dict[str, Any]:
     return under_test.check({**CASE, "model": f"{nets}:{net}"} | knobs)[1]
 
 
+@pytest.mark.slow
 def test_a_training_step_learns(nets: str) -> None:
     scenario, phases = made(nets, "convs", mode="train"), Phases()
     weights = [p.detach().clone() for p in scenario._model.module.parameters()]

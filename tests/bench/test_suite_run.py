@@ -201,6 +201,7 @@ def spiral(out: Path, **knobs: Any) -> dict[str, Any]:
     return {**config.model_dump(mode="json", exclude_unset=True), **about, "output_dir": str(out)}
 
 
+@pytest.mark.slow
 def test_a_launch_has_one_training_and_counts_its_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

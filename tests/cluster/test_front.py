@@ -348,6 +348,7 @@ def dies(number: int) -> int:
     return number
 
 
+@pytest.mark.slow
 def test_an_item_on_which_workers_die_is_given_up_unless_some_of_it_is_saved(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

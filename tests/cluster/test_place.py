@@ -203,6 +203,7 @@ def in_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
     return life
 
 
+@pytest.mark.slow
 def test_a_job_that_gets_nowhere_is_not_put_back_for_ever(
     in_a_job: Callable[[str], list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

@@ -156,6 +156,7 @@ def test_few_files_and_a_store_that_others_read(chipped: Path) -> None:
         np.testing.assert_allclose(chips.read(index).image[:2], np.nan_to_num(raw), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_chips_are_the_same_in_another_process_and_through_a_fork(chipped: Path) -> None:
     """One with a hash seed of its own. TensorStore is in this one, and ends what forks."""
     chips = Chips(chipped / "val")

@@ -81,6 +81,7 @@ class Killer(threading.Thread):
         return self
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_changes_no_byte(
     data: Path,
     tmp_path: Path,

@@ -174,6 +174,7 @@ def test_bad_input_begins_nothing(
     assert {path: path.stat().st_mtime_ns for path in Path().rglob("*")} == before
 
 
+@pytest.mark.slow
 def test_a_mask_is_made_anew_over_the_one_before(capsys: pytest.CaptureFixture[str]) -> None:
     write("a.zarr", fluorescent(ball((8, 40, 40), 9)))
     assert main(["mask", "a.zarr", "m.zarr"]) == 0
@@ -182,6 +183,7 @@ def test_a_mask_is_made_anew_over_the_one_before(capsys: pytest.CaptureFixture[s
     assert Path("m.zarr.png").exists()
 
 
+@pytest.mark.slow
 def test_a_view_takes_memory_for_itself_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     box = Box((0,) * 5, (1, 1, 16, 512, 512))
     sink = open_sink("a.zarr", domain=box, dtype=np.dtype("uint16"))

@@ -132,9 +132,9 @@ def test_geotiff() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "nodata", "rule"), [("uint16", 7, "mean"), ("float32", None, "mean"),
-                                  ("uint8", None, "mode")],
-)  # fmt: skip
+    ("dtype", "nodata", "rule"),
+    mainly([("uint16", 7, "mean"), ("float32", None, "mean"), ("uint8", None, "mode")], 0),
+)
 def test_overviews_do_not_depend_on_blocks(dtype: str, nodata: int | None, rule: Any) -> None:
     """Made of blocks as they come or at the end, they are those of numpy."""
     rasterio = pytest.importorskip("rasterio")
@@ -340,6 +340,7 @@ def test_the_old_file_stands_until_the_new_one_is_whole(
     assert Path("out.ome.tif").stat().st_mtime_ns == stamp
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", mainly(["fsync", "replace", "rename", "rmtree"], 1))
 def test_a_kill_at_any_moment_of_the_making(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever it leaves, the next start makes the same file and nothing stays beside it."""

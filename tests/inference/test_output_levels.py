@@ -114,6 +114,7 @@ def shown(path: str) -> list[dict[str, Any]]:
     return channels
 
 
+@pytest.mark.slow
 def test_channels_get_windows_by_their_values() -> None:
     """Whoever wrote the blocks, and of whatever size; those of the input stay, labels have none."""
     assert infer("a.zarr") == 0
@@ -280,7 +281,7 @@ def test_the_client_of_a_cluster_makes_them() -> None:
     assert (levels("a.zarr")[1] == levels("b.zarr")[1]).all()
 
 
-@pytest.mark.parametrize("version", ["0.4", "0.5"])
+@pytest.mark.parametrize("version", mainly(["0.4", "0.5"], 1))
 def test_an_output_among_the_labels_of_an_image_is_listed_there(version: str) -> None:
     models = pytest.importorskip("ome_zarr_models")
     zarr = pytest.importorskip("zarr")

@@ -373,6 +373,7 @@ def bucket(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return "s3://test-bucket/some"
 
 
+@pytest.mark.slow
 def test_on_s3_a_living_job_is_seen_by_any_endpoint_and_from_another_machine(
     bucket: str, s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -417,6 +418,7 @@ def heedless(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]
     server.server_close()
 
 
+@pytest.mark.slow
 def test_a_server_without_locks_is_found_out(heedless: str, tmp_path: Path) -> None:
     out, knobs = f"{heedless}/out.zarr", {"run_dir": tmp_path / "run"}
     with pytest.warns(RuntimeWarning, match="has no lock: its server takes every write"):

@@ -172,6 +172,7 @@ def test_the_heads_of_a_job_are_computed_anew_together(
     assert main(["verify", "b.zarr", "--run-dir", "a.zarr.penstock"]) == 0
 
 
+@pytest.mark.slow
 def test_a_block_that_was_computed_wrongly_is_found_if_it_is_drawn(
     done: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

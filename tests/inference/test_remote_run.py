@@ -121,6 +121,7 @@ def test_a_run_that_was_killed_goes_on_by_what_is_in_the_bucket(
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["tmp"]
 
 
+@pytest.mark.slow
 def test_elements_share_a_run_folder_in_a_bucket(
     run_dir: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -284,6 +284,7 @@ def test_a_server_that_is_restarted_in_the_middle_is_waited_for(
     assert "Could not connect" in rows
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 def test_an_expired_token_is_told_at_once_and_a_server_that_stays_away_later_and_nothing_is_lost(
     s3_endpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

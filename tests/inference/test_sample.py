@@ -194,6 +194,7 @@ def infer(out: str, *more: str) -> int:
 BLOCKS = np.pad(BALL, [(0, 3), (0, 6), (0, 0)]).reshape(3, 8, 5, 8, 5, 8).any((1, 3, 5))
 
 
+@pytest.mark.slow
 def test_what_is_absent_is_told_from_what_is_lost(
     here: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -214,6 +215,7 @@ def test_what_is_absent_is_told_from_what_is_lost(
     np.testing.assert_array_equal(values("out.zarr")[0, 0], right)
 
 
+@pytest.mark.slow
 def test_elements_leave_out_the_same_and_agree_on_the_mask(
     here: None, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -148,6 +148,7 @@ def test_trim_voxels_and_a_halo_are_context_too() -> None:
     assert opened(out, overlap=None, patch=None, halo=3).geometry.overlap == (6,) * 3
 
 
+@pytest.mark.slow
 def test_a_resumed_run_obeys_the_recorded_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

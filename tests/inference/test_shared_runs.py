@@ -75,7 +75,7 @@ def in_parts(seam: str, part: tuple[int, ...] | None, draw: random.Random) -> Ar
     return out
 
 
-@pytest.mark.parametrize("seam", ["trim", "blend"])
+@pytest.mark.parametrize("seam", mainly(["trim", "blend"], 0))
 def test_any_cut_into_parts_gives_the_bytes_of_one_process(
     seam: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -318,6 +318,7 @@ def order(volume: Array) -> Iterator[Begin]:
         yield begin
 
 
+@pytest.mark.slow
 def test_a_worker_whose_stage_hangs_leaves_and_other_shares_are_not_judged_by_it(
     left: list[str], order: Begin, volume: Array
 ) -> None:

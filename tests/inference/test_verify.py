@@ -456,6 +456,7 @@ def test_a_run_that_an_array_shared_is_proven_as_one(
     assert verify("out.zarr") == 0
 
 
+@pytest.mark.slow
 def test_an_output_on_s3_is_proven_and_repaired_and_a_store_that_is_away_is_not_called_damaged(
     s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -76,7 +76,7 @@ def _small_bricks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.inference.planning.cuts.BRICK_VOXELS", 3000)
 
 
-@pytest.mark.parametrize(("order", "seam"), [(0, "blend"), (1, "trim"), (3, "blend")])
+@pytest.mark.parametrize(("order", "seam"), mainly([(0, "blend"), (1, "trim"), (3, "blend")], 0))
 def test_voxels_are_those_of_scipy_there_and_back_for_any_block(
     volume: str, tmp_path: Path, order: int, seam: str
 ) -> None:
@@ -233,6 +233,7 @@ def f1_of(labels: Array, centres: Array, step: float) -> float:
     return float(2 * min(near, len(centres)) / (count + len(centres)))
 
 
+@pytest.mark.slow
 def test_objects_are_those_at_the_voxel_size_of_the_training(tmp_path: Path) -> None:
     coarse, centres = spheres(1.0, 6, 32)
     fine, _ = spheres(0.5, 6, 32)

@@ -96,6 +96,7 @@ def test_infer_gives_up_with_one_sentence(
     assert 2 < tries - 1 <= max(asked.values()) <= tries < 9
 
 
+@pytest.mark.slow
 def test_bench_loader_names_no_code_of_ours(
     volume: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

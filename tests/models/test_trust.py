@@ -125,6 +125,7 @@ def same(one: Any, other: Any) -> bool:
     return len(one) == len(other) and all(map(same, one, other))
 
 
+@pytest.mark.slow
 def test_a_trusted_program_gives_what_torch_gives(plain: Path, tmp_path: Path) -> None:
     script = tmp_path / "net.ts"
     torch.jit.script(Scripted().eval()).save(str(script))

@@ -171,6 +171,7 @@ def test_tiny_in_tiles_equals_tiny_at_once(tiny: nn.Module) -> None:
     torch.testing.assert_close(torch.cat(rows, dim=3), whole, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_tiny_takes_noise_off_a_volume_that_it_has_not_seen(tiny: nn.Module) -> None:
     clean = clean_volume((32, 64, 64), seed=424_242)
     image = noisy(clean, seed=31)

@@ -129,6 +129,7 @@ def test_what_is_installed_comes_first(nets: Path) -> None:
         sys.modules["yaml"] = before
 
 
+@pytest.mark.slow
 def test_no_file_of_the_folder_is_taken_for_a_library(tmp_path: Path) -> None:
     """`opt_einsum` and `triton` are what torch looks for and does not come with."""
     for name in ("opt_einsum", "triton", "psutil", "tensorstore"):
@@ -217,6 +218,7 @@ REFUSED = [
 """Words, and what is said of them."""
 
 
+@pytest.mark.slow
 def test_names_are_refused_before_torch_is_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

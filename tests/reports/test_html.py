@@ -221,6 +221,7 @@ def test_one_file_of_each_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str
         check_report(Path(records), True, [Path(records)])
 
 
+@pytest.mark.slow
 def test_a_large_sweep_is_a_small_page() -> None:
     many = {
         (32 * tile, batch): tile * batch / 100 for tile in range(1, 11) for batch in range(1, 11)

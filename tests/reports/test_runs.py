@@ -165,6 +165,7 @@ def test_the_newest_run_comes_first(tmp_path: Path) -> None:
 # --- what a page holds ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @needs_pages
 def test_a_page_of_a_hundred_runs_is_small(tmp_path: Path) -> None:
     """Each has four curves of 2,000 points: 5 MB if all were written."""

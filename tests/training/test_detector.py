@@ -96,6 +96,7 @@ def workload_of(chips: dict[str, Path], out: Path, **changes: Any) -> DetectorWo
     return DetectorWorkload(detector_config(chips, out, **changes))
 
 
+@pytest.mark.slow
 def test_validating_on_what_is_trained_on_is_told(chips: dict[str, Path], tmp_path: Path) -> None:
     shutil.copytree(chips["train_chips_path"], tmp_path / "copy")
     files = dict.fromkeys(("train_label_file", "val_label_file", "val_data_root"))

@@ -102,6 +102,7 @@ def settings_of(roots: dict[str, Path], out: Path, **changes: Any) -> TrainConfi
     )
 
 
+@pytest.mark.slow
 def test_an_epoch_in_pieces_is_the_same_epoch(roots: dict[str, Path], tmp_path: Path) -> None:
     """Even where the run is stopped inside a piece."""
 

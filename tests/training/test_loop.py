@@ -29,6 +29,7 @@ if find_spec("lightning_fabric") is None:
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+@pytest.mark.slow
 def test_spiral_is_learnt(tmp_path: Path) -> None:
     import torch
 

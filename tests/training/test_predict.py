@@ -84,6 +84,7 @@ def predicted(run: Path, root: Path, out: Path, **changes: Any) -> PredictionSum
     return predict_scenes(run / "best_model.pth", build(PredictConfig, settings, changes))
 
 
+@pytest.mark.slow
 def test_a_scene_gives_what_its_chips_give(data: Path, run: Path, tmp_path: Path) -> None:
     """The other way to the same: cut into chips, stored, read by number, joined by the workload."""
     import torch
@@ -146,6 +147,7 @@ def test_the_command_writes_a_submission_that_is_scored(
     ), "but for labels of LOW confidence, of which a scene has one or two"
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_at_the_scene_it_did_not_finish(
     data: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,6 +53,7 @@ def predict(out: str, *more: str) -> int:
     return main(["predict", *words, *SETTINGS, *more])
 
 
+@pytest.mark.slow
 def test_workers_write_what_one_process_writes(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -89,6 +90,7 @@ def test_a_scene_that_fails_is_listed_and_the_others_are_kept(
     assert Path("out.csv").read_bytes() == Path("alone.csv").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_device_that_workers_lack_is_refused_in_one_sentence(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,6 +25,7 @@ def profiled(out: Path, **changes: Any) -> dict[str, Any]:
     return train_workload("spiral", config_of(out, **{"max_steps": 10, "profile": True} | changes))
 
 
+@pytest.mark.slow
 def test_a_trace_has_the_operators_of_the_steps_asked_for_and_changes_none(tmp_path: Path) -> None:
     results = profiled(tmp_path / "a")
     trace = json.loads((tmp_path / "a" / "profile" / "rank0.json").read_text())

@@ -93,6 +93,7 @@ def test_a_tracker_that_hangs_costs_metrics_and_no_time(
     assert watched.finish("failed", {}) == [outcome]
 
 
+@pytest.mark.slow
 def test_nobody_waits_for_a_tracker_whose_user_does_not_want_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
