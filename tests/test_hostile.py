@@ -147,6 +147,7 @@ def test_a_closed_stderr_changes_nothing() -> None:
         assert not any("penstock infer: " in line for line in said)
 
 
+@pytest.mark.slow
 def test_more_shares_than_parts_are_fine(capsys: pytest.CaptureFixture[str]) -> None:
     np.save("in.npy", np.ones((8, 8, 8), "uint8"))
     words = ["infer", "--in-spec", "in.npy", *KNOBS, "--normalize", "none"]

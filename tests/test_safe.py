@@ -57,6 +57,7 @@ def record(**case: Any) -> Record:
 # --- each medium --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_terminal_is_moved_by_nobody(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -113,6 +113,7 @@ def test_a_folder_that_workers_do_not_share_is_said(
         on_cluster._move(tmp_path / "elsewhere", tmp_path / "run")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_zoo", "zoo_here")
 def test_the_client_keeps_what_workers_bring(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

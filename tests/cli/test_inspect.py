@@ -10,6 +10,7 @@ import pytest
 from penstock.cli import main
 
 
+@pytest.mark.slow
 def test_a_network_of_the_registry_is_known(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", "denoise-tiny", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)

@@ -29,6 +29,7 @@ def wings_of(names: list[str]) -> set[str]:
     return {name.split(".")[1] for name in names}
 
 
+@pytest.mark.slow
 def test_a_study_of_two_logs_loads_few_rooms(tmp_path: Path) -> None:
     for name, devices, seconds in (("a.log", 1, 362.45), ("b.log", 4, 95.23)):
         (tmp_path / name).write_text(log(name[0], devices, seconds))

@@ -107,6 +107,7 @@ def test_chips_of_other_settings_are_not_taken_for_these(
     assert Chips(tmp_path / "c" / "train").channels == ("vh",)
 
 
+@pytest.mark.slow
 def test_a_raster_that_changed_is_cut_again_only_when_told(
     data: Path, chipped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

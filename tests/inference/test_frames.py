@@ -44,6 +44,7 @@ def movie(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return path, data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("t", "c", "translation", "scale", "shards"),
     mainly(

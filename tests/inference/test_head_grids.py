@@ -18,6 +18,7 @@ from penstock.data.box import Box
 from penstock.data.scaled_grid import ScaledGrid
 from penstock.data.stores.open import open_source
 
+from ..parameters import mainly
 from .kit import Array, values
 
 SHAPE = (13, 38, 29)
@@ -84,6 +85,7 @@ def test_features_for_every_nth_voxel_have_a_shape_and_a_scale_of_their_own(
         assert np.array_equal(values(again[0])[0, 0], coarse)
 
 
+@pytest.mark.slow
 def test_super_resolution_has_finer_voxels_in_2d_and_3d(tmp_path: Path) -> None:
     array, out = volume((9, 22, 19)), str(tmp_path / "out.ome.zarr")
     knobs = KNOBS | {"model": Finer(), "chunks": 8}

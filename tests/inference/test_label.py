@@ -212,6 +212,7 @@ def test_the_table_has_what_scipy_measures(tmp_path: Path) -> None:
     assert table.read_bytes() == bytes_of
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_and_writes_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -313,6 +313,7 @@ def test_a_crs_that_cannot_be_read(capsys: pytest.CaptureFixture[str]) -> None:
     assert not list(Path().glob("out*"))
 
 
+@pytest.mark.slow
 def test_the_old_file_stands_until_the_new_one_is_whole(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -397,6 +398,7 @@ def test_a_file_of_nobody_is_not_gone_on_with(capsys: pytest.CaptureFixture[str]
     assert not Path("out.ome.tif.penstock").exists()
 
 
+@pytest.mark.slow
 def test_elements_make_it_at_the_end() -> None:
     image()
     for step in STEPS:

@@ -215,6 +215,7 @@ def interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_verify_reads_levels_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert infer("a.zarr", "--levels", "3") == 0 and main(["verify", "a.zarr"]) == 0
     assert "2 levels of a.zarr: as the blocks have it" in capsys.readouterr().out

@@ -148,6 +148,7 @@ def test_blocks_that_are_computed_anew_have_the_same_bits_in_other_parts_too(
     assert "8 of 8 blocks (--seed 0): 8 have the same bits" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_heads_of_a_job_are_computed_anew_together(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -284,6 +284,7 @@ def test_a_block_that_is_lost_and_made_again_is_there(log: RemoteLog) -> None:
     assert notes_of(log).fresh().keys() == blocks(1, 3, 4)
 
 
+@pytest.mark.slow
 def test_what_can_be_no_run_folder_is_refused(
     remote: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

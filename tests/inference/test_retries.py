@@ -240,6 +240,7 @@ def words(
     return ["infer", *(str(word) for pair in given.items() for word in pair)]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 def test_a_server_that_asks_to_slow_down_is_asked_again(
     s3_endpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

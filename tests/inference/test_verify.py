@@ -435,6 +435,7 @@ def test_a_killed_run_is_incomplete_and_the_command_that_is_named_makes_the_rest
     assert verify("out.zarr") == 0
 
 
+@pytest.mark.slow
 def test_a_run_that_an_array_shared_is_proven_as_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

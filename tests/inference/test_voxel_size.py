@@ -29,6 +29,7 @@ from penstock.models.recipe import Recipe
 
 from ..geometries import geometries
 from ..later import imported_later
+from ..parameters import mainly
 from .kit import KILLED, Array, values
 
 ndimage = imported_later("scipy.ndimage")

@@ -227,6 +227,7 @@ def test_it_learns_where_what_and_how_long() -> None:
         assert got["length_m"][strong][order] == pytest.approx(true["length_m"], rel=0.35)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_weights() -> None:
     """To the last bit, or a resumed training would not be the one that was interrupted."""
 

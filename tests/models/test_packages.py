@@ -81,6 +81,7 @@ def test_an_nnunet_of_regions_that_turned_its_volume(tmp_path: Path) -> None:
     assert recipe.mirrors == (0, 1), "axes 0 and 2 of y x z are y and z"
 
 
+@pytest.mark.slow
 def test_an_nnunet_crops_to_what_is_not_0(tmp_path: Path) -> None:
     folder = nnunet(
         tmp_path / "net", [unet(0)],
