@@ -113,7 +113,6 @@ def test_a_folder_that_workers_do_not_share_is_said(
         on_cluster._move(tmp_path / "elsewhere", tmp_path / "run")
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("_zoo", "zoo_here")
 def test_the_client_keeps_what_workers_bring(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -154,7 +153,6 @@ def test_the_client_keeps_what_workers_bring(
 # --- what it holds --------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_one_launch_at_a_time_is_made_on_a_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -180,7 +180,6 @@ def results_of(
     return results
 
 
-@pytest.mark.slow
 def test_items_go_on_elsewhere_when_the_only_worker_that_fits_is_gone() -> None:
     """They wait for one that fits: the odd one that comes first is left out, and named."""
     with workers_of("fit") as (cluster, workers):
