@@ -139,8 +139,9 @@ def test_weights_are_cast_once_and_not_for_each_batch(one_thread: None) -> None:
     assert casts.count == 1
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's own, of its compiler
-@pytest.mark.parametrize(("dynamic", "graphs"), mainly([("false", 3), ("true", 1)], 1))
+@pytest.mark.parametrize(("dynamic", "graphs"), [("false", 3), ("true", 1)])
 def test_a_net_is_compiled_for_one_shape_or_for_any(
     dynamic: str, graphs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -124,6 +124,7 @@ def append(first: int, folder: Path) -> None:
         Ledger(folder).append(one.model_copy(update=more))
 
 
+@pytest.mark.slow
 def test_processes_that_append_at_once_do_not_mix_their_lines(tmp_path: Path) -> None:
     ledger = tmp_path / "ledger"
     other = fork(lambda: append(25, ledger), tmp_path)

@@ -91,6 +91,7 @@ def test_what_is_wrong_with_a_sample_is_one_sentence_from_a_worker_too(
     assert str(caught.value) == "chips/a.zarr cannot be read at chip 2"
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_signalled_as_it_begins_works_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,11 +28,10 @@ class AffinityDecoder:
         offsets, masked = self.knobs.offsets, self.threshold is not None
         axes = scores.ndim - 1
         if len(scores) != len(offsets) + masked or {axes} != set(map(len, offsets)):
+            after = ", after one for objects" if masked else ""
             raise UsageError(
                 f"--decoder affinities: the input has {len(scores)} channels along {axes} axes, "
-                f"and takes one for each of {len(offsets)} offsets"
-                + ", after one for objects"
-                * masked
+                f"and takes one for each of {len(offsets)} offsets{after}"
             )
         inside = scores[0] > self.threshold if masked else None
         near = len([*takewhile(lambda offset: sum(map(abs, offset)) == 1, offsets)])

@@ -30,8 +30,8 @@ class PlaneEnds(NamedTuple):
 
     @property
     def ratio(self) -> float | None:
-        """How many times as many end at a plane of blocks: near 1 if blocks cut nothing. None if
-        nothing ends at the planes between."""
+        """How many times as many end at a plane of blocks, which is near 1 if blocks cut nothing.
+        None if nothing ends at the planes between."""
         if not self.at_controls:
             return None
         return (self.at_planes / self.planes) / (self.at_controls / self.controls)
