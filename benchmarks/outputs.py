@@ -274,9 +274,9 @@ def table(samples: list[dict[str, Any]]) -> str:
         medians = (statistics.median(row[side] for row in rows) for side in ("with", "without"))
         spread = f"{statistics.median(ratios):.2f} [{ratios[0]:.2f} to {ratios[-1]:.2f}]"
         cpu = [row["cpu"] / row["cpu_without"] for row in rows if "cpu" in row]
-        told = f"{statistics.median(cpu):.2f}" if cpu else ""
+        in_cpu = f"{statistics.median(cpu):.2f}" if cpu else ""
         both = " | ".join(f"{m:.1f}" for m in medians)
-        lines.append(f"| {name} | {both} | {spread} | {told} | {goal} |")
+        lines.append(f"| {name} | {both} | {spread} | {in_cpu} | {goal} |")
     machine = f"{platform.system()}, {os.cpu_count()} cores"
     return "\n".join([f"{machine}; rounds: {max(s['round'] for s in samples) + 1}.", "", *lines])
 

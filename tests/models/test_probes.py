@@ -71,5 +71,6 @@ def test_a_search_ends_at_its_bound_and_says_what_it_did_not_look_at(
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch's own, of its compiler
 def test_bits_of_a_compiled_network_are_compared_where_it_is_asked_for() -> None:
     assert bits_that_vary(load_model(conv(1, 1)), 3, compiled=True)["compile"] is not None
