@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import ndimage
 
+from penstock.base import LabelConfig
 from penstock.cli import main
 from penstock.data import open_source
+from penstock.inference import Labelling
 
 KILLED = """
 import signal, sys
@@ -125,3 +129,16 @@ def test_workers_of_dask_write_what_one_process_writes(
     assert main(words_of(tmp_path, "one")) == 0
     assert main(words_of(tmp_path, "many", "--cluster", "local:2")) == 0
     check_same(tmp_path, capsys)
+
+
+def test_work_is_handed_on_without_what_is_open(tmp_path: Path) -> None:
+    np.save(tmp_path / "mask.npy", np.ones((4, 5, 6), bool))
+    config = LabelConfig(
+        in_spec=str(tmp_path / "mask.npy"), out_spec=str(tmp_path / "out.zarr"),
+        intensity=np.ones((4, 5, 6)), table=tmp_path / "table.csv",
+    )  # fmt: skip
+    work = Labelling(config).work
+    assert work.image is not None and "image" in vars(work)
+    handed = pickle.loads(pickle.dumps(work))
+    assert vars(handed).keys() == {each.name for each in fields(work)}
+    assert handed.grid == work.grid and handed.image.read(handed.grid[0]).sum() == 120

@@ -37,14 +37,14 @@ from ..run_folder.names import HOLES_FILE, IDS_FILE, OWNERS_FILE, STARTS_FILE
 from .block_record import BlockRecord, load_table, record_of
 from .components import ComponentRule, HoleTable, LocalLabels
 from .decoded_views import ViewWork
-from .label_output import LabelOutput, open_input
+from .label_output import LabelOutput, OpensAnew, open_input
 from .object_measures import Measures, measure_block
 from .view_joins import DecodedRule, Owners
 
 
 @dataclass(frozen=True)
-class BlockWork:
-    """What is done with each block. It is handed to other processes, which open arrays anew."""
+class BlockWork(OpensAnew):
+    """What is done with each block."""
 
     config: LabelConfig
     rule: ComponentRule
@@ -226,7 +226,7 @@ def _doing(work: BlockWork | ViewWork, step: str, workers: int) -> Iterator[Call
     context = multiprocessing.get_context("spawn")
     with environment_kept():
         os.environ.update(for_children())
-        with ProcessPoolExecutor(workers, context, _begin, (replace(work),)) as pool:
+        with ProcessPoolExecutor(workers, context, _begin, (work,)) as pool:
             yield lambda number: pool.submit(_do, step, number).result()
 
 

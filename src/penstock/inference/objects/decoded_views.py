@@ -28,7 +28,7 @@ from ...base import LabelConfig, UsageError, replacing, require
 from ...data import Box, Grid, Source, flatten
 from .block_record import load_table, save_table
 from .decoders import Decoder, check_decoder, opened_decoder
-from .label_output import open_input
+from .label_output import OpensAnew, open_input
 from .object_measures import extents_of
 from .voxel_runs import runs_of
 
@@ -52,8 +52,8 @@ class SeenObjects(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ViewWork:
-    """The views of a labelling. It is handed to other processes, which open arrays anew."""
+class ViewWork(OpensAnew):
+    """The views of a labelling."""
 
     config: LabelConfig
     grid: Grid

@@ -28,7 +28,7 @@ from ...base import (
     plural,
     usable_cores,
 )
-from ...data import Box, Grid, Sink, Source, in_words, open_source, overlap
+from ...data import Box, Grid, Sink, Source, in_words, overlap
 from ...instruments import available_memory
 from ..run_folder.names import OBJECTS, VIEWS, default_run_dir
 from .block_work import BlockWork
@@ -78,13 +78,13 @@ class LabelJob:
         block = _block_of(self.sink, config.block)
         grid = Grid(self.domain, (1, 1, *block), self.sink.grid_origin)
         measured = config.table is not None or config.decodes
-        _check_image(config, self.source)
         self.views: ViewWork | None = None
         if config.decodes:
             self.views = view_work(config, self.source, self.domain, self.folder / VIEWS)
             self.taken = f"what {config.decoder} gives for {plural(len(self.views.grid), 'block')}"
         folder = self.folder / OBJECTS
         self.work = BlockWork(config, rule, grid, folder, measured, self.views)
+        _check_image(self.work.image, config, self.source)
         self.limit = config.max_memory or int(0.8 * available_memory())
         """Bytes that the processes of this machine may take."""
         self.workers = config.workers or max(1, min(usable_cores(), self.limit // self.each_takes))
@@ -227,11 +227,10 @@ def _domain_of(config: LabelConfig, source: Source) -> Box:
     return domain[:1] + Box((0,), (1,)) + domain[2:] if config.decodes else domain
 
 
-def _check_image(config: LabelConfig, source: Source) -> None:
+def _check_image(image: Source | None, config: LabelConfig, source: Source) -> None:
     """Refuse an image that does not lie over the input, voxel by voxel."""
-    if config.intensity is None:
+    if image is None:
         return
-    image = open_source(config.intensity, name="--intensity")
     ours, theirs = ((s.domain[:1] + s.domain[2:]) for s in (source, image))
     if ours != theirs:
         raise UsageError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -73,6 +73,15 @@ class LabelOutput:
             )  # fmt: skip
         register_label(place, "OUT")
         return len(levels)
+
+
+class OpensAnew:
+    """Work on blocks that is handed to other processes. What is open stays here, as few arrays can
+    be sent: each process opens its own."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        assert is_dataclass(self)
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
 def open_input(config: LabelConfig) -> Source:
