@@ -7,13 +7,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from penstock.instruments.stats.intervals import Interval
+from penstock.instruments.stats.intervals import Interval, students_t
 from penstock.scaling.means import (
     difference,
     drawn_interval,
     drawn_means,
     ratio,
-    students_t,
     why_none,
 )
 

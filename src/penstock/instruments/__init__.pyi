@@ -46,6 +46,7 @@ from .stats.intervals import Interval as Interval
 from .stats.intervals import mad as mad
 from .stats.intervals import median_interval as median_interval
 from .stats.intervals import quantile as quantile
+from .stats.intervals import students_t as students_t
 from .stats.significance import Resampled as Resampled
 from .stats.significance import benjamini_hochberg as benjamini_hochberg
 from .stats.significance import differences_of_halves as differences_of_halves

@@ -17,30 +17,14 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..instruments import CONFIDENCE, Interval
+from ..instruments import CONFIDENCE, Interval, students_t
 
 Floats = NDArray[np.float64]
 
 _DRAWS = 4000
-_ANGLES = np.linspace(0, math.pi / 2, 4_001)
-_COSINES = np.cos(_ANGLES)
 _FARTHEST = 100.0
 """The largest distance of a drawn logarithm from its mean, because Student's t of two runs is
 unbounded."""
-
-
-def students_t(freedom: float, confidence: float = CONFIDENCE) -> float:
-    """The two-sided quantile of Student's t: the number of standard errors to each side that hold
-    the fraction ``confidence``.
-
-    In the angle whose tangent is t / sqrt(freedom), its density is a power of the cosine.
-
-    >>> round(students_t(1), 2), round(students_t(4), 3)
-    (12.71, 2.776)
-    """
-    density = _COSINES ** (freedom - 1)
-    below = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
-    return math.sqrt(freedom) * math.tan(np.interp(confidence, below / below[-1], _ANGLES))
 
 
 def difference(

@@ -23,7 +23,14 @@ from ...data import Source
 from ...models import Reduction, placed, set_cuda_flags
 from ..planning.memory import LIBRARY_BYTES, resident_bytes
 from ..planning.plan import Plan
-from ..tiling.differences import MOST_PLACES, SeamError, by_distance, label_f1, seam_error_of
+from ..tiling.differences import (
+    ENOUGH_PLACES,
+    MOST_PLACES,
+    SeamError,
+    by_distance,
+    label_f1,
+    seam_error_of,
+)
 from .head_kinds import seen_patches
 from .net import Net
 from .normalisation import ValuesPlan
@@ -35,8 +42,6 @@ _WINDOWS = (2.0, 1.5)
 """Sides of windows that are tried, in those of a patch: the first that fits at enough places."""
 _SMALLER = 0.75
 """Side of the smaller patch, in those of a patch."""
-_ENOUGH = 3
-"""The least places of an interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +124,7 @@ class SeamTrial:
             places = min(MOST_PLACES, int(_SHARE * num_patches / cost))
             if places and times * peak / self.net.forward <= free_bytes:
                 fits.append((window, places))
-        return next((each for each in fits if each[1] >= _ENOUGH), fits[-1] if fits else None)
+        return next((each for each in fits if each[1] >= ENOUGH_PLACES), fits[-1] if fits else None)
 
     def _sides(self, times: float) -> tuple[int, ...]:
         """A patch so many times as long, with sides that a network which takes the patch's is

@@ -15,13 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import plural, significant
+from ...instruments import students_t
 from .exact import SIDE_STEP
 
-_STUDENT = {3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}
-"""Standard errors of the mean of 3 places and more that a 95 % interval has to each side (Student's
-t). To draw again from so few places would make it too narrow."""
-MOST_PLACES = max(_STUDENT)
-"""The most places to measure at."""
+ENOUGH_PLACES, MOST_PLACES = 3, 8
+"""The least places of an interval, and the most to measure at."""
 _POWERS = np.linspace(0.5, 4, 71)
 """Powers of the side by which a difference may fall. At less, half of it takes a side of more than
 four times: no patch for anybody."""
@@ -90,8 +88,9 @@ def seam_error_of(
     """
     table = np.asarray(each)
     mean, ends = table.mean(0), np.empty((2, 0))
-    if times := _STUDENT.get(len(table)):
-        spread = times * table.std(0, ddof=1) / math.sqrt(len(table))
+    if len(table) >= ENOUGH_PLACES:
+        # To draw again from so few places would make the interval too narrow.
+        spread = students_t(len(table) - 1) * table.std(0, ddof=1) / math.sqrt(len(table))
         ends = np.clip((mean - spread, mean + spread), 0, 1)
     # A tile and its window err together, so their difference falls faster than that of the tile:
     # as what of the tile's variance the window lacks, if that goes with a power of the side.

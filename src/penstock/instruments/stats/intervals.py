@@ -1,4 +1,4 @@
-"""Quantiles, and confidence intervals of medians."""
+"""Quantiles, and confidence intervals of medians; Student's t for those of means."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 CONFIDENCE = 0.95
+_ANGLES = np.linspace(0, math.pi / 2, 4_001)
+_COSINES = np.cos(_ANGLES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,26 @@ def mad(samples: ArrayLike) -> float:
     """The median absolute deviation from the median."""
     values = np.asarray(samples, np.float64)
     return float(np.median(np.abs(values - np.median(values))))
+
+
+def students_t(freedom: float, confidence: float = CONFIDENCE) -> float:
+    """The two-sided quantile of Student's t, without scipy.
+
+    In the angle whose tangent is t / sqrt(freedom), its density is a power of the cosine.
+
+    Args:
+        freedom: Degrees of freedom.
+        confidence: The fraction of all values between both ends.
+
+    Returns:
+        The number of standard errors to each side.
+
+    >>> round(students_t(1), 2), round(students_t(4), 3)
+    (12.71, 2.776)
+    """
+    density = _COSINES ** (freedom - 1)
+    below = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
+    return math.sqrt(freedom) * math.tan(np.interp(confidence, below / below[-1], _ANGLES))
 
 
 def quantile_interval(samples: ArrayLike, q: float, confidence: float = CONFIDENCE) -> Interval:
