@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock.base.threads import Pool
 from penstock.cli import main
 from penstock.inference.planning import cuts
 
@@ -86,6 +87,24 @@ def test_what_is_no_sample_has_the_fill_value(
     assert summary.left_out.voxels == np.count_nonzero(made == 0)
     line = next(line for line in summary.lines() if line.startswith("Sample: "))
     assert f"Sample: {computed} of 90 patches computed, " in line and "saved" in line
+
+
+def test_what_is_left_out_adds_nothing_where_outputs_are_resampled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    take = Pool.take
+
+    def spoilt(pool: Pool, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        array = take(pool, shape, dtype)
+        array.view("uint8").fill(255)  # NaN, in an array of floats
+        return array
+
+    monkeypatch.setattr(Pool, "take", spoilt)
+    knobs = {"voxel_size": (1, 1, 1), "in_voxel_size": (1, 0.7, 1.3), "box": ("4:9", ":", "10:20")}
+    out = np.zeros(SHAPE, "uint8")
+    score = KNOBS | {"head_kind": None, "reduce": "threshold:-9"}
+    summary = penstock.run_inference(VOLUME, out, model=conv(), **score | knobs)
+    assert out.any() and summary.left_out.voxels > out.size / 2
 
 
 @pytest.mark.parametrize("seam", ["trim", "blend"])

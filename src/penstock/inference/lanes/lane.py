@@ -143,7 +143,8 @@ class Lane:
                 output = torch.from_numpy(opened.buffers[-1])
             else:
                 output = torch.empty(shape, dtype=torch_dtype(head.kept), device=self.device)
-            opened.outputs.append(output.zero_() if head.blended else output)
+            # Patches that are left out must add nothing where outputs are resampled and summed.
+            opened.outputs.append(output.zero_() if head.summed else output)
         return opened
 
     def _gather(self, opened: Computed, native: Tensor, index: tuple[int, ...], row: int) -> None:
