@@ -82,3 +82,9 @@ def test_a_word_that_is_not_known_is_named(
         main(words.split())
     assert ended.value.code == 2
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("switch", "value"), [("--equal", True), ("--no-equal", False)])
+def test_a_switch_of_three_states_takes_no_value(switch: str, value: bool) -> None:
+    words = ["label", "in.zarr", switch, "out.zarr"]
+    assert parser_of(words).parse_args(words).equal is value

@@ -85,7 +85,7 @@ class _Formatter(argparse.HelpFormatter):
             from ..base import knob_of
 
             knob = knob_of(action)
-            if knob is not None and not knob[0].model_fields[knob[1]].default:
+            if knob is not None and knob[0].model_fields[knob[1]].default is False:
                 return action.option_strings[0]
         return super()._format_action_invocation(action)
 
