@@ -25,7 +25,7 @@ from penstock.data.stores.write_cog import write_cog
 from ..later import imported_later
 from ..parameters import mainly
 from ..preloaded import forked_workers
-from .kit import Array
+from .kit import Array, values
 
 pytest.importorskip("tensorstore")
 tifffile = imported_later("tifffile")
@@ -109,6 +109,13 @@ def test_a_tif_of_a_volume_is_an_ome_tiff(capsys: pytest.CaptureFixture[str]) ->
     assert convert("in.zarr", "one.tif", "--levels", "none") == 0
     with tifffile.TiffFile("one.tif") as file:
         assert len(file.series[0].levels) == 1
+
+
+@pytest.mark.parametrize("out", ["out.tif", "out.nii.gz", "out.zarr"])
+def test_a_volume_one_voxel_wide(out: str) -> None:
+    np.save("in.npy", np.arange(60, dtype="uint16").reshape(3, 20, 1) ** 2)
+    assert convert("in.npy", out) == 0
+    np.testing.assert_array_equal(values(out).ravel(), np.load("in.npy").ravel())
 
 
 def test_geotiff() -> None:

@@ -48,7 +48,8 @@ def _tiles(level: TensorStoreSource, progress: Any) -> Iterator[Any]:
     for _, rows in rows_of(level, "tcz", progress):
         for row in range(0, rows.shape[0], TILE):
             for column in range(0, rows.shape[1], TILE):
-                yield np.ascontiguousarray(rows[row : row + TILE, column : column + TILE])
+                # With its samples: of a tile one voxel wide, tifffile takes the rows for columns.
+                yield np.ascontiguousarray(rows[row : row + TILE, column : column + TILE, None])
 
 
 def _ome_metadata(image: TensorStoreSource) -> dict[str, Any]:
