@@ -121,6 +121,15 @@ def test_levels_of_an_image(tmp_path: Path, form: dict[str, Any], rule: Any) -> 
     assert models.open_ome_zarr(zarr.open_group(path, mode="r")) is not None
 
 
+@pytest.mark.parametrize("version", ["0.4", "0.5"])
+def test_times_without_channels_keep_their_axis(tmp_path: Path, version: str) -> None:
+    """Zarr 2 does not name it, and four dimensions may as well be c z y x."""
+    array = values("uint16", (2, 1, 9, 19, 21))
+    path = image(tmp_path / "a.zarr", array, ome_version=version)
+    (level,) = add_levels(path, rule="mean", count=2)
+    np.testing.assert_array_equal(whole(path, 1), windows(array, level.halved, mean))
+
+
 def test_a_killed_run_goes_on_with_what_is_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,7 +29,7 @@ from .omezarr import open_omezarr_source
 from .open import parse_spec
 from .protocols import AXES
 from .tensorstore import TensorStoreSink, TensorStoreSource, plainly
-from .tensorstore_open import open_tensorstore_source, prepare_sink
+from .tensorstore_open import label_spec, open_tensorstore_source, prepare_sink
 from .zarr_groups import Read, group_document, read_attributes, write_group
 
 _MOST_LEVELS = 31  # below the first: an axis has fewer than 2**31 voxels
@@ -222,7 +222,9 @@ def _opened(
     like = above.array.spec(minimal_spec=False).to_json()
     place = {"driver": like["driver"], "kvstore": kvstore, "path": path}
     shape = [level.shape[AXES.index(axis)] for axis in above.stored_axes]
-    asked = ts.Spec({**place, "metadata": {**like["metadata"], "shape": shape}})
+    spec = {**place, "metadata": {**like["metadata"], "shape": shape}}
+    # Zarr 2 names no dimensions: of four it would be guessed that the first is c.
+    asked = label_spec(spec, axes=above.stored_axes, origin=(0,) * 5, where=where)
     asked.update(open_mode=ts.OpenMode(create=True, open=True))
     sink = prepare_sink(asked, Box((0,) * 5, level.shape), above.dtype, where)
     sink.create()
