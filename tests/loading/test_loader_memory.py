@@ -96,16 +96,6 @@ def test_max_memory_holds_and_holding_everything_is_an_error(
     loader.close()
 
 
-def test_what_is_foreseen_counts_as_memory(data: dict[str, Path]) -> None:
-    others = set()
-    for cache in (1 << 20, 1 << 30):
-        loader = Loader(data, batch_size=2, engine="native", workers=1, cache=cache)
-        notes = loader.engine.foreseen * native._NOTE
-        assert notes == max(4 << 20, cache // 16)
-        others.add(loader.scratch_bytes - cache - notes)
-    assert len(others) == 1 and min(others) > 0
-
-
 GZIP = {"compressors": numcodecs.GZip()}
 COPIES: dict[str, tuple[dict[str, Any], int]] = {
     "lz4": ({"compressors": numcodecs.Blosc("lz4")}, 0),

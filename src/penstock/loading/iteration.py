@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from ..base import Channel, Flow, Stopped, UsageError
 from .batch import Batch, BatchLayout, Transform, transformed
-from .engines.engine import Begins, Check, Engine, Task, Traffic, Wanted
+from .engines.engine import Begins, Check, Engine, Traffic, Wanted
 from .order import Order, Position, batches_from
 from .ring import Ring
 from .under_way import BatchWork, OwnReads, ReadAhead, Ticket, tickets_of
@@ -46,7 +46,7 @@ class EpochRun:
         if self.transform is not None:
             self.out = Channel(flow)
 
-        batches = partial(next, engine.plan(_wanted(order, start, first_sample, flow.check)), None)
+        batches = partial(next, _wanted(order, start, first_sample, flow.check), None)
         self._spawn("plan", batches, self._plan, self.done if alone else self.planned)
         for i in range(0 if alone else engine.drivers):
             self._spawn(f"work-{i}", self.planned.get, self._work, self.done)
@@ -117,8 +117,6 @@ class EpochRun:
         self.flow.settle()  # the first error is raised by `take`
         for channel in (self.planned, self.done, self.out):
             channel.clear()
-        if first:
-            self.engine.forget()
 
     def _finish(self, work: BatchWork) -> None:
         """Wait for the reads that the engine does in threads of its own."""
@@ -137,14 +135,12 @@ class EpochRun:
 
     # --- the steps of the threads ----------------------------------------------------------------
 
-    def _plan(self, planned: tuple[Wanted, Sequence[Task]]) -> None:
-        wanted, tasks = planned
+    def _plan(self, wanted: Wanted) -> None:
+        tasks = self.engine.tasks(wanted.samples, wanted.patches)
         root = self.ahead.buffer()
         arrays = self.layout.cut(root, len(wanted.items))
-        batch = Batch(
-            arrays, self.epoch, wanted.number, wanted.items, wanted.samples, seed=self.order.seed,
-            mask=self.order.mask(wanted.number),
-        )  # fmt: skip
+        mask = self.order.mask(wanted.number)
+        batch = Batch(arrays, self.epoch, wanted.number, wanted.items, wanted.samples, mask)
         out = self.layout.destinations(arrays)
         work = BatchWork(batch, out, self.ahead.begin(), len(tasks))
         if self.engine.reads_alone:

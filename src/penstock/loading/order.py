@@ -229,18 +229,6 @@ class Order:
         batch, skip = divmod(done, self.global_batch)
         return replace(self, skip=skip), Position(epoch, batch)
 
-    def from_state(self, state: Mapping[str, Any]) -> Position:
-        """The position of a state in this order; `UsageError` if it is inside a global batch."""
-        order, position = self.resume(state)
-        if order.skip:
-            done = state["items_done"]
-            raise UsageError(
-                f"the loader state stands after {done} items, inside a global batch of "
-                f"{self.global_batch} ({self.batch_size} x {self.world_size} ranks); "
-                f"choose a batch_size for which {done} is a whole number of global batches"
-            )
-        return position
-
 
 def _check_settings(order: Order) -> None:
     for name in "num_samples batch_size window chunk patches_per_sample world_size".split():

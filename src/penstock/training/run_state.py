@@ -109,7 +109,7 @@ class RunState:
                     "run goes on as it began, or begins anew with --weights"
                 )
         stepper.module.load_state_dict(state["model"])
-        self.position = self.order.from_state(state["order"])
+        _, self.position = self.order.resume(state["order"])  # with the same global batches
         stepper.optimizer.load_state_dict(state["optimizer"])
         self._fabric._precision.load_state_dict(state["scaler"])
         self.step = state["step"]

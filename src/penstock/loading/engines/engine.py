@@ -8,7 +8,7 @@ run any task, in any order; the loader hands out those of the oldest batch first
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from ..fields import Field
@@ -31,7 +31,7 @@ class EngineKnobs(NamedTuple):
     fetch: int
     """Requests under way at once, of TensorStore. 0 leaves their number to it."""
     cache_bytes: int
-    """The most bytes of decoded chunks that are kept."""
+    """The most bytes of decoded chunks that TensorStore keeps."""
     missing: str
     """``error``: a chunk that the store lacks is an error. ``fill``: it is the fill value."""
 
@@ -108,8 +108,6 @@ class Engine(ABC):
     """True where tasks can be begun and need no thread of the caller; see `Begins`."""
     scratch_bytes: int
     """The most memory that it takes, without the batches and `bytes_in_flight`."""
-    foreseen: int = 0
-    """The uses of chunks that its cache may see ahead, 0 without a cache."""
 
     def bytes_in_flight(self, rows: int, batches: int) -> int:
         """The most bytes that reads in flight hold, beside the batches.
@@ -137,21 +135,11 @@ class Engine(ABC):
     def __str__(self) -> str:
         return f"{self.name}: {self.reason}"
 
-    def plan(self, batches: Iterator[Wanted]) -> Iterator[tuple[Wanted, Sequence[Task]]]:
-        """Each batch with its tasks, as it is asked for.
-
-        The engine may take batches further ahead.
-        """
-        return ((batch, self.tasks(batch.samples, batch.patches)) for batch in batches)
-
     def save_memory(self) -> None:  # noqa: B027
         """Take the least scratch memory, and lose speed. Call it before the first task."""
 
     def clear(self) -> None:  # noqa: B027
         """Free the memory that is kept for the next tasks."""
-
-    def forget(self) -> None:  # noqa: B027
-        """Drop the notes on the batches of `plan`, of which no more tasks will run."""
 
     def cancel(self) -> None:  # noqa: B027
         """End tasks that wait for bytes. Their errors are ignored."""

@@ -29,7 +29,7 @@ from ...data import explained_errors, kvstore_of, plainly, read_key
 from ...instruments import is_safe_to_map
 from ..fields import Field
 from ..permutation import Items
-from .chunk_selection import Arrays, Location, Normaliser, Rows, Selection
+from .chunk_selection import Arrays, Location, Selection
 from .engine import Check, Engine, EngineKnobs, Traffic
 
 ts = require("tensorstore", "infer")
@@ -57,6 +57,7 @@ class TensorStoreEngine(Engine):
     """Reads any array that TensorStore opens, through a context of its own."""
 
     name = "tensorstore"
+    reads_alone = True
 
     def __init__(
         self, places: Mapping[str, Location], selection: Selection, knobs: EngineKnobs
@@ -87,8 +88,6 @@ class TensorStoreEngine(Engine):
             volume = len(fields[name].shape) > array.ndim
             self.arrays[name] = array[ts.newaxis] if volume else array
         self.fields = fields
-        self.normalisers = dict(selection.normalise)
-        self._rows: dict[tuple[str, int], Rows] = {}
         self.locations = {name: place.url for name, place in places.items()}
         largest = max(field.chunk_nbytes for field in fields.values())
         self.scratch_bytes = knobs.cache_bytes + knobs.workers * largest
@@ -99,34 +98,6 @@ class TensorStoreEngine(Engine):
     def tasks(self, samples: Items, patches: Items | None = None) -> list[FieldTask]:
         return [FieldTask(self, field, samples, patches) for field in self.fields.values()]
 
-    def normalise(
-        self, field: Field, batch: NDArray[Any], samples: NDArray[Any], patches: Items | None
-    ) -> None:
-        """Normalise a batch in place. ``samples`` has shape (row,), or (row, time) with offsets."""
-        normaliser = self.normalisers.get(field.name)
-        if normaliser is None:
-            return
-        axis = field.channel_axis
-        if axis == 0:  # a number for each sample
-            which = samples if len(normaliser.mean) > 1 else np.zeros_like(samples)
-            wide = (*which.shape, *[1] * (batch.ndim - which.ndim))
-            both = (normaliser.mean, normaliser.std)
-            rows = Rows(*(values[which].astype(batch.dtype).reshape(wide) for values in both))
-            Normaliser.apply(batch, rows)
-            return
-        for row, item in enumerate(batch):
-            start = 0 if patches is None else field.patch_start(int(patches[row])).get(axis, 0)
-            Normaliser.apply(item, self._rows_of(field, normaliser, axis, start))
-
-    def _rows_of(self, field: Field, normaliser: Normaliser, axis: int, start: int) -> Rows:
-        """Mean and std for an item whose channels begin at ``start``."""
-        if (field.name, start) not in self._rows:
-            shape, place = field.item_shape, axis - len(field.shape)
-            channels = list(field.channels or range(start, start + shape[place]))
-            rows = normaliser.rows(channels, place, shape, field.dtype)
-            self._rows[field.name, start] = rows
-        return self._rows[field.name, start]
-
     def bytes_in_flight(self, rows: int, batches: int) -> int:
         """All chunks of a task may wait in memory, to be decoded or to be copied. Chunks that are
         being decoded count as scratch."""
@@ -136,11 +107,6 @@ class TensorStoreEngine(Engine):
             for _ in range(batches)
         ]
         return sum(sorted(tasks, reverse=True)[: self.drivers])
-
-    @property
-    def reads_alone(self) -> bool:  # type: ignore[override]
-        """False where values are normalised: that needs a thread."""
-        return not self.normalisers
 
     @contextlib.contextmanager
     def explained(self, name: str) -> Iterator[None]:
@@ -172,12 +138,10 @@ class FieldTask:
         return self.field.item_nbytes * len(self.samples)
 
     def run(self, out: Arrays, check: Check) -> Traffic:
-        traffic = self.begin(out).wait(check)
-        self.engine.normalise(self.field, out[self.field.name], self._wanted, self.patches)
-        return traffic
+        return self.begin(out).wait(check)
 
     def begin(self, out: Arrays) -> FieldReading:
-        """Start reading into the batch. Nothing is normalised."""
+        """Start reading into the batch."""
         batch, engine = out[self.field.name], self.engine
         with engine.explained(self.field.name):
             futures = [
