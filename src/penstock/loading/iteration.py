@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from ..base import Channel, Flow, Stopped, UsageError
 from .batch import Batch, BatchLayout, Transform, transformed
-from .engines.engine import Begins, Check, Engine, Traffic, Wanted
+from .engines.engine import Begins, Check, Engine, Wanted
 from .order import Order, Position, batches_from
 from .ring import Ring
 from .under_way import BatchWork, OwnReads, ReadAhead, Ticket, tickets_of
@@ -33,7 +33,6 @@ class EpochRun:
         self.engine, self.ring = engine, ring
         self.layout, self.transform = layout, transform
         self.epoch, self.order = start.epoch, order
-        self.traffic = Traffic()
 
         self.flow = flow = Flow()
         self.ended = False
@@ -123,15 +122,13 @@ class EpochRun:
         if not work.readings:
             return
         try:
-            traffic = work.wait(self.flow.check)
+            work.wait(self.flow.check)
         except BaseException as error:
             failed = self.flow.failed
             self.flow.fail(error)
             if failed:  # so the read was cancelled
                 raise Stopped from error
             raise
-        with self.flow.changed:
-            self.traffic = self.traffic.plus(traffic)
 
     # --- the steps of the threads ----------------------------------------------------------------
 
@@ -150,11 +147,10 @@ class EpochRun:
             self.planned.put_all(tickets_of(work, tasks))
 
     def _work(self, ticket: Ticket) -> None:
-        work, traffic = ticket.work, Traffic()
+        work = ticket.work
         for task in ticket.tasks:
-            traffic = traffic.plus(task.run(work.out, self.flow.check))
+            task.run(work.out, self.flow.check)
         with self.flow.changed:
-            self.traffic = self.traffic.plus(traffic)
             work.tasks_left -= len(ticket.tasks)
             if work.tasks_left == 0:
                 self.done.put(work, work.place)

@@ -38,7 +38,7 @@ from .arguments import selection_of, stacks_of
 from .batch import Batch, BatchLayout, Transform
 from .engines.choose import open_engine
 from .engines.chunk_selection import locate
-from .engines.engine import EngineKnobs, Traffic
+from .engines.engine import EngineKnobs
 from .fields import Field
 from .iteration import EpochRun
 from .order import Order, Position
@@ -173,11 +173,6 @@ class Loader:
     def ready(self) -> int:
         """The number of batches that are read and not yet taken."""
         return self._run.ready if self._run else 0
-
-    @property
-    def traffic(self) -> Traffic:
-        """The bytes read and decoded in this iteration, or in the last one."""
-        return self._run.traffic if self._run is not None else Traffic()
 
     def close(self) -> None:
         """End the iteration and its threads, and free memory. The loader can be iterated again."""

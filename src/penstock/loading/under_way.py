@@ -6,7 +6,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..base import Channel, Flow
 from .batch import Batch
-from .engines.engine import TICKET, Begins, Check, Reading, Task, Traffic
+from .engines.engine import TICKET, Begins, Check, Reading, Task
 from .ring import Ring
 
 
@@ -36,10 +35,11 @@ class BatchWork:
         """Whether all of its reads have ended."""
         return all(reading.done() for reading in self.readings)
 
-    def wait(self, check: Check) -> Traffic:
-        """Wait until everything is read. Returns the bytes that were read."""
+    def wait(self, check: Check) -> None:
+        """Wait until everything is read."""
         readings, self.readings = self.readings, ()
-        return reduce(Traffic.plus, (reading.wait(check) for reading in readings), Traffic())
+        for reading in readings:
+            reading.wait(check)
 
     def hand_over(self) -> Batch:
         """The batch. From now on nobody else holds it, not even a thread that is slow to end."""

@@ -36,22 +36,6 @@ class EngineKnobs(NamedTuple):
     """``error``: a chunk that the store lacks is an error. ``fill``: it is the fill value."""
 
 
-class Traffic(NamedTuple):
-    """Bytes that were read and decoded."""
-
-    stored_bytes: int | None = 0
-    """Bytes read from the store, None where the engine cannot tell."""
-    decoded_bytes: int = 0
-    """Bytes of the decoded chunks, with their padding where the engine can tell."""
-
-    def plus(self, other: Traffic) -> Traffic:
-        """The sum of both; unknown stored bytes stay unknown."""
-        stored = None
-        if self.stored_bytes is not None and other.stored_bytes is not None:
-            stored = self.stored_bytes + other.stored_bytes
-        return Traffic(stored, self.decoded_bytes + other.decoded_bytes)
-
-
 class Wanted(NamedTuple):
     """A batch that will be read."""
 
@@ -71,7 +55,7 @@ class Task(Protocol):
     def nbytes(self) -> int:
         """Bytes that it decodes. Work is shared out by this number."""
 
-    def run(self, out: Arrays, check: Check) -> Traffic:
+    def run(self, out: Arrays, check: Check) -> None:
         """Read this piece into the batch."""
 
 
@@ -84,7 +68,7 @@ class Reading(Protocol):
     def end_within(self, seconds: float) -> None:
         """Wait for the end, at most so many seconds. Raises nothing."""
 
-    def wait(self, check: Check) -> Traffic:
+    def wait(self, check: Check) -> None:
         """Wait until all of it is in the batch. Every call raises the error of a failed read."""
 
 
@@ -150,7 +134,7 @@ class Engine(ABC):
         out: Arrays,
         check: Check = lambda: None,
         patches: Items | None = None,
-    ) -> Traffic:
+    ) -> None:
         """Read the rows of one batch in this thread.
 
         Args:
@@ -158,12 +142,7 @@ class Engine(ABC):
             out: The batch: an array of shape (rows, ...) for each field.
             check: Called before each task; may raise.
             patches: The patch of each row: (rows,). None where samples are not cut.
-
-        Returns:
-            The bytes that were read and decoded.
         """
-        traffic = Traffic()
         for task in self.tasks(samples, patches):
             check()
-            traffic = traffic.plus(task.run(out, check))
-        return traffic
+            task.run(out, check)

@@ -27,7 +27,7 @@ from ..fields import ChunkRead, Field, chunk_reads
 from ..permutation import Items
 from .chunk_selection import Arrays, Location, Selection
 from .decode import copy_runs, decode_chunk, read_chunk_file
-from .engine import Check, Engine, EngineKnobs, Task, Traffic
+from .engine import Check, Engine, EngineKnobs, Task
 from .zarr_metadata import ChunkLayout, read_layout
 
 _SLACK = 1 << 16
@@ -192,23 +192,20 @@ class ChunkTask:
         for to, of in self.read.copies:
             copy_runs(batch[to], chunk[of])
 
-    def run(self, out: Arrays, check: Check) -> Traffic:
+    def run(self, out: Arrays, check: Check) -> None:
         check()
         pool = self.engine.decoded
         chunk = pool.take(self.field.chunks, self.layout.dtype)
-        traffic = self.fill(chunk)
+        self.fill(chunk)
         self.scatter(chunk, out)
         pool.give(chunk)
-        return traffic
 
-    def fill(self, chunk: NDArray[Any]) -> Traffic:
+    def fill(self, chunk: NDArray[Any]) -> None:
         """Read and decode the chunk into an array of its shape."""
         stored = self.fetch()
         self.decode(stored, chunk)
-        traffic = Traffic(stored.nbytes, chunk.nbytes)
         if stored is not _FILL:
             self.engine.stored.give(stored)
-        return traffic
 
     def follows(self, other: ChunkTask) -> bool:
         """Whether this chunk comes right behind another along the last axis of the batch. The batch
@@ -247,18 +244,17 @@ class SideBySide:
     def nbytes(self) -> int:
         return sum(task.nbytes for task in self.tasks)
 
-    def run(self, out: Arrays, check: Check) -> Traffic:
-        first, traffic = self.tasks[0], Traffic()
+    def run(self, out: Arrays, check: Check) -> None:
+        first = self.tasks[0]
         pool = first.engine.decoded
         chunks = pool.take((len(self.tasks), *first.field.chunks), first.layout.dtype)
         try:
             for task, chunk in zip(self.tasks, chunks, strict=True):
                 check()
-                traffic = traffic.plus(task.fill(chunk))
+                task.fill(chunk)
             self._scatter(chunks, out[first.field.name])
         finally:
             pool.give(chunks)
-        return traffic
 
     def _scatter(self, chunks: NDArray[Any], batch: NDArray[Any]) -> None:
         for (to, of), (end, _) in zip(

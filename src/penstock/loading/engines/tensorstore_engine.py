@@ -30,7 +30,7 @@ from ...instruments import is_safe_to_map
 from ..fields import Field
 from ..permutation import Items
 from .chunk_selection import Arrays, Location, Selection
-from .engine import Check, Engine, EngineKnobs, Traffic
+from .engine import Check, Engine, EngineKnobs
 
 ts = require("tensorstore", "infer")
 
@@ -137,8 +137,8 @@ class FieldTask:
     def nbytes(self) -> int:
         return self.field.item_nbytes * len(self.samples)
 
-    def run(self, out: Arrays, check: Check) -> Traffic:
-        return self.begin(out).wait(check)
+    def run(self, out: Arrays, check: Check) -> None:
+        self.begin(out).wait(check)
 
     def begin(self, out: Arrays) -> FieldReading:
         """Start reading into the batch."""
@@ -150,7 +150,7 @@ class FieldTask:
             ]
         with engine.lock:
             engine.pending.update(futures)
-        return FieldReading(engine, self.field.name, futures, batch.nbytes)
+        return FieldReading(engine, self.field.name, futures)
 
     @property
     def _wanted(self) -> NDArray[Any]:
@@ -190,7 +190,6 @@ class FieldReading:
     engine: TensorStoreEngine
     name: str
     futures: list[Any]
-    nbytes: int
 
     def done(self) -> bool:
         return all(future.done() for future in self.futures)
@@ -201,7 +200,7 @@ class FieldReading:
             with contextlib.suppress(Exception):
                 future.exception(timeout=max(0.0, until - time.monotonic()))
 
-    def wait(self, check: Check) -> Traffic:
+    def wait(self, check: Check) -> None:
         try:
             check()  # a `cancel` before the futures were known would have missed them
             with self.engine.explained(self.name):
@@ -210,7 +209,6 @@ class FieldReading:
         finally:
             with self.engine.lock:
                 self.engine.pending.difference_update(self.futures)
-        return Traffic(None, self.nbytes)
 
 
 def _plain(wanted: NDArray[Any]) -> Any:
