@@ -126,13 +126,15 @@ def test_overwrite_removes_a_packed_data_set_and_nothing_else(tmp_path: Path) ->
     assert read(open_dataset(root), "inputs").shape[0] == 3
 
     (root / "thesis.txt").write_text("ten years of work")
-    with pytest.raises(UsageError, match=r"holds thesis.txt, .* nothing was removed"):
+    with pytest.raises(
+        UsageError, match=r"holds thesis.txt beside a packed .* nothing was removed"
+    ):
         write_small(root, overwrite=True)
     assert open_dataset(root).num_samples == 3
 
     other = tmp_path / "other"
     (other / "inputs.zarr").mkdir(parents=True)
-    with pytest.raises(UsageError, match="is not a packed data set; nothing was removed"):
+    with pytest.raises(UsageError, match="holds no packed data set; nothing was removed"):
         write_small(other, overwrite=True)
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="is not a folder"):

@@ -38,12 +38,12 @@ from .scenes.chip_record import ChipRecord as ChipRecord
 from .scenes.chips import Chip as Chip
 from .scenes.chips import Chips as Chips
 from .scenes.chips import seen_again as seen_again
-from .scenes.cluster_cut import CHIP_LIBRARIES as CHIP_LIBRARIES
 from .scenes.labels import read_labels as read_labels
 from .scenes.labels import read_predictions as read_predictions
 from .scenes.labels import write_predictions as write_predictions
 from .scenes.matching import keep_strongest as keep_strongest
 from .scenes.objects import Objects as Objects
+from .scenes.preprocess import CHIP_LIBRARIES as CHIP_LIBRARIES
 from .scenes.preprocess import Done as Done
 from .scenes.preprocess import check_chips_output as check_chips_output
 from .scenes.preprocess import preprocess_scenes as preprocess_scenes

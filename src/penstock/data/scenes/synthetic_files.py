@@ -5,15 +5,14 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ...base import UsageError, require, system_errors
-from ..packed.data_folder import names_in
+from ...base import require, system_errors
+from ..packed.data_folder import check_strangers, names_to_replace, remove
 from .labels import COLUMNS, NO_SHORE_KM
 from .rasters import NODATA, FloatArray
 from .scene import COARSE_M, PIXEL_M
@@ -102,17 +101,9 @@ def clear_data_set(root: Path, overwrite: bool) -> None:
     Raises:
         UsageError: the folder holds something else, or ``overwrite`` is missing.
     """
-    there = names_in(root)
-    if not there:
-        return
-    if SYNTHETIC not in there:
-        raise UsageError(f"OUT {root} exists and holds no synthetic scenes; nothing was removed")
-    if not overwrite:
-        raise UsageError(f"OUT {root} exists; use --overwrite to replace it")
-    if strangers := sorted(there - {SYNTHETIC, *_FOLDERS}):
-        raise UsageError(f"OUT {root} holds {strangers[0]} beside its scenes; nothing was removed")
-    for name in there - {SYNTHETIC}:
-        shutil.rmtree(root / name)
+    there = names_to_replace(root, [SYNTHETIC], "synthetic scenes", overwrite)
+    check_strangers(f"OUT {root}", there - {SYNTHETIC, *_FOLDERS}, "its scenes")
+    remove(root / name for name in there - {SYNTHETIC})
 
 
 def write_scene(folder: Path, scene: SyntheticScene, tiff: str = "strips") -> list[dict[str, str]]:
