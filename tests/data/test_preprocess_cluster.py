@@ -17,10 +17,10 @@ import pytest
 from penstock.base import UsageError
 from penstock.cli import main
 from penstock.data.scenes import cutting
-from penstock.data.scenes.chip_record import ChipRecord
 from penstock.data.scenes.cutting import SceneJob, cut_task
 from penstock.data.scenes.labels import read_labels
 from penstock.data.scenes.scene import scene_folders
+from penstock.data.scenes.windows import ChipRecord
 
 from ..preloaded import forked_workers, started
 from .kit import CHIP, NAMES, OVERLAP, words_of

@@ -32,9 +32,7 @@ from .packed.write import write_dataset as write_dataset
 from .resampling import Resampling as Resampling
 from .scaled_grid import SAME as SAME
 from .scaled_grid import ScaledGrid as ScaledGrid
-from .scenes.average_precision import ImageResult as ImageResult
 from .scenes.average_precision import coco_ap as coco_ap
-from .scenes.chip_record import ChipRecord as ChipRecord
 from .scenes.chips import Chip as Chip
 from .scenes.chips import Chips as Chips
 from .scenes.chips import seen_again as seen_again
@@ -60,6 +58,7 @@ from .scenes.shoreline import read_shoreline as read_shoreline
 from .scenes.shoreline import shoreline_path as shoreline_path
 from .scenes.synthetic_files import clear_data_set as clear_data_set
 from .scenes.synthetic_files import write_data_set as write_data_set
+from .scenes.windows import ChipRecord as ChipRecord
 from .scenes.windows import Cut as Cut
 from .scenes.windows import cuts_of as cuts_of
 from .scenes.windows import empty_band as empty_band

@@ -1,4 +1,4 @@
-from .cluster_predict import DETECTOR_LIBRARIES as DETECTOR_LIBRARIES
+from .detecting import DETECTOR_LIBRARIES as DETECTOR_LIBRARIES
 from .log_lines import TRAIN_LOCK as TRAIN_LOCK
 from .log_lines import TRAINS as TRAINS
 from .log_lines import first_lines as first_lines

@@ -46,8 +46,7 @@ from ..data import (
     write_predictions,
 )
 from ..models import read_state, read_training_record
-from .cluster_predict import detect_on_cluster
-from .detecting import Settings, detect, load_detector, windows_of
+from .detecting import Settings, detect, detect_on_cluster, load_detector, windows_of
 from .ranks import device_of
 
 

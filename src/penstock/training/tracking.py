@@ -101,7 +101,7 @@ class Tracking:
     """Tells the trackers of a run; nothing without ``facts``, as on all ranks but the first."""
 
     def __init__(self, config: TrainConfig, facts: Mapping[str, Any] | None) -> None:
-        """``facts`` describe the run, see `run_facts`."""
+        """``facts`` describe the run, see `results.run_facts`."""
         self._out, self._every, self._step = config.output_dir, config.track_every, 0
         self._outcome: list[dict[str, Any]] | None = None
         names = config.track if facts else ()

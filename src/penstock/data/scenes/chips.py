@@ -25,11 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import UsageError, describe, read_json, require
-from .chip_record import ChipRecord
 from .coarse import Coarse
 from .objects import Objects
 from .scene import CHANNELS, radar_of
-from .windows import Cut, Span, cuts_of, model_view
+from .windows import ChipRecord, Cut, Span, cuts_of, model_view
 
 FORMAT, VERSION = "penstock-chips", 3
 INDEX, MANIFEST, ARRAY = "index.json", "manifest.json", "chips.zarr"

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import StageError, Stopped, UsageError, begin_output, require, write_json
-from .chip_record import ChipRecord
 from .chips import (
     ARRAY,
     FORMAT,
@@ -32,7 +31,7 @@ from .chips import (
 from .objects import Objects
 from .rasters import is_missing
 from .scene import CHANNELS, Scene, radar_of
-from .windows import Cut, cuts_of, empty_band, read_row
+from .windows import ChipRecord, Cut, cuts_of, empty_band, read_row
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,11 +33,11 @@ from ...base import (
 )
 from ...cluster import Workers, share_pieces
 from ..packed.data_folder import check_strangers, remove
-from .chip_record import ChipRecord
 from .chips import ARRAY, DTYPE, FORMAT, INDEX, MANIFEST, VERSION, Chips, read_document
 from .cutting import SceneJob, cut_task
 from .objects import Objects
 from .scene import CHANNELS
+from .windows import ChipRecord
 
 CHIP_LIBRARIES = ("penstock-dl", "numpy", "rasterio", "numcodecs")
 """The distributions that decide the bytes of chips."""
