@@ -58,11 +58,10 @@ from .feed import feed_of
 from .log_lines import TRAIN_LOCK, TRAINS
 from .profiling import StepProfiler
 from .ranks import Stop, gather, ranks_of
-from .results import RunReport, scores_of
+from .results import RunReport, StepLog, scores_of
 from .run_folder import data_folders, take_folder
 from .run_state import RunState, Tally
 from .step import Schedule, Stepper, StepTaken, why_not_finite
-from .step_log import StepLog
 from .tracking import Tracking, check_trackers
 from .workloads import Workload, make_workload
 
