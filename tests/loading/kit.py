@@ -184,14 +184,13 @@ def threads_of_loaders() -> list[str]:
 
 def read_by(monkeypatch: pytest.MonkeyPatch, read: Callable[..., Any]) -> None:
     """Have the native engine read the files of chunks by another function."""
-    for room in ("native", "decode"):
-        monkeypatch.setattr(f"penstock.loading.engines.{room}.read_chunk_file", read)
+    monkeypatch.setattr("penstock.loading.engines.native.read_chunk_file", read)
 
 
 def _chunk_reader() -> Callable[..., Any]:
-    from penstock.loading.engines import decode  # needs numcodecs, which is no part of the core
+    from penstock.loading.engines import native  # needs numcodecs, which is no part of the core
 
-    return decode.read_chunk_file
+    return native.read_chunk_file
 
 
 def slow(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:

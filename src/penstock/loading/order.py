@@ -18,7 +18,7 @@ import operator
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,7 +79,14 @@ class Order:
     into other batches than its beginning: see `resume`."""
 
     def __post_init__(self) -> None:
-        _check_settings(self)
+        if not 0 <= self.rank < self.world_size:
+            raise UsageError(f"rank {self.rank} is not one of the {self.world_size} ranks from 0")
+        if self.drop_last and self.num_batches == 0:
+            raise UsageError(
+                f"an epoch of {self.num_items} items does not fill one global batch of "
+                f"{self.global_batch} ({self.batch_size} x {self.world_size} ranks); "
+                "lower batch_size, or keep the last batch with drop_last=False"
+            )
 
     @property
     def num_items(self) -> int:
@@ -228,23 +235,6 @@ class Order:
             return replace(self, skip=0), Position(epoch + 1, 0)
         batch, skip = divmod(done, self.global_batch)
         return replace(self, skip=skip), Position(epoch, batch)
-
-
-def _check_settings(order: Order) -> None:
-    for name in "num_samples batch_size window chunk patches_per_sample world_size".split():
-        if getattr(order, name) < 1:
-            raise UsageError(f"{name} {getattr(order, name)} must be at least 1")
-    for name, choices in (("shuffle", get_args(Shuffle)), ("uneven", get_args(Uneven))):
-        if getattr(order, name) not in choices:
-            raise UsageError(f"{name} {getattr(order, name)!r} is not one of {', '.join(choices)}")
-    if not 0 <= order.rank < order.world_size:
-        raise UsageError(f"rank {order.rank} is not one of the {order.world_size} ranks from 0")
-    if order.drop_last and order.num_batches == 0:
-        raise UsageError(
-            f"an epoch of {order.num_items} items does not fill one global batch of "
-            f"{order.global_batch} ({order.batch_size} x {order.world_size} ranks); "
-            "lower batch_size, or keep the last batch with drop_last=False"
-        )
 
 
 def _check_state(state: Mapping[str, Any], plan: Mapping[str, Any], num_items: int) -> None:

@@ -52,7 +52,7 @@ def open_engine(
     if name != "auto":
         raise UsageError(f"engine {name!r} is not one of auto, {', '.join(ENGINES)}")
     from .native import reason_for_native
-    from .zarr_metadata import Unsupported
+    from .zarr_chunks import Unsupported
 
     try:
         reason = reason_for_native(places, selection, knobs)

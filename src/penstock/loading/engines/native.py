@@ -26,9 +26,8 @@ from ...base import Pool, StageError, UsageError
 from ..fields import ChunkRead, Field, chunk_reads
 from ..permutation import Items
 from .chunk_selection import Arrays, Location, Selection
-from .decode import copy_runs, decode_chunk, read_chunk_file
 from .engine import Check, Engine, EngineKnobs, Task
-from .zarr_metadata import ChunkLayout, read_layout
+from .zarr_chunks import ChunkLayout, copy_runs, decode_chunk, read_chunk_file, read_layout
 
 _SLACK = 1 << 16
 """Most bytes by which an incompressible chunk may exceed its data."""
