@@ -89,9 +89,7 @@ def arrays(data: dict[str, Path]) -> dict[str, NDArray[Any]]:
 SAMPLES = 11
 """In a packed data set of two arrays."""
 ARRAYS = {
-    name: ArrayLayout(
-        ("lat", "lon", "channels"), (4, 6, depth), (4, 6, 3), tuple(map(str, range(depth)))
-    )
+    name: ArrayLayout((4, 6, depth), (4, 6, 3), tuple(map(str, range(depth))))
     for name, depth in (("inputs", 7), ("targets", 4))
 }
 TRUTH = {

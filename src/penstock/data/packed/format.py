@@ -73,23 +73,21 @@ IDS, CHECKS, STATISTICS = "ids.npy", "checks.npz", "statistics.npz"
 _METADATA = {".zattrs", ".zarray", "zarr.json", "attributes.json"}
 
 
+LAYOUT_AXES = ("lat", "lon", "channels")
+"""The axes of one sample, as in the seed's data."""
+
+
 @dataclass(frozen=True, slots=True)
 class ArrayLayout:
     """The layout of one array of every sample, without the sample axis, which comes first
     on disk.
     """
 
-    axes: tuple[str, ...]
-    """Names of the axes; one of them is ``channels``."""
     shape: tuple[int, ...]
+    """Of the axes `LAYOUT_AXES`."""
     chunks: tuple[int, ...]
     channels: tuple[str, ...]
     """Names of the channels; see `channel_name`."""
-
-    @property
-    def channel_axis(self) -> int:
-        """The index of the axis of channels."""
-        return self.axes.index("channels")
 
     @property
     def num_bytes(self) -> int:
