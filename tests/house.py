@@ -47,7 +47,7 @@ HEAVY_ROOMS = frozenset(
     training/checkpoint.py training/detecting.py
     training/fabric_plugins.py training/feed.py
     training/loop.py training/predict.py training/profiling.py
-    training/ranks.py training/results.py training/run_folder.py training/run_state.py
+    training/ranks.py training/results.py training/run_folder.py
     training/step.py
     training/workloads/detector_workload.py training/workloads/emulator_workload.py
     training/workloads/objectives.py training/workloads/pairs.py training/workloads/spiral.py

@@ -56,8 +56,8 @@ from .scenes.scene import scenes_in as scenes_in
 from .scenes.scene import split_folder as split_folder
 from .scenes.shoreline import read_shoreline as read_shoreline
 from .scenes.shoreline import shoreline_path as shoreline_path
-from .scenes.synthetic_files import clear_data_set as clear_data_set
-from .scenes.synthetic_files import write_data_set as write_data_set
+from .scenes.synthetic import clear_data_set as clear_data_set
+from .scenes.synthetic import write_data_set as write_data_set
 from .scenes.windows import ChipRecord as ChipRecord
 from .scenes.windows import Cut as Cut
 from .scenes.windows import cuts_of as cuts_of

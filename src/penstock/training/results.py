@@ -36,9 +36,8 @@ from ..base import (
     write_json,
 )
 from ..instruments import PHASES, collect_environment, machine_and_commit, peak_rss, torch_flags
-from .checkpoint import Checkpoints
+from .checkpoint import Checkpoints, RunState
 from .ranks import device_name, gather, host_name, job_facts
-from .run_state import RunState
 from .step import Stepper
 from .workloads import Workload
 

@@ -84,7 +84,7 @@ class ArrayLayout:
     """
 
     shape: tuple[int, ...]
-    """Of the axes `LAYOUT_AXES`."""
+    """Sides of a sample along `LAYOUT_AXES`."""
     chunks: tuple[int, ...]
     channels: tuple[str, ...]
     """Names of the channels; see `channel_name`."""
