@@ -66,7 +66,7 @@ def test_the_ratio_is_of_the_files_and_counts_no_padding_as_data(tmp_path: Path)
     chunks = [p for p in packed.root.rglob("*") if p.is_file() and p.name[0].isdigit()]
     stored = sum(path.stat().st_size for path in chunks)
     assert len(chunks) == 5 * (3 + 2)  # the constant ones too
-    assert packed.stored_bytes == packed.document["stored_bytes"] == stored
+    assert packed.document["stored_bytes"] == stored
     assert packed.document["compression_ratio"] == 5 * 4 * 6 * 8 * 4 / stored
 
 

@@ -148,11 +148,6 @@ class Packed:
         """Bytes of one decoded sample over all arrays."""
         return sum(array.sample_bytes for array in self.arrays.values())
 
-    @property
-    def stored_bytes(self) -> int:
-        """Bytes of all chunk files on disk."""
-        return sum(stored_bytes(array.path) for array in self.arrays.values())
-
     def statistics(self) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
         """The mean and the standard deviation (over ``n``) of each channel, by array.
 
