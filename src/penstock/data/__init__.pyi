@@ -60,8 +60,6 @@ from .scenes.synthetic import clear_data_set as clear_data_set
 from .scenes.synthetic import write_data_set as write_data_set
 from .scenes.windows import ChipRecord as ChipRecord
 from .scenes.windows import Cut as Cut
-from .scenes.windows import cuts_of as cuts_of
-from .scenes.windows import empty_band as empty_band
 from .scenes.windows import model_view as model_view
 from .scenes.windows import planes_of as planes_of
 from .scenes.windows import read_row as read_row

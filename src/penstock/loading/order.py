@@ -136,7 +136,8 @@ class Order:
         Returns:
             The items: (batch_size,), or fewer in a short last batch.
         """
-        return self.items_at(epoch, self._positions(batch))
+        (items,) = self.run_of_items(epoch, [batch])
+        return items
 
     def run_of_items(self, epoch: int, batches: Iterable[int]) -> list[Items]:
         """The `items` of each of some batches, quicker than one by one."""
@@ -279,19 +280,6 @@ class Endless(Order):
     def mask(self, batch: int) -> NDArray[np.bool_]:
         """True for each of the `items` of a batch."""
         return np.ones(self.batch_size, bool)
-
-    def items(self, epoch: int, batch: int) -> Items:
-        """The items of a batch, as `Order.items`; later batches are those of further epochs.
-
-        Args:
-            epoch: The first epoch, from 0.
-            batch: The batch, from 0, counted from the first epoch's begin.
-
-        Returns:
-            The items: (batch_size,).
-        """
-        (items,) = self.run_of_items(epoch, [batch])
-        return items
 
     def run_of_items(self, epoch: int, batches: Iterable[int]) -> list[Items]:
         """The `items` of each of some batches, quicker than one by one.

@@ -10,7 +10,7 @@ import hashlib
 import platform
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,6 @@ from ..data import (
     Cut,
     Objects,
     Scene,
-    cuts_of,
-    empty_band,
     model_view,
     planes_of,
     read_row,
@@ -68,10 +66,6 @@ def load_detector(weights: Path, settings: Settings) -> nn.Module:
     return net.eval()
 
 
-def windows_of(scene: Scene, record: ChipRecord) -> tuple[Cut, Cut]:
-    return cuts_of(scene.size, record.chip_size, record.overlap)
-
-
 @torch.no_grad()
 def detect(
     net: nn.Module,
@@ -83,7 +77,7 @@ def detect(
     """The objects of a scene, the number of its windows, and the number of them that the detector
     ran on. ``advance`` is called after each row of windows, with their number."""
     record = settings.record
-    rows, columns = windows_of(scene, record)
+    rows, columns = record.cuts(scene.size)
     device = next(net.parameters()).device
     half = torch.float16 if device.type == "cuda" else torch.bfloat16
     parts: list[dict[str, NDArray[Any]]] = []
@@ -115,25 +109,13 @@ def _rows_ahead(
 
     The next row is prefetched into a second buffer. An array is valid until the next one is taken.
     """
-    bands = [empty_band(columns, record) for _ in range(min(2, rows.num))]
+    bands = [record.empty_band(columns) for _ in range(min(2, rows.num))]
 
     def read(row: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
         band = bands[row % 2]
         return band, read_row(scene, rows, row, columns, band)[0]
 
     return in_order(read, range(rows.num), workers=1, ahead=1)
-
-
-@dataclass(frozen=True, slots=True)
-class SceneToSearch:
-    """A scene and its detector."""
-
-    folder: Path
-    weights: Path
-    digest: str
-    """SHA-256 of the weights as the client sees them."""
-    settings: Settings
-    config: PredictConfig
 
 
 def detect_on_cluster(
@@ -166,13 +148,11 @@ def detect_on_cluster(
     threads = config.threads or max(1, usable_cores() // workers.peers())
     config = config.model_copy(update={"threads": threads})
 
-    def work_of(name: str) -> SceneToSearch:
-        return SceneToSearch(absolute(folders[name]), absolute(weights), digest, settings, config)
-
+    detector = absolute(weights), digest, settings
     try:
         results = share_pieces(
-            workers, detect_task, sorted(folders), work_of, "scene",
-            "--resume does the rest",
+            workers, partial(detect_task, detector, config), sorted(folders),
+            lambda name: absolute(folders[name]), "scene", "--resume does the rest",
         )  # fmt: skip
         for name, answer in results:
             advance(answer[1])
@@ -181,11 +161,15 @@ def detect_on_cluster(
         workers.client.run(_detector.cache_clear, on_error="return")
 
 
-def detect_task(work: SceneToSearch) -> tuple[Objects, int, int]:
+def detect_task(
+    detector: tuple[Path, str, Settings], config: PredictConfig, folder: Path
+) -> tuple[Objects, int, int]:
     """Find the objects of a scene, on a worker.
 
     Args:
-        work: The scene and the detector.
+        detector: Its weights, their SHA-256 as the client sees them, and its settings.
+        config: The settings of the run.
+        folder: The folder of the scene.
 
     Returns:
         The objects, the number of windows, and the number of windows with valid pixels.
@@ -193,11 +177,11 @@ def detect_task(work: SceneToSearch) -> tuple[Objects, int, int]:
     Raises:
         UnfitWorker: The worker does not see the scene or the weights that the client sees.
     """
-    here, settings, config = platform.node(), work.settings, work.config
-    if not work.folder.is_dir():
-        raise UnfitWorker(f"the worker on {here} does not see {work.folder}")
-    net = _detector(work.weights, work.digest, settings, config.device)
-    with Scene(work.folder, settings.record.channels) as scene, torch_threads(config.threads):
+    if not folder.is_dir():
+        raise UnfitWorker(f"the worker on {platform.node()} does not see {folder}")
+    *_, settings = detector
+    net = _detector(*detector, config.device)
+    with Scene(folder, settings.record.channels) as scene, torch_threads(config.threads):
         return detect(net, scene, settings, config)
 
 
@@ -207,5 +191,4 @@ def _detector(weights: Path, digest: str, settings: Settings, name: str) -> nn.M
     content = weights.read_bytes() if weights.is_file() else b""
     if hashlib.sha256(content).hexdigest() != digest:
         raise UnfitWorker(f"the worker on {platform.node()} does not see the weights {weights}")
-    device = device_of(name)
-    return load_detector(weights, settings).to(device)
+    return load_detector(weights, settings).to(device_of(name))

@@ -31,7 +31,7 @@ from .chips import (
 from .objects import Objects
 from .rasters import is_missing
 from .scene import CHANNELS, Scene, radar_of
-from .windows import ChipRecord, Cut, cuts_of, empty_band, read_row
+from .windows import ChipRecord, Cut, read_row
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +167,8 @@ def _holds(
     out: Path, earlier: Mapping[str, Any], scene: Scene, record: ChipRecord, stop: threading.Event
 ) -> bool:
     """Whether existing chips have the values that the scene's rasters have now."""
-    rows, columns = cuts_of(scene.size, record.chip_size, record.overlap)
-    band = empty_band(columns, record)
+    rows, columns = record.cuts(scene.size)
+    band = record.empty_band(columns)
     for index in _rows(rows.num, stop):
         read_row(scene, rows, index, columns, band)
         shard = shard_path(out / ARRAY, index)
@@ -186,10 +186,10 @@ def _cut_scene(
 ) -> dict[str, Any]:
     """Write one scene's chips and its manifest."""
     radar, record = radar_of(scene.channels), job.record
-    rows, columns = cuts_of(scene.size, record.chip_size, record.overlap)
+    rows, columns = record.cuts(scene.size)
     (out / ARRAY).mkdir()
     # Two, so that one is written while the other is filled.
-    bands = [empty_band(columns, record) for _ in range(min(2, rows.num))]
+    bands = [record.empty_band(columns) for _ in range(min(2, rows.num))]
     shape = (rows.num, *bands[0].shape)
     write_json(out / ARRAY / "zarr.json", metadata(shape, record.dtype), indent=None)
     valid, of_channels, unseen = np.zeros(shape[:2], np.int64), np.zeros(len(radar), np.int64), 0

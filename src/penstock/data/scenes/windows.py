@@ -65,6 +65,24 @@ class ChipRecord:
         except (KeyError, TypeError, ValueError):
             raise UsageError(f"{where} does not say how its chips were cut") from None
 
+    def cuts(self, size: tuple[int, int]) -> tuple[Cut, Cut]:
+        """The cuts of the rows and of the columns of a scene of this size.
+
+        Raises:
+            UsageError: the overlap is as large as a window.
+        """
+        if not 0 <= self.overlap < self.chip_size:
+            raise UsageError(
+                f"--overlap {self.overlap} must be less than --chip-size {self.chip_size}"
+            )
+        rows, columns = (Cut(length, self.chip_size, self.overlap) for length in size)
+        return rows, columns
+
+    def empty_band(self, columns: Cut) -> NDArray[Any]:
+        """An array for a row of windows: NaN of shape (windows, radar channels, y, x)."""
+        shape = columns.num, len(radar_of(self.channels)), self.chip_size, self.chip_size
+        return np.full(shape, np.nan, self.dtype)
+
     def as_document(self) -> dict[str, Any]:
         """The record as JSON takes it."""
         return {**asdict(self), "channels": [*self.channels], "scaling": [*map(list, self.scaling)]}
@@ -119,39 +137,6 @@ class Cut:
         """The core, counted from the first pixel of the chip."""
         first, stop = self.core(index)
         return first - self.start(index), stop - self.start(index)
-
-
-def cuts_of(size: tuple[int, int], chip: int, overlap: int) -> tuple[Cut, Cut]:
-    """The cuts of a scene along both axes.
-
-    Args:
-        size: rows and columns of the scene.
-        chip: pixels along a side of a window.
-        overlap: pixels that neighbours share.
-
-    Returns:
-        The cuts of the rows and of the columns.
-
-    Raises:
-        UsageError: the overlap is as large as a window.
-    """
-    if not 0 <= overlap < chip:
-        raise UsageError(f"--overlap {overlap} must be less than --chip-size {chip}")
-    return Cut(size[0], chip, overlap), Cut(size[1], chip, overlap)
-
-
-def empty_band(columns: Cut, record: ChipRecord) -> NDArray[Any]:
-    """An array for a row of windows.
-
-    Args:
-        columns: the cut of the columns.
-        record: the channels, the size and the dtype.
-
-    Returns:
-        NaN of shape (windows, radar channels, y, x).
-    """
-    side = record.chip_size
-    return np.full((columns.num, len(radar_of(record.channels)), side, side), np.nan, record.dtype)
 
 
 def read_row(
