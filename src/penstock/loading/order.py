@@ -172,12 +172,8 @@ class Order:
         if self.shuffle == "sample":
             sample, patch = np.divmod(positions, self.patches_per_sample)
             return permute(sample, self.num_samples, key) * self.patches_per_sample + patch
-        return permute_windows(positions, self.num_items, self.window_items, key)
-
-    @property
-    def window_items(self) -> int:
-        """Items in a full window of the block shuffle."""
-        return self.window * self.chunk * self.patches_per_sample
+        of_window = self.window * self.chunk * self.patches_per_sample
+        return permute_windows(positions, self.num_items, of_window, key)
 
     def split(self, items: Items) -> tuple[Items, Items]:
         """The sample and the patch of each item."""

@@ -215,18 +215,12 @@ class _BatchIndices:
         for _, items in batches_from(self.order, self.at):
             yield items.tolist()
 
-    def __len__(self) -> int:
-        return self.order.num_batches - self.at.batch
-
 
 @dataclass
 class _Indexed:
     """Samples with their indices."""
 
     samples: IndexedSamples
-
-    def __len__(self) -> int:
-        return len(self.samples)
 
     def __getitem__(self, index: int) -> tuple[int, Any]:
         return index, self.samples[index]

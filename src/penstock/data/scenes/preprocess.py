@@ -150,8 +150,12 @@ def _cut_all(
         if cluster is None:
             _cut_here(jobs, workers, note)
         else:
+            there = {
+                name: replace(job, folder=absolute(job.folder), out=absolute(job.out))
+                for name, job in jobs.items()
+            }
             for cut in share_pieces(
-                cluster, cut_task, sorted(jobs), lambda name: _for_workers(jobs[name]), "scene",
+                cluster, cut_task, sorted(there), there.__getitem__, "scene",
                 "run again to cut the rest",
             ):  # fmt: skip
                 note(*cut)
@@ -175,10 +179,6 @@ def _cut_here(
         finally:  # after an error or Ctrl-C, the others end at their next row
             stop.set()
             pool.shutdown(cancel_futures=True)
-
-
-def _for_workers(job: SceneJob) -> SceneJob:
-    return replace(job, folder=absolute(job.folder), out=absolute(job.out))
 
 
 def _remove_drafts(out: Path) -> None:

@@ -152,16 +152,13 @@ class FieldTask:
             engine.pending.update(futures)
         return FieldReading(engine, self.field.name, futures)
 
-    @property
-    def _wanted(self) -> NDArray[Any]:
-        """The sample of each row, (row,), or those at each offset, (row, time)."""
-        wanted: NDArray[Any] = self.samples[:, None] + np.array(self.field.offsets)
-        return wanted[:, 0] if len(self.field.offsets) == 1 else wanted
-
     def _views(self, array: Any) -> list[tuple[Any, Any]]:
         """Rows of the batch (... for all) and the view of the array that goes there. Each patch is
         a view of its own."""
-        field, wanted = self.field, self._wanted
+        field = self.field
+        # The sample of each row, (row,), or those at each offset, (row, time).
+        wanted: NDArray[Any] = self.samples[:, None] + np.array(field.offsets)
+        wanted = wanted[:, 0] if len(field.offsets) == 1 else wanted
         if self.patches is None or field.patch is None:
             whole = [slice(None)] * (len(field.shape) - 1)
             return [(..., _outer(array, self._inner(whole))[_plain(wanted)])]
