@@ -45,39 +45,6 @@ _FILL = np.empty(0, np.uint8)
 """Stands for the bytes of a missing chunk that becomes the fill value."""
 
 
-def _read_layouts(places: Mapping[str, Location]) -> dict[str, ChunkLayout]:
-    return {name: read_layout(place.url) for name, place in places.items()}
-
-
-def _fields_of(
-    layouts: Mapping[str, ChunkLayout], places: Mapping[str, Location], selection: Selection
-) -> dict[str, Field]:
-    return {
-        name: selection.field(name, places[name], layout.shape, layout.chunks, layout.dtype)
-        for name, layout in layouts.items()
-    }
-
-
-def reason_for_native(
-    places: Mapping[str, Location], selection: Selection, knobs: EngineKnobs
-) -> str | None:
-    """The reason to read with this engine rather than with TensorStore, or None. Reads only
-    metadata. `Unsupported` where this engine cannot read the arrays.
-    """
-    fields = _fields_of(_read_layouts(places), places, selection)
-    if knobs.fetch or knobs.cache_bytes:
-        return None
-    # TensorStore copies such chunks one by one, and Python's lock between two of them costs little.
-    large = sum(
-        field.item_nbytes
-        for field in fields.values()
-        if field.chunk_nbytes >= _LARGE and _beside(field, knobs.workers) > 1
-    )
-    if 2 * large > sum(field.item_nbytes for field in fields.values()):
-        return "it copies large chunks together that lie side by side in a batch"
-    return None
-
-
 class NativeEngine(Engine):
     """Reads local Zarr arrays of regular chunks. `Unsupported` for others."""
 
@@ -91,12 +58,26 @@ class NativeEngine(Engine):
         if knobs.cache_bytes:
             raise UsageError("cache is of engine tensorstore; engine native keeps no chunks")
         self.drivers, self.missing = knobs.workers, knobs.missing
-        self.layouts = _read_layouts(places)
-        self.fields = _fields_of(self.layouts, places, selection)
+        self.layouts = {name: read_layout(place.url) for name, place in places.items()}
+        self.fields = {
+            name: selection.field(name, places[name], layout.shape, layout.chunks, layout.dtype)
+            for name, layout in self.layouts.items()
+        }
         self.most_stored = max(f.chunk_nbytes for f in self.fields.values()) + _SLACK
         """The most bytes of a chunk's file."""
         self.stored = Pool(self.most_stored)
         self._set_aside({n: _beside(f, knobs.workers) for n, f in self.fields.items()})
+
+    def is_quicker(self) -> bool:
+        """Whether it reads more quickly than TensorStore: most of a batch is of large chunks that
+        lie side by side. TensorStore copies these one by one, and Python's lock between two of them
+        costs little."""
+        large = sum(
+            field.item_nbytes
+            for name, field in self.fields.items()
+            if field.chunk_nbytes >= _LARGE and self._beside[name] > 1
+        )
+        return 2 * large > sum(field.item_nbytes for field in self.fields.values())
 
     def save_memory(self) -> None:
         self._set_aside(dict.fromkeys(self.fields, 1))
