@@ -84,7 +84,7 @@ def write_dataset(
     def write(first: int) -> list[dict[str, Moments]]:
         """Make and write one sample, or those of one shard; the moments of each."""
         numbers = range(first, min(first + (shards or 1), len(ids)))
-        return _write_samples(root, numbers, make, arrays, checks, layouts, whole=bool(shards))
+        return _write_samples(root, numbers, make, arrays, checks, whole=bool(shards))
 
     done = 0
     for samples in in_order(write, range(0, len(ids), shards or 1), workers):
@@ -163,7 +163,6 @@ def _write_samples(
     make: Callable[[int], Sample],
     arrays: Mapping[str, Any],
     checks: Mapping[str, NDArray[np.uint32]],
-    layouts: Mapping[str, ArrayLayout],
     *,
     whole: bool,
 ) -> list[dict[str, Moments]]:
@@ -173,10 +172,10 @@ def _write_samples(
     for number in numbers:
         try:
             sample, moments = make(number), {}
-            for name, layout in layouts.items():
+            for name, array in arrays.items():
                 checks[name][number] = checksum(sample[name])
                 moments[name] = Moments.of(sample[name])
-                arrays[name].with_transaction(transaction)[number].write(sample[name]).result()
+                array.with_transaction(transaction)[number].write(sample[name]).result()
             written.append(moments)
         except Exception as error:
             raise StageError("generate", f"sample {number} of {root}", error) from error
@@ -259,8 +258,9 @@ class Moments:
 
     @classmethod
     def of(cls, values: NDArray[Any]) -> Moments:
-        """The moments of one array, its channels last, in float64, a slab at a time: a slab stays in the
-        processor's cache.
+        """The moments of an array, its channels last, in float64, a slab at a time.
+
+        A slab stays in the processor's cache.
         """
         there = np.isfinite(values)
         sides = tuple(range(values.ndim - 1))

@@ -7,8 +7,8 @@
     cores     ├────────── 0 ────────┼──── 1 ────┼──────── 2 ─────┤ each pixel belongs to one chip
 
 An object on the border of one chip lies well inside its neighbour. It belongs to the chip whose
-core it is in, so nothing is cut in two and nothing is counted twice. `preprocess` writes a record of
-how chips were cut, a training keeps it and `predict` obeys it: so training and prediction cut
+core it is in, so nothing is cut in two and nothing is counted twice. `preprocess` writes a record
+of how chips were cut, a training keeps it and `predict` obeys it: so training and prediction cut
 scenes alike, and `model_view` shows both to the model.
 """
 
