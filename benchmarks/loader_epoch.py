@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from penstock.loading.contenders import by_name
-from penstock.loading.contenders.stacked import samples_of
+from penstock.loading.contenders.stacked import BatchSamples
 from penstock.loading.loader import Loader
 from penstock.loading.order import Order
 
@@ -188,7 +188,7 @@ class Patches:
         return ts.open(spec, context=context).result()
 
     def boxes(self) -> Iterator[list[tuple[slice, ...]]]:
-        for items in samples_of(self.order, 0):
+        for items in BatchSamples(self.order):
             yield [box_of(self.layout, int(item)) for item in items]
 
     def batches(self) -> Iterator[Mapping[str, np.ndarray]]:
@@ -257,7 +257,7 @@ class TorchPatches(Patches):
 
         return torch.utils.data.DataLoader(
             Boxes(path, self.layout),
-            batch_sampler=[items.tolist() for items in samples_of(self.order, 0)],
+            batch_sampler=[items.tolist() for items in BatchSamples(self.order)],
             num_workers=THREADS,
             multiprocessing_context="spawn",
             persistent_workers=True,

@@ -44,7 +44,7 @@ import readme
 from penstock.data.scenes.labels import read_labels
 from penstock.data.scenes.preprocess import preprocess_scenes
 from penstock.data.scenes.scene import CHANNELS, scene_folders
-from penstock.data.scenes.synthetic_files import write_data_set
+from penstock.data.scenes.synthetic import write_data_set
 from penstock.instruments import environment
 from penstock.instruments.machine import peak_rss
 

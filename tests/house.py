@@ -44,11 +44,11 @@ HEAVY_ROOMS = frozenset(
     inference/stages/reading.py inference/stages/run.py inference/stages/statistics.py
     inference/stages/watch.py inference/stages/writing.py inference/sharing/steps.py
     inference/recompute.py inference/repair.py inference/run.py
-    training/checkpoint.py training/cluster_predict.py training/detecting.py
+    training/checkpoint.py training/detecting.py
     training/fabric_plugins.py training/feed.py
-    training/loop.py training/not_finite.py training/predict.py training/profiling.py
-    training/ranks.py training/results.py training/run_folder.py training/run_state.py
-    training/step.py training/step_log.py
+    training/loop.py training/predict.py training/profiling.py
+    training/ranks.py training/results.py training/run_folder.py
+    training/step.py
     training/workloads/detector_workload.py training/workloads/emulator_workload.py
     training/workloads/objectives.py training/workloads/pairs.py training/workloads/spiral.py
     training/workloads/tiles.py

@@ -24,7 +24,7 @@ _CONTEXT.set_forkserver_preload(
     "penstock.inference.sharing.on_worker penstock.inference.sharing.steps "
     "penstock.inference.opening.job penstock.data.stores.omezarr "
     "penstock.data.stores.tensorstore_open distributed.nanny distributed.http.worker rasterio "
-    "contourpy numcodecs penstock.data.scenes.cluster_cut tests.looked_up".split()
+    "contourpy numcodecs penstock.data.scenes.preprocess tests.looked_up".split()
 )
 
 

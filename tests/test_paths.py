@@ -18,7 +18,7 @@ from penstock.base.files import absolute
 from penstock.bench.suite import execute as suite
 from penstock.cli import main
 from penstock.data.packed import format
-from penstock.data.scenes.synthetic_files import write_data_set
+from penstock.data.scenes.synthetic import write_data_set
 from penstock.data.stores.open import open_sink, open_source
 from penstock.loading.loader import Loader
 

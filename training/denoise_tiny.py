@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from penstock.data.neurites import PSF_SIGMA
-from penstock.data.volumes import CAMERA_OFFSET, clean_volume, noisy, psnr
+from penstock.data.volumes import CAMERA_OFFSET, clean_volume, noisy
 from penstock.models.unet3d import denoise_tiny
 
 Volume = NDArray[np.float32]
@@ -100,6 +100,12 @@ def train(net: nn.Module, steps: int, seed: int, device: str) -> None:
         if (step + 1) % 50 == 0:
             gain, seconds = -np.mean(losses[-50:]), time.perf_counter() - started
             print(f"step {step + 1}: gain {gain:.2f} dB in training, {seconds:.0f} s", flush=True)
+
+
+def psnr(clean: Volume, image: NDArray[np.generic]) -> float:
+    """Peak signal-to-noise ratio in decibels; the peak is the range of the truth."""
+    error = np.mean(np.square(clean - np.asarray(image, np.float64)))
+    return float(20 * np.log10(np.ptp(clean) / np.sqrt(error)))
 
 
 def batches(steps: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:

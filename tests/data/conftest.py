@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli import main
-from penstock.data.scenes.synthetic_files import write_data_set
+from penstock.data.scenes.synthetic import write_data_set
 from penstock.data.volumes import Specimen
 
 from .kit import OVERLAP, SIZE, words_of

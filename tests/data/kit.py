@@ -264,8 +264,8 @@ def odd_image(folder: Path, **transformation: Any) -> Path:
 PLAIN: dict[str, Any] = {"shards": None, "workers": 2, "overwrite": False, "facts": {}}
 
 SMALL = {
-    "inputs": ArrayLayout(("lat", "lon", "channels"), (4, 6, 5), (4, 6, 2), tuple("abcde")),
-    "targets": ArrayLayout(("lat", "lon", "channels"), (4, 6, 3), (4, 6, 2), tuple("xyz")),
+    "inputs": ArrayLayout((4, 6, 5), (4, 6, 2), tuple("abcde")),
+    "targets": ArrayLayout((4, 6, 3), (4, 6, 2), tuple("xyz")),
 }
 
 

@@ -18,13 +18,12 @@ import pytest
 
 from penstock.base.errors import UsageError
 from penstock.cli import main
-from penstock.data.scenes.chip_record import ChipRecord
 from penstock.data.scenes.chips import Chips
 from penstock.data.scenes.labels import read_labels
 from penstock.data.scenes.rasters import NODATA
 from penstock.data.scenes.scene import CHANNELS, Scene, radar_of, scene_folders
-from penstock.data.scenes.synthetic_files import write_data_set
-from penstock.data.scenes.windows import model_view, planes_of
+from penstock.data.scenes.synthetic import write_data_set
+from penstock.data.scenes.windows import ChipRecord, model_view, planes_of
 
 from .kit import CHIP, NAMES, SIZE, words_of
 

@@ -66,7 +66,7 @@ def test_the_ratio_is_of_the_files_and_counts_no_padding_as_data(tmp_path: Path)
     chunks = [p for p in packed.root.rglob("*") if p.is_file() and p.name[0].isdigit()]
     stored = sum(path.stat().st_size for path in chunks)
     assert len(chunks) == 5 * (3 + 2)  # the constant ones too
-    assert packed.stored_bytes == packed.document["stored_bytes"] == stored
+    assert packed.document["stored_bytes"] == stored
     assert packed.document["compression_ratio"] == 5 * 4 * 6 * 8 * 4 / stored
 
 
@@ -126,13 +126,15 @@ def test_overwrite_removes_a_packed_data_set_and_nothing_else(tmp_path: Path) ->
     assert read(open_dataset(root), "inputs").shape[0] == 3
 
     (root / "thesis.txt").write_text("ten years of work")
-    with pytest.raises(UsageError, match=r"holds thesis.txt, .* nothing was removed"):
+    with pytest.raises(
+        UsageError, match=r"holds thesis.txt beside a packed .* nothing was removed"
+    ):
         write_small(root, overwrite=True)
     assert open_dataset(root).num_samples == 3
 
     other = tmp_path / "other"
     (other / "inputs.zarr").mkdir(parents=True)
-    with pytest.raises(UsageError, match="is not a packed data set; nothing was removed"):
+    with pytest.raises(UsageError, match="holds no packed data set; nothing was removed"):
         write_small(other, overwrite=True)
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="is not a folder"):
@@ -197,12 +199,11 @@ def test_what_is_not_whole_is_not_opened(
 @given(
     lengths=st.lists(st.integers(1, 6), min_size=1, max_size=5),
     offset=st.sampled_from([0.0, -3.0, 1e5]),
-    axis=st.integers(0, 2),
     holes=st.sampled_from([0.0, 0.3, 0.9]),
     seed=st.integers(0, 99),
 )
 def test_moments_of_what_is_finite_add_up_to_numpys(
-    lengths: list[int], offset: float, axis: int, holes: float, seed: int
+    lengths: list[int], offset: float, holes: float, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
     arrays = [(rng.normal(size=(n, 4, 3)) + offset).astype(np.float32) for n in lengths]
@@ -211,7 +212,7 @@ def test_moments_of_what_is_finite_add_up_to_numpys(
     arrays[0][0, 0] = offset  # one value at least
     total = Moments.none(3)
     for array in arrays:
-        total += Moments.of(np.moveaxis(array, -1, axis), axis)
+        total += Moments.of(array)
     whole = np.concatenate(arrays).astype(np.float64)
     whole[~np.isfinite(whole)] = np.nan
     assert total.count.tolist() == np.isfinite(whole).sum(axis=(0, 1)).tolist()

@@ -14,13 +14,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock.base import lock_file
+from penstock.base import UsageError
 from penstock.cli import main
-from penstock.data.scenes.chip_record import ChipRecord
-from penstock.data.scenes.cluster_cut import LOCK, _moved, cut_task
-from penstock.data.scenes.cutting import SceneJob
+from penstock.data.scenes import cutting
+from penstock.data.scenes.cutting import SceneJob, cut_task
 from penstock.data.scenes.labels import read_labels
 from penstock.data.scenes.scene import scene_folders
+from penstock.data.scenes.windows import ChipRecord
 
 from ..preloaded import forked_workers, started
 from .kit import CHIP, NAMES, OVERLAP, words_of
@@ -40,43 +40,35 @@ def everything(folder: Path) -> dict[str, bytes]:
 
 
 def cutters() -> Iterator[psutil.Process]:
-    """The workers that cut a scene now: those that have a file of a draft open, or the lock."""
+    """The workers that cut a scene now: those that have its rasters open."""
     for process in psutil.Process().children(recursive=True):
         try:
-            if any(".penstock-" in file.path for file in process.open_files()):
+            if any(file.path.endswith("_dB.tif") for file in process.open_files()):
                 yield process
         except psutil.Error:
             continue
 
 
 class Killer(threading.Thread):
-    """Kills a worker while it cuts a scene into this folder.
-
-    It holds the lock under which scenes move into place, so that none is done before.
-    """
+    """Kills a worker while it cuts a scene into this folder."""
 
     def __init__(self, out: Path) -> None:
         super().__init__()
         self.out, self.killed, self.ended = out, 0, threading.Event()
-        self.lock = out / "train" / LOCK
 
     def run(self) -> None:
         while not self.killed and not self.ended.wait(0.002):
-            drafts = self.out.glob("*/*/.penstock-*")  # looked for first: processes take longer
+            drafts = self.out.glob("*/.penstock-*")  # looked for first: processes take longer
             for worker in cutters() if any(drafts) else ():
                 worker.kill()
                 self.killed += 1
                 break
-        self.held.close()
 
     def __exit__(self, *_: object) -> None:
         self.ended.set()
         self.join()
 
     def __enter__(self) -> Killer:
-        self.lock.parent.mkdir(parents=True)
-        self.held = self.lock.open("a")
-        lock_file(self.held, wait=True)
         self.start()
         return self
 
@@ -136,7 +128,7 @@ def test_a_client_that_is_killed_is_taken_over_by_another(
 ) -> None:
     words = words_of(data, tmp_path / "out", "--overlap", str(OVERLAP), "--cluster", "local:2")
     client = started(tmp_path, words)
-    while client.is_alive() and not list(tmp_path.glob("out/train/*/.penstock-*/chips.zarr/c/1")):
+    while client.is_alive() and not list(tmp_path.glob("out/train/.penstock-*/chips.zarr/c/1")):
         time.sleep(0.002)
     client.kill()
     client.join()
@@ -151,13 +143,12 @@ def test_a_worker_that_was_taken_for_dead_spoils_nothing(data: Path, tmp_path: P
     labels = read_labels(data / "labels" / "train.csv")[name]
     record = ChipRecord.of(NAMES, CHIP, OVERLAP, "float16")
     out = tmp_path / name
-    job = SceneJob(folder, labels, Path("train.csv"), out, record, False)
-    late, first = tmp_path / name / ".penstock-late.part", cut_task(job)
+    job = SceneJob(folder, labels, Path("train.csv"), out, record)
+    first = cut_task(job)
     before = everything(out)
-    late.mkdir()
-    absent = dataclasses.replace(job, out=tmp_path / "nowhere")  # it saw no manifest as it began
-    manifest, was_there = absent.run(threading.Event(), late)
-    assert not was_there
-    assert _moved(late, out, manifest) == first
-    shutil.rmtree(late)
-    assert everything(out) == before
+    elsewhere = dataclasses.replace(job, out=tmp_path / "late")  # it saw no manifest as it began
+    late = cut_task(elsewhere)
+    assert cutting.moved(elsewhere.out, out, late) == first
+    assert everything(out) == before and elsewhere.out.exists()
+    with pytest.raises(UsageError, match="was made with other size"):
+        cutting.moved(elsewhere.out, out, {**late, "size": [1, 1]})

@@ -23,8 +23,7 @@ from penstock.data.scenes.objects import Objects
 from penstock.data.scenes.rasters import NODATA, is_missing
 from penstock.data.scenes.scene import CHANNELS, Scene, channels_of, scene_folders
 from penstock.data.scenes.shoreline import read_shoreline
-from penstock.data.scenes.synthetic import APART, STRIP, SyntheticScene
-from penstock.data.scenes.synthetic_files import TIFF, write_scene
+from penstock.data.scenes.synthetic import APART, STRIP, TIFF, SyntheticScene, write_scene
 
 from ..parameters import mainly
 from .kit import SIZE

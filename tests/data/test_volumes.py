@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 
-from penstock.data.volumes import CAMERA_OFFSET, clean_volume, noisy, psnr
+from penstock.data.volumes import CAMERA_OFFSET, clean_volume, noisy
 
 SHAPE = (24, 40, 56)
 
@@ -54,22 +52,3 @@ def test_variance_rises_with_the_mean_by_the_gain() -> None:
 def test_sixteen_bits_clip() -> None:
     assert noisy(np.full(4, 80_000.0), seed=0).tolist() == [65535] * 4
     assert noisy(np.full(4, 0.0), seed=0, offset=0.0, read_noise=0.0).tolist() == [0] * 4
-
-
-def test_psnr_by_hand() -> None:
-    # Errors 3 and 4 of a range of 10: RMS 5 / sqrt(2).
-    expected = 20 * math.log10(10 / (5 / math.sqrt(2)))
-    assert psnr([0.0, 10.0], [3.0, 6.0]) == pytest.approx(expected)
-    assert psnr([0.0, 10.0], [3.0, 6.0], data_range=100) == pytest.approx(expected + 20)
-    assert psnr(np.array([0, 10], np.uint16), np.array([1, 9], np.uint16)) == pytest.approx(20)
-    assert psnr([1.0, 2.0], [1.0, 2.0]) == math.inf
-
-
-@pytest.mark.parametrize(
-    ("reference", "image", "message"),
-    [([1.0, 1.0], [1.0, 2.0], "flat"), ([1.0, 2.0], [1.0], r"\(2,\).*\(1,\)")],
-    ids=["flat", "shapes"],
-)
-def test_psnr_refuses(reference: list[float], image: list[float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        psnr(reference, image)

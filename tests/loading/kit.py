@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import http.server
-import math
 import os
 import random
 import threading
 import warnings
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +20,6 @@ from numpy.typing import NDArray
 from penstock.data.packed.format import ArrayLayout, Packed
 from penstock.data.packed.write import write_dataset
 from penstock.loading.batch import Batch
-from penstock.loading.cache import NextUseCache
-from penstock.loading.chunk_reads import chunk_reads
 from penstock.loading.loader import Loader
 
 ENGINES = ("native", "tensorstore")
@@ -93,9 +89,7 @@ def arrays(data: dict[str, Path]) -> dict[str, NDArray[Any]]:
 SAMPLES = 11
 """In a packed data set of two arrays."""
 ARRAYS = {
-    name: ArrayLayout(
-        ("lat", "lon", "channels"), (4, 6, depth), (4, 6, 3), tuple(map(str, range(depth)))
-    )
+    name: ArrayLayout((4, 6, depth), (4, 6, 3), tuple(map(str, range(depth))))
     for name, depth in (("inputs", 7), ("targets", 4))
 }
 TRUTH = {
@@ -188,14 +182,13 @@ def threads_of_loaders() -> list[str]:
 
 def read_by(monkeypatch: pytest.MonkeyPatch, read: Callable[..., Any]) -> None:
     """Have the native engine read the files of chunks by another function."""
-    for room in ("native", "decode"):
-        monkeypatch.setattr(f"penstock.loading.engines.{room}.read_chunk_file", read)
+    monkeypatch.setattr("penstock.loading.engines.native.read_chunk_file", read)
 
 
 def _chunk_reader() -> Callable[..., Any]:
-    from penstock.loading.engines import decode  # needs numcodecs, which is no part of the core
+    from penstock.loading.engines import native  # needs numcodecs, which is no part of the core
 
-    return decode.read_chunk_file
+    return native.read_chunk_file
 
 
 def slow(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
@@ -208,62 +201,3 @@ def slow(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
         return read(*args)
 
     read_by(monkeypatch, read_slowly)
-
-
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The paths that are read from now on."""
-    paths: list[str] = []
-    read = _chunk_reader()
-
-    def counting(path: str, *rest: Any) -> Any:
-        paths.append(path)
-        return read(path, *rest)
-
-    read_by(monkeypatch, counting)
-    return paths
-
-
-def cache_of(loader: Loader) -> NextUseCache[Any, Any]:
-    cache = getattr(loader.engine, "cache", None)
-    assert isinstance(cache, NextUseCache)
-    return cache
-
-
-def uses_of(loader: Loader, epoch: int = 0, first: int = 0) -> list[Any]:
-    """The chunks that the batches of an epoch want, one after another."""
-    uses: list[Any] = []
-    for items in loader.order.run_of_items(epoch, range(first, loader.order.num_batches)):
-        samples, patches = loader.order.split(items)
-        for name, field in loader.fields.items():
-            reads = chunk_reads(field, samples + loader.first_sample, patches)
-            uses += [(name, read.index) for read in reads]
-    return uses
-
-
-def hits_of_lru(uses: Sequence[int], capacity: int) -> int:
-    held: OrderedDict[int, None] = OrderedDict()
-    hits = 0
-    for key in uses:
-        hits += key in held
-        held[key] = None
-        held.move_to_end(key)
-        if len(held) > capacity:
-            held.popitem(last=False)
-    return hits
-
-
-def reads_of_belady(uses: Sequence[Any], capacity: int) -> int:
-    """What a cache reads that knows the whole epoch: plain, and slow."""
-    later: dict[Any, float] = {}
-    next_use = [math.inf] * len(uses)
-    for place in reversed(range(len(uses))):
-        next_use[place] = later.get(uses[place], math.inf)
-        later[uses[place]] = place
-    held: dict[Any, float] = {}
-    reads = 0
-    for key, following in zip(uses, next_use, strict=True):
-        reads += key not in held
-        held[key] = following
-        if len(held) > capacity:  # it may be the new one that goes
-            del held[max(held, key=held.__getitem__)]
-    return reads

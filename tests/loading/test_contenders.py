@@ -55,11 +55,10 @@ def check_epoch(
     batches: Iterator[dict[str, np.ndarray]],
     order: Order,
     packed: Packed,
-    epoch: int = 0,
 ) -> None:
     audit, count = Audit(packed), 0
     for number, batch in enumerate(batches):
-        samples = order.items(epoch, number)
+        samples = order.items(0, number)
         assert set(batch) == set(TRUTH)
         for name, expected in TRUTH.items():
             assert batch[name].dtype == np.float32
@@ -92,8 +91,8 @@ def test_batches_are_those_of_numpy_in_the_order_that_was_given(
 ) -> None:
     needs(name)
     loader = make(name, packed.root, ORDERS[kind])
-    for epoch in (0, 1):
-        check_epoch(loader.batches(epoch), ORDERS[kind], packed, epoch)
+    for _ in range(2):
+        check_epoch(loader.batches(), ORDERS[kind], packed)
     loader.close()
     loader.close()
 
@@ -103,9 +102,9 @@ def test_torch_workers_deliver_two_epochs_and_end_with_the_loader(packed: Packed
     needs("torch")
     before = set(psutil.Process().children(recursive=True))
     loader = make("torch", packed.root, ORDERS["shuffled"], threads=2)
-    for epoch in (0, 1):
-        check_epoch(loader.batches(epoch), ORDERS["shuffled"], packed, epoch)
-    halfway = loader.batches(2)
+    for _ in range(2):
+        check_epoch(loader.batches(), ORDERS["shuffled"], packed)
+    halfway = loader.batches()
     next(halfway)
     workers = set(psutil.Process().children(recursive=True)) - before
     assert sum("spawn_main" in " ".join(worker.cmdline()) for worker in workers) == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from numpy.typing import NDArray
 
 from penstock.base.errors import StageError, UsageError
 from penstock.loading.batch import Batch
-from penstock.loading.engines import decode
 from penstock.loading.loader import Loader
 from penstock.loading.order import Order
 
@@ -23,13 +21,9 @@ from ..laws import COSTLY
 from .kit import (
     ENGINES,
     arrays,
-    cache_of,
-    distinct,
-    read_by,
     seen,
     slow,
     threads_of_loaders,
-    write,
 )
 
 pytest.importorskip("numcodecs")
@@ -43,7 +37,6 @@ pytest.importorskip("tensorstore")
     batch_size=st.integers(1, 7),
     shuffle=st.sampled_from(["none", "sample", "block", "global"]),
     seed=st.integers(0, 99),
-    cache=st.sampled_from([0, 480, 5000, 1 << 20]),  # of no chunk, one, ten, all
 )
 def test_each_item_once_and_in_one_order_whatever_the_threads(
     data: dict[str, Path],
@@ -52,7 +45,6 @@ def test_each_item_once_and_in_one_order_whatever_the_threads(
     batch_size: int,
     shuffle: Any,
     seed: int,
-    cache: int,
 ) -> None:
     whole = arrays(data)
     order = Order(12, batch_size, seed, shuffle, window=3)
@@ -60,7 +52,7 @@ def test_each_item_once_and_in_one_order_whatever_the_threads(
         pytest.MonkeyPatch.context() as patch,
         Loader(
             data, batch_size=batch_size, shuffle=shuffle, window=3, seed=seed, workers=workers,
-            queue=queue, engine="native", cache=cache,
+            queue=queue, engine="native",
         ) as loader,
     ):  # fmt: skip
         slow(patch, seed)
@@ -144,7 +136,7 @@ def test_a_resumed_epoch_is_the_rest_of_it_to_the_bit(
 
 
 def test_the_end_is_told_however_often_one_asks(data: dict[str, Path]) -> None:
-    with Loader(data, batch_size=6, cache="1MiB", engine="native") as loader:
+    with Loader(data, batch_size=6) as loader:
         batches = iter(loader)
         assert len([*batches]) == 2
         assert next(batches, None) is None and next(batches, None) is None
@@ -175,8 +167,8 @@ def test_epochs_advance_and_a_break_ends_one(data: dict[str, Path]) -> None:
 
 def test_two_loaders_at_once_do_not_meet(data: dict[str, Path]) -> None:
     with (
-        Loader(data, batch_size=3, workers=3, shuffle="global", seed=1, cache=5000) as one,
-        Loader(data, batch_size=3, workers=2, shuffle="global", seed=2, cache=5000) as two,
+        Loader(data, batch_size=3, workers=3, shuffle="global", seed=1) as one,
+        Loader(data, batch_size=3, workers=2, shuffle="global", seed=2) as two,
     ):
         alone = seen(one), seen(two)
         one.set_epoch(0), two.set_epoch(0)
@@ -198,8 +190,7 @@ def test_a_transform_changes_replaces_or_fails(data: dict[str, Path]) -> None:
     assert calls == list(range(6)), "one after another, in order"
 
     def replace(batch: Batch) -> dict[str, NDArray[Any]]:
-        noise = batch.rng().random(2, np.float32)
-        return {"sum": batch["inputs"].sum((1, 2, 3)), "noise": noise}
+        return {"sum": batch["inputs"].sum((1, 2, 3))}
 
     def run(workers: int) -> list[tuple[int, list[int], dict[str, bytes]]]:
         with Loader(data, batch_size=2, workers=workers, transform=replace) as loader:
@@ -240,33 +231,6 @@ def test_leaving_early_closing_and_coming_back(data: dict[str, Path], engine: st
     never_begun = iter(loader)
     del never_begun
     assert threads_of_loaders() == []
-
-
-@pytest.mark.slow
-def test_a_reader_that_hangs_does_not_keep_those_who_wait_for_its_chunk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write(tmp_path / "a.zarr", values := distinct((12, 8)), (12, 8))
-    let_go, hangs, read = threading.Event(), threading.Event(), decode.read_chunk_file
-
-    def hang(*args: Any) -> Any:
-        hangs.set()
-        let_go.wait(300)
-        return read(*args)
-
-    read_by(monkeypatch, hang)
-    loader = Loader(path, batch_size=1, workers=4, queue=4, cache="1MiB", engine="native")
-    batches = iter(loader)
-    assert hangs.wait(300)
-    loader.close()
-    assert len(threads_of_loaders()) == 1
-    stuck = [t for t in threading.enumerate() if t.name in threads_of_loaders()]
-    monkeypatch.undo()
-    assert sum(np.array_equal(b["data"], values[b.samples]) for b in loader) == 12
-    let_go.set()
-    stuck[0].join(300)
-    del batches
-    assert not cache_of(loader)._ahead and not cache_of(loader)._making
 
 
 def test_a_fork_is_told_in_one_sentence(data: dict[str, Path]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from penstock.base.errors import UsageError
-from penstock.loading.engines import zarr_metadata
+from penstock.loading.engines import zarr_chunks
 from penstock.loading.fields import PatchGrid
 from penstock.loading.loader import Loader
 
@@ -188,7 +188,7 @@ def test_a_fill_value_that_is_none_of_its_dtype_is_left_to_tensorstore(tmp_path:
     path = write(tmp_path / "a.zarr", distinct((4, 6), np.uint8), (1, 3))
     metadata = json.loads((path / ".zarray").read_text()) | {"fill_value": -1}
     (path / ".zarray").write_text(json.dumps(metadata))
-    with pytest.raises(zarr_metadata.Unsupported, match="engine native cannot read that"):
-        zarr_metadata.read_layout(str(path))
+    with pytest.raises(zarr_chunks.Unsupported, match="engine native cannot read that"):
+        zarr_chunks.read_layout(str(path))
     with pytest.raises(UsageError, match=r"a\.zarr"):  # nor does TensorStore take it
         Loader(path, batch_size=4)

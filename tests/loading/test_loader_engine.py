@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from penstock.base.errors import StageError
+from penstock.base.errors import StageError, UsageError
 from penstock.instruments.page_cache import is_safe_to_map
 from penstock.loading.engines import native
 from penstock.loading.loader import Loader
@@ -35,8 +36,7 @@ def stored(path: Path, chunks: tuple[int, ...] = (1, 4, 6), **how: Any) -> Path:
         ({}, {}, "tensorstore", "without Python's lock"),
         ({"zarr_format": 3, "shards": (4, 8, 12)}, {}, "tensorstore", "it is sharded"),
         ({"compressors": numcodecs.LZ4()}, {}, "native", "TensorStore does not read this"),
-        ({}, {"cache": "1MiB"}, "native", "will be used next"),
-        ({}, {"fetch": 2, "cache": "1MiB"}, "tensorstore", "without Python's lock"),
+        ({}, {"cache": "1MiB"}, "tensorstore", "without Python's lock"),
         ({}, {"engine": "native"}, "native", "asked for"),
     ],
 )
@@ -49,6 +49,22 @@ def test_auto_takes_what_fits_and_says_why(
         assert str(loader.engine).startswith(f"{engine}: ") and why in str(loader.engine)
         for batch in loader:
             np.testing.assert_array_equal(batch["data"], VALUES[batch.samples])
+
+
+def test_a_chunk_that_is_kept_is_read_once(tmp_path: Path) -> None:
+    path = stored(tmp_path / "a.zarr", (20, 8, 12))
+    with pytest.raises(UsageError, match="cache is of engine tensorstore"):
+        Loader(path, batch_size=5, engine="native", cache="1MiB")
+    for cache, kept in (("1MiB", True), (0, False)):
+        with Loader(path, batch_size=5, shuffle="global", cache=cache) as loader:
+            list(loader)
+            for file in path.glob("*.0.0"):
+                file.rename(tmp_path / file.name)
+            with contextlib.nullcontext() if kept else pytest.raises(StageError):
+                for batch in loader:
+                    np.testing.assert_array_equal(batch["data"], VALUES[batch.samples])
+            for file in tmp_path.glob("*.0.0"):
+                file.rename(path / file.name)
 
 
 def test_large_chunks_side_by_side_are_copied_together(

@@ -96,16 +96,6 @@ def test_max_memory_holds_and_holding_everything_is_an_error(
     loader.close()
 
 
-def test_what_is_foreseen_counts_as_memory(data: dict[str, Path]) -> None:
-    others = set()
-    for cache in (1 << 20, 1 << 30):
-        loader = Loader(data, batch_size=2, engine="native", workers=1, cache=cache)
-        notes = loader.engine.foreseen * native._NOTE
-        assert notes == max(4 << 20, cache // 16)
-        others.add(loader.scratch_bytes - cache - notes)
-    assert len(others) == 1 and min(others) > 0
-
-
 GZIP = {"compressors": numcodecs.GZip()}
 COPIES: dict[str, tuple[dict[str, Any], int]] = {
     "lz4": ({"compressors": numcodecs.Blosc("lz4")}, 0),
@@ -156,12 +146,3 @@ def test_what_tensorstore_asks_for_at_once_counts_too(data: dict[str, Path]) -> 
         Loader(data, queue=2, max_memory=limit - 1, **how)
     with Loader(data, queue=2, max_memory=limit, **how) as loader:
         assert sum(1 for _ in loader) == 6
-
-
-def test_traffic_counts_padding(data: dict[str, Path]) -> None:
-    with Loader(data["inputs"], batch_size=5, engine="native") as loader:
-        for _ in loader:
-            pass
-        files = [p for p in data["inputs"].iterdir() if p.name[0] != "."]
-        assert loader.traffic.stored_bytes == sum(p.stat().st_size for p in files)
-        assert loader.traffic.decoded_bytes == 12 * 6 * 5 * 12 * 4

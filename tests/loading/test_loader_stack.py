@@ -112,20 +112,6 @@ def test_channels_first_and_patches(data: dict[str, Path], engine: str) -> None:
                 np.testing.assert_array_equal(batch["x"][row], wanted)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_each_is_normalised_by_its_own_statistics(data: dict[str, Path], engine: str) -> None:
-    """One mean of an array without channels is the mean of all of it."""
-    statistics = {"u": (np.arange(5.0), np.arange(1.0, 6.0)), "ps": (3.0, 2.0)}
-    with Loader(
-        only(data, "u", "ps"), stack={"x": ["u", "ps"]}, channel_axis={"u": -1},
-        normalise=statistics, batch_size=9, shuffle="none", engine=engine,
-    ) as loader:  # fmt: skip
-        batch = next(iter(loader))["x"]
-        mean, std = (np.float32(values) for values in statistics["u"])
-        np.testing.assert_array_equal(batch[..., :5], (VALUES["u"] - mean) / std)
-        np.testing.assert_array_equal(batch[..., 5], (VALUES["ps"] - np.float32(3)) / np.float32(2))
-
-
 def test_a_packed_data_set_says_which_axis_the_channels_are(tmp_path: Path) -> None:
     from penstock.cli import main
 

@@ -228,7 +228,6 @@ def test_shuffle_block_visits_each_window_once_and_whole(
     windows = epoch_of(order) // (window * chunk * patches)
     visits = windows[np.flatnonzero(np.diff(windows, prepend=-1))]
     assert len(visits) == len(set(visits.tolist()))  # a window is not come back to
-    assert order.window_items == window * chunk * patches
 
 
 def test_shuffle_block_permutes_windows_and_items_anew_each_epoch() -> None:
@@ -273,10 +272,6 @@ def test_a_plan_of_100_million_samples_takes_constant_memory(shuffle: Shuffle) -
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"num_samples": 0}, "num_samples 0 must be at least 1"),
-        ({"batch_size": -2}, "batch_size -2 must be at least 1"),
-        ({"window": 0}, "window 0 must be at least 1"),
-        ({"shuffle": "chunk"}, "shuffle 'chunk' is not one of none, sample, block, global"),
         ({"rank": 2, "world_size": 2}, "rank 2 is not one of the 2 ranks from 0"),
         (
             {"batch_size": 6, "world_size": 2, "drop_last": True},
@@ -294,16 +289,6 @@ def test_a_batch_past_the_epoch_is_an_index_error() -> None:
         Order(10, 2).items(0, 5)
     with pytest.raises(IndexError):
         Order(10, 2).items(0, -1)
-
-
-def test_resume_with_another_global_batch_goes_on_where_it_can() -> None:
-    state = Order(100, 8, seed=3, shuffle="global").state_dict(1, 3)  # 24 items done
-    other = Order(100, 2, seed=3, shuffle="global", rank=1, world_size=3)
-    assert other.from_state(state) == Position(1, 4)
-    with pytest.raises(
-        UsageError, match=r"stands after 24 items, inside a global batch of 10 \(5 x 2 ranks\)"
-    ):
-        Order(100, 5, seed=3, shuffle="global", world_size=2).from_state(state)
 
 
 @given(order=orders(), data=st.data())
@@ -345,7 +330,7 @@ def test_a_state_counts_items_not_what_fills_the_last_batch() -> None:
     order = Order(10, 2, world_size=3)
     assert [order.state_dict(0, batch)["items_done"] for batch in (0, 1, 2)] == [0, 6, 10]
     assert order.num_positions == 12
-    assert order.from_state(Order(10, 6).state_dict(0, 2)) == Position(1, 0)  # ended alone at 10
+    assert order.resume(Order(10, 6).state_dict(0, 2))[1] == Position(1, 0)  # ended alone at 10
 
 
 def test_a_state_is_small_and_says_what_the_sequence_depends_on() -> None:
@@ -380,19 +365,19 @@ def test_another_plan_is_refused_by_naming_what_differs(changes: dict[str, Any],
     plan["shuffle"] = "block"
     state = Order(batch_size=4, **plan).state_dict(0, 2)
     with pytest.raises(UsageError, match=said):
-        Order(batch_size=4, **{**plan, **changes}).from_state(state)
+        Order(batch_size=4, **{**plan, **changes}).resume(state)
 
 
 def test_window_and_chunk_matter_to_the_block_shuffle_only() -> None:
     state = Order(40, 4, shuffle="global", window=2, chunk=4).state_dict(0, 2)
-    assert Order(40, 4, shuffle="global", window=9).from_state(state) == Position(0, 2)
+    assert Order(40, 4, shuffle="global", window=9).resume(state)[1] == Position(0, 2)
 
 
 def test_a_broken_state_is_refused() -> None:
     with pytest.raises(UsageError, match="lacks items_done, plan"):
-        Order(40, 4).from_state({"seed": 0, "epoch": 0})
+        Order(40, 4).resume({"seed": 0, "epoch": 0})
     with pytest.raises(UsageError, match="plan 'x' is not a mapping"):
-        Order(40, 4).from_state({"seed": 0, "epoch": 0, "items_done": 0, "plan": "x"})
+        Order(40, 4).resume({"seed": 0, "epoch": 0, "items_done": 0, "plan": "x"})
     order = Order(40, 4)
     state = order.state_dict(1, 2)
     for name in ("epoch", "items_done"):
@@ -407,5 +392,5 @@ def test_numbers_of_numpy_are_numbers() -> None:
     order = Order(100, 4, shuffle="global")
     state = order.state_dict(np.int64(3), 2)  # type: ignore[arg-type]
     assert order.items(np.int64(3), 2).tolist() == order.items(3, 2).tolist()  # type: ignore[arg-type]
-    assert json.loads(json.dumps(state)) == state and order.from_state(state) == Position(3, 2)
+    assert json.loads(json.dumps(state)) == state and order.resume(state)[1] == Position(3, 2)
     assert np.array_equal(make_key(np.int64(-1)), make_key(-1))  # type: ignore[arg-type]

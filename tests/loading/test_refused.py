@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,6 @@ def test_what_cannot_be_read_is_said_before_anything_starts(
     data: dict[str, Path], tmp_path: Path
 ) -> None:
     short = write(tmp_path / "short.zarr", distinct((11, 4, 7)), (1, 4, 5))
-    statistics = tmp_path / "statistics.json"
-    statistics.write_text(json.dumps({"inputs": {"mean": [0.0] * 10, "std": [1.0] * 10}}))
     cases: list[tuple[Any, dict[str, Any], str]] = [
         (tmp_path / "none", {}, "there is no such folder"),
         (tmp_path, {}, "none of .zarray"),
@@ -42,25 +39,11 @@ def test_what_cannot_be_read_is_said_before_anything_starts(
             {},
             "the numbers of samples of the arrays differ: inputs 12, targets 11",
         ),
-        (
-            data["inputs"],
-            {"normalise": statistics},
-            r"statistics\.json holds statistics of inputs, and the arrays are data; DATA may be",
-        ),
-        (data, {"normalise": tmp_path / "none.npz"}, "normalise .*none.npz: .*No such file"),
-        (
-            data["inputs"],
-            {"normalise": {"data": ([0.0] * 2, [1.0] * 2)}},
-            "2 channels, the array has 10",
-        ),
-        (data["inputs"], {"normalise": {"data": ([0.0], [-1.0])}}, "channel 0 has .* std -1"),
         (data, {"offsets": 0}, "offsets 0 is not a list of whole numbers, nor one for each array"),
         (data, {"channels": {"inputs": 3}}, r"channels \{'inputs': 3\} is not a list of whole num"),
         (data, {"channels": [1.5]}, r"channels \[1\.5\] is not a list of whole numbers"),
         (data, {"patch": 4}, "patch 4 is not a list of whole numbers"),
         (data, {"channel_axis": "x"}, "channel_axis 'x' is not a whole number, nor one for each"),
-        (data, {"normalise": 5}, "normalise 5 is neither a file of statistics nor a mapping"),
-        (data, {"normalise": {"inputs": 5}}, "normalise .* neither a file of statistics nor"),
         (data, {"transform": 3}, "transform 3 cannot be called"),
     ]
     with served(tmp_path) as url:

@@ -196,12 +196,9 @@ def packed(root: Path, samples: int, first: int = 0) -> Path:
         inputs = np.concatenate([at(now - 1)[..., :1], at(now)], axis=-1)
         return {"inputs": np.ascontiguousarray(inputs), "targets": at(now + 1)}
 
-    axes = ("lat", "lon", "channels")
     names = {"inputs": ("a_t-1", "a_t+0", "v_500_t+0"), "targets": ("a_t+1", "v_500_t+1")}
-    layouts = {
-        name: ArrayLayout(axes, (ROWS, COLUMNS, len(n)), (ROWS, COLUMNS, len(n)), n)
-        for name, n in names.items()
-    }
+    layouts = {n: ArrayLayout((ROWS, COLUMNS, len(of)), (ROWS, COLUMNS, len(of)), of)
+               for n, of in names.items()}  # fmt: skip
     write_dataset(
         root, layouts, range(samples), make,
         shards=None, workers=1, overwrite=False, facts={},

@@ -196,7 +196,7 @@ def test_perfect_answers_score_perfectly(chips: dict[str, Path], tmp_path: Path)
     assert scores["val_vessel_fscore"] == scores["val_fishing_fscore"] == 1.0
     assert scores["val_length_acc"] > 0.9
     pictures = workload.pictures(answers)
-    most = max(len(answer["true_labels"]) for answer in answers.values())
+    most = max(len(answer["true_boxes"]) for answer in answers.values())
     assert (pictures["true_0"] == pictures["predicted_0"]).all() and len(pictures["true_0"]) == most
     assert pictures["image_0"].dtype == np.uint8 and 0 < pictures["image_0"].mean() < 255
     assert len(pictures["names"]) == min(6, len(answers)) and (pictures["scores_0"] == 1).all()

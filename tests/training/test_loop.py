@@ -180,7 +180,7 @@ def test_a_sample_that_is_not_finite_is_named(tmp_path: Path, share: int, worker
 def test_what_is_not_finite_is_found_in_any_batch() -> None:
     import torch
 
-    from penstock.training.not_finite import why_not_finite
+    from penstock.training.step import why_not_finite
 
     def batch(items: list[int], rows: list[Any]) -> Any:
         return np.array(items), rows

@@ -108,7 +108,7 @@ def test_a_wait_for_data_is_the_devices(loading: float, wait: float, step: float
 
 
 def test_half_a_row_of_a_killed_process_is_no_step(tmp_path: Path) -> None:
-    from penstock.training.step_log import StepLog
+    from penstock.training.results import StepLog
 
     log = StepLog(tmp_path, 0, 0)
     for step in (1, 2, 3):

@@ -16,7 +16,7 @@ from penstock.base.config.knobs import build
 from penstock.base.config.train import TrainConfig
 from penstock.base.errors import MissingDependency
 from penstock.cli import main
-from penstock.training import machine_metrics, trackers, tracking
+from penstock.training import trackers, tracking
 from penstock.training.trackers import LoggedRun, MLflow
 from penstock.training.tracking import TrackerState, Tracking
 
@@ -58,7 +58,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: str) -> Tra
     script.write_text(f"#!/bin/sh\n{shell}\n")
     script.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(script))
-    monkeypatch.setattr(machine_metrics, "SYSTEM_EVERY_S", 1e6)
+    monkeypatch.setattr(tracking, "SYSTEM_EVERY_S", 1e6)
     config = build(TrainConfig, {"output_dir": tmp_path / "run", "track": ("mlflow",)})
     return Tracking(config, facts_of(config))
 
@@ -185,7 +185,7 @@ def test_tensorboard_reads_what_was_told_of_a_run_that_went_on(
         "name": "tensorboard", "where": "track/tensorboard", "run": results["name"],
         "status": "ok", "error": None,
     }  # fmt: skip
-    steps, _, metrics = zip(*machine_metrics.read_machine_metrics(tmp_path), strict=True)
+    steps, _, metrics = zip(*tracking.read_machine_metrics(tmp_path), strict=True)
     assert steps[-1] == 36 and all(each["system/rss_bytes"] > 0 for each in metrics)
     assert len(list((tmp_path / "track").glob("metrics*.jsonl"))) == 2
     # And another run in its place begins anew.
@@ -283,7 +283,7 @@ def test_a_run_without_room_for_its_metrics_goes_on(
     made = stand_in(tmp_path, monkeypatch, "exec cat")
     made.step(10, 0, 0.5, 0.1, {})
     assert [each["name"] for each in made.finish("complete", {})] == ["mlflow"]
-    assert machine_metrics.read_machine_metrics(tmp_path / "run") == []
+    assert tracking.read_machine_metrics(tmp_path / "run") == []
 
 
 def test_the_trackers_that_can_be_asked_for_are_those_that_there_are() -> None:

@@ -25,7 +25,7 @@ from penstock.base.errors import Incomplete
 from penstock.scaling.runs import TrainingRun
 from penstock.scaling.sources.read import read_runs
 from penstock.training import tracking
-from penstock.training.run_facts import run_facts
+from penstock.training.results import run_facts
 
 from ..ports import held_port
 from .kit import SMALL

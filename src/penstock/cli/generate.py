@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "preset",
         nargs="?",
         metavar="PRESET",
-        help="ufs-p1, ufs-p2, ufs-p1-channel-first, volume, or xview3",
+        help="ufs-p1, ufs-p2, volume, or xview3",
     )
     parser.add_argument("out", nargs="?", type=Path, metavar="OUT", help="the folder to make")
     parser.add_argument(

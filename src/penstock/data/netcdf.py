@@ -312,7 +312,6 @@ def _layouts(
             for level in levels[name]
         )
         layouts[array] = ArrayLayout(
-            ("lat", "lon", "channels"),
             (*grid, len(channels)),
             (*grid, min(chunk, len(channels))),
             channels,

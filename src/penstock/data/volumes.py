@@ -216,33 +216,6 @@ def _piece(chunk: Sequence[int]) -> tuple[int, ...]:
     return tuple(sides)
 
 
-def psnr(reference: ArrayLike, image: ArrayLike, data_range: float | None = None) -> float:
-    """Peak signal-to-noise ratio in decibels: ``20 log10(peak / RMS error)``.
-
-    Args:
-        reference: the truth.
-        image: the image to compare with it, of the same shape.
-        data_range: the peak; by default the reference's maximum less its minimum.
-
-    Returns:
-        Decibels; infinity for equal images.
-
-    Raises:
-        ValueError: the shapes differ, or the peak is not above 0.
-
-    >>> psnr([0.0, 10.0], [1.0, 9.0])
-    20.0
-    """
-    expected, got = np.asarray(reference, np.float64), np.asarray(image, np.float64)
-    if expected.shape != got.shape:
-        raise ValueError(f"the reference has shape {expected.shape}, the image {got.shape}")
-    peak = float(np.ptp(expected)) if data_range is None else float(data_range)
-    if not peak > 0:
-        raise ValueError(f"the peak is {peak:g}; a flat reference needs a data_range above 0")
-    rms = float(np.sqrt(np.mean(np.square(expected - got))))
-    return float(20 * np.log10(peak / rms)) if rms else float("inf")
-
-
 def _smooth_noise(size: tuple[int, int, int], period: int, rng: np.random.Generator) -> FloatArray:
     """Gaussian noise of unit variance with no detail finer than ``period`` voxels."""
     field = rng.standard_normal([length // period + 5 for length in size], np.float32)

@@ -80,7 +80,6 @@ class Preset:
     """Variables of each array and their steps from the sample's time, in order."""
     chunk: int
     """Channels in a chunk, which holds the whole globe for one sample."""
-    channels_first: bool = False
 
     def layouts(self, grid: tuple[int, int]) -> dict[str, ArrayLayout]:
         """The layout of each array by its name, on a grid of (lat, lon) cells."""
@@ -92,13 +91,7 @@ class Preset:
             for variable, offset in variables
             for level in _levels(variable)
         )
-        if self.channels_first:
-            return ArrayLayout(
-                ("channels", "lat", "lon"), (len(names), *grid), (self.chunk, *grid), names
-            )
-        return ArrayLayout(
-            ("lat", "lon", "channels"), (*grid, len(names)), (*grid, self.chunk), names
-        )
+        return ArrayLayout((*grid, len(names)), (*grid, self.chunk), names)
 
 
 PRESETS = {
@@ -107,7 +100,6 @@ PRESETS = {
     "ufs-p2": Preset(
         {"inputs": _INPUTS, "targets": (*_TARGETS, ("prateb_ave", 1), ("ulwrf_avetoa", 1))}, 17
     ),
-    "ufs-p1-channel-first": Preset({"inputs": _INPUTS, "targets": _TARGETS}, 13, True),
 }
 
 
@@ -195,7 +187,7 @@ class World:
         made = {}
         for name, layout in preset.layouts(self.grid).items():
             array = np.empty(layout.shape, np.float32)
-            channels = np.moveaxis(array, layout.channel_axis, 0)
+            channels = np.moveaxis(array, -1, 0)
             first = 0
             for variable, offset in preset.arrays[name]:
                 levels = self.values(variable, time + offset)

@@ -1,7 +1,6 @@
 from .any_array import cut_of as cut_of
 from .any_array import open_dataset_or_array as open_dataset_or_array
 from .any_array import with_checks as with_checks
-from .chunk_reads import chunk_indices as chunk_indices
 from .contenders.by_name import CONTENDERS as CONTENDERS
 from .contenders.by_name import Contender as Contender
 from .contenders.by_name import make_contender as make_contender
@@ -11,6 +10,7 @@ from .engines.chunk_selection import locate as locate
 from .engines.engine import EngineKnobs as EngineKnobs
 from .fields import Field as Field
 from .fields import PatchGrid as PatchGrid
+from .fields import chunk_reads as chunk_reads
 from .loader import Loader as Loader
 from .order import Endless as Endless
 from .order import Order as Order

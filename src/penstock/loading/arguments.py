@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from ..base import UsageError
 from .batch import ChannelStack
-from .engines.chunk_selection import Location, Normaliser, Selection, read_statistics
+from .engines.chunk_selection import Location, Selection
 from .fields import Field, PatchGrid
 
 
 def selection_of(
-    names: Sequence[str], *, offsets: Any, channels: Any, patch: Any, channel_axis: Any,
-    normalise: Any,
-) -> Selection:  # fmt: skip
+    names: Sequence[str], *, offsets: Any, channels: Any, patch: Any, channel_axis: Any
+) -> Selection:
     """The part of each array that an item takes, from the arguments of `penstock.Loader`."""
     return Selection(
         offsets=_for_each(names, "offsets", offsets, _numbers),
         channels=_for_each(names, "channels", channels, _numbers),
         patch=_for_each(names, "patch", patch, _grid),
         channel_axis=_for_each(names, "channel_axis", channel_axis, operator.index),
-        normalise=_normalisers(normalise, names),
     )
 
 
@@ -49,27 +46,6 @@ def _numbers(values: Any) -> tuple[int, ...]:
 def _grid(patch: Any) -> PatchGrid:
     """The patches of an array, from a `PatchGrid` or the shape of a patch."""
     return patch if isinstance(patch, PatchGrid) else PatchGrid(_numbers(patch))
-
-
-def _normalisers(value: Any, names: Sequence[str]) -> dict[str, Normaliser]:
-    if value is None:
-        return {}
-    if isinstance(value, str | Path):
-        saved = read_statistics(Path(value))
-        wanted = {name: saved[name] for name in names if name in saved}
-        if not wanted:
-            raise UsageError(
-                f"normalise {value} holds statistics of {', '.join(saved) or 'nothing'}, and the "
-                f"arrays are {', '.join(names)}; DATA may be a mapping of such names to paths"
-            )
-        return wanted
-    try:
-        return {n: v if isinstance(v, Normaliser) else Normaliser(*v) for n, v in value.items()}
-    except (TypeError, AttributeError):
-        raise UsageError(
-            f"normalise {value!r} is neither a file of statistics nor a mapping of names to "
-            "(mean, std)"
-        ) from None
 
 
 def stacks_of(

@@ -31,7 +31,6 @@ class Batch(dict[str, NDArray[Any]]):
         samples: The sample of each row, along axis 0 of the arrays.
         mask: True for each row that counts. The others repeat samples of the epoch, so that all
             ranks have equally many rows: leave them out of a score. All True by default.
-        seed: The seed of the order, for `rng`.
     """
 
     def __init__(
@@ -41,19 +40,11 @@ class Batch(dict[str, NDArray[Any]]):
         number: int,
         indices: Items,
         samples: Items,
-        *,
-        seed: int,
         mask: NDArray[np.bool_] | None = None,
     ) -> None:
         super().__init__(arrays)
         self.epoch, self.number, self.indices, self.samples = epoch, number, indices, samples
         self.mask = np.ones(len(indices), bool) if mask is None else mask
-        self.seed = seed
-
-    def rng(self) -> np.random.Generator:
-        """Random numbers of this batch: the same in any thread, and in every run."""
-        words = [self.seed, self.epoch, *self.indices.tolist()]
-        return np.random.default_rng(words)
 
 
 Transform = Callable[[Batch], Mapping[str, NDArray[Any]] | None]
@@ -73,10 +64,7 @@ def transformed(batch: Batch, transform: Transform) -> Batch:
         raise StageError("transform", where, error) from error
     if result is None or result is batch:
         return batch
-    return Batch(
-        result, batch.epoch, batch.number, batch.indices, batch.samples, seed=batch.seed,
-        mask=batch.mask,
-    )  # fmt: skip
+    return Batch(result, batch.epoch, batch.number, batch.indices, batch.samples, batch.mask)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,13 @@
 
 Every sample reads the same chunks, except for their number along axis 0. This template is made
 once, and a batch is the template times its samples. Each chunk appears once, however many rows need
-it, in the order of the chunks' indices. Nothing here opens a file or holds a sample.
+it. Nothing here opens a file.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -272,31 +272,14 @@ class Field:
 def patch_slices(field: Field) -> list[list[slice]]:
     """The patches along each axis that is cut, as slices of that axis."""
     assert field.patch is not None
+    grid = field.patch
     along = []
     for axis, count, size, step in zip(
-        field.patch_axes, field.patch_counts, field.patch.shape, field.patch.steps, strict=True
+        field.patch_axes, field.patch_counts, grid.shape, grid.steps, strict=True
     ):
-        grid, lengths = PatchGrid((size,), (step,)), (field.shape[axis],)
-        starts = (grid.start((i,), lengths)[0] for i in range(count))
-        along.append([slice(start, start + size) for start in starts])
+        last = field.shape[axis] - size  # flush with the end, see `PatchGrid.start`
+        along.append([slice(at, at + size) for at in (min(i * step, last) for i in range(count))])
     return along
-
-
-def valid_samples(fields: Iterable[Field]) -> range:
-    """The samples that are valid in every field.
-
-    `UsageError` where there are none, or where the arrays are not equally long.
-    """
-    fields = tuple(fields)
-    lengths = {field.name: field.shape[0] for field in fields}
-    if len(set(lengths.values())) > 1:
-        each = ", ".join(f"{name} {count}" for name, count in lengths.items())
-        raise UsageError(f"the numbers of samples of the arrays differ: {each}")
-    ranges = [field.valid for field in fields]
-    common = range(max(r.start for r in ranges), min(r.stop for r in ranges))
-    if not common:
-        raise UsageError(f"no sample is valid in every field: {ranges}")
-    return common
 
 
 _Piece = tuple[tuple[int, ...], list[tuple[Index, Index]]]
@@ -355,3 +338,53 @@ def _runs(channels: Sequence[int], chunk: int) -> list[_Stretch]:
         runs.append((number, slice(first, last), slice(low, high + 1, step)))
         first = last
     return runs
+
+
+def chunk_reads(
+    field: Field, samples: NDArray[np.integer[Any]], patches: NDArray[np.integer[Any]] | None = None
+) -> list[ChunkRead]:
+    """The chunks that a batch reads, each once and sorted, with their copies into the batch.
+
+    Neighbouring rows from neighbouring places of one chunk are one copy.
+
+    Args:
+        field: The array and the part of it that an item takes.
+        samples: The sample of each row, along axis 0 of the array: (rows,).
+        patches: The patch of each row: (rows,). None where samples are not cut.
+
+    Returns:
+        The reads, in the order of the chunks' indices.
+    """
+    depth = field.chunks[0]
+    numbers = samples.tolist()
+    places = [0] * len(numbers) if patches is None else patches.tolist()
+    rows: dict[tuple[int, int, int], list[tuple[int, int]]] = {}  # (chunk, patch, time)
+    for time, offset in enumerate(field.offsets):
+        for row, (sample, patch) in enumerate(zip(numbers, places, strict=True)):
+            chunk, inside = divmod(sample + offset, depth)
+            rows.setdefault((chunk, patch, time), []).append((row, inside))
+    with_time = len(field.offsets) > 1
+    reads: dict[tuple[int, ...], list[tuple[Index, Index]]] = {}
+    for chunk, patch, time in sorted(rows):
+        for first, inside, count in _stretches(rows[chunk, patch, time]):
+            to = slice(first, first + count)
+            head: Index = (to, time) if with_time else (to,)
+            of: Index = (slice(inside, inside + count),)
+            for tail, copies in patch_template(field, patch):
+                here = reads.setdefault((chunk, *tail), [])
+                here += [(head + copy_to, of + copy_of) for copy_to, copy_of in copies]
+    order = reads if patches is None else sorted(reads)
+    return [ChunkRead(index, reads[index]) for index in order]
+
+
+def _stretches(pairs: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """Pairs (row, place) as stretches (row, place, length) in which both rise by 1."""
+    stretches: list[tuple[int, int, int]] = []
+    for row, inside in pairs:
+        if stretches:
+            first, start, count = stretches[-1]
+            if row == first + count and inside == start + count:
+                stretches[-1] = (first, start, count + 1)
+                continue
+        stretches.append((row, inside, 1))
+    return stretches

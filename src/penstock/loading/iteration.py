@@ -1,18 +1,157 @@
-"""One run over an order: threads that plan, read and transform batches ahead."""
+"""One run over an order: threads that plan, read and transform batches ahead, and the batches that
+are under way between them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..base import Channel, Flow, Stopped, UsageError
 from .batch import Batch, BatchLayout, Transform, transformed
-from .engines.engine import Begins, Check, Engine, Task, Traffic, Wanted
+from .engines.engine import TICKET, Begins, Check, Engine, Reading, Task, Wanted
 from .order import Order, Position, batches_from
 from .ring import Ring
-from .under_way import BatchWork, OwnReads, ReadAhead, Ticket, tickets_of
+
+
+class BatchWork:
+    """A batch under way, and the work that is left on it."""
+
+    def __init__(
+        self, batch: Batch, out: Mapping[str, NDArray[Any]], place: int, tasks_left: int
+    ) -> None:
+        self.batch: Batch | None = batch
+        self.out = out
+        """The array of the batch, or the part of one, that each stored array fills."""
+        self.place, self.tasks_left = place, tasks_left
+        self.readings: Sequence[Reading] = ()
+        """Reads that an engine began and that are still to be waited for."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether all of its reads have ended."""
+        return all(reading.done() for reading in self.readings)
+
+    def wait(self, check: Check) -> None:
+        """Wait until everything is read."""
+        readings, self.readings = self.readings, ()
+        for reading in readings:
+            reading.wait(check)
+
+    def hand_over(self) -> Batch:
+        """The batch. From now on nobody else holds it, not even a thread that is slow to end."""
+        batch, self.batch, self.out = self.batch, None, {}
+        assert batch is not None
+        return batch
+
+
+class Ticket(NamedTuple):
+    """Some tasks of a batch, for one thread."""
+
+    work: BatchWork
+    tasks: Sequence[Task]
+
+
+def tickets_of(work: BatchWork, tasks: Sequence[Task]) -> Iterator[Ticket]:
+    """Tasks in tickets of at least `TICKET` bytes."""
+    first, nbytes = 0, 0
+    for i, task in enumerate(tasks):
+        nbytes += task.nbytes
+        if nbytes >= TICKET or i == len(tasks) - 1:
+            yield Ticket(work, tasks[first : i + 1])
+            first, nbytes = i + 1, 0
+
+
+class ReadAhead:
+    """The number of batches that may be begun ahead of those that the user took."""
+
+    def __init__(self, flow: Flow, ring: Ring, queue: int) -> None:
+        self._flow, self._ring, self._queue = flow, ring, queue
+        self._begun = self._taken = 0
+        """Batches that were begun, and batches that the user has taken."""
+        self._asked = False
+        """Whether the user's thread waits in `take`."""
+        self._starved = False
+        """Whether the planner waits for a buffer that the user holds."""
+
+    def buffer(self) -> NDArray[np.uint8]:
+        """A buffer for one batch more; waits until one more may begin.
+
+        A buffer that the user holds between two batches is about to come back, and a new one would
+        cost its page faults. So the ring grows only when the user waits for a batch and none is
+        under way: then the user keeps the batches that they hold.
+        """
+        with self._flow.changed:
+            self._flow.wait_for(self._may_begin)
+        while (root := self._ring.lend()) is None:
+            with self._flow.changed:
+                self._flow.check()
+                self._starved = True
+                stuck = self._asked and self._begun == self._taken
+            if not stuck:
+                self._ring.wait()
+            elif (root := self._ring.lend()) is None:  # not even since they began to wait
+                self._ring.grow()
+            else:
+                break
+        self._starved = False
+        return root
+
+    def _may_begin(self) -> bool:
+        ahead = self._begun - self._taken
+        return ahead < self._queue or (self._asked and ahead == 0)
+
+    def begin(self) -> int:
+        """Count one batch more; its place among all batches, from 0."""
+        with self._flow.changed:
+            self._begun += 1
+            return self._begun - 1
+
+    def take(self, done: Channel[BatchWork]) -> BatchWork | None:
+        """The next batch of a channel, None after the last. Waits for it."""
+        with self._flow.changed:
+            self._asked = True
+            if self._begun == self._taken:  # only then does the planner wait for this
+                if self._starved:
+                    self._ring.wake()
+                self._flow.changed.notify_all()
+            work = done.get()
+            self._asked = False
+            self._taken += work is not None
+            self._flow.changed.notify_all()
+        return work
+
+
+class OwnReads:
+    """Batches that an engine reads in threads of its own."""
+
+    def __init__(self, drivers: int) -> None:
+        self._drivers = drivers
+        self._works: deque[weakref.ref[BatchWork]] = deque()
+
+    def begin(self, work: BatchWork, tasks: Sequence[Begins], check: Check) -> None:
+        """Start reading a batch, once fewer reads are under way than the engine has drivers."""
+        most = max(1, self._drivers // len(tasks))
+        while len(self._works) >= most:
+            before = self._works.popleft()()
+            for reading in before.readings if before is not None else ():
+                reading.wait(check)
+        work.readings = [task.begin(work.out) for task in tasks]
+        self._works.append(weakref.ref(work))
+
+    def let_end(self) -> None:
+        """Give the reads a second to end, so that their buffers come back."""
+        until = time.monotonic() + 1
+        for work in filter(None, (begun() for begun in list(self._works))):
+            for reading in work.readings:
+                reading.end_within(until - time.monotonic())
 
 
 class EpochRun:
@@ -33,7 +172,6 @@ class EpochRun:
         self.engine, self.ring = engine, ring
         self.layout, self.transform = layout, transform
         self.epoch, self.order = start.epoch, order
-        self.traffic = Traffic()
 
         self.flow = flow = Flow()
         self.ended = False
@@ -46,7 +184,7 @@ class EpochRun:
         if self.transform is not None:
             self.out = Channel(flow)
 
-        batches = partial(next, engine.plan(_wanted(order, start, first_sample, flow.check)), None)
+        batches = partial(next, _wanted(order, start, first_sample, flow.check), None)
         self._spawn("plan", batches, self._plan, self.done if alone else self.planned)
         for i in range(0 if alone else engine.drivers):
             self._spawn(f"work-{i}", self.planned.get, self._work, self.done)
@@ -117,34 +255,28 @@ class EpochRun:
         self.flow.settle()  # the first error is raised by `take`
         for channel in (self.planned, self.done, self.out):
             channel.clear()
-        if first:
-            self.engine.forget()
 
     def _finish(self, work: BatchWork) -> None:
         """Wait for the reads that the engine does in threads of its own."""
         if not work.readings:
             return
         try:
-            traffic = work.wait(self.flow.check)
+            work.wait(self.flow.check)
         except BaseException as error:
             failed = self.flow.failed
             self.flow.fail(error)
             if failed:  # so the read was cancelled
                 raise Stopped from error
             raise
-        with self.flow.changed:
-            self.traffic = self.traffic.plus(traffic)
 
     # --- the steps of the threads ----------------------------------------------------------------
 
-    def _plan(self, planned: tuple[Wanted, Sequence[Task]]) -> None:
-        wanted, tasks = planned
+    def _plan(self, wanted: Wanted) -> None:
+        tasks = self.engine.tasks(wanted.samples, wanted.patches)
         root = self.ahead.buffer()
         arrays = self.layout.cut(root, len(wanted.items))
-        batch = Batch(
-            arrays, self.epoch, wanted.number, wanted.items, wanted.samples, seed=self.order.seed,
-            mask=self.order.mask(wanted.number),
-        )  # fmt: skip
+        mask = self.order.mask(wanted.number)
+        batch = Batch(arrays, self.epoch, wanted.number, wanted.items, wanted.samples, mask)
         out = self.layout.destinations(arrays)
         work = BatchWork(batch, out, self.ahead.begin(), len(tasks))
         if self.engine.reads_alone:
@@ -154,11 +286,10 @@ class EpochRun:
             self.planned.put_all(tickets_of(work, tasks))
 
     def _work(self, ticket: Ticket) -> None:
-        work, traffic = ticket.work, Traffic()
+        work = ticket.work
         for task in ticket.tasks:
-            traffic = traffic.plus(task.run(work.out, self.flow.check))
+            task.run(work.out, self.flow.check)
         with self.flow.changed:
-            self.traffic = self.traffic.plus(traffic)
             work.tasks_left -= len(ticket.tasks)
             if work.tasks_left == 0:
                 self.done.put(work, work.place)

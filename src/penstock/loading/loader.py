@@ -8,8 +8,7 @@ One thread plans. It takes the next batch of the order, waits until one more may
 buffer is free, and hands out the batch's tasks (chunks) as tickets. Workers take tickets in that
 order: all work on the oldest unfinished batch, and on the next one when it has no ticket left. A
 batch is handed on by number when its last task has ended. So the order and the bytes of batches
-depend on the seed alone, and not on the number or the speed of workers. For a cache of
-decoded chunks batches are planned further ahead, without being read.
+depend on the seed alone, and not on the number or the speed of workers.
 
 `next` raises the first error of any thread. Threads live for one iteration. They are gone after its
 end, a ``break``, an error, or `Loader.close`.
@@ -19,7 +18,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -39,8 +38,8 @@ from .arguments import selection_of, stacks_of
 from .batch import Batch, BatchLayout, Transform
 from .engines.choose import open_engine
 from .engines.chunk_selection import locate
-from .engines.engine import EngineKnobs, Traffic
-from .fields import Field, valid_samples
+from .engines.engine import EngineKnobs
+from .fields import Field
 from .iteration import EpochRun
 from .order import Order, Position
 from .ring import Ring
@@ -74,7 +73,6 @@ class Loader:
             by ``global``.
         channel_axis: The axis of the channels. By default the one called ``channels`` in a packed
             data set, else the last.
-        normalise: A file of statistics (see `read_statistics`), or {name: (mean, std)}.
         stack: Arrays that become one, ``{"inputs": ["u", "v", "ps"]}``, along their channels; see
             `ChannelStack`. ``loader.stacks["inputs"].channels`` lists what each channel is.
         transform: Called with each batch, in order. Changes the batch, or returns a mapping of
@@ -95,7 +93,6 @@ class Loader:
         channels: Any = None,
         patch: Any = None,
         channel_axis: Any = None,
-        normalise: Any = None,
         stack: Mapping[str, Sequence[str]] | None = None,
         transform: Transform | None = None,
         **knobs: Any,
@@ -108,7 +105,7 @@ class Loader:
             check_not_packed(place.url)
         selection = selection_of(
             list(places), offsets=offsets, channels=channels, patch=patch,
-            channel_axis=channel_axis, normalise=normalise,
+            channel_axis=channel_axis,
         )  # fmt: skip
         cores = config.workers or usable_cores()
         how = EngineKnobs(cores, config.fetch, config.cache, config.missing)
@@ -118,9 +115,10 @@ class Loader:
         self.stacks = stacks_of(stack, self.fields, places, selection)
         """The arrays of a batch that hold several of ``fields``."""
         self.transform = transform
-        self.first_sample = valid_samples(self.fields.values()).start
+        samples = valid_samples(self.fields.values())
+        self.first_sample = samples.start
         """The sample, along axis 0 of the arrays, that the order counts as 0."""
-        self.order = _order_of(config, self.fields)
+        self.order = _order_of(config, self.fields, len(samples))
         self._layout = BatchLayout(self.fields, self.stacks)
         self.arrays = self._layout.arrays
         """The arrays of a batch, by name."""
@@ -175,11 +173,6 @@ class Loader:
     def ready(self) -> int:
         """The number of batches that are read and not yet taken."""
         return self._run.ready if self._run else 0
-
-    @property
-    def traffic(self) -> Traffic:
-        """The bytes read and decoded in this iteration, or in the last one."""
-        return self._run.traffic if self._run is not None else Traffic()
 
     def close(self) -> None:
         """End the iteration and its threads, and free memory. The loader can be iterated again."""
@@ -326,14 +319,28 @@ def _summary_of(order: Order) -> str:
     )
 
 
-def _order_of(config: LoaderConfig, fields: Mapping[str, Field]) -> Order:
-    """The order of the items that are valid in every field."""
+def valid_samples(fields: Iterable[Field]) -> range:
+    """The samples that are valid in every field. `UsageError` where there are none, or where the
+    arrays are not equally long."""
+    fields = tuple(fields)
+    lengths = {field.name: field.shape[0] for field in fields}
+    if len(set(lengths.values())) > 1:
+        each = ", ".join(f"{name} {count}" for name, count in lengths.items())
+        raise UsageError(f"the numbers of samples of the arrays differ: {each}")
+    ranges = [field.valid for field in fields]
+    common = range(max(r.start for r in ranges), min(r.stop for r in ranges))
+    if not common:
+        raise UsageError(f"no sample is valid in every field: {ranges}")
+    return common
+
+
+def _order_of(config: LoaderConfig, fields: Mapping[str, Field], samples: int) -> Order:
+    """The order of the items of so many samples."""
     patches = {name: field.patches_per_sample for name, field in fields.items()}
-    samples = valid_samples(fields.values())
     if len(set(patches.values())) > 1:
         raise UsageError(f"patch cuts the arrays into different numbers of patches: {patches}")
     return Order(
-        num_samples=len(samples),
+        num_samples=samples,
         batch_size=config.batch_size,
         seed=config.seed,
         shuffle=config.shuffle,

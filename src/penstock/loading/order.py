@@ -18,7 +18,7 @@ import operator
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,7 +79,14 @@ class Order:
     into other batches than its beginning: see `resume`."""
 
     def __post_init__(self) -> None:
-        _check_settings(self)
+        if not 0 <= self.rank < self.world_size:
+            raise UsageError(f"rank {self.rank} is not one of the {self.world_size} ranks from 0")
+        if self.drop_last and self.num_batches == 0:
+            raise UsageError(
+                f"an epoch of {self.num_items} items does not fill one global batch of "
+                f"{self.global_batch} ({self.batch_size} x {self.world_size} ranks); "
+                "lower batch_size, or keep the last batch with drop_last=False"
+            )
 
     @property
     def num_items(self) -> int:
@@ -129,7 +136,8 @@ class Order:
         Returns:
             The items: (batch_size,), or fewer in a short last batch.
         """
-        return self.items_at(epoch, self._positions(batch))
+        (items,) = self.run_of_items(epoch, [batch])
+        return items
 
     def run_of_items(self, epoch: int, batches: Iterable[int]) -> list[Items]:
         """The `items` of each of some batches, quicker than one by one."""
@@ -164,12 +172,8 @@ class Order:
         if self.shuffle == "sample":
             sample, patch = np.divmod(positions, self.patches_per_sample)
             return permute(sample, self.num_samples, key) * self.patches_per_sample + patch
-        return permute_windows(positions, self.num_items, self.window_items, key)
-
-    @property
-    def window_items(self) -> int:
-        """Items in a full window of the block shuffle."""
-        return self.window * self.chunk * self.patches_per_sample
+        of_window = self.window * self.chunk * self.patches_per_sample
+        return permute_windows(positions, self.num_items, of_window, key)
 
     def split(self, items: Items) -> tuple[Items, Items]:
         """The sample and the patch of each item."""
@@ -229,35 +233,6 @@ class Order:
         batch, skip = divmod(done, self.global_batch)
         return replace(self, skip=skip), Position(epoch, batch)
 
-    def from_state(self, state: Mapping[str, Any]) -> Position:
-        """The position of a state in this order; `UsageError` if it is inside a global batch."""
-        order, position = self.resume(state)
-        if order.skip:
-            done = state["items_done"]
-            raise UsageError(
-                f"the loader state stands after {done} items, inside a global batch of "
-                f"{self.global_batch} ({self.batch_size} x {self.world_size} ranks); "
-                f"choose a batch_size for which {done} is a whole number of global batches"
-            )
-        return position
-
-
-def _check_settings(order: Order) -> None:
-    for name in "num_samples batch_size window chunk patches_per_sample world_size".split():
-        if getattr(order, name) < 1:
-            raise UsageError(f"{name} {getattr(order, name)} must be at least 1")
-    for name, choices in (("shuffle", get_args(Shuffle)), ("uneven", get_args(Uneven))):
-        if getattr(order, name) not in choices:
-            raise UsageError(f"{name} {getattr(order, name)!r} is not one of {', '.join(choices)}")
-    if not 0 <= order.rank < order.world_size:
-        raise UsageError(f"rank {order.rank} is not one of the {order.world_size} ranks from 0")
-    if order.drop_last and order.num_batches == 0:
-        raise UsageError(
-            f"an epoch of {order.num_items} items does not fill one global batch of "
-            f"{order.global_batch} ({order.batch_size} x {order.world_size} ranks); "
-            "lower batch_size, or keep the last batch with drop_last=False"
-        )
-
 
 def _check_state(state: Mapping[str, Any], plan: Mapping[str, Any], num_items: int) -> None:
     """Refuse a state that is damaged, or of another plan or seed."""
@@ -301,19 +276,6 @@ class Endless(Order):
     def mask(self, batch: int) -> NDArray[np.bool_]:
         """True for each of the `items` of a batch."""
         return np.ones(self.batch_size, bool)
-
-    def items(self, epoch: int, batch: int) -> Items:
-        """The items of a batch, as `Order.items`; later batches are those of further epochs.
-
-        Args:
-            epoch: The first epoch, from 0.
-            batch: The batch, from 0, counted from the first epoch's begin.
-
-        Returns:
-            The items: (batch_size,).
-        """
-        (items,) = self.run_of_items(epoch, [batch])
-        return items
 
     def run_of_items(self, epoch: int, batches: Iterable[int]) -> list[Items]:
         """The `items` of each of some batches, quicker than one by one.

@@ -1,4 +1,4 @@
-from .cluster_predict import DETECTOR_LIBRARIES as DETECTOR_LIBRARIES
+from .detecting import DETECTOR_LIBRARIES as DETECTOR_LIBRARIES
 from .log_lines import TRAIN_LOCK as TRAIN_LOCK
 from .log_lines import TRAINS as TRAINS
 from .log_lines import first_lines as first_lines
@@ -6,12 +6,12 @@ from .log_lines import last_lines as last_lines
 from .loop import TrainProgress as TrainProgress
 from .loop import run_training as run_training
 from .loop import train_workload as train_workload
-from .machine_metrics import read_machine_metrics as read_machine_metrics
 from .predict import predict_scenes as predict_scenes
 from .ranks import device_of as device_of
 from .ranks import this_place as this_place
 from .slurm_step import run_in_step as run_in_step
 from .tracking import outcome_of_tracker as outcome_of_tracker
+from .tracking import read_machine_metrics as read_machine_metrics
 from .workloads import Workload as Workload
 from .workloads import check_workload as check_workload
 from .workloads import epsilon_of as epsilon_of

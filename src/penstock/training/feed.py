@@ -51,29 +51,30 @@ class TorchFeed:
         config: TrainConfig,
         pin: bool,
     ) -> None:
-        self._batches = _BatchIndices(order, Position(0, 0))
+        self._samples, self._order, self._workload = samples, order, workload
+        self._config, self._pin = config, pin
         self._iterator: Any = None
-        workers = config.num_workers
-        self.note = _note(workers)
-        with _torch_says_nothing():
-            self._loader: DataLoader[Any] = DataLoader(
-                _Indexed(samples),  # type: ignore[arg-type]
-                batch_sampler=self._batches,
-                collate_fn=partial(_collated, workload),
-                num_workers=workers,
-                prefetch_factor=config.prefetch_factor if workers > 0 else None,
-                pin_memory=pin,
-                worker_init_fn=_leave_signals_to_the_parent,
-                # Its own generator: else each iterator would draw its seed from the random numbers
-                # of the run, and a run that resumes inside an epoch makes one iterator more.
-                generator=torch.Generator().manual_seed(order.seed),
-            )
+        self.note = _note(config.num_workers)
 
     def epoch(self, epoch: int, first: int) -> Iterator[tuple[Items, Batch]]:
         self.close()  # an epoch that was left early, to read its samples again
-        self._batches.at = Position(epoch, first)
-        with _torch_says_nothing(), _signals_wait(), _room_to_share(self._loader.num_workers):
-            self._iterator = iter(self._loader)
+        workers, order = self._config.num_workers, self._order
+        with _torch_says_nothing(), _signals_wait(), _room_to_share(workers):
+            loader: DataLoader[Any] = DataLoader(
+                _Indexed(self._samples),  # type: ignore[arg-type]
+                batch_sampler=(
+                    items.tolist() for _, items in batches_from(order, Position(epoch, first))
+                ),
+                collate_fn=partial(_collated, self._workload),
+                num_workers=workers,
+                prefetch_factor=self._config.prefetch_factor if workers > 0 else None,
+                pin_memory=self._pin,
+                worker_init_fn=_leave_signals_to_the_parent,
+                # Its own generator: else each iterator would draw its seed from the random numbers
+                # of the run, and a run that resumes inside an epoch makes one iterator more.
+                generator=torch.Generator().manual_seed(order.seed + epoch),
+            )
+            self._iterator = iter(loader)
         return _or_raised(self._iterator)
 
     def close(self) -> None:
@@ -205,28 +206,10 @@ def _leave_signals_to_the_parent(worker: int) -> None:
 
 
 @dataclass
-class _BatchIndices:
-    """The indices of each batch, from a position to the end of its epoch."""
-
-    order: Order
-    at: Position
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for _, items in batches_from(self.order, self.at):
-            yield items.tolist()
-
-    def __len__(self) -> int:
-        return self.order.num_batches - self.at.batch
-
-
-@dataclass
 class _Indexed:
     """Samples with their indices."""
 
     samples: IndexedSamples
-
-    def __len__(self) -> int:
-        return len(self.samples)
 
     def __getitem__(self, index: int) -> tuple[int, Any]:
         return index, self.samples[index]

@@ -53,17 +53,14 @@ from ..base import (
 from ..instruments import Clock
 from ..loading import Order, Position
 from ..models import set_cuda_flags
-from .checkpoint import Checkpoints, seed_rank
+from .checkpoint import Checkpoints, RunState, Tally, seed_rank
 from .feed import feed_of
 from .log_lines import TRAIN_LOCK, TRAINS
-from .not_finite import why_not_finite
 from .profiling import StepProfiler
 from .ranks import Stop, gather, ranks_of
-from .results import RunReport, scores_of
+from .results import RunReport, StepLog, scores_of
 from .run_folder import data_folders, take_folder
-from .run_state import RunState, Tally
-from .step import Schedule, Stepper, StepTaken
-from .step_log import StepLog
+from .step import Schedule, Stepper, StepTaken, why_not_finite
 from .tracking import Tracking, check_trackers
 from .workloads import Workload, make_workload
 

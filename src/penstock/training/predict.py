@@ -46,8 +46,7 @@ from ..data import (
     write_predictions,
 )
 from ..models import read_state, read_training_record
-from .cluster_predict import detect_on_cluster
-from .detecting import Settings, detect, load_detector, windows_of
+from .detecting import Settings, detect, detect_on_cluster, load_detector
 from .ranks import device_of
 
 
@@ -137,7 +136,7 @@ def _look_ahead(folders: Mapping[str, Path], record: ChipRecord) -> tuple[int, l
     total, noted = 0, Counter[str]()
     for folder in folders.values():
         with Scene(folder, record.channels) as scene:
-            total += math.prod(cut.num for cut in windows_of(scene, record))
+            total += math.prod(cut.num for cut in record.cuts(scene.size))
             noted.update(scene.notes)
     return total, [f"{num} of {len(folders)} scenes: {note}" for note, num in noted.items()]
 

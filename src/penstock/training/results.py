@@ -1,13 +1,18 @@
-"""The JSON documents of a run: its arguments, its results, and what its trackers get.
+"""The documents of a run: its arguments, its steps, its results, and what its trackers get.
 
 OUT/args.json               written as the run begins
+OUT/steps/rank0.csv         a row for each step of a rank, with its times
 OUT/training_results.json   written at the end of each epoch and of the run
 OUT/pictures.npz            outputs of the best model for some samples, if the workload shows any
 """
 
 from __future__ import annotations
 
+import csv
+import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -19,6 +24,8 @@ from ..base import (
     ARGS,
     PICTURES,
     RESULTS,
+    STEPS,
+    TRAIN_KNOBS,
     Labels,
     TrainConfig,
     default_name,
@@ -28,13 +35,10 @@ from ..base import (
     scrubbed,
     write_json,
 )
-from ..instruments import collect_environment, machine_and_commit, torch_flags
-from .checkpoint import Checkpoints
+from ..instruments import PHASES, collect_environment, machine_and_commit, peak_rss, torch_flags
+from .checkpoint import Checkpoints, RunState
 from .ranks import device_name, gather, host_name, job_facts
-from .run_facts import kind_of_run, run_facts
-from .run_state import RunState
 from .step import Stepper
-from .step_log import StepLog, memory
 from .workloads import Workload
 
 
@@ -157,3 +161,146 @@ class RunReport:
 def scores_of(row: Mapping[str, Any]) -> dict[str, float]:
     """The scores of the validation in a row of the history."""
     return {k: v for k, v in row.items() if k.startswith("val_") and k != "val_s"}
+
+
+def kind_of_run(workload: str, world_size: int, device: str) -> tuple[str, str]:
+    """A word for a workload, and one for its devices, such as ``spiral`` and ``4gpu``."""
+    kind = "gpu" if device == "cuda" else device
+    return re.sub(r"\W+", "_", workload.rpartition(":")[2]), f"{world_size}{kind}"
+
+
+def run_facts(
+    workload: str,
+    config: TrainConfig,
+    world_size: int,
+    device: str,
+    labels: Mapping[str, Any],
+    facts: Mapping[str, Any],
+) -> dict[str, Any]:
+    """What trackers log of a run as it begins.
+
+    Args:
+        workload: Its name.
+        config: Its settings. Those that change neither the weights nor the speed are left out.
+        world_size: The number of ranks.
+        device: The kind of their devices.
+        labels: Its name and its tags.
+        facts: What else describes it, such as its environment; nested.
+
+    Returns:
+        The project, the name, the words and tags by which runs are found, and the hyperparameters.
+    """
+    settings = config.model_dump(mode="json", exclude_none=True)
+    others = frozenset().union(*TRAIN_KNOBS.values()) - TRAIN_KNOBS.get(workload, frozenset())
+    silent = _SILENT if workload not in TRAIN_KNOBS else _SILENT | others
+    chosen = {name: value for name, value in settings.items() if name not in silent}
+    numbers = {name: value for name, value in chosen.items() if isinstance(value, int | float)}
+    return {
+        "project": config.project,
+        "name": labels["name"],
+        "words": [*kind_of_run(workload, world_size, device)],
+        "tags": labels["tags"],
+        "hyperparameters": {
+            "workload": workload,
+            "world_size": world_size,
+            **flat(chosen),
+            **numbers,
+            **flat({"tag": labels["tags"], **facts}),
+        },
+    }
+
+
+_SILENT = frozenset(
+    "name tag output_dir resume overwrite track track_every project profile profile_steps".split()
+)
+"""The knobs that change neither the trained weights nor the speed."""
+
+
+def flat(value: Mapping[str, Any], before: str = "") -> dict[str, str]:
+    """Nested settings as texts by dotted names, without those that are None.
+
+    Args:
+        value: The settings.
+        before: A prefix of each name.
+
+    Returns:
+        The texts.
+
+    >>> flat({"launch": {"job_id": "7", "hosts": ["a", "b"]}, "git": None})
+    {'launch.job_id': '7', 'launch.hosts': 'a b'}
+    """
+    texts: dict[str, str] = {}
+    for key, item in value.items():
+        if isinstance(item, Mapping):
+            texts |= flat(item, f"{before}{key}.")
+        elif isinstance(item, list | tuple):
+            texts[before + key] = " ".join(map(str, item))
+        elif item is not None:
+            texts[before + key] = str(item)
+    return texts
+
+
+_COLUMNS = ("step", "epoch", "samples", "loss", "step_s", *(f"{phase}_s" for phase in PHASES))
+
+
+class StepLog:
+    """The CSV of a rank's steps, one row each. A resumed run drops the rows of steps that it
+    repeats."""
+
+    def __init__(self, out: Path, rank: int, done: int) -> None:
+        self.path = out / STEPS / f"rank{rank}.csv"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        kept = [row for row in self._rows() if int(row["step"]) <= done] if done else []
+        with replacing(self.path) as draft, draft.open("w", newline="") as file:
+            writer = csv.DictWriter(file, _COLUMNS)
+            writer.writeheader()
+            writer.writerows(kept)
+        self._file = self.path.open("a", newline="")
+        self._writer = csv.DictWriter(self._file, _COLUMNS)
+
+    def add(
+        self, step: int, epoch: int, samples: int, loss: float, seconds: Mapping[str, float]
+    ) -> None:
+        """Add the row of a step; ``seconds`` holds the times of ``step`` and of its phases."""
+        times = {f"{name}_s": f"{value:.9f}" for name, value in seconds.items()}
+        row = {"step": step, "epoch": epoch, "samples": samples, "loss": loss}
+        self._writer.writerow({**row, **times})
+
+    def flush(self) -> None:
+        """Write the rows to the file, so that they are kept if the process is killed."""
+        try:
+            self._file.flush()
+        except OSError as error:
+            error.filename = str(self.path)
+            raise
+
+    def summary(self) -> dict[str, dict[str, float] | None]:
+        """The total and median seconds of the step and of each phase; None for a phase without
+        times."""
+        self.flush()
+        rows = self._rows()
+        totals: dict[str, dict[str, float] | None] = {}
+        for name in ("step", *PHASES):
+            values = [float(row[f"{name}_s"]) for row in rows if row[f"{name}_s"]]
+            totals[name] = {"total_s": sum(values), "median_s": median(values)} if values else None
+        return totals
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _rows(self) -> list[dict[str, str]]:
+        if not self.path.is_file():
+            return []
+        text = self.path.read_text()
+        whole = text[: text.rfind("\n") + 1]  # a killed process may leave half a row
+        return list(csv.DictReader(whole.splitlines()))
+
+
+def memory(device: torch.device) -> dict[str, int | None]:
+    """The peaks of memory of this process in bytes: on the host, and on a CUDA device."""
+    on_cuda = device.type == "cuda"
+    return {
+        "host_peak": peak_rss(),
+        "device_peak": torch.cuda.max_memory_allocated(device) if on_cuda else None,
+        "device_reserved": torch.cuda.max_memory_reserved(device) if on_cuda else None,
+    }

@@ -19,8 +19,8 @@ from ..base import (
 )
 from ..data import DOCUMENT
 from .checkpoint import LAST
-from .machine_metrics import TRACKING_FOLDER
 from .profiling import PROFILE_FOLDER
+from .tracking import TRACKING_FOLDER
 
 OURS = (
     RESULTS,

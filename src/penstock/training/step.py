@@ -8,7 +8,7 @@ batch ──▶ transfer ──▶ forward ──▶ backward ──┬──▶
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
+from torch.utils._pytree import tree_leaves
 
 from ..base import TrainConfig, UsageError
 from ..instruments import Clock, DevicePhaseTimer, PhaseTimer
@@ -195,6 +196,32 @@ def check_finite(module: torch.nn.Module, source: str) -> None:
     for name, weight in module.state_dict().items():
         if isinstance(weight, Tensor) and not weight.isfinite().all():
             raise UsageError(f"{source}: {name} has values that are not finite")
+
+
+def why_not_finite(
+    batches: Iterable[tuple[Items, Batch]], workload: Workload, config: TrainConfig
+) -> str:
+    """Why the loss of a step is not finite, as far as its samples tell.
+
+    Args:
+        batches: The indices of the samples of each of its batches, and the batch.
+        workload: The workload, whose ``name_of`` names a sample.
+        config: The settings of the training.
+
+    Returns:
+        A sentence: which sample has values that are not finite, or which settings may help.
+    """
+    for items, batch in batches if not getattr(workload, "leaves_out_not_finite", False) else ():
+        tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+        # A list with a tensor for each sample has rows of another kind.
+        alike = [tensor for tensor in tensors if tensor.ndim and len(tensor) == len(items)]
+        for row, item in enumerate(items.tolist()):
+            if not all(torch.isfinite(tensor[row]).all() for tensor in alike):
+                place = f" ({workload.name_of(item)})" if hasattr(workload, "name_of") else ""
+                return f"sample {item}{place} has values that are not finite"
+        if not all(torch.isfinite(tensor).all() for tensor in tensors):
+            return f"a sample among {', '.join(map(str, items))} has values that are not finite"
+    return f"lower --learning-rate {config.learning_rate} or set --clip-norm"
 
 
 def mark_computed(loss: Tensor, timer: PhaseTimer) -> None:

@@ -32,8 +32,7 @@ from ..base import (
     require,
     scrub,
 )
-from .machine_metrics import TRACKING_FOLDER
-from .tracking import TrackerState
+from .tracking import TRACKING_FOLDER, TrackerState
 
 AGAIN_AFTER_S = 30.0
 """The seconds after a failure in which metrics are dropped, not tried: a server that is gone costs

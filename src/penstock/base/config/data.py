@@ -118,7 +118,7 @@ class LoaderConfig(Knobs):
     max_memory: Bytes | None = flag(
         None, help="most memory for batches, scratch and cache, such as 8GiB (default: no limit)"
     )
-    cache: Bytes = flag(0, help="decoded chunks kept for their next use, such as 2GiB")
+    cache: Bytes = flag(0, help="decoded chunks that engine tensorstore keeps, such as 2GiB")
     engine: Literal["auto", "native", "tensorstore"] = flag(
         "auto",
         help="native: local Zarr of regular chunks; tensorstore: anything (local files are "

@@ -111,7 +111,7 @@ class Decode(FilesRead):
 
     def one(self, task: Any) -> None:
         stored = task.fetch()
-        pool = self.engine.decoded[task.field.name]
+        pool = self.engine.decoded
         chunk = pool.take(task.field.chunks, task.layout.dtype)
         task.decode(stored, chunk)
         self.engine.stored.give(stored)

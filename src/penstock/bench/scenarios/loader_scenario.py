@@ -36,7 +36,7 @@ from ...loading import (
     Contender,
     Endless,
     Field,
-    chunk_indices,
+    chunk_reads,
     cut_of,
     make_contender,
     with_checks,
@@ -204,6 +204,6 @@ def decoded_per_used(data: CaseData) -> float:
         field = cut_of(array) or Field(name, array.shape, array.chunks, array.dtype)
         for batch in range(min(_PRICED, data.order.num_batches)):
             items = data.order.items(0, batch)
-            decoded += len(chunk_indices(field, *data.order.split(items))) * field.chunk_nbytes
+            decoded += len(chunk_reads(field, *data.order.split(items))) * field.chunk_nbytes
             used += len(items) * field.item_nbytes
     return decoded / used

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,34 +45,47 @@ def names_in(root: Path) -> set[str]:
     return {path.name for path in root.iterdir()}
 
 
-def clear(root: Path, overwrite: bool) -> None:
-    """Make way for a data set: remove one that is there, and refuse anything else."""
+def names_to_replace(root: Path, marks: Collection[str], what: str, overwrite: bool) -> set[str]:
+    """The names of all entries of a folder that is made anew; none if it is empty. Raises
+    `UsageError` unless one of ``marks`` says that ``what`` is in it, and that may be replaced."""
     there = names_in(root)
-    if not there:
-        return
-    document = next((root / name for name in (DOCUMENT, UNFINISHED) if name in there), None)
-    if document is None:
-        raise UsageError(f"OUT {root} exists and is not a packed data set; nothing was removed")
-    arrays = read_document(document, f"OUT {root}").get("arrays")
-    if not overwrite:
+    if there and there.isdisjoint(marks):
+        raise UsageError(f"OUT {root} exists and holds no {what}; nothing was removed")
+    if there and not overwrite:
         raise UsageError(f"OUT {root} exists; use --overwrite to replace it")
-    entries = arrays.values() if isinstance(arrays, dict) else ()
-    paths = [str(entry["path"]) for entry in entries if isinstance(entry, dict) and "path" in entry]
-    ours = {DOCUMENT, UNFINISHED, IDS, CHECKS, STATISTICS, *paths}
-    if strangers := sorted(there - ours):
-        raise UsageError(
-            f"OUT {root} holds {strangers[0]}, which is not part of a packed data set; nothing was "
-            "removed"
-        )
-    # The document goes first: from here on nobody takes the folder for a whole data set.
-    mark_unfinished(root, paths)
-    (root / DOCUMENT).unlink(missing_ok=True)
-    for name in there - {DOCUMENT, UNFINISHED}:
-        path = root / name
+    return there
+
+
+def check_strangers(place: str, strangers: Iterable[str], what: str) -> None:
+    """Refuse to remove a folder that holds what is not ours."""
+    if first := min(strangers, default=""):
+        raise UsageError(f"{place} holds {first} beside {what}; nothing was removed")
+
+
+def remove(paths: Iterable[Path]) -> None:
+    """Remove files and folders; of a link the link alone."""
+    for path in paths:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink()
+
+
+def clear(root: Path, overwrite: bool) -> None:
+    """Make way for a data set: remove one that is there, and refuse anything else."""
+    there = names_to_replace(root, (DOCUMENT, UNFINISHED), "packed data set", overwrite)
+    if not there:
+        return
+    document = root / (DOCUMENT if DOCUMENT in there else UNFINISHED)
+    arrays = read_document(document, f"OUT {root}").get("arrays")
+    entries = arrays.values() if isinstance(arrays, dict) else ()
+    paths = [str(entry["path"]) for entry in entries if isinstance(entry, dict) and "path" in entry]
+    ours = {DOCUMENT, UNFINISHED, IDS, CHECKS, STATISTICS, *paths}
+    check_strangers(f"OUT {root}", there - ours, "a packed data set")
+    # The document goes first: from here on nobody takes the folder for a whole data set.
+    mark_unfinished(root, paths)
+    (root / DOCUMENT).unlink(missing_ok=True)
+    remove(root / name for name in there - {DOCUMENT, UNFINISHED})
 
 
 def mark_unfinished(root: Path, paths: Sequence[str]) -> None:

@@ -73,23 +73,21 @@ IDS, CHECKS, STATISTICS = "ids.npy", "checks.npz", "statistics.npz"
 _METADATA = {".zattrs", ".zarray", "zarr.json", "attributes.json"}
 
 
+LAYOUT_AXES = ("lat", "lon", "channels")
+"""The axes of one sample, as in the seed's data."""
+
+
 @dataclass(frozen=True, slots=True)
 class ArrayLayout:
     """The layout of one array of every sample, without the sample axis, which comes first
     on disk.
     """
 
-    axes: tuple[str, ...]
-    """Names of the axes; one of them is ``channels``."""
     shape: tuple[int, ...]
+    """Sides of a sample along `LAYOUT_AXES`."""
     chunks: tuple[int, ...]
     channels: tuple[str, ...]
     """Names of the channels; see `channel_name`."""
-
-    @property
-    def channel_axis(self) -> int:
-        """The index of the axis of channels."""
-        return self.axes.index("channels")
 
     @property
     def num_bytes(self) -> int:
@@ -149,11 +147,6 @@ class Packed:
     def sample_bytes(self) -> int:
         """Bytes of one decoded sample over all arrays."""
         return sum(array.sample_bytes for array in self.arrays.values())
-
-    @property
-    def stored_bytes(self) -> int:
-        """Bytes of all chunk files on disk."""
-        return sum(stored_bytes(array.path) for array in self.arrays.values())
 
     def statistics(self) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
         """The mean and the standard deviation (over ``n``) of each channel, by array.

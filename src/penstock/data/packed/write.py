@@ -1,17 +1,15 @@
 """The packed data set: stacked samples on disk, each with an id and a checksum.
 
     DATA/dataset.json     the document; written last, so a folder without it was not finished
-    DATA/inputs.zarr      (sample, lat, lon, channels), or whatever axes `dataset.json` names
+    DATA/inputs.zarr      (sample, lat, lon, channels)
     DATA/targets.zarr
     DATA/ids.npy          int64, one for each sample
     DATA/checks.npz       the ids again, and for each array one CRC-32 for each sample
     DATA/statistics.npz   for each array the mean and the standard deviation of each channel, over
                           its finite values; `dataset.json` counts the others, by channel
 
-Shapes, chunks and codecs stand in the metadata of the Zarr arrays and nowhere else.
-
-No values are read here;
-that is the work of `loading`.
+Shapes, chunks and codecs stand in the metadata of the Zarr arrays and nowhere else. No values are
+read here; that is the work of `loading`.
 """
 
 from __future__ import annotations
@@ -28,7 +26,16 @@ from numpy.typing import NDArray
 
 from ...base import StageError, UsageError, absolute, in_order, require, system_errors
 from .data_folder import check_room, clear, finish, mark_unfinished
-from .format import CHECKS, IDS, STATISTICS, ArrayLayout, Packed, checksum, open_dataset
+from .format import (
+    CHECKS,
+    IDS,
+    LAYOUT_AXES,
+    STATISTICS,
+    ArrayLayout,
+    Packed,
+    checksum,
+    open_dataset,
+)
 
 Sample = Mapping[str, NDArray[np.float32]]
 """The arrays of one sample by name, without the sample axis."""
@@ -77,7 +84,7 @@ def write_dataset(
     def write(first: int) -> list[dict[str, Moments]]:
         """Make and write one sample, or those of one shard; the moments of each."""
         numbers = range(first, min(first + (shards or 1), len(ids)))
-        return _write_samples(root, numbers, make, arrays, checks, layouts, whole=bool(shards))
+        return _write_samples(root, numbers, make, arrays, checks, whole=bool(shards))
 
     done = 0
     for samples in in_order(write, range(0, len(ids), shards or 1), workers):
@@ -141,7 +148,7 @@ def _finish(
     entries = {
         name: {
             "path": f"{name}.zarr",
-            "axes": ["sample", *layout.axes],
+            "axes": ["sample", *LAYOUT_AXES],
             "decoded_bytes": len(ids) * layout.num_bytes,
             "channels": layout.channels,
         }
@@ -156,7 +163,6 @@ def _write_samples(
     make: Callable[[int], Sample],
     arrays: Mapping[str, Any],
     checks: Mapping[str, NDArray[np.uint32]],
-    layouts: Mapping[str, ArrayLayout],
     *,
     whole: bool,
 ) -> list[dict[str, Moments]]:
@@ -166,10 +172,10 @@ def _write_samples(
     for number in numbers:
         try:
             sample, moments = make(number), {}
-            for name, layout in layouts.items():
+            for name, array in arrays.items():
                 checks[name][number] = checksum(sample[name])
-                moments[name] = Moments.of(sample[name], layout.channel_axis)
-                arrays[name].with_transaction(transaction)[number].write(sample[name]).result()
+                moments[name] = Moments.of(sample[name])
+                array.with_transaction(transaction)[number].write(sample[name]).result()
             written.append(moments)
         except Exception as error:
             raise StageError("generate", f"sample {number} of {root}", error) from error
@@ -190,7 +196,7 @@ def _open_arrays(
         spec = _spec(path, layout, samples, shards)
         arrays[name] = ts.open(spec, create=True, context=context).result()
         if not shards:  # as xarray wants it; Zarr 3 has a place for the names of axes
-            axes = {"_ARRAY_DIMENSIONS": ["sample", *layout.axes]}
+            axes = {"_ARRAY_DIMENSIONS": ["sample", *LAYOUT_AXES]}
             (path / ".zattrs").write_text(json.dumps(axes))
     return arrays
 
@@ -228,7 +234,7 @@ def _spec(path: Path, layout: ArrayLayout, samples: int, shards: int | None) -> 
         "fill_value": "NaN",
         "codecs": [{"name": "sharding_indexed", "configuration": inner}],
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": outer}},
-        "dimension_names": ["sample", *layout.axes],
+        "dimension_names": ["sample", *LAYOUT_AXES],
     }
     return {"driver": "zarr3", **common, "metadata": metadata}
 
@@ -251,19 +257,19 @@ class Moments:
         return cls(none.astype(np.int64), none, none)
 
     @classmethod
-    def of(cls, values: NDArray[Any], channel_axis: int) -> Moments:
-        """The moments of one array in float64, a slab at a time: a slab stays in the
-        processor's cache.
+    def of(cls, values: NDArray[Any]) -> Moments:
+        """The moments of an array, its channels last, in float64, a slab at a time.
+
+        A slab stays in the processor's cache.
         """
-        channels_last = np.moveaxis(values, channel_axis, -1)
-        there = np.isfinite(channels_last)
+        there = np.isfinite(values)
         sides = tuple(range(values.ndim - 1))
         count = there.sum(axis=sides)
         some = np.maximum(count, 1)
         # Deviations from a value near the mean lose nothing when their squares are added.
-        near = channels_last.sum(axis=sides, dtype=np.float64, where=there) / some
+        near = values.sum(axis=sides, dtype=np.float64, where=there) / some
         total, squares = np.zeros_like(near), np.zeros_like(near)
-        for slab, is_value in zip(channels_last, there, strict=True):
+        for slab, is_value in zip(values, there, strict=True):
             deviations = np.where(is_value, slab - near, 0)
             total += deviations.sum(axis=0)
             squares += np.einsum("xc,xc->c", deviations, deviations)

@@ -25,11 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import UsageError, describe, read_json, require
-from .chip_record import ChipRecord
 from .coarse import Coarse
 from .objects import Objects
 from .scene import CHANNELS, radar_of
-from .windows import Cut, Span, cuts_of, model_view
+from .windows import ChipRecord, Cut, Span, model_view
 
 FORMAT, VERSION = "penstock-chips", 3
 INDEX, MANIFEST, ARRAY = "index.json", "manifest.json", "chips.zarr"
@@ -81,9 +80,7 @@ class Chips:
                     f"{folder / name} is of other settings than {folder / INDEX}: a run that "
                     "replaces them was not finished; run penstock preprocess again"
                 )
-            self._cuts[name] = cuts_of(
-                tuple(manifest["size"]), self.record.chip_size, self.record.overlap
-            )
+            self._cuts[name] = self.record.cuts(tuple(manifest["size"]))
             self.labels[name] = Objects.of(name, **manifest.pop("labels"))
             kept = np.argwhere(np.asarray(manifest.pop("valid_pixels")) > 0)
             self._manifests[name] = manifest

@@ -1,7 +1,9 @@
-"""One scene cut into chips, whole or not at all: its manifest is removed first and written last."""
+"""One scene cut into chips, whole or not at all: they are written into a draft of its folder, which
+is moved into place once it is whole. So a worker that only seemed dead and goes on does no harm."""
 
 from __future__ import annotations
 
+import secrets
 import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,8 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import Stopped, UsageError, require, write_json
-from .chip_record import ChipRecord
+from ...base import StageError, Stopped, UsageError, begin_output, require, write_json
 from .chips import (
     ARRAY,
     FORMAT,
@@ -30,10 +31,7 @@ from .chips import (
 from .objects import Objects
 from .rasters import is_missing
 from .scene import CHANNELS, Scene, radar_of
-from .windows import Cut, cuts_of, empty_band, read_row
-
-Result = tuple[dict[str, Any], bool]
-"""The manifest of a scene, and whether its chips existed before."""
+from .windows import ChipRecord, Cut, read_row
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +43,17 @@ class SceneJob:
     label_file: Path
     """The file that the labels are from."""
     out: Path
-    """The folder of its chips."""
+    """The folder of its chips, which is absent or has chips."""
     record: ChipRecord
-    overwrite: bool
-    """True if chips of other settings are replaced."""
 
-    def run(self, stop: threading.Event, into: Path | None = None) -> Result:
+    def run(self, stop: threading.Event) -> dict[str, Any]:
         """Cut the scene, unless that was done before.
 
         Args:
             stop: once it is set, the cut ends at its next row.
-            into: a folder to write to in place of ``out``.
 
         Returns:
-            The manifest of the scene, and whether its chips existed before.
+            The manifest of the scene.
 
         Raises:
             UsageError: the labels, or existing chips, do not fit.
@@ -69,15 +64,59 @@ class SceneJob:
         with env(GDAL_CACHEMAX=64), Scene(self.folder, self.record.channels) as scene:
             self.labels.check_inside(scene.size, self.label_file)
             manifest = _manifest(scene, self.labels, self.record)
-            earlier = earlier_manifest(self.out / MANIFEST, manifest, self.overwrite)
+            earlier = earlier_manifest(self.out / MANIFEST, manifest)
             if earlier is None:
-                return _cut_scene(scene, self, manifest, into or self.out, stop), False
+                return self._cut(scene, manifest, stop)
             if earlier["inputs"] != manifest["inputs"]:  # of another time
                 if not _holds(self.out, earlier, scene, self.record, stop):
                     raise UsageError(_other("inputs", self.out))
                 earlier["inputs"] = manifest["inputs"]
                 write_json(self.out / MANIFEST, earlier, indent=None)
-            return earlier, True
+            return earlier
+
+    def _cut(self, scene: Scene, manifest: dict[str, Any], stop: threading.Event) -> dict[str, Any]:
+        draft = self.out.with_name(f".penstock-{secrets.token_hex(8)}.part")
+        try:
+            draft.mkdir(parents=True)
+            begin_output(draft)
+            return moved(draft, self.out, _cut_scene(scene, self, manifest, draft, stop))
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+
+
+def cut_task(job: SceneJob, stop: threading.Event | None = None) -> dict[str, Any]:
+    """Cut one scene, in a thread or on a worker of a cluster.
+
+    Args:
+        job: the scene.
+        stop: once it is set, the cut ends at its next row.
+
+    Returns:
+        Its manifest.
+
+    Raises:
+        UsageError: an input does not fit.
+        Stopped: the cut was stopped.
+        StageError: the scene failed.
+    """
+    try:
+        return job.run(stop or threading.Event())
+    except (UsageError, Stopped):
+        raise
+    except Exception as error:
+        raise StageError("preprocess", f"scene {job.out.name}", error) from error
+
+
+def moved(draft: Path, out: Path, manifest: dict[str, Any]) -> dict[str, Any]:
+    """Move a scene's chips into place, unless another worker was first; the manifest of those that
+    are there. A folder is renamed in one step, and onto no other that has files."""
+    try:
+        draft.rename(out)
+    except OSError:
+        if (earlier := earlier_manifest(out / MANIFEST, manifest)) is None:
+            raise
+        return earlier
+    return manifest
 
 
 def _manifest(scene: Scene, labels: Objects, record: ChipRecord) -> dict[str, Any]:
@@ -94,15 +133,12 @@ def _manifest(scene: Scene, labels: Objects, record: ChipRecord) -> dict[str, An
     }
 
 
-def earlier_manifest(
-    path: Path, manifest: Mapping[str, Any], overwrite: bool
-) -> dict[str, Any] | None:
+def earlier_manifest(path: Path, manifest: Mapping[str, Any]) -> dict[str, Any] | None:
     """The manifest of an earlier run, if there is one.
 
     Args:
         path: the path of the manifest.
         manifest: that of this run, without what the cut adds.
-        overwrite: whether chips of other settings are replaced.
 
     Returns:
         The manifest; None if the scene is to be cut.
@@ -110,7 +146,7 @@ def earlier_manifest(
     Raises:
         UsageError: it is of other settings, or of inputs of other sizes.
     """
-    if overwrite or not path.exists():
+    if not path.exists():
         return None
     earlier = read_document(path)
     before, now = ({**of, "inputs": _sizes(of["inputs"])} for of in (earlier, manifest))
@@ -131,8 +167,8 @@ def _holds(
     out: Path, earlier: Mapping[str, Any], scene: Scene, record: ChipRecord, stop: threading.Event
 ) -> bool:
     """Whether existing chips have the values that the scene's rasters have now."""
-    rows, columns = cuts_of(scene.size, record.chip_size, record.overlap)
-    band = empty_band(columns, record)
+    rows, columns = record.cuts(scene.size)
+    band = record.empty_band(columns)
     for index in _rows(rows.num, stop):
         read_row(scene, rows, index, columns, band)
         shard = shard_path(out / ARRAY, index)
@@ -149,14 +185,11 @@ def _cut_scene(
     scene: Scene, job: SceneJob, manifest: dict[str, Any], out: Path, stop: threading.Event
 ) -> dict[str, Any]:
     """Write one scene's chips and its manifest."""
-    # The manifest is removed first and written last: a scene without one counts as not cut.
-    (out / MANIFEST).unlink(missing_ok=True)
-    shutil.rmtree(out / ARRAY, ignore_errors=True)
     radar, record = radar_of(scene.channels), job.record
-    rows, columns = cuts_of(scene.size, record.chip_size, record.overlap)
-    (out / ARRAY).mkdir(parents=True)
+    rows, columns = record.cuts(scene.size)
+    (out / ARRAY).mkdir()
     # Two, so that one is written while the other is filled.
-    bands = [empty_band(columns, record) for _ in range(min(2, rows.num))]
+    bands = [record.empty_band(columns) for _ in range(min(2, rows.num))]
     shape = (rows.num, *bands[0].shape)
     write_json(out / ARRAY / "zarr.json", metadata(shape, record.dtype), indent=None)
     valid, of_channels, unseen = np.zeros(shape[:2], np.int64), np.zeros(len(radar), np.int64), 0

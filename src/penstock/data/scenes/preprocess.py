@@ -1,40 +1,50 @@
 """Scenes cut into chips: all of them at once, each whole or not at all.
 
-Threads take one scene each, or the workers of a cluster do (`cluster_cut`). A scene that an earlier
-run finished is left as it is; an unfinished one is cut again. The index of all scenes is written
-last. `chips` describes the files.
+Threads take one scene each, or the workers of a cluster do. A scene that an earlier run finished is
+left as it is; an unfinished one is cut again. The index of all scenes is written last. `chips`
+describes the files.
 """
 
 from __future__ import annotations
 
 import math
+import shutil
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ...base import (
-    StageError,
-    Stopped,
+    Incomplete,
     UsageError,
-    begin_output,
+    absolute,
     check_folder,
     check_outputs,
     check_replaceable,
+    is_draft,
     write_json,
     writing_output,
 )
-from ...cluster import Workers
-from .chip_record import ChipRecord
-from .chips import DTYPE, FORMAT, INDEX, MANIFEST, VERSION, Chips, read_document
-from .cluster_cut import cut_on_cluster
-from .cutting import Result, SceneJob
+from ...cluster import Workers, share_pieces
+from ..packed.data_folder import check_strangers, remove
+from .chips import ARRAY, DTYPE, FORMAT, INDEX, MANIFEST, VERSION, Chips, read_document
+from .cutting import SceneJob, cut_task
 from .objects import Objects
+from .scene import CHANNELS
+from .windows import ChipRecord
+
+CHIP_LIBRARIES = ("penstock-dl", "numpy", "rasterio", "numcodecs")
+"""The distributions that decide the bytes of chips."""
+OURS = {ARRAY, MANIFEST, *(f"{name}.npy" for name in CHANNELS)}
+"""The names in a scene's folder of chips."""
+SEEN_S = 30.0
+"""Seconds within which a worker's files become visible here on a network file system."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,16 +116,20 @@ def preprocess_scenes(
     record = ChipRecord.of(channels, chip_size, overlap, dtype)
     labels = {name: labels.get(name, Objects.of(name, [])) for name in folders}
     jobs = {
-        name: SceneJob(folder, labels[name], label_file, out / name, record, overwrite)
+        name: SceneJob(folder, labels[name], label_file, out / name, record)
         for name, folder in folders.items()
     }
-    manifests, resumed = zip(*_cut_all(jobs, out, workers, cluster, progress), strict=True)
+    out.mkdir(parents=True, exist_ok=True)
+    _remove_drafts(out)
+    anew = [name for name in jobs if overwrite or not (out / name / MANIFEST).exists()]
+    remove(out / name for name in anew if (out / name).exists())
+    manifests = [*_cut_all(jobs, out, workers, cluster, progress).values()]
     if not any(np.any(manifest["valid_pixels"]) for manifest in manifests):
         raise UsageError(f"{len(manifests)} scenes under {out} give no chip with a valid pixel")
     index = {"format": FORMAT, "version": VERSION, **record.as_document(), "scenes": sorted(jobs)}
     with writing_output(out / INDEX, replace=replace) as draft:
         write_json(draft, index, indent=None)
-    return _done(manifests, sum(resumed), Chips(out))
+    return _done(manifests, len(jobs) - len(anew), Chips(out))
 
 
 def _cut_all(
@@ -124,24 +138,68 @@ def _cut_all(
     workers: int,
     cluster: Workers | None,
     progress: Callable[[int], None],
-) -> list[Result]:
-    out.mkdir(parents=True, exist_ok=True)
-    for name in jobs:
-        (out / name).mkdir(exist_ok=True)
-        begin_output(out / name)
+) -> dict[str, dict[str, Any]]:
+    """The manifest of each scene, in the order of their names."""
+    manifests: dict[str, dict[str, Any]] = {}
+
+    def note(name: str, manifest: dict[str, Any]) -> None:
+        manifests[name] = manifest
+        progress(len(manifests))
+
+    try:
+        if cluster is None:
+            _cut_here(jobs, workers, note)
+        else:
+            there = {
+                name: replace(job, folder=absolute(job.folder), out=absolute(job.out))
+                for name, job in jobs.items()
+            }
+            for cut in share_pieces(
+                cluster, cut_task, sorted(there), there.__getitem__, "scene",
+                "run again to cut the rest",
+            ):  # fmt: skip
+                note(*cut)
+    finally:
+        _remove_drafts(out)
     if cluster is not None:
-        return cut_on_cluster(cluster, jobs, progress)
+        _check_seen(jobs, manifests)
+    return dict(sorted(manifests.items()))
+
+
+def _cut_here(
+    jobs: Mapping[str, SceneJob], workers: int, note: Callable[[str, dict[str, Any]], None]
+) -> None:
+    """Cut scenes in threads. The first error is raised."""
     stop = threading.Event()
-
-    def work(name: str) -> Result:
+    with ThreadPoolExecutor(workers, thread_name_prefix="preprocess") as pool:
+        cuts = {pool.submit(cut_task, jobs[name], stop): name for name in sorted(jobs)}
         try:
-            return jobs[name].run(stop)
-        except (UsageError, Stopped):
-            raise
-        except Exception as error:
-            raise StageError("preprocess", f"scene {name}", error) from error
+            for cut in as_completed(cuts):
+                note(cuts[cut], cut.result())
+        finally:  # after an error or Ctrl-C, the others end at their next row
+            stop.set()
+            pool.shutdown(cancel_futures=True)
 
-    return _run_all(work, sorted(jobs), workers, stop, progress)
+
+def _remove_drafts(out: Path) -> None:
+    """Remove what was left of scenes that were being cut as a process died."""
+    for path in out.glob(".penstock-*.part"):
+        if is_draft(path.name):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _check_seen(jobs: Mapping[str, SceneJob], manifests: Mapping[str, dict[str, Any]]) -> None:
+    """Raise `Incomplete` unless this machine sees the chips that the workers wrote."""
+    end = time.monotonic() + SEEN_S
+    for name, job in jobs.items():
+        path = job.out / MANIFEST
+        while not path.exists() and time.monotonic() < end:
+            time.sleep(0.5)
+        if not path.exists() or read_document(path) != manifests[name]:
+            raise Incomplete(
+                f"{job.out} does not hold the chips that a worker wrote there; --output-dir must "
+                "be a folder that all workers share"
+            )
 
 
 def _done(manifests: Sequence[Mapping[str, Any]], resumed: int, chips: Chips) -> Done:
@@ -163,26 +221,6 @@ def _done(manifests: Sequence[Mapping[str, Any]], resumed: int, chips: Chips) ->
     )
 
 
-def _run_all(
-    work: Callable[[str], Result],
-    names: Sequence[str],
-    workers: int,
-    stop: threading.Event,
-    progress: Callable[[int], None],
-) -> list[Result]:
-    """The results of ``work`` for all names, in their order. The first error is raised."""
-    with ThreadPoolExecutor(workers, thread_name_prefix="preprocess") as pool:
-        jobs = [pool.submit(work, name) for name in names]
-        try:
-            for done, job in enumerate(as_completed(jobs), 1):
-                job.result()
-                progress(done)
-        finally:  # after an error or Ctrl-C, the others end at their next row
-            stop.set()
-            pool.shutdown(cancel_futures=True)
-    return [job.result() for job in jobs]
-
-
 def check_chips_output(out: Path, names: Iterable[str], overwrite: bool, replace: bool) -> None:
     """Check that folders of scenes and tables replace no file that Penstock did not write.
 
@@ -197,8 +235,12 @@ def check_chips_output(out: Path, names: Iterable[str], overwrite: bool, replace
     """
     check_folder(out, "--output-dir")
     check_outputs(("--output-dir", out / INDEX), replace=replace)
-    for name in () if replace else names:
-        if overwrite and (out / name / MANIFEST).exists():
-            read_document(out / name / MANIFEST)
-        elif not (out / name / MANIFEST).exists():
-            check_replaceable(out / name, "--output-dir")
+    for folder in () if replace else (out / name for name in names):
+        done = (folder / MANIFEST).exists()
+        if not done:
+            check_replaceable(folder, "--output-dir")
+        elif overwrite:
+            read_document(folder / MANIFEST)
+        if folder.is_dir() and (overwrite or not done):
+            strangers = {path.name for path in folder.iterdir()} - OURS
+            check_strangers(f"--output-dir {folder}", strangers, "its chips")

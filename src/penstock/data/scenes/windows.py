@@ -7,14 +7,15 @@
     cores     ├────────── 0 ────────┼──── 1 ────┼──────── 2 ─────┤ each pixel belongs to one chip
 
 An object on the border of one chip lies well inside its neighbour. It belongs to the chip whose
-core it is in, so nothing is cut in two and nothing is counted twice. Training and prediction cut
+core it is in, so nothing is cut in two and nothing is counted twice. `preprocess` writes a record
+of how chips were cut, a training keeps it and `predict` obeys it: so training and prediction cut
 scenes alike, and `model_view` shows both to the model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from typing import Any
 
@@ -22,13 +23,80 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import UsageError
-from .chip_record import ChipRecord
 from .coarse import Coarse
 from .rasters import is_missing
 from .scene import CHANNELS, Scene, radar_of
 
 Span = tuple[int, int]
 """First pixel of a half-open range, and the pixel past its last."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChipRecord:
+    """How scenes are cut into chips, and what a model sees of them."""
+
+    channels: tuple[str, ...]
+    chip_size: int
+    """Pixels along a side."""
+    overlap: int
+    """Pixels that neighbours share."""
+    dtype: str
+    """The dtype of the radar's values, ``float16`` or ``float32``."""
+    scaling: tuple[tuple[float, float], ...]
+    """The offset and the scale of each channel: a model sees ``(value - offset) / scale``."""
+
+    @classmethod
+    def of(cls, channels: Sequence[str], chip_size: int, overlap: int, dtype: str) -> ChipRecord:
+        """The record of chips that are cut now, scaled as `CHANNELS` says."""
+        scaling = tuple((CHANNELS[name].offset, CHANNELS[name].scale) for name in channels)
+        return cls(tuple(channels), chip_size, overlap, dtype, scaling)
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any], where: str) -> ChipRecord:
+        """The record in a document.
+
+        Raises:
+            UsageError: it has none that can be obeyed; ``where`` names it.
+        """
+        try:
+            values = {field.name: document[field.name] for field in fields(cls)}
+            record = cls.of(*(values[name] for name in list(values)[:-1]))
+            return replace(record, scaling=tuple((a, b) for a, b in values["scaling"]))
+        except (KeyError, TypeError, ValueError):
+            raise UsageError(f"{where} does not say how its chips were cut") from None
+
+    def cuts(self, size: tuple[int, int]) -> tuple[Cut, Cut]:
+        """The cuts of the rows and of the columns of a scene of this size.
+
+        Raises:
+            UsageError: the overlap is as large as a window.
+        """
+        if not 0 <= self.overlap < self.chip_size:
+            raise UsageError(
+                f"--overlap {self.overlap} must be less than --chip-size {self.chip_size}"
+            )
+        rows, columns = (Cut(length, self.chip_size, self.overlap) for length in size)
+        return rows, columns
+
+    def empty_band(self, columns: Cut) -> NDArray[Any]:
+        """An array for a row of windows: NaN of shape (windows, radar channels, y, x)."""
+        shape = columns.num, len(radar_of(self.channels)), self.chip_size, self.chip_size
+        return np.full(shape, np.nan, self.dtype)
+
+    def as_document(self) -> dict[str, Any]:
+        """The record as JSON takes it."""
+        return {**asdict(self), "channels": [*self.channels], "scaling": [*map(list, self.scaling)]}
+
+    def told(self, name: str) -> str:
+        """One of its values in words, such as ``channels vh,vv``."""
+        value = getattr(self, name)
+        return f"{name.replace('_', ' ')} {','.join(value) if name == 'channels' else value}"
+
+    def differing(self, other: ChipRecord) -> str:
+        """The first thing that a model would see otherwise, as ``channels``; empty if none. How far
+        chips overlap changes nothing that it sees."""
+        names = [field.name for field in fields(self) if field.name != "overlap"]
+        return next((n for n in names if getattr(self, n) != getattr(other, n)), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,39 +137,6 @@ class Cut:
         """The core, counted from the first pixel of the chip."""
         first, stop = self.core(index)
         return first - self.start(index), stop - self.start(index)
-
-
-def cuts_of(size: tuple[int, int], chip: int, overlap: int) -> tuple[Cut, Cut]:
-    """The cuts of a scene along both axes.
-
-    Args:
-        size: rows and columns of the scene.
-        chip: pixels along a side of a window.
-        overlap: pixels that neighbours share.
-
-    Returns:
-        The cuts of the rows and of the columns.
-
-    Raises:
-        UsageError: the overlap is as large as a window.
-    """
-    if not 0 <= overlap < chip:
-        raise UsageError(f"--overlap {overlap} must be less than --chip-size {chip}")
-    return Cut(size[0], chip, overlap), Cut(size[1], chip, overlap)
-
-
-def empty_band(columns: Cut, record: ChipRecord) -> NDArray[Any]:
-    """An array for a row of windows.
-
-    Args:
-        columns: the cut of the columns.
-        record: the channels, the size and the dtype.
-
-    Returns:
-        NaN of shape (windows, radar channels, y, x).
-    """
-    side = record.chip_size
-    return np.full((columns.num, len(radar_of(record.channels)), side, side), np.nan, record.dtype)
 
 
 def read_row(

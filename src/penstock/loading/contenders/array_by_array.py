@@ -10,7 +10,7 @@ the first contender of a process asks for holds for all of them.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -21,24 +21,20 @@ from numpy.typing import NDArray
 from ...base import require
 from ..order import Order
 from ..permutation import Items
-from .stacked import arrays_of, open_zarr, reading, samples_of, whole_samples
+from .stacked import Peer, open_zarr, reading
 
 
-class _ArrayByArray(ABC):
+class _ArrayByArray(Peer):
     """Reads one array after another, within settings of its library."""
 
-    name: str
-
     def __init__(self, data: Any, order: Order, library: str, settings: dict[str, Any]) -> None:
-        whole_samples(order, self.name)
+        super().__init__(data, order)
         # For opening and reading alone, since these settings hold for the whole process.
         config = require(library, "loaders").config
         self._within: Callable[[], Any] = lambda: config.set(settings)
-        self._order = order
-        self._places = arrays_of(data, self.name)
         with self._within():
             self._arrays = {
-                name: self._open(place.url, place.axes) for name, place in self._places.items()
+                name: self._open(place.url, place.axes) for name, place in self.places.items()
             }
 
     @abstractmethod
@@ -47,12 +43,12 @@ class _ArrayByArray(ABC):
     @abstractmethod
     def _read(self, array: Any, samples: Items) -> NDArray[Any]: ...
 
-    def batches(self, epoch: int = 0) -> Iterator[dict[str, NDArray[Any]]]:
-        for samples in samples_of(self._order, epoch):
+    def batches(self) -> Iterator[dict[str, NDArray[Any]]]:
+        for samples in self.samples:
             batch = {}
             with self._within():
                 for name, array in self._arrays.items():
-                    with reading(self._places[name].url):
+                    with reading(self.places[name].url):
                         batch[name] = self._read(array, samples)
             yield batch
 

@@ -1,4 +1,4 @@
-"""Helpers that the contenders share: they open arrays and give the samples of each batch.
+"""What the contenders share: they open arrays and give the samples of each batch.
 
 Each contender is a few lines that use a library as its experts do. None is tuned beyond its
 library's documentation, and none is held back: nothing is decoded without need.
@@ -8,22 +8,42 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...base import StageError, UsageError, describe, require
-from ..engines.chunk_selection import Location, locate
+from ..engines.chunk_selection import locate
 from ..order import Order
 from ..permutation import Items
 
 
-def arrays_of(data: Any, who: str) -> dict[str, Location]:
-    """The place of each array of a data set, a folder or a URL."""
-    places = locate(data)
-    for place in places.values():
-        if "://" not in place.url and not Path(place.url).is_dir():
-            raise UsageError(f"loader {who}: there is no array at {place.url}")
-    return places
+@dataclass(frozen=True)
+class BatchSamples:
+    """The samples of each batch of this rank, anew for each loop."""
+
+    order: Order
+
+    def __iter__(self) -> Iterator[Items]:
+        return (self.order.items(0, batch) for batch in range(self.order.num_batches))
+
+
+class Peer:
+    """A loader of another library, which reads whole samples of the arrays of a data set."""
+
+    name: str
+
+    def __init__(self, data: Any, order: Order) -> None:
+        if order.patches_per_sample != 1:
+            raise UsageError(
+                f"loader {self.name} reads whole samples, not {order.patches_per_sample} patches "
+                "of each"
+            )
+        self.samples, self.batch_size = BatchSamples(order), order.batch_size
+        self.places = locate(data)
+        for place in self.places.values():
+            if "://" not in place.url and not Path(place.url).is_dir():
+                raise UsageError(f"loader {self.name}: there is no array at {place.url}")
 
 
 def open_zarr(url: str, who: str) -> Any:
@@ -49,17 +69,3 @@ def reading(url: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise StageError("read", url, error) from error
-
-
-def whole_samples(order: Order, who: str) -> None:
-    """Refuse an order of patches."""
-    if order.patches_per_sample != 1:
-        raise UsageError(
-            f"loader {who} reads whole samples, not {order.patches_per_sample} patches of each"
-        )
-
-
-def samples_of(order: Order, epoch: int) -> Iterator[Items]:
-    """The samples of each batch of this rank."""
-    for batch in range(order.num_batches):
-        yield order.items(epoch, batch)

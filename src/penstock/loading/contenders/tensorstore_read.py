@@ -15,31 +15,29 @@ from numpy.typing import NDArray
 from ...base import require
 from ..order import Order
 from ..permutation import Items
-from .stacked import arrays_of, samples_of, whole_samples
+from .stacked import Peer
 
 
-class TensorStoreRead:
+class TensorStoreRead(Peer):
     """``array[samples].read()``."""
 
     name = "tensorstore-read"
 
     def __init__(self, data: Any, order: Order, *, threads: int) -> None:
-        whole_samples(order, self.name)
+        super().__init__(data, order)
         self._ts = ts = require("tensorstore", "loaders")
         from ..engines.tensorstore_engine import REQUESTS, open_plainly
 
-        self._order = order
         # As many requests as threads, for every contender: requests hide latency.
         context = ts.Context(
             {kind: {"limit": threads} for kind in ("data_copy_concurrency", *REQUESTS)}
         )
         self._arrays = {
-            name: open_plainly(place.url, context)
-            for name, place in arrays_of(data, self.name).items()
+            name: open_plainly(place.url, context) for name, place in self.places.items()
         }
 
-    def batches(self, epoch: int = 0) -> Iterator[dict[str, NDArray[Any]]]:
-        for samples in samples_of(self._order, epoch):
+    def batches(self) -> Iterator[dict[str, NDArray[Any]]]:
+        for samples in self.samples:
             reads = {name: array[samples].read() for name, array in self._arrays.items()}
             yield {name: read.result() for name, read in reads.items()}
 
@@ -56,14 +54,14 @@ class TensorStoreLoop(TensorStoreRead):
     name = "tensorstore-loop"
     ahead = 1
 
-    def batches(self, epoch: int = 0) -> Iterator[dict[str, NDArray[Any]]]:
-        shapes = {n: (self._order.batch_size, *a.shape[1:]) for n, a in self._arrays.items()}
+    def batches(self) -> Iterator[dict[str, NDArray[Any]]]:
+        shapes = {n: (self.batch_size, *a.shape[1:]) for n, a in self._arrays.items()}
         buffers = [
             {n: np.empty(shapes[n], a.dtype.numpy_dtype) for n, a in self._arrays.items()}
             for _ in range(2)
         ]
         under_way = None
-        for number, samples in enumerate(samples_of(self._order, epoch)):
+        for number, samples in enumerate(self.samples):
             batch = {n: rows[: len(samples)] for n, rows in buffers[number % 2].items()}
             reads = [self._write(rows, self._arrays[n], samples) for n, rows in batch.items()]
             if under_way is not None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ...base import require
 from ..order import Order
-from .stacked import arrays_of, open_zarr, reading, samples_of, whole_samples
+from .stacked import Peer, open_zarr, reading
 
 _AHEAD = 2
 """The batches that each worker reads ahead, torch's default."""
@@ -23,12 +23,9 @@ _AHEAD = 2
 class Samples:
     """A map-style data set. Paths are pickled for a worker, which opens the arrays itself."""
 
-    def __init__(self, urls: dict[str, str], num_samples: int) -> None:
-        self._urls, self._num_samples = urls, num_samples
+    def __init__(self, urls: dict[str, str]) -> None:
+        self._urls = urls
         self._arrays: dict[str, Any] | None = None
-
-    def __len__(self) -> int:
-        return self._num_samples
 
     def __getitem__(self, sample: int) -> dict[str, NDArray[Any]]:
         if self._arrays is None:
@@ -45,35 +42,21 @@ def _one_thread(worker: int) -> None:
     require("zarr", "loaders").config.set({"async.concurrency": 1, "threading.max_workers": 1})
 
 
-class _EpochSampler:
-    """A batch sampler: the samples of each batch of an epoch."""
-
-    def __init__(self, order: Order) -> None:
-        self.order, self.epoch = order, 0
-
-    def __len__(self) -> int:
-        return self.order.num_batches
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return (samples.tolist() for samples in samples_of(self.order, self.epoch))
-
-
-class TorchWorkers:
+class TorchWorkers(Peer):
     """``DataLoader(num_workers=threads)``; with 0 it reads in this process."""
 
     name = "torch"
 
     def __init__(self, data: Any, order: Order, *, threads: int) -> None:
-        whole_samples(order, self.name)
+        super().__init__(data, order)
         data_module = require("torch.utils.data", "loaders")
         require("zarr", "loaders")
-        urls = {name: place.url for name, place in arrays_of(data, self.name).items()}
-        self._batches = _EpochSampler(order)
+        urls = {name: place.url for name, place in self.places.items()}
         self.ahead = _AHEAD * threads
         self._running: Iterator[dict[str, NDArray[Any]]] | None = None
         self._loader: Any = data_module.DataLoader(
-            Samples(urls, order.num_samples),
-            batch_sampler=self._batches,
+            Samples(urls),
+            batch_sampler=self.samples,
             num_workers=threads,
             prefetch_factor=_AHEAD if threads else None,
             multiprocessing_context="spawn" if threads else None,
@@ -81,8 +64,7 @@ class TorchWorkers:
             worker_init_fn=_one_thread if threads else None,
         )
 
-    def batches(self, epoch: int = 0) -> Iterator[dict[str, NDArray[Any]]]:
-        self._batches.epoch = epoch
+    def batches(self) -> Iterator[dict[str, NDArray[Any]]]:
         self._running = self._epoch()
         return self._running
 

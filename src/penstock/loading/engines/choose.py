@@ -51,15 +51,17 @@ def open_engine(
         return opened(name, "it was asked for")
     if name != "auto":
         raise UsageError(f"engine {name!r} is not one of auto, {', '.join(ENGINES)}")
-    from .native import reason_for_native
-    from .zarr_metadata import Unsupported
+    from .native import NativeEngine
+    from .zarr_chunks import Unsupported
 
-    try:
-        reason = reason_for_native(places, selection, knobs)
-    except Unsupported as error:
-        return opened("tensorstore", str(error).partition(";")[0])
-    if reason is not None:
-        return opened("native", reason)
+    if not (knobs.fetch or knobs.cache_bytes):  # these are TensorStore's
+        try:
+            native = NativeEngine(places, selection, knobs)
+        except Unsupported as error:
+            return opened("tensorstore", str(error).partition(";")[0])
+        if native.is_quicker():
+            native.reason = "it copies large chunks together that lie side by side in a batch"
+            return native
     try:
         return opened("tensorstore", "it decodes a whole batch without Python's lock")
     except UsageError as error:

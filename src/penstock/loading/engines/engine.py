@@ -8,7 +8,7 @@ run any task, in any order; the loader hands out those of the oldest batch first
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from ..fields import Field
@@ -31,25 +31,9 @@ class EngineKnobs(NamedTuple):
     fetch: int
     """Requests under way at once, of TensorStore. 0 leaves their number to it."""
     cache_bytes: int
-    """The most bytes of decoded chunks that are kept."""
+    """The most bytes of decoded chunks that TensorStore keeps."""
     missing: str
     """``error``: a chunk that the store lacks is an error. ``fill``: it is the fill value."""
-
-
-class Traffic(NamedTuple):
-    """Bytes that were read and decoded."""
-
-    stored_bytes: int | None = 0
-    """Bytes read from the store, None where the engine cannot tell."""
-    decoded_bytes: int = 0
-    """Bytes of the decoded chunks, with their padding where the engine can tell."""
-
-    def plus(self, other: Traffic) -> Traffic:
-        """The sum of both; unknown stored bytes stay unknown."""
-        stored = None
-        if self.stored_bytes is not None and other.stored_bytes is not None:
-            stored = self.stored_bytes + other.stored_bytes
-        return Traffic(stored, self.decoded_bytes + other.decoded_bytes)
 
 
 class Wanted(NamedTuple):
@@ -71,7 +55,7 @@ class Task(Protocol):
     def nbytes(self) -> int:
         """Bytes that it decodes. Work is shared out by this number."""
 
-    def run(self, out: Arrays, check: Check) -> Traffic:
+    def run(self, out: Arrays, check: Check) -> None:
         """Read this piece into the batch."""
 
 
@@ -84,7 +68,7 @@ class Reading(Protocol):
     def end_within(self, seconds: float) -> None:
         """Wait for the end, at most so many seconds. Raises nothing."""
 
-    def wait(self, check: Check) -> Traffic:
+    def wait(self, check: Check) -> None:
         """Wait until all of it is in the batch. Every call raises the error of a failed read."""
 
 
@@ -108,8 +92,6 @@ class Engine(ABC):
     """True where tasks can be begun and need no thread of the caller; see `Begins`."""
     scratch_bytes: int
     """The most memory that it takes, without the batches and `bytes_in_flight`."""
-    foreseen: int = 0
-    """The uses of chunks that its cache may see ahead, 0 without a cache."""
 
     def bytes_in_flight(self, rows: int, batches: int) -> int:
         """The most bytes that reads in flight hold, beside the batches.
@@ -137,21 +119,11 @@ class Engine(ABC):
     def __str__(self) -> str:
         return f"{self.name}: {self.reason}"
 
-    def plan(self, batches: Iterator[Wanted]) -> Iterator[tuple[Wanted, Sequence[Task]]]:
-        """Each batch with its tasks, as it is asked for.
-
-        The engine may take batches further ahead.
-        """
-        return ((batch, self.tasks(batch.samples, batch.patches)) for batch in batches)
-
     def save_memory(self) -> None:  # noqa: B027
         """Take the least scratch memory, and lose speed. Call it before the first task."""
 
     def clear(self) -> None:  # noqa: B027
         """Free the memory that is kept for the next tasks."""
-
-    def forget(self) -> None:  # noqa: B027
-        """Drop the notes on the batches of `plan`, of which no more tasks will run."""
 
     def cancel(self) -> None:  # noqa: B027
         """End tasks that wait for bytes. Their errors are ignored."""
@@ -162,7 +134,7 @@ class Engine(ABC):
         out: Arrays,
         check: Check = lambda: None,
         patches: Items | None = None,
-    ) -> Traffic:
+    ) -> None:
         """Read the rows of one batch in this thread.
 
         Args:
@@ -170,12 +142,7 @@ class Engine(ABC):
             out: The batch: an array of shape (rows, ...) for each field.
             check: Called before each task; may raise.
             patches: The patch of each row: (rows,). None where samples are not cut.
-
-        Returns:
-            The bytes that were read and decoded.
         """
-        traffic = Traffic()
         for task in self.tasks(samples, patches):
             check()
-            traffic = traffic.plus(task.run(out, check))
-        return traffic
+            task.run(out, check)

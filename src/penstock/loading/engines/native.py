@@ -15,7 +15,7 @@ values. Where such runs are short, chunks that lie side by side are copied toget
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,23 +23,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import Pool, StageError, UsageError
-from ..cache import Foresight, NextUseCache
-from ..chunk_reads import chunk_indices, chunk_reads
-from ..fields import ChunkRead, Field
+from ..fields import ChunkRead, Field, chunk_reads
 from ..permutation import Items
-from .chunk_selection import Arrays, Location, Normaliser, Rows, Selection
-from .decode import copy_runs, decode_chunk, read_chunk_file
-from .engine import Check, Engine, EngineKnobs, Task, Traffic, Wanted
-from .zarr_metadata import ChunkLayout, read_layout
+from .chunk_selection import Arrays, Location, Selection
+from .engine import Check, Engine, EngineKnobs, Task
+from .zarr_chunks import ChunkLayout, copy_runs, decode_chunk, read_chunk_file, read_layout
 
 _SLACK = 1 << 16
 """Most bytes by which an incompressible chunk may exceed its data."""
-_NOTE = 1 << 10
-"""Upper bound in bytes of the cache's note on one future use of a chunk."""
-_NOTES = 1 / 16
-"""The largest share of the cache's size that these notes take."""
-_FEW = 4096
-"""The uses that even a small cache may foresee."""
 _SHORT = 512
 """Bytes of eight cache lines. Chunks are copied together where adjacent values take less: a copy
 of one chunk alone would then touch many cache lines that belong to other chunks too."""
@@ -54,45 +45,6 @@ _FILL = np.empty(0, np.uint8)
 """Stands for the bytes of a missing chunk that becomes the fill value."""
 
 
-Key = tuple[str, tuple[int, ...]]
-"""The name of an array and the index of a chunk."""
-
-
-def _read_layouts(places: Mapping[str, Location]) -> dict[str, ChunkLayout]:
-    return {name: read_layout(place.url) for name, place in places.items()}
-
-
-def _fields_of(
-    layouts: Mapping[str, ChunkLayout], places: Mapping[str, Location], selection: Selection
-) -> dict[str, Field]:
-    return {
-        name: selection.field(name, places[name], layout.shape, layout.chunks, layout.dtype)
-        for name, layout in layouts.items()
-    }
-
-
-def reason_for_native(
-    places: Mapping[str, Location], selection: Selection, knobs: EngineKnobs
-) -> str | None:
-    """The reason to read with this engine rather than with TensorStore, or None. Reads only
-    metadata. `Unsupported` where this engine cannot read the arrays.
-    """
-    fields = _fields_of(_read_layouts(places), places, selection)
-    if knobs.fetch:
-        return None
-    if knobs.cache_bytes:
-        return "its cache knows which chunks will be used next"
-    # TensorStore copies such chunks one by one, and Python's lock between two of them costs little.
-    large = sum(
-        field.item_nbytes
-        for field in fields.values()
-        if field.chunk_nbytes >= _LARGE and _beside(field, knobs.workers) > 1
-    )
-    if 2 * large > sum(field.item_nbytes for field in fields.values()):
-        return "it copies large chunks together that lie side by side in a batch"
-    return None
-
-
 class NativeEngine(Engine):
     """Reads local Zarr arrays of regular chunks. `Unsupported` for others."""
 
@@ -103,23 +55,29 @@ class NativeEngine(Engine):
     ) -> None:
         if knobs.fetch:
             raise UsageError("fetch is of engine tensorstore; in engine native the workers read")
+        if knobs.cache_bytes:
+            raise UsageError("cache is of engine tensorstore; engine native keeps no chunks")
         self.drivers, self.missing = knobs.workers, knobs.missing
-        self.layouts = _read_layouts(places)
-        self.fields = _fields_of(self.layouts, places, selection)
-        self.normalisers = dict(selection.normalise)
-        self._rows: dict[tuple[str, int], Rows] = {}
+        self.layouts = {name: read_layout(place.url) for name, place in places.items()}
+        self.fields = {
+            name: selection.field(name, places[name], layout.shape, layout.chunks, layout.dtype)
+            for name, layout in self.layouts.items()
+        }
         self.most_stored = max(f.chunk_nbytes for f in self.fields.values()) + _SLACK
         """The most bytes of a chunk's file."""
         self.stored = Pool(self.most_stored)
-        self.cache: NextUseCache[Key, NDArray[Any]] | None = None
-        self._foresight: Foresight[Wanted, Key] | None = None
-        if knobs.cache_bytes:
-            self.cache = NextUseCache(knobs.cache_bytes)
-            self.foreseen = max(_FEW, int(knobs.cache_bytes * _NOTES) // _NOTE)
-        if knobs.cache_bytes:  # it keeps chunks one by one
-            self.save_memory()
-        else:
-            self._set_aside({n: _beside(f, knobs.workers) for n, f in self.fields.items()})
+        self._set_aside({n: _beside(f, knobs.workers) for n, f in self.fields.items()})
+
+    def is_quicker(self) -> bool:
+        """Whether it reads more quickly than TensorStore: most of a batch is of large chunks that
+        lie side by side. TensorStore copies these one by one, and Python's lock between two of them
+        costs little."""
+        large = sum(
+            field.item_nbytes
+            for name, field in self.fields.items()
+            if field.chunk_nbytes >= _LARGE and self._beside[name] > 1
+        )
+        return 2 * large > sum(field.item_nbytes for field in self.fields.values())
 
     def save_memory(self) -> None:
         self._set_aside(dict.fromkeys(self.fields, 1))
@@ -127,48 +85,20 @@ class NativeEngine(Engine):
     def _set_aside(self, beside: Mapping[str, int]) -> None:
         """Plan memory for tasks of so many chunks of each array."""
         self._beside = beside
-        rooms = {name: beside[name] * field.chunk_nbytes for name, field in self.fields.items()}
-        if self.cache is None:  # a worker has one task at a time
-            rooms = dict.fromkeys(rooms, max(rooms.values()))
-        pools = {size: Pool(size) for size in rooms.values()}
-        self.decoded = {name: pools[size] for name, size in rooms.items()}
+        # A worker has one task at a time, so one size of room does for all arrays.
+        room = max(beside[name] * field.chunk_nbytes for name, field in self.fields.items())
+        self.decoded = Pool(room)
         copies = max(
             self.layouts[name].copies * field.chunk_nbytes for name, field in self.fields.items()
         )
-        of_workers = self.drivers * (self.most_stored + sum(pools) + copies)
-        of_cache = self.cache.budget + self.foreseen * _NOTE if self.cache is not None else 0
-        self.scratch_bytes = of_workers + of_cache
-
-    def plan(self, batches: Iterator[Wanted]) -> Iterator[tuple[Wanted, Sequence[Task]]]:
-        if self.cache is None:
-            return super().plan(batches)
-        self._foresight = Foresight(
-            self.cache, batches, lambda batch: self._keys(batch.samples, batch.patches),
-            self.foreseen,
-        )  # fmt: skip
-        taken = iter(self._foresight.take, None)
-        return ((batch, self._tasks(batch.samples, batch.patches, first)) for batch, first in taken)
-
-    def forget(self) -> None:
-        if self._foresight is not None:
-            self._foresight.close()
-
-    def cancel(self) -> None:
-        if self.cache is not None:
-            self.cache.let_go()
+        self.scratch_bytes = self.drivers * (self.most_stored + room + copies)
 
     def clear(self) -> None:
-        for pool in (self.stored, *self.decoded.values()):
-            pool.clear()
+        self.stored.clear()
+        self.decoded.clear()
 
     def tasks(self, samples: Items, patches: Items | None = None) -> Sequence[Task]:
-        first = 0
-        if self.cache is not None:
-            first = self.cache.expect(self._keys(samples, patches))
-        return self._tasks(samples, patches, first)
-
-    def _tasks(self, samples: Items, patches: Items | None, first: int) -> Sequence[Task]:
-        chunks = self.chunks(samples, patches, first)
+        chunks = self.chunks(samples, patches)
         share = len(chunks) // (2 * self.drivers)  # else a small batch would occupy few of them
         groups: list[list[ChunkTask]] = []
         for chunk in chunks:
@@ -182,42 +112,13 @@ class NativeEngine(Engine):
             tasks += [SideBySide(group)] if len(group) >= _FEWEST else group
         return tasks
 
-    def chunks(self, samples: Items, patches: Items | None, first: int = 0) -> list[ChunkTask]:
-        """The chunks of a batch, each as a task; ``first`` numbers the uses for the cache."""
-        reads = (
-            (field, self.layouts[name], read)
+    def chunks(self, samples: Items, patches: Items | None) -> list[ChunkTask]:
+        """The chunks of a batch, each as a task."""
+        return [
+            ChunkTask(self, field, self.layouts[name], read)
             for name, field in self.fields.items()
             for read in chunk_reads(field, samples, patches)
-        )
-        return [ChunkTask(self, *read, use) for use, read in enumerate(reads, first)]
-
-    def _keys(self, samples: Items, patches: Items | None) -> list[Key]:
-        """The keys of the chunks of a batch."""
-        return [
-            (name, index)
-            for name, field in self.fields.items()
-            for index in chunk_indices(field, samples, patches)
         ]
-
-    def normalise(self, field: Field, index: Sequence[int], chunk: NDArray[Any]) -> None:
-        """Normalise a decoded chunk in place, if its array is normalised.
-
-        Args:
-            field: The array.
-            index: The index of the chunk.
-            chunk: Its values, of the shape of a chunk.
-        """
-        normaliser = self.normalisers.get(field.name)
-        if normaliser is None:
-            return
-        axis = field.channel_axis
-        number, size = index[axis], field.chunks[axis]
-        rows = self._rows.get((field.name, number))
-        if rows is None:
-            channels = slice(number * size, (number + 1) * size)
-            rows = normaliser.rows(channels, axis, chunk.shape, chunk.dtype)
-            self._rows[field.name, number] = rows
-        Normaliser.apply(chunk, rows)
 
 
 @dataclass(slots=True, eq=False)
@@ -228,12 +129,6 @@ class ChunkTask:
     field: Field
     layout: ChunkLayout
     read: ChunkRead
-    use: int
-    """The number of this use among all that were announced to the cache."""
-
-    @property
-    def key(self) -> Key:
-        return self.field.name, self.read.index
 
     @property
     def path(self) -> str:
@@ -277,36 +172,20 @@ class ChunkTask:
         for to, of in self.read.copies:
             copy_runs(batch[to], chunk[of])
 
-    def run(self, out: Arrays, check: Check) -> Traffic:
-        engine, cache = self.engine, self.engine.cache
-        cached = cache.get(self.key, self.use) if cache is not None else None
-        if cached is not None:
-            self.scatter(cached, out)
-            return Traffic()
-        try:
-            check()  # the loader may have stopped while it waited for another worker
-            pool = engine.decoded[self.field.name]
-            chunk = pool.take(self.field.chunks, self.layout.dtype)
-            traffic = self.fill(chunk)
-            kept = cache is not None and cache.put(self.key, chunk, self.nbytes)
-        except BaseException:
-            if cache is not None:
-                cache.give_up(self.key)
-            raise
+    def run(self, out: Arrays, check: Check) -> None:
+        check()
+        pool = self.engine.decoded
+        chunk = pool.take(self.field.chunks, self.layout.dtype)
+        self.fill(chunk)
         self.scatter(chunk, out)
-        if not kept:
-            pool.give(chunk)
-        return traffic
+        pool.give(chunk)
 
-    def fill(self, chunk: NDArray[Any]) -> Traffic:
-        """Read, decode and normalise the chunk into an array of its shape."""
+    def fill(self, chunk: NDArray[Any]) -> None:
+        """Read and decode the chunk into an array of its shape."""
         stored = self.fetch()
         self.decode(stored, chunk)
-        traffic = Traffic(stored.nbytes, chunk.nbytes)
         if stored is not _FILL:
             self.engine.stored.give(stored)
-        self.engine.normalise(self.field, self.read.index, chunk)
-        return traffic
 
     def follows(self, other: ChunkTask) -> bool:
         """Whether this chunk comes right behind another along the last axis of the batch. The batch
@@ -345,18 +224,17 @@ class SideBySide:
     def nbytes(self) -> int:
         return sum(task.nbytes for task in self.tasks)
 
-    def run(self, out: Arrays, check: Check) -> Traffic:
-        first, traffic = self.tasks[0], Traffic()
-        pool = first.engine.decoded[first.field.name]
+    def run(self, out: Arrays, check: Check) -> None:
+        first = self.tasks[0]
+        pool = first.engine.decoded
         chunks = pool.take((len(self.tasks), *first.field.chunks), first.layout.dtype)
         try:
             for task, chunk in zip(self.tasks, chunks, strict=True):
                 check()
-                traffic = traffic.plus(task.fill(chunk))
+                task.fill(chunk)
             self._scatter(chunks, out[first.field.name])
         finally:
             pool.give(chunks)
-        return traffic
 
     def _scatter(self, chunks: NDArray[Any], batch: NDArray[Any]) -> None:
         for (to, of), (end, _) in zip(

@@ -29,8 +29,8 @@ from ...data import explained_errors, kvstore_of, plainly, read_key
 from ...instruments import is_safe_to_map
 from ..fields import Field
 from ..permutation import Items
-from .chunk_selection import Arrays, Location, Normaliser, Rows, Selection
-from .engine import Check, Engine, EngineKnobs, Traffic
+from .chunk_selection import Arrays, Location, Selection
+from .engine import Check, Engine, EngineKnobs
 
 ts = require("tensorstore", "infer")
 
@@ -57,6 +57,7 @@ class TensorStoreEngine(Engine):
     """Reads any array that TensorStore opens, through a context of its own."""
 
     name = "tensorstore"
+    reads_alone = True
 
     def __init__(
         self, places: Mapping[str, Location], selection: Selection, knobs: EngineKnobs
@@ -87,8 +88,6 @@ class TensorStoreEngine(Engine):
             volume = len(fields[name].shape) > array.ndim
             self.arrays[name] = array[ts.newaxis] if volume else array
         self.fields = fields
-        self.normalisers = dict(selection.normalise)
-        self._rows: dict[tuple[str, int], Rows] = {}
         self.locations = {name: place.url for name, place in places.items()}
         largest = max(field.chunk_nbytes for field in fields.values())
         self.scratch_bytes = knobs.cache_bytes + knobs.workers * largest
@@ -99,34 +98,6 @@ class TensorStoreEngine(Engine):
     def tasks(self, samples: Items, patches: Items | None = None) -> list[FieldTask]:
         return [FieldTask(self, field, samples, patches) for field in self.fields.values()]
 
-    def normalise(
-        self, field: Field, batch: NDArray[Any], samples: NDArray[Any], patches: Items | None
-    ) -> None:
-        """Normalise a batch in place. ``samples`` has shape (row,), or (row, time) with offsets."""
-        normaliser = self.normalisers.get(field.name)
-        if normaliser is None:
-            return
-        axis = field.channel_axis
-        if axis == 0:  # a number for each sample
-            which = samples if len(normaliser.mean) > 1 else np.zeros_like(samples)
-            wide = (*which.shape, *[1] * (batch.ndim - which.ndim))
-            both = (normaliser.mean, normaliser.std)
-            rows = Rows(*(values[which].astype(batch.dtype).reshape(wide) for values in both))
-            Normaliser.apply(batch, rows)
-            return
-        for row, item in enumerate(batch):
-            start = 0 if patches is None else field.patch_start(int(patches[row])).get(axis, 0)
-            Normaliser.apply(item, self._rows_of(field, normaliser, axis, start))
-
-    def _rows_of(self, field: Field, normaliser: Normaliser, axis: int, start: int) -> Rows:
-        """Mean and std for an item whose channels begin at ``start``."""
-        if (field.name, start) not in self._rows:
-            shape, place = field.item_shape, axis - len(field.shape)
-            channels = list(field.channels or range(start, start + shape[place]))
-            rows = normaliser.rows(channels, place, shape, field.dtype)
-            self._rows[field.name, start] = rows
-        return self._rows[field.name, start]
-
     def bytes_in_flight(self, rows: int, batches: int) -> int:
         """All chunks of a task may wait in memory, to be decoded or to be copied. Chunks that are
         being decoded count as scratch."""
@@ -136,11 +107,6 @@ class TensorStoreEngine(Engine):
             for _ in range(batches)
         ]
         return sum(sorted(tasks, reverse=True)[: self.drivers])
-
-    @property
-    def reads_alone(self) -> bool:  # type: ignore[override]
-        """False where values are normalised: that needs a thread."""
-        return not self.normalisers
 
     @contextlib.contextmanager
     def explained(self, name: str) -> Iterator[None]:
@@ -171,13 +137,11 @@ class FieldTask:
     def nbytes(self) -> int:
         return self.field.item_nbytes * len(self.samples)
 
-    def run(self, out: Arrays, check: Check) -> Traffic:
-        traffic = self.begin(out).wait(check)
-        self.engine.normalise(self.field, out[self.field.name], self._wanted, self.patches)
-        return traffic
+    def run(self, out: Arrays, check: Check) -> None:
+        self.begin(out).wait(check)
 
     def begin(self, out: Arrays) -> FieldReading:
-        """Start reading into the batch. Nothing is normalised."""
+        """Start reading into the batch."""
         batch, engine = out[self.field.name], self.engine
         with engine.explained(self.field.name):
             futures = [
@@ -186,18 +150,15 @@ class FieldTask:
             ]
         with engine.lock:
             engine.pending.update(futures)
-        return FieldReading(engine, self.field.name, futures, batch.nbytes)
-
-    @property
-    def _wanted(self) -> NDArray[Any]:
-        """The sample of each row, (row,), or those at each offset, (row, time)."""
-        wanted: NDArray[Any] = self.samples[:, None] + np.array(self.field.offsets)
-        return wanted[:, 0] if len(self.field.offsets) == 1 else wanted
+        return FieldReading(engine, self.field.name, futures)
 
     def _views(self, array: Any) -> list[tuple[Any, Any]]:
         """Rows of the batch (... for all) and the view of the array that goes there. Each patch is
         a view of its own."""
-        field, wanted = self.field, self._wanted
+        field = self.field
+        # The sample of each row, (row,), or those at each offset, (row, time).
+        wanted: NDArray[Any] = self.samples[:, None] + np.array(field.offsets)
+        wanted = wanted[:, 0] if len(field.offsets) == 1 else wanted
         if self.patches is None or field.patch is None:
             whole = [slice(None)] * (len(field.shape) - 1)
             return [(..., _outer(array, self._inner(whole))[_plain(wanted)])]
@@ -226,7 +187,6 @@ class FieldReading:
     engine: TensorStoreEngine
     name: str
     futures: list[Any]
-    nbytes: int
 
     def done(self) -> bool:
         return all(future.done() for future in self.futures)
@@ -237,7 +197,7 @@ class FieldReading:
             with contextlib.suppress(Exception):
                 future.exception(timeout=max(0.0, until - time.monotonic()))
 
-    def wait(self, check: Check) -> Traffic:
+    def wait(self, check: Check) -> None:
         try:
             check()  # a `cancel` before the futures were known would have missed them
             with self.engine.explained(self.name):
@@ -246,7 +206,6 @@ class FieldReading:
         finally:
             with self.engine.lock:
                 self.engine.pending.difference_update(self.futures)
-        return Traffic(None, self.nbytes)
 
 
 def _plain(wanted: NDArray[Any]) -> Any:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +24,6 @@ from ...data import (
     CHANNELS,
     SPLITS,
     Chips,
-    ImageResult,
     Objects,
     best_threshold,
     coco_ap,
@@ -116,9 +114,7 @@ class DetectorWorkload:
                     **owned(detections, core, (row, column)),
                     "boxes": detections["boxes"].double().cpu().numpy(),
                     "scores": detections["scores"].double().cpu().numpy(),
-                    "labels": detections["labels"].cpu().numpy(),
                     "true_boxes": target["boxes"].double().cpu().numpy(),
-                    "true_labels": target["labels"].cpu().numpy(),
                 }
             )
         return rows
@@ -136,21 +132,7 @@ class DetectorWorkload:
         threshold, fscore = best_threshold(objects, labels, RULES)
         scores |= {"val_best_threshold": threshold, "val_best_loc_fscore": fscore}
         self._best_threshold = threshold
-        precision = coco_ap(
-            (
-                ImageResult(
-                    image=index,
-                    boxes=answer["boxes"],
-                    scores=answer["scores"],
-                    labels=answer["labels"],
-                    true_boxes=answer["true_boxes"],
-                    true_labels=answer["true_labels"],
-                )
-                for index, answer in answers.items()
-            ),
-            by_class=False,
-            max_dets=self.config.max_dets,
-        )
+        precision = coco_ap(answers.values(), self.config.max_dets)
         scores |= {f"val_{name}": value for name, value in precision.items()}
         return {name: math.nan if value is None else value for name, value in scores.items()}
 
@@ -162,7 +144,7 @@ class DetectorWorkload:
         float32 (box, 4) with x0, y0, x1, y1 in pixels of the chip; and ``scores_i``, float32
         (box,). ``names`` has the scene, row and column of each chip.
         """
-        most = sorted(answers, key=lambda index: -len(answers[index]["true_labels"]))[:MOST_SHOWN]
+        most = sorted(answers, key=lambda index: -len(answers[index]["true_boxes"]))[:MOST_SHOWN]
         arrays: dict[str, NDArray[Any]] = {}
         for number, index in enumerate(most):
             chip, answer = self.chips.read(index), answers[index]
@@ -334,19 +316,8 @@ def _check_labels(chips: Chips, file: Path, split: Literal["train", "val"]) -> N
     """Refuse a file whose labels of a scene differ from those that its chips were cut with."""
     given = read_labels(file)
     for scene, cut_with in chips.labels.items():
-        if not _same(given.get(scene, cut_with[:0]), cut_with):
+        if given.get(scene, cut_with[:0]).as_lists() != cut_with.as_lists():
             raise UsageError(
                 f"--{split}-label-file {file} has other labels of scene {scene} than the "
                 f"{len(cut_with)} that its chips were cut with; run penstock preprocess again"
             )
-
-
-def _same(labels: Objects, others: Objects) -> bool:
-    """Whether labels are equal, but for their lines in a file. NaN is unknown in both."""
-    if len(labels) != len(others):
-        return False
-    for field in fields(Objects):
-        one, other = getattr(labels, field.name), getattr(others, field.name)
-        if field.name != "lines" and not ((one == other) | (one != one) & (other != other)).all():
-            return False
-    return True

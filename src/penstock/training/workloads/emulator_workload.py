@@ -69,8 +69,6 @@ class EmulatorWorkload:
         self.inputs, self.targets = train.arrays["inputs"], train.arrays["targets"]
         self.names = _bases(self.targets)
         self.last = last_seen(self.inputs, self.targets)
-        self._inputs_axis = self.inputs.axes.index("channels")
-        self._targets_axis = self.targets.axes.index("channels")
         batches = -(-train.num_samples // config.batch_size)
         if (pieces := config.chunks_per_epoch or 1) > batches:
             raise UsageError(
@@ -79,9 +77,7 @@ class EmulatorWorkload:
             )
 
     def model(self) -> nn.Module:
-        shape = [n for n, axis in zip(self.inputs.shape, self.inputs.axes, strict=True)
-                 if axis in ("lat", "lon")]  # fmt: skip
-        rows = len(range(0, shape[0], self.config.grid_step))
+        rows = len(range(0, self.inputs.shape[1], self.config.grid_step))
         train = self._packed["train"]
         mean, deviation = train.statistics()["inputs"]
         if not (np.isfinite(mean).all() and np.isfinite(deviation).all()):
@@ -158,8 +154,8 @@ class EmulatorWorkload:
     def _fields(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Inputs and targets as float32 (sample, channel, row, column)."""
         step = self.config.grid_step
-        inputs = batch["inputs"].movedim(self._inputs_axis, 1)[..., ::step, ::step]
-        targets = batch["targets"].movedim(self._targets_axis, 1)[..., ::step, ::step]
+        inputs = batch["inputs"].movedim(-1, 1)[..., ::step, ::step]
+        targets = batch["targets"].movedim(-1, 1)[..., ::step, ::step]
         return inputs.float(), targets.float()
 
     def _change(self) -> NDArray[np.float64]:
@@ -169,9 +165,8 @@ class EmulatorWorkload:
         total, count = np.zeros((2, len(self.last)))
         with Loader(packed.root, batch_size=1) as loader:
             for batch, _ in zip(loader, range(some), strict=False):
-                before = np.moveaxis(batch["inputs"], self._inputs_axis, -1)[..., self.last]
-                after = np.moveaxis(batch["targets"], self._targets_axis, -1)
-                square = (after - before.astype(np.float64)) ** 2
+                before = batch["inputs"][..., self.last].astype(np.float64)
+                square = (batch["targets"] - before) ** 2
                 finite = np.isfinite(square)
                 total += np.where(finite, square, 0).sum(axis=(0, 1, 2))
                 count += finite.sum(axis=(0, 1, 2))
@@ -282,12 +277,11 @@ def _open(root: Path | None, flag: str) -> Packed:
     packed = open_dataset(root, flag)
     for name in ("inputs", "targets"):
         array = packed.arrays.get(name)
-        axes = [axis for axis in array.axes if axis != "channels"] if array else []
-        if array is None or axes != ["sample", "lat", "lon"] or len(array.axes) != 4:
+        if array is None or array.axes != ("sample", "lat", "lon", "channels"):
             there = f"axes {', '.join(array.axes)}" if array else "none"
             raise UsageError(
-                f"{flag} {root}: {name} need axes sample, lat and lon, in this order, and "
-                f"channels; {there}"
+                f"{flag} {root}: {name} need axes sample, lat, lon and channels, in this order; "
+                f"{there}"
             )
         if not array.channels:
             raise UsageError(f"{flag} {root}: the channels of {name} have no names")
