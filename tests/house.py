@@ -28,7 +28,7 @@ HEAVY_ROOMS = frozenset(
     models/explained.py models/packages/bioimageio.py
     models/packages/monai_bundle.py models/packages/nnunet.py
     models/packages/package.py models/packages/processing.py
-    models/reductions.py models/torchvision_ops.py models/trained_outputs.py
+    models/changed_heads.py models/torchvision_ops.py
     models/unet3d.py models/weights.py
     loading/engines/tensorstore_engine.py
     loading/torch_dataset.py

@@ -1,3 +1,8 @@
+from .changed_heads import Reduction as Reduction
+from .changed_heads import as_trained as as_trained
+from .changed_heads import of_views as of_views
+from .changed_heads import probabilities_of as probabilities_of
+from .changed_heads import reduced as reduced
 from .checkpointing import recompute_activations as recompute_activations
 from .detector import LEAST_SCORE as LEAST_SCORE
 from .detector import make_detector as make_detector
@@ -25,16 +30,11 @@ from .recipe import HeadRecipe as HeadRecipe
 from .recipe import Recipe as Recipe
 from .recipe import Sliding as Sliding
 from .recipe import Steps as Steps
-from .reductions import Reduction as Reduction
-from .reductions import of_views as of_views
-from .reductions import reduced as reduced
 from .registry import REGISTRY as REGISTRY
 from .registry import check_model_name as check_model_name
 from .registry import model_files as model_files
 from .torchvision_ops import compiled_operators as compiled_operators
 from .torchvision_ops import import_torchvision as import_torchvision
-from .trained_outputs import as_trained as as_trained
-from .trained_outputs import probabilities_of as probabilities_of
 from .training_record import TrainingRecord as TrainingRecord
 from .training_record import are_exclusive as are_exclusive
 from .training_record import read_training_record as read_training_record

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ..base import UsageError, plural
 from ..data import in_words, normalised
+from .changed_heads import Reduction, as_trained
 from .load import Model
-from .packages.package import as_array
 from .recipe import HeadRecipe, Recipe
-from .reductions import Reduction
-from .trained_outputs import as_trained
 
 
 def model_lines(model: Model) -> Iterator[tuple[str, str]]:
@@ -94,7 +90,9 @@ def run_test(model: Model) -> tuple[bool, str]:
         heads = ready.heads(ready.module(torch.from_numpy(given).to(model.dtype)))
     worst, equal = 0.0, len(heads) == len(tensors.expected)
     for (name, made), expected in zip(heads.items(), tensors.expected, strict=False):
-        array = as_array(_reduced(name, made, recipe.reduce))
+        if recipe.reduce is not None:
+            made = Reduction.parse(recipe.reduce).of(name, made, 1)
+        array = made.double().numpy()
         if array.shape != expected.shape:
             return False, f"head {name} is of shape {array.shape}, not {expected.shape}"
         away = np.abs(array - expected)
@@ -105,7 +103,3 @@ def run_test(model: Model) -> tuple[bool, str]:
         f"{verdict}: the largest difference from the test tensors is {worst:.3g}, and up to "
         f"{tensors.absolute:g} plus {tensors.relative:g} of a value is allowed"
     )
-
-
-def _reduced(name: str, scores: Tensor, reduce: str | None) -> Any:
-    return scores if reduce is None else Reduction.parse(reduce).of(name, scores, 1)

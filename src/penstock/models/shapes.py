@@ -43,15 +43,28 @@ def output_on_meta(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     return NotImplemented
 
 
-def _of_samples(func: Any, batch: Tensor, *others: Any, **kwargs: Any) -> Any:
-    """For an operator that computes each sample, or row, of its first argument alone."""
-    shared = tree_map_only(Tensor, _hollow, others)
-    outputs = func(_without_samples(batch), *shared, **kwargs)
+def _of_samples(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """For an operator that computes each sample, or row, of some of its arguments alone."""
+    sampled = tree_leaves([args[place] for place in _SAMPLED.get(func, (0,))])
+    num_samples = len(sampled[0])
+    if any(len(tensor) != num_samples for tensor in sampled):
+        return NotImplemented
+    last = all(map(is_channels_last, sampled))
+
+    def lean(tensor: Tensor) -> Tensor:
+        is_sampled = any(tensor is each for each in sampled)
+        return _without_samples(tensor) if is_sampled else _hollow(tensor)
 
     def filled(tensor: Tensor) -> Tensor:
-        return _empty((len(batch), *tensor.shape[1:]), tensor.dtype, is_channels_last(batch))
+        return _empty((num_samples, *tensor.shape[1:]), tensor.dtype, last)
 
+    outputs = func(*tree_map_only(Tensor, lean, args), **kwargs)
     return tree_map_only(Tensor, filled, outputs)
+
+
+def _of_joined(func: Any, tensors: Sequence[Tensor], axis: int = 0) -> Any:
+    """For `torch.cat` along any axis but the first, which puts samples behind others."""
+    return NotImplemented if axis % tensors[0].ndim == 0 else _of_samples(func, tensors, axis)
 
 
 def _of_convolution(
@@ -68,32 +81,6 @@ def _of_convolution(
     output = func(one, kernel_of_one, None, *sides, transposed, output_padding, 1)
     shape = (len(batch), made, *output.shape[2:])
     return _empty(shape, output.dtype, is_channels_last(batch))
-
-
-def _of_joined(func: Any, tensors: Sequence[Tensor], axis: int = 0) -> Any:
-    """For `torch.cat` along any axis but the first."""
-    num_samples = len(tensors[0])
-    if axis % tensors[0].ndim == 0 or any(len(tensor) != num_samples for tensor in tensors):
-        return NotImplemented
-    output = func([_without_samples(tensor) for tensor in tensors], axis)
-    shape = (num_samples, *output.shape[1:])
-    return _empty(shape, output.dtype, all(map(is_channels_last, tensors)))
-
-
-def _of_products(func: Any, first: Tensor, second: Tensor) -> Any:
-    """For `torch.bmm`: the product of each pair of matrices."""
-    if len(first) != len(second):
-        return NotImplemented
-    output = func(_without_samples(first), _without_samples(second))
-    return _empty((len(first), *output.shape[1:]), output.dtype)
-
-
-def _of_sum(func: Any, term: Tensor, rows: Tensor, matrix: Tensor, **factors: Any) -> Any:
-    """For `torch.addmm`: a product of matrices, added to a row."""
-    if term.ndim != 1:
-        return NotImplemented
-    output = func(_hollow(term), _without_samples(rows), _hollow(matrix), **factors)
-    return _empty((len(rows), *output.shape[1:]), output.dtype)
 
 
 def _of_channels(func: Any, batch: Tensor, *others: Any) -> Any:
@@ -136,8 +123,6 @@ _ANSWERS: dict[Any, Callable[..., Any]] = {
     _ATEN.hardswish_.default: _of_elements,
     _ATEN.convolution.default: _of_convolution,
     _ATEN.cat.default: _of_joined,
-    _ATEN.bmm.default: _of_products,
-    _ATEN.addmm.default: _of_sum,
     _ATEN.native_batch_norm.default: _of_channels,
     _ATEN.native_group_norm.default: _of_groups,
     **dict.fromkeys(
@@ -147,6 +132,8 @@ _ANSWERS: dict[Any, Callable[..., Any]] = {
             _ATEN.avg_pool2d.default,
             _ATEN.avg_pool3d.default,
             _ATEN.mm.default,
+            _ATEN.bmm.default,
+            _ATEN.addmm.default,
             _ATEN.native_layer_norm.default,
             _ATEN._safe_softmax.default,
             _ATEN._softmax.default,
@@ -159,6 +146,8 @@ _ANSWERS: dict[Any, Callable[..., Any]] = {
         _of_samples,
     ),
 }
+_SAMPLED = {_ATEN.bmm.default: (0, 1), _ATEN.addmm.default: (1,)}
+"""Places of the arguments that have samples, where it is not the first alone."""
 _OF_ELEMENTS = {"alpha", "approximate", "rounding_mode"}
 """Named arguments that decide about elements, and not about a whole tensor."""
 

@@ -9,7 +9,6 @@ ONNX, then TorchScript or a network in a file of the package, which the user mus
 from __future__ import annotations
 
 import hashlib
-import importlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -230,11 +229,7 @@ def _of_library(parcel: Parcel, state: Any) -> nn.Module:
     name = f"{architecture.import_from}.{architecture.callable}"
     if not name.startswith(_LIBRARIES):
         parcel.needs_trust(f"{name}, which makes its network,")
-    try:
-        make = getattr(importlib.import_module(architecture.import_from), architecture.callable)
-    except (ImportError, AttributeError) as error:
-        raise parcel.refuse(f"its network is {name}, which is not installed") from error
-    return _with_weights(parcel, make, state)
+    return _with_weights(parcel, parcel.named(name, "its network is"), state)
 
 
 def _of_file(parcel: Parcel, state: Any) -> nn.Module:

@@ -2,43 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
 import zipfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ...base import RESULTS, UsageError
 
-
-@dataclass(frozen=True)
-class PackageKind:
-    """A kind of package: the files that show it, and what reads it."""
-
-    files: tuple[tuple[str, ...], ...]
-    """Names of files; a package of the kind has all of one of these groups."""
-    room: str
-    """The module of its reader, which has a function ``read``."""
-
-    def reader(self) -> Callable[[Any], Any]:
-        """The function that reads it."""
-        read: Callable[[Any], Any] = importlib.import_module(self.room, __package__).read
-        return read
-
-    def is_of(self, holds: Callable[[str], bool]) -> bool:
-        """Whether a place that ``holds`` files of some names is a package of this kind."""
-        return any(all(map(holds, group)) for group in self.files)
-
-
 TRAINING = "training of Penstock"
 """It is read as the name of a network and its weights."""
-KINDS = {
-    "bioimage.io package": PackageKind((("rdf.yaml",), ("bioimageio.yaml",)), ".bioimageio"),
-    "nnU-Net v2 folder": PackageKind((("plans.json", "dataset.json"),), ".nnunet"),
-    "MONAI bundle": PackageKind((("configs/metadata.json",),), ".monai_bundle"),
-    TRAINING: PackageKind(((RESULTS,),), ""),
+BIOIMAGEIO, NNUNET, MONAI = "bioimage.io package", "nnU-Net v2 folder", "MONAI bundle"
+KINDS: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    BIOIMAGEIO: (("rdf.yaml",), ("bioimageio.yaml",)),
+    NNUNET: (("plans.json", "dataset.json"),),
+    MONAI: (("configs/metadata.json",),),
+    TRAINING: ((RESULTS,),),
 }
+"""Groups of names of files by the kind that they show: a package of it has all files of one."""
 
 
 def package_kind(model: Any) -> str | None:
@@ -60,7 +40,8 @@ def package_kind(model: Any) -> str | None:
 
 
 def _kind(holds: Callable[[str], bool]) -> str | None:
-    return next((kind for kind, its in KINDS.items() if its.is_of(holds)), None)
+    shown = (kind for kind, groups in KINDS.items() if any(all(map(holds, g)) for g in groups))
+    return next(shown, None)
 
 
 def check_holds_package(path: Path, flag: str) -> None:
@@ -76,7 +57,7 @@ def check_holds_package(path: Path, flag: str) -> None:
     if path.suffix == ".zip" and path.is_file() and not zipfile.is_zipfile(path):
         raise UsageError(f"{flag} {path} is a damaged zip file")
     if path.is_dir() or (path.suffix == ".zip" and path.is_file()):
-        wanted = "; ".join(f"{kind}: {' and '.join(its.files[0])}" for kind, its in KINDS.items())
+        wanted = "; ".join(f"{kind}: {' and '.join(groups[0])}" for kind, groups in KINDS.items())
         raise UsageError(
             f"{flag} {path} holds no model: it lacks the files of each kind ({wanted})"
         )

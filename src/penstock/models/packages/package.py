@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import tempfile
 import zipfile
 from collections.abc import Callable, Sequence
@@ -9,14 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...base import UsageError, describe
 from ..recipe import Recipe
-from .kinds import KINDS
+from .kinds import BIOIMAGEIO, MONAI, NNUNET
 
+_ROOMS = {BIOIMAGEIO: ".bioimageio", NNUNET: ".nnunet", MONAI: ".monai_bundle"}
+"""The module that reads each kind, with a function ``read``."""
 _UNPACKED: list[tempfile.TemporaryDirectory[str]] = []
 """Folders of zip files, which are removed as the process ends: code of a package is read later."""
 
@@ -80,6 +82,18 @@ class Parcel:
         """The error that says what of the package is not done."""
         return UsageError(f"--model {self.path}: {what}")
 
+    def named(self, reference: str, by: str) -> Any:
+        """What ``module.name`` names, which something in the package names.
+
+        Raises:
+            UsageError: It is not installed.
+        """
+        module, _, name = reference.rpartition(".")
+        try:
+            return getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            raise self.refuse(f"{by} {reference}, which is not installed") from error
+
     def needs_trust(self, what: str) -> None:
         """Refuse to run code of the package unless the user trusts it.
 
@@ -132,13 +146,13 @@ def open_package(path: Path, kind: str, *, trusted: bool) -> Package:
         UsageError: It is damaged, or wants what is not done; the error names it.
         MissingDependency: The library of its kind is not installed.
     """
-    reader = KINDS[kind].reader()
     folder = path if path.is_dir() else path.parent
     if path.suffix == ".zip":
         made = tempfile.TemporaryDirectory()
         _UNPACKED.append(made)
         folder = unpacked(path, Path(made.name))
-    package: Package = reader(Parcel(path, folder, trusted))
+    room = importlib.import_module(_ROOMS[kind], __package__)
+    package: Package = room.read(Parcel(path, folder, trusted))
     package.module.eval()
     return package
 
@@ -182,8 +196,3 @@ class MeanOf(nn.Module):
         for module in self.each[1:]:
             total = total + module(x)
         return total / len(self.each)
-
-
-def as_array(tensor: Tensor) -> NDArray[Any]:
-    """A tensor as an array of float64."""
-    return np.asarray(tensor.detach().cpu().double().numpy())

@@ -6,9 +6,11 @@ counts numbers of the data must come first; one that is neither is refused by na
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
 
 from ...data import Normalisation
 from .package import Parcel
@@ -48,16 +50,10 @@ class Chain:
         elif name == "zero_mean_unit_variance":
             self.count("moments", 0.0, 1.0, values)
         elif name == "fixed_zero_mean_unit_variance":
-            self.affine(_many(values.mean), _many(values.std))
+            self.affine(values.mean, values.std)
         elif name == "scale_linear":
-            gains = _many(values.gain)
-            offsets = _many(values.offset)
-            size = max(len(gains), len(offsets))
-            pairs = zip(_repeated(gains, size), _repeated(offsets, size), strict=True)
-            lowers, scales = zip(
-                *((-offset / gain, 1 / gain) for gain, offset in pairs), strict=True
-            )
-            self.affine(lowers, scales)
+            gains = np.asarray(values.gain, np.float64)
+            self.affine(-np.asarray(values.offset) / gains, 1 / gains)
         elif name == "clip" and None not in (values.min, values.max):
             self.clip(values.min, values.max)
         else:
@@ -77,16 +73,12 @@ class Chain:
         together = axes is None or "channel" in axes or self._channels == 1
         self._each = [how] if together else [how] * self._channels
 
-    def affine(self, lowers: Sequence[float], scales: Sequence[float]) -> None:
+    def affine(self, lowers: ArrayLike, scales: ArrayLike) -> None:
         """Subtract numbers and divide by others, each one for all channels or one a channel."""
-        size = max(len(lowers), len(scales), len(self._each))
-        numbers = zip(
-            _repeated(self._each, size),
-            _repeated(lowers, size),
-            _repeated(scales, size),
-            strict=True,
-        )
-        self._each = [self._after(how, lower, scale) for how, lower, scale in numbers]
+        numbers = np.stack(np.broadcast_arrays(lowers, scales), axis=-1).reshape(-1, 2).tolist()
+        size = max(len(numbers), len(self._each))
+        each, numbers = ([*some] * (size // len(some)) for some in (self._each, numbers))
+        self._each = [self._after(how, *pair) for how, pair in zip(each, numbers, strict=True)]
 
     def _after(self, how: Normalisation, lower: float, scale: float) -> Normalisation:
         if how.counts is not None and (lower, scale) != (0.0, 1.0):
@@ -107,11 +99,3 @@ class Chain:
                     (float(low), float(high)))
             for how in self._each
         ]  # fmt: skip
-
-
-def _many(value: Any) -> Sequence[float]:
-    return [float(each) for each in value] if isinstance(value, Sequence) else [float(value)]
-
-
-def _repeated(values: Sequence[Any], size: int) -> list[Any]:
-    return [*values] * size if len(values) == 1 else [*values]
