@@ -1,5 +1,6 @@
 from .runs import A_GPU as A_GPU
 from .runs import TrainingRun as TrainingRun
+from .runs import plain as plain
 from .simulate import DeviceStep as DeviceStep
 from .simulate import Network as Network
 from .simulate import assumptions_of as assumptions_of
@@ -10,7 +11,6 @@ from .simulate import with_several as with_several
 from .sources.read import KeptRun as KeptRun
 from .sources.read import kept_below as kept_below
 from .sources.read import read_runs as read_runs
-from .sources.settings import plain as plain
 from .sources.shown import runs_of_others as runs_of_others
 from .speedup_figures import plot_scaling as plot_scaling
 from .study import Study as Study

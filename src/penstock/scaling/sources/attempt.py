@@ -14,9 +14,8 @@ from email.utils import mktime_tz, parsedate_tz
 
 from ...base import leading_seconds
 from ...instruments import PHASES
-from ..runs import Status
+from ..runs import COMPARED, Status
 from .lightning_lines import LightningLines
-from .settings import COMPARED
 
 MOST_RANKS = 100_000
 """The maximum number of training times of ranks that are kept; then the last keeps the slowest."""
@@ -93,13 +92,8 @@ class Attempt:
     """The first value of each kept field, by its name in small letters."""
     totals: list[float] = field(default_factory=list)
     """Training time of each rank that printed one, in seconds."""
-    per_epoch: float | None = None
-    """Seconds of an epoch of the slowest rank."""
-    loss: float | None = None
-    """The smallest finite validation loss of an epoch."""
-    best: float | None = None
-    """The smallest finite loss that a rank printed as its best."""
-    accuracy: float | None = None
+    extremes: dict[str, float] = field(default_factory=dict)
+    """The best or the slowest of what was printed several times; see `_CHOSEN`."""
     scores: dict[str, dict[int, float]] = field(default_factory=dict)
     """The last finite scores of epochs that came to their end, which count from 0."""
     began: float | None = None
@@ -156,16 +150,10 @@ class Attempt:
             self.fields.setdefault(name, text)
         for seconds in other.totals:
             _take_total(self, seconds)
-        if other.per_epoch is not None:
-            _take_per_epoch(self, other.per_epoch)
         for epoch in other.done or ():
             self.take_end_of_epoch(epoch)
-        if other.loss is not None:
-            self.loss = _finite(min, self.loss, other.loss)
-        if other.accuracy is not None:
-            self.accuracy = _finite(max, self.accuracy, other.accuracy)
-        if other.best is not None:
-            self.best = _finite(min, self.best, other.best)
+        for name, value in other.extremes.items():
+            self.take_extreme(name, value)
         self.diverged |= other.diverged
         self.phases |= other.phases
         self.utilisation += other.utilisation
@@ -221,18 +209,16 @@ class Attempt:
         least, greatest = self.done or (epoch, epoch)
         self.done = min(least, epoch), max(greatest, epoch)
 
-    def take_loss(self, loss: float, ended: int | None = None) -> None:
-        """Note a validation loss, and the epoch that ended with it."""
-        self.loss = _finite(min, self.loss, loss)
-        self._take_score("val_loss", loss, ended)
+    def take_extreme(self, name: str, value: float) -> None:
+        """Note a value of which the best or the slowest counts."""
+        self.extremes[name] = _CHOSEN[name](self.extremes.get(name, value), value)
 
-    def take_accuracy(self, accuracy: float, ended: int | None = None) -> None:
-        """Note a validation accuracy, and the epoch that ended with it."""
-        self.accuracy = _finite(max, self.accuracy, accuracy)
-        self._take_score("val_acc", accuracy, ended)
-
-    def _take_score(self, name: str, score: float, ended: int | None) -> None:
-        if ended is None or ended % self._every_epoch or not math.isfinite(score):
+    def take_score(self, name: str, score: float, ended: int | None) -> None:
+        """Note ``val_loss`` or ``val_acc``, if it is finite, and the epoch that ended with it."""
+        if not math.isfinite(score):
+            return
+        self.take_extreme(name, score)
+        if ended is None or ended % self._every_epoch:
             return
         self.scores.setdefault(name, {})[ended] = score
         if len(self.scores[name]) > MOST_EPOCHS:
@@ -258,15 +244,6 @@ def end_in(line: str) -> Status | None:
 def without_commas(text: str) -> str:
     """The text with 1295.23 for 1,295.23."""
     return _THOUSANDS.sub(lambda number: number[0].replace(",", ""), text) if "," in text else text
-
-
-def _finite(
-    choose: Callable[[float, float], float], before: float | None, value: float
-) -> float | None:
-    """The better of two scores; a value that is not finite is ignored."""
-    if not math.isfinite(value):
-        return before
-    return value if before is None else choose(before, value)
 
 
 def _take_bar(attempt: Attempt, bar: re.Match[str]) -> None:
@@ -298,7 +275,7 @@ def _take_scores(attempt: Attempt, line: str, ended: int | None) -> None:
     attempt.diverged |= _DIVERGED.search(line) is not None
     for name, text in SCORE.findall(line):
         if (value := _number(text)) is not None:
-            (attempt.take_loss if name == "val_loss" else attempt.take_accuracy)(value, ended)
+            attempt.take_score(name, value, ended)
 
 
 def _take_date(attempt: Attempt, date: re.Match[str]) -> None:
@@ -328,9 +305,12 @@ def _take_field(attempt: Attempt, name: str, value: str) -> bool:
             seconds = leading_seconds(value)[0]
         if seconds is not None:
             _TIMES[name](attempt, seconds)
-    elif name in _NUMBERS:
-        if (number := _number(value)) is not None:
-            _NUMBERS[name](attempt, number)
+    elif name in _BEST:
+        number = _number(value)
+        if number is not None and math.isfinite(number):
+            attempt.take_extreme(_BEST[name], number)
+        elif number is not None:
+            attempt.diverged |= name == "best validation loss"
     elif name == "best checkpoint":
         in_name = _IN_NAME.match(value.rpartition("/")[2])
         attempt.workload = in_name[1] if in_name else attempt.workload
@@ -348,25 +328,18 @@ def _take_total(attempt: Attempt, seconds: float) -> None:
         attempt.totals[-1] = max(attempt.totals[-1], seconds)
 
 
-def _take_per_epoch(attempt: Attempt, seconds: float) -> None:
-    attempt.per_epoch = seconds if attempt.per_epoch is None else max(attempt.per_epoch, seconds)
-
-
-def _take_best(attempt: Attempt, loss: float) -> None:
-    attempt.best = _finite(min, attempt.best, loss)
-    attempt.diverged |= not math.isfinite(loss)
-
-
 _TIMES: dict[str, Callable[[Attempt, float], None]] = {
     "total training time": _take_total,
-    "time per epoch": _take_per_epoch,
+    "time per epoch": lambda attempt, seconds: attempt.take_extreme("per_epoch", seconds),
 }
 """Fields with a time, and the function that keeps its seconds."""
-_NUMBERS: dict[str, Callable[[Attempt, float], None]] = {
-    "best validation loss": _take_best,
-    "best validation accuracy": Attempt.take_accuracy,
-}
-"""Fields with a number, and the function that keeps it."""
+_BEST = {"best validation loss": "best_loss", "best validation accuracy": "val_acc"}
+"""Fields with a score, and what it is among the extremes: the losses of epochs and that which a
+rank printed as its best are two things."""
+_CHOSEN: dict[str, Callable[[float, float], float]] = {
+    "per_epoch": max, "val_loss": min, "best_loss": min, "val_acc": max,
+}  # fmt: skip
+"""The choice among several values: the seconds of the slowest rank, the best score."""
 
 _Known = Callable[[str], re.Match[str] | None]
 _KINDS: tuple[tuple[_Known, Callable[[Attempt, re.Match[str]], object]], ...] = (

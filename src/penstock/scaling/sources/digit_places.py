@@ -42,8 +42,7 @@ class NumberPlaces:
     done: slice | None
     """The place of the number of steps done; None in a line that ends an epoch."""
     steps: slice | None
-    losses: tuple[slice, ...]
-    accuracies: tuple[slice, ...]
+    scores: tuple[tuple[str, slice], ...]
 
     def read(self, line: bytes, attempt: Attempt) -> None:
         """Take the numbers of a line into an attempt."""
@@ -55,10 +54,8 @@ class NumberPlaces:
             ended = line[self.done] == steps
             attempt.take_progress(epoch, int(steps), ended=ended)
         at = epoch if ended else None
-        for place in self.losses:
-            attempt.take_loss(float(line[place]), at)
-        for place in self.accuracies:
-            attempt.take_accuracy(float(line[place]), at)
+        for name, place in self.scores:
+            attempt.take_score(name, float(line[place]), at)
 
 
 class Shapes:
@@ -109,9 +106,8 @@ def places_in(line: bytes) -> NumberPlaces | None:
 def _with_scores(
     line: bytes, epoch: slice, of_all: bool, done: slice | None, steps: slice | None
 ) -> NumberPlaces | None:
-    places: dict[str, list[slice]] = {"val_loss": [], "val_acc": []}
-    for score in SCORE.finditer(line.decode("latin-1")):  # a byte is a character
-        if not _PLAIN.fullmatch(score[2]):
-            return None
-        places[score[1]].append(slice(*score.span(2)))
-    return NumberPlaces(epoch, of_all, done, steps, *map(tuple, places.values()))
+    scores = list(SCORE.finditer(line.decode("latin-1")))  # a byte is a character
+    if not all(_PLAIN.fullmatch(score[2]) for score in scores):
+        return None
+    places = tuple((score[1], slice(*score.span(2))) for score in scores)
+    return NumberPlaces(epoch, of_all, done, steps, places)

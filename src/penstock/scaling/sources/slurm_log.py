@@ -24,11 +24,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...base import UsageError, system_errors
-from ..runs import A_GPU, Rank, Status, TrainingRun
+from ..runs import A_GPU, Rank, Status, TrainingRun, settings_of
 from .attempt import COUNT, Attempt, end_in, without_commas
 from .digit_places import Shapes
 from .lightning_lines import FINISHED
-from .settings import settings_of
 
 _CHUNK = 1 << 20
 _LONGEST = 1 << 14
@@ -211,14 +210,14 @@ def _run(path: Path, plain: Path, attempt: Attempt, before: int) -> TrainingRun:
         epochs=done,
         planned_epochs=planned,
         # A script may divide the time of its last attempt by the epochs of all.
-        epoch_seconds=None if part else attempt.per_epoch,
+        epoch_seconds=None if part else attempt.extremes.get("per_epoch"),
         # Ours counts the training samples; the seed's counts validation and test as well.
         samples=attempt.count("samples per epoch", "number of samples"),
         batch=batch,
         global_batch=global_batch or (batch * devices if batch else None),
         steps=attempt.steps or attempt.count("steps per epoch"),
-        val_loss=attempt.loss if attempt.best is None else attempt.best,
-        val_acc=attempt.accuracy,
+        val_loss=attempt.extremes.get("best_loss", attempt.extremes.get("val_loss")),
+        val_acc=attempt.extremes.get("val_acc"),
         diverged=attempt.diverged,
         status=status,
         restarts=restarted,
