@@ -17,7 +17,7 @@ HEAVY = ("torch", "tensorstore", "zarr", "dask", "pandas", "matplotlib", "tifffi
 FACE = ("__init__.py", "__main__.py")
 HEAVY_ROOMS = frozenset(
     """
-    instruments/cuda.py data/stores/kvstore.py data/stores/label_images.py
+    data/stores/kvstore.py data/stores/label_images.py
     data/stores/ometiff.py data/stores/omezarr.py
     data/stores/file_making.py data/stores/file_sink.py
     data/stores/channel_windows.py data/stores/pyramid.py

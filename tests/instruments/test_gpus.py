@@ -13,7 +13,7 @@ import pytest
 import penstock
 
 if TYPE_CHECKING:
-    from penstock.instruments.cuda import Gpu
+    from penstock.instruments.gpus import Gpu
 
 GIB = 2**30
 
@@ -65,7 +65,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, driver: Driver | None, uuid: str) -> Gp
     """The second device that torch sees, which has this UUID."""
     import torch
 
-    from penstock.instruments.cuda import Gpu
+    from penstock.instruments.gpus import Gpu
 
     properties = SimpleNamespace(uuid=uuid)
     monkeypatch.setitem(sys.modules, "pynvml", driver)  # type: ignore[arg-type]

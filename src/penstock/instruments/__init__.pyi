@@ -1,4 +1,3 @@
-from .cuda import Gpu as Gpu
 from .environment import ask_git as ask_git
 from .environment import available_memory as available_memory
 from .environment import cgroup_folders as cgroup_folders
@@ -6,6 +5,7 @@ from .environment import collect_environment as collect_environment
 from .environment import commit_of as commit_of
 from .environment import machine_and_commit as machine_and_commit
 from .environment import torch_flags as torch_flags
+from .gpus import Gpu as Gpu
 from .gpus import Nvml as Nvml
 from .gpus import TelemetryRow as TelemetryRow
 from .ledger import LEDGER_FILE as LEDGER_FILE

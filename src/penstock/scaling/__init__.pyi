@@ -5,7 +5,7 @@ from .simulate import DeviceStep as DeviceStep
 from .simulate import Network as Network
 from .simulate import assumptions_of as assumptions_of
 from .simulate import device_of_run as device_of_run
-from .simulate import predict_steps as predict_steps
+from .simulate import predict_step as predict_step
 from .simulate import prediction_table as prediction_table
 from .simulate import with_several as with_several
 from .sources.read import KeptRun as KeptRun
@@ -16,10 +16,10 @@ from .speedup_figures import plot_scaling as plot_scaling
 from .study import Study as Study
 from .study import same_settings as same_settings
 from .study import studies as studies
-from .study_page import report_of_scaling as report_of_scaling
-from .study_page import report_of_studies as report_of_studies
 from .study_text import metrics_table as metrics_table
 from .study_text import points_to_csv as points_to_csv
+from .study_text import report_of_scaling as report_of_scaling
+from .study_text import report_of_studies as report_of_studies
 from .study_text import runs_to_csv as runs_to_csv
 from .study_text import scaling_sections as scaling_sections
 from .tables import notes as notes

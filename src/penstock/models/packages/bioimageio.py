@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ...base import describe, read_yaml, require
+from ...base import describe, require
 from ..recipe import HeadRecipe, Recipe
 from ..user_code import find_reference
 from ..weights import load_weights
@@ -81,9 +81,6 @@ def _described(parcel: Parcel) -> Any:
     """The description of the model in its newest format."""
     spec = require("bioimageio.spec", "bioimageio")
     (file, *_) = (parcel.folder / name for name in _NAMES if (parcel.folder / name).is_file())
-    said = read_yaml(file, "--model")
-    for name in _sources(said):
-        parcel.file(name)  # before the library looks for it elsewhere
     try:
         described = spec.load_description(file, format_version="latest", perform_io_checks=False)
     except Exception as error:  # of many types, for what it cannot read
@@ -95,22 +92,6 @@ def _described(parcel: Parcel) -> Any:
         first = next(iter(errors), "it describes no model")
         raise parcel.refuse(f"it is no valid description of a model: {first}")
     return described
-
-
-def _sources(said: Any) -> Iterator[str]:
-    """The files of weights and test tensors that a description names."""
-    if not isinstance(said, dict):
-        return
-    for key in ("test_inputs", "test_outputs"):
-        yield from map(str, said.get(key) or ())
-    weights = said.get("weights")
-    for each in weights.values() if isinstance(weights, dict) else ():
-        if isinstance(each, dict) and "source" in each:
-            yield str(each["source"])
-    for tensor in (*(said.get("inputs") or ()), *(said.get("outputs") or ())):
-        test = tensor.get("test_tensor") if isinstance(tensor, dict) else None
-        if isinstance(test, dict) and "source" in test:
-            yield str(test["source"])
 
 
 def _checked(parcel: Parcel, described: Any) -> Path:
