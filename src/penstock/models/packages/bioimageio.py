@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -104,9 +104,8 @@ def _checked(parcel: Parcel, described: Any) -> Path:
 
 
 def _name(source: Any) -> str:
-    """The path of a file in the package; the library may have made it absolute."""
-    path = getattr(source, "path", source)
-    return str(getattr(source, "root", path))
+    """The path of a file in the package, which the library may have made absolute, or a URL."""
+    return str(source if isinstance(source, PurePath) else getattr(source, "root", source))
 
 
 def _letter(axis: Any) -> str:
@@ -275,8 +274,9 @@ def _tests(parcel: Parcel, described: Any, takes: str, gives: Sequence[str]) -> 
 def _tensor(parcel: Parcel, described: Any) -> NDArray[Any]:
     if described is None:
         raise parcel.refuse("it has no test tensors")
+    file = _checked(parcel, described)
     try:
-        return np.load(_checked(parcel, described), allow_pickle=False)
+        return np.load(file, allow_pickle=False)
     except (ValueError, OSError) as error:
         raise parcel.refuse(f"a test tensor is damaged: {describe(error)}") from error
 
