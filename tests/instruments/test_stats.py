@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -28,34 +27,6 @@ def _libraries() -> None:
     globals()["scipy"] = import_module("scipy")
 
 
-Draw = Callable[[np.random.Generator, int], NDArray[np.float64]]
-
-SHAPES: dict[str, tuple[Draw, float]] = {  # and the true median
-    "normal": (lambda rng, n: rng.normal(1, 0.1, n), 1.0),
-    "skewed": (lambda rng, n: rng.lognormal(0, 1, n), 1.0),
-    "heavy tails": (lambda rng, n: 1 + rng.standard_cauchy(n), 1.0),
-    "two modes": (lambda rng, n: rng.choice([1.0, 3.0], n) + rng.uniform(-1.5, 1.5, n), 2.0),
-}
-
-
-@pytest.mark.parametrize(
-    ("n", "confidence", "ranks"),
-    [
-        (5, 0.95, (None, None)),  # the extremes enclose the median with 93.75 % only
-        (6, 0.95, (1, 6)),
-        (10, 0.95, (2, 9)),  # tables of Conover, and below
-        (20, 0.95, (6, 15)),
-        (100, 0.95, (40, 61)),
-        (7, 0.99, (None, None)),
-        (8, 0.99, (1, 8)),
-    ],
-)
-def test_ranks_of_the_median(n: int, confidence: float, ranks: tuple[int | None, ...]) -> None:
-    interval = intervals.median_interval(np.arange(n, 0, -1), confidence)
-    assert (interval.low, interval.high) == ranks
-    assert (interval.value, interval.n) == ((n + 1) / 2, n)
-
-
 @given(
     n=st.integers(1, 300),
     q=st.sampled_from([0.05, 0.25, 0.5, 0.9, 0.99]),
@@ -75,20 +46,6 @@ def test_ranks_are_the_tightest_that_the_binomial_allows(
         assert 1 - below(interval.high - 1) > risk * (1 - 1e-9)
     else:
         assert 1 - below(n - 1) > risk * (1 - 1e-9)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(
-    ("n", "draws"),
-    [(6, 400), pytest.param(50, 1000, marks=pytest.mark.slow)],
-)
-def test_the_interval_of_the_median_covers_it_as_often_as_it_says(
-    shape: str, n: int, draws: int
-) -> None:
-    draw, truth = SHAPES[shape]
-    rng = np.random.default_rng(1)
-    hits = sum(not intervals.median_interval(draw(rng, n)).excludes(truth) for _ in range(draws))
-    assert hits >= 0.95 * draws - 2 * np.sqrt(0.95 * 0.05 * draws)
 
 
 def test_quantile_and_mad() -> None:
@@ -199,17 +156,6 @@ def test_a_launch_that_stops_as_precise_is_so() -> None:
         assert precise == (why == "precise")
 
 
-def test_more_noise_takes_more_samples_until_it_is_stable() -> None:
-    rng = np.random.default_rng(0)
-    numbers, reasons = [], []
-    for noise in (0.001, 0.02, 0.2):
-        stops = [stop(rng.lognormal(0, noise, 3000)) for _ in range(40)]
-        numbers.append(float(np.mean([n for n, _ in stops])))
-        reasons.append(Counter(why for _, why in stops).most_common(1)[0][0])
-    assert numbers == sorted(numbers)
-    assert reasons == ["precise", "precise", "noise_stable"]
-
-
 @pytest.mark.parametrize(
     ("step", "overhead", "steps"),
     [
@@ -276,15 +222,6 @@ def test_one_launch_has_no_interval() -> None:
     rng = np.random.default_rng(0)
     ratio = stats.hierarchical_bootstrap_ratio([[1.0, 1.0]], [[2.0], [2.0]], 100, rng)
     assert ratio == Interval(2.0, None, None, 1)
-
-
-@pytest.mark.parametrize(
-    ("n", "floor"), [(3, 0.1), (4, 0.0286), (5, 0.00794), (6, 0.00216), (7, 0.000583)]
-)
-def test_the_least_p_of_so_many_launches(n: int, floor: float) -> None:
-    a, b = np.arange(n) + 1.0, np.arange(n) + 100.0
-    rng = np.random.default_rng(0)
-    assert stats.permutation_test([(a, b)], rng)[0] == pytest.approx(floor, rel=0.01)
 
 
 @given(st.lists(st.floats(0, 1), min_size=0, max_size=20))

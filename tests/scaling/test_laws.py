@@ -43,18 +43,6 @@ def test_laws_find_what_they_were_given(sigma: float, kappa: float) -> None:
     assert karp_flatt(serial[3], 8) == pytest.approx(sigma, abs=1e-12)
 
 
-def test_known_amdahl_is_recovered_within_its_interval() -> None:
-    hits = 0
-    for seed in range(20):
-        study = only(repeated(lambda n: 1 / (0.05 + 0.95 / n), (1, 2, 4, 8), seed=seed))
-        assert isinstance(study.amdahl, Amdahl)
-        serial = study.amdahl.serial
-        assert serial.low is not None and serial.high is not None and serial.n == 5
-        assert serial.value == pytest.approx(0.05, abs=0.01)
-        hits += serial.low <= 0.05 <= serial.high
-    assert hits >= 18  # of 20, where 19 are expected
-
-
 def test_known_usl_is_recovered_within_its_interval() -> None:
     sigma, kappa, hits = 0.03, 0.002, 0
     for seed in range(20):
