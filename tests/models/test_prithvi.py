@@ -19,8 +19,7 @@ from penstock.base.errors import UsageError
 from penstock.models import footprint as models_footprint
 from penstock.models import load as models
 from penstock.models import prithvi
-from penstock.models.prithvi import Refiner, SizeName, prithvi_refiner
-from penstock.models.prithvi_encoder import Size, positions
+from penstock.models.prithvi import Refiner, Size, SizeName, positions, prithvi_refiner
 
 from ..parameters import mainly
 from .prithvi_oracle import encode, sines_and_cosines

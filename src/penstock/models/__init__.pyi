@@ -15,6 +15,8 @@ from .devices import placed as placed
 from .devices import set_cuda_flags as set_cuda_flags
 from .emulator import Emulator as Emulator
 from .emulator import latitudes as latitudes
+from .explained import BITS_SIDE as BITS_SIDE
+from .explained import bits_that_vary as bits_that_vary
 from .explained import model_lines as model_lines
 from .explained import run_test as run_test
 from .footprint import Footprint as Footprint
@@ -40,8 +42,6 @@ from .training_record import are_exclusive as are_exclusive
 from .training_record import read_training_record as read_training_record
 from .user_code import error_in_user_code as error_in_user_code
 from .user_code import find_reference as find_reference
-from .varying_bits import BITS_SIDE as BITS_SIDE
-from .varying_bits import bits_that_vary as bits_that_vary
 from .weights import load_weights as load_weights
 from .weights import read_state as read_state
 from .weights import read_tensors as read_tensors
