@@ -21,10 +21,6 @@ from .page_cache import drop_pages as drop_pages
 from .page_cache import is_safe_to_map as is_safe_to_map
 from .page_cache import residency as residency
 from .page_cache import warm_pages as warm_pages
-from .phases import PHASES as PHASES
-from .phases import DevicePhaseTimer as DevicePhaseTimer
-from .phases import PhaseTimer as PhaseTimer
-from .phases import Seconds as Seconds
 from .record import FAILED as FAILED
 from .record import Failure as Failure
 from .record import Record as Record
@@ -37,8 +33,12 @@ from .sampler import Sampler as Sampler
 from .sampler import export_reference as export_reference
 from .sampler import read_rows as read_rows
 from .sampler import set_aside as set_aside
+from .spans import PHASES as PHASES
 from .spans import Clock as Clock
+from .spans import DevicePhaseTimer as DevicePhaseTimer
+from .spans import PhaseTimer as PhaseTimer
 from .spans import Probe as Probe
+from .spans import Seconds as Seconds
 from .spans import StageTotals as StageTotals
 from .spans import bottleneck as bottleneck
 from .stats.intervals import CONFIDENCE as CONFIDENCE
