@@ -160,11 +160,9 @@ def open_package(path: Path, kind: str, *, trusted: bool) -> Package:
 class InOrder(nn.Module):
     """A network that has its axes in another order than z y x, or its channels elsewhere."""
 
-    def __init__(self, module: nn.Module, takes: str, gives: Sequence[str]) -> None:
-        """``takes`` and ``gives`` are the letters of axes, as ``bcxyz``, of input and heads."""
+    def __init__(self, module: nn.Module, takes: str, gives: Sequence[str], ours: str) -> None:
         super().__init__()
-        self.module, self.takes, self.gives = module, takes, tuple(gives)
-        self.ours = "bc" + "".join(letter for letter in "zyx" if letter in takes)
+        self.module, self.takes, self.gives, self.ours = module, takes, tuple(gives), ours
 
     def forward(self, x: Tensor) -> Any:
         outputs = self.module(x.permute([self.ours.index(letter) for letter in self.takes]))
@@ -179,9 +177,15 @@ class InOrder(nn.Module):
 
 
 def in_order(module: nn.Module, takes: str, gives: Sequence[str]) -> nn.Module:
-    """A network whose axes are batch, channels, z y x, as `InOrder`; itself if they are already."""
+    """A network whose axes are batch, channels, z y x; itself if they are already.
+
+    Args:
+        module: The network.
+        takes: The letters of the axes of its input, as ``bcxyz``.
+        gives: Those of each head.
+    """
     ours = "bc" + "".join(letter for letter in "zyx" if letter in takes)
-    return module if {takes, *gives} == {ours} else InOrder(module, takes, gives)
+    return module if {takes, *gives} == {ours} else InOrder(module, takes, gives, ours)
 
 
 class MeanOf(nn.Module):

@@ -19,8 +19,7 @@ from typing import Any
 
 from ...base import UsageError, group_by
 from ..runs import Status
-from .run_table import table_runs
-from .tracked import NAMES_OF_TRACKERS, Series, TrackedRun
+from .tracked import Series, TrackedRun
 
 _STATUS: Mapping[str, Status] = {
     "FINISHED": "complete", "FAILED": "crashed", "KILLED": "cancelled",
@@ -107,8 +106,6 @@ def comet_runs(value: Any, path: Path) -> Iterator[TrackedRun]:
         by_key = group_by(entries, lambda entry: str(_field(entry, "experiment") or path.stem))
         for key, rows in by_key.items():
             yield _experiment(path, key, key, _texts(rows[0]), rows)
-    elif any(name in _names(entry) for entry in entries for name in NAMES_OF_TRACKERS["devices"]):
-        yield from table_runs(entries, path)
 
 
 def comet_archive(path: Path) -> list[TrackedRun]:
@@ -191,7 +188,3 @@ def _field(row: Mapping[str, Any], *fields: str) -> Any:
     """The first of these fields in a row, under any of its names."""
     names = (name for field in fields for name in _SPELLINGS[field])
     return next((row[name] for name in names if row.get(name) not in (None, "")), None)
-
-
-def _names(entry: Mapping[str, Any]) -> set[str]:
-    return {str(name).lower().replace(" ", "_") for name in entry}
