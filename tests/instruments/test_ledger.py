@@ -71,14 +71,6 @@ def test_a_line_that_lacks_only_its_newline_is_a_record(tmp_path: Path) -> None:
     assert ledger.records() == [record(0), failed(1), record(2)]
 
 
-def test_the_first_line_may_be_the_torn_one(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path)
-    ledger.path.write_bytes(record(0).line().encode()[:40])
-    assert ledger.records() == []
-    ledger.append(record(1))
-    assert ledger.records() == [record(1)]
-
-
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -246,18 +238,6 @@ def test_csv_is_wide_and_what_is_missing_is_empty(tmp_path: Path) -> None:
     assert names[:3] == ["id", "time", "scenario"] and len(set(names)) == len(names)
     cases = [place for place, name in enumerate(names) if name.startswith("case.")]
     assert cases == list(range(cases[0], cases[0] + 5))  # beside each other
-
-
-def test_an_export_replaces_a_file_whole_or_not_at_all(tmp_path: Path) -> None:
-    ledger_to_csv(measured(), tmp_path / "out.csv")
-    before = (tmp_path / "out.csv").read_bytes()
-    ledger_to_csv(measured() * 2, tmp_path / "out.csv")
-    assert (tmp_path / "out.csv").read_bytes().startswith(before)
-    (tmp_path / "folder.csv").mkdir()
-    with pytest.raises(UsageError, match=r"folder\.csv cannot be written"):
-        ledger_to_csv(measured(), tmp_path / "folder.csv")
-    assert sorted(tmp_path.glob("*.csv")) == [tmp_path / "folder.csv", tmp_path / "out.csv"]
-    assert not list(tmp_path.glob("*.part"))
 
 
 if __name__ == "__main__":

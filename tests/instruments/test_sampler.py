@@ -163,15 +163,6 @@ def test_a_counter_that_runs_backwards_is_null_then_right_again(sampled: Any) ->
     assert [row["net_recv_bytes_per_s"] for row in rows] == [None, 20.0, 30.0]
 
 
-def test_what_the_machine_does_not_say_is_null_and_no_error(sampled: Any) -> None:
-    row = sampled(2)[1]
-    assert (
-        row["net_sent_bytes_per_s"] is row["machine_read_bytes_per_s"] is row["pss_bytes"] is None
-    )
-    assert row["gpus"] == []
-    assert "monitor_error" not in row
-
-
 def test_pss_is_read_less_often(sampled: Any) -> None:
     late = 100 + PSS_EVERY_S
     rows = sampled(4, machine=Script(pss=[11, 22, 33]), clock=ticks(100, 100, 101, late, late + 1))

@@ -134,18 +134,6 @@ def test_runs_that_broke_off_are_not_compared() -> None:
     assert studies([broken], False) == []
 
 
-def test_anyway_drops_no_complete_run() -> None:
-    """Also one of the baseline's size whose work is another, or is not known."""
-    bare = {"batch": None, "global_batch": None, "samples": None}
-    for other in ({"batch": 64, "global_batch": 64}, bare):
-        runs = [run(1, 100), run(1, 60, job="other", **other), run(4, 30), strong(4, 33)]
-        compared = studies(runs, True)
-        assert in_no_study(runs, compared) == []
-        last = compared[-1]
-        assert last.kind == "undetermined"
-        assert [len(point.at.runs) for point in last.points] == [2, 2]
-
-
 def test_a_run_in_no_study_is_named_with_its_reason() -> None:
     runs = [run(1, 100), run(1, 60, job="other", batch=None, global_batch=None), run(4, 30)]
     compared = studies(runs, False)

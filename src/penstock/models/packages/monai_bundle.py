@@ -160,7 +160,6 @@ def _transforms(
     if composed is None:
         return []
     steps = composed.get("transforms") if isinstance(composed, Mapping) else None
-    steps = _resolved(config, steps)
     if not isinstance(steps, list):
         raise parcel.refuse(f"its {key} is no list of transforms")
     named = []
