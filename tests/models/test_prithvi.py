@@ -189,8 +189,8 @@ def test_an_input_of_other_bands_is_refused(tiny: Refiner) -> None:
     ("options", "sentence"),
     [
         ({"size": "huge"}, "no size 'huge'; it is one of tiny, 100m, 300m, 600m"),
-        ({"bands": 3}, "the first 4 to 6 of B02, B03, B04"),
-        ({"bands": 7}, "the first 4 to 6"),
+        ({"in_channels": 3}, "the first 4 to 6 of B02, B03, B04"),
+        ({"in_channels": 7}, "the first 4 to 6"),
         ({"lora_rank": -1}, "lora_rank -1"),
     ],
 )

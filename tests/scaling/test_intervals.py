@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.instruments.stats.intervals import Interval, students_t
-from penstock.scaling.means import (
+from penstock.scaling.estimates import (
     difference,
     drawn_interval,
     drawn_means,

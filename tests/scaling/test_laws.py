@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.scaling.laws import Amdahl, Usl, amdahl, karp_flatt, peak, usl
+from penstock.scaling.estimates import Amdahl, Usl, amdahl, karp_flatt, peak, usl
 
 from ..parameters import mainly
 from .kit import only, repeated, run, weak

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.scaling.means import difference
+from penstock.scaling.estimates import difference
 from penstock.scaling.runs import TrainingRun
 from penstock.scaling.study import studies
 from penstock.scaling.study_text import report_of_studies, scaling_sections

@@ -281,9 +281,9 @@ class Refiner(nn.Module):
 
     spatial_axes = 2  # although its patch embedding is a 3-D convolution
 
-    def __init__(self, size: Size, bands: int, out_channels: int) -> None:
+    def __init__(self, size: Size, in_channels: int, out_channels: int) -> None:
         super().__init__()
-        self.in_channels = bands
+        self.in_channels = in_channels
         """The input's channels are the first of `BANDS`."""
         self.out_channels = out_channels
         self.patch = size.patch
@@ -352,7 +352,7 @@ class Refiner(nn.Module):
 
 def prithvi_refiner(
     size: SizeName,
-    bands: int = len(BANDS),
+    in_channels: int = len(BANDS),
     out_channels: int | None = None,
     *,
     lora_rank: int = 8,
@@ -370,11 +370,11 @@ def prithvi_refiner(
         raise UsageError(f"prithvi-refiner has no size {size!r}; it is one of {', '.join(SIZES)}")
     if lora_rank < 0:
         raise UsageError(f"lora_rank {lora_rank} must be 0 (no adapters) or more")
-    if not 4 <= bands <= len(BANDS):
+    if not 4 <= in_channels <= len(BANDS):
         raise UsageError(f"prithvi-refiner takes the first 4 to {len(BANDS)} of {', '.join(BANDS)}")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        net = Refiner(SIZES[size], bands, out_channels or bands)
+        net = Refiner(SIZES[size], in_channels, out_channels or in_channels)
         # Last, so that the other weights are the same with adapters and without.
         if lora_rank:
             for layer in net.encoder.modules():
@@ -384,9 +384,4 @@ def prithvi_refiner(
     return net
 
 
-def _sized(size: SizeName, in_channels: int = len(BANDS)) -> nn.Module:
-    """`prithvi_refiner` on the first bands."""
-    return prithvi_refiner(size, in_channels)
-
-
-tiny, m100, m300, m600 = (partial(_sized, size) for size in SIZES)
+tiny, m100, m300, m600 = (partial(prithvi_refiner, size) for size in SIZES)

@@ -24,8 +24,7 @@ from ..base import (
 from ..instruments import Interval
 from ..reports import Chapter, Picture, Report, Section, csv_field, or_dash, without_empty
 from .advice import advice, exposed, interval_text, quality, rank_lines
-from .laws import Amdahl, Usl
-from .means import why_none
+from .estimates import Amdahl, Usl, why_none
 from .runs import TrainingRun
 from .sources.read import read_runs
 from .speedup_figures import figures_of
