@@ -25,9 +25,8 @@ from pathlib import Path
 
 from ...base import UsageError, system_errors
 from ..runs import A_GPU, Rank, Status, TrainingRun, settings_of
-from .attempt import COUNT, Attempt, end_in, without_commas
+from .attempt import COUNT, FINISHED, Attempt, end_in, without_commas
 from .digit_places import Shapes
-from .lightning_lines import FINISHED
 
 _CHUNK = 1 << 20
 _LONGEST = 1 << 14
@@ -87,7 +86,7 @@ def read_log(path: Path) -> list[TrainingRun]:
 def _begins(line: bytes, before: Attempt) -> bool:
     """Whether a line of progress begins a training after the one before."""
     # Lightning prints its last bar again after its end.
-    anew = before.lightning.finished and _FIRST_BAR.match(line)
+    anew = before.finished and _FIRST_BAR.match(line)
     return bool(anew or (before.totals and _FIRST_EPOCH.match(line)))
 
 
@@ -100,7 +99,7 @@ def _take(attempts: list[Attempt], line: str) -> bool:
         if piece.lstrip().startswith("Job ID:") and attempts[-1].trained:
             attempts.append(Attempt())
         elif (attempts[-1].is_over and _ANEW.match(piece)) or (
-            attempts[-1].lightning.finished and FINISHED.search(piece)
+            attempts[-1].finished and FINISHED.search(piece)
         ):
             attempts.append(attempts[-1].of_the_job())
         kept |= attempts[-1].take(piece)
@@ -184,12 +183,12 @@ def _run(path: Path, plain: Path, attempt: Attempt, before: int) -> TrainingRun:
     (batch, global_batch), devices = _batches(attempt), _devices(attempt)
     # With a limit of steps, only the log's own count tells how many epochs were done.
     planned = None if attempt.count("max steps") else attempt.count("max epochs")
-    over = bool(attempt.totals or attempt.lightning.finished)
+    over = bool(attempt.totals or attempt.finished)
     restarts = COUNT.match(fields.get("restarts") or fields.get("slurm_restart_count") or "")
     restarted = int(restarts[0]) if restarts else before
     done = _epochs_done(attempt, planned if over else None, restarted)
     status: Status = "complete" if over else attempt.end or "unfinished"
-    goes_on = restarted or attempt.lightning.restored
+    goes_on = restarted or attempt.restored
     if over and done is None and (planned or goes_on):
         status = "unknown"
     part = status == "unknown" or done not in (None, planned)
@@ -242,7 +241,7 @@ def _epochs_done(attempt: Attempt, planned: int | None, restarts: int) -> int | 
     all_done = attempt.count("epochs done") if attempt.totals else None
     if all_done is not None:  # our own times are of all attempts
         return all_done
-    first = attempt.lightning.first_epoch
+    first = attempt.restored_epoch
     if attempt.done:  # from where this attempt began
         least, greatest = attempt.done
         return greatest + 1 - min(attempt.first_epoch or 0, least)
@@ -251,7 +250,7 @@ def _epochs_done(attempt: Attempt, planned: int | None, restarts: int) -> int | 
         return planned
     if first is not None:
         return max(planned - first, 0) or None
-    return None if restarts or attempt.lightning.restored else planned
+    return None if restarts or attempt.restored else planned
 
 
 def _on_gpus(attempt: Attempt) -> bool:
