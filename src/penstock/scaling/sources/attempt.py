@@ -375,7 +375,7 @@ _OF_LIGHTNING: tuple[_KindOfLine, ...] = (
     (_CUDA.search, lambda attempt, cuda: attempt.take_device("gpu 0", cuda[1])),
     (_ACCELERATOR.search, _take_accelerator),
 )
-"""What Lightning itself prints: `Trainer.fit` stopped: `max_epochs=5` reached."""
+"""Lines that Lightning itself prints, such as ``MEMBER: 1/4`` and ``max_epochs=5 reached``."""
 _KINDS: tuple[_KindOfLine, ...] = (
     (_PROGRESS.match, _take_bar),
     (_SMI_ROW.search, _take_utilisation),
