@@ -15,14 +15,14 @@ import penstock
 from .kit import GIB, Driver
 
 if TYPE_CHECKING:
-    from penstock.instruments.gpus import Gpu
+    from penstock.instruments.machine import Gpu
 
 
 def gpu(monkeypatch: pytest.MonkeyPatch, driver: Driver | None, uuid: str) -> Gpu:
     """The second device that torch sees, which has this UUID."""
     import torch
 
-    from penstock.instruments.gpus import Gpu
+    from penstock.instruments.machine import Gpu
 
     properties = SimpleNamespace(uuid=uuid)
     monkeypatch.setitem(sys.modules, "pynvml", driver)  # type: ignore[arg-type]

@@ -16,8 +16,7 @@ import psutil
 import pytest
 
 from penstock.base.errors import UsageError
-from penstock.instruments.gpus import Nvml
-from penstock.instruments.machine import Pair, ThisMachine, Usage, peak_rss
+from penstock.instruments.machine import Nvml, Pair, ThisMachine, Usage, peak_rss
 from penstock.instruments.sampler import (
     MIB,
     PSS_EVERY_S,

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from penstock.instruments.stats import intervals, stopping
-from penstock.instruments.stats import significance as stats
 from penstock.instruments.stats.intervals import Interval
 from penstock.instruments.stats.stopping import StopRule, WarmupRule
 
@@ -179,7 +178,7 @@ def launches(
 
 
 def test_launch_medians() -> None:
-    assert stats.launch_medians([[3, 1, 2], [5, 9]]).tolist() == [2, 7]
+    assert intervals.launch_medians([[3, 1, 2], [5, 9]]).tolist() == [2, 7]
 
 
 @pytest.mark.parametrize("samples", [1, 2, 7])
@@ -187,7 +186,7 @@ def test_resampled_medians_are_those_of_resampled_values(samples: int) -> None:
     """The short cut by ranks against resampling as one would write it down."""
     rng = np.random.default_rng(1)
     a = [rng.lognormal(0, 0.3, samples) for _ in range(3)]
-    fast = stats._resampled_medians(a, 20_000, rng)
+    fast = intervals._resampled_medians(a, 20_000, rng)
     chosen = np.array(a)[rng.integers(3, size=(20_000, 3))]
     values = np.take_along_axis(chosen, rng.integers(samples, size=chosen.shape), axis=2)
     slow = np.median(np.median(values, axis=2), axis=1)
@@ -199,7 +198,7 @@ def test_the_interval_of_a_ratio_covers_it(n: int, times: int) -> None:
     rng = np.random.default_rng(4)
     hits = 0
     for _ in range(times):
-        ratio = stats.hierarchical_bootstrap_ratio(
+        ratio = intervals.hierarchical_bootstrap_ratio(
             launches(rng, n), launches(rng, n, level=1.5), 500, rng
         )
         hits += not ratio.excludes(1.5)
@@ -210,7 +209,7 @@ def test_a_ratio_of_unequal_launches() -> None:
     rng = np.random.default_rng(0)
     a = [*launches(rng, 3, 20), *launches(rng, 2, 33)]
     b = launches(rng, 4, 5, level=2.0)
-    ratio = stats.hierarchical_bootstrap_ratio(a, b, 1000, rng)
+    ratio = intervals.hierarchical_bootstrap_ratio(a, b, 1000, rng)
     medians = [np.median([np.median(launch) for launch in side]) for side in (a, b)]
     assert ratio.value == pytest.approx(medians[1] / medians[0])
     assert ratio.low is not None and ratio.high is not None
@@ -220,14 +219,14 @@ def test_a_ratio_of_unequal_launches() -> None:
 
 def test_one_launch_has_no_interval() -> None:
     rng = np.random.default_rng(0)
-    ratio = stats.hierarchical_bootstrap_ratio([[1.0, 1.0]], [[2.0], [2.0]], 100, rng)
+    ratio = intervals.hierarchical_bootstrap_ratio([[1.0, 1.0]], [[2.0], [2.0]], 100, rng)
     assert ratio == Interval(2.0, None, None, 1)
 
 
 @given(st.lists(st.floats(0, 1), min_size=0, max_size=20))
 def test_benjamini_hochberg_is_scipys(p: list[float]) -> None:
     oracle = scipy.stats.false_discovery_control(p) if p else []
-    assert stats.benjamini_hochberg(p) == pytest.approx(np.asarray(oracle))
+    assert intervals.benjamini_hochberg(p) == pytest.approx(np.asarray(oracle))
 
 
 def test_one_pair_is_the_permutation_test() -> None:
@@ -237,12 +236,12 @@ def test_one_pair_is_the_permutation_test() -> None:
 
         def welch(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
             spread = np.sqrt(x.var(ddof=1) / len(x) + y.var(ddof=1) / len(y))
-            return float(abs(x.mean() - y.mean()) / (spread + stats._NEGLIGIBLE))
+            return float(abs(x.mean() - y.mean()) / (spread + intervals._NEGLIGIBLE))
 
         oracle = scipy.stats.permutation_test(
             (np.log(a), np.log(b)), welch, n_resamples=10_000, alternative="greater"
         )
-        assert stats.permutation_test([(a, b)], rng)[0] == pytest.approx(oracle.pvalue)
+        assert intervals.permutation_test([(a, b)], rng)[0] == pytest.approx(oracle.pvalue)
 
 
 @pytest.mark.parametrize(("cases", "n"), [(1, 5), pytest.param(20, 5, marks=pytest.mark.slow)])
@@ -251,7 +250,7 @@ def test_a_matrix_without_change_seldom_alarms(cases: int, n: int) -> None:
     alarms = 0
     for _ in range(150):
         pairs = [tuple(rng.lognormal(0, 0.01, (2, n))) for _ in range(cases)]
-        alarms += stats.benjamini_hochberg(stats.permutation_test(pairs, rng)).min() <= 0.05
+        alarms += intervals.benjamini_hochberg(intervals.permutation_test(pairs, rng)).min() <= 0.05
     assert alarms <= 0.09 * 150  # 5 %, two standard errors more
 
 
@@ -259,15 +258,15 @@ def test_one_change_in_a_large_matrix_is_found() -> None:
     rng = np.random.default_rng(0)
     pairs = [tuple(rng.lognormal(0, 0.01, (2, 5))) for _ in range(200)]
     pairs[17] = (pairs[17][0], pairs[17][1] * 1.3)
-    adjusted = stats.benjamini_hochberg(stats.permutation_test(pairs, rng))
+    adjusted = intervals.benjamini_hochberg(intervals.permutation_test(pairs, rng))
     assert np.flatnonzero(adjusted <= 0.05).tolist() == [17]
 
 
 def test_equal_launches_are_no_difference_and_single_ones_are_not_tested() -> None:
     rng = np.random.default_rng(0)
     same, more = np.ones(5), np.full(5, 2.0)
-    p = stats.permutation_test([(same, same), (same, more), ([1.0], [9.0, 9.0])], rng)
+    p = intervals.permutation_test([(same, same), (same, more), ([1.0], [9.0, 9.0])], rng)
     assert p[0] == 1
     assert p[1] < 0.008
     assert p[2] == 1
-    assert stats.permutation_test([], rng).tolist() == []
+    assert intervals.permutation_test([], rng).tolist() == []

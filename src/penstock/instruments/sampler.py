@@ -42,8 +42,7 @@ from typing import NamedTuple
 
 from ..base import UsageError, describe, write_json
 from .environment import machine_and_commit
-from .gpus import Nvml, TelemetryRow
-from .machine import Answer, Pair, Processes, ThisMachine, Usage
+from .machine import Answer, Nvml, Pair, Processes, TelemetryRow, ThisMachine, Usage
 from .spans import Clock
 
 SCHEMA = 1
