@@ -5,7 +5,7 @@
     records.jsonl                a ledger: its launches of scenario ``train``
     MLflow                       a database of SQLite
     Comet                        metrics as JSON or CSV, or the archive of an offline experiment
-    CSV                          a row for each run; see `run_table`
+    CSV                          a row for each run; see `tracker_files`
 
 Runs that several files hold are taken once. With several paths, or below a folder, a file that
 cannot be read or has no run is skipped with a sentence; a single path is refused.
@@ -24,10 +24,9 @@ from ...base import RESULTS, UsageError, read_json, system_errors
 from ...instruments import LEDGER_FILE
 from ...reports import folders_below
 from ..runs import TrainingRun
-from .run_table import table_runs
 from .slurm_log import read_log
 from .tracked import Say, TrackedRun, training_runs
-from .tracker_files import comet_archive, comet_runs, mlflow_database
+from .tracker_files import comet_archive, comet_runs, mlflow_database, table_runs
 from .trainings import results_run, rows_of, runs_of_ledger
 
 KeptRun = TrainingRun | TrackedRun
