@@ -25,7 +25,6 @@ from .load import Head as Head
 from .load import Model as Model
 from .load import float32_default as float32_default
 from .load import load_model as load_model
-from .packages.kinds import package_kind as package_kind
 from .probes import find_reach as find_reach
 from .reach import Reach as Reach
 from .recipe import HeadRecipe as HeadRecipe
@@ -35,6 +34,7 @@ from .recipe import Steps as Steps
 from .registry import REGISTRY as REGISTRY
 from .registry import check_model_name as check_model_name
 from .registry import model_files as model_files
+from .registry import package_kind as package_kind
 from .torchvision_ops import compiled_operators as compiled_operators
 from .torchvision_ops import import_torchvision as import_torchvision
 from .training_record import TrainingRecord as TrainingRecord

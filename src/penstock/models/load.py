@@ -24,10 +24,16 @@ from torch import Tensor, nn
 from ..base import HeadKind, MissingDependency, UsageError, blaming, describe
 from ..data import is_file
 from . import user_code
-from .packages.kinds import TRAINING, package_kind
 from .packages.package import TensorsToMatch, open_package
 from .recipe import Recipe
-from .registry import PROGRAMS, REGISTRY, added_model, check_model_name
+from .registry import (
+    PROGRAMS,
+    REGISTRY,
+    TRAINING,
+    added_model,
+    check_model_name,
+    package_kind,
+)
 from .training_record import network_of_training, record_of_weights, weights_file
 from .weights import load_weights
 

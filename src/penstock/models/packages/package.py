@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ...base import UsageError, describe
 from ..recipe import Recipe
-from .kinds import BIOIMAGEIO, MONAI, NNUNET
+from ..registry import BIOIMAGEIO, MONAI, NNUNET
 
 _ROOMS = {BIOIMAGEIO: ".bioimageio", NNUNET: ".nnunet", MONAI: ".monai_bundle"}
 """The module that reads each kind, with a function ``read``."""
