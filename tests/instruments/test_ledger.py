@@ -165,23 +165,6 @@ def test_a_time_that_is_no_number_is_no_sample(value: float) -> None:
         record(samples_s={"step": (1.0, value)})
 
 
-def test_old_files_load_and_keep_what_they_say() -> None:
-    """The file was written when schema 1 was new. It is never written again."""
-    first, second, third = read_ledger(STORED)
-    assert first.ok and first.case["tile"] == "256"
-    assert first.samples_s["step"] == (0.0125, 0.0115, 0.013)
-    assert first.warmup.settled is True and first.memory.host_peak == 734003200
-    assert first.memory.device_peak is None
-    assert first.environment["machine_key"] == "931a32f05284cc8a"
-    assert second.status == "oom_host" and second.error is not None
-    assert second.error.stage == "measure" and second.samples_s == {}
-    assert third.status == "timeout" and third.order is None
-    assert third.model_extra == {"note": "a field that a later version added"}
-    assert [case_key(each.scenario, each.case) for each in (first, second, third)] == [
-        each.key for each in (first, second, third)
-    ]
-
-
 def json_schema() -> dict[str, Any]:
     return Record.model_json_schema(by_alias=True) | {
         "$schema": "https://json-schema.org/draft/2020-12/schema"

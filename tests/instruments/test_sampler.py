@@ -293,15 +293,6 @@ def test_the_thread_samples_until_stop_and_once_more(tmp_path: Path) -> None:
     assert sampler.peak_rss == max(row["rss_bytes"] for row in rows)
 
 
-def test_an_error_in_the_job_goes_through(tmp_path: Path) -> None:
-    with (
-        pytest.raises(KeyError, match="job"),
-        Sampler(tmp_path / "m.jsonl", 10, dict, {}, machine=Script(), gpus=list),
-    ):
-        raise KeyError("job")
-    assert len(read_rows(tmp_path / "m.jsonl")[1]) == 2  # the first and the last
-
-
 def test_rows_survive_a_kill(tmp_path: Path) -> None:
     path, calls = tmp_path / "m.jsonl", list[int]()
 
