@@ -26,25 +26,17 @@ def _libraries() -> None:
     globals()["scipy"] = import_module("scipy")
 
 
-@given(
-    n=st.integers(1, 300),
-    q=st.sampled_from([0.05, 0.25, 0.5, 0.9, 0.99]),
-    confidence=st.sampled_from([0.8, 0.95, 0.99]),
-)
-def test_ranks_are_the_tightest_that_the_binomial_allows(
-    n: int, q: float, confidence: float
-) -> None:
-    interval = intervals.quantile_interval(np.arange(n), q, confidence)
-    below, risk = scipy.stats.binom(n, q).cdf, (1 - confidence) / 2
-    if interval.low is not None:
-        assert below(interval.low) <= risk * (1 + 1e-9)
-    first_not_taken = 0 if interval.low is None else interval.low + 1
-    assert below(first_not_taken) > risk * (1 - 1e-9)
-    if interval.high is not None:
-        assert 1 - below(interval.high) <= risk * (1 + 1e-9)
-        assert 1 - below(interval.high - 1) > risk * (1 - 1e-9)
-    else:
-        assert 1 - below(n - 1) > risk * (1 - 1e-9)
+@given(n=st.integers(1, 300), confidence=st.sampled_from([0.8, 0.95, 0.99]))
+def test_ranks_are_the_tightest_that_the_binomial_allows(n: int, confidence: float) -> None:
+    interval = intervals.median_interval(np.arange(n, 0, -1), confidence)
+    assert (interval.value, interval.n) == ((n + 1) / 2, n)
+    below, risk = scipy.stats.binom(n, 0.5).cdf, (1 - confidence) / 2
+    if interval.low is None or interval.high is None:
+        assert below(0) > risk * (1 - 1e-9) and interval.low is interval.high
+        return
+    assert below(interval.low - 1) <= risk * (1 + 1e-9)
+    assert below(interval.low) > risk * (1 - 1e-9)
+    assert interval.high == n + 1 - interval.low, "it is symmetric"
 
 
 def test_quantile_and_mad() -> None:

@@ -78,27 +78,12 @@ def students_t(freedom: float, confidence: float = CONFIDENCE) -> float:
     return math.sqrt(freedom) * math.tan(np.interp(confidence, below / below[-1], _ANGLES))
 
 
-def quantile_interval(samples: ArrayLike, q: float, confidence: float = CONFIDENCE) -> Interval:
-    """A quantile between two order statistics, whatever the distribution.
-
-    The number of samples below the true quantile is binomial, so their number alone gives the ranks
-    that enclose it with the confidence. An end is None where no rank is far enough out.
-
-    >>> quantile_interval(range(1, 11), 0.5)
-    Interval(value=5.5, low=2.0, high=9.0, n=10)
-    """
-    values = np.sort(np.asarray(samples, np.float64))
-    low, high = ranks_of(len(values), q, confidence)
-    return Interval(
-        quantile(values, q),
-        None if low is None else float(values[low]),
-        None if high is None else float(values[high]),
-        len(values),
-    )
-
-
 def median_interval(samples: ArrayLike, confidence: float = CONFIDENCE) -> Interval:
-    """The median between two order statistics; for 95 % it takes six samples at least.
+    """The median between two order statistics, whatever the distribution; for 95 % it takes six
+    samples at least.
+
+    The number of samples below the true median is binomial, so their number alone gives the ranks
+    that enclose it with the confidence. There are no ends where no rank is far enough out.
 
     Args:
         samples: numbers.
@@ -106,24 +91,27 @@ def median_interval(samples: ArrayLike, confidence: float = CONFIDENCE) -> Inter
 
     Returns:
         The median and its interval.
+
+    >>> median_interval(range(1, 11))
+    Interval(value=5.5, low=2.0, high=9.0, n=10)
     """
-    return quantile_interval(samples, 0.5, confidence)
+    values = np.sort(np.asarray(samples, np.float64))
+    rank = outer_rank(len(values), confidence)
+    low, high = (None, None) if rank is None else (float(values[rank]), float(values[-1 - rank]))
+    return Interval(quantile(values, 0.5), low, high, len(values))
 
 
 @lru_cache(maxsize=4096)
-def ranks_of(n: int, q: float, confidence: float) -> tuple[int | None, int | None]:
-    """Indices of the sorted values that enclose the quantile, with half of the risk on each
-    side.
-    """
+def outer_rank(n: int, confidence: float) -> int | None:
+    """The index among n sorted values of the lower end of the median's interval, with half of the
+    risk on each side; the upper end is as far from the last value."""
     k = np.arange(n + 1)
     log_factorial = np.concatenate([[0.0], np.cumsum(np.log(k[1:]))])
     log_choose = log_factorial[n] - log_factorial - log_factorial[::-1]
-    below = np.cumsum(np.exp(log_choose + k * math.log(q) + (n - k) * math.log1p(-q)))
-    risk = (1 - confidence) / 2
-    # P(fewer than i values lie below the quantile) is P(it is left of the i-th smallest).
-    low = int(np.searchsorted(below, risk, side="right")) - 1
-    high = int(np.searchsorted(below, 1 - risk, side="left"))
-    return (low if low >= 0 else None), (high if high < n else None)
+    below = np.cumsum(np.exp(log_choose - n * math.log(2)))
+    # P(fewer than i values lie below the median) is P(it is left of the i-th smallest).
+    rank = int(np.searchsorted(below, (1 - confidence) / 2, side="right")) - 1
+    return rank if rank >= 0 else None
 
 
 def launch_medians(launches: Sequence[ArrayLike]) -> Floats:
