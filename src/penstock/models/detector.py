@@ -276,7 +276,6 @@ def make_detector(
     *,
     width: int | None = None,
     score_threshold: float = LEAST_SCORE,
-    nms_threshold: float = 0.3,
     most_detections: int = 300,
 ) -> Detector:
     """An untrained detector.
@@ -286,7 +285,6 @@ def make_detector(
         backbone: The network that makes features: ``mobilenet`` or ``resnet50``.
         width: Channels of the feature pyramid; by default those of the backbone.
         score_threshold: The least probability of a detection.
-        nms_threshold: The overlap (IoU) above which the weaker of two boxes is dropped.
         most_detections: Most detections in an image.
 
     Returns:
@@ -313,7 +311,7 @@ def make_detector(
         positive_fraction=0.25,
         bbox_reg_weights=None,
         score_thresh=score_threshold,
-        nms_thresh=nms_threshold,
+        nms_thresh=0.3,
         detections_per_img=most_detections,
     )
     transform = Padding(1, 1, [0.0] * in_channels, [1.0] * in_channels)

@@ -48,6 +48,7 @@ BANDS = ("B02", "B03", "B04", "B05", "B06", "B07")
 """The bands of the public checkpoints, in order: blue, green, red, narrow infrared and two
 short-wave infrared, as Harmonized Landsat and Sentinel-2 names them."""
 
+LORA_RANK, LORA_ALPHA = 8, 16.0
 TRAINED_SIDE = 224
 """Pixels on a side of the images of the pretraining: checkpoints hold positions of its patches."""
 
@@ -88,19 +89,18 @@ class FrozenLinear(nn.Module):
         self.register_parameter("lora_a", None)
         self.register_parameter("lora_b", None)
 
-    def adapt(self, rank: int, alpha: float) -> None:
+    def adapt(self) -> None:
         """Add adapters that learn. B begins as zero, so the layer begins as it was."""
         given, taken = self.weight.shape
-        self.lora_a = nn.Parameter(torch.empty(rank, taken))
-        self.lora_b = nn.Parameter(torch.zeros(given, rank))
-        self.lora_strength = alpha / rank
+        self.lora_a = nn.Parameter(torch.empty(LORA_RANK, taken))
+        self.lora_b = nn.Parameter(torch.zeros(given, LORA_RANK))
         nn.init.kaiming_uniform_(self.lora_a, a=math.sqrt(5))
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.linear(x, self.weight, self.bias)
         if self.lora_a is None or self.lora_b is None:
             return y
-        return y + self.lora_strength * F.linear(F.linear(x, self.lora_a), self.lora_b)
+        return y + LORA_ALPHA / LORA_RANK * F.linear(F.linear(x, self.lora_a), self.lora_b)
 
 
 class PatchEmbed(nn.Module):
@@ -275,33 +275,31 @@ class Decoder(nn.Module):
 class Refiner(nn.Module):
     """Frozen encoder, trained head and decoder; the output is a correction added to the input.
 
-    With another number of output channels there is nothing to add to, and the correction is the
-    output. Make one with `prithvi_refiner`.
+    Make one with `prithvi_refiner`.
     """
 
     spatial_axes = 2  # although its patch embedding is a 3-D convolution
 
-    def __init__(self, size: Size, in_channels: int, out_channels: int) -> None:
+    def __init__(self, size: Size, in_channels: int) -> None:
         super().__init__()
         self.in_channels = in_channels
         """The input's channels are the first of `BANDS`."""
-        self.out_channels = out_channels
         self.patch = size.patch
         self.encoder = Encoder(size, self.in_channels)
         self.head = nn.Sequential(
             nn.Conv2d(size.width, size.head_width, 1),
             *(ConvNeXtBlock(size.head_width) for _ in range(3)),
         )
-        self.decoder = Decoder(size.head_width, out_channels, size.patch)
+        self.decoder = Decoder(size.head_width, in_channels, size.patch)
 
     def forward(self, x_BCYX: Tensor) -> Tensor:
-        """Shape (B, in_channels, Y, X) to (B, out_channels, Y, X), sides multiples of the patch.
+        """Shape (B, in_channels, Y, X) to the same, sides multiples of the patch.
 
         Raises `UsageError` for other channels or sides.
         """
         self._check(x_BCYX.shape)
-        y_BCYX: Tensor = self.decoder(self.head(self.encoder(x_BCYX)))
-        return x_BCYX + y_BCYX if self.out_channels == self.in_channels else y_BCYX
+        correction_BCYX: Tensor = self.decoder(self.head(self.encoder(x_BCYX)))
+        return x_BCYX + correction_BCYX
 
     def _check(self, shape: Sequence[int]) -> None:
         if len(shape) != 4 or shape[1] != self.in_channels:
@@ -350,37 +348,25 @@ class Refiner(nn.Module):
         return ours | public
 
 
-def prithvi_refiner(
-    size: SizeName,
-    in_channels: int = len(BANDS),
-    out_channels: int | None = None,
-    *,
-    lora_rank: int = 8,
-    lora_alpha: float = 16.0,
-    seed: int = 0,
-) -> Refiner:
-    """A refiner with the weights that ``seed`` gives: the same in every process.
+def prithvi_refiner(size: SizeName, in_channels: int = len(BANDS)) -> Refiner:
+    """A refiner with the same weights in every process.
 
-    The input's channels are the first 4 to 6 of `BANDS`. By default there are as many output
-    channels. ``lora_rank`` 0 leaves the adapters out.
+    The input's channels are the first 4 to 6 of `BANDS`.
 
-    Raises `UsageError` for an unknown size, too few or too many bands, or a rank below 0.
+    Raises `UsageError` for an unknown size, or too few or too many bands.
     """
     if size not in SIZES:
         raise UsageError(f"prithvi-refiner has no size {size!r}; it is one of {', '.join(SIZES)}")
-    if lora_rank < 0:
-        raise UsageError(f"lora_rank {lora_rank} must be 0 (no adapters) or more")
     if not 4 <= in_channels <= len(BANDS):
         raise UsageError(f"prithvi-refiner takes the first 4 to {len(BANDS)} of {', '.join(BANDS)}")
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        net = Refiner(SIZES[size], in_channels, out_channels or in_channels)
-        # Last, so that the other weights are the same with adapters and without.
-        if lora_rank:
-            for layer in net.encoder.modules():
-                if isinstance(layer, Attention):
-                    layer.qkv.adapt(lora_rank, lora_alpha)
-                    layer.proj.adapt(lora_rank, lora_alpha)
+        torch.default_generator.manual_seed(0)
+        net = Refiner(SIZES[size], in_channels)
+        # Last, so that the other weights are those of a net without adapters.
+        for layer in net.encoder.modules():
+            if isinstance(layer, Attention):
+                layer.qkv.adapt()
+                layer.proj.adapt()
     return net
 
 
