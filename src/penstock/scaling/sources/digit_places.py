@@ -92,12 +92,12 @@ class Shapes:
 
 def places_in(line: bytes) -> NumberPlaces | None:
     """The places of the numbers in a line; None if it is no plain line of progress."""
-    found = _BAR.fullmatch(line) or _EPOCH.fullmatch(line)
-    if found is None or _NOT_FINITE.search(line):
+    matched = _BAR.fullmatch(line) or _EPOCH.fullmatch(line)
+    if matched is None or _NOT_FINITE.search(line):
         return None
     scores = list(SCORE.finditer(line.decode("latin-1")))  # a byte is a character
     if not all(_PLAIN.fullmatch(score[2]) for score in scores):
         return None
-    epoch, _, *counts = (slice(*found.span(group)) for group in range(1, found.re.groups + 1))
+    epoch, _, *counts = (slice(*matched.span(group)) for group in range(1, matched.re.groups + 1))
     places = tuple((score[1], slice(*score.span(2))) for score in scores)
-    return NumberPlaces(epoch, found[2] is not None, tuple(counts), places)
+    return NumberPlaces(epoch, matched[2] is not None, tuple(counts), places)
