@@ -31,7 +31,7 @@ class Reduction:
     """Few values for each voxel, made of the scores of its channels.
 
     >>> Reduction.parse("top:3")
-    Reduction(kind='top', limit=0.0, count=3)
+    Reduction(kind='top', limit=0.0, count=3, labels=())
     """
 
     kind: Literal["argmax", "threshold", "top", "regions"]

@@ -96,7 +96,7 @@ class Attempt:
     totals: list[float] = field(default_factory=list)
     """Training time of each rank that printed one, in seconds."""
     extremes: dict[str, float] = field(default_factory=dict)
-    """The best or the slowest of what was printed several times; see `_CHOSEN`."""
+    """The best or the slowest of what was printed several times; see `_LEAST`."""
     scores: dict[str, dict[int, float]] = field(default_factory=dict)
     """The last finite scores of epochs that came to their end, which count from 0."""
     began: float | None = None
@@ -215,16 +215,20 @@ class Attempt:
 
     def take_extreme(self, name: str, value: float) -> None:
         """Note a value of which the best or the slowest counts."""
-        self.extremes[name] = _CHOSEN[name](self.extremes.get(name, value), value)
+        known = self.extremes.get(name)
+        # Compared, as `min` and `max` take longer, and a log may have millions of scores.
+        if known is None or (value < known if name in _LEAST else value > known):
+            self.extremes[name] = value
 
     def take_score(self, name: str, score: float, ended: int | None) -> None:
         """Note ``val_loss`` or ``val_acc``, if it is finite, and the epoch that ended with it."""
         if not math.isfinite(score):
             return
         self.take_extreme(name, score)
-        kept = self.scores.setdefault(name, {})
-        if ended is not None and (ended in kept or len(kept) < MOST_EPOCHS):
-            kept[ended] = score
+        if ended is not None:
+            kept = self.scores.setdefault(name, {})
+            if ended in kept or len(kept) < MOST_EPOCHS:
+                kept[ended] = score
 
     def take_device(self, name: str, text: str) -> None:
         """Note a device, or the number of processes, as Lightning tells it."""
@@ -334,10 +338,9 @@ _TIMES: dict[str, Callable[[Attempt, float], None]] = {
 _BEST = {"best validation loss": "best_loss", "best validation accuracy": "val_acc"}
 """Fields with a score, and what it is among the extremes: the losses of epochs and that which a
 rank printed as its best are two things."""
-_CHOSEN: dict[str, Callable[[float, float], float]] = {
-    "per_epoch": max, "val_loss": min, "best_loss": min, "val_acc": max,
-}  # fmt: skip
-"""The choice among several values: the seconds of the slowest rank, the best score."""
+_LEAST = frozenset({"val_loss", "best_loss"})
+"""Extremes of which the least counts; of the others, such as the seconds of an epoch by the slowest
+rank, the greatest does."""
 
 
 def _take_utilisation(attempt: Attempt, row: re.Match[str]) -> None:
