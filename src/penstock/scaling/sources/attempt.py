@@ -215,9 +215,9 @@ class Attempt:
 
     def take_extreme(self, name: str, value: float) -> None:
         """Note a value of which the best or the slowest counts."""
-        known = self.extremes.get(name)
+        extreme = self.extremes.get(name)
         # Compared, as `min` and `max` take longer, and a log may have millions of scores.
-        if known is None or (value < known if name in _LEAST else value > known):
+        if extreme is None or (value < extreme if name in _LEAST else value > extreme):
             self.extremes[name] = value
 
     def take_score(self, name: str, score: float, ended: int | None) -> None:
