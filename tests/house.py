@@ -17,18 +17,18 @@ HEAVY = ("torch", "tensorstore", "zarr", "dask", "pandas", "matplotlib", "tifffi
 FACE = ("__init__.py", "__main__.py")
 HEAVY_ROOMS = frozenset(
     """
-    instruments/cuda.py data/stores/kvstore.py data/stores/label_images.py
+    data/stores/kvstore.py data/stores/label_images.py
     data/stores/ometiff.py data/stores/omezarr.py
     data/stores/file_making.py data/stores/file_sink.py
     data/stores/channel_windows.py data/stores/pyramid.py
     data/stores/specs.py data/stores/tensorstore.py data/stores/tensorstore_open.py
     models/detector.py models/devices.py models/emulator.py
     models/footprint.py models/load.py models/prithvi.py
-    models/prithvi_encoder.py models/checkpointing.py models/shapes.py
+    models/checkpointing.py
     models/explained.py models/packages/bioimageio.py
     models/packages/monai_bundle.py models/packages/nnunet.py
-    models/packages/package.py models/packages/processing.py
-    models/reductions.py models/torchvision_ops.py models/trained_outputs.py
+    models/packages/package.py
+    models/changed_heads.py models/torchvision_ops.py
     models/unet3d.py models/weights.py
     loading/engines/tensorstore_engine.py
     loading/torch_dataset.py
@@ -36,7 +36,7 @@ HEAVY_ROOMS = frozenset(
     inference/opening/identity.py inference/opening/job.py inference/opening/net.py
     inference/opening/plans.py
     inference/opening/fitted.py inference/opening/seam_error.py inference/opening/seams.py
-    models/probes.py models/varying_bits.py models/whole_layers.py
+    models/probes.py
     inference/lanes/bricks.py inference/lanes/equipment.py
     inference/lanes/lane.py inference/lanes/out_of_memory.py inference/lanes/scatter.py
     inference/lanes/transfers.py inference/lanes/values.py

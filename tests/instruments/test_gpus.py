@@ -6,66 +6,23 @@ import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 import penstock
 
+from .kit import GIB, Driver
+
 if TYPE_CHECKING:
-    from penstock.instruments.cuda import Gpu
-
-GIB = 2**30
-
-
-class Driver:
-    """NVML of some cards, ``{UUID: whether it is cut}``, and of the slices of those that are.
-
-    A handle is the UUID, and its clock the number in it.
-    """
-
-    NVMLError = type("NVMLError", (Exception,), {})
-    nvmlMemory_v2 = 2
-    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = "sm", "memory", "celsius"
-
-    def __init__(self, cards: dict[str, bool], slices: tuple[str, ...] = ()) -> None:
-        self.cards, self.slices = cards, slices
-
-    def nvmlInit(self) -> None: ...
-
-    def nvmlDeviceGetCount(self) -> int:
-        return len(self.cards)
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
-        return list(self.cards)[index]
-
-    def nvmlDeviceGetName(self, handle: str) -> str:
-        return "NVIDIA A100"
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
-        if uuid not in (*self.cards, *self.slices):
-            raise self.NVMLError("not found")
-        return uuid
-
-    def nvmlDeviceGetMigMode(self, handle: str) -> tuple[bool, bool]:
-        if handle == "GPU-old":
-            raise self.NVMLError("not supported")
-        return self.cards[handle], False
-
-    def nvmlDeviceGetMemoryInfo(self, handle: str, version: int) -> Any:
-        return SimpleNamespace(used=(1 if handle in self.slices else 5) * GIB)
-
-    def nvmlDeviceGetClockInfo(self, handle: str, kind: str) -> int:
-        if handle in self.slices:
-            raise self.NVMLError("not supported")
-        return 1980
+    from penstock.instruments.machine import Gpu
 
 
 def gpu(monkeypatch: pytest.MonkeyPatch, driver: Driver | None, uuid: str) -> Gpu:
     """The second device that torch sees, which has this UUID."""
     import torch
 
-    from penstock.instruments.cuda import Gpu
+    from penstock.instruments.machine import Gpu
 
     properties = SimpleNamespace(uuid=uuid)
     monkeypatch.setitem(sys.modules, "pynvml", driver)  # type: ignore[arg-type]

@@ -71,14 +71,6 @@ def test_a_line_that_lacks_only_its_newline_is_a_record(tmp_path: Path) -> None:
     assert ledger.records() == [record(0), failed(1), record(2)]
 
 
-def test_the_first_line_may_be_the_torn_one(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path)
-    ledger.path.write_bytes(record(0).line().encode()[:40])
-    assert ledger.records() == []
-    ledger.append(record(1))
-    assert ledger.records() == [record(1)]
-
-
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -173,23 +165,6 @@ def test_a_time_that_is_no_number_is_no_sample(value: float) -> None:
         record(samples_s={"step": (1.0, value)})
 
 
-def test_old_files_load_and_keep_what_they_say() -> None:
-    """The file was written when schema 1 was new. It is never written again."""
-    first, second, third = read_ledger(STORED)
-    assert first.ok and first.case["tile"] == "256"
-    assert first.samples_s["step"] == (0.0125, 0.0115, 0.013)
-    assert first.warmup.settled is True and first.memory.host_peak == 734003200
-    assert first.memory.device_peak is None
-    assert first.environment["machine_key"] == "931a32f05284cc8a"
-    assert second.status == "oom_host" and second.error is not None
-    assert second.error.stage == "measure" and second.samples_s == {}
-    assert third.status == "timeout" and third.order is None
-    assert third.model_extra == {"note": "a field that a later version added"}
-    assert [case_key(each.scenario, each.case) for each in (first, second, third)] == [
-        each.key for each in (first, second, third)
-    ]
-
-
 def json_schema() -> dict[str, Any]:
     return Record.model_json_schema(by_alias=True) | {
         "$schema": "https://json-schema.org/draft/2020-12/schema"
@@ -246,18 +221,6 @@ def test_csv_is_wide_and_what_is_missing_is_empty(tmp_path: Path) -> None:
     assert names[:3] == ["id", "time", "scenario"] and len(set(names)) == len(names)
     cases = [place for place, name in enumerate(names) if name.startswith("case.")]
     assert cases == list(range(cases[0], cases[0] + 5))  # beside each other
-
-
-def test_an_export_replaces_a_file_whole_or_not_at_all(tmp_path: Path) -> None:
-    ledger_to_csv(measured(), tmp_path / "out.csv")
-    before = (tmp_path / "out.csv").read_bytes()
-    ledger_to_csv(measured() * 2, tmp_path / "out.csv")
-    assert (tmp_path / "out.csv").read_bytes().startswith(before)
-    (tmp_path / "folder.csv").mkdir()
-    with pytest.raises(UsageError, match=r"folder\.csv cannot be written"):
-        ledger_to_csv(measured(), tmp_path / "folder.csv")
-    assert sorted(tmp_path.glob("*.csv")) == [tmp_path / "folder.csv", tmp_path / "out.csv"]
-    assert not list(tmp_path.glob("*.part"))
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ import penstock
 from penstock.base.errors import UsageError
 from penstock.cli import main
 from penstock.models.load import load_model
+from penstock.models.packages.bioimageio import Chain
 from penstock.models.packages.package import Parcel
-from penstock.models.packages.processing import Chain
 
 from .packages_kit import Array, bioimage, bundle, infer, nnunet, noise, unet
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from pathlib import Path
@@ -19,8 +20,14 @@ from penstock.base.errors import UsageError
 from penstock.models import footprint as models_footprint
 from penstock.models import load as models
 from penstock.models import prithvi
-from penstock.models.prithvi import Refiner, SizeName, prithvi_refiner
-from penstock.models.prithvi_encoder import Size, positions
+from penstock.models.prithvi import (
+    FrozenLinear,
+    Refiner,
+    Size,
+    SizeName,
+    positions,
+    prithvi_refiner,
+)
 
 from ..parameters import mainly
 from .prithvi_oracle import encode, sines_and_cosines
@@ -142,18 +149,6 @@ def tiny() -> Refiner:
     return _tiny(PUBLIC["tiny"])
 
 
-@pytest.mark.parametrize(
-    ("bands", "sides"), mainly([(4, (64, 64)), (5, (96, 64)), (6, (64, 64))], 0, 2)
-)
-def test_the_output_has_the_shape_of_the_input(bands: int, sides: tuple[int, int]) -> None:
-    net = prithvi_refiner("tiny", bands)
-    assert (net.in_channels, net.out_channels, net.spatial_axes) == (bands, bands, 2)
-    x = image(2, bands, *sides)
-    y = forward(net, x)
-    assert y.shape == x.shape
-    assert y.isfinite().all() and not torch.equal(y, x)
-
-
 def test_the_output_is_the_input_plus_a_correction() -> None:
     net = prithvi_refiner("tiny", 4)
     nn.init.zeros_(net.decoder.out.weight)
@@ -162,23 +157,10 @@ def test_the_output_is_the_input_plus_a_correction() -> None:
     torch.testing.assert_close(forward(net, x), x + 0.25)
 
 
-def test_other_output_channels_are_not_added_to_the_input() -> None:
-    net = prithvi_refiner("tiny", 4, out_channels=2)
-    x = image(1, 4, 32, 32)
-    torch.testing.assert_close(forward(net, x), forward(net.decoder, net.head(net.encoder(x))))
-
-
 def test_a_batch_is_its_samples(tiny: Refiner) -> None:
     x = image(3, 6, 48, 32)
     alone = torch.cat([forward(tiny, sample[None]) for sample in x])
     torch.testing.assert_close(forward(tiny, x), alone, rtol=0, atol=1e-5)
-
-
-def test_every_pixel_depends_on_the_whole_tile(tiny: Refiner) -> None:
-    x = image(1, 6, 64, 64)
-    y = forward(tiny, x)
-    x[..., -1, -1] += 5
-    assert (forward(tiny, x)[..., :16, :16] != y[..., :16, :16]).any()
 
 
 @pytest.mark.parametrize(
@@ -200,11 +182,6 @@ def test_tiles_of_broken_patches_are_refused(
         on_meta(size)(torch.empty(1, 6, *sides, device="meta"))
 
 
-def test_tiles_that_fit_a_patch_of_14() -> None:
-    x = torch.empty(1, 6, 224, 252, device="meta")
-    assert on_meta("600m")(x).shape == x.shape
-
-
 def test_an_input_of_other_bands_is_refused(tiny: Refiner) -> None:
     with pytest.raises(UsageError, match=r"\(1, 5, 64, 64\) is not \(batch, 6 bands, y, x\)"):
         tiny(image(1, 5, 64, 64))
@@ -214,9 +191,8 @@ def test_an_input_of_other_bands_is_refused(tiny: Refiner) -> None:
     ("options", "sentence"),
     [
         ({"size": "huge"}, "no size 'huge'; it is one of tiny, 100m, 300m, 600m"),
-        ({"bands": 3}, "the first 4 to 6 of B02, B03, B04"),
-        ({"bands": 7}, "the first 4 to 6"),
-        ({"lora_rank": -1}, "lora_rank -1"),
+        ({"in_channels": 3}, "the first 4 to 6 of B02, B03, B04"),
+        ({"in_channels": 7}, "the first 4 to 6"),
     ],
 )
 def test_what_cannot_be_made_is_refused(options: dict[str, object], sentence: str) -> None:
@@ -226,33 +202,12 @@ def test_what_cannot_be_made_is_refused(options: dict[str, object], sentence: st
 
 @pytest.mark.parametrize("size", mainly(PUBLIC, 0, 1))
 def test_names_and_shapes_are_those_of_the_public_checkpoints(size: str) -> None:
-    plain = on_meta(size, lora_rank=0)
-    assert shapes_of(plain.encoder) == {
+    shapes = shapes_of(on_meta(size).encoder)
+    adapted = {name for name in shapes if name.endswith(("lora_a", "lora_b"))}
+    assert len(adapted) == 4 * PUBLIC[size][1]
+    assert {name: shapes[name] for name in shapes.keys() - adapted} == {
         name.removeprefix("encoder."): shape for name, shape in public_encoder(size).items()
     }
-    adapted = shapes_of(on_meta(size)).keys() - shapes_of(plain).keys()
-    assert len(adapted) == 4 * PUBLIC[size][1]
-    assert all(name.endswith(("lora_a", "lora_b")) for name in adapted)
-
-
-@pytest.mark.parametrize(
-    ("size", "encoder", "trained", "everything"),
-    [
-        ("tiny", 5.6, 0.65, 6.28),
-        ("100m", 86.2, 2.65, 88.9),
-        ("300m", 303.9, 3.45, 307.3),
-        ("600m", 631.2, 5.50, 636.7),
-    ],
-)
-def test_the_documented_numbers_of_parameters(
-    size: str, encoder: float, trained: float, everything: float
-) -> None:
-    net = on_meta(size)
-    count = {name: p.numel() / 1e6 for name, p in net.named_parameters()}
-    learns = {name for name, p in net.named_parameters() if p.requires_grad}
-    assert sum(count.values()) == pytest.approx(everything, abs=0.06)
-    assert sum(count[name] for name in learns) == pytest.approx(trained, abs=0.006)
-    assert sum(count[name] for name in count.keys() - learns) == pytest.approx(encoder, abs=0.06)
 
 
 @pytest.mark.parametrize(("width", "grid"), [(192, 14), (1280, 16)])
@@ -310,33 +265,11 @@ def test_a_checkpoint_of_six_bands_loads_into_fewer() -> None:
 
 
 def test_a_state_dict_of_ours_loads_whole(tmp_path: Path) -> None:
-    net = learn(prithvi_refiner("tiny", seed=3))
+    net = learn(prithvi_refiner("tiny"))
     torch.save(net.state_dict(), tmp_path / "ours.pt")
     loaded = models.load_model("prithvi-refiner-tiny", tmp_path / "ours.pt").module
     for name, value in net.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], value), name
-
-
-def changed(state: dict[str, Tensor], name: str, value: Tensor | None) -> dict[str, Tensor]:
-    rest = {k: v for k, v in state.items() if k != name}
-    return rest if value is None else rest | {name: value}
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "sentence"),
-    [
-        ("encoder.norm.bias", None, "1 tensors missing, 0 unknown.* lacks encoder.norm.bias"),
-        ("encoder.extra", torch.ones(1), "0 tensors missing, 1 unknown.* unknown encoder.extra"),
-        ("encoder.norm.bias", torch.ones(768), r"1 of another shape.* encoder.norm.bias is \(768"),
-    ],
-    ids=["missing", "unknown", "shape"],
-)
-def test_a_checkpoint_that_does_not_fit_says_where(
-    name: str, value: Tensor | None, sentence: str, tmp_path: Path
-) -> None:
-    torch.save(changed(public_state(), name, value), tmp_path / "Prithvi.pt")
-    with pytest.raises(UsageError, match=f"prithvi-refiner-tiny.*{sentence}"):
-        models.load_model("prithvi-refiner-tiny", tmp_path / "Prithvi.pt")
 
 
 def test_only_adapters_head_and_decoder_learn() -> None:
@@ -352,16 +285,19 @@ def test_only_adapters_head_and_decoder_learn() -> None:
 
 
 def test_adapters_begin_as_nothing(tiny: Refiner) -> None:
-    frozen = prithvi_refiner("tiny", lora_rank=0)
+    frozen = copy.deepcopy(tiny)
+    for layer in frozen.modules():
+        if isinstance(layer, FrozenLinear):
+            layer.lora_a = layer.lora_b = None
     x = image(1, 6, 64, 64)
     assert torch.equal(forward(tiny, x), forward(frozen, x))
     assert not torch.equal(forward(learn(prithvi_refiner("tiny")), x), forward(frozen, x))
 
 
 def test_an_adapter_is_a_product_of_two_thin_matrices() -> None:
-    layer = learn(prithvi_refiner("tiny", lora_rank=2, lora_alpha=6.0)).encoder.blocks[0].attn.qkv
+    layer = learn(prithvi_refiner("tiny")).encoder.blocks[0].attn.qkv
     with torch.no_grad():
-        merged = layer.weight + 3 * layer.lora_b @ layer.lora_a
+        merged = layer.weight + 16 / 8 * layer.lora_b @ layer.lora_a
         x = image(5, 192)
         torch.testing.assert_close(layer(x), F.linear(x, merged, layer.bias))
 
@@ -388,14 +324,14 @@ def test_checkpointing_keeps_less_and_gives_the_same_gradients() -> None:
     assert kept[1] < kept[0] / 2
 
 
-def test_weights_are_those_of_a_seed_and_leave_the_random_state_alone() -> None:
+def test_weights_are_always_the_same_and_leave_the_random_state_alone() -> None:
     made = [prithvi_refiner("tiny").state_dict()]
     torch.manual_seed(99)
     before = torch.get_rng_state()
-    made += [prithvi_refiner("tiny", seed=seed).state_dict() for seed in (0, 1)]
+    made.append(prithvi_refiner("tiny").state_dict())
     assert torch.equal(torch.get_rng_state(), before)
-    first, again, other = (torch.cat([t.flatten() for t in each.values()]) for each in made)
-    assert torch.equal(first, again) and not torch.equal(first, other)
+    first, again = (torch.cat([t.flatten() for t in each.values()]) for each in made)
+    assert torch.equal(first, again)
 
 
 def test_the_registry_makes_a_model_of_two_axes() -> None:

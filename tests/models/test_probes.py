@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.models import REGISTRY, load_model, probes
+from penstock.models.explained import bits_that_vary
 from penstock.models.probes import find_reach
-from penstock.models.varying_bits import bits_that_vary
 from tests.networks import FAR, LOCAL, Sight, conv, seeded
 
 QUICK = ("plain", "strided", "2-D")

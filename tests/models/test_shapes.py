@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from penstock.models.shapes import output_on_meta
+from penstock.models.footprint import output_on_meta
 from tests.preloaded import started
 
 from ..parameters import mainly

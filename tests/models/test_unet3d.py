@@ -129,48 +129,6 @@ def test_channels_that_cannot_be_added_are_refused() -> None:
     assert (tiny.in_channels, tiny.out_channels) == (1, 1)
 
 
-def test_receptive_field_of_tiny() -> None:
-    """Gradients tell which inputs an output depends on, once no path to it is closed.
-
-    A maximum hands its gradient to one of eight voxels, so means stand in for maxima; weights are
-    made positive so that nothing cancels.
-    """
-    net = denoise_tiny()
-    for level in (1, 2):
-        net.get_submodule(f"down{level}.maxpool_conv").register_module("0", nn.AvgPool3d(2))
-    for parameter in net.parameters():
-        nn.init.constant_(parameter, 0.1)
-    furthest, past_core = 0, 0
-    places = (12, 15)  # those on the faces of the core reach furthest
-    x = torch.ones(len(places), 1, 28, 28, 28, requires_grad=True)
-    y = net(x)
-    sum(y[of, 0, place, place, place] for of, place in enumerate(places)).backward()
-    assert x.grad is not None
-    for place, gradient in zip(places, x.grad, strict=True):
-        seen = gradient[0].nonzero()
-        first, last = int(seen.min()), int(seen.max())
-        furthest = max(furthest, place - first, last - place)
-        past_core = max(past_core, 12 - first, last - 15)  # the core is voxels 12 to 15
-    assert furthest == 11
-    assert past_core == 8
-
-
-@pytest.mark.slow
-def test_tiny_in_tiles_equals_tiny_at_once(tiny: nn.Module) -> None:
-    # Two volumes at once, as torch's convolutions of one are slow where it is small.
-    x = torch.rand(2, 1, 28, 40, 40, generator=torch.Generator().manual_seed(1))
-    whole = forward(tiny, x)[..., 8:-8, 8:-8, 8:-8]
-    # Patches of 28 with overlap 16: each owns 12 voxels a side and sees 8 before and after.
-    rows = []
-    for y in range(0, 24, 12):
-        tiles = []
-        for x0 in range(0, 24, 12):
-            tile = forward(tiny, x[..., y : y + 28, x0 : x0 + 28])
-            tiles.append(tile[..., 8:-8, 8:-8, 8:-8])
-        rows.append(torch.cat(tiles, dim=4))
-    torch.testing.assert_close(torch.cat(rows, dim=3), whole, rtol=0, atol=1e-5)
-
-
 @pytest.mark.slow
 def test_tiny_takes_noise_off_a_volume_that_it_has_not_seen(tiny: nn.Module) -> None:
     clean = clean_volume((32, 64, 64), seed=424_242)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -127,23 +126,6 @@ def test_what_is_installed_comes_first(nets: Path) -> None:
             assert function("1") == 1
     finally:
         sys.modules["yaml"] = before
-
-
-@pytest.mark.slow
-def test_no_file_of_the_folder_is_taken_for_a_library(tmp_path: Path) -> None:
-    """`opt_einsum` and `triton` are what torch looks for and does not come with."""
-    for name in ("opt_einsum", "triton", "psutil", "tensorstore"):
-        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nraise OSError")
-    words = "generate ufs-p1 data --samples 1 --grid 8 16".split()
-    done = subprocess.run(
-        [sys.executable, "-m", "penstock", *words],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(penstock.__file__).parents[1])},
-        capture_output=True,
-        text=True,
-    )
-    assert not (tmp_path / "ran").exists()
-    assert done.returncode == 0, done.stderr
 
 
 def line_of(nets: Path, text: str) -> int:

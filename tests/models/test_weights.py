@@ -120,27 +120,13 @@ def test_what_a_module_keeps_beside_tensors_is_loaded(tmp_path: Path) -> None:
     penstock.run_inference(volume, volume.copy(), model=other, weights=path, **knobs)
 
 
-class Twice(nn.Module):
-    """One layer under two names, in two places."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.one = nn.Conv3d(1, 1, 3, padding=1)
-        self.two = self.one
-        self.both = nn.ModuleList([self.one, nn.BatchNorm3d(1)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.both[1](self.two(self.one(x)))
-        return out
-
-
 @pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm`")
 def test_planning_leaves_the_weights_alone() -> None:
     weighted = nn.utils.weight_norm(nn.Conv3d(1, 1, 3, padding=1))
     shared = Inner()
     shared.head.weight = nn.Parameter(shared.head.weight.detach())
     shared.far = shared.head.weight * 2  # type: ignore[assignment]
-    for net in (Twice(), nn.Sequential(weighted), shared):
+    for net in (nn.Sequential(weighted), shared):
         net.eval()
         held = dict(net.named_parameters(remove_duplicate=False))
         before = {name: tensor.detach().clone() for name, tensor in held.items()}

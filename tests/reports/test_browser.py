@@ -17,7 +17,7 @@ from penstock.reports.infer.report import report_of_run
 from penstock.reports.ledger_report import report_of_records
 from penstock.reports.table import Section
 from penstock.reports.training.report import report_of_training
-from penstock.scaling.study_page import report_of_scaling
+from penstock.scaling.study_text import report_of_scaling
 
 from ..bench.kit_suite import cases, made_up
 from ..scaling.kit import seed_logs

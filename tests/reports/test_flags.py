@@ -15,7 +15,7 @@ SENTENCES = (
     "reports/headlines.py reports/infer/sentences.py reports/loader/report.py "
     "reports/queue/sentences.py reports/training/sentences.py "
     "reports/tune/loader_advice.py reports/suite/report.py reports/model/report.py "
-    "scaling/advice.py scaling/simulate.py scaling/study_page.py scaling/study_text.py "
+    "scaling/advice.py scaling/simulate.py scaling/study_text.py "
     "scaling/tables.py"
 ).split()
 """The rooms whose texts stand in reports."""

@@ -22,7 +22,7 @@ from penstock.reports.html import html_page
 from penstock.reports.training.detections import detection_pictures
 from penstock.reports.training.pictures import draw_curves
 from penstock.reports.training.report import report_of_training
-from penstock.scaling.study_page import report_of_scaling
+from penstock.scaling.study_text import report_of_scaling
 
 from ..bench.kit_suite import cases, made_up
 from ..scaling.kit import log, seed_logs

@@ -55,17 +55,6 @@ def test_what_a_cancelled_job_broke_is_not_its_end(tmp_path: Path) -> None:
     assert read_text(tmp_path, log("7", 4, None, done=2, end=end))[0].status == "cancelled"
 
 
-def test_a_requeued_job_in_one_file_is_an_attempt_each(tmp_path: Path) -> None:
-    end = "*** JOB 9 ON n1 CANCELLED AT 2026-01-01 DUE TO PREEMPTION ***\n"
-    first, second = log("9", 4, None, done=20, end=end), log("9", 4, 60.0, first=20)
-    before, after = read_text(tmp_path, first + second)
-    assert (before.status, before.restarts, before.epochs) == ("preempted", 0, 20)
-    assert (after.status, after.restarts, after.epochs) == ("complete", 1, 30)
-    assert not after.complete  # its time is of 30 epochs
-    _, anew = read_text(tmp_path, first + log("9", 4, 95.0))
-    assert anew.complete
-
-
 @pytest.mark.parametrize("first, epochs, complete", [(20, 30, False), (0, 50, True)])
 def test_a_requeued_job_without_a_header_is_an_attempt_each(
     tmp_path: Path, first: int, epochs: int, complete: bool

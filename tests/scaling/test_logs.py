@@ -9,8 +9,8 @@ import pytest
 
 from penstock.base import UsageError
 from penstock.scaling.advice import exposed
+from penstock.scaling.runs import plain, settings_of
 from penstock.scaling.sources.read import read_runs
-from penstock.scaling.sources.settings import plain, settings_of
 from penstock.scaling.sources.slurm_log import raw_lines, read_log, text_of
 from penstock.scaling.study import Configuration, studies
 from penstock.scaling.tables import run_mark

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from penstock.base.errors import UsageError
 from penstock.scaling.runs import TrainingRun
 from penstock.scaling.sources.read import read_runs
-from penstock.scaling.sources.run_table import table_runs
 from penstock.scaling.sources.tracked import training_runs
+from penstock.scaling.sources.tracker_files import table_runs
 from penstock.scaling.study_text import runs_to_csv
 
 from .kit import only, run, write

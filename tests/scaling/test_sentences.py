@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.scaling.means import difference
+from penstock.scaling.estimates import difference
 from penstock.scaling.runs import TrainingRun
 from penstock.scaling.study import studies
-from penstock.scaling.study_page import report_of_studies
-from penstock.scaling.study_text import scaling_sections
+from penstock.scaling.study_text import report_of_studies, scaling_sections
 from penstock.scaling.tables import results_table as results_block
 from penstock.scaling.tables import speedup_table
 

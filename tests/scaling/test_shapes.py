@@ -10,7 +10,7 @@ import pytest
 
 from penstock.base.errors import UsageError
 from penstock.scaling.sources import attempt
-from penstock.scaling.sources.attempt import MOST_EPOCHS, Attempt
+from penstock.scaling.sources.attempt import Attempt
 from penstock.scaling.sources.digit_places import MOST, Shapes
 from penstock.scaling.sources.slurm_log import read_log
 
@@ -55,18 +55,6 @@ LOGS = (
 )
 
 
-def test_scores_of_any_number_of_epochs_take_little_memory(tmp_path: Path) -> None:
-    bars = "".join(
-        f"Epoch {n}: 100%|█| 5/5 [00:01<00:00, 9.0it/s, val_loss={n}.5, val_acc=0.5]\n"
-        for n in range(3 * MOST_EPOCHS)
-    )
-    (run,) = read_text(tmp_path, "Max epochs: 9\n" + bars)
-    for name in ("val_loss", "val_acc"):
-        epochs, scores = zip(*run.scores[name], strict=True)
-        assert epochs == tuple(range(1, 3 * MOST_EPOCHS + 1, 4)), name
-    assert run.scores["val_loss"][1] == (5, 4.5) and set(scores) == {0.5}
-
-
 @pytest.mark.parametrize("rounds", [10, pytest.param(200, marks=pytest.mark.long)])
 def test_shapes_change_nothing(tmp_path: Path, rounds: int) -> None:
     """Mutated and shuffled logs are read by shapes, and each line in full."""
@@ -102,16 +90,19 @@ def test_shapes_change_nothing(tmp_path: Path, rounds: int) -> None:
 
 
 def test_what_an_attempt_keeps_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempt, "MOST_READINGS", 8)
-    monkeypatch.setattr(attempt, "MOST_RANKS", 3)
+    for name, most in (("MOST_READINGS", 8), ("MOST_EPOCHS", 2), ("MOST_RANKS", 3)):
+        monkeypatch.setattr(attempt, name, most)
     text = "Max epochs: 3\n" + "".join(f"word {n} {'x' * n}: 5\n" for n in range(99))
     text += "".join(f"{n}, {n % 100} %, 41 %, 55\n" for n in range(1000))
+    text += "".join(
+        f"Epoch {n}: 100%|█| 5/5 [00:01<00:00, 9.0it/s, val_loss={n}.5, val_acc=0.5]\n"
+        for n in (0, 1, 1, 2, 3)
+    )
     text += "".join(f"Total training time: {n + 1} seconds\n" for n in range(9))
     (run,) = read_text(tmp_path, text)
     assert run.rank_seconds == (1, 2, 9) and run.seconds == 9
-    assert 4 <= len(run.utilisation) <= 8
-    steps = {b - a for a, b in zip(run.utilisation, run.utilisation[1:], strict=False)}
-    assert len({step % 100 for step in steps}) == 1, "every so many readings"
+    assert run.utilisation == tuple(range(8))
+    assert run.scores["val_loss"] == ((1, 0.5), (2, 1.5)) and run.val_loss == 0.5
 
 
 def test_shapes_are_bounded() -> None:

@@ -17,7 +17,7 @@ from penstock.scaling.simulate import (
     all_reduce,
     assumptions_of,
     device_of_run,
-    predict_steps,
+    predict_step,
     with_several,
 )
 
@@ -68,7 +68,7 @@ def test_what_the_model_does_not_know_is_not_hidden() -> None:
     does not tell of them. The step of 4 does.
     """
     one = device(32, 296.80, 22.9e6)
-    (made,) = predict_steps(one, v100(), [8])
+    made = predict_step(one, v100(), 8)
     miss = made.efficiency - 2153.96 / 8 / 296.80
     assert 0.05 < miss < 0.10
     assert any("the figures are upper bounds" in line for line in assumptions_of(one, v100()))
@@ -91,7 +91,7 @@ def test_with_a_step_of_four_every_published_one_of_eight_is_within_five_points(
     name: str, network: Network, batch: int, alone: float, four: float, eight: float
 ) -> None:
     one = replace(device(batch, alone, 22.9e6), seen=(4, batch / (four / 4)))
-    made = predict_steps(one, network, [1, 4, 8])
+    made = [predict_step(one, network, n) for n in (1, 4, 8)]
     assert made[0].efficiency == pytest.approx(1)
     assert made[1].efficiency == pytest.approx(four / 4 / alone)
     assert made[2].efficiency == pytest.approx(eight / 8 / alone, abs=0.05), name
@@ -101,7 +101,8 @@ def test_with_a_step_of_four_every_published_one_of_eight_is_within_five_points(
 def test_a_step_of_several_that_is_explained_adds_nothing() -> None:
     one = device(32, 296.80, 22.9e6)
     quick = replace(one, seen=(4, one.compute_s))
-    assert predict_steps(quick, a100(), [8, 64]) == predict_steps(one, a100(), [8, 64])
+    for n in (8, 64):
+        assert predict_step(quick, a100(), n) == predict_step(one, a100(), n)
 
 
 def test_a_step_of_several_below_what_one_computes_is_contradicted() -> None:
@@ -112,7 +113,7 @@ def test_a_step_of_several_below_what_one_computes_is_contradicted() -> None:
         "A step of 4 devices took 53.9 ms, and all of this needs 108 ms: one of the two is" in text
     )
     assert "the measured step is not used" in text
-    (explained,) = predict_steps(one, a100(), [4])
+    explained = predict_step(one, a100(), 4)
     text = " ".join(assumptions_of(replace(one, seen=(4, explained.step_s)), a100()))
     assert "took 108 ms, which all of this explains." in text
     assert "wrong" not in text
@@ -159,7 +160,7 @@ def published_table() -> str:
         "|---|---:|---:|---:|---|",
     ]
     for name, network, one, n, published, steps_of in points:
-        (made,) = predict_steps(one, network, [n])
+        made = predict_step(one, network, n)
         assert made.efficiency == pytest.approx(published, abs=0.05), (name, n)
         lines.append(f"| {name} | {n} | {published:.1%} | {made.efficiency:.1%} | {steps_of} |")
     return "\n".join(lines)
@@ -180,7 +181,7 @@ def test_horovod_on_512_gpus_within_five_points() -> None:
     for rate, parameters, published in (
         (142, 23.8e6, 0.90), (132, 44.5e6, 0.90), (154, 138.4e6, 0.68),
     ):  # fmt: skip
-        (made,) = predict_steps(device(64, rate, parameters), network, [512])
+        made = predict_step(device(64, rate, parameters), network, 512)
         assert made.efficiency == pytest.approx(published, abs=0.05), rate
 
 
@@ -193,7 +194,7 @@ def simple(**fields: Any) -> list[Prediction]:
     given = {"overlap": 0.0} | fields
     one = DeviceStep(0.1, 0.06, 32, given.pop("gradient_bytes", 100e6))
     one = replace(one, jitter=given.pop("jitter", 0.0))
-    return predict_steps(one, replace(a100(4), **given), [1, 4, 8, 64, 512, 4096])
+    return [predict_step(one, replace(a100(4), **given), n) for n in (1, 4, 8, 64, 512, 4096)]
 
 
 def test_more_devices_are_never_more_efficient() -> None:
@@ -212,7 +213,7 @@ def test_the_backward_pass_hides_no_more_than_it_lasts() -> None:
 
 def test_a_loader_that_was_too_slow_stays_so_on_every_device() -> None:
     one = DeviceStep(0.1, 0.06, 32, 100e6, data_s=0.16)
-    alone, *_, many = predict_steps(one, replace(a100(4), overlap=0.0), [1, 4096])
+    alone, *_, many = [predict_step(one, replace(a100(4), overlap=0.0), n) for n in (1, 4096)]
     assert alone.samples_per_s == pytest.approx(32 / 0.16)
     assert many.efficiency == pytest.approx(1)  # the sum lasts no longer than the wait
     assert many.bound_by == "data"
@@ -235,7 +236,7 @@ def test_what_takes_most_of_a_step_is_named(
     fields: dict[str, Any], devices: int, bound: str
 ) -> None:
     one = replace(DeviceStep(0.1, 0.06, 32, 1e6), **fields)
-    (made,) = predict_steps(one, replace(a100(4), overlap=0.0), [devices])
+    made = predict_step(one, replace(a100(4), overlap=0.0), devices)
     assert made.bound_by == bound
     assert sum(made.parts.values()) == pytest.approx(made.step_s)
     assert made.parts[bound] == max(made.parts.values())
@@ -250,7 +251,7 @@ def test_a_run_without_workers_reads_before_each_step() -> None:
     one = device_of_run(serial)
     assert (one.data_s, one.reads_s) == (0, pytest.approx(0.05))
     slow = replace(a100(4), between=1e9, overlap=0.0)
-    alone, many = predict_steps(one, slow, [1, 64])
+    alone, many = [predict_step(one, slow, n) for n in (1, 64)]
     assert alone.step_s == pytest.approx(0.15)
     assert many.step_s == pytest.approx(0.15 + many.exposed_s)
     text = " ".join(assumptions_of(one, slow))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.base.errors import NotComparable
-from penstock.scaling.laws import Amdahl, Usl, karp_flatt, peak, usl
+from penstock.scaling.estimates import Amdahl, Usl, karp_flatt, peak, usl
 from penstock.scaling.runs import TrainingRun
 from penstock.scaling.study import in_no_study, studies
 from penstock.scaling.study_text import points_to_csv
@@ -132,18 +132,6 @@ def test_runs_that_broke_off_are_not_compared() -> None:
     study = only([run(1, 100), broken, resumed])
     assert [p.at.devices for p in study.points] == [1]
     assert studies([broken], False) == []
-
-
-def test_anyway_drops_no_complete_run() -> None:
-    """Also one of the baseline's size whose work is another, or is not known."""
-    bare = {"batch": None, "global_batch": None, "samples": None}
-    for other in ({"batch": 64, "global_batch": 64}, bare):
-        runs = [run(1, 100), run(1, 60, job="other", **other), run(4, 30), strong(4, 33)]
-        compared = studies(runs, True)
-        assert in_no_study(runs, compared) == []
-        last = compared[-1]
-        assert last.kind == "undetermined"
-        assert [len(point.at.runs) for point in last.points] == [2, 2]
 
 
 def test_a_run_in_no_study_is_named_with_its_reason() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from penstock.scaling.runs import TrainingRun
-from penstock.scaling.sources.comet import comet_runs
 from penstock.scaling.sources.tracked import TrackedRun, training_runs
+from penstock.scaling.sources.tracker_files import comet_runs
 from penstock.scaling.tables import run_mark
 
 

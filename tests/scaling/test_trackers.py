@@ -259,6 +259,6 @@ def test_runs_of_an_unknown_number_of_devices_are_left_out_with_a_word(tmp_path:
     said: list[str] = []
     assert [run.devices for run in read_runs([tmp_path], said.append)] == [2, 4]
     assert said == [
-        f"{tmp_path / 'mlflow.db'}: 1 run without a number of devices, left out: spiral_1gpu",
         f"{tmp_path / '2.zip'}: 1 run without a number of devices, left out: k2",
+        f"{tmp_path / 'mlflow.db'}: 1 run without a number of devices, left out: spiral_1gpu",
     ]

@@ -119,7 +119,7 @@ def forked_ranks(folder: Path, *words: str) -> Ended:
     return Ended([each.exitcode for each in processes], said)
 
 
-def light_backbone(in_channels: int, norm: Callable[[int], nn.Module], width: int) -> Any:
+def light_backbone(in_channels: int, width: int) -> Any:
     """Four strided convolutions with features where mobilenet has them. Its weights take longer to
     draw, write, read and hash than the scenes to search."""
     from torch import nn
@@ -127,7 +127,7 @@ def light_backbone(in_channels: int, norm: Callable[[int], nn.Module], width: in
 
     widths = (in_channels, 8, 8, 8, 8)
     layers = (
-        nn.Sequential(nn.Conv2d(taken, given, 3, 2, 1), norm(given), nn.ReLU())
+        nn.Sequential(nn.Conv2d(taken, given, 3, 2, 1), nn.GroupNorm(1, given), nn.ReLU())
         for taken, given in itertools.pairwise(widths)
     )
     return BackboneWithFPN(nn.Sequential(*layers), {"1": "0", "2": "1", "3": "2"}, [8] * 3, width)

@@ -16,7 +16,7 @@ from penstock.base import files
 from penstock.base.config.train import TrainConfig
 from penstock.base.errors import Incomplete, PenstockError, UsageError
 from penstock.cli import main
-from penstock.instruments.phases import PhaseTimer
+from penstock.instruments.spans import PhaseTimer
 
 from .kit import assert_same, kill_at, rows, train_workload, weights
 from .kit import config_of as small_config

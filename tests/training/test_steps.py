@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.instruments.phases import DevicePhaseTimer, PhaseTimer
+from penstock.instruments.spans import DevicePhaseTimer, PhaseTimer
 
 from .kit import rows
 

@@ -20,8 +20,7 @@ from penstock.base.config.knobs import build
 from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
 from penstock.base.errors import UsageError
 from penstock.data.stores.open import open_source
-from penstock.models import read_training_record
-from penstock.models.training_record import TrainedHead
+from penstock.models import HeadRecipe, read_training_record
 
 from .kit import train_workload
 
@@ -105,7 +104,10 @@ def test_a_training_says_what_its_head_is(
     config = pairs_of(TARGETS[name][0], model=model, epochs=3, learning_rate=0.03)
     results = train_workload("pairs", config)
     record = read_training_record(tmp_path / "out" / "best_model.pth")
-    assert record.heads == {"out": TrainedHead(*head, None, None)}  # type: ignore[arg-type]
+    said = record.facts["heads"]["out"]
+    assert tuple(said[word] for word in ("kind", "target", "loss", "returns")) == head
+    activation = "sigmoid" if head[3] == "logits" else None
+    assert record.heads == {"out": HeadRecipe("scores", activation)}
     assert record == read_training_record(tmp_path / "out")
     assert record == read_training_record(tmp_path / "out" / "checkpoints" / "last.pt")
     assert record.workload == "pairs"
@@ -131,9 +133,11 @@ def test_an_image_has_a_scale_of_its_own(
 ) -> None:
     """A temperature from an image, which on the image's scale would be one number; and an image."""
     results = train_workload("pairs", pairs_of(target, learning_rate=0.02, epochs=2))
-    (head,) = read_training_record(tmp_path / "out").heads.values()
+    record = read_training_record(tmp_path / "out")
+    (head,) = record.heads.values()
+    assert record.facts["heads"]["out"]["target"] == "intensity"
     low, high = np.percentile(target[..., :40], (0.5, 99.9))
-    assert (head.kind, head.target, head.dtype) == (kind, "intensity", target.dtype.name)
+    assert (head.kind, head.activation, head.dtype) == (kind, None, target.dtype.name)
     assert head.scaling == pytest.approx((low, high - low), rel=1e-5)
     assert set(results["final"]) == scores
     assert results["final"]["val_psnr"] < 20

@@ -33,7 +33,7 @@ from ..scaling import (
     notes,
     plot_scaling,
     points_to_csv,
-    predict_steps,
+    predict_step,
     prediction_table,
     read_runs,
     report_of_studies,
@@ -194,7 +194,7 @@ def _simulate(paths: list[Path], args: argparse.Namespace) -> int:
         between_latency=BETWEEN_LATENCY_S,
         overlap=config.overlap,
     )
-    predictions = predict_steps(device, network, config.devices)
+    predictions = [predict_step(device, network, n) for n in config.devices]
     title = "Predicted, against one device with the same batch"
     section = Section(title, prediction_table(predictions), assumptions_of(device, network))
     print(*in_text([section]), sep="\n")

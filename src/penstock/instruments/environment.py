@@ -33,8 +33,7 @@ from typing import Any
 import psutil
 
 from .. import __version__
-from .gpus import Question, gpus_or_none
-from .machine import ProcessKey, process_tree
+from .machine import ProcessKey, Question, gpus_or_none, process_tree
 from .record import canonical
 
 Block = dict[str, Any]

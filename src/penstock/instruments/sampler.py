@@ -42,8 +42,7 @@ from typing import NamedTuple
 
 from ..base import UsageError, describe, write_json
 from .environment import machine_and_commit
-from .gpus import Nvml, TelemetryRow
-from .machine import Answer, Pair, Processes, ThisMachine, Usage
+from .machine import Answer, Nvml, Pair, Processes, TelemetryRow, ThisMachine, Usage
 from .spans import Clock
 
 SCHEMA = 1
@@ -73,25 +72,28 @@ def rates(before: TelemetryReading | None, after: TelemetryReading) -> Telemetry
     """
     before = before or TelemetryReading(after.t, None, None, None)
     seconds = after.t - before.t
-    cpu, read, written = _growth(before.processes, after.processes)
-    machine_read, machine_written = _differences(before.disk, after.disk)
-    sent, received = _differences(before.network, after.network)
-    counts = {
-        "read_bytes_per_s": read,
-        "write_bytes_per_s": written,
-        "machine_read_bytes_per_s": machine_read,
-        "machine_write_bytes_per_s": machine_written,
-        "net_sent_bytes_per_s": sent,
-        "net_recv_bytes_per_s": received,
+    counts = (
+        *_growth(before.processes, after.processes),
+        *_differences(before.disk, after.disk),
+        *_differences(before.network, after.network),
+    )
+    return {
+        name: None if count is None or seconds <= 0 else round(count / seconds, 2)
+        for name, count in zip(_RATES, counts, strict=True)
     }
-    row = {"cpu_percent": _per_second(cpu and 100 * cpu, seconds)}
-    return row | {name: _per_second(count, seconds) for name, count in counts.items()}
+
+
+_RATES = (
+    "cpu_percent", "read_bytes_per_s", "write_bytes_per_s", "machine_read_bytes_per_s",
+    "machine_write_bytes_per_s", "net_sent_bytes_per_s", "net_recv_bytes_per_s",
+)  # fmt: skip
 
 
 def _growth(
     before: Processes | None, after: Processes | None
 ) -> tuple[float | None, float | None, float | None]:
-    """CPU seconds, bytes read and bytes written by the tree since ``before``.
+    """CPU seconds times 100, for a rate in percent, and bytes read and written by the tree since
+    ``before``.
 
     A process that was not there before has begun since, so all that it has used counts. One that
     has ended is in neither sum, so that its end never reads as negative use.
@@ -100,7 +102,7 @@ def _growth(
         return None, None, None
     new = Usage(0.0, 0, 0, (0, 0))
     pairs = [(before.get(key, new), usage) for key, usage in after.items()]
-    cpu = sum(now.cpu_seconds - then.cpu_seconds for then, now in pairs)
+    cpu = sum(100 * (now.cpu_seconds - then.cpu_seconds) for then, now in pairs)
     moved = [_differences(then.disk, now.disk) for then, now in pairs]
     return cpu, _total([read for read, _ in moved]), _total([written for _, written in moved])
 
@@ -117,10 +119,6 @@ def _differences(before: Pair | None, after: Pair | None) -> tuple[int | None, i
         return None, None
     first, second = after[0] - before[0], after[1] - before[1]
     return (None if first < 0 else first), (None if second < 0 else second)
-
-
-def _per_second(count: float | None, seconds: float) -> float | None:
-    return None if count is None or seconds <= 0 else round(count / seconds, 2)
 
 
 class Sampler:

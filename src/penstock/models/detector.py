@@ -13,12 +13,12 @@ It is made of torchvision's parts, and differs from torchvision's own in this:
 - lengths are learned from those labels that have one.
 
 It starts untrained: weights for RGB photographs are of little use for radar. Group normalisation is
-the default because it does not depend on the number of chips in a batch, or of ranks.
+used because it does not depend on the number of chips in a batch, or of ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import gcd
 from typing import Any, Literal
 
@@ -225,16 +225,16 @@ def _group_norm(channels: int) -> nn.Module:
     return nn.GroupNorm(channels // gcd(8, channels), channels)
 
 
-def _mobilenet(in_channels: int, norm: Callable[[int], nn.Module], width: int) -> Any:
-    net = torchvision.models.mobilenet_v3_large(weights=None, norm_layer=norm).features
+def _mobilenet(in_channels: int, width: int) -> Any:
+    net = torchvision.models.mobilenet_v3_large(weights=None, norm_layer=_group_norm).features
     net[0][0] = nn.Conv2d(in_channels, net[0][0].out_channels, 3, 2, 1, bias=False)
     last_of_stride = {"3": 24, "6": 40, "12": 112}  # strides 4, 8, 16
     names = {layer: str(level) for level, layer in enumerate(last_of_stride)}
     return parts.backbone_utils.BackboneWithFPN(net, names, list(last_of_stride.values()), width)
 
 
-def _resnet50(in_channels: int, norm: Callable[[int], nn.Module], width: int) -> Any:
-    net = torchvision.models.resnet50(weights=None, norm_layer=norm)
+def _resnet50(in_channels: int, width: int) -> Any:
+    net = torchvision.models.resnet50(weights=None, norm_layer=_group_norm)
     net.conv1 = nn.Conv2d(in_channels, net.conv1.out_channels, 7, 2, 3, bias=False)
     names = {f"layer{level + 1}": str(level) for level in range(4)}
     return parts.backbone_utils.BackboneWithFPN(net, names, [256, 512, 1024, 2048], width)
@@ -274,10 +274,8 @@ def make_detector(
     in_channels: int = 2,
     backbone: Literal["mobilenet", "resnet50"] = "mobilenet",
     *,
-    norm: Literal["group", "batch"] = "group",
     width: int | None = None,
     score_threshold: float = LEAST_SCORE,
-    nms_threshold: float = 0.3,
     most_detections: int = 300,
 ) -> Detector:
     """An untrained detector.
@@ -285,25 +283,21 @@ def make_detector(
     Args:
         in_channels: Channels of an image.
         backbone: The network that makes features: ``mobilenet`` or ``resnet50``.
-        norm: Group or batch normalisation in the backbone.
         width: Channels of the feature pyramid; by default those of the backbone.
         score_threshold: The least probability of a detection.
-        nms_threshold: The overlap (IoU) above which the weaker of two boxes is dropped.
         most_detections: Most detections in an image.
 
     Returns:
         The detector, in training mode.
 
     Raises:
-        UsageError: There is no such backbone, or no channel.
+        UsageError: There is no such backbone.
     """
     if backbone not in _BACKBONES:
         raise UsageError(f"there is no backbone {backbone!r}; there are {', '.join(_BACKBONES)}")
-    if in_channels < 1:
-        raise UsageError(f"in_channels {in_channels} must be 1 or more")
     make, levels, usual_width = _BACKBONES[backbone]
     width = width or usual_width
-    features = make(in_channels, nn.BatchNorm2d if norm == "batch" else _group_norm, width)
+    features = make(in_channels, width)
     proposals = _region_proposals(levels, width)
     names = [str(level) for level in range(levels)]
     pool = torchvision.ops.MultiScaleRoIAlign(names, output_size=7, sampling_ratio=2)
@@ -317,7 +311,7 @@ def make_detector(
         positive_fraction=0.25,
         bbox_reg_weights=None,
         score_thresh=score_threshold,
-        nms_thresh=nms_threshold,
+        nms_thresh=0.3,
         detections_per_img=most_detections,
     )
     transform = Padding(1, 1, [0.0] * in_channels, [1.0] * in_channels)

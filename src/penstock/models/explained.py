@@ -1,8 +1,9 @@
-"""A model in words, and whether it makes of its test tensors what its package says."""
+"""What `info` and `inspect` say of a model: in words, whether it makes of its test tensors what its
+package says, and whether its last bits depend on what does not concern them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,13 @@ from torch import Tensor
 
 from ..base import UsageError, plural
 from ..data import in_words, normalised
+from .changed_heads import Reduction, as_trained
 from .load import Model
-from .packages.package import as_array
 from .recipe import HeadRecipe, Recipe
-from .reductions import Reduction
-from .trained_outputs import as_trained
+
+BITS_SIDE = 32
+"""Side of the patches whose bits are compared. Kernels are picked by shape, so those of others may
+differ."""
 
 
 def model_lines(model: Model) -> Iterator[tuple[str, str]]:
@@ -94,7 +97,9 @@ def run_test(model: Model) -> tuple[bool, str]:
         heads = ready.heads(ready.module(torch.from_numpy(given).to(model.dtype)))
     worst, equal = 0.0, len(heads) == len(tensors.expected)
     for (name, made), expected in zip(heads.items(), tensors.expected, strict=False):
-        array = as_array(_reduced(name, made, recipe.reduce))
+        if recipe.reduce is not None:
+            made = Reduction.parse(recipe.reduce).of(name, made, 1)
+        array = made.double().numpy()
         if array.shape != expected.shape:
             return False, f"head {name} is of shape {array.shape}, not {expected.shape}"
         away = np.abs(array - expected)
@@ -107,5 +112,41 @@ def run_test(model: Model) -> tuple[bool, str]:
     )
 
 
-def _reduced(name: str, scores: Tensor, reduce: str | None) -> Any:
-    return scores if reduce is None else Reduction.parse(reduce).of(name, scores, 1)
+def bits_that_vary(model: Model, axes: int, compiled: bool = False) -> dict[str, bool | None]:
+    """Whether the last bits of an output depend on what does not concern it.
+
+    Args:
+        model: The model, which is run as it is.
+        axes: The number of axes that it is given, 2 or 3.
+        compiled: Compare with what `torch.compile` makes of it, too, which takes up to minutes.
+
+    Returns:
+        For ``batch``, the other samples of a batch, for ``threads``, the number of torch's threads,
+        and for ``compile``: whether bits depend on it. None if the network cannot be run to see it.
+    """
+    threads = torch.get_num_threads()
+    shape = (2, model.in_channels, *[BITS_SIDE] * axes)
+    x = torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(model.dtype)
+
+    def forward(batch: Tensor, module: Callable[[Tensor], Any] = model.module) -> Tensor:
+        return torch.cat([head[0] for head in model.heads(module(batch.clone())).values()])
+
+    varies: dict[str, bool | None] = {"batch": None, "threads": None}
+    if compiled:
+        varies["compile"] = None
+    try:
+        with torch.no_grad():
+            torch.set_num_threads(1)
+            alone = forward(x[:1])
+            varies["batch"] = not torch.equal(alone, forward(x))
+            torch.set_num_threads(2)
+            varies["threads"] = not torch.equal(alone, forward(x[:1]))
+            if compiled:
+                torch.set_num_threads(1)
+                faster = torch.compile(model.module, dynamic=False)
+                varies["compile"] = not torch.equal(alone, forward(x[:1], faster))
+    except Exception:  # of a user's network, which takes no such batch
+        return varies
+    finally:
+        torch.set_num_threads(threads)
+    return varies

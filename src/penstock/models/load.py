@@ -15,7 +15,6 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +24,16 @@ from torch import Tensor, nn
 from ..base import HeadKind, MissingDependency, UsageError, blaming, describe
 from ..data import is_file
 from . import user_code
-from .packages.kinds import TRAINING, package_kind
 from .packages.package import TensorsToMatch, open_package
 from .recipe import Recipe
-from .registry import PROGRAMS, REGISTRY, added_model, check_model_name
+from .registry import (
+    PROGRAMS,
+    REGISTRY,
+    TRAINING,
+    added_model,
+    check_model_name,
+    package_kind,
+)
 from .training_record import network_of_training, record_of_weights, weights_file
 from .weights import load_weights
 
@@ -165,9 +170,9 @@ def load_model(
     if added is None:
         module, weights = _find(model, weights, in_channels, trust)
     else:
+        reference = f"{added.module}:{added.attr}"
         with blaming(added, f"--model-type {model}"):
-            reference = f"{added.module}:{added.attr}"
-            module = _call(added, in_channels)
+            module = _call(reference, in_channels)
     entry = REGISTRY.get(model) if isinstance(model, str) else None
     if entry is not None and entry.needs_weights and weights is None and not untrained:
         raise UsageError(f"--model-type {model} has no weights of its own; give --weights")
@@ -271,19 +276,14 @@ def _find(
     raise UsageError(f"--model-type {model!r} is unknown")
 
 
-def _call(what: str | EntryPoint, in_channels: int | None) -> nn.Module:
-    """Import ``module:function``, ``file.py:function`` or an entry point. It is a module, a factory
-    of one, or a function that is the model itself.
+def _call(text: str, in_channels: int | None) -> nn.Module:
+    """Import ``module:function`` or ``file.py:function``. It is a module, a factory of one, or a
+    function that is the model itself.
 
     A factory with a parameter ``in_channels`` gets that number.
     """
-    text = what if isinstance(what, str) else what.name
     try:
-        with (
-            user_code.find_reference(what)
-            if isinstance(what, str)
-            else contextlib.nullcontext(what.load()) as named
-        ):
+        with user_code.find_reference(text) as named:
             made = named if isinstance(named, nn.Module) else _made(named, in_channels)
     except MissingDependency:
         raise

@@ -18,6 +18,8 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +28,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from ..base import UsageError, format_count
 from .load import Model
 from .reach import Reach
-from .whole_layers import layer_of_whole
 
 MOST_PERIOD = 64
 """The largest period that is looked for. A larger grid is no use for patches."""
@@ -60,10 +61,6 @@ _SMALL, _LARGE = 1.0, (1e6, -1e6)
 """Sizes of finite changes. Inputs are normalised, so the first is theirs."""
 _ALIKE = 16
 """Voxels that are compared to see that a shift only shifts."""
-_NO_PERIOD = (
-    "its output depends on where a patch lies: no shift of up to "
-    f"{MOST_PERIOD} voxels along {{}} only shifts it"
-)
 _TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 """Largest difference of equal outputs, as a share of their range: kernels round by shape."""
 _MOST_CHECK_VOXELS = 2**18
@@ -74,12 +71,12 @@ class NotProbed(UsageError):
     """The network cannot be run on probes."""
 
 
-class _TooMuchWork(UsageError):
-    """The search costs more than it may."""
-
-
 class AnotherShape(NotProbed):
     """The output of a probe has another shape than the probe."""
+
+
+class _TooMuchWork(UsageError):
+    """The search costs more than it may."""
 
 
 def find_reach(model: Model, axes: int) -> Reach:
@@ -115,7 +112,10 @@ def _searched(net: _Probed) -> Reach:
     for axis, extents in enumerate(rough):
         net.looks_for("its grid", axis)
         if (period := net.period(axis, extents)) is None:
-            return Reach(blame=_NO_PERIOD.format("zyx"[axis - net.axes]))
+            return Reach(
+                blame="its output depends on where a patch lies: no shift of up to "
+                f"{MOST_PERIOD} voxels along {'zyx'[axis - net.axes]} only shifts it"
+            )
         periods.append(period)
     contexts, seen = [], []
     for axis, period in enumerate(periods):
@@ -296,11 +296,11 @@ class _Probed:
         Returns the number of places, and the axis along which one differs.
         """
         places = 0
-        several = [(axis,) for axis in range(self.axes)] + [tuple(range(self.axes))]
-        for cut in several if self.axes > 1 else several[:1]:
+        for cut in (*((axis,) for axis in range(self.axes)), tuple(range(self.axes))):
             sides = [self.side] * self.axes
             for axis in cut:
-                sides[axis] = self._patch_side(reach, axis)
+                least = max(self.side, reach.before[axis] + reach.after[axis] + 8)
+                sides[axis] = reach.step[axis] * -(-least // reach.step[axis])
             step = [reach.step[a] if a in cut else 0 for a in range(self.axes)]
             if len(cut) > 1 and math.prod(sides) > _MOST_CHECK_VOXELS:
                 continue
@@ -319,21 +319,54 @@ class _Probed:
                 places += 1
         return places, ""
 
-    def _patch_side(self, reach: Reach, axis: int) -> int:
-        least = max(self.side, reach.before[axis] + reach.after[axis] + 8)
-        step = reach.step[axis]
-        return step * -(-least // step)
-
 
 def _layer_to_blame(net: _Probed, axis: int) -> str:
-    """The first layer whose output changes everywhere when a voxel at one end of a window
-    changes; empty if there is none."""
+    """The name and the class of the first layer whose output changes everywhere when the voxels at
+    one end of a window do; empty if there is none, or it is not known."""
+    tries = ((_SHORTEST, _OF_WHOLE), (_LONGEST[net.axes], (nn.Module,)))
+    return next(filter(None, (_layer_of(net, axis, *each) for each in tries)), "")
+
+
+def _layer_of(net: _Probed, axis: int, length: int, kinds: tuple[type[nn.Module], ...]) -> str:
+    """The same among some kinds of layers, by a window of about this length."""
+    layers = [each for each in net.net.named_modules() if isinstance(each[1], kinds)]
     unit = 2 * net.side
-    for length, kinds in ((_SHORTEST, _OF_WHOLE), (_LONGEST[net.axes], (nn.Module,))):
-        x = net.window(axis, unit * -(-length // unit))
-        if layer := layer_of_whole(net.net, x, axis, kinds):
-            return layer
+    x = net.window(axis, unit * -(-length // unit))
+    probe = x.clone()
+    probe.movedim(2 + axis, 0)[0] += _SMALL
+
+    def compare(name: str, *forward: Any) -> None:
+        output = forward[-1][0] if isinstance(forward[-1], tuple) else forward[-1]
+        if isinstance(output, Tensor) and _differs_far(output, axis, net.axes):
+            raise _Whole(name)
+
+    with contextlib.ExitStack() as hooks:
+        for name, layer in layers:
+            words = f"{name or 'the network'} ({type(layer).__name__})"
+            with contextlib.suppress(RuntimeError):  # some programs take no hooks
+                hooks.callback(layer.register_forward_hook(partial(compare, words)).remove)
+        try:
+            net.net(torch.cat([x, probe]))
+        except _Whole as whole:
+            return str(whole)
+        except Exception:  # it takes no batch of two, so the layer is not known
+            return ""
     return ""
+
+
+class _Whole(Exception):
+    """Ends a forward at the layer that is to blame."""
+
+
+def _differs_far(output: Tensor, axis: int, axes: int) -> bool:
+    """Whether the two samples of a layer's output differ at the far end of an axis, or everywhere
+    where there is no such axis."""
+    if output.ndim < 2 or output.shape[0] != 2:
+        return False
+    differs = output[0] != output[1]
+    if output.ndim == 2 + axes and output.shape[2 + axis] > 1:
+        return bool(differs.movedim(1 + axis, 0)[-1].any())
+    return float(differs.double().mean()) > 0.99
 
 
 def _blamed(net: _Probed, axis: int) -> Reach:

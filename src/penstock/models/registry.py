@@ -1,16 +1,18 @@
-"""The models that have a name, and the check of a model's name before torch is imported."""
+"""What a model's name means, before torch is imported: a model of the registry, one that another
+package adds, a file, or a package of a kind that the names of its files show."""
 
 from __future__ import annotations
 
 import difflib
 import importlib.util
+import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
-from ..base import HeadKind, UsageError, extension_names, find_extension
-from .packages.kinds import check_holds_package, package_kind
+from ..base import RESULTS, HeadKind, UsageError, extension_names, find_extension
 from .reach import Reach
 
 _HERE = Path(__file__).parent
@@ -75,6 +77,59 @@ REGISTRY = {
         reach=_ATTENTION,
     ),
 }
+
+
+TRAINING = "training of Penstock"
+"""It is read as the name of a network and its weights."""
+BIOIMAGEIO, NNUNET, MONAI = "bioimage.io package", "nnU-Net v2 folder", "MONAI bundle"
+KINDS: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    BIOIMAGEIO: (("rdf.yaml",), ("bioimageio.yaml",)),
+    NNUNET: (("plans.json", "dataset.json"),),
+    MONAI: (("configs/metadata.json",),),
+    TRAINING: ((RESULTS,),),
+}
+"""Groups of names of files by the kind that they show: a package of it has all files of one."""
+
+
+def package_kind(model: Any) -> str | None:
+    """The kind of package that lies at a path; None if none does.
+
+    Args:
+        model: What the user says of a model.
+    """
+    if not isinstance(model, str) or not model or not (path := Path(model)).exists():
+        return None
+    if path.is_dir():
+        names = {name for groups in KINDS.values() for group in groups for name in group}
+        there = {name for name in names if (path / name).is_file()}
+    elif path.suffix == ".zip" and zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            inside = archive.namelist()
+        there = {*inside, *(name.partition("/")[2] for name in inside)}  # or all in one folder
+    else:
+        there = {path.name} if path.suffix == ".yaml" else set()
+    return next(
+        (kind for kind, groups in KINDS.items() if any(there.issuperset(g) for g in groups)), None
+    )
+
+
+def check_holds_package(path: Path, flag: str) -> None:
+    """Refuse a folder or a zip file that is none of these packages.
+
+    Args:
+        path: What the user names as a model.
+        flag: The flag that the error names.
+
+    Raises:
+        UsageError: It is one that holds no package, or a damaged zip file.
+    """
+    if path.suffix == ".zip" and path.is_file() and not zipfile.is_zipfile(path):
+        raise UsageError(f"{flag} {path} is a damaged zip file")
+    if path.is_dir() or (path.suffix == ".zip" and path.is_file()):
+        wanted = "; ".join(f"{kind}: {' and '.join(groups[0])}" for kind, groups in KINDS.items())
+        raise UsageError(
+            f"{flag} {path} holds no model: it lacks the files of each kind ({wanted})"
+        )
 
 
 def added_model(model: Any) -> EntryPoint | None:

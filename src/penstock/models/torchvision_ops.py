@@ -160,29 +160,24 @@ def import_torchvision() -> Any:
         MissingDependency: It is not installed, or does not load beside this torch.
     """
     try:
-        module = _import()
-        declared = True
+        return _import()
     except RuntimeError as error:
         if "torchvision::" not in str(error):
             raise
-        declared = False
-    if declared and sys.modules["torchvision.extension"]._has_ops():
-        return module
     library = torch.library.Library("torchvision", "FRAGMENT")
     _libraries.append(library)
     # Before the import, which needs nms to be declared.
     for name, schema in _SCHEMAS.items():
         library.define(name + schema)
-    if not declared:
-        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
-            del sys.modules[name]
-        try:
-            module = _import()
-        except RuntimeError as error:
-            raise MissingDependency(
-                "this torchvision does not load beside this torch, not even without its compiled "
-                f"operators ({describe(error)}); install the two from one index, see pytorch.org"
-            ) from error
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+        del sys.modules[name]
+    try:
+        module = _import()
+    except RuntimeError as error:
+        raise MissingDependency(
+            "this torchvision does not load beside this torch, not even without its compiled "
+            f"operators ({describe(error)}); install the two from one index, see pytorch.org"
+        ) from error
     # After the import, which gives the two kernels of its own for shapes and gradients.
     library.impl("nms", nms, "CompositeExplicitAutograd")
     library.impl("roi_align", roi_align, "CompositeImplicitAutograd")

@@ -10,11 +10,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 
-from ..base import ARGS, BEST, CHECKPOINTS, HEAD_KINDS, RESULTS, HeadKind, UsageError, read_json
+from ..base import ARGS, BEST, CHECKPOINTS, HEAD_KINDS, RESULTS, UsageError, read_json
 from ..data import Normalisation
 from .recipe import HeadRecipe, Recipe
 from .registry import REGISTRY
@@ -24,42 +24,13 @@ def are_exclusive(target: str, loss: str) -> bool:
     """Whether the channels of a voxel are probabilities that sum to 1.
 
     Args:
-        target: The kind of the target, as `TrainedHead` has it.
-        loss: The loss, likewise.
+        target: The kind of the target: intensity, mask, labels or probabilities.
+        loss: The loss: mse, l1, bce, dice or ce.
 
     Returns:
         True where they sum to 1.
     """
     return target == "labels" or loss == "ce"
-
-
-@dataclass(frozen=True, slots=True)
-class TrainedHead:
-    """One output of a network, as a training made it."""
-
-    kind: HeadKind
-    """The kind that `infer` takes it for. A network that was trained on a mask, on labels or on
-    probabilities returns scores."""
-    target: str
-    """The kind of its target: intensity, mask, labels or probabilities."""
-    loss: str
-    """The loss that it was trained with: mse, l1, bce, dice or ce."""
-    returns: str
-    """values: what the target holds, on the scale that it had. logits: a sigmoid (bce, dice of a
-    mask) or a softmax over the channels (ce) makes probabilities of them. probabilities."""
-    scaling: tuple[float, float] | None
-    """Lower bound and scale of an intensity, which is ``output * scale + lower``. None for other
-    kinds, and for one that was trained on as it is."""
-    dtype: str | None
-    """The dtype of an intensity as its target stored it. None for other kinds."""
-
-    @property
-    def recipe(self) -> HeadRecipe:
-        """What `infer` does to it."""
-        activation: Literal["sigmoid", "softmax"] | None = None
-        if self.returns == "logits":
-            activation = "softmax" if are_exclusive(self.target, self.loss) else "sigmoid"
-        return HeadRecipe(self.kind, activation, self.scaling, self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +55,19 @@ class TrainingRecord:
         return facts if isinstance(facts, Mapping) else {}
 
     @property
-    def heads(self) -> dict[str, TrainedHead]:
-        """The heads of the network by name, as `Model.heads` names them. Empty if it is not said.
+    def heads(self) -> dict[str, HeadRecipe]:
+        """What `infer` does to the heads of the network, by their names as `Model.heads` has them.
+        Empty if it is not said. In ``facts.heads`` a head has these words:
+
+            kind      that `infer` takes it for: a network that was trained on a mask, on labels or
+                      on probabilities returns scores
+            target    kind of its target: intensity, mask, labels or probabilities
+            loss      that it was trained with: mse, l1, bce, dice or ce
+            returns   values, which the target holds, on the scale that it had; logits, of which a
+                      sigmoid (bce, dice of a mask) or a softmax over the channels (ce) makes
+                      probabilities; or probabilities
+            scaling   lower and scale of an intensity, which is ``output * scale + lower``
+            dtype     of an intensity, as its target stored it
 
         Raises `UsageError` if a head is described in another way.
         """
@@ -122,7 +104,7 @@ class TrainingRecord:
             normalisation=normalisation,
             spacing=size and (float(size[0]), float(size[1]), float(size[2])),
             unit=voxel.get("unit", "micrometer"),
-            heads={name: head.recipe for name, head in self.heads.items()},
+            heads=self.heads,
         )
 
 
@@ -204,13 +186,15 @@ def _document(path: Path) -> dict[str, Any]:
     return document
 
 
-def _head(said: Mapping[str, Any]) -> TrainedHead:
+def _head(said: Mapping[str, Any]) -> HeadRecipe:
     if said["kind"] not in HEAD_KINDS:
         raise ValueError(said["kind"])
     target, loss, returns = (str(said[name]) for name in ("target", "loss", "returns"))
-    kind = cast("HeadKind", said["kind"])
+    activation: Literal["sigmoid", "softmax"] | None = None
+    if returns == "logits":
+        activation = "softmax" if are_exclusive(target, loss) else "sigmoid"
     dtype = None if said.get("dtype") is None else np.dtype(said["dtype"]).name
-    return TrainedHead(kind, target, loss, returns, _scaling(said.get("scaling")), dtype)
+    return HeadRecipe(said["kind"], activation, _scaling(said.get("scaling")), dtype)
 
 
 def _scaling(said: Mapping[str, Any] | None) -> tuple[float, float] | None:

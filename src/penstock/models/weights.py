@@ -91,11 +91,8 @@ def read_state(path: Path, flag: str = "--weights") -> State:
 
 def _is_state(item: tuple[Any, Any]) -> bool:
     name, value = item
-    return isinstance(name, str) and (isinstance(value, Tensor) or _is_extra(name))
-
-
-def _is_extra(name: str) -> bool:
-    return name.rpartition(".")[2] == _EXTRA
+    is_extra = isinstance(name, str) and name.rpartition(".")[2] == _EXTRA
+    return is_extra or (isinstance(name, str) and isinstance(value, Tensor))
 
 
 def load_weights(module: nn.Module, name: str, path: Path, flag: str = "--weights") -> None:

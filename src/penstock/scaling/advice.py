@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ..base import significant
 from ..instruments import CONFIDENCE, Interval
-from .means import difference, why_none
+from .estimates import difference, why_none
 from .runs import WAIT, TrainingRun, phases_of, share
 from .study import Configuration, ScalingPoint, Study
 from .tables import label

@@ -98,22 +98,17 @@ class Prediction:
         return max(self.parts, key=self.parts.__getitem__)
 
 
-def predict_steps(device: DeviceStep, network: Network, sizes: Iterable[int]) -> list[Prediction]:
-    """The step at each number of devices.
+def predict_step(device: DeviceStep, network: Network, n: int) -> Prediction:
+    """The step on a number of devices.
 
     Args:
         device: The step of one device.
         network: The network that joins the devices.
-        sizes: Numbers of devices.
+        n: The number of devices.
 
     Returns:
-        A prediction for each number, in the same order.
-
+        The prediction.
     """
-    return [_at(device, network, n) for n in sizes]
-
-
-def _at(device: DeviceStep, network: Network, n: int) -> Prediction:
     alone = device.batch / _step(device, network, 1)
     summed, exposed = _sum(device, network, n)
     step, each = _step(device, network, n), device.reads_s + device.compute_s
@@ -282,20 +277,18 @@ def assumptions_of(device: DeviceStep, network: Network) -> list[str]:
         f"within a node of {network.per_node} devices each has {inside}, {inside_wait} a message",
         f"between nodes each node has {between}, {between_wait} a message",
         f"{network.overlap:.0%} of the sum may hide behind that",
-    ]
-    lines.append(
         f"steps vary by {device.jitter:.1%}, and each waits for the slowest device"
         if device.jitter
-        else "every step takes the same time on every device"
-    )
-    lines += _of_data(device)
-    if device.seen is not None:
-        lines.append(_of_seen(device, network, *device.seen))
+        else "every step takes the same time on every device",
+        *_of_data(device),
+    ]
     if device.seen is None:
         lines.append(
             "the sum does not slow computing, no other job shares the network, and hosts are as "
             "fast with all devices at work as with one: the figures are upper bounds"
         )
+    else:
+        lines.append(_of_seen(device, network, *device.seen))
     return [f"{line[:1].upper()}{line[1:]}." for line in lines]
 
 

@@ -20,8 +20,7 @@ from ..base import plural
 from ..instruments import PHASES, Interval
 from ..reports import Axis, Figure, Panel, Series, save_figures
 from .advice import GOOD_ACROSS
-from .laws import Amdahl, Usl
-from .means import why_none
+from .estimates import Amdahl, Usl, why_none
 from .runs import phases_of
 from .study import ScalingPoint, Study
 from .tables import counted, label, units

@@ -15,7 +15,7 @@ refused, and the error names the difference. The baseline N0 is the smallest num
 All is relative to it: p = N / N0, the speed-up S is the ratio of work per second, the efficiency is
 S / p.
 
-Intervals (95 %) are over repeated runs, by Student's t (`means`); one run has none.
+Intervals (95 %) are over repeated runs, by Student's t (`estimates`); one run has none.
 """
 
 from __future__ import annotations
@@ -29,8 +29,20 @@ import numpy as np
 
 from ..base import NotComparable, group_by, plural
 from ..instruments import Interval
-from .laws import AMDAHL_SIZES, USL_SIZES, Amdahl, Usl, amdahl, karp_flatt, peak, usl
-from .means import Floats, drawn_interval, drawn_means, ratio
+from .estimates import (
+    AMDAHL_SIZES,
+    USL_SIZES,
+    Amdahl,
+    Floats,
+    Usl,
+    amdahl,
+    drawn_interval,
+    drawn_means,
+    karp_flatt,
+    peak,
+    ratio,
+    usl,
+)
 from .runs import TrainingRun
 
 Kind = Literal["strong", "weak", "hybrid", "undetermined"]

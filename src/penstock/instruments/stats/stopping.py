@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from .intervals import CONFIDENCE, mad, ranks_of
+from .intervals import CONFIDENCE, mad, outer_rank
 
 NOISES = 64
 """The number of values of the noise in a row that must agree for it to be stable."""
@@ -137,11 +137,11 @@ class StopRule:
             self.done = "budget"
 
     def _precise(self, n: int) -> bool:
-        low, high = ranks_of(n, 0.5, CONFIDENCE)
-        if low is None or high is None:
+        rank = outer_rank(n, CONFIDENCE)
+        if rank is None:
             return False
         median = (self._sorted[(n - 1) // 2] + self._sorted[n // 2]) / 2
-        return (self._sorted[high] - self._sorted[low]) / 2 <= self._precision * median
+        return (self._sorted[-1 - rank] - self._sorted[rank]) / 2 <= self._precision * median
 
     def _stable(self) -> bool:
         noises = np.array(self._noises)

@@ -9,23 +9,23 @@ ONNX, then TorchScript or a network in a file of the package, which the user mus
 from __future__ import annotations
 
 import hashlib
-import importlib
 import math
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from ...base import describe, read_yaml, require
+from ...base import describe, require
+from ...data import Normalisation
 from ..recipe import HeadRecipe, Recipe
 from ..user_code import find_reference
 from ..weights import load_weights
 from .package import Package, Parcel, TensorsToMatch, in_order
-from .processing import Chain
 
 _NAMES = ("bioimageio.yaml", "rdf.yaml")
 _LIBRARIES = ("monai.networks.", "dynamic_network_architectures.")
@@ -82,9 +82,6 @@ def _described(parcel: Parcel) -> Any:
     """The description of the model in its newest format."""
     spec = require("bioimageio.spec", "bioimageio")
     (file, *_) = (parcel.folder / name for name in _NAMES if (parcel.folder / name).is_file())
-    said = read_yaml(file, "--model")
-    for name in _sources(said):
-        parcel.file(name)  # before the library looks for it elsewhere
     try:
         described = spec.load_description(file, format_version="latest", perform_io_checks=False)
     except Exception as error:  # of many types, for what it cannot read
@@ -98,22 +95,6 @@ def _described(parcel: Parcel) -> Any:
     return described
 
 
-def _sources(said: Any) -> Iterator[str]:
-    """The files of weights and test tensors that a description names."""
-    if not isinstance(said, dict):
-        return
-    for key in ("test_inputs", "test_outputs"):
-        yield from map(str, said.get(key) or ())
-    weights = said.get("weights")
-    for each in weights.values() if isinstance(weights, dict) else ():
-        if isinstance(each, dict) and "source" in each:
-            yield str(each["source"])
-    for tensor in (*(said.get("inputs") or ()), *(said.get("outputs") or ())):
-        test = tensor.get("test_tensor") if isinstance(tensor, dict) else None
-        if isinstance(test, dict) and "source" in test:
-            yield str(test["source"])
-
-
 def _checked(parcel: Parcel, described: Any) -> Path:
     """A file of the package, which must have the hash that is said of it."""
     file = parcel.file(_name(described.source))
@@ -124,9 +105,8 @@ def _checked(parcel: Parcel, described: Any) -> Path:
 
 
 def _name(source: Any) -> str:
-    """The path of a file in the package; the library may have made it absolute."""
-    path = getattr(source, "path", source)
-    return str(getattr(source, "root", path))
+    """The path of a file in the package, which the library may have made absolute, or a URL."""
+    return str(source if isinstance(source, PurePath) else getattr(source, "root", source))
 
 
 def _letter(axis: Any) -> str:
@@ -230,11 +210,7 @@ def _of_library(parcel: Parcel, state: Any) -> nn.Module:
     name = f"{architecture.import_from}.{architecture.callable}"
     if not name.startswith(_LIBRARIES):
         parcel.needs_trust(f"{name}, which makes its network,")
-    try:
-        make = getattr(importlib.import_module(architecture.import_from), architecture.callable)
-    except (ImportError, AttributeError) as error:
-        raise parcel.refuse(f"its network is {name}, which is not installed") from error
-    return _with_weights(parcel, make, state)
+    return _with_weights(parcel, parcel.named(name, "its network is"), state)
 
 
 def _of_file(parcel: Parcel, state: Any) -> nn.Module:
@@ -299,8 +275,9 @@ def _tests(parcel: Parcel, described: Any, takes: str, gives: Sequence[str]) -> 
 def _tensor(parcel: Parcel, described: Any) -> NDArray[Any]:
     if described is None:
         raise parcel.refuse("it has no test tensors")
+    file = _checked(parcel, described)
     try:
-        return np.load(_checked(parcel, described), allow_pickle=False)
+        return np.load(file, allow_pickle=False)
     except (ValueError, OSError) as error:
         raise parcel.refuse(f"a test tensor is damaged: {describe(error)}") from error
 
@@ -309,3 +286,93 @@ def _ours(array: NDArray[Any], order: str) -> NDArray[Any]:
     if "c" not in order:
         array, order = array[:, None], order.replace("b", "bc", 1)
     return array.transpose([order.index(letter) for letter in "bczyx" if letter in order])
+
+
+_DONE = (
+    "scale_range, zero_mean_unit_variance, fixed_zero_mean_unit_variance, scale_linear, clip, "
+    "ensure_dtype"
+)
+
+
+class Chain:
+    """The steps of a network's input so far, as one normalisation for each channel.
+
+    Every step is affine or a clip, so a chain of them is ``clip((x - lower) / scale)``. A step that
+    counts numbers of the data must come first; one that is neither is refused by name.
+    """
+
+    def __init__(self, parcel: Parcel, channels: int) -> None:
+        self._parcel, self._channels = parcel, channels
+        self._each = [Normalisation()]
+
+    @property
+    def normalisation(self) -> tuple[Normalisation, ...]:
+        """One for all channels together, or one for each."""
+        return tuple(self._each)
+
+    def add(self, name: str, values: Any) -> None:
+        """Add a step of bioimage.io.
+
+        Args:
+            name: Its name.
+            values: Its keyword arguments, as attributes.
+
+        Raises:
+            UsageError: It is not done, or not at this place.
+        """
+        if name == "ensure_dtype":
+            return
+        if name == "scale_range" and values.reference_tensor in (None, "raw", "input"):
+            self.count("percentiles", values.min_percentile, values.max_percentile, values)
+        elif name == "zero_mean_unit_variance":
+            self.count("moments", 0.0, 1.0, values)
+        elif name == "fixed_zero_mean_unit_variance":
+            self.affine(values.mean, values.std)
+        elif name == "scale_linear":
+            gains = np.asarray(values.gain, np.float64)
+            self.affine(-np.asarray(values.offset) / gains, 1 / gains)
+        elif name == "clip" and None not in (values.min, values.max):
+            self.clip(values.min, values.max)
+        else:
+            raise self._parcel.refuse(
+                f"{name} of its input is not done, only {_DONE} are; do it to the volume first, "
+                "and leave the step out of the description"
+            )
+
+    def count(self, what: Any, lower: float, upper: float, values: Any) -> None:
+        """Normalise by numbers of the data."""
+        if self._each != [Normalisation()]:
+            raise self._parcel.refuse(
+                "a step that counts numbers of its input comes after another, which is not done"
+            )
+        how = Normalisation(what, lower, upper, added=float(values.eps))
+        axes = values.axes
+        together = axes is None or "channel" in axes or self._channels == 1
+        self._each = [how] if together else [how] * self._channels
+
+    def affine(self, lowers: ArrayLike, scales: ArrayLike) -> None:
+        """Subtract numbers and divide by others, each one for all channels or one a channel."""
+        numbers = np.stack(np.broadcast_arrays(lowers, scales), axis=-1).reshape(-1, 2).tolist()
+        size = max(len(numbers), len(self._each))
+        each, numbers = ([*some] * (size // len(some)) for some in (self._each, numbers))
+        self._each = [self._after(how, *pair) for how, pair in zip(each, numbers, strict=True)]
+
+    def _after(self, how: Normalisation, lower: float, scale: float) -> Normalisation:
+        if how.counts is not None and (lower, scale) != (0.0, 1.0):
+            raise self._parcel.refuse("its input is scaled again after numbers of it were counted, "
+                                     "which is not done")  # fmt: skip
+        span = how.upper - how.lower
+        first = how.lower + lower * span
+        clip = how.clip
+        if clip is not None:
+            low, high = ((each - lower) / scale for each in clip)
+            clip = min(low, high), max(low, high)
+        return replace(how, lower=first, upper=first + scale * span, clip=clip)
+
+    def clip(self, low: float, high: float) -> None:
+        """Clip what the steps so far have made."""
+        self._each = [
+            replace(how, clip=(max(low, how.clip[0]), min(high, how.clip[1])) if how.clip else
+                    (float(low), float(high)))
+            for how in self._each
+        ]  # fmt: skip

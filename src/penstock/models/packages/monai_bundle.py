@@ -160,7 +160,6 @@ def _transforms(
     if composed is None:
         return []
     steps = composed.get("transforms") if isinstance(composed, Mapping) else None
-    steps = _resolved(config, steps)
     if not isinstance(steps, list):
         raise parcel.refuse(f"its {key} is no list of transforms")
     named = []
@@ -222,24 +221,20 @@ def _scaled(
         lower = low - first * unit
         clip = (first, last) if step.get("clip") else None
         return (Normalisation(lower=lower, upper=lower + unit, clip=clip),)
+    each = channels if step.get("channel_wise") else 1
     to_one = (number("b_min", 0), number("b_max", 1)) == (0, 1) and (
         number("minv", 0), number("maxv", 1)) == (0, 1)  # fmt: skip
     if name == "ScaleIntensityRangePercentiles" and to_one and not step.get("relative"):
-        how = Normalisation("percentiles", number("lower"), number("upper"),
-                            clip=(0.0, 1.0) if step.get("clip") else None)  # fmt: skip
-        return (how,) * (channels if step.get("channel_wise") else 1)
+        clip = (0.0, 1.0) if step.get("clip") else None
+        return (Normalisation("percentiles", number("lower"), number("upper"), clip=clip),) * each
     if name == "ScaleIntensity" and to_one and step.get("factor") is None:
-        return (Normalisation("percentiles", 0, 100),) * (
-            channels if step.get("channel_wise") else 1
-        )
+        return (Normalisation("percentiles", 0, 100),) * each
     if name == "NormalizeIntensity":
-        each = channels if step.get("channel_wise") else 1
+        nonzero = bool(step.get("nonzero"))
         if step.get("subtrahend") is None and step.get("divisor") is None:
-            how = Normalisation("moments", nonzero=bool(step.get("nonzero")))
-            return (how,) * each
+            return (Normalisation("moments", nonzero=nonzero),) * each
         lower, scale = number("subtrahend", 0), number("divisor", 1)
-        how = Normalisation(lower=lower, upper=lower + scale, nonzero=bool(step.get("nonzero")))
-        return (how,) * each
+        return (Normalisation(lower=lower, upper=lower + scale, nonzero=nonzero),) * each
     raise parcel.refuse(
         f"{name} of its input is not done as it is said, only {_DONE} are; do it to the volume "
         "first, and take it out of configs/inference.json"

@@ -9,7 +9,6 @@ joined by a Gaussian window, and the channel of the highest score is written.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -153,16 +152,12 @@ def _network(
 
 def _named(parcel: Parcel, reference: str) -> Any:
     """A class of a library that the plans may name."""
-    module, _, name = reference.rpartition(".")
     if not any(f"{reference}.".startswith(f"{library}.") for library in _ALLOWED):
         raise parcel.refuse(
             f"its plans name {reference}, and only classes of {' and '.join(_ALLOWED)} are used; "
             "give a function that makes it: --model FILE.py:FUNCTION --weights"
         )
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise parcel.refuse(f"its plans name {reference}, which is not installed") from error
+    return parcel.named(reference, "its plans name")
 
 
 def _axes(parcel: Parcel, transpose: Sequence[int], patch: Sequence[int]) -> str:

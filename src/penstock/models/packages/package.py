@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import tempfile
 import zipfile
 from collections.abc import Callable, Sequence
@@ -9,14 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...base import UsageError, describe
 from ..recipe import Recipe
-from .kinds import KINDS
+from ..registry import BIOIMAGEIO, MONAI, NNUNET
 
+_ROOMS = {BIOIMAGEIO: ".bioimageio", NNUNET: ".nnunet", MONAI: ".monai_bundle"}
+"""The module that reads each kind, with a function ``read``."""
 _UNPACKED: list[tempfile.TemporaryDirectory[str]] = []
 """Folders of zip files, which are removed as the process ends: code of a package is read later."""
 
@@ -80,6 +82,18 @@ class Parcel:
         """The error that says what of the package is not done."""
         return UsageError(f"--model {self.path}: {what}")
 
+    def named(self, reference: str, by: str) -> Any:
+        """What ``module.name`` names, which something in the package names.
+
+        Raises:
+            UsageError: It is not installed.
+        """
+        module, _, name = reference.rpartition(".")
+        try:
+            return getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            raise self.refuse(f"{by} {reference}, which is not installed") from error
+
     def needs_trust(self, what: str) -> None:
         """Refuse to run code of the package unless the user trusts it.
 
@@ -132,13 +146,13 @@ def open_package(path: Path, kind: str, *, trusted: bool) -> Package:
         UsageError: It is damaged, or wants what is not done; the error names it.
         MissingDependency: The library of its kind is not installed.
     """
-    reader = KINDS[kind].reader()
     folder = path if path.is_dir() else path.parent
     if path.suffix == ".zip":
         made = tempfile.TemporaryDirectory()
         _UNPACKED.append(made)
         folder = unpacked(path, Path(made.name))
-    package: Package = reader(Parcel(path, folder, trusted))
+    room = importlib.import_module(_ROOMS[kind], __package__)
+    package: Package = room.read(Parcel(path, folder, trusted))
     package.module.eval()
     return package
 
@@ -146,11 +160,9 @@ def open_package(path: Path, kind: str, *, trusted: bool) -> Package:
 class InOrder(nn.Module):
     """A network that has its axes in another order than z y x, or its channels elsewhere."""
 
-    def __init__(self, module: nn.Module, takes: str, gives: Sequence[str]) -> None:
-        """``takes`` and ``gives`` are the letters of axes, as ``bcxyz``, of input and heads."""
+    def __init__(self, module: nn.Module, takes: str, gives: Sequence[str], ours: str) -> None:
         super().__init__()
-        self.module, self.takes, self.gives = module, takes, tuple(gives)
-        self.ours = "bc" + "".join(letter for letter in "zyx" if letter in takes)
+        self.module, self.takes, self.gives, self.ours = module, takes, tuple(gives), ours
 
     def forward(self, x: Tensor) -> Any:
         outputs = self.module(x.permute([self.ours.index(letter) for letter in self.takes]))
@@ -165,9 +177,15 @@ class InOrder(nn.Module):
 
 
 def in_order(module: nn.Module, takes: str, gives: Sequence[str]) -> nn.Module:
-    """A network whose axes are batch, channels, z y x, as `InOrder`; itself if they are already."""
+    """A network whose axes are batch, channels, z y x; itself if they are already.
+
+    Args:
+        module: The network.
+        takes: The letters of the axes of its input, as ``bcxyz``.
+        gives: Those of each head.
+    """
     ours = "bc" + "".join(letter for letter in "zyx" if letter in takes)
-    return module if {takes, *gives} == {ours} else InOrder(module, takes, gives)
+    return module if {takes, *gives} == {ours} else InOrder(module, takes, gives, ours)
 
 
 class MeanOf(nn.Module):
@@ -182,8 +200,3 @@ class MeanOf(nn.Module):
         for module in self.each[1:]:
             total = total + module(x)
         return total / len(self.each)
-
-
-def as_array(tensor: Tensor) -> NDArray[Any]:
-    """A tensor as an array of float64."""
-    return np.asarray(tensor.detach().cpu().double().numpy())

@@ -8,22 +8,18 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from email.utils import mktime_tz, parsedate_tz
 
 from ...base import leading_seconds
 from ...instruments import PHASES
-from ..runs import Status
-from .lightning_lines import LightningLines
-from .settings import COMPARED
+from ..runs import COMPARED, Status
 
 MOST_RANKS = 100_000
 """The maximum number of training times of ranks that are kept; then the last keeps the slowest."""
-MOST_READINGS = 1 << 16
-"""The maximum number of GPU-Util readings that are kept; of more, every second, every fourth ..."""
-MOST_EPOCHS = 1 << 12
-"""The maximum number of epochs whose scores are kept; of more, every second, every fourth ..."""
+MOST_READINGS, MOST_EPOCHS = 1 << 20, 1 << 16
+"""The maximum numbers of GPU-Util readings and of epochs whose scores are kept: those of a week."""
 
 SCORE = re.compile(r"\b(val_loss|val_acc)[= ]([-+0-9.e]+|nan|inf)")
 COUNT = re.compile(r"\d{1,15}")
@@ -41,6 +37,12 @@ _OUR_EPOCH = re.compile(r"epoch (\d{1,9})( of \d{1,9})?, step \d+ of \d+: ")
 """Epochs count from 1 where their number is said, and from 0 in older logs."""
 _DIVERGED = re.compile(r"\b(?:\w+_)?loss(?:_step|_epoch)?[= ][-+]?(?:nan|inf)\b", re.IGNORECASE)
 """A loss that is not finite, in a bar of progress or a line of an epoch."""
+FINISHED = re.compile(r"`Trainer\.fit` stopped: `max_(epochs|steps)=(\d{1,15})` reached")
+_MEMBER = re.compile(r"\bMEMBER:? \d+/(\d{1,7})\b|\. Starting with (\d{1,7}) processes")
+_ACCELERATOR = re.compile(r"(GPU|TPU|HPU|IPU) available: \w+(?: \(\w+\))?, us(?:ed|ing): (\w+)")
+_CUDA = re.compile(r"You are using a CUDA device \('([^']+)'\)")
+_RESTORED = re.compile(r"Restor(?:ing|ed all) states from the checkpoint(?: path)? at (.*)")
+_EPOCH_IN_NAME = re.compile(r".*\bepoch=(\d{1,9})")
 _IN_NAME = re.compile(r"([\w-]*?)-epoch=\d+")
 _GLOO = re.compile(r"distributed_backend=gloo$")
 _FIELD = re.compile(r"[^:]*:")
@@ -93,13 +95,8 @@ class Attempt:
     """The first value of each kept field, by its name in small letters."""
     totals: list[float] = field(default_factory=list)
     """Training time of each rank that printed one, in seconds."""
-    per_epoch: float | None = None
-    """Seconds of an epoch of the slowest rank."""
-    loss: float | None = None
-    """The smallest finite validation loss of an epoch."""
-    best: float | None = None
-    """The smallest finite loss that a rank printed as its best."""
-    accuracy: float | None = None
+    extremes: dict[str, float] = field(default_factory=dict)
+    """The best or the slowest of what was printed several times; see `_LEAST`."""
     scores: dict[str, dict[int, float]] = field(default_factory=dict)
     """The last finite scores of epochs that came to their end, which count from 0."""
     began: float | None = None
@@ -120,12 +117,16 @@ class Attempt:
     phases: dict[int, tuple[float, dict[str, int]]] = field(default_factory=dict)
     """The median step of each rank in seconds, and the percentages of its phases."""
     end: Status | None = None
-    lightning: LightningLines = field(default_factory=LightningLines)
+    finished: bool = False
+    """True if Lightning said that it has reached its last epoch or step."""
+    restored: bool = False
+    """True if Lightning said that it went on from a checkpoint."""
+    restored_epoch: int | None = None
+    """The epoch after that of the checkpoint."""
+    later: dict[str, str] = field(default_factory=dict)
+    """Devices that Lightning named after the end, where another training or a test may begin."""
     same_start: bool = False
     """True if no header of a job came before it, as after a requeue."""
-    _readings: int = 0
-    _every: int = 1
-    _every_epoch: int = 1
 
     @property
     def trained(self) -> bool:
@@ -141,9 +142,9 @@ class Attempt:
     def of_the_job(self) -> Attempt:
         """A new attempt with the fields of this one's job."""
         fields = {name: text for name, text in self.fields.items() if name in _OF_THE_JOB}
-        if self.lightning.later:  # a process that says nothing of members is alone
+        if self.later:  # a process that says nothing of members is alone
             fields.pop("members", None)
-        return Attempt(fields | self.lightning.later, same_start=True)
+        return Attempt(fields | self.later, same_start=True)
 
     def contradicts(self, other: Attempt) -> bool:
         """Whether a field of a training has another value in another attempt."""
@@ -156,16 +157,10 @@ class Attempt:
             self.fields.setdefault(name, text)
         for seconds in other.totals:
             _take_total(self, seconds)
-        if other.per_epoch is not None:
-            _take_per_epoch(self, other.per_epoch)
         for epoch in other.done or ():
             self.take_end_of_epoch(epoch)
-        if other.loss is not None:
-            self.loss = _finite(min, self.loss, other.loss)
-        if other.accuracy is not None:
-            self.accuracy = _finite(max, self.accuracy, other.accuracy)
-        if other.best is not None:
-            self.best = _finite(min, self.best, other.best)
+        for name, value in other.extremes.items():
+            self.take_extreme(name, value)
         self.diverged |= other.diverged
         self.phases |= other.phases
         self.utilisation += other.utilisation
@@ -186,7 +181,7 @@ class Attempt:
         Raises:
             ValueError: It has a time whose meaning is not known.
         """
-        kept = self.take_lightning(line) or self._take_kind(line)
+        kept = self.take_lightning(line) or self._take_kind(line, _KINDS)
         if end := end_in(line):
             # A job that is stopped or cancelled also ends with an error. SLURM's own message
             # decides.
@@ -197,13 +192,10 @@ class Attempt:
 
     def take_lightning(self, line: str) -> bool:
         """Keep the content of a line of Lightning's. Returns False if it is none."""
-        fields = self.lightning.take(line)
-        for name, text in (fields or {}).items():
-            self.fields.setdefault(name, text)
-        return fields is not None
+        return self._take_kind(line, _OF_LIGHTNING)
 
-    def _take_kind(self, line: str) -> bool:
-        for match, keep in _KINDS:
+    def _take_kind(self, line: str, kinds: Sequence[_KindOfLine]) -> bool:
+        for match, keep in kinds:
             if said := match(line):
                 return keep(self, said) is not False
         return False
@@ -221,33 +213,29 @@ class Attempt:
         least, greatest = self.done or (epoch, epoch)
         self.done = min(least, epoch), max(greatest, epoch)
 
-    def take_loss(self, loss: float, ended: int | None = None) -> None:
-        """Note a validation loss, and the epoch that ended with it."""
-        self.loss = _finite(min, self.loss, loss)
-        self._take_score("val_loss", loss, ended)
+    def take_extreme(self, name: str, value: float) -> None:
+        """Note a value of which the best or the slowest counts."""
+        extreme = self.extremes.get(name)
+        # Compared, as `min` and `max` take longer, and a log may have millions of scores.
+        if extreme is None or (value < extreme if name in _LEAST else value > extreme):
+            self.extremes[name] = value
 
-    def take_accuracy(self, accuracy: float, ended: int | None = None) -> None:
-        """Note a validation accuracy, and the epoch that ended with it."""
-        self.accuracy = _finite(max, self.accuracy, accuracy)
-        self._take_score("val_acc", accuracy, ended)
-
-    def _take_score(self, name: str, score: float, ended: int | None) -> None:
-        if ended is None or ended % self._every_epoch or not math.isfinite(score):
+    def take_score(self, name: str, score: float, ended: int | None) -> None:
+        """Note ``val_loss`` or ``val_acc``, if it is finite, and the epoch that ended with it."""
+        if not math.isfinite(score):
             return
-        self.scores.setdefault(name, {})[ended] = score
-        if len(self.scores[name]) > MOST_EPOCHS:
-            self._every_epoch *= 2
-            for name, scores in self.scores.items():
-                self.scores[name] = {e: s for e, s in scores.items() if e % self._every_epoch == 0}
+        self.take_extreme(name, score)
+        if ended is not None:
+            kept = self.scores.setdefault(name, {})
+            if ended in kept or len(kept) < MOST_EPOCHS:
+                kept[ended] = score
 
-    def take_utilisation(self, percent: float) -> None:
-        """Note a reading of GPU-Util."""
-        if self._readings % self._every == 0:
-            self.utilisation.append(percent)
-        self._readings += 1
-        if len(self.utilisation) > MOST_READINGS:
-            del self.utilisation[1::2]
-            self._every *= 2
+    def take_device(self, name: str, text: str) -> None:
+        """Note a device, or the number of processes, as Lightning tells it."""
+        if self.finished:
+            self.later[name] = text
+        else:
+            self.fields.setdefault(name, text)
 
 
 def end_in(line: str) -> Status | None:
@@ -258,15 +246,6 @@ def end_in(line: str) -> Status | None:
 def without_commas(text: str) -> str:
     """The text with 1295.23 for 1,295.23."""
     return _THOUSANDS.sub(lambda number: number[0].replace(",", ""), text) if "," in text else text
-
-
-def _finite(
-    choose: Callable[[float, float], float], before: float | None, value: float
-) -> float | None:
-    """The better of two scores; a value that is not finite is ignored."""
-    if not math.isfinite(value):
-        return before
-    return value if before is None else choose(before, value)
 
 
 def _take_bar(attempt: Attempt, bar: re.Match[str]) -> None:
@@ -298,7 +277,7 @@ def _take_scores(attempt: Attempt, line: str, ended: int | None) -> None:
     attempt.diverged |= _DIVERGED.search(line) is not None
     for name, text in SCORE.findall(line):
         if (value := _number(text)) is not None:
-            (attempt.take_loss if name == "val_loss" else attempt.take_accuracy)(value, ended)
+            attempt.take_score(name, value, ended)
 
 
 def _take_date(attempt: Attempt, date: re.Match[str]) -> None:
@@ -328,9 +307,12 @@ def _take_field(attempt: Attempt, name: str, value: str) -> bool:
             seconds = leading_seconds(value)[0]
         if seconds is not None:
             _TIMES[name](attempt, seconds)
-    elif name in _NUMBERS:
-        if (number := _number(value)) is not None:
-            _NUMBERS[name](attempt, number)
+    elif name in _BEST:
+        number = _number(value)
+        if number is not None and math.isfinite(number):
+            attempt.take_extreme(_BEST[name], number)
+        elif number is not None:
+            attempt.diverged |= name == "best validation loss"
     elif name == "best checkpoint":
         in_name = _IN_NAME.match(value.rpartition("/")[2])
         attempt.workload = in_name[1] if in_name else attempt.workload
@@ -348,31 +330,59 @@ def _take_total(attempt: Attempt, seconds: float) -> None:
         attempt.totals[-1] = max(attempt.totals[-1], seconds)
 
 
-def _take_per_epoch(attempt: Attempt, seconds: float) -> None:
-    attempt.per_epoch = seconds if attempt.per_epoch is None else max(attempt.per_epoch, seconds)
-
-
-def _take_best(attempt: Attempt, loss: float) -> None:
-    attempt.best = _finite(min, attempt.best, loss)
-    attempt.diverged |= not math.isfinite(loss)
-
-
 _TIMES: dict[str, Callable[[Attempt, float], None]] = {
     "total training time": _take_total,
-    "time per epoch": _take_per_epoch,
+    "time per epoch": lambda attempt, seconds: attempt.take_extreme("per_epoch", seconds),
 }
 """Fields with a time, and the function that keeps its seconds."""
-_NUMBERS: dict[str, Callable[[Attempt, float], None]] = {
-    "best validation loss": _take_best,
-    "best validation accuracy": Attempt.take_accuracy,
-}
-"""Fields with a number, and the function that keeps it."""
+_BEST = {"best validation loss": "best_loss", "best validation accuracy": "val_acc"}
+"""Fields with a score, and what it is among the extremes: the losses of epochs and that which a
+rank printed as its best are two things."""
+_LEAST = frozenset({"val_loss", "best_loss"})
+"""Extremes of which the least counts; of the others, such as the seconds of an epoch by the slowest
+rank, the greatest does."""
 
-_Known = Callable[[str], re.Match[str] | None]
-_KINDS: tuple[tuple[_Known, Callable[[Attempt, re.Match[str]], object]], ...] = (
+
+def _take_utilisation(attempt: Attempt, row: re.Match[str]) -> None:
+    if len(attempt.utilisation) < MOST_READINGS:
+        attempt.utilisation.append(float(row[1]))
+
+
+def _take_finished(attempt: Attempt, end: re.Match[str]) -> None:
+    attempt.finished = True
+    attempt.fields.setdefault(f"max {end[1]}", end[2])
+
+
+def _take_restored(attempt: Attempt, restored: re.Match[str]) -> None:
+    attempt.restored = True
+    if attempt.restored_epoch is None and (name := _EPOCH_IN_NAME.match(restored[1])):
+        attempt.restored_epoch = int(name[1]) + 1
+
+
+def _take_accelerator(attempt: Attempt, kind: re.Match[str]) -> None:
+    used = kind[2] not in ("False", "0")
+    if kind[1] == "GPU":
+        attempt.take_device("cuda available", str(used))
+    elif used:
+        attempt.take_device("gpu 0", kind[1])
+
+
+_KindOfLine = tuple[
+    Callable[[str], re.Match[str] | None], Callable[[Attempt, re.Match[str]], object]
+]
+"""A pattern of lines, and the function that keeps the content of one."""
+_OF_LIGHTNING: tuple[_KindOfLine, ...] = (
+    (FINISHED.search, _take_finished),
+    (_RESTORED.search, _take_restored),
+    (_MEMBER.search, lambda attempt, of: attempt.take_device("members", of[1] or of[2])),
+    (_CUDA.search, lambda attempt, cuda: attempt.take_device("gpu 0", cuda[1])),
+    (_ACCELERATOR.search, _take_accelerator),
+)
+"""Lines that Lightning itself prints, such as ``MEMBER: 1/4`` and ``max_epochs=5 reached``."""
+_KINDS: tuple[_KindOfLine, ...] = (
     (_PROGRESS.match, _take_bar),
-    (_SMI_ROW.search, lambda attempt, row: attempt.take_utilisation(float(row[1]))),
-    (_SMI_CSV.match, lambda attempt, row: attempt.take_utilisation(float(row[1]))),
+    (_SMI_ROW.search, _take_utilisation),
+    (_SMI_CSV.match, _take_utilisation),
     (_OUR_EPOCH.match, _take_our_epoch),
     (_OURS.match, _take_our_device),
     (_STEP.match, _take_phases),
@@ -381,8 +391,7 @@ _KINDS: tuple[tuple[_Known, Callable[[Attempt, re.Match[str]], object]], ...] = 
     (_DATE.search, _take_date),
     (_FIELD.match, _take_fields),
 )
-"""Kinds of lines: the pattern of each, and the function that keeps it. The first that fits
-counts."""
+"""All other lines. The first kind that fits counts."""
 
 
 def _number(text: str) -> float | None:

@@ -39,26 +39,22 @@ class NumberPlaces:
     epoch: slice
     of_all: bool
     """True for "Epoch 1/50" and "epoch 1 of 50", which count from 1."""
-    done: slice | None
-    """The place of the number of steps done; None in a line that ends an epoch."""
-    steps: slice | None
-    losses: tuple[slice, ...]
-    accuracies: tuple[slice, ...]
+    counts: tuple[slice, ...]
+    """The places of the numbers of steps done and of all; none in a line that ends an epoch."""
+    scores: tuple[tuple[str, slice], ...]
 
     def read(self, line: bytes, attempt: Attempt) -> None:
         """Take the numbers of a line into an attempt."""
         epoch, ended = int(line[self.epoch]) - self.of_all, True
-        if self.done is None or self.steps is None:
-            attempt.take_end_of_epoch(epoch)
-        else:
-            steps = line[self.steps]
-            ended = line[self.done] == steps
+        if self.counts:
+            done, steps = (line[place] for place in self.counts)
+            ended = done == steps
             attempt.take_progress(epoch, int(steps), ended=ended)
+        else:
+            attempt.take_end_of_epoch(epoch)
         at = epoch if ended else None
-        for place in self.losses:
-            attempt.take_loss(float(line[place]), at)
-        for place in self.accuracies:
-            attempt.take_accuracy(float(line[place]), at)
+        for name, place in self.scores:
+            attempt.take_score(name, float(line[place]), at)
 
 
 class Shapes:
@@ -96,22 +92,12 @@ class Shapes:
 
 def places_in(line: bytes) -> NumberPlaces | None:
     """The places of the numbers in a line; None if it is no plain line of progress."""
-    if _NOT_FINITE.search(line):
+    matched = _BAR.fullmatch(line) or _EPOCH.fullmatch(line)
+    if matched is None or _NOT_FINITE.search(line):
         return None
-    if bar := _BAR.fullmatch(line):
-        counts = slice(*bar.span(3)), slice(*bar.span(4))
-        return _with_scores(line, slice(*bar.span(1)), bar[2] is not None, *counts)
-    if epoch := _EPOCH.fullmatch(line):
-        return _with_scores(line, slice(*epoch.span(1)), epoch[2] is not None, None, None)
-    return None
-
-
-def _with_scores(
-    line: bytes, epoch: slice, of_all: bool, done: slice | None, steps: slice | None
-) -> NumberPlaces | None:
-    places: dict[str, list[slice]] = {"val_loss": [], "val_acc": []}
-    for score in SCORE.finditer(line.decode("latin-1")):  # a byte is a character
-        if not _PLAIN.fullmatch(score[2]):
-            return None
-        places[score[1]].append(slice(*score.span(2)))
-    return NumberPlaces(epoch, of_all, done, steps, *map(tuple, places.values()))
+    scores = list(SCORE.finditer(line.decode("latin-1")))  # a byte is a character
+    if not all(_PLAIN.fullmatch(score[2]) for score in scores):
+        return None
+    epoch, _, *counts = (slice(*matched.span(group)) for group in range(1, matched.re.groups + 1))
+    places = tuple((score[1], slice(*score.span(2))) for score in scores)
+    return NumberPlaces(epoch, matched[2] is not None, tuple(counts), places)

@@ -5,7 +5,7 @@
     records.jsonl                a ledger: its launches of scenario ``train``
     MLflow                       a database of SQLite
     Comet                        metrics as JSON or CSV, or the archive of an offline experiment
-    CSV                          a row for each run; see `run_table`
+    CSV                          a row for each run; see `tracker_files`
 
 Runs that several files hold are taken once. With several paths, or below a folder, a file that
 cannot be read or has no run is skipped with a sentence; a single path is refused.
@@ -24,11 +24,9 @@ from ...base import RESULTS, UsageError, read_json, system_errors
 from ...instruments import LEDGER_FILE
 from ...reports import folders_below
 from ..runs import TrainingRun
-from .comet import comet_archive, comet_runs
-from .mlflow import mlflow_database
-from .run_table import table_runs
 from .slurm_log import read_log
 from .tracked import Say, TrackedRun, training_runs
+from .tracker_files import comet_archive, comet_runs, mlflow_database, table_runs
 from .trainings import results_run, rows_of, runs_of_ledger
 
 KeptRun = TrainingRun | TrackedRun
@@ -93,8 +91,9 @@ def kept_below(folder: Path, say: Say) -> list[TrainingRun]:
     files: list[Path] = []
     for path, kind, names in folders_below(folder):
         if kind is None:
-            files += [path / name for name in names if (path / name).is_file()]
-    return list(_kept(files, files, say))
+            named = [name for name in names if name.endswith((*_LOGS, *_TRACKED))]
+            files += [path / name for name in named if (path / name).is_file()]
+    return list(_passing(files, say))
 
 
 def _each(
@@ -168,21 +167,22 @@ def runs_of_file(path: Path) -> Iterable[KeptRun]:
 def _runs_of_json(path: Path) -> Iterable[KeptRun]:
     value = read_json(path)
     if isinstance(value, dict) and "world_size" in value:
-        return [results_run(value, str(path), path.parent)]
+        source = path.parent if path.name == RESULTS else path
+        return [results_run(value, str(source), path.parent)]
     return comet_runs(value, path)
+
+
+_LOGS = (".out", ".out.gz", ".log", ".log.gz")
+_TRACKED = (".db", ".zip")
 
 
 def _read_folder(folder: Path, say: Say) -> Iterator[TrainingRun]:
     """The content of a run's folder, a ledger, or all files below a folder with a known name."""
-    if (folder / RESULTS).is_file():
-        yield from _results_of(folder / RESULTS)
-        return
-    if (folder / LEDGER_FILE).is_file():
-        yield from runs_of_ledger(folder)
-        return
-    ours = (RESULTS, _results_of), (LEDGER_FILE, runs_of_ledger)
-    for name, read in ours:
-        yield from _passing(_files(folder, f"**/{name}"), read, say)
+    for name in (RESULTS, LEDGER_FILE):
+        if (folder / name).is_file():
+            yield from _read_file(folder / name, say)
+            return
+    ours = [path for name in (RESULTS, LEDGER_FILE) for path in _files(folder, f"**/{name}")]
     logs = _files(folder, *(f"**/*{suffix}" for suffix in _LOGS))
     # A run's own results tell more than its tracker.
     tracked = [
@@ -190,42 +190,19 @@ def _read_folder(folder: Path, say: Say) -> Iterator[TrainingRun]:
         for path in _files(folder, *(f"**/*{suffix}" for suffix in _TRACKED))
         if not any((above / RESULTS).is_file() for above in path.parents)
     ]
-    yield from _kept(logs, tracked, say)
+    yield from _passing([*ours, *tracked, *logs], say)
 
 
-_LOGS = (".out", ".out.gz", ".log", ".log.gz")
-_TRACKED = (".db", ".zip")
-
-
-def _kept(logs: Sequence[Path], tracked: Sequence[Path], say: Say) -> Iterator[TrainingRun]:
-    """The content of those of some files that are known by their names."""
-
-    def named(paths: Sequence[Path], *suffixes: str) -> list[Path]:
-        return [path for path in paths if path.name.endswith(suffixes)]
-
-    readers: tuple[tuple[Iterable[Path], Callable[[Path], Iterable[TrainingRun]]], ...] = (
-        (named(tracked, ".db"), lambda p: training_runs(mlflow_database(p), p, say)),
-        (named(logs, *_LOGS[:2]), read_log),
-        # Anybody's log may hold a traceback without a training.
-        (
-            named(logs, *_LOGS[2:]),
-            lambda p: [run for run in read_log(p) if run.seconds or run.epochs or run.batch],
-        ),
-        (named(tracked, ".zip"), lambda p: training_runs(comet_archive(p), p, say)),
-    )
-    for paths, read in readers:
-        yield from _passing(paths, read, say)
-
-
-def _passing(
-    paths: Iterable[Path], read: Callable[[Path], Iterable[_Held]], say: Say
-) -> Iterator[_Held]:
+def _passing(paths: Iterable[Path], say: Say) -> Iterator[TrainingRun]:
     """The content of files that the user did not name, so that they may be something else."""
+
+    def read(path: Path) -> list[TrainingRun]:
+        runs = list(_read_file(path, say))
+        # Anybody's log may hold a traceback without a training.
+        anybodys = path.name.endswith(_LOGS[2:])
+        return [run for run in runs if not anybodys or run.seconds or run.epochs or run.batch]
+
     return _each(paths, read, lambda error: say(f"{error}; it is passed over"))
-
-
-def _results_of(path: Path) -> list[TrainingRun]:
-    return [results_run(read_json(path), str(path.parent), path.parent)]
 
 
 def _files(folder: Path, *patterns: str) -> list[Path]:

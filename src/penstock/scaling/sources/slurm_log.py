@@ -24,11 +24,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...base import UsageError, system_errors
-from ..runs import A_GPU, Rank, Status, TrainingRun
-from .attempt import COUNT, Attempt, end_in, without_commas
+from ..runs import A_GPU, Rank, Status, TrainingRun, settings_of
+from .attempt import COUNT, FINISHED, Attempt, end_in, without_commas
 from .digit_places import Shapes
-from .lightning_lines import FINISHED
-from .settings import settings_of
 
 _CHUNK = 1 << 20
 _LONGEST = 1 << 14
@@ -88,7 +86,7 @@ def read_log(path: Path) -> list[TrainingRun]:
 def _begins(line: bytes, before: Attempt) -> bool:
     """Whether a line of progress begins a training after the one before."""
     # Lightning prints its last bar again after its end.
-    anew = before.lightning.finished and _FIRST_BAR.match(line)
+    anew = before.finished and _FIRST_BAR.match(line)
     return bool(anew or (before.totals and _FIRST_EPOCH.match(line)))
 
 
@@ -101,7 +99,7 @@ def _take(attempts: list[Attempt], line: str) -> bool:
         if piece.lstrip().startswith("Job ID:") and attempts[-1].trained:
             attempts.append(Attempt())
         elif (attempts[-1].is_over and _ANEW.match(piece)) or (
-            attempts[-1].lightning.finished and FINISHED.search(piece)
+            attempts[-1].finished and FINISHED.search(piece)
         ):
             attempts.append(attempts[-1].of_the_job())
         kept |= attempts[-1].take(piece)
@@ -185,12 +183,12 @@ def _run(path: Path, plain: Path, attempt: Attempt, before: int) -> TrainingRun:
     (batch, global_batch), devices = _batches(attempt), _devices(attempt)
     # With a limit of steps, only the log's own count tells how many epochs were done.
     planned = None if attempt.count("max steps") else attempt.count("max epochs")
-    over = bool(attempt.totals or attempt.lightning.finished)
+    over = bool(attempt.totals or attempt.finished)
     restarts = COUNT.match(fields.get("restarts") or fields.get("slurm_restart_count") or "")
     restarted = int(restarts[0]) if restarts else before
     done = _epochs_done(attempt, planned if over else None, restarted)
     status: Status = "complete" if over else attempt.end or "unfinished"
-    goes_on = restarted or attempt.lightning.restored
+    goes_on = restarted or attempt.restored
     if over and done is None and (planned or goes_on):
         status = "unknown"
     part = status == "unknown" or done not in (None, planned)
@@ -211,14 +209,14 @@ def _run(path: Path, plain: Path, attempt: Attempt, before: int) -> TrainingRun:
         epochs=done,
         planned_epochs=planned,
         # A script may divide the time of its last attempt by the epochs of all.
-        epoch_seconds=None if part else attempt.per_epoch,
+        epoch_seconds=None if part else attempt.extremes.get("per_epoch"),
         # Ours counts the training samples; the seed's counts validation and test as well.
         samples=attempt.count("samples per epoch", "number of samples"),
         batch=batch,
         global_batch=global_batch or (batch * devices if batch else None),
         steps=attempt.steps or attempt.count("steps per epoch"),
-        val_loss=attempt.loss if attempt.best is None else attempt.best,
-        val_acc=attempt.accuracy,
+        val_loss=attempt.extremes.get("best_loss", attempt.extremes.get("val_loss")),
+        val_acc=attempt.extremes.get("val_acc"),
         diverged=attempt.diverged,
         status=status,
         restarts=restarted,
@@ -243,7 +241,7 @@ def _epochs_done(attempt: Attempt, planned: int | None, restarts: int) -> int | 
     all_done = attempt.count("epochs done") if attempt.totals else None
     if all_done is not None:  # our own times are of all attempts
         return all_done
-    first = attempt.lightning.first_epoch
+    first = attempt.restored_epoch
     if attempt.done:  # from where this attempt began
         least, greatest = attempt.done
         return greatest + 1 - min(attempt.first_epoch or 0, least)
@@ -252,7 +250,7 @@ def _epochs_done(attempt: Attempt, planned: int | None, restarts: int) -> int | 
         return planned
     if first is not None:
         return max(planned - first, 0) or None
-    return None if restarts or attempt.lightning.restored else planned
+    return None if restarts or attempt.restored else planned
 
 
 def _on_gpus(attempt: Attempt) -> bool:

@@ -26,8 +26,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ...base import UsageError, parse_seconds, plural
-from ..runs import Status, TrainingRun
-from .settings import settings_of
+from ..runs import Status, TrainingRun, settings_of
 
 Say = Callable[[str], None]
 Series = list[tuple[int, float, float]]

@@ -14,8 +14,7 @@ from typing import Any
 from ...base import ARGS, STEPS, UsageError, read_json
 from ...instruments import PHASES, read_ledger
 from ...training import read_machine_metrics
-from ..runs import WAIT, Rank, Status, TrainingRun
-from .settings import plain, settings_of
+from ..runs import WAIT, Rank, Status, TrainingRun, plain, settings_of
 
 _STATUS: Mapping[str, Status] = {"complete": "complete", "stopped": "stopped"}
 _GPU_BUSY = re.compile(r"system/gpu(\d+)_util_percent")

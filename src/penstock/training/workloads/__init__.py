@@ -62,7 +62,7 @@ class Workload(Protocol):
         pictures(answers)      arrays with the model's outputs for some samples of ``val``, which
                                a report draws; for their names see the detector
         notes, facts           sentences for the user, and facts for the results; in them ``heads``
-                               says what each head is, as `TrainedHead` has it
+                               says what each head is, as `TrainingRecord.heads` has it
         name_of(index)         where a sample of ``train`` comes from, for an error that names it
         leaves_out_not_finite  True if the loss leaves out values that are not finite
     """

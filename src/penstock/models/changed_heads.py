@@ -1,5 +1,10 @@
-"""What is made of a network's outputs before they leave the device: means over turned and mirrored
-inputs, and few values for each voxel in place of many scores."""
+"""What is made of a network's outputs before they leave the device.
+
+as_trained   what its recipe says: probabilities in place of logits, the numbers of its target in
+             place of those on the scale that it was trained on
+of_views     means over turned and mirrored inputs
+reduced      few values for each voxel in place of many scores
+"""
 
 from __future__ import annotations
 
@@ -14,6 +19,7 @@ from torch import Tensor, nn
 
 from ..base import PenstockError, UsageError, plural
 from .load import Model, named_heads
+from .recipe import HeadRecipe
 
 Views = Literal["flips", "rotations"]
 _FEW = 255
@@ -25,7 +31,7 @@ class Reduction:
     """Few values for each voxel, made of the scores of its channels.
 
     >>> Reduction.parse("top:3")
-    Reduction(kind='top', limit=0.0, count=3)
+    Reduction(kind='top', limit=0.0, count=3, labels=())
     """
 
     kind: Literal["argmax", "threshold", "top", "regions"]
@@ -128,31 +134,82 @@ class Reduction:
         return torch.uint8 if most <= _FEW else torch.int32
 
 
-class _Reduced(nn.Module):
-    """A network whose scores are reduced, at once or later: then it gives them once for each output
-    that they become."""
+class _Changed(nn.Module):
+    """A network each of whose heads becomes one or several others."""
 
-    def __init__(self, name: str, module: nn.Module, reduction: Reduction, later: bool) -> None:
+    def __init__(self, model: Model, change: Callable[[str, Tensor], dict[str, Tensor]]) -> None:
         super().__init__()
-        self.name, self.module, self.reduction, self.later = name, module, reduction, later
+        # The network is a module of this one, not a variable of ``change``: a copy on a device has
+        # a copy of it.
+        self.name, self.module, self.change = model.name, model.module, change
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        made = {}
-        for name, scores in named_heads(self.name, self.module(x)).items():
-            self.reduction.check(name, scores)
-            for part in self.reduction.heads(name, scores.shape[1]):
-                made[part] = scores if self.later else self.reduction.of(part, scores, 1)
+        made: dict[str, Tensor] = {}
+        for name, head in named_heads(self.name, self.module(x)).items():
+            made.update(self.change(name, head))
         return made
+
+
+def probabilities_of(logits: Tensor, *, exclusive: bool) -> Tensor:
+    """The probabilities that logits stand for.
+
+    Args:
+        logits: Of shape (batch, channels, sides).
+        exclusive: Whether those of a voxel sum to 1.
+
+    Returns:
+        The probabilities, in the same shape.
+    """
+    return logits.softmax(1) if exclusive else logits.sigmoid()
+
+
+def as_trained(model: Model, *, rescaled: bool = True) -> tuple[Model, list[str]]:
+    """A model whose outputs are what its training was for.
+
+    Args:
+        model: The model, with its recipe.
+        rescaled: Whether intensities go back to the scale of their target.
+
+    Returns:
+        The model, itself where no recipe says otherwise, and a sentence for each head that changes.
+    """
+    recipes = {} if model.recipe is None else model.recipe.heads
+    notes = []
+    for name, head in recipes.items():
+        if head.activation is not None:
+            notes.append(
+                f"{name} becomes probabilities, the {head.activation} of what the model returns"
+            )
+        elif head.scaling is not None and rescaled:
+            lower, scale = head.scaling
+            values = f"0 becomes {lower:g} and 1 {lower + scale:g}"
+            notes.append(f"{name} goes back to the scale of its target: {values}")
+    if not notes or model.recipe is None:
+        return model, []
+    why = f", as {model.recipe.place} says; --head-kind turns that off"
+
+    def meant(name: str, output: Tensor) -> dict[str, Tensor]:
+        return {name: _meant(output, recipes.get(name), rescaled)}
+
+    return replace(model, module=_Changed(model, meant)), [note + why for note in notes]
+
+
+def _meant(output: Tensor, head: HeadRecipe | None, rescaled: bool) -> Tensor:
+    if head is not None and head.activation is not None:
+        return probabilities_of(output.float(), exclusive=head.activation == "softmax")
+    if head is not None and head.scaling is not None and rescaled:
+        lower, scale = head.scaling
+        return output.float() * scale + lower
+    return output
 
 
 class _OfViews(nn.Module):
     """A network that gives the mean of what it makes of several views of its input."""
 
-    def __init__(
-        self, name: str, module: nn.Module, views: Views, axes: tuple[int, ...] | None
-    ) -> None:
+    def __init__(self, model: Model, views: Views) -> None:
         super().__init__()
-        self.name, self.module, self.views, self.axes = name, module, views, axes
+        self.name, self.module, self.views = model.name, model.module, views
+        self.axes = None if model.recipe is None else model.recipe.mirrors
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         total: dict[str, Tensor] = {}
@@ -202,8 +259,7 @@ def of_views(model: Model, views: Views) -> Model:
     Returns:
         The model. Its forward takes as many times as long as there are views.
     """
-    axes = None if model.recipe is None else model.recipe.mirrors
-    return replace(model, module=_OfViews(model.name, model.module, views, axes))
+    return replace(model, module=_OfViews(model, views))
 
 
 def reduced(model: Model, reduction: Reduction, *, later: bool) -> Model:
@@ -219,5 +275,10 @@ def reduced(model: Model, reduction: Reduction, *, later: bool) -> Model:
         The model, with the heads that `Reduction.heads` names. Those to reduce later have all
         channels.
     """
-    module = _Reduced(model.name, model.module, reduction, later)
-    return replace(model, module=module, kind=None)
+
+    def change(name: str, scores: Tensor) -> dict[str, Tensor]:
+        reduction.check(name, scores)
+        parts = reduction.heads(name, scores.shape[1])
+        return {part: scores if later else reduction.of(part, scores, 1) for part in parts}
+
+    return replace(model, module=_Changed(model, change), kind=None)
