@@ -193,7 +193,7 @@ def test_nifti_that_is_damaged() -> None:
     Path("none.nii").write_bytes(b"no" * 400)
     _patched(Path("a.nii"), 80, np.float32([np.nan]))
     refused("short.nii", "is shorter than its header says")
-    refused("short.nii.gz", "is truncated or corrupt")
+    refused("short.nii.gz", "not a readable NIfTI file: Compressed file ended")
     refused("none.nii", "not a readable NIfTI file")
     refused("a.nii", "that is not finite")
     _patched(Path("b.nii.gz"), 112, np.float32([2, np.nan]))
@@ -296,7 +296,7 @@ def test_a_mosaic(rasters: Array) -> None:
     Path("1.tif").write_bytes(b"none")
     with pytest.raises((OSError, ValueError, RuntimeError)):
         read("all.vrt")
-    refused("none.vrt", "not a readable raster")
+    refused("none.vrt", "no such file")
 
 
 def test_files_of_one_raster_are_all_read_alike(rasters: Array) -> None:

@@ -303,7 +303,7 @@ def test_series_takes_an_image_of_a_group(tmp_path: Path) -> None:
         np.testing.assert_array_equal(values_of(source)[0, 0], values)
     with pytest.raises(UsageError, match="--series 2 does not exist; it has 2"):
         open_source(group, series=2)
-    with pytest.raises(UsageError, match="only OME-Zarr and TIFF have several series"):
+    with pytest.raises(UsageError, match="series 0 is asked, but only"):
         open_source(DATA, series=0)
     with pytest.raises(UsageError, match="--series 1 does not exist; a plain array"):
         open_source(group / "0", series=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from numpy.typing import NDArray
 
 from ...base import UsageError, plural, require
 from .cf_packing import packing_of, same_in_all
-from .protocols import chosen_of, local_file, readable
-from .sliced import FrameStack, OpenedArray, Sizes, SlicedSource, open_sliced, placed
+from .protocols import chosen_of, readable
+from .sliced import Asked, FrameStack, OpenedArray
 
 _NEEDED = (
     *("Rows", "Columns", "BitsAllocated", "PixelRepresentation", "PhotometricInterpretation"),
@@ -47,86 +48,56 @@ class _Slice:
     padding: Any
 
 
-def open_dicom_source(
-    path: str, *, inside: str, level: int, cache_bytes: int, name: str, raw: bool,
-    axes: str | None, series: int | None, files: Sequence[Path] = (),
-) -> SlicedSource:  # fmt: skip
-    """Open a series of slices.
-
-    Args:
-        path: The folder or pattern, or one file.
-        inside: Empty, as files hold no names.
-        level: 0, as it has no levels.
-        cache_bytes: The most bytes of decoded slices that are kept.
-        name: The flag that messages name.
-        raw: Read what is stored, whatever ``RescaleSlope`` and ``RescaleIntercept`` say.
-        axes: The letters of the axes, as the user says.
-        series: The number of the series, where the files are of several.
-        files: The files of a folder or pattern.
-
-    Raises:
-        UsageError: One cannot be read, slices are missing or unlike each other, or there is a
-            choice of several series.
-    """
-    where = f"{name} {path}"
-    if inside or level:
-        raise UsageError(f"{where}: DICOM files hold slices, without names and levels")
+def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
+    """Open a series of slices: the files of a folder or pattern, or one file."""
     by_series = defaultdict[str, list[_Slice]](list)
-    for file in files or [local_file(path, name)[1]]:
-        header = _header(file, f"{name} {file}")
+    for file in asked.files or [asked.file]:
+        where = f"{asked.where}: {file.name}" if asked.files else asked.where
+        with readable("DICOM file", where):
+            header = _header(file, where)
         by_series[header.series].append(header)
     all_series = list(by_series.values())
     words = {
         number: f"{each[0].description} {plural(len(each), 'slice')}".strip()
         for number, each in enumerate(all_series)
     }
-    slices = _in_order(all_series[chosen_of(words, series, "series", where)], where)
-
-    def read(num_bytes: int) -> OpenedArray:
-        return _opened(slices, raw, num_bytes, where)
-
-    return open_sliced(
-        read, path=path, inside="", axes=axes, cache_bytes=cache_bytes, where=where,
-        files=[each.file for each in slices],
-    )  # fmt: skip
+    slices = all_series[chosen_of(words, asked.series, "series", asked.where)]
+    return _opened(_in_order(slices, asked.where), asked, cache_bytes)
 
 
 def _header(file: Path, where: str) -> _Slice:
     pydicom = require("pydicom", "dicom")
-    with readable("DICOM file", where):
-        with file.open("rb") as stream:
-            says = pydicom.dcmread(
-                stream, stop_before_pixels=True, specific_tags=[*_NEEDED, *_OTHERS]
-            )
-            left = file.stat().st_size - stream.tell()
-        if lacking := [tag for tag in _NEEDED if says.get(tag) in (None, "")]:
-            raise UsageError(f"{where}: is no slice of an image: it lacks {', '.join(lacking)}")
-        if int(says.get("NumberOfFrames") or 1) > 1:
-            raise UsageError(
-                f"{where}: holds {says.NumberOfFrames} frames; files of one slice each are read"
-            )
-        kind = (
-            says.Rows, says.Columns, says.BitsAllocated, says.PixelRepresentation,
-            str(says.PhotometricInterpretation),
-        )  # fmt: skip
-        syntax = says.file_meta.TransferSyntaxUID
-        # Before the pixels are their tag, their kind unless it is implied, and their length.
-        needed = says.Rows * says.Columns * says.BitsAllocated // 8
-        needed += 8 if syntax.is_implicit_VR else 12
-        if not syntax.is_compressed and left < needed:
-            raise UsageError(f"{where}: is truncated: {left} bytes of {needed} are there")
-        return _Slice(
-            file=file,
-            series=str(says.get("SeriesInstanceUID", "")),
-            description=str(says.get("SeriesDescription", "")),
-            kind=kind,
-            axes=tuple(map(float, says.ImageOrientationPatient)),
-            spacing=tuple(map(float, says.PixelSpacing)),
-            position=tuple(map(float, says.ImagePositionPatient)),
-            slope=float(says.get("RescaleSlope", 1)),
-            intercept=float(says.get("RescaleIntercept", 0)),
-            padding=says.get("PixelPaddingValue"),
+    with file.open("rb") as stream:
+        says = pydicom.dcmread(stream, stop_before_pixels=True, specific_tags=[*_NEEDED, *_OTHERS])
+        left = file.stat().st_size - stream.tell()
+    if lacking := [tag for tag in _NEEDED if says.get(tag) in (None, "")]:
+        raise UsageError(f"{where}: is no slice of an image: it lacks {', '.join(lacking)}")
+    if int(says.get("NumberOfFrames") or 1) > 1:
+        raise UsageError(
+            f"{where}: holds {says.NumberOfFrames} frames; files of one slice each are read"
         )
+    kind = (
+        says.Rows, says.Columns, says.BitsAllocated, says.PixelRepresentation,
+        str(says.PhotometricInterpretation),
+    )  # fmt: skip
+    syntax = says.file_meta.TransferSyntaxUID
+    # Before the pixels are their tag, their kind unless it is implied, and their length.
+    needed = says.Rows * says.Columns * says.BitsAllocated // 8
+    needed += 8 if syntax.is_implicit_VR else 12
+    if not syntax.is_compressed and left < needed:
+        raise UsageError(f"{where}: is truncated: {left} bytes of {needed} are there")
+    return _Slice(
+        file=file,
+        series=str(says.get("SeriesInstanceUID", "")),
+        description=str(says.get("SeriesDescription", "")),
+        kind=kind,
+        axes=tuple(map(float, says.ImageOrientationPatient)),
+        spacing=tuple(map(float, says.PixelSpacing)),
+        position=tuple(map(float, says.ImagePositionPatient)),
+        slope=float(says.get("RescaleSlope", 1)),
+        intercept=float(says.get("RescaleIntercept", 0)),
+        padding=says.get("PixelPaddingValue"),
+    )
 
 
 def _in_order(slices: Sequence[_Slice], where: str) -> list[_Slice]:
@@ -163,27 +134,28 @@ def _place(each: _Slice) -> float:
     return float(np.dot(np.cross(each.axes[:3], each.axes[3:]), each.position))
 
 
-def _opened(slices: Sequence[_Slice], raw: bool, cache_bytes: int, where: str) -> OpenedArray:
-    pydicom, first = require("pydicom", "dicom"), slices[0]
+def _opened(slices: Sequence[_Slice], asked: Asked, cache_bytes: int) -> OpenedArray:
+    pydicom, first, packing = require("pydicom", "dicom"), slices[0], None
 
     def read(place: tuple[int, ...]) -> NDArray[Any]:
         stored: NDArray[Any] = pydicom.dcmread(slices[place[0]].file).pixel_array
         return stored
 
-    with readable("DICOM file", f"{where}: {first.file.name}"):
-        dtype = read((0,)).dtype
-    packing = None
-    if not raw:
-        slope = same_in_all([each.slope for each in slices], "RescaleSlope", where, "slices")
-        offset = same_in_all(
-            [each.intercept for each in slices], "RescaleIntercept", where, "slices"
-        )
-        packing = packing_of({"scale_factor": slope, "add_offset": offset}, dtype, where)
+    dtype = read((0,)).dtype
+    if not asked.raw:
+        place = (asked.where, "slices")
+        says = {
+            "scale_factor": same_in_all([each.slope for each in slices], "RescaleSlope", *place),
+            "add_offset": same_in_all(
+                [each.intercept for each in slices], "RescaleIntercept", *place
+            ),
+        }
+        packing = packing_of(says, dtype, asked.where)
     steps = [_place(b) - _place(a) for a, b in pairwise(slices)]
     straight = np.allclose(first.axes, (1, 0, 0, 0, 1, 0))
     x, y, z = first.position if straight else (0.0, 0.0, 0.0)
     down, across = first.spacing
-    sizes: Sizes = {"y": (down, "millimeter", y), "x": (across, "millimeter", x)}
+    sizes = {"y": (down, "millimeter", y), "x": (across, "millimeter", x)}
     if steps:
         sizes["z"] = float(np.mean(steps)), "millimeter", z
     frame = first.kind[:2]
@@ -191,11 +163,11 @@ def _opened(slices: Sequence[_Slice], raw: bool, cache_bytes: int, where: str) -
         array=FrameStack([len(slices)], frame, dtype, read, cache_bytes),
         labels="zyx",
         chunks=(1, *frame),
+        sizes=sizes,
         packing=packing,
-        notes=tuple(_notes(slices, straight)),
+        notes=list(_notes(slices, straight)),
         cache_bytes=cache_bytes,
-        takes_cache=True,
-        **placed("zyx", sizes),
+        again=partial(_opened, slices, asked),
     )
 
 

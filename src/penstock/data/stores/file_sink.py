@@ -29,9 +29,9 @@ from .georeference import georeference_of
 from .kvstore import address, kvstore_of, open_kvstore
 from .omezarr import SCRATCH_TILES, open_omezarr_sink
 from .plane_rows import HELD, SCRATCH_SIDE, TILE, rows_at_once
-from .protocols import Source
+from .protocols import Source, file_stamp
 from .raster_tiles import MAKING_BYTES, RasterTiles
-from .sliced import OpenedArray, open_sliced
+from .sliced import Asked, OpenedArray, SlicedSource
 from .tensorstore import TensorStoreSink
 
 _LIBRARY_BYTES = 2**27
@@ -193,11 +193,9 @@ def source_of_tiles(path: Path, scratch: Source, name: str) -> Source:
     tiles = tiles_of(path, planar(scratch.domain).shape, scratch.dtype, None)
     if not tiles.folder.is_dir():
         return scratch
-    opened = OpenedArray(array=tiles, labels=["band", "y", "x"], chunks=(1, TILE, TILE))
-    place = str(scratch_of(path))
-    return open_sliced(
-        lambda _: opened, path=place, inside="", axes=None, cache_bytes=0, where=f"{name} {place}"
-    )
+    opened, place = OpenedArray(array=tiles, labels="cyx", chunks=(1, TILE, TILE)), scratch_of(path)
+    asked = Asked(path=str(place), where=f"{name} {place}")
+    return SlicedSource(opened, asked, str(place.resolve()), file_stamp(place))
 
 
 def tiles_of(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -91,6 +92,25 @@ class Source(Protocol):
         A cache that the user's own spec sets stays as it is, and memory needs none: see the
         result's ``cache_bytes``.
         """
+
+
+class BoxReader(ABC):
+    """A source that puts a box into an array, and whose grid begins at 0."""
+
+    domain: Box
+    dtype: np.dtype[Any]
+    grid_origin: tuple[int, ...] = (0,) * 5
+
+    def read(self, box: Box, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        assert box in self.domain, f"{box} is not in {self.domain}"
+        if out is None:
+            out = np.empty(box.shape, self.dtype)
+        self.fill(box, out)
+        return out
+
+    @abstractmethod
+    def fill(self, box: Box, out: NDArray[Any]) -> None:
+        """Read a box within the domain into an array of its shape."""
 
 
 class Located(Protocol):
@@ -248,15 +268,6 @@ def is_file(path: Path, where: str) -> bool:
     """
     with system_errors(where):
         return path.is_file()
-
-
-def local_file(path: str, name: str) -> tuple[str, Path]:
-    """What messages on a file of this machine begin with, and the file; `UsageError` where it is
-    not there. ``name`` is the flag that takes it."""
-    where, file = f"{name} {path}", Path(path).expanduser()
-    if not is_file(file, where):
-        raise UsageError(f"{where}: no such file")
-    return where, file
 
 
 @contextmanager

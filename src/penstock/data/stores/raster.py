@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError, describe, require, scrub
+from ...base import UsageError, require
 from .cf_packing import Packing, packing_of, same_in_all
 from .frames import shown_channel, unit_name
 from .georeference import ALPHA_IS_READ, GDAL_CACHE, GDAL_OPTIONS, POINTS_STAY
 from .protocols import check_dtype
-from .sliced import OpenedArray, SlicedSource, open_sliced
+from .sliced import Asked, OpenedArray
 
 _OPENING = threading.Lock()
 
@@ -54,47 +54,13 @@ class _Bands:
         return read
 
 
-def open_raster_source(
-    path: str, *, inside: str, level: int, cache_bytes: int, name: str, raw: bool,
-    axes: str | None, series: int | None,
-) -> SlicedSource:  # fmt: skip
-    """Open a raster.
-
-    Args:
-        path: A VRT file, or the URL of a raster.
-        inside: Empty, as it holds one array.
-        level: 0, or an overview.
-        cache_bytes: Not used: GDAL has one cache for all rasters.
-        name: The flag that messages name.
-        raw: Read what is stored, whatever no-data, scales and offsets say.
-        axes: The letters of the stored axes (bands, rows, columns), as the user says.
-        series: None, as it has one image.
-
-    Raises:
-        UsageError: It cannot be read.
-    """
-    where = f"{name} {scrub(path)}"
-    if inside or series:
-        raise UsageError(f"{where}: a raster holds one array; it takes no name and no series")
-
-    def read(num_bytes: int) -> OpenedArray:
-        return _opened(path, level, raw, where)
-
-    return open_sliced(
-        read, path=path, inside=str(level), axes=axes, cache_bytes=cache_bytes, where=where
-    )
-
-
-def _opened(path: str, level: int, raw: bool, where: str) -> OpenedArray:
-    errors = require("rasterio.errors", "scenes")
-    try:
-        raster = _Bands(path, level)
-    except (errors.RasterioError, ValueError, OSError) as error:
-        raise UsageError(f"{where}: not a readable raster: {describe(error)}") from error
+def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
+    """Open a raster, or an overview of it. GDAL has one cache for all rasters."""
+    where, raster = asked.where, _Bands(asked.path, asked.level)
     dataset = raster.opened()
     if len(set(dataset.dtypes)) > 1:
         raise UsageError(f"{where}: its bands have the dtypes {', '.join(dataset.dtypes)}")
-    packing, notes = (None if raw else _packing(dataset, where)), []
+    notes = []
     transform, crs = dataset.transform, dataset.crs
     straight = transform.b == transform.d == 0 and not transform.is_identity
     per_dataset = require("rasterio.enums", "scenes").MaskFlags.per_dataset
@@ -105,18 +71,16 @@ def _opened(path: str, level: int, raw: bool, where: str) -> OpenedArray:
     if any(each.name == "alpha" for each in dataset.colorinterp):
         notes.append(ALPHA_IS_READ)
     unit = unit_name(crs.linear_units) if crs is not None and crs.is_projected else None
-    size = (abs(transform.e), transform.a) if straight else (1.0, 1.0)
-    shown = [shown_channel(text) for text in dataset.descriptions]
+    sizes = {"y": (abs(transform.e), unit, 0.0), "x": (transform.a, unit, 0.0)}
     rows, columns = dataset.block_shapes[0]
     return OpenedArray(
         array=raster,
         labels=["band", "y", "x"],
         chunks=(1, rows, columns),
-        scale=(1.0, *size) if straight else None,
-        units=(None, unit, unit) if straight else (),
-        omero=tuple(shown) if any(shown) else (),
-        notes=tuple(notes),
-        packing=packing,
+        sizes=sizes if straight else {},
+        omero=[shown_channel(text) for text in dataset.descriptions],
+        notes=notes,
+        packing=None if asked.raw else _packing(dataset, where),
         bands=True,
         georeferenced=(crs is not None or not transform.is_identity or dataset.nodata is not None),
         cache_bytes=GDAL_CACHE,

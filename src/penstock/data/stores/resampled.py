@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 
 from ..box import Box
 from ..resampling import Resampling
-from .in_memory import HoldsAll
-from .protocols import Source, source_fingerprint
+from .protocols import BoxReader, Source, source_fingerprint
 
 
-class ResampledSource(HoldsAll):
+class ResampledSource(BoxReader):
     """Reads another source on a grid that lies over the same box.
 
     What it does not say here of itself, such as units and channels, is as in the other source.
@@ -76,8 +75,11 @@ class ResampledSource(HoldsAll):
         return int(getattr(self.source, "packed_itemsize", 0))
 
     @property
-    def tells_absent(self) -> bool:  # type: ignore[override]
+    def tells_absent(self) -> bool:
         return False
+
+    def absent(self, cells: Sequence[Box]) -> list[Box]:
+        return []
 
     def with_cache(self, num_bytes: int) -> ResampledSource:
         return ResampledSource(self.source.with_cache(num_bytes), self.resampling, self.within)

@@ -29,10 +29,7 @@ from .kvstore import (
     first_sentence,
     ts,
 )
-from .protocols import (
-    AXES,
-    source_fingerprint,
-)
+from .protocols import AXES, BoxReader, source_fingerprint
 from .specs import cache_limits, meaning
 
 _BRIEF = {
@@ -48,7 +45,7 @@ EXISTING = {"open": True, "create": False, "delete_existing": False, "read": Tru
 
 
 @dataclass(eq=False, repr=False)
-class TensorStoreSource(Framed):
+class TensorStoreSource(BoxReader, Framed):
     """Reads a TensorStore; made by `open_tensorstore_source`."""
 
     name: str
@@ -76,18 +73,13 @@ class TensorStoreSource(Framed):
             self.address, self.stored_axes, meaning(spec.to_json())
         )
 
-    def read(self, box: Box, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        assert box in self.domain, f"{box} is not in {self.domain}"
+    def fill(self, box: Box, out: NDArray[Any]) -> None:
         view = self._view[box.slices]
         with plainly():
             if self.packing is not None:
-                out = np.empty(box.shape, self.dtype) if out is None else out
                 self.packing.decode(view.read().result(), out)
-            elif out is None:
-                return view.read().result()
             else:
                 ts.array(out).write(view[ts.d[:].translate_to[0]]).result()
-        return out
 
     @property
     def packed_itemsize(self) -> int:
