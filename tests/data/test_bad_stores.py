@@ -91,9 +91,9 @@ class TestBadInput:
             (lambda d: {"driver": "zarr", "kvstore": f"file://{d}/a"}, r"\.zarray.*not exist$"),
             (
                 lambda d: odd_image(d, translation="a"),
-                "multiscales metadata is malformed: ValueError",
+                "metadata is malformed: ValueError",
             ),
-            (bad_multiscales, "multiscales metadata is malformed: KeyError\\('datasets'\\)"),
+            (bad_multiscales, "metadata is malformed: KeyError\\('datasets'\\)"),
             (lambda d: leads_out(d, "../secret"), r"names '../secret', which"),
             (lambda d: leads_out(d, f"{d}/secret"), "which is not below it$"),
             (lambda d: leads_out(d, f"file://{d}/secret"), "which is not below it$"),

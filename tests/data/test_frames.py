@@ -345,7 +345,7 @@ ODD = [
      {"omero": ({},)}),
     ({"omero": {"channels": [{"color": "00ff00", "window": {"start": 1, "end": 2, "min": "x"}}]}},
      {"omero": ({"color": "00FF00"},)}),
-    ({"multiscales": []}, "its multiscales metadata describes no image"),
+    ({"multiscales": []}, "holds no images"),
     ({"multiscales": [{"coordinateSystems": [], "datasets": [{}]}]}, "has coordinate systems, as"),
 ]  # fmt: skip
 

@@ -11,17 +11,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...base import scrub
 from ..box import Box
 from ..grid import Grid
 from ..normalize import Histogram
 from .frames import shown_channels
-from .kvstore import kvstore_of, open_kvstore, reader_of
 from .label_images import is_labels
-from .ome_levels import image_of
 from .pyramid import level_of
 from .tensorstore import TensorStoreSource, plainly
-from .zarr_groups import group_document, write_group
+from .zarr_groups import Group
 
 _PERCENTILES = (0.5, 99.8)
 _COUNTED = (1, 1, 16, 256, 256)
@@ -45,12 +42,11 @@ def add_windows(path: str, channels: Sequence[Mapping[str, Any]] = (), name: str
     Raises:
         UsageError: It cannot be read.
     """
-    where = f"{name} {scrub(path)}".strip()
-    root = open_kvstore(kvstore_of(path), where)
-    key, document, ome = group_document(reader_of(root, where), where)
+    group = Group.at(path, name)
+    ome, last = group.ome, len(group.image()["datasets"]) - 1
     if is_labels(path, name):
         return False
-    level = level_of(path, len(image_of(ome, None, where)["datasets"]) - 1, name)
+    level = level_of(path, last, name)
     begun = shown_channels(channels, level.dtype) if any(channels) else None
     if ome.get("omero") != begun:
         return False
@@ -60,7 +56,7 @@ def add_windows(path: str, channels: Sequence[Mapping[str, Any]] = (), name: str
         if "window" not in each:
             each["window"] = _window(level, first + number, max(1, _MOST // count))
     ome["omero"] = shown_channels(shown, level.dtype)
-    write_group(root, key, document)
+    group.write()
     return True
 
 

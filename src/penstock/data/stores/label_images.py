@@ -9,9 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ...base import scrub
-from .kvstore import kvstore_of, open_kvstore, reader_of
-from .zarr_groups import Read, read_attributes, read_json
+from .zarr_groups import Group
 
 _OF_VERSION: dict[str, tuple[str, dict[str, Any]]] = {
     "0.4": (".zattrs", {}),
@@ -50,7 +48,7 @@ def is_labels(path: str, name: str) -> bool:
     Raises:
         UsageError: Its metadata cannot be read.
     """
-    attributes = _attributes(path, name)
+    attributes = Group.at(path, name).ome
     modes = any(each.get("type") == "mode" for each in attributes.get("multiscales", ()))
     return modes or "image-label" in attributes
 
@@ -72,13 +70,12 @@ def register_label(path: str, name: str) -> bool:
     if place is None:
         return False
     image, labels, label = place
-    if "multiscales" not in _attributes(image, name):
+    if "multiscales" not in Group.at(image, name).ome:
         return False
-    where = f"{name} {scrub(labels)}"
-    version = "0.5" if _reader(path, where)("zarr.json") else "0.4"
+    version = "0.5" if Group.at(path, name).driver == "zarr3" else "0.4"
     key, document = _OF_VERSION[version]
-    root = open_kvstore(kvstore_of(labels), where)
-    document = {**document, **read_json(reader_of(root, where), key, where)}
+    group = Group.at(labels, name)
+    document = {**document, **group.json(key)}
     holds = document
     if version == "0.5":
         holds = document.setdefault("attributes", {}).setdefault("ome", {"version": version})
@@ -86,15 +83,6 @@ def register_label(path: str, name: str) -> bool:
     if label not in names:
         names.append(label)
         if version == "0.4":
-            root.write(".zgroup", json.dumps({"zarr_format": 2}).encode()).result()
-        root.write(key, json.dumps(document, indent=2).encode()).result()
+            group.root.write(".zgroup", json.dumps({"zarr_format": 2}).encode()).result()
+        group.root.write(key, json.dumps(document, indent=2).encode()).result()
     return True
-
-
-def _reader(path: str, where: str) -> Read:
-    return reader_of(open_kvstore(kvstore_of(path), where), where)
-
-
-def _attributes(path: str, name: str) -> dict[str, Any]:
-    where = f"{name} {scrub(path)}"
-    return dict(read_attributes(_reader(path, where), where)[1])

@@ -26,11 +26,10 @@ from .kvstore import (
     kvstore_of,
     local_path,
     open_kvstore,
-    reader_of,
     ts,
 )
 from .label_images import label_place, says_label
-from .ome_levels import described, transformations
+from .ome_levels import transformations
 from .protocols import AXES, Source
 from .tensorstore import TensorStoreSink, TensorStoreSource
 from .tensorstore_open import (
@@ -38,7 +37,7 @@ from .tensorstore_open import (
     open_tensorstore_source,
     prepare_sink,
 )
-from .zarr_groups import Read, check_array, read_attributes, read_json
+from .zarr_groups import Group
 
 SCRATCH_TILES = "tiles"
 """The folder in a scratch that has the tiles of a GeoTIFF."""
@@ -67,23 +66,15 @@ def open_omezarr_source(
 
     Axes, scale and position are the group's; a dataset's own are combined with its multiscale's.
     """
-    where = f"{name} {scrub(path)}"
-    root = open_kvstore(kvstore_of(path), where)
-    read = reader_of(root, where)
-    driver, attributes = read_attributes(read, where)
-    spec: dict[str, Any] = {"driver": driver, "kvstore": kvstore_of(path)}
+    group = Group.at(path, name)
+    where, root = group.where, group.root
+    spec: dict[str, Any] = {"driver": group.driver, "kvstore": kvstore_of(path)}
     image = None
-    if "multiscales" in attributes:
-        try:
-            image = described(attributes, level, where, series)
-        except UsageError:
-            raise
-        except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
-            why = f"{where}: its multiscales metadata is malformed: {error!r}"
-            raise UsageError(why) from error
+    if "multiscales" in group.ome:
+        image = group.level(level, series)
         spec["path"] = image.path
     else:
-        check_array(read, local_path(root.spec()), attributes, scrub(path), name)
+        group.check_array(local_path(root.spec()), scrub(path))
         spec["driver"] = _array_driver(root, where)
         if level or series:
             asked = f"level {level}" if level else f"--series {series}"
@@ -144,8 +135,8 @@ def open_omezarr_sink(
     sink = replace(sink, root=root, replaces=arrays)
     if version == "n5":
         return sink
-    read = reader_of(open_kvstore(spec.kvstore, where), where)
-    sink = replace(sink, packing=_packing_of(read, where) if stays else layout.packing)
+    there = _packing_of(open_kvstore(spec.kvstore, where), where) if stays else layout.packing
+    sink = replace(sink, packing=there)
     if version == "plain":
         return sink
     return replace(
@@ -157,18 +148,17 @@ def open_omezarr_sink(
     )
 
 
-def _packing_of(read: Read, where: str) -> dict[str, float]:
+def _packing_of(array: Any, where: str) -> dict[str, float]:
     """What the numbers of an array of ours stand for, as its attributes say."""
-    documents = (read_json(read, key, where) for key in ("zarr.json", ".zattrs"))
-    attributes = next((each for each in documents if each), {})
-    attributes = attributes.get("attributes", attributes)
+    document = Group.of(array, where).document[1]
+    attributes = document.get("attributes", document)
     return {key: attributes[key] for key in ("scale_factor", "add_offset") if key in attributes}
 
 
 def _array_paths(root: Any, where: str) -> list[str]:
     """The paths of the arrays that the group at ``root`` describes."""
     try:
-        multiscales = read_attributes(reader_of(root, where), where)[1].get("multiscales", ())
+        multiscales = Group.of(root, where).ome.get("multiscales", ())
         return [str(dataset["path"]) for image in multiscales for dataset in image["datasets"]]
     except (KeyError, TypeError, AttributeError, UsageError):
         return []
@@ -211,7 +201,7 @@ def _version(
     elif root is not None and root.read(".zgroup").result().state == "value":
         version = "0.4"
     elif root is not None:
-        document = read_json(reader_of(root, where), "zarr.json", where)
+        document = Group.of(root, where).json("zarr.json")
         version = "plain" if document.get("node_type") == "array" else "0.5"
     if version not in _ARRAY_SPECS:
         raise UsageError(f"{where}: OME-Zarr {version} cannot be written; 0.4 and 0.5 can")

@@ -19,18 +19,18 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError, in_order, scrub
+from ...base import UsageError, in_order
 from ..box import Box
 from ..grid import Grid
 from ..levels import SPACE, LevelBelow, Rule, box_above, levels_below, reduced
-from .kvstore import kvstore_of, open_kvstore, reader_of, ts
-from .ome_levels import image_of, transform_of, transformations
+from .kvstore import ts
+from .ome_levels import transform_of, transformations
 from .omezarr import open_omezarr_source
 from .open import parse_spec
 from .protocols import AXES
 from .tensorstore import TensorStoreSink, TensorStoreSource, plainly
 from .tensorstore_open import open_tensorstore_source, prepare_sink
-from .zarr_groups import Read, group_document, read_attributes, write_group
+from .zarr_groups import Group
 
 _MOST_LEVELS = 31  # below the first: an axis has fewer than 2**31 voxels
 _CELLS_BYTES = 2**27
@@ -62,10 +62,8 @@ def add_levels(
     Raises:
         UsageError: It is no such group, or has levels already.
     """
-    where = f"{name} {scrub(path)}".strip()
-    root = open_kvstore(kvstore_of(path), where)
-    read = reader_of(root, where)
-    image = image_of(group_document(read, where)[2], None, where)
+    group = Group.at(path, name)
+    where, image = group.where, group.image()
     first = level_of(path, 0, name)
     if not image["datasets"][0].get("coordinateTransformations"):
         raise UsageError(
@@ -78,7 +76,7 @@ def add_levels(
         return []
     rule = rule or (image["type"] if image.get("type") in get_args(Rule) else "mean")
     if named > 1:
-        _remove(root, read, image, where)
+        _remove(group)
     levels = levels_below(first.domain.shape, first.scale, count, axes)
     above, paths = first, _paths(str(image["datasets"][0]["path"]), len(levels))
     for level, place in zip(levels, paths, strict=True):
@@ -94,7 +92,7 @@ def add_levels(
         {"path": place, "coordinateTransformations": _moves(image, level.factors, first, where)}
         for level, place in zip(levels, paths, strict=True)
     ]
-    _name_levels(root, read, image, below, where, rule)
+    _name_levels(group, below, rule)
     return levels
 
 
@@ -114,15 +112,13 @@ def begin_first_level(
     Raises:
         UsageError: It cannot be opened.
     """
-    where = f"{name} {scrub(path)}".strip()
-    root = open_kvstore(kvstore_of(path), where)
-    image = image_of(read_attributes(reader_of(root, where), where)[1], None, where)
-    first = level_of(path, 0, name)
+    group = Group.at(path, name)
+    image, first = group.image(), level_of(path, 0, name)
     levels = levels_below(first.domain.shape, first.scale, count)
     if not levels or len(image["datasets"]) > 1:
         return None
     place = _paths(str(image["datasets"][0]["path"]), len(levels))[0]
-    return levels[0], _opened(first, levels[0], first.spec["kvstore"], place, where)[1]
+    return levels[0], _opened(first, levels[0], first.spec["kvstore"], place, group.where)[1]
 
 
 def levels_to_add(
@@ -164,8 +160,8 @@ def count_differing(spec: Any, threads: int = 1) -> dict[int, tuple[int, int]]:
     """
     if not isinstance(path := parse_spec(spec), str):
         return {}
-    attributes = read_attributes(reader_of(open_kvstore(kvstore_of(path), path), path), path)[1]
-    image = image_of(attributes, None, path) if "multiscales" in attributes else {}
+    group = Group.at(path)
+    image = group.image() if "multiscales" in group.ome else {}
     if image.get("type") not in get_args(Rule):
         return {}
     levels = (level_of(path, number, "") for number in range(len(image["datasets"])))
@@ -187,24 +183,24 @@ def _is_of(above: TensorStoreSource, made: TensorStoreSource, rule: Rule, cell: 
 
 def remove_levels(path: str) -> None:
     """Take away the levels of an OME-Zarr image but for the first, which is about to change."""
-    root = open_kvstore(kvstore_of(path), path)
-    read = reader_of(root, path)
-    attributes = read_attributes(read, path)[1]
-    if "multiscales" in attributes:
-        _remove(root, read, image_of(attributes, None, path), path)
+    group = Group.at(path)
+    if "multiscales" in group.ome:
+        _remove(group)
 
 
-def _remove(root: Any, read: Read, image: Mapping[str, Any], where: str) -> None:
+def _remove(group: Group) -> None:
     """Take away the levels of an image, also those that a killed run began and did not name.
 
     Arrays go first: a kill between the two must leave no stored chunk that a later run would take
     for its own.
     """
-    first, *named = (str(each["path"]) for each in image["datasets"])
+    first, *named = (str(each["path"]) for each in group.image()["datasets"])
     ranges = (ts.KvStore.KeyRange(f"{p}/", f"{p}0") for p in {*named, *_paths(first, _MOST_LEVELS)})
-    for gone in [root.delete_range(each) for each in ranges]:  # all at once: a store may be far
+    for gone in [
+        group.root.delete_range(each) for each in ranges
+    ]:  # all at once: a store may be far
         gone.result()
-    _name_levels(root, read, image, [], where)
+    _name_levels(group, [])
 
 
 def _paths(first: str, count: int) -> list[str]:
@@ -281,16 +277,16 @@ def _moves(
 
 
 def _name_levels(
-    root: Any, read: Read, image: Mapping[str, Any],
-    below: Sequence[Mapping[str, Any]], where: str, rule: Rule | None = None,
-) -> None:  # fmt: skip
+    group: Group, below: Sequence[Mapping[str, Any]], rule: Rule | None = None
+) -> None:
     """Write the metadata of a group, in which its image has the first level and those below.
 
     The most frequent value as rule is the mark of labels, and stands there without levels, too.
     """
-    key, document, ome = group_document(read, where)
+    group = Group.of(group.root, group.where)  # as it is by now
+    image = group.ome["multiscales"][0]
     datasets = [image["datasets"][0], *below]
     marked = rule == "mode" and image.get("type") != rule
-    if marked or ome["multiscales"][0]["datasets"] != datasets:
-        ome["multiscales"][0].update(datasets=datasets, **({"type": rule} if rule else {}))
-        write_group(root, key, document)
+    if marked or image["datasets"] != datasets:
+        image.update(datasets=datasets, **({"type": rule} if rule else {}))
+        group.write()

@@ -28,7 +28,6 @@ from .kvstore import (
     local_path,
     object_in,
     open_kvstore,
-    reader_of,
     store_folder,
     ts,
 )
@@ -47,7 +46,7 @@ from .tensorstore import (
     cache_of,
     grid_origin,
 )
-from .zarr_groups import level_of
+from .zarr_groups import Group
 
 
 def open_tensorstore_source(
@@ -151,10 +150,10 @@ def _level_of(array: Any, stored: Mapping[str, Any], where: str) -> tuple[Level 
     for up in range(1, min(_ABOVE, len(parts)) + 1):
         above = {**place, "path": "".join(f"{part}/" for part in parts[:-up])}
         try:
-            read = reader_of(open_kvstore(above, where), where)
-            if (level := level_of(read, "/".join(parts[-up:]), where)) is not None:
+            group = Group.of(open_kvstore(above, where), where)
+            if (level := group.level_called("/".join(parts[-up:]))) is not None:
                 return level, []
-        except (UsageError, KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+        except UsageError as error:
             return None, [f"the metadata of the group above the input is not read: {error}"]
     return None, []
 
