@@ -19,8 +19,7 @@ from penstock.data.grid import Grid
 from penstock.data.levels import reduced
 from penstock.data.stores import file_making
 from penstock.data.stores.georeference import Georeference
-from penstock.data.stores.raster_tiles import RasterTiles
-from penstock.data.stores.write_cog import write_cog
+from penstock.data.stores.raster_tiles import RasterTiles, write_cog
 
 from ..later import imported_later
 from ..parameters import mainly
@@ -167,7 +166,7 @@ def test_overviews_do_not_depend_on_blocks(dtype: str, nodata: int | None, rule:
 
 
 def test_a_large_geotiff_has_64_bit_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.data.stores import write_cog as room
+    from penstock.data.stores import raster_tiles as room
 
     rasterio = scene()
     monkeypatch.setattr(room, "CLASSIC_BYTES", 0)

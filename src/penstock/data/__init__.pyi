@@ -80,8 +80,6 @@ from .stores.frames import unit_name as unit_name
 from .stores.kvstore import explained_errors as explained_errors
 from .stores.kvstore import kvstore_of as kvstore_of
 from .stores.kvstore import read_key as read_key
-from .stores.label_images import is_labels as is_labels
-from .stores.label_images import register_label as register_label
 from .stores.lock import OutputLock as OutputLock
 from .stores.lock import run_at as run_at
 from .stores.lock_place import why_no_lock as why_no_lock
@@ -115,6 +113,8 @@ from .stores.written import discard_damaged as discard_damaged
 from .stores.written import is_damage as is_damage
 from .stores.written import open_written as open_written
 from .stores.zarr_groups import first_level_of as first_level_of
+from .stores.zarr_groups import is_labels as is_labels
+from .stores.zarr_groups import register_label as register_label
 from .tissue import CoarseView as CoarseView
 from .tissue import SampleMask as SampleMask
 from .tissue import coarse_view as coarse_view

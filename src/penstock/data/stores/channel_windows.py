@@ -15,10 +15,9 @@ from ..box import Box
 from ..grid import Grid
 from ..normalize import Histogram
 from .frames import shown_channels
-from .label_images import is_labels
 from .pyramid import level_of
 from .tensorstore import TensorStoreSource, plainly
-from .zarr_groups import Group
+from .zarr_groups import Group, is_labels
 
 _PERCENTILES = (0.5, 99.8)
 _COUNTED = (1, 1, 16, 256, 256)

@@ -28,7 +28,6 @@ from .kvstore import (
     open_kvstore,
     ts,
 )
-from .label_images import label_place, says_label
 from .ome_levels import transformations
 from .protocols import AXES, Source
 from .tensorstore import TensorStoreSink, TensorStoreSource
@@ -37,7 +36,7 @@ from .tensorstore_open import (
     open_tensorstore_source,
     prepare_sink,
 )
-from .zarr_groups import Group
+from .zarr_groups import Group, label_place
 
 SCRATCH_TILES = "tiles"
 """The folder in a scratch that has the tiles of a GeoTIFF."""
@@ -338,7 +337,8 @@ def _documents(version: str, layout: _Layout, path: str) -> dict[str, Any]:
     if any(layout.omero):
         shown["omero"] = shown_channels(layout.omero, layout.dtype)
     if label_place(path) is not None:
-        shown |= says_label(version)
+        source = {"source": {"image": "../../"}}
+        shown["image-label"] = {"version": version, **source} if version == "0.4" else source
     if version == "0.4":
         attributes = {"multiscales": [{"version": "0.4", **multiscale}], **shown}
         documents = {".zgroup": {"zarr_format": 2}, ".zattrs": attributes}

@@ -37,14 +37,15 @@ from .protocols import (
     check_dtype,
     source_fingerprint,
 )
-from .specs import cache_limits, settled
 from .tensorstore import (
     EXISTING,
     TensorStoreSink,
     TensorStoreSource,
     box_of,
+    cache_limits,
     cache_of,
     grid_origin,
+    settled,
 )
 from .zarr_groups import Group
 

@@ -54,7 +54,7 @@ def open_written(spec: Spec, name: str) -> Written:
         return Written(theirs, path, theirs.address, None, theirs.name)
     from .kvstore import address, kvstore_of, local_path, open_kvstore, store_folder, ts
     from .omezarr import open_omezarr_source
-    from .specs import settled
+    from .tensorstore import settled
     from .tensorstore_open import open_tensorstore_source
 
     source: Source

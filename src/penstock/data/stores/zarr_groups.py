@@ -2,6 +2,10 @@
 
 A group that holds several things is refused with their names, so that never the first of them is
 taken in silence. The user names one by its path; no path of a stranger's metadata is followed.
+
+An output in the folder ``labels`` of an image is one of its labels. ``image.ome.zarr/labels/cells``
+says that it is a label image, and ``image.ome.zarr/labels`` lists its names, by which viewers find
+them.
 """
 
 from __future__ import annotations
@@ -23,6 +27,11 @@ Read = Callable[[str], bytes | None]
 """The bytes of a key of a store; None where it has no such key."""
 _DEPTH = 4  # of arrays below a group
 _MARKERS = ("zarr.json", ".zarray", "attributes.json")
+_OF_VERSION: dict[str, tuple[str, dict[str, Any]]] = {
+    "0.4": (".zattrs", {}),
+    "0.5": ("zarr.json", {"zarr_format": 3, "node_type": "group"}),
+}
+"""The file of a group's attributes, and what else it holds."""
 
 
 class Group:
@@ -236,3 +245,67 @@ def _below(folder: Path | None) -> Iterator[tuple[str, tuple[int, ...]]]:
                 folders.clear()
         if len(place.parts) >= _DEPTH:
             folders.clear()
+
+
+def label_place(path: str) -> tuple[str, str, str] | None:
+    """The image that a path is a label of, the folder of its labels, and the name there.
+
+    >>> label_place("brain.ome.zarr/labels/cells")
+    ('brain.ome.zarr', 'brain.ome.zarr/labels', 'cells')
+    """
+    labels, _, name = path.rstrip("/").rpartition("/")
+    image, _, folder = labels.rpartition("/")
+    return (image, labels, name) if image and folder == "labels" else None
+
+
+def is_labels(path: str, name: str) -> bool:
+    """Whether an image is one of labels.
+
+    Args:
+        path: The OME-Zarr group, or an array.
+        name: The flag that messages name.
+
+    Returns:
+        True if its group says so, or if its levels have the most frequent values of those above.
+
+    Raises:
+        UsageError: Its metadata cannot be read.
+    """
+    attributes = Group.at(path, name).ome
+    modes = any(each.get("type") == "mode" for each in attributes.get("multiscales", ()))
+    return modes or "image-label" in attributes
+
+
+def register_label(path: str, name: str) -> bool:
+    """Name a label image in the list of its image, unless it is named there.
+
+    Args:
+        path: The label image, which is there.
+        name: The flag that messages name.
+
+    Returns:
+        False if the path is of no label, or the folder above lies in no image.
+
+    Raises:
+        UsageError: The metadata of the image or of its labels cannot be read.
+    """
+    place = label_place(path)
+    if place is None:
+        return False
+    image, labels, label = place
+    if "multiscales" not in Group.at(image, name).ome:
+        return False
+    version = "0.5" if Group.at(path, name).driver == "zarr3" else "0.4"
+    key, document = _OF_VERSION[version]
+    group = Group.at(labels, name)
+    document = {**document, **group.json(key)}
+    holds = document
+    if version == "0.5":
+        holds = document.setdefault("attributes", {}).setdefault("ome", {"version": version})
+    names = holds.setdefault("labels", [])
+    if label not in names:
+        names.append(label)
+        if version == "0.4":
+            group.root.write(".zgroup", json.dumps({"zarr_format": 2}).encode()).result()
+        group.root.write(key, json.dumps(document, indent=2).encode()).result()
+    return True
