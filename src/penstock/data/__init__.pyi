@@ -70,7 +70,6 @@ from .scenes.xview3_score import XView3Score as XView3Score
 from .scenes.xview3_score import best_threshold as best_threshold
 from .scenes.xview3_score import score_xview3 as score_xview3
 from .stores.bucket import Bucket as Bucket
-from .stores.cf_packing import check_not_packed as check_not_packed
 from .stores.channel_windows import add_windows as add_windows
 from .stores.file_formats import file_notes as file_notes
 from .stores.file_formats import no_block_again as no_block_again
@@ -112,6 +111,7 @@ from .stores.written import Written as Written
 from .stores.written import discard_damaged as discard_damaged
 from .stores.written import is_damage as is_damage
 from .stores.written import open_written as open_written
+from .stores.zarr_groups import check_not_packed as check_not_packed
 from .stores.zarr_groups import first_level_of as first_level_of
 from .stores.zarr_groups import is_labels as is_labels
 from .stores.zarr_groups import register_label as register_label

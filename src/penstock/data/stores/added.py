@@ -69,8 +69,11 @@ def and_added() -> str:
 
 def checked(opened: Any, protocol: type, where: str) -> Any:
     """An object that another package opened; `UsageError` where it lacks parts of the protocol."""
-    members = (*protocol.__annotations__, *(name for name in vars(protocol) if name[0] != "_"))
-    if lacking := [name for name in members if not hasattr(opened, name)]:
+    parts = (vars(kind) for kind in protocol.__mro__)
+    members = dict.fromkeys(
+        name for part in parts for name in (*part.get("__annotations__", ()), *part)
+    )
+    if lacking := [name for name in members if name[0] != "_" and not hasattr(opened, name)]:
         kind = type(opened).__name__
         raise UsageError(
             f"{where}: the opened object is of type {kind} and lacks {', '.join(lacking)}"

@@ -117,33 +117,30 @@ class Located(Protocol):
     """The parts of a `Sink` that say where it lies."""
 
     name: str
+    """The user's name for it, for messages."""
     local_path: Path | None
+    """The folder of a local store (for an array in a group, the group's folder); else None."""
     address: str
+    """The place of the store. `Sink.create` may delete everything at or below it; see `overlap`."""
     root: Any
+    """TensorStore's key-value store at ``address``, None for an array in memory."""
 
 
 @runtime_checkable
-class Sink(Protocol):
+class Sink(Located, Protocol):
     """An array to write to. Opening one creates nothing: `create` does, once the plan stands."""
 
-    name: str
     domain: Box
     dtype: np.dtype[Any]
     write_grid: tuple[int, ...]
     """The smallest region that can be written without reading back: a shard, or else a chunk."""
     grid_origin: tuple[int, ...]
     """A coordinate on each axis where a cell of ``write_grid`` starts."""
-    local_path: Path | None
-    """The folder of a local store (for an array in a group, the group's folder); else None."""
-    address: str
-    """The place of the store. `create` may delete everything at or below it; see `overlap`."""
     fingerprint: str
     """An address and a hash of the domain and of its map to the stored array: the same before
     and after `create`."""
     exists: bool
     """True if there is an array already; then `create` opens it for writing."""
-    root: Any
-    """TensorStore's key-value store at ``address``, None for an array in memory."""
 
     def check(self) -> None:
         """Raise `UsageError` where `create` would delete something and may not; changes nothing."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...base import UsageError, parsed_json, scrub
+from ...base import UsageError, scrub
 from ..box import Box
 from .cf_packing import Packing, packing_of
 from .frames import name_axes, source_axes, to_five, to_tczyx, unit_name
@@ -26,7 +26,6 @@ from .kvstore import (
     half_deleted,
     is_store,
     local_path,
-    object_in,
     open_kvstore,
     store_folder,
     ts,
@@ -166,10 +165,10 @@ def _attributes(array: Any, stored: Mapping[str, Any]) -> Mapping[str, Any]:
     """The attributes of a Zarr array."""
     attributes: Any = stored.get("metadata", {}).get("attributes", {})
     if stored["driver"] == "zarr":  # which keeps them beside its metadata
-        with suppress(ValueError, TypeError):
-            array_metadata = parsed_json(object_in(array.kvstore, ".zarray") or "{}")
-            mine = {key: array_metadata[key] for key in array_metadata if key[:2] == "_N"}
-            attributes = {**mine, **parsed_json(object_in(array.kvstore, ".zattrs") or "{}")}
+        with suppress(ValueError):
+            here = Group.of(array.kvstore, "")
+            mine = {key: value for key, value in here.json(".zarray").items() if key[:2] == "_N"}
+            attributes = {**mine, **here.json(".zattrs")}
     return attributes if isinstance(attributes, Mapping) else {}
 
 

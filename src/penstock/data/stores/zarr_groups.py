@@ -19,7 +19,10 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ...base import UsageError, parsed_json, scrub
+from .cf_packing import NAMES, number_of, packing_of
 from .ome_levels import Level, array_below, described, image_of
 from .protocols import SeveralArrays, in_words, listed
 
@@ -177,6 +180,35 @@ def first_level_of(place: str) -> str:
         return f"{place}/{group.level(0).path}"
     group.check_array(folder, place)
     return place
+
+
+def check_not_packed(place: str) -> None:
+    """Refuse a Zarr array whose numbers stand for others, which a loader does not decode.
+
+    Args:
+        place: The path or URL of the array.
+
+    Raises:
+        UsageError: It is packed; the sentence names what says so.
+    """
+    folder = place.removeprefix("file://")
+    group = Group.at(place) if "://" in folder else Group(_reader(Path(folder)), place)
+    try:
+        if array := group.json("zarr.json"):
+            kind, said = array["data_type"], None
+        else:
+            array = {**group.json(".zarray"), "attributes": group.json(".zattrs")}
+            kind, said = array["dtype"], array["fill_value"]
+        dtype, attributes = np.dtype(kind).newbyteorder("="), array.get("attributes", {})
+        fill = None if said is None else number_of(said, dtype)
+    except (KeyError, TypeError, ValueError):
+        return  # no array, or one whose reader says what is wrong with it
+    if packing_of(attributes, dtype, place, fill) is not None:
+        by = ", ".join(f"{each} {attributes[each]}" for each in NAMES if each in attributes)
+        raise UsageError(
+            f"{place}: its numbers are packed ({by or f'fill value {fill:g}'}), and a loader "
+            "reads them as they are stored: give --raw if that is meant, or store values"
+        )
 
 
 def _reader(folder: Path) -> Read:
