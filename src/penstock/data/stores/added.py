@@ -70,10 +70,8 @@ def and_added() -> str:
 def checked(opened: Any, protocol: type, where: str) -> Any:
     """An object that another package opened; `UsageError` where it lacks parts of the protocol."""
     parts = (vars(kind) for kind in protocol.__mro__)
-    members = dict.fromkeys(
-        name for part in parts for name in (*part.get("__annotations__", ()), *part)
-    )
-    if lacking := [name for name in members if name[0] != "_" and not hasattr(opened, name)]:
+    names = [name for part in parts for name in (*part.get("__annotations__", ()), *part)]
+    if lacking := [n for n in dict.fromkeys(names) if n[0] != "_" and not hasattr(opened, n)]:
         kind = type(opened).__name__
         raise UsageError(
             f"{where}: the opened object is of type {kind} and lacks {', '.join(lacking)}"
