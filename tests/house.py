@@ -20,7 +20,7 @@ HEAVY_ROOMS = frozenset(
     instruments/cuda.py data/stores/kvstore.py
     data/stores/ometiff.py data/stores/omezarr.py
     data/stores/file_making.py data/stores/file_sink.py
-    data/stores/channel_windows.py data/stores/pyramid.py
+    data/stores/pyramid.py
     data/stores/tensorstore.py data/stores/tensorstore_open.py
     models/detector.py models/devices.py models/emulator.py
     models/footprint.py models/load.py models/prithvi.py

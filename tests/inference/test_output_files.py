@@ -18,7 +18,7 @@ from penstock.data.box import Box
 from penstock.data.grid import Grid
 from penstock.data.levels import reduced
 from penstock.data.stores import file_making
-from penstock.data.stores.georeference import Georeference
+from penstock.data.stores.raster import Georeference
 from penstock.data.stores.raster_tiles import RasterTiles, write_cog
 
 from ..later import imported_later

@@ -70,7 +70,6 @@ from .scenes.xview3_score import XView3Score as XView3Score
 from .scenes.xview3_score import best_threshold as best_threshold
 from .scenes.xview3_score import score_xview3 as score_xview3
 from .stores.bucket import Bucket as Bucket
-from .stores.channel_windows import add_windows as add_windows
 from .stores.file_formats import file_notes as file_notes
 from .stores.file_formats import no_block_again as no_block_again
 from .stores.file_making import make_file as make_file
@@ -97,6 +96,7 @@ from .stores.protocols import in_words as in_words
 from .stores.protocols import is_file as is_file
 from .stores.protocols import overlap as overlap
 from .stores.pyramid import add_levels as add_levels
+from .stores.pyramid import add_windows as add_windows
 from .stores.pyramid import begin_first_level as begin_first_level
 from .stores.pyramid import count_differing as count_differing
 from .stores.pyramid import levels_to_add as levels_to_add

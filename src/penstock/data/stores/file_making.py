@@ -22,9 +22,9 @@ from ..box import Box
 from ..levels import Rule
 from .file_formats import LENGTHS, OME_UNITS, TIMES, ending_of
 from .file_sink import FileSink, rows_at_once, scratch_of
-from .georeference import Georeference
 from .protocols import AXES, Source
 from .pyramid import add_levels, level_of
+from .raster import Georeference
 from .raster_tiles import CLASSIC_BYTES, DEFLATE_LEVEL, TILE, write_cog
 from .tensorstore import TensorStoreSource
 from .zarr_groups import Group

@@ -25,10 +25,10 @@ from ...base import PenstockError, UsageError, scrub, usable_cores
 from ..box import Box
 from ..levels import Rule
 from .file_formats import Kind, check_holds, ending_of, kind_of
-from .georeference import georeference_of
 from .kvstore import address, kvstore_of, open_kvstore
 from .omezarr import SCRATCH_TILES, open_omezarr_sink
 from .protocols import Source, file_stamp
+from .raster import georeference_of
 from .raster_tiles import MAKING_BYTES, TILE, RasterTiles
 from .sliced import Asked, OpenedArray, SlicedSource
 from .tensorstore import TensorStoreSink

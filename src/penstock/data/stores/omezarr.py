@@ -20,12 +20,12 @@ from .frames import shown_channels
 from .kvstore import (
     address,
     check_deletable,
-    explained_errors,
     half_deleted,
     is_store,
     kvstore_of,
     local_path,
     open_kvstore,
+    reader_of,
     ts,
 )
 from .ome_levels import transformations
@@ -66,19 +66,18 @@ def open_omezarr_source(
     Axes, scale and position are the group's; a dataset's own are combined with its multiscale's.
     """
     group = Group.at(path, name)
-    where, root = group.where, group.root
     spec: dict[str, Any] = {"driver": group.driver, "kvstore": kvstore_of(path)}
     image = None
     if "multiscales" in group.ome:
         image = group.level(level, series)
         spec["path"] = image.path
     else:
-        group.check_array(local_path(root.spec()), scrub(path))
-        spec["driver"] = _array_driver(root, where)
+        group.check_array(local_path(group.root.spec()), scrub(path))
+        spec["driver"] = _array_driver(group)
         if level or series:
             asked = f"level {level}" if level else f"--series {series}"
             only = "level 0 only" if level else "no series but 0"
-            raise UsageError(f"{where}: {asked} does not exist; a plain array has {only}")
+            raise UsageError(f"{group.where}: {asked} does not exist; a plain array has {only}")
     return open_tensorstore_source(
         spec, cache_bytes=cache_bytes, name=name, title=path, raw=raw, axes=axes,
         level=image,
@@ -360,21 +359,15 @@ def _multiscale(layout: _Layout, path: str) -> dict[str, Any]:
     }
 
 
-def _array_driver(root: Any, where: str) -> str:
-    """TensorStore's driver for the array at ``root``."""
-    with explained_errors(where):
-        drivers = [
-            driver
-            for marker, driver in _DRIVER_OF_MARKER.items()
-            if root.read(marker).result().state == "value"
-        ]
-    if not drivers:
-        folder = local_path(root.spec())
-        missing = folder is not None and not folder.exists()
-        raise UsageError(
-            f"{where}: no such file or folder"
-            if missing
-            else f"{where}: neither an OME-Zarr image nor a Zarr, N5 or precomputed array"
-            f"{and_added()}"
-        )
-    return drivers[0]
+def _array_driver(group: Group) -> str:
+    """TensorStore's driver for the array at a place."""
+    read = reader_of(group.root, group.where, strict=True)  # else a refusal would be no array
+    for marker, driver in _DRIVER_OF_MARKER.items():
+        if read(marker) is not None:
+            return driver
+    folder = local_path(group.root.spec())
+    if folder is not None and not folder.exists():
+        raise UsageError(f"{group.where}: no such file or folder")
+    raise UsageError(
+        f"{group.where}: neither an OME-Zarr image nor a Zarr, N5 or precomputed array{and_added()}"
+    )

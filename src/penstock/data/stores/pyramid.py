@@ -1,10 +1,15 @@
-"""Adds the levels of an OME-Zarr image that lacks them, each made of the one above it.
+"""What an OME-Zarr image gets once it is whole: levels, each made of the one above it, and windows.
 
     image/0  ──▶  image/1  ──▶  image/2 ...  ──▶  the group's metadata names them
 
 The metadata names a level once all levels are whole. What a killed run has written stays: a chunk
 that is stored is whole, and is not made again. So the levels have the same bytes whenever they
 were made, by how many threads and in how many goes.
+
+Viewers show channels by the member ``omero`` of the group. Its schema wants a colour and a window
+of every channel. While blocks are written a window that is not known is the range of the dtype.
+`add_windows` counts it over boxes of the coarsest level, so that it depends on nothing but the
+values.
 """
 
 from __future__ import annotations
@@ -23,6 +28,8 @@ from ...base import UsageError, in_order
 from ..box import Box
 from ..grid import Grid
 from ..levels import SPACE, LevelBelow, Rule, box_above, levels_below, reduced
+from ..normalize import Histogram
+from .frames import shown_channels
 from .kvstore import ts
 from .ome_levels import transform_of, transformations
 from .omezarr import open_omezarr_source
@@ -30,11 +37,18 @@ from .open import parse_spec
 from .protocols import AXES
 from .tensorstore import TensorStoreSink, TensorStoreSource, plainly
 from .tensorstore_open import open_tensorstore_source, prepare_sink
-from .zarr_groups import Group
+from .zarr_groups import Group, is_labels
 
 _MOST_LEVELS = 31  # below the first: an axis has fewer than 2**31 voxels
 _CELLS_BYTES = 2**27
 """About the bytes of all chunks or shards that are made at a time."""
+
+
+_PERCENTILES = (0.5, 99.8)
+_COUNTED = (1, 1, 16, 256, 256)
+"""The shape of a box that is counted."""
+_MOST = 64
+"""The most boxes that are counted, of all channels; at least one of each."""
 
 
 def add_levels(
@@ -290,3 +304,63 @@ def _name_levels(
     if marked or image["datasets"] != datasets:
         image.update(datasets=datasets, **({"type": rule} if rule else {}))
         group.write()
+
+
+def add_windows(path: str, channels: Sequence[Mapping[str, Any]] = (), name: str = "") -> bool:
+    """Give the channels of an image windows by percentiles of its values.
+
+    Args:
+        path: The OME-Zarr group, which is whole.
+        channels: What is known of each, with which the group was begun. Its windows stay.
+        name: The flag that messages name.
+
+    Returns:
+        False if nothing was changed: the image is of labels, or its group says more than it was
+        begun with.
+
+    Raises:
+        UsageError: It cannot be read.
+    """
+    group = Group.at(path, name)
+    ome, last = group.ome, len(group.image()["datasets"]) - 1
+    if is_labels(path, name):
+        return False
+    level = level_of(path, last, name)
+    begun = shown_channels(channels, level.dtype) if any(channels) else None
+    if ome.get("omero") != begun:
+        return False
+    first, count = level.domain.start[1], level.domain.shape[1]
+    shown = [dict(each) for each in channels] or [{} for _ in range(count)]
+    for number, each in enumerate(shown):
+        if "window" not in each:
+            each["window"] = _window(level, first + number, max(1, _MOST // count))
+    ome["omero"] = shown_channels(shown, level.dtype)
+    group.write()
+    return True
+
+
+def _window(level: TensorStoreSource, channel: int, most: int) -> dict[str, float]:
+    """The window of a channel, by boxes that are spread evenly over it."""
+    start, stop = list(level.domain.start), list(level.domain.stop)
+    start[1], stop[1] = channel, channel + 1
+    cells = Grid(Box(tuple(start), tuple(stop)), _COUNTED, tuple(start))
+    number = min(len(cells), most)
+    places = [(2 * place + 1) * len(cells) // (2 * number) for place in range(number)]
+    histogram = Histogram(level.dtype)
+    while not histogram.done:
+        for place in places:
+            with plainly():
+                histogram.add(level.read(cells[place]))
+        histogram.advance(_PERCENTILES)
+    if not histogram.count:  # nothing is finite
+        return {"start": 0, "end": 1}
+    least, low, high, greatest = map(histogram.percentile, (0, *_PERCENTILES, 100))
+    if low == high:  # nearly all is background
+        low, high = least, greatest
+    whole = level.dtype.kind in "iub"
+    if whole:
+        low, high = math.floor(low), math.ceil(high)
+    if low == high:
+        high = low + max(1, abs(low))
+    window = {"start": low, "end": high}
+    return window if whole else {"min": least, "max": greatest, **window}

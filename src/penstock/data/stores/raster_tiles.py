@@ -30,7 +30,7 @@ from ...base import in_order, replacing, require
 from ..box import Box
 from ..grid import Grid, indices
 from ..levels import Rule, box_above, levels_below, reduced
-from .georeference import GDAL_OPTIONS, Georeference
+from .raster import GDAL_OPTIONS, Georeference
 
 TILE = 512
 """The side of a tile of a TIFF file."""

@@ -70,11 +70,6 @@ class ResampledSource(BoxReader):
         return made
 
     @property
-    def packed_itemsize(self) -> int:
-        """Bytes of a stored number of the other source where it is no value itself, else 0."""
-        return int(getattr(self.source, "packed_itemsize", 0))
-
-    @property
     def tells_absent(self) -> bool:
         return False
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,16 +48,6 @@ class Asked:
         return Path(self.path).expanduser()
 
 
-class Sliced(Protocol):
-    """An array of which a library reads a part. It may be sliced by many threads at once."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def dtype(self) -> Any: ...
-    def __getitem__(self, index: tuple[slice, ...], /) -> Any: ...
-
-
 class Readable(ABC):
     """An array that puts a part of itself into another one. If the file may lack parts, it has a
     method ``is_absent`` of an index."""
@@ -70,7 +60,7 @@ class Readable(ABC):
         """Read a part into an array of its shape."""
 
 
-def read_into(array: Sliced | Readable, index: tuple[slice, ...], out: NDArray[Any]) -> None:
+def read_into(array: Any, index: tuple[slice, ...], out: NDArray[Any]) -> None:
     """Read a part of an array into another one."""
     if isinstance(array, Readable):
         array.read_into(index, out)
@@ -160,7 +150,9 @@ class OpenedArray(Described):
     """What a format's reader says of an array. Members by axis are in the order of the array's;
     ``omero`` counts only if it has all channels."""
 
-    array: Sliced | Readable
+    array: Any
+    """With ``shape`` and ``dtype``; a `Readable`, or what a library slices as numpy does. Many
+    threads read it at once."""
     labels: Sequence[str] | None
     """A letter or a name for each axis; None where the file says nothing."""
     chunks: Sequence[int]

@@ -15,9 +15,9 @@ import numpy as np
 
 from .cf_packing import Packing, packing_of, same_in_all
 from .frames import physical_size, shown_channel, unit_name
-from .georeference import ALPHA_IS_READ, POINTS_STAY
 from .ome_levels import array_below
 from .protocols import check_dtype, chosen_of, in_words
+from .raster import ALPHA_IS_READ, POINTS_STAY
 
 _REDUCED_OR_MASK = 0b101
 """Bits of NewSubfileType: a page that is a smaller copy of another, or its mask."""
