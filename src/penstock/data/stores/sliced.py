@@ -151,7 +151,7 @@ class OpenedArray(Described):
     ``omero`` counts only if it has all channels."""
 
     array: Any
-    """With ``shape`` and ``dtype``; a `Readable`, or what a library slices as numpy does. Many
+    """A `Readable`, or what a library slices as numpy does, with ``shape`` and ``dtype``. Many
     threads read it at once."""
     labels: Sequence[str] | None
     """A letter or a name for each axis; None where the file says nothing."""
