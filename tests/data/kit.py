@@ -120,23 +120,26 @@ def build_precomputed(folder: Path) -> Any:
     return folder / "a"
 
 
-def build_ome_zarr_04(folder: Path) -> Any:
+def _levels(folder: Path, driver: str, metadata: dict[str, Any]) -> Path:
     root = folder / "a.zarr"
-    write("zarr", root / "s0", DATA, ZARR2)
-    write("zarr", root / "s1", DATA[..., ::2, ::2], ZARR2)
-    (root / ".zgroup").write_text('{"zarr_format": 2}')
+    write(driver, root / "s0", DATA, metadata)
+    write(driver, root / "s1", DATA[..., ::2, ::2], metadata)
+    return root
+
+
+def build_ome_zarr_04(folder: Path) -> Any:
+    root = _levels(folder, "zarr", ZARR2)
+    saved(root, ".zgroup", '{"zarr_format": 2}')
     multiscale = {"version": "0.4", **ome_multiscale(AXES, "s")}
-    (root / ".zattrs").write_text(json.dumps({"multiscales": [multiscale]}))
+    saved(root, ".zattrs", json.dumps({"multiscales": [multiscale]}))
     return root
 
 
 def build_ome_zarr_05(folder: Path) -> Any:
-    root = folder / "a.zarr"
-    write("zarr3", root / "s0", DATA, zarr3([1, 1, 4, 5, 6]))
-    write("zarr3", root / "s1", DATA[..., ::2, ::2], zarr3([1, 1, 4, 5, 6]))
+    root = _levels(folder, "zarr3", zarr3([1, 1, 4, 5, 6]))
     ome = {"version": "0.5", "multiscales": [ome_multiscale(AXES, "s")]}
     group = {"zarr_format": 3, "node_type": "group", "attributes": {"ome": ome}}
-    (root / "zarr.json").write_text(json.dumps(group))
+    saved(root, "zarr.json", json.dumps(group))
     return root
 
 
