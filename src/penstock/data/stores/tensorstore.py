@@ -77,6 +77,9 @@ class TensorStoreSource(BoxReader, Framed):
         layout = self._view.chunk_layout
         self.chunks = tuple(n or 1 for n in layout.read_chunk.shape or (1,) * 5)
         self.grid_origin = grid_origin(self._view)
+        self.packed_itemsize = 0 if self.packing is None else self.packing.stored.itemsize
+        """Bytes of a stored number, of which `read` holds as many as it gives values; 0 if stored
+        numbers are the values."""
         spec = self.array.spec()
         self.address = address(spec.kvstore)
         self.fingerprint = source_fingerprint(
@@ -90,12 +93,6 @@ class TensorStoreSource(BoxReader, Framed):
                 self.packing.decode(view.read().result(), out)
             else:
                 ts.array(out).write(view[ts.d[:].translate_to[0]]).result()
-
-    @property
-    def packed_itemsize(self) -> int:
-        """Bytes of a stored number, of which `read` holds as many as it gives values; 0 if stored
-        numbers are the values."""
-        return 0 if self.packing is None else self.packing.stored.itemsize
 
     @cached_property
     def tells_absent(self) -> bool:

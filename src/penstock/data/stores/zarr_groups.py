@@ -30,11 +30,6 @@ Read = Callable[[str], bytes | None]
 """The bytes of a key of a store; None where it has no such key."""
 _DEPTH = 4  # of arrays below a group
 _MARKERS = ("zarr.json", ".zarray", "attributes.json")
-_OF_VERSION: dict[str, tuple[str, dict[str, Any]]] = {
-    "0.4": (".zattrs", {}),
-    "0.5": ("zarr.json", {"zarr_format": 3, "node_type": "group"}),
-}
-"""The file of a group's attributes, and what else it holds."""
 
 
 class Group:
@@ -327,17 +322,17 @@ def register_label(path: str, name: str) -> bool:
     image, labels, label = place
     if "multiscales" not in Group.at(image, name).ome:
         return False
-    version = "0.5" if Group.at(path, name).driver == "zarr3" else "0.4"
-    key, document = _OF_VERSION[version]
     group = Group.at(labels, name)
-    document = {**document, **group.json(key)}
-    holds = document
-    if version == "0.5":
-        holds = document.setdefault("attributes", {}).setdefault("ome", {"version": version})
+    if Group.at(path, name).driver == "zarr3":
+        whole = {"zarr_format": 3, "node_type": "group", **group.json("zarr.json")}
+        holds = whole.setdefault("attributes", {}).setdefault("ome", {"version": "0.5"})
+        documents = {"zarr.json": whole}
+    else:
+        holds = group.json(".zattrs")
+        documents = {".zgroup": {"zarr_format": 2}, ".zattrs": holds}
     names = holds.setdefault("labels", [])
     if label not in names:
         names.append(label)
-        if version == "0.4":
-            group.root.write(".zgroup", json.dumps({"zarr_format": 2}).encode()).result()
-        group.root.write(key, json.dumps(document, indent=2).encode()).result()
+        for key, document in documents.items():
+            group.root.write(key, json.dumps(document, indent=2).encode()).result()
     return True
