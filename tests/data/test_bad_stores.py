@@ -157,11 +157,6 @@ class TestBadInput:
                 "does not say its chunk shape",
             ),
             (
-                lambda d: {"driver": "zarr", "kvstore": f"file://{d}/a/"},
-                {},
-                r"\.zarray.*does not exist$",
-            ),
-            (
                 lambda d: {**out_spec({"driver": "file", "path": str(d)}), "creat": True},
                 {},
                 r'--out-spec: Object includes extra members: "creat"$',
