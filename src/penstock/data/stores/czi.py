@@ -72,22 +72,25 @@ class _TiledScene(Readable):
         if others := [axis for axis, n in ends.items() if n > 1 and axis not in "TZCYX"]:
             raise UsageError(f"{where}: has {ends[others[0]]} along {others[0]}, which is not read")
         self.shape = (ends["T"], ends["Z"], ends["C"] * self.samples, rectangle.h, rectangle.w)
+        self.rank = 2
 
-    def read_into(self, index: tuple[slice, ...], out: NDArray[Any]) -> None:
-        times, planes, channels, rows, columns = (
-            range(*part.indices(side)) for part, side in zip(index, self.shape, strict=True)
+    def read_frame(
+        self, place: tuple[int, ...], inside: tuple[slice, ...], out: NDArray[Any]
+    ) -> None:
+        t, z = place
+        channels, rows, columns = (
+            range(*part.indices(side)) for part, side in zip(inside, self.shape[2:], strict=True)
         )
         corner = self._rectangle.x + columns.start, self._rectangle.y + rows.start
         region = (*corner, len(columns), len(rows))
-        for t, z in np.ndindex(out.shape[:2]):
-            pictures = {
-                c: self._reader.read(region, {"T": times[t], "Z": planes[z], "C": c}, self._scene)
-                for c in sorted({channel // self.samples for channel in channels})
-            }
-            for place, channel in enumerate(channels):
-                c, sample = divmod(channel, self.samples)
-                # Stored are blue, green and red.
-                out[t, z, place] = pictures[c][..., self.samples - 1 - sample]
+        pictures = {
+            c: self._reader.read(region, {"T": t, "Z": z, "C": c}, self._scene)
+            for c in sorted({channel // self.samples for channel in channels})
+        }
+        for number, channel in enumerate(channels):
+            c, sample = divmod(channel, self.samples)
+            # Stored are blue, green and red.
+            out[number] = pictures[c][..., self.samples - 1 - sample]
 
 
 def _sizes(says: ElementTree.Element, corner: Mapping[str, int]) -> Sizes:

@@ -22,7 +22,7 @@ from ...base import UsageError, require
 from .cf_packing import packing_of
 from .frames import physical_size, shown_channel, unit_name
 from .protocols import SeveralArrays, in_words, listed
-from .sliced import Asked, OpenedArray, Readable, places_in
+from .sliced import Asked, OpenedArray, Readable
 
 _NWB_AXES = {3: "txy", 4: "txyz"}
 _CHUNK = 2**20
@@ -156,11 +156,13 @@ class _Channels(Readable):
 
     def __init__(self, datasets: Sequence[Sequence[Any]], sides: tuple[int, ...]) -> None:
         self._datasets, self.dtype = datasets, datasets[0][0].dtype
-        self.shape = (len(datasets), len(datasets[0]), *sides)
+        self.shape, self.rank = (len(datasets), len(datasets[0]), *sides), 2
 
-    def read_into(self, index: tuple[slice, ...], out: NDArray[Any]) -> None:
-        for to, (t, c) in zip(np.ndindex(out.shape[:2]), places_in(self, index[:2]), strict=True):
-            out[to] = self._datasets[t][c][index[2:]]
+    def read_frame(
+        self, place: tuple[int, ...], inside: tuple[slice, ...], out: NDArray[Any]
+    ) -> None:
+        t, c = place
+        out[...] = self._datasets[t][c][inside]
 
 
 def _imaris(handle: Any, asked: Asked, cache_bytes: int) -> OpenedArray:

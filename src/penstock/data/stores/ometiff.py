@@ -26,7 +26,7 @@ from ..box import Box
 from ..grid import Grid, flatten, indices
 from .cf_packing import Packing
 from .protocols import AXES, check_dtype
-from .sliced import Asked, OpenedArray, Readable, decoded_once, places_in
+from .sliced import Asked, OpenedArray, Readable, decoded_once
 from .tiff_frame import (
     axes_of,
     check_files,
@@ -64,37 +64,35 @@ class TiffPages(Readable):
         self._cells = self._grid.cells  # which costs as much as a small segment
         sample_axis = 0 if page.shaped[0] > 1 else 4
         self._page_axes = [{"Z": 1, "Y": 2, "X": 3}.get(a, sample_axis) for a in page.axes]
-        self._rank = len(self.shape) - len(page.axes)
-        self._lead = Box((0,) * self._rank, self.shape[: self._rank])
+        self.rank = len(self.shape) - len(page.axes)
+        self._lead = Box((0,) * self.rank, self.shape[: self.rank])
         self._left_out = left_out(page, self.dtype)
-        self.chunks = (*(1,) * self._rank, *(self._grid.step[axis] for axis in self._page_axes))
+        self.chunks = (*(1,) * self.rank, *(self._grid.step[axis] for axis in self._page_axes))
         self.segment_bytes = math.prod(self._grid.step) * self.dtype.itemsize
         self.decode = partial(_decode, file, series)
         self.decoded = decoded_once(self.decode, cache_bytes // self.segment_bytes)
         """Where segments come from; planes of several files share one cache."""
 
-    def read_into(self, index: tuple[slice, ...], out: NDArray[Any]) -> None:
-        region = self._page_region(index)
+    def read_frame(
+        self, place: tuple[int, ...], inside: tuple[slice, ...], out: NDArray[Any]
+    ) -> None:
         # Views, not copies: a page gets five axes, of length 1 where it lacks one.
         five = tuple(slice(None) if axis in self._page_axes else None for axis in range(5))
-        for to, place in zip(
-            np.ndindex(out.shape[: self._rank]), places_in(self, index[: self._rank]), strict=True
-        ):
-            self._read_page(flatten(place, self._lead), region, out[to][five])
+        self._read_page(flatten(place, self._lead), self._page_region(inside), out[five])
 
     def is_absent(self, index: tuple[slice, ...]) -> bool:
         """Whether the file holds no segment that a part touches."""
-        segments = self._grid.touching(self._page_region(index))
-        for place in places_in(self, index[: self._rank]):
+        segments = self._grid.touching(self._page_region(index[self.rank :]))
+        for place in self.places(index):
             with self._file.filehandle.lock:
                 counts = self._series[flatten(place, self._lead)].databytecounts
             if any(counts[flatten(cell, self._cells)] for cell in indices(segments)):
                 return False
         return True
 
-    def _page_region(self, index: tuple[slice, ...]) -> Box:
+    def _page_region(self, inside: tuple[slice, ...]) -> Box:
         start, stop = [0] * 5, [1] * 5
-        for axis, part in zip(self._page_axes, index[self._rank :], strict=True):
+        for axis, part in zip(self._page_axes, inside, strict=True):
             start[axis], stop[axis] = part.start, part.stop
         return Box(tuple(start), tuple(stop))
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ...base import UsageError, in_order, natural, plural, system_errors, usable_cores
 from .protocols import readable
-from .sliced import Asked, OpenedArray, Readable, decoded_once, places_in, read_into
+from .sliced import Asked, OpenedArray, Readable, decoded_once, read_into
 
 _OPEN = 256
 """Planes that are kept open. Each is a file, of which a process may have about a thousand."""
@@ -83,6 +83,7 @@ class _Planes(Readable):
     ) -> None:  # fmt: skip
         """``opened`` are the arrays of the first planes."""
         self.shape, self.dtype = (len(files), *opened[0].shape), opened[0].dtype
+        self.rank = 1
         # One cache for all planes, as a brick touches some of them, each in some segments.
         kept = cache_bytes // self.segment_bytes(opened) if self.segment_bytes(opened) else 0
 
@@ -102,9 +103,10 @@ class _Planes(Readable):
         """The most bytes that a plane decodes at once; 0 if all are mapped."""
         return max(int(getattr(each, "segment_bytes", 0)) for each in opened)
 
-    def read_into(self, index: tuple[slice, ...], out: NDArray[Any]) -> None:
-        for part, (z,) in zip(out, places_in(self, index[:1]), strict=True):
-            read_into(self._plane(z), index[1:], part)
+    def read_frame(
+        self, place: tuple[int, ...], inside: tuple[slice, ...], out: NDArray[Any]
+    ) -> None:
+        read_into(self._plane(*place), inside, out)
 
 
 def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:

@@ -135,16 +135,13 @@ def begin_first_level(
     return levels[0], _opened(first, levels[0], first.spec["kvstore"], place, group.where)[1]
 
 
-def levels_to_add(
-    path: str, count: int | None = None, name: str = "", axes: Sequence[int] = SPACE
-) -> list[LevelBelow]:
+def levels_to_add(path: str, count: int | None, name: str) -> list[LevelBelow]:
     """The levels that `add_levels` would make of an image.
 
     Args:
         path: The OME-Zarr group.
         count: The number of levels in all, as there.
         name: The flag that messages name.
-        axes: The places of the axes that may be halved.
 
     Returns:
         The levels, the finest first.
@@ -153,7 +150,7 @@ def levels_to_add(
         UsageError: It cannot be opened.
     """
     first = level_of(path, 0, name)
-    return levels_below(first.domain.shape, first.scale, count, axes)
+    return levels_below(first.domain.shape, first.scale, count)
 
 
 def level_of(path: str, number: int, name: str) -> TensorStoreSource:

@@ -49,15 +49,29 @@ class Asked:
 
 
 class Readable(ABC):
-    """An array that puts a part of itself into another one. If the file may lack parts, it has a
+    """An array that is read frame by frame into another one. If the file may lack parts, it has a
     method ``is_absent`` of an index."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    rank: int
+    """The number of leading axes, along which frames are stacked."""
 
-    @abstractmethod
     def read_into(self, index: tuple[slice, ...], out: NDArray[Any]) -> None:
         """Read a part into an array of its shape."""
+        for to, place in zip(np.ndindex(out.shape[: self.rank]), self.places(index), strict=True):
+            self.read_frame(place, index[self.rank :], out[to])
+
+    def places(self, index: tuple[slice, ...]) -> product[tuple[int, ...]]:
+        """The places of the frames that a part touches."""
+        sides = zip(index[: self.rank], self.shape, strict=False)
+        return product(*(range(*part.indices(side)) for part, side in sides))
+
+    @abstractmethod
+    def read_frame(
+        self, place: tuple[int, ...], inside: tuple[slice, ...], out: NDArray[Any]
+    ) -> None:
+        """Read a part of the frame at a place in the stack."""
 
 
 def read_into(array: Any, index: tuple[slice, ...], out: NDArray[Any]) -> None:
@@ -122,23 +136,16 @@ class FrameStack(Readable):
             cache_bytes: The most bytes of frames that are kept.
         """
         self.shape, self.dtype = (*lead, *frame), np.dtype(dtype)
-        self._rank = len(lead)
+        self.rank = len(lead)
         kept = cache_bytes // (math.prod(frame) * self.dtype.itemsize)
         self._read = decoded_once(read, kept)
 
-    def read_into(self, index: tuple[slice, ...], out: NDArray[Any]) -> None:
-        for to, place in zip(
-            np.ndindex(out.shape[: self._rank]), places_in(self, index[: self._rank]), strict=True
-        ):
-            frame = self._read(place)
-            out[to] = frame[index[self._rank :]]
-            give_back(frame)
-
-
-def places_in(array: Readable, lead: Sequence[slice]) -> product[tuple[int, ...]]:
-    """The places along the first axes of an array that a part of it has."""
-    sides = zip(lead, array.shape, strict=False)
-    return product(*(range(*part.indices(side)) for part, side in sides))
+    def read_frame(
+        self, place: tuple[int, ...], inside: tuple[slice, ...], out: NDArray[Any]
+    ) -> None:
+        frame = self._read(place)
+        out[...] = frame[inside]
+        give_back(frame)
 
 
 Sizes = Mapping[str, tuple[float, str | None, float]]
