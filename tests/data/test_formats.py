@@ -245,6 +245,8 @@ def test_planes_of_colours_and_of_several_channels() -> None:
         tifffile.imwrite(f"rgb/{z:03d}.tif", colours[z], photometric="rgb")
     source, made = read("rgb")
     assert source.axes == "czyx" and (made[0] == colours.transpose(3, 0, 1, 2)).all()
+    assert read("rgb", axes="yxc")[0].axes == "czyx", "said of a plane"
+    refused("rgb", "4 dimensions but axes", axes="yx")
     Path("two").mkdir()
     for z, c in np.ndindex(2, 2):
         tifffile.imwrite(f"two/z{z}_c{c}.tif", ZYX[0])

@@ -14,7 +14,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ...base import UsageError, in_order, natural, plural, system_errors, usable_cores
-from .protocols import readable
+from .protocols import in_words, readable
 from .sliced import Asked, OpenedArray, Readable, decoded_once, read_into
 
 _OPEN = 256
@@ -121,7 +121,9 @@ def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
     def plane(file: Path) -> OpenedArray:
         place = f"{where}: {file.name}"
         with readable("TIFF file", place):
-            return ometiff.open_array(replace(asked, path=str(file), where=place, files=()), 0)
+            of_file = replace(asked, path=str(file), where=place, files=())
+            opened = ometiff.open_array(of_file, 0)
+        return replace(opened, labels=asked.axes[1:].upper()) if asked.axes else opened
 
     first, kept = plane(files[0]), list[Any]()
     for file, opened in zip(files, in_order(plane, files, usable_cores()), strict=True):
@@ -154,7 +156,6 @@ def _stacked(
 
 
 def _words(plane: OpenedArray) -> str:
-    sides = dict(zip(plane.labels or (), plane.array.shape, strict=True))
-    channels = f", {sides['C']} channels" if "C" in sides else ""
+    axes = f", axes {''.join(plane.labels or ())}" if len(plane.array.shape) > 2 else ""
     packing = f", {plane.packing}" if plane.packing else ""
-    return f"{sides['Y']} x {sides['X']} of {plane.array.dtype}{channels}{packing}"
+    return f"{in_words(plane.array.shape)} of {plane.array.dtype}{axes}{packing}"

@@ -20,7 +20,7 @@ from ...base import scrub
 from ..box import Box
 from .cf_packing import Packing
 from .frames import Described, Framed, canonical, source_axes, to_five, to_tczyx
-from .protocols import AXES, BoxReader, check_dtype, source_fingerprint
+from .protocols import AXES, BoxReader, check_dtype, readable, source_fingerprint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,5 +240,7 @@ class SlicedSource(BoxReader, Framed):
         return [cell for cell in cells if is_absent(self._index(cell))] if is_absent else []
 
     def with_cache(self, num_bytes: int) -> SlicedSource:
-        opened = self._again and self._again(num_bytes)
-        return SlicedSource(opened, *self._place) if opened else self
+        if self._again is None:
+            return self
+        with readable("file", self._place[0].where):
+            return SlicedSource(self._again(num_bytes), *self._place)
