@@ -148,7 +148,8 @@ def open_omezarr_sink(
 
 def _packing_of(array: Any, where: str) -> dict[str, float]:
     """What the numbers of an array of ours stand for, as its attributes say."""
-    document = Group.of(array, where).document[1]
+    here = Group.of(array, where)
+    document = here.json("zarr.json") or here.json(".zattrs")
     attributes = document.get("attributes", document)
     return {key: attributes[key] for key in ("scale_factor", "add_offset") if key in attributes}
 
