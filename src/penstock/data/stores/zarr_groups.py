@@ -323,7 +323,7 @@ def register_label(path: str, name: str) -> bool:
     if "multiscales" not in Group.at(image, name).ome:
         return False
     group = Group.at(labels, name)
-    if Group.at(path, name).driver == "zarr3":
+    if Group.at(path, name).read("zarr.json"):
         whole = {"zarr_format": 3, "node_type": "group", **group.json("zarr.json")}
         holds = whole.setdefault("attributes", {}).setdefault("ome", {"version": "0.5"})
         documents = {"zarr.json": whole}
