@@ -212,36 +212,23 @@ def count_reads(metric: str = "batch_read") -> int:
 DOMAIN = Box((0,) * 5, SHAPE)
 
 
-def sink_memory(folder: Path) -> tuple[Any, dict[str, Any]]:
-    return np.zeros(SHAPE, "u2"), {}
-
-
-def sink_ome_zarr_04(folder: Path) -> tuple[Any, dict[str, Any]]:
-    return folder / "out.zarr", {"ome_version": "0.4", "chunks": (4, 5, 6)}
-
-
-def sink_ome_zarr_05(folder: Path) -> tuple[Any, dict[str, Any]]:
-    return folder / "out.zarr", {"chunks": (1, 1, 4, 5, 6)}
-
-
-def sink_ome_zarr_sharded(folder: Path) -> tuple[Any, dict[str, Any]]:
-    return folder / "out.zarr", {"chunks": (2, 5, 3), "shards": (4, 5, 6)}
-
-
-def sink_n5(folder: Path) -> tuple[Any, dict[str, Any]]:
-    return folder / "out.n5", {"chunks": (4, 5, 6)}
-
-
-def sink_spec(folder: Path) -> tuple[Any, dict[str, Any]]:
-    return {**out_spec({"driver": "file", "path": str(folder / "out.zarr")})}, {}
-
-
 def out_spec(kvstore: dict[str, Any]) -> dict[str, Any]:
     """The seed's own output spec, in the shape of these tests."""
     return seed_out_spec(kvstore, SHAPE, [1, 1, 4, 5, 6])
 
 
-SINKS = [value for name, value in list(globals().items()) if name.startswith("sink_")]
+def written_as(name: str, **options: Any) -> Callable[[Path], tuple[Any, dict[str, Any]]]:
+    return lambda folder: (folder / name, options)
+
+
+SINKS = {
+    "memory": lambda folder: (np.zeros(SHAPE, "u2"), {}),
+    "ome_zarr_04": written_as("out.zarr", ome_version="0.4", chunks=(4, 5, 6)),
+    "ome_zarr_05": written_as("out.zarr", chunks=(1, 1, 4, 5, 6)),
+    "ome_zarr_sharded": written_as("out.zarr", chunks=(2, 5, 3), shards=(4, 5, 6)),
+    "n5": written_as("out.n5", chunks=(4, 5, 6)),
+    "spec": lambda folder: (out_spec({"driver": "file", "path": str(folder / "out.zarr")}), {}),
+}
 
 
 def open_out(spec: Any, domain: Box = DOMAIN, dtype: str = "u2", **options: Any) -> Sink:
