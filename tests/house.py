@@ -17,11 +17,11 @@ HEAVY = ("torch", "tensorstore", "zarr", "dask", "pandas", "matplotlib", "tifffi
 FACE = ("__init__.py", "__main__.py")
 HEAVY_ROOMS = frozenset(
     """
-    data/stores/kvstore.py data/stores/label_images.py
+    data/stores/kvstore.py
     data/stores/ometiff.py data/stores/omezarr.py
     data/stores/file_making.py data/stores/file_sink.py
-    data/stores/channel_windows.py data/stores/pyramid.py
-    data/stores/specs.py data/stores/tensorstore.py data/stores/tensorstore_open.py
+    data/stores/pyramid.py
+    data/stores/tensorstore.py data/stores/tensorstore_open.py
     models/detector.py models/devices.py models/emulator.py
     models/footprint.py models/load.py models/prithvi.py
     models/checkpointing.py

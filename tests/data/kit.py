@@ -120,23 +120,26 @@ def build_precomputed(folder: Path) -> Any:
     return folder / "a"
 
 
-def build_ome_zarr_04(folder: Path) -> Any:
+def _levels(folder: Path, driver: str, metadata: dict[str, Any]) -> Path:
     root = folder / "a.zarr"
-    write("zarr", root / "s0", DATA, ZARR2)
-    write("zarr", root / "s1", DATA[..., ::2, ::2], ZARR2)
-    (root / ".zgroup").write_text('{"zarr_format": 2}')
+    write(driver, root / "s0", DATA, metadata)
+    write(driver, root / "s1", DATA[..., ::2, ::2], metadata)
+    return root
+
+
+def build_ome_zarr_04(folder: Path) -> Any:
+    root = _levels(folder, "zarr", ZARR2)
+    saved(root, ".zgroup", '{"zarr_format": 2}')
     multiscale = {"version": "0.4", **ome_multiscale(AXES, "s")}
-    (root / ".zattrs").write_text(json.dumps({"multiscales": [multiscale]}))
+    saved(root, ".zattrs", json.dumps({"multiscales": [multiscale]}))
     return root
 
 
 def build_ome_zarr_05(folder: Path) -> Any:
-    root = folder / "a.zarr"
-    write("zarr3", root / "s0", DATA, zarr3([1, 1, 4, 5, 6]))
-    write("zarr3", root / "s1", DATA[..., ::2, ::2], zarr3([1, 1, 4, 5, 6]))
+    root = _levels(folder, "zarr3", zarr3([1, 1, 4, 5, 6]))
     ome = {"version": "0.5", "multiscales": [ome_multiscale(AXES, "s")]}
     group = {"zarr_format": 3, "node_type": "group", "attributes": {"ome": ome}}
-    (root / "zarr.json").write_text(json.dumps(group))
+    saved(root, "zarr.json", json.dumps(group))
     return root
 
 
@@ -209,36 +212,23 @@ def count_reads(metric: str = "batch_read") -> int:
 DOMAIN = Box((0,) * 5, SHAPE)
 
 
-def sink_memory(folder: Path) -> tuple[Any, dict[str, Any]]:
-    return np.zeros(SHAPE, "u2"), {}
-
-
-def sink_ome_zarr_04(folder: Path) -> tuple[Any, dict[str, Any]]:
-    return folder / "out.zarr", {"ome_version": "0.4", "chunks": (4, 5, 6)}
-
-
-def sink_ome_zarr_05(folder: Path) -> tuple[Any, dict[str, Any]]:
-    return folder / "out.zarr", {"chunks": (1, 1, 4, 5, 6)}
-
-
-def sink_ome_zarr_sharded(folder: Path) -> tuple[Any, dict[str, Any]]:
-    return folder / "out.zarr", {"chunks": (2, 5, 3), "shards": (4, 5, 6)}
-
-
-def sink_n5(folder: Path) -> tuple[Any, dict[str, Any]]:
-    return folder / "out.n5", {"chunks": (4, 5, 6)}
-
-
-def sink_spec(folder: Path) -> tuple[Any, dict[str, Any]]:
-    return {**out_spec({"driver": "file", "path": str(folder / "out.zarr")})}, {}
-
-
 def out_spec(kvstore: dict[str, Any]) -> dict[str, Any]:
     """The seed's own output spec, in the shape of these tests."""
     return seed_out_spec(kvstore, SHAPE, [1, 1, 4, 5, 6])
 
 
-SINKS = [value for name, value in list(globals().items()) if name.startswith("sink_")]
+def written_as(name: str, **options: Any) -> Callable[[Path], tuple[Any, dict[str, Any]]]:
+    return lambda folder: (folder / name, options)
+
+
+SINKS = {
+    "memory": lambda folder: (np.zeros(SHAPE, "u2"), {}),
+    "ome_zarr_04": written_as("out.zarr", ome_version="0.4", chunks=(4, 5, 6)),
+    "ome_zarr_05": written_as("out.zarr", chunks=(1, 1, 4, 5, 6)),
+    "ome_zarr_sharded": written_as("out.zarr", chunks=(2, 5, 3), shards=(4, 5, 6)),
+    "n5": written_as("out.n5", chunks=(4, 5, 6)),
+    "spec": lambda folder: (out_spec({"driver": "file", "path": str(folder / "out.zarr")}), {}),
+}
 
 
 def open_out(spec: Any, domain: Box = DOMAIN, dtype: str = "u2", **options: Any) -> Sink:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,24 +17,16 @@ from ..parameters import mainly
 from .kit import DATA, DOMAIN, build_zarr2, odd_image, open_out, out_spec, saved, write
 
 
-def cut(folder: Path) -> Path:
-    np.save(folder / "a.npy", np.zeros((9, 9, 9)))
-    os.truncate(folder / "a.npy", 500)
-    return folder / "a.npy"
-
-
 def pickled(folder: Path) -> Path:
     np.save(folder / "a.npy", np.array([{}]), allow_pickle=True)
     return folder / "a.npy"
 
 
-def empty(folder: Path, suffix: str) -> Path:
-    path, array = folder / f"a.{suffix}", np.zeros((0, 5, 6), "u1")
-    if suffix == "npy":
-        np.save(path, array)
-    else:
-        write("zarr", path, array, {"chunks": [4, 5, 6], "dtype": "|u1"})
-    return path
+def empty(folder: Path) -> Path:
+    write(
+        "zarr", folder / "a.zarr", np.zeros((0, 5, 6), "u1"), {"chunks": [4, 5, 6], "dtype": "|u1"}
+    )
+    return folder / "a.zarr"
 
 
 def bad_multiscales(folder: Path) -> Path:
@@ -60,13 +51,6 @@ def bad_axes(folder: Path, names: str) -> Path:
     return folder
 
 
-def bad_tiff_axes(folder: Path) -> Path:
-    import tifffile
-
-    tifffile.imwrite(folder / "a.tif", DATA[0], metadata={"axes": "ZRYX"})
-    return folder / "a.tif"
-
-
 class TestBadInput:
     """Each is one sentence that names the flag, the place and what is wrong with it."""
 
@@ -77,11 +61,9 @@ class TestBadInput:
             (lambda d: d, r"neither an OME-Zarr image nor a Zarr, N5 or precomputed array$"),
             (lambda d: saved(d, "a.txt", "hello"), r"a\.txt: neither"),
             (lambda d: d / "none.tif", r"none\.tif: no such file$"),
-            (lambda d: d / "none.npy", r"none\.npy: no such file$"),
             (lambda d: saved(d, "a.tif", "hello"), r"a\.tif: not a readable TIFF file: "),
-            (lambda d: saved(d, "a.npy", "hello"), r"a\.npy: not a \.npy array: "),
-            (cut, r"a\.npy: the file ends before the array does$"),
-            (pickled, r"a\.npy: not a \.npy array: .*objects"),
+            (lambda d: saved(d, "a.npy", "hello"), r"a\.npy: not a readable \.npy array: "),
+            (pickled, r"a\.npy: not a readable \.npy array: .*objects"),
             (lambda d: '{"driver":\n zarr}', "--in-spec: not valid JSON: .*line 2 column 2"),
             (lambda d: saved(d, "a.json", "{,"), r"--in-spec .*a\.json: not valid JSON: .*line 1"),
             (lambda d: saved(d, "a.json", "[1]"), r"a\.json: expected a JSON object, got list"),
@@ -89,21 +71,16 @@ class TestBadInput:
             (lambda d: {"driver": "zarr9"}, r'"zarr9" is not a registered TensorStore driver$'),
             (lambda d: {"driver": "zarr", "path": 3}, "--in-spec: "),
             (lambda d: {"driver": "zarr", "kvstore": f"file://{d}/a"}, r"\.zarray.*not exist$"),
-            (
-                lambda d: odd_image(d, translation="a"),
-                "multiscales metadata is malformed: ValueError",
-            ),
-            (bad_multiscales, "multiscales metadata is malformed: KeyError\\('datasets'\\)"),
+            (lambda d: odd_image(d, translation="a"), "metadata is malformed: ValueError"),
+            (bad_multiscales, "metadata is malformed: KeyError\\('datasets'\\)"),
             (lambda d: leads_out(d, "../secret"), r"names '../secret', which"),
             (lambda d: leads_out(d, f"{d}/secret"), "which is not below it$"),
             (lambda d: leads_out(d, f"file://{d}/secret"), "which is not below it$"),
             (lambda d: saved(d, ".zattrs", "{").parent, r"\.zattrs is not valid JSON"),
             (lambda d: bad_axes(d, "qyx"), r"axes \['q', 'y', 'x'\]; each must be one of t, c, z"),
-            (bad_tiff_axes, r"axes \['Z', 'R', 'Y', 'X'\]; each must be one of"),
             (lambda d: np.zeros(3), "--in-spec: 1 dimensions; 2 to 5 can be read"),
             (lambda d: np.zeros((0, 5, 6)), "^--in-spec: has 0 along z"),
-            (lambda d: empty(d, "npy"), r"a\.npy: has 0 along z"),
-            (lambda d: empty(d, "zarr"), r"a\.zarr: has 0 along z"),
+            (empty, r"a\.zarr: has 0 along z"),
             (
                 lambda d: {"driver": "zarr", "kvstore": f"file://{d}/", "dtype": "x\ny" * 999},
                 r"^--in-spec: .{1,310}$",
@@ -128,7 +105,7 @@ class TestBadInput:
         tifffile.imwrite(tmp_path / "a.ome.tif", DATA, metadata=ome)
         assert open_source(tmp_path / "a.ome.tif").scale == (1, 1, 1, 1.5, 1)
 
-    @pytest.mark.parametrize("name", ["a.npy", "a.tif", "a.json"])
+    @pytest.mark.parametrize("name", ["a.npy", "a.json"])
     def test_what_may_not_be_read(
         self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -145,7 +122,7 @@ class TestBadInput:
 
     def test_levels_where_there_are_none(self, tmp_path: Path) -> None:
         for spec in (DATA, {"driver": "zarr"}, tmp_path / "a.npy"):
-            with pytest.raises(UsageError, match="level 1 is asked but only"):
+            with pytest.raises(UsageError, match=r"level 1 is asked, but only|have no levels"):
                 open_source(spec, level=1)
         with pytest.raises(UsageError, match="a plain array has level 0 only"):
             open_source(build_zarr2(tmp_path), level=1)
@@ -178,11 +155,6 @@ class TestBadInput:
                 lambda d: {"driver": "zarr", "kvstore": f"file://{d}/a/", "create": True},
                 {},
                 "does not say its chunk shape",
-            ),
-            (
-                lambda d: {"driver": "zarr", "kvstore": f"file://{d}/a/"},
-                {},
-                r"\.zarray.*does not exist$",
             ),
             (
                 lambda d: {**out_spec({"driver": "file", "path": str(d)}), "creat": True},

@@ -27,7 +27,8 @@ from penstock.base.errors import Incomplete, StageError
 from penstock.base.files import lock_file
 from penstock.cli import main
 from penstock.data.stores import lock as output_lock
-from penstock.data.stores.in_memory import MemorySink, MemorySource
+from penstock.data.stores.in_memory import MemorySink
+from penstock.data.stores.sliced import SlicedSource
 from penstock.inference import run as infer
 from penstock.inference.opening.job import Job
 from penstock.inference.planning import cuts
@@ -321,7 +322,7 @@ def test_a_run_that_ended_says_why_and_which_faults_it_met(
 ) -> None:
     monkeypatch.setattr(retries, "FIRST_S", 0.001)
     request, failed, reads = ending.EndRequest(), threading.Event(), itertools.count()
-    read, write = MemorySource.read, MemorySink.write
+    read, write = SlicedSource.read, MemorySink.write
 
     def fails_once(self: MemorySink, *args: Any) -> None:
         if not failed.is_set():
@@ -330,12 +331,12 @@ def test_a_run_that_ended_says_why_and_which_faults_it_met(
             raise ConnectionResetError("reset by peer")
         write(self, *args)
 
-    def waits(self: MemorySource, *args: Any) -> Any:
+    def waits(self: SlicedSource, *args: Any) -> Any:
         assert next(reads) < 20 or failed.wait(60)  # some are not read yet when the job is to end
         return read(self, *args)
 
     monkeypatch.setattr(MemorySink, "write", fails_once)
-    monkeypatch.setattr(MemorySource, "read", waits)
+    monkeypatch.setattr(SlicedSource, "read", waits)
     with pytest.raises(penstock.Incomplete):
         infer.run_job(job(tmp_path, normalize="percentile"), request=request)
     code, line = said(capsys, tmp_path / "run")

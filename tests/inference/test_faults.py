@@ -19,7 +19,8 @@ import penstock
 from penstock.base.errors import StageError, UsageError
 from penstock.cli import main
 from penstock.data import normalize
-from penstock.data.stores.in_memory import MemorySink, MemorySource
+from penstock.data.stores.in_memory import MemorySink
+from penstock.data.stores.sliced import SlicedSource
 from penstock.inference import run as infer
 from penstock.inference.lanes import out_of_memory
 from penstock.inference.run_folder import journal
@@ -49,7 +50,7 @@ def failing_after(calls: int, real: Callable[..., Any]) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("stage", "owner", "attribute"),
     [
-        ("read", MemorySource, "read"),
+        ("read", SlicedSource, "read"),
         ("normalise", normalize.Normalisation, "of_array"),
         ("forward", nn.Identity, "forward"),
         ("stitch", stitch.Assembly, "_block"),

@@ -143,7 +143,7 @@ def test_a_tiff_is_read_into_the_array_that_is_given(tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "a.tif", data, metadata={"axes": "ZYX"}, tile=(64, 64),
                      compression="zlib")  # fmt: skip
     source = open_source(str(tmp_path / "a.tif"))
-    assert type(source).__name__ == "TiffSource"
+    assert type(source.array).__name__ == "TiffPages"
     source.read(Box.of((0, 0, 0, 0, 0), (1, 1, 1, 9, 9)))
     whole = np.zeros((1, 1, 10, 210, 320), "uint16")
     part = whole[:, :, 1:9, 5:205, 7:307]

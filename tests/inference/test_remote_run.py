@@ -53,7 +53,7 @@ def run_dir(place: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str
     deleted alike, and each request of a server takes milliseconds."""
     real = kvstore.kvstore_of
     # A room that were imported only now would keep the function of this test for ever.
-    for room in ("specs", "omezarr", "tensorstore", "tensorstore_open"):
+    for room in ("omezarr", "tensorstore", "tensorstore_open"):
         importlib.import_module(f"penstock.data.stores.{room}")
 
     def kvstore_of(path: str) -> Any:

@@ -19,8 +19,9 @@ from penstock.base.threads import Flow
 from penstock.base.units import parse_seconds
 from penstock.cli import main
 from penstock.data.stores import transient
-from penstock.data.stores.in_memory import MemorySink, MemorySource
+from penstock.data.stores.in_memory import MemorySink
 from penstock.data.stores.lock import OutputLock, _LockFile
+from penstock.data.stores.sliced import SlicedSource
 from penstock.inference import run as infer
 from penstock.inference.run_folder.journal import Journal
 from penstock.inference.stages import retries
@@ -125,7 +126,7 @@ def test_faults_that_pass_are_counted_and_change_no_voxel(
     error: Exception, normalize: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = job(tmp_path, normalize=normalize)
-    monkeypatch.setattr(MemorySource, "read", failing(MemorySource.read, error, range(3)))
+    monkeypatch.setattr(SlicedSource, "read", failing(SlicedSource.read, error, range(3)))
     monkeypatch.setattr(MemorySink, "write", failing(MemorySink.write, error, range(1, 3)))
     summary = infer.run_job(started)
     assert (started.config.out_spec[0] == started.config.in_spec).all()  # it is the identity
@@ -155,13 +156,13 @@ def test_the_lock_is_tried_again_and_its_check_is_counted(
 
 @pytest.mark.parametrize(
     ("owner", "fault"),
-    paired([MemorySource, MemorySink], [(errno.ENOSPC, 3), (errno.EDQUOT, 3), (errno.EACCES, 1)]),
+    paired([SlicedSource, MemorySink], [(errno.ENOSPC, 3), (errno.EDQUOT, 3), (errno.EACCES, 1)]),
 )
 def test_faults_that_stay_are_told_at_once(
     owner: Any, fault: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     number, code = fault
-    stage = "read" if owner is MemorySource else "write"
+    stage = "read" if owner is SlicedSource else "write"
     started = job(tmp_path, normalize="percentile")
     error = OSError(number, "as it is")
     monkeypatch.setattr(owner, stage, failing(getattr(owner, stage), error, range(3, 10**9)))
@@ -178,7 +179,7 @@ def test_a_fault_that_outlasts_the_patience_ends_with_3_and_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, out = arange((20, 20, 20)), tmp_path / "out.zarr"
-    read, note, noted = MemorySource.read, Journal.note, threading.Event()
+    read, note, noted = SlicedSource.read, Journal.note, threading.Event()
     count = itertools.count()
 
     def vanish(*words: Any) -> Any:
@@ -192,7 +193,7 @@ def test_a_fault_that_outlasts_the_patience_ends_with_3_and_resumes(
         noted.set()
 
     with monkeypatch.context() as patch:
-        patch.setattr(MemorySource, "read", vanish)
+        patch.setattr(SlicedSource, "read", vanish)
         patch.setattr(Journal, "note", noting)
         said = (
             r"^read failed at brick .*Stale file handle; this went on for 300 ms and \d+ "

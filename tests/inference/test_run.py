@@ -19,7 +19,8 @@ import penstock
 from penstock.base import threads
 from penstock.base.config.infer import InferConfig
 from penstock.base.errors import UsageError
-from penstock.data.stores.in_memory import MemorySink, MemorySource
+from penstock.data.stores.in_memory import MemorySink
+from penstock.data.stores.sliced import SlicedSource
 from penstock.inference import run as infer
 from penstock.models import devices
 
@@ -93,7 +94,7 @@ def test_delays_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> Non
     knobs = {"patch": 12, "overlap": 4, "block": 16, "batch": 5, "seam_mode": "blend"}
     calm = run(volume, conv(), normalize="global", **knobs)
     rng, pause = random.Random(3), threading.Event().wait
-    for kind, name in ((MemorySource, "read"), (MemorySink, "write")):
+    for kind, name in ((SlicedSource, "read"), (MemorySink, "write")):
         method = getattr(kind, name)
 
         def late(self: Any, *args: Any, method: Callable[..., Any] = method) -> Any:

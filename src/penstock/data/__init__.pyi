@@ -67,8 +67,6 @@ from .scenes.xview3_score import XView3Score as XView3Score
 from .scenes.xview3_score import best_threshold as best_threshold
 from .scenes.xview3_score import score_xview3 as score_xview3
 from .stores.bucket import Bucket as Bucket
-from .stores.cf_packing import check_not_packed as check_not_packed
-from .stores.channel_windows import add_windows as add_windows
 from .stores.file_formats import file_notes as file_notes
 from .stores.file_formats import no_block_again as no_block_again
 from .stores.file_making import make_file as make_file
@@ -77,8 +75,6 @@ from .stores.frames import unit_name as unit_name
 from .stores.kvstore import explained_errors as explained_errors
 from .stores.kvstore import kvstore_of as kvstore_of
 from .stores.kvstore import read_key as read_key
-from .stores.label_images import is_labels as is_labels
-from .stores.label_images import register_label as register_label
 from .stores.lock import OutputLock as OutputLock
 from .stores.lock import run_at as run_at
 from .stores.lock_place import why_no_lock as why_no_lock
@@ -97,6 +93,7 @@ from .stores.protocols import in_words as in_words
 from .stores.protocols import is_file as is_file
 from .stores.protocols import overlap as overlap
 from .stores.pyramid import add_levels as add_levels
+from .stores.pyramid import add_windows as add_windows
 from .stores.pyramid import begin_first_level as begin_first_level
 from .stores.pyramid import count_differing as count_differing
 from .stores.pyramid import levels_to_add as levels_to_add
@@ -111,7 +108,10 @@ from .stores.written import Written as Written
 from .stores.written import discard_damaged as discard_damaged
 from .stores.written import is_damage as is_damage
 from .stores.written import open_written as open_written
+from .stores.zarr_groups import check_not_packed as check_not_packed
 from .stores.zarr_groups import first_level_of as first_level_of
+from .stores.zarr_groups import is_labels as is_labels
+from .stores.zarr_groups import register_label as register_label
 from .tissue import CoarseView as CoarseView
 from .tissue import SampleMask as SampleMask
 from .tissue import coarse_view as coarse_view

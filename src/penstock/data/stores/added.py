@@ -1,7 +1,11 @@
-"""Stores that other packages add by entry points: each named by the suffix that it opens."""
+"""The suffixes that are opened: by a format's own room, as a store, or by another package.
+
+Other packages add stores by entry points, each named by the suffix that it opens.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from typing import Any
 
@@ -9,32 +13,46 @@ from ...base import UsageError, extension_names, find_extension
 from .protocols import suffix_of
 
 _GROUP = "penstock.stores"
-_TIFF, _HDF5 = "ometiff:open_ometiff_source", "hdf5:open_hdf5_source"
-_NIFTI = "nifti:open_nifti_source"
-READERS = {
-    ".tif": _TIFF, ".tiff": _TIFF, ".nii": _NIFTI, ".gz": _NIFTI,
-    **dict.fromkeys((".vrt", ".jp2", ".png", ".jpg", ".jpeg"), "raster:open_raster_source"),
-    ".czi": "czi:open_czi_source", ".nd2": "nd2:open_nd2_source", ".lif": "lif:open_lif_source",
-    ".dcm": "dicom:open_dicom_source",
-    **dict.fromkeys((".h5", ".hdf5", ".hdf", ".nwb", ".ims", ".nc", ".nc4"), _HDF5),
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format of files. Its room has a function ``open_array``."""
+
+    title: str
+    """The words for one such file in messages."""
+    room: str
+    takes: str = ""
+    """The choices of a part of it, among ``level``, ``series`` and ``inside``."""
+
+
+TIFF = Format("TIFF file", "ometiff", "level series")
+PLANES = Format("TIFF file", "planes", "level series")
+SLICES = Format("DICOM file", "dicom", "series")
+RASTER = Format("raster", "raster", "level")
+_NIFTI = Format("NIfTI file", "nifti")
+FORMATS = {
+    ".tif": TIFF, ".tiff": TIFF, ".dcm": SLICES, ".nii": _NIFTI, ".gz": _NIFTI,
+    ".npy": Format(".npy array", "in_memory"),
+    ".czi": Format("CZI file", "czi", "series"),
+    ".nd2": Format("ND2 file", "nd2", "series"),
+    ".lif": Format("LIF file", "lif", "series inside"),
+    **dict.fromkeys((".vrt", ".jp2", ".png", ".jpg", ".jpeg"), RASTER),
+    **dict.fromkeys((".nc", ".nc4"), Format("NetCDF file", "hdf5", "level inside")),
+    **dict.fromkeys(
+        (".h5", ".hdf5", ".hdf", ".nwb", ".ims"), Format("HDF5 file", "hdf5", "level inside")
+    ),
 }  # fmt: skip
-"""The room and the function that opens a file of a format, by suffix."""
-OURS = {
-    "": True,
-    ".n5": True,
-    ".zarr": True,
-    ".json": False,
-    ".npy": False,
-    **dict.fromkeys(READERS, False),
-}
+"""The format of a file, by suffix."""
+OURS = {"": True, ".n5": True, ".zarr": True, ".json": False, **dict.fromkeys(FORMATS, False)}
 """The suffixes that Penstock opens itself, and whether an output may have them."""
 
 
-def reader_of(place: str) -> str | None:
-    """The room and the function that opens a file of one of our formats; None for a store. GDAL
-    reads a TIFF that is behind a URL, tifffile one on this machine."""
-    suffix = suffix_of(place)
-    return READERS.get(".vrt" if READERS.get(suffix) == _TIFF and "://" in place else suffix)
+def format_of(place: str) -> Format | None:
+    """The format of a path or URL; None for a store. GDAL reads a TIFF that is behind a URL,
+    tifffile one on this machine."""
+    form = FORMATS.get(suffix_of(place))
+    return RASTER if form is TIFF and "://" in place else form
 
 
 def added_store(place: str) -> EntryPoint | None:
@@ -51,8 +69,9 @@ def and_added() -> str:
 
 def checked(opened: Any, protocol: type, where: str) -> Any:
     """An object that another package opened; `UsageError` where it lacks parts of the protocol."""
-    members = (*protocol.__annotations__, *(name for name in vars(protocol) if name[0] != "_"))
-    if lacking := [name for name in members if not hasattr(opened, name)]:
+    parts = (vars(kind) for kind in protocol.__mro__)
+    names = [name for part in parts for name in (*part.get("__annotations__", ()), *part)]
+    if lacking := [n for n in dict.fromkeys(names) if n[0] != "_" and not hasattr(opened, n)]:
         kind = type(opened).__name__
         raise UsageError(
             f"{where}: the opened object is of type {kind} and lacks {', '.join(lacking)}"

@@ -13,13 +13,12 @@ import binascii
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError, parsed_json
+from ...base import UsageError
 
 _MISSING = ("_FillValue", "missing_value")
 NAMES = (
@@ -93,7 +92,7 @@ def packing_of(
         said = attributes.get(name)
         listed = said if isinstance(said, list | tuple) else [] if said is None else [said]
         try:
-            read = [_number(each, dtype) for each in listed]
+            read = [number_of(each, dtype) for each in listed]
         except (ValueError, TypeError, struct.error, binascii.Error) as error:
             raise UsageError(f"{where}: its {name} is {said!r}, which is no number") from error
         if count is not None and read and len(read) != count:
@@ -144,7 +143,7 @@ def _turned(numbers: Sequence[float], stored: np.dtype[Any]) -> list[float]:
     return [each if np.isinf(each) else (each - least) % size + least for each in numbers]
 
 
-def _number(said: Any, dtype: np.dtype[Any]) -> float:
+def number_of(said: Any, dtype: np.dtype[Any]) -> float:
     """A number of an attribute. For Zarr 3 xarray writes the fill value of floats in base64."""
     if isinstance(said, str) and dtype.kind == "f":
         try:
@@ -152,40 +151,3 @@ def _number(said: Any, dtype: np.dtype[Any]) -> float:
         except ValueError:
             return float(struct.unpack("<d", base64.standard_b64decode(said))[0])
     return float(said)
-
-
-def check_not_packed(place: str) -> None:
-    """Refuse a Zarr array whose numbers stand for others, which this reader does not decode.
-
-    Args:
-        place: The path or URL of the array.
-
-    Raises:
-        UsageError: It is packed; the sentence names what says so.
-    """
-    for name, dtype_name in (("zarr.json", "data_type"), (".zarray", "dtype")):
-        try:
-            metadata = parsed_json(_bytes(place, name) or b"{}")
-            dtype = np.dtype(metadata[dtype_name]).newbyteorder("=")
-            attributes, fill = metadata.get("attributes", {}), None
-            if name == ".zarray":
-                attributes = parsed_json(_bytes(place, ".zattrs") or b"{}")
-                said = metadata["fill_value"]
-                fill = None if said is None else _number(said, dtype)
-        except (KeyError, TypeError, ValueError):
-            continue  # no array by this name, or one whose reader says what is wrong with it
-        if packing_of(attributes, dtype, place, fill) is not None:
-            by = ", ".join(f"{each} {attributes[each]}" for each in NAMES if each in attributes)
-            raise UsageError(
-                f"{place}: its numbers are packed ({by or f'fill value {fill:g}'}), and a loader "
-                "reads them as they are stored: give --raw if that is meant, or store values"
-            )
-
-
-def _bytes(place: str, name: str) -> bytes | None:
-    if "://" in place and not place.startswith("file://"):
-        from .kvstore import read_key
-
-        return read_key(place, name)
-    file = Path(place.removeprefix("file://"), name)
-    return file.read_bytes() if file.is_file() else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 from xml.etree import ElementTree
 
@@ -11,8 +12,8 @@ from numpy.typing import NDArray
 
 from ...base import UsageError, require
 from .frames import physical_size, shown_channel
-from .protocols import chosen_of, in_words, local_file, readable
-from .sliced import OpenedArray, Sizes, SlicedSource, open_sliced, placed
+from .protocols import chosen_of, in_words
+from .sliced import Asked, OpenedArray, Readable, Sizes
 
 _DTYPES = {
     "Gray8": "uint8", "Gray16": "uint16", "Gray32Float": "float32",
@@ -22,42 +23,40 @@ _AXES = "tzcyx"
 _MICROMETERS = 1e6  # in a meter, the unit of a CZI file
 
 
-def open_czi_source(
-    path: str, *, inside: str, level: int, cache_bytes: int, name: str, raw: bool,
-    axes: str | None, series: int | None,
-) -> SlicedSource:  # fmt: skip
-    """Open a scene of a CZI file. What no tile covers is 0.
+def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
+    """Open a scene of a CZI file. What no tile covers is 0."""
+    czi = require("pylibCZIrw.czi", "czi")
+    keeps = czi.CacheOptions(max_memory_usage=cache_bytes) if cache_bytes else None
+    reader = czi.CziReader(str(asked.file), cache_options=keeps)
+    rectangles = reader.scenes_bounding_rectangle_no_pyramid
+    # A file without scenes is one picture.
+    all_scenes = rectangles or {0: reader.total_bounding_rectangle_no_pyramid}
+    words = {number: in_words((each.h, each.w)) for number, each in all_scenes.items()}
+    number = chosen_of(words, asked.series, "scenes", asked.where)
+    scene, rectangle = number if rectangles else None, all_scenes[number]
+    array = _TiledScene(reader, scene, rectangle, asked.where)
+    says = ElementTree.fromstring(reader.raw_metadata)
+    shown = says.findall("./Metadata/Information/Image/Dimensions/Channels/Channel")
+    tiles: list[Any] = []
 
-    Args:
-        path: The file.
-        inside: Empty, as a scene has no name.
-        level: 0: the pyramid is not read.
-        cache_bytes: The most bytes of decoded tiles that are kept.
-        name: The flag that messages name.
-        raw: Not used: stored numbers are the values.
-        axes: The letters of the axes, as the user says.
-        series: The number of the scene.
+    def first(number: int, tile: Any) -> bool:
+        tiles.append(tile.logicalRect)
+        return False
 
-    Raises:
-        UsageError: It cannot be read, or there is a choice of several scenes.
-    """
-    where, file = local_file(path, name)
-    if inside or level:
-        raise UsageError(f"{where}: a CZI file holds scenes; --series N takes one, of level 0")
-
-    def read(num_bytes: int) -> OpenedArray:
-        czi = require("pylibCZIrw.czi", "czi")
-        keeps = czi.CacheOptions(max_memory_usage=num_bytes) if num_bytes else None
-        with readable("CZI file", where):
-            reader = czi.CziReader(str(file), cache_options=keeps)
-            return _opened(reader, series, num_bytes, where)
-
-    return open_sliced(
-        read, path=path, inside=str(series), axes=axes, cache_bytes=cache_bytes, where=where
+    reader.enumerate_subblocks_subset(first, roi=rectangle, only_layer0=True)
+    return OpenedArray(
+        array=array,
+        labels=_AXES,
+        chunks=(1, 1, array.samples, *(min(tiles[0].h, rectangle.h), min(tiles[0].w, rectangle.w))),
+        sizes=_sizes(says, {"x": rectangle.x, "y": rectangle.y}),
+        omero=[shown_channel(each.get("Name")) for each in shown],
+        bands=array.samples > 1,
+        cache_bytes=cache_bytes,
+        again=partial(open_array, asked),
     )
 
 
-class _TiledScene:
+class _TiledScene(Readable):
     """One scene as t z c y x, and the samples of a colour picture as channels."""
 
     def __init__(self, reader: Any, scene: int | None, rectangle: Any, where: str) -> None:
@@ -73,61 +72,29 @@ class _TiledScene:
         if others := [axis for axis, n in ends.items() if n > 1 and axis not in "TZCYX"]:
             raise UsageError(f"{where}: has {ends[others[0]]} along {others[0]}, which is not read")
         self.shape = (ends["T"], ends["Z"], ends["C"] * self.samples, rectangle.h, rectangle.w)
+        self.rank = 2
 
-    def __getitem__(self, index: tuple[slice, ...]) -> NDArray[Any]:
-        times, planes, channels, rows, columns = (
-            range(*part.indices(side)) for part, side in zip(index, self.shape, strict=True)
+    def read_frame(
+        self, place: tuple[int, ...], inside: tuple[slice, ...], out: NDArray[Any]
+    ) -> None:
+        t, z = place
+        channels, rows, columns = (
+            range(*part.indices(side)) for part, side in zip(inside, self.shape[2:], strict=True)
         )
         corner = self._rectangle.x + columns.start, self._rectangle.y + rows.start
         region = (*corner, len(columns), len(rows))
-        shape = [len(each) for each in (times, planes, channels, rows, columns)]
-        out = np.empty(shape, self.dtype)
-        for t, z in np.ndindex(out.shape[:2]):
-            pictures = {
-                c: self._reader.read(region, {"T": times[t], "Z": planes[z], "C": c}, self._scene)
-                for c in sorted({channel // self.samples for channel in channels})
-            }
-            for place, channel in enumerate(channels):
-                c, sample = divmod(channel, self.samples)
-                # Stored are blue, green and red.
-                out[t, z, place] = pictures[c][..., self.samples - 1 - sample]
-        return out
-
-
-def _opened(reader: Any, series: int | None, cache_bytes: int, where: str) -> OpenedArray:
-    rectangles = reader.scenes_bounding_rectangle_no_pyramid
-    # A file without scenes is one picture.
-    all_scenes = rectangles or {0: reader.total_bounding_rectangle_no_pyramid}
-    words = {number: in_words((each.h, each.w)) for number, each in all_scenes.items()}
-    number = chosen_of(words, series, "scenes", where)
-    scene, rectangle = number if rectangles else None, all_scenes[number]
-    array = _TiledScene(reader, scene, rectangle, where)
-    says = ElementTree.fromstring(reader.raw_metadata)
-    shown = [
-        shown_channel(each.get("Name"))
-        for each in says.findall("./Metadata/Information/Image/Dimensions/Channels/Channel")
-    ]
-    tiles: list[Any] = []
-
-    def first(number: int, tile: Any) -> bool:
-        tiles.append(tile.logicalRect)
-        return False
-
-    reader.enumerate_subblocks_subset(first, roi=rectangle, only_layer0=True)
-    return OpenedArray(
-        array=array,
-        labels=_AXES,
-        chunks=(1, 1, array.samples, *(min(tiles[0].h, rectangle.h), min(tiles[0].w, rectangle.w))),
-        omero=tuple(shown) if len(shown) == array.shape[2] and any(shown) else (),
-        bands=array.samples > 1,
-        cache_bytes=cache_bytes,
-        takes_cache=True,
-        **placed(_AXES, _sizes(says, {"x": rectangle.x, "y": rectangle.y})),
-    )
+        pictures = {
+            c: self._reader.read(region, {"T": t, "Z": z, "C": c}, self._scene)
+            for c in sorted({channel // self.samples for channel in channels})
+        }
+        for number, channel in enumerate(channels):
+            c, sample = divmod(channel, self.samples)
+            # Stored are blue, green and red.
+            out[number] = pictures[c][..., self.samples - 1 - sample]
 
 
 def _sizes(says: ElementTree.Element, corner: Mapping[str, int]) -> Sizes:
-    sizes: Sizes = {}
+    sizes = {}
     for distance in says.findall("./Metadata/Scaling/Items/Distance"):
         axis = distance.get("Id", "").lower()
         if axis in _AXES and (meters := physical_size(distance.findtext("Value"))) is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from ...base import UsageError, plural, require
 from .cf_packing import packing_of, same_in_all
-from .protocols import chosen_of, local_file, readable
-from .sliced import FrameStack, OpenedArray, Sizes, SlicedSource, open_sliced, placed
+from .protocols import chosen_of, readable
+from .sliced import Asked, FrameStack, OpenedArray
 
 _NEEDED = (
     *("Rows", "Columns", "BitsAllocated", "PixelRepresentation", "PhotometricInterpretation"),
@@ -25,189 +25,138 @@ _OTHERS = (
     *("SeriesInstanceUID", "SeriesDescription", "NumberOfFrames", "PixelPaddingValue"),
     *("RescaleSlope", "RescaleIntercept"),
 )
+_RESCALED = (("scale_factor", "RescaleSlope", 1), ("add_offset", "RescaleIntercept", 0))
 _TOLERANCE = 0.01
 """The part of a voxel by which slices may lie beside their places."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Slice:
-    """What the header of a file says."""
-
-    file: Path
-    series: str
-    description: str
-    kind: tuple[Any, ...]
-    """Shape, bits, sign and photometric interpretation."""
-    axes: tuple[float, ...]
-    """The directions of rows and of columns."""
-    spacing: tuple[float, ...]
-    position: tuple[float, ...]
-    slope: float
-    intercept: float
-    padding: Any
-
-
-def open_dicom_source(
-    path: str, *, inside: str, level: int, cache_bytes: int, name: str, raw: bool,
-    axes: str | None, series: int | None, files: Sequence[Path] = (),
-) -> SlicedSource:  # fmt: skip
-    """Open a series of slices.
-
-    Args:
-        path: The folder or pattern, or one file.
-        inside: Empty, as files hold no names.
-        level: 0, as it has no levels.
-        cache_bytes: The most bytes of decoded slices that are kept.
-        name: The flag that messages name.
-        raw: Read what is stored, whatever ``RescaleSlope`` and ``RescaleIntercept`` say.
-        axes: The letters of the axes, as the user says.
-        series: The number of the series, where the files are of several.
-        files: The files of a folder or pattern.
-
-    Raises:
-        UsageError: One cannot be read, slices are missing or unlike each other, or there is a
-            choice of several series.
-    """
-    where = f"{name} {path}"
-    if inside or level:
-        raise UsageError(f"{where}: DICOM files hold slices, without names and levels")
-    by_series = defaultdict[str, list[_Slice]](list)
-    for file in files or [local_file(path, name)[1]]:
-        header = _header(file, f"{name} {file}")
-        by_series[header.series].append(header)
+def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
+    """Open a series of slices: the files of a folder or pattern, or one file."""
+    by_series = defaultdict[str, list[Any]](list)
+    for file in asked.files or [asked.file]:
+        where = f"{asked.where}: {file.name}" if asked.files else asked.where
+        with readable("DICOM file", where):
+            header = _header(file, where)
+        by_series[str(header.get("SeriesInstanceUID", ""))].append(header)
     all_series = list(by_series.values())
     words = {
-        number: f"{each[0].description} {plural(len(each), 'slice')}".strip()
+        number: f"{each[0].get('SeriesDescription', '')} {plural(len(each), 'slice')}".strip()
         for number, each in enumerate(all_series)
     }
-    slices = _in_order(all_series[chosen_of(words, series, "series", where)], where)
-
-    def read(num_bytes: int) -> OpenedArray:
-        return _opened(slices, raw, num_bytes, where)
-
-    return open_sliced(
-        read, path=path, inside="", axes=axes, cache_bytes=cache_bytes, where=where,
-        files=[each.file for each in slices],
-    )  # fmt: skip
+    slices = all_series[chosen_of(words, asked.series, "series", asked.where)]
+    return _opened(_in_order(slices, asked.where), asked, cache_bytes)
 
 
-def _header(file: Path, where: str) -> _Slice:
+def _header(file: Path, where: str) -> Any:
+    """What the header of a slice says."""
     pydicom = require("pydicom", "dicom")
-    with readable("DICOM file", where):
-        with file.open("rb") as stream:
-            says = pydicom.dcmread(
-                stream, stop_before_pixels=True, specific_tags=[*_NEEDED, *_OTHERS]
-            )
-            left = file.stat().st_size - stream.tell()
-        if lacking := [tag for tag in _NEEDED if says.get(tag) in (None, "")]:
-            raise UsageError(f"{where}: is no slice of an image: it lacks {', '.join(lacking)}")
-        if int(says.get("NumberOfFrames") or 1) > 1:
-            raise UsageError(
-                f"{where}: holds {says.NumberOfFrames} frames; files of one slice each are read"
-            )
-        kind = (
-            says.Rows, says.Columns, says.BitsAllocated, says.PixelRepresentation,
-            str(says.PhotometricInterpretation),
-        )  # fmt: skip
-        syntax = says.file_meta.TransferSyntaxUID
-        # Before the pixels are their tag, their kind unless it is implied, and their length.
-        needed = says.Rows * says.Columns * says.BitsAllocated // 8
-        needed += 8 if syntax.is_implicit_VR else 12
-        if not syntax.is_compressed and left < needed:
-            raise UsageError(f"{where}: is truncated: {left} bytes of {needed} are there")
-        return _Slice(
-            file=file,
-            series=str(says.get("SeriesInstanceUID", "")),
-            description=str(says.get("SeriesDescription", "")),
-            kind=kind,
-            axes=tuple(map(float, says.ImageOrientationPatient)),
-            spacing=tuple(map(float, says.PixelSpacing)),
-            position=tuple(map(float, says.ImagePositionPatient)),
-            slope=float(says.get("RescaleSlope", 1)),
-            intercept=float(says.get("RescaleIntercept", 0)),
-            padding=says.get("PixelPaddingValue"),
+    with file.open("rb") as stream:
+        says = pydicom.dcmread(stream, stop_before_pixels=True, specific_tags=[*_NEEDED, *_OTHERS])
+        left = file.stat().st_size - stream.tell()
+    if lacking := [tag for tag in _NEEDED if says.get(tag) in (None, "")]:
+        raise UsageError(f"{where}: is no slice of an image: it lacks {', '.join(lacking)}")
+    if int(says.get("NumberOfFrames") or 1) > 1:
+        raise UsageError(
+            f"{where}: holds {says.NumberOfFrames} frames; files of one slice each are read"
         )
+    syntax = says.file_meta.TransferSyntaxUID
+    # Before the pixels are their tag, their kind unless it is implied, and their length.
+    needed = says.Rows * says.Columns * says.BitsAllocated // 8
+    needed += 8 if syntax.is_implicit_VR else 12
+    if not syntax.is_compressed and left < needed:
+        raise UsageError(f"{where}: is truncated: {left} bytes of {needed} are there")
+    return says
 
 
-def _in_order(slices: Sequence[_Slice], where: str) -> list[_Slice]:
+def _kind(each: Any) -> tuple[Any, ...]:
+    """Shape, bits, sign and photometric interpretation of a slice."""
+    bits = (each.BitsAllocated, each.PixelRepresentation)
+    return (each.Rows, each.Columns, *bits, str(each.PhotometricInterpretation))
+
+
+def _in_order(slices: Sequence[Any], where: str) -> list[Any]:
     """The slices along their normal; refused are those unlike the first, and gaps."""
     first = slices[0]
-    if first.kind[-1] not in ("MONOCHROME1", "MONOCHROME2"):
-        raise UsageError(f"{where}: is {first.kind[-1]}; pictures of one sample a pixel are read")
+    if (kind := _kind(first)[-1]) not in ("MONOCHROME1", "MONOCHROME2"):
+        raise UsageError(f"{where}: is {kind}; pictures of one sample a pixel are read")
     for each in slices:
         alike = {
-            "size or dtype": each.kind == first.kind,
-            "spacing": np.allclose(each.spacing, first.spacing, rtol=_TOLERANCE),
-            "orientation": np.allclose(each.axes, first.axes, atol=1e-3),
+            "size or dtype": _kind(each) == _kind(first),
+            "spacing": np.allclose(each.PixelSpacing, first.PixelSpacing, rtol=_TOLERANCE),
+            "orientation": np.allclose(_axes(each), _axes(first), atol=1e-3),
         }
         if differs := [member for member, same in alike.items() if not same]:
-            raise UsageError(
-                f"{where}: {each.file.name} has another {differs[0]} than {first.file.name}"
-            )
+            raise UsageError(f"{where}: {_name(each)} has another {differs[0]} than {_name(first)}")
     ordered = sorted(slices, key=_place)
     steps = [_place(b) - _place(a) for a, b in pairwise(ordered)]
     step = float(np.median(steps)) if steps else 1.0
     for (a, b), apart in zip(pairwise(ordered), steps, strict=True):
         if apart < _TOLERANCE * step or not step:
-            raise UsageError(f"{where}: {a.file.name} and {b.file.name} lie at one place")
+            raise UsageError(f"{where}: {_name(a)} and {_name(b)} lie at one place")
         if abs(apart - step) > _TOLERANCE * step:
             raise UsageError(
-                f"{where}: {a.file.name} and {b.file.name} lie {apart:g} mm apart, where others "
+                f"{where}: {_name(a)} and {_name(b)} lie {apart:g} mm apart, where others "
                 f"lie {step:g} mm apart: slices are missing between them, or are not evenly spaced"
             )
     return ordered
 
 
-def _place(each: _Slice) -> float:
+def _place(each: Any) -> float:
     """Where a slice lies along the normal of the first."""
-    return float(np.dot(np.cross(each.axes[:3], each.axes[3:]), each.position))
+    rows, columns = _axes(each)
+    return float(np.dot(np.cross(rows, columns), each.ImagePositionPatient))
 
 
-def _opened(slices: Sequence[_Slice], raw: bool, cache_bytes: int, where: str) -> OpenedArray:
-    pydicom, first = require("pydicom", "dicom"), slices[0]
+def _axes(each: Any) -> NDArray[np.float64]:
+    """The directions of the rows and of the columns of a slice."""
+    return np.reshape(each.ImageOrientationPatient, (2, 3)).astype(float)
+
+
+def _name(each: Any) -> str:
+    return Path(each.filename).name
+
+
+def _opened(slices: Sequence[Any], asked: Asked, cache_bytes: int) -> OpenedArray:
+    pydicom, first, where = require("pydicom", "dicom"), slices[0], asked.where
 
     def read(place: tuple[int, ...]) -> NDArray[Any]:
-        stored: NDArray[Any] = pydicom.dcmread(slices[place[0]].file).pixel_array
+        stored: NDArray[Any] = pydicom.dcmread(slices[place[0]].filename).pixel_array
         return stored
 
-    with readable("DICOM file", f"{where}: {first.file.name}"):
-        dtype = read((0,)).dtype
-    packing = None
-    if not raw:
-        slope = same_in_all([each.slope for each in slices], "RescaleSlope", where, "slices")
-        offset = same_in_all(
-            [each.intercept for each in slices], "RescaleIntercept", where, "slices"
-        )
-        packing = packing_of({"scale_factor": slope, "add_offset": offset}, dtype, where)
+    dtype = read((0,)).dtype
+    says = {} if asked.raw else {
+        name: same_in_all([float(each.get(tag, plain)) for each in slices], tag, where, "slices")
+        for name, tag, plain in _RESCALED
+    }  # fmt: skip
     steps = [_place(b) - _place(a) for a, b in pairwise(slices)]
-    straight = np.allclose(first.axes, (1, 0, 0, 0, 1, 0))
-    x, y, z = first.position if straight else (0.0, 0.0, 0.0)
-    down, across = first.spacing
-    sizes: Sizes = {"y": (down, "millimeter", y), "x": (across, "millimeter", x)}
+    straight = np.allclose(first.ImageOrientationPatient, (1, 0, 0, 0, 1, 0))
+    x, y, z = map(float, first.ImagePositionPatient) if straight else (0.0, 0.0, 0.0)
+    down, across = map(float, first.PixelSpacing)
+    sizes = {"y": (down, "millimeter", y), "x": (across, "millimeter", x)}
     if steps:
         sizes["z"] = float(np.mean(steps)), "millimeter", z
-    frame = first.kind[:2]
+    frame = (first.Rows, first.Columns)
     return OpenedArray(
         array=FrameStack([len(slices)], frame, dtype, read, cache_bytes),
         labels="zyx",
         chunks=(1, *frame),
-        packing=packing,
-        notes=tuple(_notes(slices, straight)),
+        sizes=sizes,
+        packing=packing_of(says, dtype, where),
+        notes=list(_notes(slices, straight)),
         cache_bytes=cache_bytes,
-        takes_cache=True,
-        **placed("zyx", sizes),
+        again=partial(_opened, slices, asked),
     )
 
 
-def _notes(slices: Sequence[_Slice], straight: bool) -> Iterator[str]:
+def _notes(slices: Sequence[Any], straight: bool) -> Iterator[str]:
     first = slices[0]
     if not straight:
         yield "the input's slices are turned or flipped in space; only their sizes go further"
-    moved = np.subtract(slices[-1].position, first.position)
-    aside = np.abs(np.dot(np.reshape(first.axes, (2, 3)), moved)).max()
-    if aside > _TOLERANCE * min(first.spacing):
+    moved = np.subtract(slices[-1].ImagePositionPatient, first.ImagePositionPatient)
+    aside = np.abs(np.dot(_axes(first), moved)).max()
+    if aside > _TOLERANCE * min(first.PixelSpacing):
         yield "the input's slices are shifted against each other, as by a tilted gantry"
-    if first.kind[-1] == "MONOCHROME1":
+    if first.PhotometricInterpretation == "MONOCHROME1":
         yield "the input is MONOCHROME1, white at 0, and its numbers are read as stored"
-    if first.padding is not None:
-        yield f"the input's PixelPaddingValue {first.padding} counts as a value"
+    if (padding := first.get("PixelPaddingValue")) is not None:
+        yield f"the input's PixelPaddingValue {padding} counts as a value"

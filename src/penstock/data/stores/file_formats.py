@@ -26,6 +26,8 @@ _EXTRAS: dict[Kind, tuple[str, str]] = {
 """The library that writes a kind, and the extra that has it."""
 _DTYPES = "uint8 int8 uint16 int16 uint32 int32 float32 float64".split()
 """Dtypes that all of these formats have, and their readers take."""
+_NEAREST = {"bool": "uint8", "float16": "float32", "uint64": "uint32", "int64": "int32"}
+"""The nearest of these dtypes to each of the others."""
 OME_UNITS = {
     "picometer": "pm", "angstrom": "Å", "nanometer": "nm", "micrometer": "µm", "millimeter": "mm",
     "centimeter": "cm", "meter": "m", "kilometer": "km", "microsecond": "µs", "millisecond": "ms",
@@ -64,10 +66,11 @@ def check_holds(
     title = TITLES[kind]
     if dtype.name not in _DTYPES:
         raise UsageError(
-            f"{where}: {title} does not hold {dtype}; give --out-dtype {_instead(dtype)}, or "
+            f"{where}: {title} does not hold {dtype}; give --out-dtype {_NEAREST[dtype.name]}, or "
             "OME-Zarr (*.zarr)"
         )
-    longer = [f"{shape[AXES.index(axis)]} along {axis}" for axis in "tz" if _long(shape, axis)]
+    sides = dict(zip(AXES, shape, strict=True))
+    longer = [f"{sides[axis]} along {axis}" for axis in "tz" if sides[axis] > 1]
     if kind == "cog" and longer:
         raise UsageError(
             f"{where}: {title} holds bands, y and x, and this output has {' and '.join(longer)}; "
@@ -80,16 +83,6 @@ def check_holds(
             raise UsageError(
                 f"{where}: {title} has no unit {unit!r}, as axis {axis} has; give OME-Zarr (*.zarr)"
             )
-
-
-def _long(shape: Sequence[int], axis: str) -> bool:
-    return shape[AXES.index(axis)] > 1
-
-
-def _instead(dtype: np.dtype[Any]) -> str:
-    """The nearest dtype that files hold."""
-    named = {"bool": "uint8", "float16": "float32", "uint64": "uint32", "int64": "int32"}
-    return named[dtype.name]
 
 
 def no_block_again(name: str) -> str:

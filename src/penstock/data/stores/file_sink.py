@@ -25,15 +25,18 @@ from ...base import PenstockError, UsageError, scrub, usable_cores
 from ..box import Box
 from ..levels import Rule
 from .file_formats import Kind, check_holds, ending_of, kind_of
-from .georeference import georeference_of
 from .kvstore import address, kvstore_of, open_kvstore
 from .omezarr import SCRATCH_TILES, open_omezarr_sink
-from .plane_rows import HELD, SCRATCH_SIDE, TILE, rows_at_once
-from .protocols import Source
-from .raster_tiles import MAKING_BYTES, RasterTiles
-from .sliced import OpenedArray, open_sliced
+from .protocols import Source, file_stamp
+from .raster import georeference_of
+from .raster_tiles import MAKING_BYTES, TILE, RasterTiles
+from .sliced import Asked, OpenedArray, SlicedSource
 from .tensorstore import TensorStoreSink
 
+_SCRATCH_SIDE = 2 * TILE
+"""The side of a chunk of a scratch array: of one plane, as files hold planes one after another."""
+_HELD = 5
+"""Most pieces that are read, held and written at a time."""
 _LIBRARY_BYTES = 2**27
 """Bytes of the libraries that write files, and of what they encode at a time."""
 
@@ -41,6 +44,11 @@ _LIBRARY_BYTES = 2**27
 def scratch_of(path: Path) -> Path:
     """The scratch Zarr of a file."""
     return path.with_name(f"{path.name}.scratch") / "blocks.zarr"
+
+
+def rows_at_once(chunk: int) -> int:
+    """Rows in a piece: whole tiles, and whole chunks where the chunk's rows are whole tiles."""
+    return chunk if chunk % TILE == 0 else TILE
 
 
 @dataclass(eq=False, repr=False)
@@ -78,7 +86,7 @@ class FileSink:
             return _LIBRARY_BYTES + MAKING_BYTES
         rows = rows_at_once(self.write_grid[3])
         tiles = 4 * usable_cores() * TILE**2
-        row = HELD * min(rows, self.domain.shape[3]) * self.domain.shape[4]
+        row = _HELD * min(rows, self.domain.shape[3]) * self.domain.shape[4]
         return _LIBRARY_BYTES + (row + tiles) * self.dtype.itemsize
 
     @property
@@ -153,7 +161,7 @@ def open_file_sink(
         like.stands_for = {}  # type: ignore[attr-defined]
     kind, at = kind_of(str(ending), like), at or domain.start
     check_holds(kind, domain.shape, dtype, like.units if like else (None,) * 5, where)
-    sides = tuple(chunks or (SCRATCH_SIDE,) * 2)[-2:]
+    sides = tuple(chunks or (_SCRATCH_SIDE,) * 2)[-2:]
     if kind == "cog":  # whole tiles
         sides = tuple(-(-side // TILE) * TILE for side in sides)
     scratch = open_omezarr_sink(
@@ -193,11 +201,9 @@ def source_of_tiles(path: Path, scratch: Source, name: str) -> Source:
     tiles = tiles_of(path, planar(scratch.domain).shape, scratch.dtype, None)
     if not tiles.folder.is_dir():
         return scratch
-    opened = OpenedArray(array=tiles, labels=["band", "y", "x"], chunks=(1, TILE, TILE))
-    place = str(scratch_of(path))
-    return open_sliced(
-        lambda _: opened, path=place, inside="", axes=None, cache_bytes=0, where=f"{name} {place}"
-    )
+    opened, place = OpenedArray(array=tiles, labels="cyx", chunks=(1, TILE, TILE)), scratch_of(path)
+    asked = Asked(path=str(place), where=f"{name} {place}")
+    return SlicedSource(opened, asked, str(place.resolve()), file_stamp(place))
 
 
 def tiles_of(

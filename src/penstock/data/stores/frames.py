@@ -55,16 +55,13 @@ _COLORS = ("FF00FF", "00FF00", "00FFFF", "FFFF00", "FF0000", "0000FF")
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class Framed:
-    """What the sources of ours say of their frame; the first three are those of `Source`."""
+class Described:
+    """What an array says of itself, besides the place of its voxels."""
 
-    scale: tuple[float, ...] | None = None
-    units: tuple[str | None, ...] = (None,) * 5
-    translation: tuple[float, ...] = (0.0,) * 5
-    omero: tuple[Mapping[str, Any], ...] = ()
+    omero: Sequence[Mapping[str, Any]] = ()
     """Names and colours of channels: ``label``, ``color`` (RRGGBB) and ``window`` (``start``,
     ``end``, and perhaps ``min`` and ``max``) of each. Empty where nothing is known."""
-    notes: tuple[str, ...] = ()
+    notes: Sequence[str] = ()
     """Sentences on how the metadata were understood, and on what of them goes no further."""
     codec: str = ""
     """The encoding of chunks in a word or two; empty where they are plain, or it is unknown."""
@@ -75,6 +72,15 @@ class Framed:
     affine: Sequence[Sequence[float]] | None = None
     """The matrix from a voxel x y z to the world, where scale and translation cannot say it: axes
     are turned or flipped. None elsewhere."""
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class Framed(Described):
+    """What the sources of ours say of their frame; these three are those of `Source`."""
+
+    scale: tuple[float, ...] | None = None
+    units: tuple[str | None, ...] = (None,) * 5
+    translation: tuple[float, ...] = (0.0,) * 5
 
 
 def shown_channel(label: Any = None, color: Any = None, window: Any = None) -> dict[str, Any]:

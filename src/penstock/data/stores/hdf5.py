@@ -12,88 +12,51 @@ import json
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError, describe, require, system_errors
+from ...base import UsageError, require
 from .cf_packing import packing_of
 from .frames import physical_size, shown_channel, unit_name
-from .protocols import SeveralArrays, in_words, listed, local_file
-from .sliced import OpenedArray, SlicedSource, open_sliced
+from .protocols import SeveralArrays, in_words, listed
+from .sliced import Asked, OpenedArray, Readable
 
 _NWB_AXES = {3: "txy", 4: "txyz"}
 _CHUNK = 2**20
 """About the voxels of a region that is read at once of an array that is stored in one piece."""
 
 
-def open_hdf5_source(
-    path: str, *, inside: str, level: int, cache_bytes: int, name: str, raw: bool,
-    axes: str | None, series: int | None,
-) -> SlicedSource:  # fmt: skip
-    """Open an array of an HDF5 file.
-
-    Args:
-        path: The file.
-        inside: The array's name; empty for the only one.
-        level: The level of Imaris' pyramid.
-        cache_bytes: The most decoded bytes that HDF5 keeps.
-        name: The flag that messages name.
-        raw: Read what is stored, whatever the CF attributes say of it.
-        axes: The letters of the stored axes, as the user says.
-        series: The image that the user asks for; such a file has one.
-
-    Raises:
-        UsageError: It cannot be read, or there is a choice of several arrays.
-    """
-    where, file = local_file(path, name)
-    if series is not None:
-        raise UsageError(f"{where}: an HDF5 file has no series; name an array as {path}::NAME")
-
-    def read(num_bytes: int) -> OpenedArray:
-        classic = _begins(file, where) == b"CDF"
-        handle: Any = {} if classic else _opened(file, num_bytes, where)
-        if "DataSetInfo" in handle and "DataSet" in handle and not inside:
-            # Each of its datasets has a cache of its own.
-            share = num_bytes // max(1, sum(map(len, handle["DataSet/ResolutionLevel 0"].values())))
-            return _imaris(_opened(file, share, where), level, num_bytes, where)
-        if level:
-            raise UsageError(f"{where}: level {level} is asked, but it has no levels")
-        if classic:
-            return _classic(file, inside, path, name, raw)
-        return _plain(_chosen(arrays_in(handle), inside, path, name), raw, num_bytes, where)
-
-    return open_sliced(
-        read, path=path, inside=f"{inside} {level}",
-        axes=axes, cache_bytes=cache_bytes, where=where,
-    )  # fmt: skip
+def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
+    """Open an array of an HDF5 file, by its name or as the only one."""
+    with asked.file.open("rb") as stream:
+        is_classic = stream.read(3) == b"CDF"
+    handle: Any = {} if is_classic else _opened(asked, cache_bytes)
+    if "DataSetInfo" in handle and "DataSet" in handle and not asked.inside:
+        # Each of its datasets has a cache of its own.
+        share = cache_bytes // max(1, sum(map(len, handle["DataSet/ResolutionLevel 0"].values())))
+        return _imaris(_opened(asked, share), asked, cache_bytes)
+    if asked.level:
+        raise UsageError(f"{asked.where}: level {asked.level} is asked, but it has no levels")
+    if is_classic:
+        return _classic(asked)
+    return _plain(_chosen(arrays_in(handle), asked), asked, cache_bytes)
 
 
-def _opened(file: Path, cache_bytes: int, where: str) -> Any:
-    try:
-        # Slots as h5py advises: a prime of about a hundred times the chunks that fit.
-        return require("h5py", "hdf5").File(file, "r", rdcc_nbytes=cache_bytes, rdcc_nslots=100_003)
-    except OSError as error:
-        raise UsageError(f"{where}: not a readable HDF5 file: {describe(error)}") from error
+def _opened(asked: Asked, cache_bytes: int) -> Any:
+    # Slots as h5py advises: a prime of about a hundred times the chunks that fit.
+    slots = {"rdcc_nbytes": cache_bytes, "rdcc_nslots": 100_003}
+    return require("h5py", "hdf5").File(asked.file, "r", **slots)
 
 
-def _begins(file: Path, where: str) -> bytes:
-    with system_errors(where), file.open("rb") as stream:
-        return stream.read(3)
-
-
-def _classic(file: Path, inside: str, path: str, name: str, raw: bool) -> OpenedArray:
+def _classic(asked: Asked) -> OpenedArray:
     """An array of a file of classic NetCDF, which is mapped."""
-    where = f"{name} {path}"
+    handle = require("scipy.io", "scenes").netcdf_file(asked.file, "r", mmap=True)
+    arrays = {key: each for key, each in handle.variables.items() if len(each.dimensions) > 1}
     try:
-        handle = require("scipy.io", "scenes").netcdf_file(file, "r", mmap=True)
-        arrays = {key: each for key, each in handle.variables.items() if len(each.dimensions) > 1}
-    except (OSError, ValueError, TypeError, IndexError) as error:
-        raise UsageError(f"{where}: not a readable NetCDF file: {describe(error)}") from error
-    try:
-        chosen = _chosen(arrays, inside, path, name)
+        chosen = _chosen(arrays, asked)
     finally:
         with warnings.catch_warnings():  # the file stays mapped as long as its array is there
             warnings.simplefilter("ignore", RuntimeWarning)
@@ -104,7 +67,7 @@ def _classic(file: Path, inside: str, path: str, name: str, raw: bool) -> Opened
         array=chosen.data,
         labels=list(chosen.dimensions),
         chunks=_bands(chosen.shape),
-        packing=None if raw else packing_of(attributes, dtype, where),
+        packing=None if asked.raw else packing_of(attributes, dtype, asked.where),
     )
 
 
@@ -121,40 +84,43 @@ def arrays_in(handle: Any) -> dict[str, Any]:
     return arrays
 
 
-def _chosen(arrays: Mapping[str, Any], inside: str, path: str, name: str) -> Any:
-    where = f"{name} {path}"
+def _chosen(arrays: Mapping[str, Any], asked: Asked) -> Any:
+    where, path = asked.where, asked.path
     names = [(each, in_words(array.shape)) for each, array in arrays.items()]
     holds = f"it holds {listed(names) or 'no array of two axes or more'}"
-    if inside:
-        if (key := inside.strip("/")) in arrays:
+    if asked.inside:
+        if (key := asked.inside.strip("/")) in arrays:
             return arrays[key]
-        raise UsageError(f"{where}: has no array {inside}; {holds}")
+        raise UsageError(f"{where}: has no array {asked.inside}; {holds}")
     if not arrays:
         raise UsageError(f"{where}: {holds}")
     if len(arrays) > 1:
         raise SeveralArrays(
-            f"{where}: {holds}; name one, such as {name} {path}::{names[0][0]}",
+            f"{where}: {holds}; name one, such as {where}::{names[0][0]}",
             [(f"{path}::{each}", what) for each, what in names],
         )
     return next(iter(arrays.values()))
 
 
-def _plain(dataset: Any, raw: bool, cache_bytes: int, where: str) -> OpenedArray:
-    labels, scale = _labels(dataset), None
-    units: tuple[str, ...] = ()
-    sizes = dataset.attrs.get("element_size_um")  # z, y, x, whatever the axes are
-    if sizes is not None and len(sizes) == 3 and labels is None and dataset.ndim == 3:
-        scale, units = [physical_size(size) or 1.0 for size in sizes], ("micrometer",) * 3
+def _plain(dataset: Any, asked: Asked, cache_bytes: int) -> OpenedArray:
+    labels, sizes = _labels(dataset), {}
+    micrometers = dataset.attrs.get("element_size_um")  # z, y, x, whatever the axes are
+    if micrometers is not None and len(micrometers) == dataset.ndim == 3 and labels is None:
+        each = zip("zyx", micrometers, strict=True)
+        sizes = {axis: (physical_size(size) or 1.0, "micrometer", 0.0) for axis, size in each}
     attributes = {key: _plainly(dataset.attrs[key]) for key in dataset.attrs}
     dtype = dataset.dtype.newbyteorder("=")
-    packing = None if raw or dtype.kind == "b" else packing_of(attributes, dtype, where)
+    is_plain = asked.raw or dtype.kind == "b"
     return OpenedArray(
-        array=dataset, labels=labels, scale=scale, units=units, packing=packing,
+        array=dataset,
+        labels=labels,
+        sizes=sizes,
+        packing=None if is_plain else packing_of(attributes, dtype, asked.where),
         codec=dataset.compression or "",
         chunks=dataset.chunks or _bands(dataset.shape),
         cache_bytes=cache_bytes if dataset.chunks else 0,
-        takes_cache=dataset.chunks is not None,
-    )  # fmt: skip
+        again=partial(open_array, asked) if dataset.chunks else None,
+    )
 
 
 def _plainly(value: Any) -> Any:
@@ -185,27 +151,29 @@ def _labels(dataset: Any) -> list[str] | None:
     return dims if all(dims) else None
 
 
-class _Channels:
+class _Channels(Readable):
     """The datasets of one level of an Imaris file, as t c z y x."""
 
     def __init__(self, datasets: Sequence[Sequence[Any]], sides: tuple[int, ...]) -> None:
-        self.datasets, self.dtype = datasets, datasets[0][0].dtype
-        self.shape = (len(datasets), len(datasets[0]), *sides)
+        self._datasets, self.dtype = datasets, datasets[0][0].dtype
+        self.shape, self.rank = (len(datasets), len(datasets[0]), *sides), 2
 
-    def __getitem__(self, index: tuple[slice, ...]) -> NDArray[Any]:
-        t, c, *space = index
-        return np.stack(
-            [np.stack([each[tuple(space)] for each in row[c]]) for row in self.datasets[t]]
-        )
+    def read_frame(
+        self, place: tuple[int, ...], inside: tuple[slice, ...], out: NDArray[Any]
+    ) -> None:
+        t, c = place
+        out[...] = self._datasets[t][c][inside]
 
 
-def _imaris(handle: Any, level: int, cache_bytes: int, where: str) -> OpenedArray:
+def _imaris(handle: Any, asked: Asked, cache_bytes: int) -> OpenedArray:
     """A level of an Imaris file. Its chunks are padded, so the sizes stand in its attributes."""
-    levels = handle["DataSet"]
-    if f"ResolutionLevel {level}" not in levels:
-        raise UsageError(f"{where}: level {level} does not exist; {len(levels)} levels do")
+    levels, level = handle["DataSet"], f"ResolutionLevel {asked.level}"
+    if level not in levels:
+        raise UsageError(
+            f"{asked.where}: level {asked.level} does not exist; {len(levels)} levels do"
+        )
     image = {key: _text(value) for key, value in handle["DataSetInfo/Image"].attrs.items()}
-    times = levels[f"ResolutionLevel {level}"]
+    times = levels[level]
     rows = [
         [times[f"TimePoint {t}"][f"Channel {c}"] for c in range(len(times["TimePoint 0"]))]
         for t in range(len(times))
@@ -218,18 +186,18 @@ def _imaris(handle: Any, level: int, cache_bytes: int, where: str) -> OpenedArra
     names = [
         _text(handle[f"DataSetInfo/Channel {c}"].attrs.get("Name", "")) for c in range(len(rows[0]))
     ]
-    chunks = (1, 1, *(min(a, b) for a, b in zip(first["Data"].chunks, sides, strict=True)))
     return OpenedArray(
         array=_Channels([[each["Data"] for each in row] for row in rows], sides),
-        labels=list("tczyx"),
-        chunks=chunks,
+        labels="tczyx",
+        chunks=(1, 1, *(min(a, b) for a, b in zip(first["Data"].chunks, sides, strict=True))),
         cache_bytes=cache_bytes,
-        takes_cache=True,
-        scale=[1.0, 1.0, *scale],
-        units=[None, None, unit, unit, unit],
+        again=partial(open_array, asked),
         # Imaris says where a voxel begins, Penstock where its centre is.
-        translation=[0.0, 0.0, *(a + size / 2 for a, size in zip(low, scale, strict=True))],
-        omero=tuple(shown_channel(label) for label in names) if any(names) else (),
+        sizes={
+            axis: (size, unit, begin + size / 2)
+            for axis, size, begin in zip("zyx", scale, low, strict=True)
+        },
+        omero=[shown_channel(label) for label in names],
     )
 
 

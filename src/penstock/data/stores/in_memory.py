@@ -1,15 +1,7 @@
-"""Arrays in memory, and memory-mapped files. There is no cache, since nothing is decoded.
-
-A page of a mapped file counts as this process's memory once it is read, so each read gives the
-pages back; they stay in the system's page cache. A thread that reads them at that moment just maps
-them again.
-"""
+"""Arrays in memory, and memory-mapped files. There is no cache, since nothing is decoded."""
 
 from __future__ import annotations
 
-import mmap
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,82 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError, describe
 from ..box import Box
-from .frames import Framed, canonical, name_axes, source_axes, to_five
-from .protocols import (
-    check_dtype,
-    file_stamp,
-    local_file,
-    source_fingerprint,
-)
-
-
-class HoldsAll(ABC):
-    """A source that lacks no chunk, and whose grid begins at 0."""
-
-    domain: Box
-    dtype: np.dtype[Any]
-    grid_origin: tuple[int, ...] = (0,) * 5
-
-    def read(self, box: Box, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        assert box in self.domain, f"{box} is not in {self.domain}"
-        if out is None:
-            out = np.empty(box.shape, self.dtype)
-        self.fill(box, out)
-        return out
-
-    @abstractmethod
-    def fill(self, box: Box, out: NDArray[Any]) -> None:
-        """Read a box within the domain into an array of its shape."""
-
-    @property
-    def tells_absent(self) -> None:
-        return None
-
-    def absent(self, cells: Sequence[Box]) -> list[Box]:
-        return []
-
-
-def give_back(mapped: mmap.mmap | None) -> None:
-    """Give the pages of a mapped file back, which count as memory of this process once they are
-    read. None is no file."""
-    if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
-        mapped.madvise(mmap.MADV_DONTNEED)
-
-
-def mapped_file(array: Any) -> mmap.mmap | None:
-    """The mapped file that an array is a view of; None where it is none."""
-    while isinstance(array, np.ndarray):
-        array = array.base
-    return array if isinstance(array, mmap.mmap) else None
-
-
-@dataclass(eq=False, repr=False)
-class MemorySource(HoldsAll, Framed):
-    """Reads a numpy array; made by `open_array_source`."""
-
-    name: str
-    array: NDArray[Any]
-    """Along t c z y x, a view of the caller's array."""
-    dtype: np.dtype[Any]
-    axes: str
-    address: str
-    fingerprint: str
-    mapped: mmap.mmap | None = None
-    """The mapped file that ``array`` views; None for an array in memory."""
-    cache_bytes: int = 0
-
-    def __post_init__(self) -> None:
-        self.domain = Box((0,) * 5, self.array.shape)
-        self.chunks: tuple[int, ...] = (1,) * 5
-
-    def fill(self, box: Box, out: NDArray[Any]) -> None:
-        out[...] = self.array[box.slices]
-        give_back(self.mapped)
-
-    def with_cache(self, num_bytes: int) -> MemorySource:
-        return self
+from .frames import name_axes, to_five
+from .protocols import check_dtype, source_fingerprint
+from .sliced import Asked, OpenedArray, SlicedSource
 
 
 @dataclass(eq=False, repr=False)
@@ -129,27 +49,16 @@ class MemorySink:
         """Nothing to do: the array holds all."""
 
 
-def open_array_source(array: NDArray[Any], *, name: str, axes: str | None = None) -> MemorySource:
+def open_array_source(array: NDArray[Any], *, name: str, axes: str | None = None) -> SlicedSource:
     """A source over ``array``. Without ``axes`` its rank decides: yx, zyx, czyx or tczyx."""
-    address = _address(array)
-    return _source(array, name, name, address, source_fingerprint(address, array.shape), axes)
+    asked = Asked(path=name, where=name, axes=axes)
+    return SlicedSource(_opened(array), asked, _address(array), array.shape)
 
 
-def open_npy(path: str, *, name: str, axes: str | None = None) -> MemorySource:
-    """A source over a ``.npy`` file, mapped and so read on demand. Pickled objects are refused."""
-    where, file = local_file(path, name)
-    try:
-        with np.errstate(over="ignore"):  # a shape that overflows raises an error as well
-            array = np.lib.format.open_memmap(file, mode="r")
-    except (ValueError, EOFError, OSError) as error:
-        if "mmap length" in str(error):
-            raise UsageError(f"{where}: the file ends before the array does") from error
-        raise UsageError(f"{where}: not a .npy array: {describe(error)}") from error
-    address = str(file.resolve())
-    return _source(
-        array, path, where, address, source_fingerprint(address, *file_stamp(file)), axes,
-        array.base,
-    )  # fmt: skip
+def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
+    """Open a ``.npy`` file, mapped and so read on demand. Pickled objects are refused."""
+    with np.errstate(over="ignore"):  # a shape that overflows raises an error as well
+        return _opened(np.lib.format.open_memmap(asked.file, mode="r"))
 
 
 def open_array_sink(array: NDArray[Any], *, name: str) -> MemorySink:
@@ -158,15 +67,8 @@ def open_array_sink(array: NDArray[Any], *, name: str) -> MemorySink:
     return MemorySink(name, view, check_dtype(array.dtype, name), _address(array))
 
 
-def _source(
-    array: NDArray[Any], name: str, where: str, address: str, fingerprint: str, said: str | None,
-    mapped: Any = None,
-) -> MemorySource:  # fmt: skip
-    axes, _ = source_axes(said, None, array.ndim, where)
-    dtype = check_dtype(array.dtype, where)
-    five = to_five(array, axes)
-    fingerprint = f"{fingerprint}{(said and f' {said}') or ''}"
-    return MemorySource(name, five, dtype, canonical(axes), address, fingerprint, mapped)
+def _opened(array: NDArray[Any]) -> OpenedArray:
+    return OpenedArray(array=array, labels=None, chunks=(1,) * array.ndim)
 
 
 def _address(array: NDArray[Any]) -> str:

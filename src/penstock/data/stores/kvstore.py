@@ -42,24 +42,19 @@ def read_key(url: str, key: str, *, strict: bool = False) -> bytes | None:
     return reader_of(open_kvstore(kvstore_of(f"{url}/"), url), url, strict=strict)(key)
 
 
-def object_in(root: Any, key: str, *, strict: bool = False) -> bytes | None:
-    """The bytes of one object of an open ``ts.KvStore``; see `read_key`."""
-    try:
-        read = root.read(key).result()
-    except (ValueError, OSError) as error:
-        if strict or "PERMISSION_DENIED" not in str(error):
-            raise
-        return None
-    return bytes(read.value) if read.state == "value" else None
-
-
 def reader_of(root: Any, where: str, *, strict: bool = False) -> Callable[[str], bytes | None]:
-    """A function that reads the objects of an open ``ts.KvStore``, as `object_in`, and raises
-    errors in plain words."""
+    """A function that reads the objects of an open ``ts.KvStore``, as `read_key`, and raises errors
+    in plain words."""
 
     def read(key: str) -> bytes | None:
-        with explained_errors(where):
-            return object_in(root, key, strict=strict)
+        try:
+            with explained_errors(where):
+                read = root.read(key).result()
+        except UsageError as error:
+            if strict or "PERMISSION_DENIED" not in str(error.__cause__):
+                raise
+            return None
+        return bytes(read.value) if read.state == "value" else None
 
     return read
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from ...base import UsageError, require
 from .frames import physical_size, shown_channel, unit_name
-from .protocols import chosen_of, in_words, listed, local_file, readable
-from .sliced import FrameStack, OpenedArray, Sizes, SlicedSource, open_sliced, placed
+from .protocols import chosen_of, in_words, listed
+from .sliced import Asked, FrameStack, OpenedArray, Sizes
 
 _DIMENSIONS = {"1": "x", "2": "y", "3": "z", "4": "t"}
 """The axis of each dimension that has a size, by its number in the file."""
@@ -20,54 +20,27 @@ _IMAGE = "./Data/Image/ImageDescription"
 _MICROMETERS = 1e6  # in a meter, the unit of a LIF file
 
 
-def open_lif_source(
-    path: str, *, inside: str, level: int, cache_bytes: int, name: str, raw: bool,
-    axes: str | None, series: int | None,
-) -> SlicedSource:  # fmt: skip
-    """Open an image of a LIF file.
-
-    Args:
-        path: The file.
-        inside: The image's name, with those of the folders that it is in.
-        level: 0, as it has no levels.
-        cache_bytes: Not used: nothing is decoded.
-        name: The flag that messages name.
-        raw: Not used: stored numbers are the values.
-        axes: The letters of the stored axes, as the user says.
-        series: The image's number.
-
-    Raises:
-        UsageError: It cannot be read, or there is a choice of several images.
-    """
-    where, file = local_file(path, name)
-    if level:
-        raise UsageError(f"{where}: level {level} is asked, but a LIF file has no levels")
-
-    def read(num_bytes: int) -> OpenedArray:
-        liffile = require("liffile", "lif")
-        with readable("LIF file", where), ExitStack() as opening:
-            lif = opening.enter_context(liffile.LifFile(file))
-            if lif.type.name != "LIF":  # others name files of which they are made
-                raise UsageError(f"{where}: is {lif.type.name}, not a LIF file")
-            opened = _opened(_chosen(list(lif.images), inside, series, path, where), where)
-            weakref.finalize(opened.array, opening.pop_all().close)
-        return opened
-
-    return open_sliced(
-        read, path=path, inside=f"{inside} {series}",
-        axes=axes, cache_bytes=cache_bytes, where=where,
-    )  # fmt: skip
+def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
+    """Open an image of a LIF file, by its number or by its name, with those of the folders that it
+    is in."""
+    with ExitStack() as opening:
+        lif = opening.enter_context(require("liffile", "lif").LifFile(asked.file))
+        if lif.type.name != "LIF":  # others name files of which they are made
+            raise UsageError(f"{asked.where}: is {lif.type.name}, not a LIF file")
+        opened = _opened(_chosen(list(lif.images), asked), asked.where)
+        weakref.finalize(opened.array, opening.pop_all().close)
+    return opened
 
 
-def _chosen(images: list[Any], inside: str, series: int | None, path: str, where: str) -> Any:
-    if not inside:
+def _chosen(images: list[Any], asked: Asked) -> Any:
+    if not asked.inside:
         words = {n: f"{each.path} {in_words(each.shape)}" for n, each in enumerate(images)}
-        return images[chosen_of(words, series, "images", where)]
+        return images[chosen_of(words, asked.series, "images", asked.where)]
     for image in images:
-        if image.path == inside.strip("/"):
+        if image.path == asked.inside.strip("/"):
             return image
     names = listed([(image.path, in_words(image.shape)) for image in images])
-    raise UsageError(f"{where}: has no image {inside}; it holds {names or 'none'}")
+    raise UsageError(f"{asked.where}: has no image {asked.inside}; it holds {names or 'none'}")
 
 
 def _opened(image: Any, where: str) -> OpenedArray:
@@ -88,18 +61,14 @@ def _opened(image: Any, where: str) -> OpenedArray:
         labels = [_letter(label) for label in frames.dims]
     else:
         array = image.asarray(out="memmap")
-    names = [
-        shown_channel(each.get("LUTName"))
-        for each in image.xml_element.findall(f"{_IMAGE}/Channels/ChannelDescription")
-    ]
-    channels = dict(zip(labels, array.shape, strict=True)).get("c", 1)
+    shown = image.xml_element.findall(f"{_IMAGE}/Channels/ChannelDescription")
     return OpenedArray(
         array=array,
         labels=labels,
         chunks=(*(1,) * (len(labels) - 2), *array.shape[-2:]),
-        omero=tuple(names) if len(names) == channels and any(names) else (),
+        sizes=_sizes(image),
+        omero=[shown_channel(each.get("LUTName")) for each in shown],
         bands="S" in image.dims,
-        **placed(labels, _sizes(image)),
     )
 
 
@@ -108,7 +77,7 @@ def _letter(label: str) -> str:
 
 
 def _sizes(image: Any) -> Sizes:
-    sizes: Sizes = {}
+    sizes = {}
     for says in image.xml_element.findall(f"{_IMAGE}/Dimensions/DimensionDescription"):
         axis, count = _DIMENSIONS.get(says.get("DimID", "")), int(says.get("NumberOfElements", 1))
         # The length is that from the first element to the last.

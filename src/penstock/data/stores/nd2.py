@@ -6,6 +6,7 @@ import math
 import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,58 +14,33 @@ from numpy.typing import NDArray
 
 from ...base import UsageError, require
 from .frames import shown_channel
-from .protocols import chosen_of, local_file, readable
-from .sliced import FrameStack, OpenedArray, Sizes, SlicedSource, open_sliced, placed
+from .protocols import chosen_of
+from .sliced import Asked, FrameStack, OpenedArray, Sizes
 
 _LOOPS = {"TimeLoop": "t", "NETimeLoop": "t", "ZStackLoop": "z", "XYPosLoop": "p"}
 """The axis of each kind of loop of an experiment; p are positions of the stage."""
 
 
-def open_nd2_source(
-    path: str, *, inside: str, level: int, cache_bytes: int, name: str, raw: bool,
-    axes: str | None, series: int | None,
-) -> SlicedSource:  # fmt: skip
-    """Open one position of an ND2 file.
-
-    Args:
-        path: The file.
-        inside: Empty, as a position is chosen by its number.
-        level: 0, as it has no levels.
-        cache_bytes: The most bytes of decoded frames that are kept, where they are compressed.
-        name: The flag that messages name.
-        raw: Not used: stored numbers are the values.
-        axes: The letters of the axes, as the user says.
-        series: The number of the position.
-
-    Raises:
-        UsageError: It cannot be read, or there is a choice of several positions.
-    """
-    where, file = local_file(path, name)
-    if inside or level:
-        raise UsageError(f"{where}: an ND2 file holds positions; --series N takes one, of level 0")
-
-    def read(num_bytes: int) -> OpenedArray:
-        nd2 = require("nd2", "nd2")
-        with readable("ND2 file", where), ExitStack() as opening:
-            reader = nd2.ND2File(file)
-            opening.callback(reader.close)
-            opened = _opened(reader, series, num_bytes, where)
-            weakref.finalize(opened.array, opening.pop_all().close)
-        return opened
-
-    return open_sliced(
-        read, path=path, inside=str(series), axes=axes, cache_bytes=cache_bytes, where=where
-    )
+def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
+    """Open one position of an ND2 file."""
+    with ExitStack() as opening:
+        reader = require("nd2", "nd2").ND2File(asked.file)
+        opening.callback(reader.close)
+        opened = _opened(reader, asked, cache_bytes)
+        weakref.finalize(opened.array, opening.pop_all().close)
+    return opened
 
 
-def _opened(reader: Any, series: int | None, cache_bytes: int, where: str) -> OpenedArray:
+def _opened(reader: Any, asked: Asked, cache_bytes: int) -> OpenedArray:
     if reader.is_legacy:
-        raise UsageError(f"{where}: is of the kind before 2010, of JPEG 2000, which is not read")
+        raise UsageError(
+            f"{asked.where}: is of the kind before 2010, of JPEG 2000, which is not read"
+        )
     attributes, loops = reader.attributes, reader.experiment
     letters = [_LOOPS.get(loop.type, loop.type) for loop in loops]
     counts = [loop.count for loop in loops]
     places = _positions(loops)
-    position = chosen_of(places or {0: ""}, series, "positions", where)
+    position = chosen_of(places or {0: ""}, asked.series, "positions", asked.where)
     channels = attributes.componentCount
     frame = (channels, attributes.heightPx, attributes.widthPx)
     samples = reader.components_per_channel
@@ -88,18 +64,17 @@ def _opened(reader: Any, series: int | None, cache_bytes: int, where: str) -> Op
         notes.append(f"the input holds {there} frames of {planned}; the others read as 0")
     if places:
         notes.append("the input's positions of the stage go no further")
-    names = [shown_channel(each.channel.name) for each in reader.metadata.channels or ()]
     return OpenedArray(
         array=array,
         labels=labels,
         chunks=(*(1,) * len(lead), *frame),
+        sizes=_sizes(reader, loops),
         codec="deflate" if packed else "",
-        omero=tuple(names) if len(names) == channels and any(names) else (),
+        omero=[shown_channel(each.channel.name) for each in reader.metadata.channels or ()],
         bands=samples > 1,
         cache_bytes=cache_bytes if packed else 0,
-        takes_cache=packed,
-        notes=tuple(notes),
-        **placed(labels, _sizes(reader, loops)),
+        again=partial(open_array, asked) if packed else None,
+        notes=notes,
     )
 
 
@@ -111,7 +86,7 @@ def _positions(loops: Sequence[Any]) -> dict[int, str]:
 
 def _sizes(reader: Any, loops: Sequence[Any]) -> Sizes:
     volume = reader.metadata.channels[0].volume
-    sizes: Sizes = {
+    sizes: dict[str, tuple[float, str, float]] = {
         axis: (size, "micrometer", 0.0)
         for axis, size, says in zip(
             "xyz", volume.axesCalibration, volume.axesCalibrated, strict=True

@@ -62,9 +62,9 @@ class Level:
 def image_of(attributes: Mapping[str, Any], series: int | None, where: str) -> Mapping[str, Any]:
     """The image of a group, as its ``multiscales`` describe it: the only one, or that of
     ``series``."""
+    if "multiscales" not in attributes:
+        raise UsageError(f"{where}: is no OME-Zarr image; penstock convert IN OUT makes a new one")
     images: Sequence[Mapping[str, Any]] = attributes["multiscales"]
-    if not images:
-        raise UsageError(f"{where}: its multiscales metadata describes no image")
     names = {number: str(image.get("name", "")) for number, image in enumerate(images)}
     return images[chosen_of(names, series, "images", where)]
 

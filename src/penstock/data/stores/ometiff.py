@@ -12,9 +12,8 @@ import math
 import re
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -26,16 +25,15 @@ from ...base import UsageError, describe, format_bytes, require
 from ..box import Box
 from ..grid import Grid, flatten, indices
 from .cf_packing import Packing
-from .frames import Framed, canonical, to_five, to_tczyx
-from .in_memory import MemorySource
-from .protocols import AXES, check_dtype, file_stamp, local_file, source_fingerprint
-from .sliced import decoded_once
+from .protocols import AXES, check_dtype
+from .sliced import Asked, OpenedArray, Readable, decoded_once
 from .tiff_frame import (
     axes_of,
     check_files,
     chosen_series,
     frame_of,
     left_out,
+    lost,
     packing_in,
     pixels_of,
 )
@@ -50,105 +48,52 @@ _LARGE_SEGMENT = 2**28
 """The size above which a plan says what a segment costs."""
 
 
-@dataclass(eq=False, repr=False)
-class TiffSource(Framed):
-    """Reads one series of a TIFF file; made by `open_ometiff_source`.
+class TiffPages(Readable):
+    """One series of a TIFF file, along its stored axes.
 
     tifffile sees a page in five dimensions: planar samples, z, y, x, interleaved samples. A
-    segment, which is a tile or a strip, is one cell of a grid over a page. `with_cache` keeps
-    decoded segments, so that neighbouring blocks decode a strip they share only once.
+    segment, which is a tile or a strip, is one cell of a grid over a page. Decoded segments are
+    kept, so that neighbouring blocks decode a strip they share only once.
     """
 
-    name: str
-    file: Any
-    series: Any
-    stored_axes: str
-    stored_dtype: np.dtype[Any]
-    address: str
-    fingerprint: str
-    packing: Packing | None
-    cache_bytes: int
-
-    def __post_init__(self) -> None:
-        page, axes = self.series.keyframe, self.stored_axes
+    def __init__(self, file: Any, series: Any, where: str, cache_bytes: int) -> None:
+        self._file, self._series, self._where = file, series, where
+        self.shape, self.dtype = series.shape, check_dtype(series.dtype, where)
+        page = series.keyframe
         self._grid = Grid(Box((0,) * 5, page.shaped), _segment_shape(page))
         self._cells = self._grid.cells  # which costs as much as a small segment
         sample_axis = 0 if page.shaped[0] > 1 else 4
         self._page_axes = [{"Z": 1, "Y": 2, "X": 3}.get(a, sample_axis) for a in page.axes]
-        shape = self.series.shape
-        self._lead = Box((0,) * (len(axes) - len(page.axes)), shape[: -len(page.axes)])
-        self.axes, self.dtype = canonical(axes), self.stored_dtype
-        self.packed_itemsize = 0
-        if self.packing is not None:
-            self.dtype, self.packed_itemsize = self.packing.dtype, self.stored_dtype.itemsize
-        self.domain = Box((0,) * 5, to_tczyx(shape, axes, 1))
-        self._left_out = left_out(page, self.stored_dtype)
-        self.segment_bytes = math.prod(self._grid.step) * self.stored_dtype.itemsize
-        self.decode = partial(_decode, self.file, self.series)
-        self._decoded = decoded_once(self.decode, self.cache_bytes // self.segment_bytes)
-        steps = (*(1 for _ in self._lead.start), *(self._grid.step[a] for a in self._page_axes))
-        self.chunks = to_tczyx(steps, axes, 1)
-        self.grid_origin: tuple[int, ...] = (0,) * 5
+        self.rank = len(self.shape) - len(page.axes)
+        self._lead = Box((0,) * self.rank, self.shape[: self.rank])
+        self._left_out = left_out(page, self.dtype)
+        self.chunks = (*(1,) * self.rank, *(self._grid.step[axis] for axis in self._page_axes))
+        self.segment_bytes = math.prod(self._grid.step) * self.dtype.itemsize
+        self.decode = partial(_decode, file, series)
+        self.decoded = decoded_once(self.decode, cache_bytes // self.segment_bytes)
+        """Where segments come from; planes of several files share one cache."""
 
-    def read(self, box: Box, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        assert box in self.domain, f"{box} is not in {self.domain}"
-        if out is None:
-            out = np.empty(box.shape, self.dtype)
-        if self.packing is None:
-            return self._read_stored(box, out)
-        self.packing.decode(self._read_stored(box, np.empty(box.shape, self.stored_dtype)), out)
-        return out
-
-    def _read_stored(self, box: Box, out: NDArray[Any]) -> NDArray[Any]:
-        """Read a box as it is stored."""
-        places, stored = self._stored(box)
-        others = tuple(i for i in range(len(AXES)) if i not in places)  # one voxel each
-        array = out.transpose(*others, *places).squeeze(tuple(range(len(others))))
-        num_lead = len(self._lead.start)
-        region = self._page_region(stored[num_lead:])
-        pages = stored[:num_lead]
+    def read_frame(
+        self, place: tuple[int, ...], inside: tuple[slice, ...], out: NDArray[Any]
+    ) -> None:
         # Views, not copies: a page gets five axes, of length 1 where it lacks one.
         five = tuple(slice(None) if axis in self._page_axes else None for axis in range(5))
-        for index in indices(pages):
-            page = array[tuple(i - start for i, start in zip(index, pages.start, strict=True))]
-            self._read_page(flatten(index, self._lead), region, page[five])
-        return out
+        self._read_page(flatten(place, self._lead), self._page_region(inside), out[five])
 
-    @property
-    def tells_absent(self) -> bool:
+    def is_absent(self, index: tuple[slice, ...]) -> bool:
+        """Whether the file holds no segment that a part touches."""
+        segments = self._grid.touching(self._page_region(index[self.rank :]))
+        for place in self.places(index):
+            with self._file.filehandle.lock:
+                counts = self._series[flatten(place, self._lead)].databytecounts
+            if any(counts[flatten(cell, self._cells)] for cell in indices(segments)):
+                return False
         return True
 
-    def absent(self, cells: Sequence[Box]) -> list[Box]:
-        return [cell for cell in cells if not any(self._byte_counts(cell))]
-
-    def _byte_counts(self, box: Box) -> Iterator[int]:
-        """The stored size of each segment that a box touches."""
-        stored, num_lead = self._stored(box)[1], len(self._lead.start)
-        segments = self._grid.touching(self._page_region(stored[num_lead:]))
-        for index in indices(stored[:num_lead]):
-            with self.file.filehandle.lock:
-                counts = self.series[flatten(index, self._lead)].databytecounts
-            for cell in indices(segments):
-                yield counts[flatten(cell, self._cells)]
-
-    def _stored(self, box: Box) -> tuple[list[int], Box]:
-        """The places of the stored axes among t c z y x, and a box along the stored axes."""
-        places = [AXES.index(axis) for axis in self.stored_axes]
-        return places, Box(tuple(box.start[i] for i in places), tuple(box.stop[i] for i in places))
-
-    def with_cache(self, num_bytes: int) -> TiffSource:
-        return replace(self, cache_bytes=num_bytes)
-
-    def decoding(self, decoded: Callable[[int, int], NDArray[Any] | None]) -> TiffSource:
-        """This source, with segments from a cache that it shares with others."""
-        sharing = replace(self, cache_bytes=0)
-        sharing._decoded = decoded
-        return sharing
-
-    def _page_region(self, box: Box) -> Box:
+    def _page_region(self, inside: tuple[slice, ...]) -> Box:
         start, stop = [0] * 5, [1] * 5
-        for place, axis in enumerate(self._page_axes):
-            start[axis], stop[axis] = box.start[place], box.stop[place]
+        for axis, part in zip(self._page_axes, inside, strict=True):
+            start[axis], stop[axis] = part.start, part.stop
         return Box(tuple(start), tuple(stop))
 
     def _read_page(self, number: int, region: Box, out: NDArray[Any]) -> None:
@@ -165,9 +110,9 @@ class TiffSource(Framed):
 
     def _segment(self, page_number: int, number: int) -> NDArray[Any] | None:
         try:
-            return self._decoded(page_number, number)
+            return self.decoded(page_number, number)
         except (ValueError, RuntimeError, OSError, IndexError) as error:
-            place = f"{self.name}: page {page_number}, segment {number}"
+            place = f"{self._where}: page {page_number}, segment {number}"
             raise OSError(f"{place}: {describe(error)}") from error
 
 
@@ -197,76 +142,66 @@ def _decode(file: Any, series: Any, page_number: int, number: int) -> NDArray[An
     return segment
 
 
-def open_ometiff_source(
-    path: str, *, level: int, cache_bytes: int, name: str, raw: bool = False,
-    axes: str | None = None, series: int | None = None, inside: str = "",
-) -> TiffSource | MemorySource:  # fmt: skip
-    """Open a series of a TIFF file, or a ``level`` of its pyramid.
+def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
+    """Open a series of a TIFF file, or a level of its pyramid.
 
     Samples that are stored in one piece, and are the values, are mapped into memory; else segments
     are read and decoded.
     """
-    where, file_path = local_file(path, name)
-    if inside:
-        raise UsageError(f"{where}: a TIFF file holds series, not names; --series N takes one")
-    try:
-        with _no_complaints(where):
-            file = tifffile.TiffFile(file_path)
-            file.filehandle.set_lock(True)
-            # The last of the sources that share the file closes it.
-            weakref.finalize(file, file.filehandle.close)
-            check_files(file, where)
-            number = chosen_series(file, series, where)
-            levels = file.series[number].levels
-            num_pages = len(file.pages)
-    except UsageError:
-        raise
-    except (ValueError, RuntimeError, IndexError, OSError) as error:
-        raise UsageError(f"{where}: not a readable TIFF file: {describe(error)}") from error
-    if not 0 <= level < len(levels):
-        raise UsageError(f"{where}: level {level} does not exist; {len(levels)} levels do")
+    where = asked.where
+    with _no_complaints(where):
+        file = tifffile.TiffFile(asked.file)
+        file.filehandle.set_lock(True)
+        # The last of the arrays that share the file closes it.
+        weakref.finalize(file, file.filehandle.close)
+        check_files(file, where)
+        number = chosen_series(file, asked.series, where)
+        levels = file.series[number].levels
+        num_pages = len(file.pages)
+    if not 0 <= asked.level < len(levels):
+        raise UsageError(f"{where}: level {asked.level} does not exist; {len(levels)} levels do")
     _check_size(file, number, num_pages, where)
-    chosen = levels[level]
-    letters, notes = axes_of(chosen, axes, where)
-    address = str(file_path.resolve())
-    stamp = source_fingerprint(address, *file_stamp(file_path), level, number, letters)
-    packing = None if raw else packing_in(file, file.series[number], where)
-    frame = frame_of(file, number, level, letters)
-    frame["notes"] = (*notes, *frame["notes"], *([packing.note] if packing else ()))
+    packing = None if asked.raw else packing_in(file, file.series[number], where)
+    return _opened(file, number, packing, asked, cache_bytes)
+
+
+def _opened(
+    file: Any, number: int, packing: Packing | None, asked: Asked, cache_bytes: int
+) -> OpenedArray:
+    chosen = file.series[number].levels[asked.level]
+    labels, notes = axes_of(chosen, asked.axes)
+    frame = frame_of(file, number, asked.level, labels)
     if chosen.dataoffset is None or packing is not None:
-        _check_ends(chosen, where)
-        stored = check_dtype(chosen.dtype, where)
-        frame["notes"] += _cost_of(math.prod(_segment_shape(chosen.keyframe)) * stored.itemsize)
-        return TiffSource(
-            path, file, chosen, letters, stored, address, stamp, packing, cache_bytes, **frame
+        _check_ends(chosen, asked.where)
+        pages = TiffPages(file, chosen, asked.where, cache_bytes)
+        return OpenedArray(
+            array=pages,
+            labels=labels,
+            chunks=pages.chunks,
+            packing=packing,
+            cache_bytes=cache_bytes,
+            again=partial(_opened, file, number, packing, asked),
+            notes=[*notes, *lost(file, chosen), *_cost_of(pages.segment_bytes)],
+            **frame,
         )
     dtype = chosen.dtype.newbyteorder(file.byteorder)
     needed = chosen.dataoffset + math.prod(chosen.shape) * dtype.itemsize
-    if (size := file_path.stat().st_size) < needed:
-        raise UsageError(f"{where}: is shorter than its header says: {size} bytes of {needed}")
-    mapped: Any = np.memmap(file_path, dtype, "r", chosen.dataoffset, chosen.shape)
-    return MemorySource(
-        name=path,
-        array=to_five(mapped, letters),
-        dtype=check_dtype(dtype, where),
-        axes=canonical(letters),
-        address=address,
-        fingerprint=stamp,
-        mapped=mapped.base,
-        **frame,
-    )
+    if (size := asked.file.stat().st_size) < needed:
+        raise UsageError(
+            f"{asked.where}: is shorter than its header says: {size} bytes of {needed}"
+        )
+    mapped = np.memmap(asked.file, dtype, "r", chosen.dataoffset, chosen.shape)
+    notes = [*notes, *lost(file, chosen)]
+    return OpenedArray(array=mapped, labels=labels, chunks=(1,) * mapped.ndim, notes=notes, **frame)
 
 
-def _cost_of(segment: int) -> tuple[str, ...]:
+def _cost_of(segment: int) -> Iterator[str]:
     """A sentence on segments of so many bytes, if they are large."""
-    if segment <= _LARGE_SEGMENT:
-        return ()
-    return (
-        (
+    if segment > _LARGE_SEGMENT:
+        yield (
             f"the input is stored in segments of {format_bytes(segment)}, and each is decoded as a "
             "whole; penstock convert IN OUT.zarr makes an array that is read in parts"
-        ),
-    )
+        )
 
 
 @contextmanager

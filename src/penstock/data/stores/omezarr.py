@@ -20,7 +20,6 @@ from .frames import shown_channels
 from .kvstore import (
     address,
     check_deletable,
-    explained_errors,
     half_deleted,
     is_store,
     kvstore_of,
@@ -29,8 +28,7 @@ from .kvstore import (
     reader_of,
     ts,
 )
-from .label_images import label_place, says_label
-from .ome_levels import described, transformations
+from .ome_levels import transformations
 from .protocols import AXES, Source
 from .tensorstore import TensorStoreSink, TensorStoreSource
 from .tensorstore_open import (
@@ -38,7 +36,7 @@ from .tensorstore_open import (
     open_tensorstore_source,
     prepare_sink,
 )
-from .zarr_groups import Read, check_array, read_attributes, read_json
+from .zarr_groups import Group, label_place
 
 SCRATCH_TILES = "tiles"
 """The folder in a scratch that has the tiles of a GeoTIFF."""
@@ -67,28 +65,19 @@ def open_omezarr_source(
 
     Axes, scale and position are the group's; a dataset's own are combined with its multiscale's.
     """
-    where = f"{name} {scrub(path)}"
-    root = open_kvstore(kvstore_of(path), where)
-    read = reader_of(root, where)
-    driver, attributes = read_attributes(read, where)
-    spec: dict[str, Any] = {"driver": driver, "kvstore": kvstore_of(path)}
+    group = Group.at(path, name)
+    spec: dict[str, Any] = {"driver": group.driver, "kvstore": kvstore_of(path)}
     image = None
-    if "multiscales" in attributes:
-        try:
-            image = described(attributes, level, where, series)
-        except UsageError:
-            raise
-        except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
-            why = f"{where}: its multiscales metadata is malformed: {error!r}"
-            raise UsageError(why) from error
+    if "multiscales" in group.ome:
+        image = group.level(level, series)
         spec["path"] = image.path
     else:
-        check_array(read, local_path(root.spec()), attributes, scrub(path), name)
-        spec["driver"] = _array_driver(root, where)
+        group.check_array(local_path(group.root.spec()), scrub(path))
+        spec["driver"] = _array_driver(group)
         if level or series:
             asked = f"level {level}" if level else f"--series {series}"
             only = "level 0 only" if level else "no series but 0"
-            raise UsageError(f"{where}: {asked} does not exist; a plain array has {only}")
+            raise UsageError(f"{group.where}: {asked} does not exist; a plain array has {only}")
     return open_tensorstore_source(
         spec, cache_bytes=cache_bytes, name=name, title=path, raw=raw, axes=axes,
         level=image,
@@ -144,8 +133,8 @@ def open_omezarr_sink(
     sink = replace(sink, root=root, replaces=arrays)
     if version == "n5":
         return sink
-    read = reader_of(open_kvstore(spec.kvstore, where), where)
-    sink = replace(sink, packing=_packing_of(read, where) if stays else layout.packing)
+    there = _packing_of(open_kvstore(spec.kvstore, where), where) if stays else layout.packing
+    sink = replace(sink, packing=there)
     if version == "plain":
         return sink
     return replace(
@@ -157,18 +146,18 @@ def open_omezarr_sink(
     )
 
 
-def _packing_of(read: Read, where: str) -> dict[str, float]:
+def _packing_of(array: Any, where: str) -> dict[str, float]:
     """What the numbers of an array of ours stand for, as its attributes say."""
-    documents = (read_json(read, key, where) for key in ("zarr.json", ".zattrs"))
-    attributes = next((each for each in documents if each), {})
-    attributes = attributes.get("attributes", attributes)
+    here = Group.of(array, where)
+    document = here.json("zarr.json") or here.json(".zattrs")
+    attributes = document.get("attributes", document)
     return {key: attributes[key] for key in ("scale_factor", "add_offset") if key in attributes}
 
 
 def _array_paths(root: Any, where: str) -> list[str]:
     """The paths of the arrays that the group at ``root`` describes."""
     try:
-        multiscales = read_attributes(reader_of(root, where), where)[1].get("multiscales", ())
+        multiscales = Group.of(root, where).ome.get("multiscales", ())
         return [str(dataset["path"]) for image in multiscales for dataset in image["datasets"]]
     except (KeyError, TypeError, AttributeError, UsageError):
         return []
@@ -211,7 +200,7 @@ def _version(
     elif root is not None and root.read(".zgroup").result().state == "value":
         version = "0.4"
     elif root is not None:
-        document = read_json(reader_of(root, where), "zarr.json", where)
+        document = Group.of(root, where).json("zarr.json")
         version = "plain" if document.get("node_type") == "array" else "0.5"
     if version not in _ARRAY_SPECS:
         raise UsageError(f"{where}: OME-Zarr {version} cannot be written; 0.4 and 0.5 can")
@@ -348,7 +337,8 @@ def _documents(version: str, layout: _Layout, path: str) -> dict[str, Any]:
     if any(layout.omero):
         shown["omero"] = shown_channels(layout.omero, layout.dtype)
     if label_place(path) is not None:
-        shown |= says_label(version)
+        source = {"source": {"image": "../../"}}
+        shown["image-label"] = {"version": version, **source} if version == "0.4" else source
     if version == "0.4":
         attributes = {"multiscales": [{"version": "0.4", **multiscale}], **shown}
         documents = {".zgroup": {"zarr_format": 2}, ".zattrs": attributes}
@@ -370,21 +360,15 @@ def _multiscale(layout: _Layout, path: str) -> dict[str, Any]:
     }
 
 
-def _array_driver(root: Any, where: str) -> str:
-    """TensorStore's driver for the array at ``root``."""
-    with explained_errors(where):
-        drivers = [
-            driver
-            for marker, driver in _DRIVER_OF_MARKER.items()
-            if root.read(marker).result().state == "value"
-        ]
-    if not drivers:
-        folder = local_path(root.spec())
-        missing = folder is not None and not folder.exists()
-        raise UsageError(
-            f"{where}: no such file or folder"
-            if missing
-            else f"{where}: neither an OME-Zarr image nor a Zarr, N5 or precomputed array"
-            f"{and_added()}"
-        )
-    return drivers[0]
+def _array_driver(group: Group) -> str:
+    """TensorStore's driver for the array at a place."""
+    read = reader_of(group.root, group.where, strict=True)  # else a refusal would be no array
+    for marker, driver in _DRIVER_OF_MARKER.items():
+        if read(marker) is not None:
+            return driver
+    folder = local_path(group.root.spec())
+    if folder is not None and not folder.exists():
+        raise UsageError(f"{group.where}: no such file or folder")
+    raise UsageError(
+        f"{group.where}: neither an OME-Zarr image nor a Zarr, N5 or precomputed array{and_added()}"
+    )

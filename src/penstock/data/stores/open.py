@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError, blaming, parsed_json, system_errors
+from ...base import UsageError, blaming, parsed_json, scrub, system_errors
 from ..box import Box
 from ..levels import Rule
 from . import in_memory as memory
-from .added import OURS, added_store, and_added, checked, reader_of
+from .added import OURS, PLANES, SLICES, Format, added_store, and_added, checked, format_of
 from .file_formats import ending_of
-from .planes import is_slice, open_planes_source, plane_files
+from .planes import is_slice, plane_files
 from .protocols import (
     AXES,
     LONGEST,
@@ -24,9 +24,12 @@ from .protocols import (
     Source,
     Spec,
     check_dtype,
+    file_stamp,
     is_file,
+    readable,
     suffix_of,
 )
+from .sliced import Asked, SlicedSource
 
 
 def open_source(
@@ -60,8 +63,8 @@ def open_source(
     Raises:
         UsageError: it cannot be opened, is empty, or has axes or a dtype that Penstock cannot take.
     """
-    settings = {"level": level, "cache_bytes": cache_bytes, "name": name, "raw": raw}
-    source = _open_source(spec, {**settings, "axes": axes, "series": series})
+    settings = {"level": level, "name": name, "raw": raw, "axes": axes, "series": series}
+    source = _open_source(spec, settings, cache_bytes)
     where = name if source.name == name else f"{name} {source.name}"
     for axis, length in zip(AXES, source.domain.shape, strict=True):
         if length == 0:
@@ -74,56 +77,70 @@ def open_source(
     return source
 
 
-def _open_source(spec: Spec | NDArray[Any], settings: Mapping[str, Any]) -> Source:
-    name = settings["name"]
+def _open_source(spec: Spec | NDArray[Any], settings: dict[str, Any], cache_bytes: int) -> Source:
+    name, level, series = (settings[key] for key in ("name", "level", "series"))
     parsed = spec if isinstance(spec, np.ndarray) else parse_spec(spec, name)
-    if not isinstance(parsed, str) or suffix_of(parsed) == ".npy":
-        return _open_alone(parsed, settings)
-    place, _, inside = parsed.partition("::")
-    if (files := plane_files(place)) is not None and not inside:
-        if files and is_slice(files[0]):
-            from .dicom import open_dicom_source
+    if not isinstance(parsed, str) and (level or series is not None):
+        what = f"level {level}" if level else f"series {series}"
+        raise UsageError(f"{name}: {what} is asked, but only OME-Zarr and files have such")
+    if isinstance(parsed, np.ndarray):
+        return memory.open_array_source(parsed, name=name, axes=settings["axes"])
+    if isinstance(parsed, dict):
+        from .tensorstore_open import open_tensorstore_source
 
-            return open_dicom_source(place, inside=inside, files=files, **settings)
-        return open_planes_source(place, files, **settings)
-    if (reader := reader_of(place)) is not None:
-        module, _, function = reader.partition(":")
-        read = getattr(import_module(f".{module}", __package__), function)
-        return read(place, inside=inside, **settings)
+        kept = {key: settings[key] for key in ("name", "raw", "axes")}
+        return open_tensorstore_source(parsed, cache_bytes=cache_bytes, **kept)
+    place, _, inside = parsed.partition("::")
+    files = None if inside else plane_files(place)
+    form = format_of(place)
+    if files is not None:
+        form = SLICES if files and is_slice(files[0]) else PLANES
+    if form is not None:
+        choices = {key: settings[key] for key in ("level", "series", "raw", "axes")}
+        if form is PLANES and choices["axes"]:  # those of a plane
+            choices["axes"] = f"z{choices['axes']}"
+        where = f"{name} {scrub(place)}"
+        asked = Asked(path=place, where=where, inside=inside, files=files or (), **choices)
+        return _open_file(form, asked, cache_bytes)
     if (added := added_store(parsed)) is not None:
-        return _open_added(added, parsed, settings)
+        return _open_added(added, parsed, settings, cache_bytes)
     from . import omezarr
 
     whole = f"{place}/{inside.strip('/')}" if inside else parsed
-    return omezarr.open_omezarr_source(whole, **settings)
+    return omezarr.open_omezarr_source(whole, cache_bytes=cache_bytes, **settings)
 
 
-def _open_alone(parsed: dict[str, Any] | str | NDArray[Any], settings: Mapping[str, Any]) -> Source:
-    """A source over an array in memory, of a ``.npy`` file or of a TensorStore spec."""
-    name, level, axes = settings["name"], settings["level"], settings["axes"]
-    if level:
-        raise UsageError(f"{name}: level {level} is asked but only OME-Zarr and TIFF have levels")
-    if settings["series"] is not None:
-        raise UsageError(f"{name}: only OME-Zarr and TIFF have several series")
-    if isinstance(parsed, np.ndarray):
-        return memory.open_array_source(parsed, name=name, axes=axes)
-    if isinstance(parsed, str):
-        return memory.open_npy(parsed, name=name, axes=axes)
-    from .tensorstore_open import open_tensorstore_source
-
-    return open_tensorstore_source(
-        parsed, cache_bytes=settings["cache_bytes"], raw=settings["raw"], name=name, axes=axes
-    )
+_HINTS = {"series": "; --series N takes one", "inside": "; name an array as FILE::NAME"}
 
 
-def _open_added(added: Any, place: str, settings: Mapping[str, Any]) -> Source:
+def _open_file(form: Format, asked: Asked, cache_bytes: int) -> SlicedSource:
+    """A source over a file of a format, or over several files."""
+    choices = {"level": asked.level, "series": asked.series is not None, "inside": asked.inside}
+    for choice, is_made in choices.items():
+        if is_made and choice not in form.takes:
+            words = {"level": "levels", "inside": "arrays by name"}.get(choice, choice)
+            hints = [_HINTS[other] for other in form.takes.split() if choice != "level" != other]
+            raise UsageError(f"{asked.where}: {form.title}s have no {words}{''.join(hints)}")
+    remote, files = "://" in asked.path, asked.files or [asked.file]
+    if form is not PLANES and not (remote or is_file(files[0], asked.where)):
+        raise UsageError(f"{asked.where}: no such file")
+    with readable(form.title, asked.where):
+        opened = import_module(f".{form.room}", __package__).open_array(asked, cache_bytes)
+    folder = files[0].parent if asked.files else asked.file
+    address = asked.path if remote else str(folder.resolve())
+    stamps = [] if remote else [fact for each in files for fact in file_stamp(each)]
+    return SlicedSource(opened, asked, address, stamps)
+
+
+def _open_added(added: Any, place: str, settings: Mapping[str, Any], cache_bytes: int) -> Source:
     """A source of another package's store."""
     where = f"{settings['name']} {place}"
     if settings["axes"] is not None or settings["series"] is not None:
         raise UsageError(f"{where}: a store of another package takes no axes and no series")
     with blaming(added, where):
-        theirs = {key: settings[key] for key in ("level", "cache_bytes", "name")}
-        return checked(added.load().open_source(place, **theirs), Source, where)
+        theirs = {key: settings[key] for key in ("level", "name")}
+        opened = added.load().open_source(place, cache_bytes=cache_bytes, **theirs)
+        return checked(opened, Source, where)
 
 
 def open_sink(

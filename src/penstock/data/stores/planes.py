@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import glob
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ...base import UsageError, in_order, natural, plural, system_errors, usable_cores
-from ..box import Box
-from .frames import Framed
-from .in_memory import HoldsAll
-from .protocols import file_stamp, source_fingerprint
-from .sliced import decoded_once
+from .protocols import in_words, readable
+from .sliced import Asked, OpenedArray, Readable, decoded_once, read_into
 
 _OPEN = 256
 """Planes that are kept open. Each is a file, of which a process may have about a thousand."""
@@ -75,106 +74,88 @@ def check_numbers(files: Sequence[Path], where: str) -> None:
             )
 
 
-class PlanesSource(HoldsAll, Framed):
-    """Reads planes that lie in a file each; made by `open_planes_source`."""
+class _Planes(Readable):
+    """Planes that lie in a file each, along z and the axes of a plane."""
 
     def __init__(
-        self, name: str, files: Sequence[Path], open_plane: Any, opened: Sequence[Any], stamp: str,
-        cache_bytes: int,
+        self, files: Sequence[Path], open_plane: Callable[[Path], OpenedArray],
+        opened: Sequence[Any], cache_bytes: int,
     ) -> None:  # fmt: skip
-        """``opened`` are the first planes, each with no cache."""
-        first = opened[0]
-        frame = {key: getattr(first, key) for key in Framed.__dataclass_fields__}
-        super().__init__(**frame)
-        self._arguments = (name, files, open_plane, opened, stamp)
-        segment = max(map(_segment_bytes, opened))
-        self.cache_bytes = cache_bytes if segment else 0
-        self.name, self.dtype = name, first.dtype
-        shape, chunks = list(first.domain.shape), list(first.chunks)
-        shape[2], chunks[2] = len(files), 1
-        self.domain = Box((0,) * 5, tuple(shape))
-        self.chunks = tuple(chunks)
-        self.axes = "".join(axis for axis in "tczyx" if axis in first.axes + "z")
-        self.address, self.fingerprint = str(files[0].resolve().parent), stamp
-        self.packed_itemsize = getattr(first, "packed_itemsize", 0)
+        """``opened`` are the arrays of the first planes."""
+        self.shape, self.dtype = (len(files), *opened[0].shape), opened[0].dtype
+        self.rank = 1
+        # One cache for all planes, as a brick touches some of them, each in some segments.
+        kept = cache_bytes // self.segment_bytes(opened) if self.segment_bytes(opened) else 0
 
         @lru_cache(_OPEN)
         def plane(z: int) -> Any:
-            plane = opened[z] if z < len(opened) else open_plane(files[z])
-            return plane.decoding(partial(decoded, z)) if _segment_bytes(plane) else plane
+            array: Any = opened[z] if z < len(opened) else open_plane(files[z]).array
+            if hasattr(array, "segment_bytes"):
+                array = copy.copy(array)
+                array.decoded = partial(decoded, z)
+            return array
 
-        def decode(z: int, *place: int) -> NDArray[Any] | None:
-            segment: NDArray[Any] | None = plane(z).decode(*place)
-            return segment
-
-        # One cache for all planes, as a brick touches some of them, each in some segments.
-        decoded = decoded_once(decode, self.cache_bytes // segment if segment else 0)
-
+        decoded = decoded_once(lambda z, *place: plane(z).decode(*place), kept)
         self._plane = plane
 
-    def fill(self, box: Box, out: NDArray[Any]) -> None:
-        for z in range(box.start[2], box.stop[2]):
-            start, stop = list(box.start), list(box.stop)
-            start[2], stop[2] = 0, 1
-            at = z - box.start[2]
-            self._plane(z).read(Box(tuple(start), tuple(stop)), out[:, :, at : at + 1])
+    @staticmethod
+    def segment_bytes(opened: Sequence[Any]) -> int:
+        """The most bytes that a plane decodes at once; 0 if all are mapped."""
+        return max(int(getattr(each, "segment_bytes", 0)) for each in opened)
 
-    def with_cache(self, num_bytes: int) -> PlanesSource:
-        return PlanesSource(*self._arguments, num_bytes)
+    def read_frame(
+        self, place: tuple[int, ...], inside: tuple[slice, ...], out: NDArray[Any]
+    ) -> None:
+        read_into(self._plane(*place), inside, out)
 
 
-def open_planes_source(
-    path: str, files: Sequence[Path], *, level: int, cache_bytes: int, name: str, raw: bool,
-    axes: str | None, series: int | None,
-) -> PlanesSource:  # fmt: skip
-    """Open TIFF files as the planes of one volume.
+def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
+    """Open TIFF files as the planes of one volume."""
+    from . import ometiff
 
-    Args:
-        path: The folder or pattern.
-        files: Its files, in order along z.
-        level: The level of each file's pyramid.
-        cache_bytes: The most decoded bytes that are kept of all.
-        name: The flag that messages name.
-        raw: Read what is stored.
-        axes: The letters of a plane's axes, as the user says.
-        series: The series of each file.
-
-    Raises:
-        UsageError: None is there, planes are missing, or they differ in size or dtype.
-    """
-    from .ometiff import open_ometiff_source
-
-    where = f"{name} {path}"
+    files, where = asked.files, asked.where
     if not files:
         raise UsageError(f"{where}: no file has such a name")
     check_numbers(files, where)
-    settings: Mapping[str, Any] = {"level": level, "raw": raw, "axes": axes, "series": series}
 
-    def plane(file: Path) -> Any:
-        return open_ometiff_source(str(file), cache_bytes=0, name=name, **settings)
+    def plane(file: Path) -> OpenedArray:
+        place = f"{where}: {file.name}"
+        with readable("TIFF file", place):
+            of_file = replace(asked, path=str(file), where=place, files=())
+            opened = ometiff.open_array(of_file, 0)
+        return replace(opened, labels=asked.axes[1:].upper()) if asked.axes else opened
 
     first, kept = plane(files[0]), list[Any]()
     for file, opened in zip(files, in_order(plane, files, usable_cores()), strict=True):
-        kept += [opened] if len(kept) < _OPEN else []
-        if opened.domain.shape[2] > 1:
+        kept += [opened.array] if len(kept) < _OPEN else []
+        if "Z" in (opened.labels or ()):
             raise UsageError(
-                f"{name} {file}: holds {opened.domain.shape[2]} planes itself; name one such file, "
-                "or a folder of single planes"
+                f"{where}: {file.name} holds several planes itself; name one such file, or a "
+                "folder of single planes"
             )
-        if (opened.domain, opened.dtype) != (first.domain, first.dtype):
-            raise UsageError(
-                f"{name} {file}: has {_words(opened)}, where {files[0].name} has {_words(first)}"
-            )
-    stamps = [file_stamp(file) for file in files]
-    stamp = source_fingerprint(str(files[0].resolve().parent), stamps, level, first.axes)
-    return PlanesSource(path, files, plane, kept, stamp, cache_bytes)
+        has, wanted = (_words(each) for each in (opened, first))
+        if has != wanted:
+            raise UsageError(f"{where}: {file.name}: has {has}, where {files[0].name} has {wanted}")
+    return _stacked(first, files, plane, kept, cache_bytes)
 
 
-def _segment_bytes(plane: Any) -> int:
-    """The size of what a plane decodes at once; 0 if it is mapped."""
-    return getattr(plane, "segment_bytes", 0)
+def _stacked(
+    first: OpenedArray, files: Sequence[Path], open_plane: Callable[[Path], OpenedArray],
+    kept: Sequence[Any], cache_bytes: int,
+) -> OpenedArray:  # fmt: skip
+    """The volume of planes that are all like the first."""
+    planes = _Planes(files, open_plane, kept, cache_bytes)
+    return replace(
+        first,
+        array=planes,
+        labels=["Z", *(first.labels or ())],
+        chunks=(1, *first.chunks),
+        cache_bytes=cache_bytes if planes.segment_bytes(kept) else 0,
+        again=partial(_stacked, first, files, open_plane, kept),
+    )
 
 
-def _words(source: Any) -> str:
-    channels, _, y, x = source.domain.shape[1:]
-    return f"{y} x {x} of {source.dtype}" + f", {channels} channels" * (channels > 1)
+def _words(plane: OpenedArray) -> str:
+    axes = f", axes {''.join(plane.labels or ())}" if len(plane.array.shape) > 2 else ""
+    packing = f", {plane.packing}" if plane.packing else ""
+    return f"{in_words(plane.array.shape)} of {plane.array.dtype}{axes}{packing}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -93,37 +94,53 @@ class Source(Protocol):
         """
 
 
+class BoxReader(ABC):
+    """A source that puts a box into an array, and whose grid begins at 0."""
+
+    domain: Box
+    dtype: np.dtype[Any]
+    grid_origin: tuple[int, ...] = (0,) * 5
+
+    def read(self, box: Box, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        assert box in self.domain, f"{box} is not in {self.domain}"
+        if out is None:
+            out = np.empty(box.shape, self.dtype)
+        self.fill(box, out)
+        return out
+
+    @abstractmethod
+    def fill(self, box: Box, out: NDArray[Any]) -> None:
+        """Read a box within the domain into an array of its shape."""
+
+
 class Located(Protocol):
     """The parts of a `Sink` that say where it lies."""
 
     name: str
+    """The user's name for it, for messages."""
     local_path: Path | None
+    """The folder of a local store (for an array in a group, the group's folder); else None."""
     address: str
+    """The place of the store. `Sink.create` may delete everything at or below it; see `overlap`."""
     root: Any
+    """TensorStore's key-value store at ``address``, None for an array in memory."""
 
 
 @runtime_checkable
-class Sink(Protocol):
+class Sink(Located, Protocol):
     """An array to write to. Opening one creates nothing: `create` does, once the plan stands."""
 
-    name: str
     domain: Box
     dtype: np.dtype[Any]
     write_grid: tuple[int, ...]
     """The smallest region that can be written without reading back: a shard, or else a chunk."""
     grid_origin: tuple[int, ...]
     """A coordinate on each axis where a cell of ``write_grid`` starts."""
-    local_path: Path | None
-    """The folder of a local store (for an array in a group, the group's folder); else None."""
-    address: str
-    """The place of the store. `create` may delete everything at or below it; see `overlap`."""
     fingerprint: str
     """An address and a hash of the domain and of its map to the stored array: the same before
     and after `create`."""
     exists: bool
     """True if there is an array already; then `create` opens it for writing."""
-    root: Any
-    """TensorStore's key-value store at ``address``, None for an array in memory."""
 
     def check(self) -> None:
         """Raise `UsageError` where `create` would delete something and may not; changes nothing."""
@@ -248,15 +265,6 @@ def is_file(path: Path, where: str) -> bool:
     """
     with system_errors(where):
         return path.is_file()
-
-
-def local_file(path: str, name: str) -> tuple[str, Path]:
-    """What messages on a file of this machine begin with, and the file; `UsageError` where it is
-    not there. ``name`` is the flag that takes it."""
-    where, file = f"{name} {path}", Path(path).expanduser()
-    if not is_file(file, where):
-        raise UsageError(f"{where}: no such file")
-    return where, file
 
 
 @contextmanager

@@ -1,10 +1,15 @@
-"""Adds the levels of an OME-Zarr image that lacks them, each made of the one above it.
+"""What an OME-Zarr image gets once it is whole: levels, each made of the one above it, and windows.
 
     image/0  ──▶  image/1  ──▶  image/2 ...  ──▶  the group's metadata names them
 
 The metadata names a level once all levels are whole. What a killed run has written stays: a chunk
 that is stored is whole, and is not made again. So the levels have the same bytes whenever they
 were made, by how many threads and in how many goes.
+
+Viewers show channels by the member ``omero`` of the group. Its schema wants a colour and a window
+of every channel. While blocks are written a window that is not known is the range of the dtype.
+`add_windows` counts it over boxes of the coarsest level, so that it depends on nothing but the
+values.
 """
 
 from __future__ import annotations
@@ -19,22 +24,31 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError, in_order, scrub
+from ...base import UsageError, in_order
 from ..box import Box
 from ..grid import Grid
 from ..levels import SPACE, LevelBelow, Rule, box_above, levels_below, reduced
-from .kvstore import kvstore_of, open_kvstore, reader_of, ts
-from .ome_levels import image_of, transform_of, transformations
+from ..normalize import Histogram
+from .frames import shown_channels
+from .kvstore import ts
+from .ome_levels import transform_of, transformations
 from .omezarr import open_omezarr_source
 from .open import parse_spec
 from .protocols import AXES
 from .tensorstore import TensorStoreSink, TensorStoreSource, plainly
 from .tensorstore_open import label_spec, open_tensorstore_source, prepare_sink
-from .zarr_groups import Read, group_document, read_attributes, write_group
+from .zarr_groups import Group, is_labels
 
 _MOST_LEVELS = 31  # below the first: an axis has fewer than 2**31 voxels
 _CELLS_BYTES = 2**27
 """About the bytes of all chunks or shards that are made at a time."""
+
+
+_PERCENTILES = (0.5, 99.8)
+_COUNTED = (1, 1, 16, 256, 256)
+"""The shape of a box that is counted."""
+_MOST = 64
+"""The most boxes that are counted, of all channels; at least one of each."""
 
 
 def add_levels(
@@ -62,10 +76,8 @@ def add_levels(
     Raises:
         UsageError: It is no such group, or has levels already.
     """
-    where = f"{name} {scrub(path)}".strip()
-    root = open_kvstore(kvstore_of(path), where)
-    read = reader_of(root, where)
-    image = image_of(group_document(read, where)[2], None, where)
+    group = Group.at(path, name)
+    where, image = group.where, group.image()
     first = level_of(path, 0, name)
     if not image["datasets"][0].get("coordinateTransformations"):
         raise UsageError(
@@ -78,7 +90,7 @@ def add_levels(
         return []
     rule = rule or (image["type"] if image.get("type") in get_args(Rule) else "mean")
     if named > 1:
-        _remove(root, read, image, where)
+        _remove(group)
     levels = levels_below(first.domain.shape, first.scale, count, axes)
     above, paths = first, _paths(str(image["datasets"][0]["path"]), len(levels))
     for level, place in zip(levels, paths, strict=True):
@@ -94,7 +106,7 @@ def add_levels(
         {"path": place, "coordinateTransformations": _moves(image, level.factors, first, where)}
         for level, place in zip(levels, paths, strict=True)
     ]
-    _name_levels(root, read, image, below, where, rule)
+    _name_levels(group, below, rule)
     return levels
 
 
@@ -114,27 +126,22 @@ def begin_first_level(
     Raises:
         UsageError: It cannot be opened.
     """
-    where = f"{name} {scrub(path)}".strip()
-    root = open_kvstore(kvstore_of(path), where)
-    image = image_of(read_attributes(reader_of(root, where), where)[1], None, where)
-    first = level_of(path, 0, name)
+    group = Group.at(path, name)
+    image, first = group.image(), level_of(path, 0, name)
     levels = levels_below(first.domain.shape, first.scale, count)
     if not levels or len(image["datasets"]) > 1:
         return None
     place = _paths(str(image["datasets"][0]["path"]), len(levels))[0]
-    return levels[0], _opened(first, levels[0], first.spec["kvstore"], place, where)[1]
+    return levels[0], _opened(first, levels[0], first.spec["kvstore"], place, group.where)[1]
 
 
-def levels_to_add(
-    path: str, count: int | None = None, name: str = "", axes: Sequence[int] = SPACE
-) -> list[LevelBelow]:
+def levels_to_add(path: str, count: int | None, name: str) -> list[LevelBelow]:
     """The levels that `add_levels` would make of an image.
 
     Args:
         path: The OME-Zarr group.
         count: The number of levels in all, as there.
         name: The flag that messages name.
-        axes: The places of the axes that may be halved.
 
     Returns:
         The levels, the finest first.
@@ -143,7 +150,7 @@ def levels_to_add(
         UsageError: It cannot be opened.
     """
     first = level_of(path, 0, name)
-    return levels_below(first.domain.shape, first.scale, count, axes)
+    return levels_below(first.domain.shape, first.scale, count)
 
 
 def level_of(path: str, number: int, name: str) -> TensorStoreSource:
@@ -164,8 +171,8 @@ def count_differing(spec: Any, threads: int = 1) -> dict[int, tuple[int, int]]:
     """
     if not isinstance(path := parse_spec(spec), str):
         return {}
-    attributes = read_attributes(reader_of(open_kvstore(kvstore_of(path), path), path), path)[1]
-    image = image_of(attributes, None, path) if "multiscales" in attributes else {}
+    group = Group.at(path)
+    image = group.image() if "multiscales" in group.ome else {}
     if image.get("type") not in get_args(Rule):
         return {}
     levels = (level_of(path, number, "") for number in range(len(image["datasets"])))
@@ -187,24 +194,24 @@ def _is_of(above: TensorStoreSource, made: TensorStoreSource, rule: Rule, cell: 
 
 def remove_levels(path: str) -> None:
     """Take away the levels of an OME-Zarr image but for the first, which is about to change."""
-    root = open_kvstore(kvstore_of(path), path)
-    read = reader_of(root, path)
-    attributes = read_attributes(read, path)[1]
-    if "multiscales" in attributes:
-        _remove(root, read, image_of(attributes, None, path), path)
+    group = Group.at(path)
+    if "multiscales" in group.ome:
+        _remove(group)
 
 
-def _remove(root: Any, read: Read, image: Mapping[str, Any], where: str) -> None:
+def _remove(group: Group) -> None:
     """Take away the levels of an image, also those that a killed run began and did not name.
 
     Arrays go first: a kill between the two must leave no stored chunk that a later run would take
     for its own.
     """
-    first, *named = (str(each["path"]) for each in image["datasets"])
+    first, *named = (str(each["path"]) for each in group.image()["datasets"])
     ranges = (ts.KvStore.KeyRange(f"{p}/", f"{p}0") for p in {*named, *_paths(first, _MOST_LEVELS)})
-    for gone in [root.delete_range(each) for each in ranges]:  # all at once: a store may be far
+    for gone in [
+        group.root.delete_range(each) for each in ranges
+    ]:  # all at once: a store may be far
         gone.result()
-    _name_levels(root, read, image, [], where)
+    _name_levels(group, [])
 
 
 def _paths(first: str, count: int) -> list[str]:
@@ -283,16 +290,76 @@ def _moves(
 
 
 def _name_levels(
-    root: Any, read: Read, image: Mapping[str, Any],
-    below: Sequence[Mapping[str, Any]], where: str, rule: Rule | None = None,
-) -> None:  # fmt: skip
+    group: Group, below: Sequence[Mapping[str, Any]], rule: Rule | None = None
+) -> None:
     """Write the metadata of a group, in which its image has the first level and those below.
 
     The most frequent value as rule is the mark of labels, and stands there without levels, too.
     """
-    key, document, ome = group_document(read, where)
+    group = Group.of(group.root, group.where)  # as it is by now
+    image = group.ome["multiscales"][0]
     datasets = [image["datasets"][0], *below]
     marked = rule == "mode" and image.get("type") != rule
-    if marked or ome["multiscales"][0]["datasets"] != datasets:
-        ome["multiscales"][0].update(datasets=datasets, **({"type": rule} if rule else {}))
-        write_group(root, key, document)
+    if marked or image["datasets"] != datasets:
+        image.update(datasets=datasets, **({"type": rule} if rule else {}))
+        group.write()
+
+
+def add_windows(path: str, channels: Sequence[Mapping[str, Any]] = (), name: str = "") -> bool:
+    """Give the channels of an image windows by percentiles of its values.
+
+    Args:
+        path: The OME-Zarr group, which is whole.
+        channels: What is known of each, with which the group was begun. Its windows stay.
+        name: The flag that messages name.
+
+    Returns:
+        False if nothing was changed: the image is of labels, or its group says more than it was
+        begun with.
+
+    Raises:
+        UsageError: It cannot be read.
+    """
+    group = Group.at(path, name)
+    ome, last = group.ome, len(group.image()["datasets"]) - 1
+    if is_labels(path, name):
+        return False
+    level = level_of(path, last, name)
+    begun = shown_channels(channels, level.dtype) if any(channels) else None
+    if ome.get("omero") != begun:
+        return False
+    first, count = level.domain.start[1], level.domain.shape[1]
+    shown = [dict(each) for each in channels] or [{} for _ in range(count)]
+    for number, each in enumerate(shown):
+        if "window" not in each:
+            each["window"] = _window(level, first + number, max(1, _MOST // count))
+    ome["omero"] = shown_channels(shown, level.dtype)
+    group.write()
+    return True
+
+
+def _window(level: TensorStoreSource, channel: int, most: int) -> dict[str, float]:
+    """The window of a channel, by boxes that are spread evenly over it."""
+    start, stop = list(level.domain.start), list(level.domain.stop)
+    start[1], stop[1] = channel, channel + 1
+    cells = Grid(Box(tuple(start), tuple(stop)), _COUNTED, tuple(start))
+    number = min(len(cells), most)
+    places = [(2 * place + 1) * len(cells) // (2 * number) for place in range(number)]
+    histogram = Histogram(level.dtype)
+    while not histogram.done:
+        for place in places:
+            with plainly():
+                histogram.add(level.read(cells[place]))
+        histogram.advance(_PERCENTILES)
+    if not histogram.count:  # nothing is finite
+        return {"start": 0, "end": 1}
+    least, low, high, greatest = map(histogram.percentile, (0, *_PERCENTILES, 100))
+    if low == high:  # nearly all is background
+        low, high = least, greatest
+    whole = level.dtype.kind in "iub"
+    if whole:
+        low, high = math.floor(low), math.ceil(high)
+    if low == high:
+        high = low + max(1, abs(low))
+    window = {"start": low, "end": high}
+    return window if whole else {"min": least, "max": greatest, **window}

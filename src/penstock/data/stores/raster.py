@@ -2,12 +2,18 @@
 
 A file on this machine is read by `ometiff`, which decodes with all threads and knows all kinds of
 TIFF. GDAL reads of a remote file only the tiles that a window needs.
+
+A raster has a georeference: its CRS, transform and no-data value, which a GeoTIFF gets too.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,10 +22,20 @@ from numpy.typing import NDArray
 from ...base import UsageError, describe, require, scrub
 from .cf_packing import Packing, packing_of, same_in_all
 from .frames import shown_channel, unit_name
-from .georeference import ALPHA_IS_READ, GDAL_CACHE, GDAL_OPTIONS, POINTS_STAY
-from .protocols import check_dtype
-from .sliced import OpenedArray, SlicedSource, open_sliced
+from .protocols import Source, check_dtype, suffix_of
+from .sliced import Asked, OpenedArray
 
+GDAL_CACHE = 2**26
+"""Bytes of decoded tiles that GDAL keeps. It takes this number once, for all of the process; its
+own would be a share of all memory."""
+GDAL_OPTIONS = {
+    "GDAL_CACHEMAX": GDAL_CACHE,
+    # Listing the folder of a remote file would ask for every file beside it.
+    "GDAL_DISABLE_READDIR_ON_OPEN": "EMPTY_DIR",
+}
+
+POINTS_STAY = "the input's ground control points or RPCs are not carried to any output"
+ALPHA_IS_READ = "a band of the input is alpha, and is read as one more channel; --c leaves it out"
 _OPENING = threading.Lock()
 
 
@@ -54,47 +70,13 @@ class _Bands:
         return read
 
 
-def open_raster_source(
-    path: str, *, inside: str, level: int, cache_bytes: int, name: str, raw: bool,
-    axes: str | None, series: int | None,
-) -> SlicedSource:  # fmt: skip
-    """Open a raster.
-
-    Args:
-        path: A VRT file, or the URL of a raster.
-        inside: Empty, as it holds one array.
-        level: 0, or an overview.
-        cache_bytes: Not used: GDAL has one cache for all rasters.
-        name: The flag that messages name.
-        raw: Read what is stored, whatever no-data, scales and offsets say.
-        axes: The letters of the stored axes (bands, rows, columns), as the user says.
-        series: None, as it has one image.
-
-    Raises:
-        UsageError: It cannot be read.
-    """
-    where = f"{name} {scrub(path)}"
-    if inside or series:
-        raise UsageError(f"{where}: a raster holds one array; it takes no name and no series")
-
-    def read(num_bytes: int) -> OpenedArray:
-        return _opened(path, level, raw, where)
-
-    return open_sliced(
-        read, path=path, inside=str(level), axes=axes, cache_bytes=cache_bytes, where=where
-    )
-
-
-def _opened(path: str, level: int, raw: bool, where: str) -> OpenedArray:
-    errors = require("rasterio.errors", "scenes")
-    try:
-        raster = _Bands(path, level)
-    except (errors.RasterioError, ValueError, OSError) as error:
-        raise UsageError(f"{where}: not a readable raster: {describe(error)}") from error
+def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
+    """Open a raster, or an overview of it. GDAL has one cache for all rasters."""
+    where, raster = asked.where, _Bands(asked.path, asked.level)
     dataset = raster.opened()
     if len(set(dataset.dtypes)) > 1:
         raise UsageError(f"{where}: its bands have the dtypes {', '.join(dataset.dtypes)}")
-    packing, notes = (None if raw else _packing(dataset, where)), []
+    notes = []
     transform, crs = dataset.transform, dataset.crs
     straight = transform.b == transform.d == 0 and not transform.is_identity
     per_dataset = require("rasterio.enums", "scenes").MaskFlags.per_dataset
@@ -105,18 +87,16 @@ def _opened(path: str, level: int, raw: bool, where: str) -> OpenedArray:
     if any(each.name == "alpha" for each in dataset.colorinterp):
         notes.append(ALPHA_IS_READ)
     unit = unit_name(crs.linear_units) if crs is not None and crs.is_projected else None
-    size = (abs(transform.e), transform.a) if straight else (1.0, 1.0)
-    shown = [shown_channel(text) for text in dataset.descriptions]
+    sizes = {"y": (abs(transform.e), unit, 0.0), "x": (transform.a, unit, 0.0)}
     rows, columns = dataset.block_shapes[0]
     return OpenedArray(
         array=raster,
         labels=["band", "y", "x"],
         chunks=(1, rows, columns),
-        scale=(1.0, *size) if straight else None,
-        units=(None, unit, unit) if straight else (),
-        omero=tuple(shown) if any(shown) else (),
-        notes=tuple(notes),
-        packing=packing,
+        sizes=sizes if straight else {},
+        omero=[shown_channel(text) for text in dataset.descriptions],
+        notes=notes,
+        packing=None if asked.raw else _packing(dataset, where),
         bands=True,
         georeferenced=(crs is not None or not transform.is_identity or dataset.nodata is not None),
         cache_bytes=GDAL_CACHE,
@@ -131,3 +111,71 @@ def _packing(dataset: Any, where: str) -> Packing | None:
         "_FillValue": same_in_all(dataset.nodatavals, "no-data", where),
     }
     return packing_of(says, check_dtype(dataset.dtypes[0], where), where)
+
+
+@dataclass(frozen=True, slots=True)
+class Georeference:
+    """The place of a raster in the world, and its value for no data."""
+
+    crs: str | None
+    """The coordinate reference system as WKT."""
+    transform: tuple[float, ...]
+    """The numbers a, b, c, d, e, f of the affine transform from column and row to x and y."""
+    nodata: str | None
+    """The value as a text, as JSON has no NaN."""
+
+
+def georeference_of(
+    source: Source, at: Sequence[int], dtype: np.dtype[Any], where: str
+) -> Georeference:
+    """The georeference of an output of a raster.
+
+    Args:
+        source: The raster, one that is ``georeferenced``.
+        at: The first voxel of the output in it, t c z y x.
+        dtype: The dtype of the output.
+        where: What messages begin with.
+
+    Raises:
+        UsageError: The CRS, or the file, cannot be read.
+    """
+    rasterio = require("rasterio", "scenes")
+    errors = require("rasterio.errors", "scenes")
+    try:
+        with rasterio.Env(**GDAL_OPTIONS), rasterio.open(source.address) as dataset:
+            crs, transform, nodata = dataset.crs, dataset.transform, dataset.nodata
+            height, width = dataset.shape
+    except (errors.RasterioError, ValueError, OSError) as error:
+        raise UsageError(f"{where}: the input's CRS cannot be read: {describe(error)}") from error
+    text = crs.to_wkt() if crs else None
+    if _is_lost(text, source.address):
+        raise UsageError(
+            f"{where}: the CRS of {scrub(source.address)} cannot be read; gdal_edit -a_srs EPSG:N "
+            "sets it, or give an output that has none, such as OME-Zarr (*.zarr)"
+        )
+    rows, columns = source.domain.shape[3:]  # fewer of an overview
+    across, down = width / columns, height / rows
+    a, b, c, d, e, f = (float(number) for number in tuple(transform)[:6])
+    a, b, d, e = a * across, b * down, d * across, e * down
+    moved = (a, b, c + a * at[4] + b * at[3], d, e, f + d * at[4] + e * at[3])
+    value = _nodata(nodata, dtype, stored=getattr(source, "packing", None) is None)
+    return Georeference(text, moved, value)
+
+
+def _is_lost(crs: str | None, address: str) -> bool:
+    """Whether a raster names a CRS that GDAL does not know."""
+    if crs is not None:
+        return crs.startswith(('LOCAL_CS["unnamed"', 'ENGCRS["unnamed"'))
+    file = Path(address)
+    return suffix_of(address) == ".vrt" and file.is_file() and b"<SRS" in file.read_bytes()
+
+
+def _nodata(value: float | None, dtype: np.dtype[Any], *, stored: bool) -> str | None:
+    """The value of an output for no data: NaN where values were decoded, as then no data is NaN;
+    where numbers were read as ``stored`` that of the input, if the output's dtype has it."""
+    if value is None or (not stored and dtype.kind != "f"):
+        return None
+    if not stored or math.isnan(value):
+        return "nan" if dtype.kind == "f" else None
+    with np.errstate(all="ignore"):
+        return repr(value) if float(np.float64(value).astype(dtype)) == value else None

@@ -1,17 +1,24 @@
-"""The tiles of a raster and of its overviews before they are a file: each encoded as the file will
-have it, in a file of its own.
+"""The tiles of a raster and of its overviews, and the Cloud Optimized GeoTIFF that they make.
 
     bands y x  ──▶  0/band/row.column  (all values)  ──▶  1/...  (an overview)  ──▶  2/...
 
-Encoding takes most of the time that a GeoTIFF takes. So a tile is encoded once, by the process that
-has its values, and a tile of an overview likewise where a block has all that it is made of. The
-other overviews are made at the end, and the file is a copy of all tiles (`write_cog`).
+    header, IFDs of image and overviews  |  tiles of the smallest overview  |  ...  |  of the image
+
+Encoding takes most of the time that a GeoTIFF takes. So a tile is encoded once, as the file will
+have it and in a file of its own, by the process that has its values, and a tile of an overview
+likewise where a block has all that it is made of. The other overviews are made at the end, and the
+GeoTIFF is a copy of all tiles.
+
+An image file directory (IFD) has the places of tiles in the file. So a head without places is
+written first, and again once all tiles are there. What stands in it of the raster, such as its CRS
+in GeoTIFF's keys, is copied from a small file that GDAL makes.
 """
 
 from __future__ import annotations
 
+import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,8 +30,22 @@ from ...base import in_order, replacing, require
 from ..box import Box
 from ..grid import Grid, indices
 from ..levels import Rule, box_above, levels_below, reduced
-from .plane_rows import DEFLATE_LEVEL, TILE
+from .raster import GDAL_OPTIONS, Georeference
 
+TILE = 512
+"""The side of a tile of a TIFF file."""
+DEFLATE_LEVEL = 1
+"""The level of deflate: with a predictor, 6 takes 1.5 times as long for files as large."""
+CLASSIC_BYTES = 2**32 - 2**26
+"""The size, before compression, above which a TIFF file gets 64-bit offsets."""
+Tag = tuple[int, int, int, bytes]
+"""The code of a tag, the code of its type, the number of its values, and these."""
+_WIDTH, _HEIGHT, _OFFSETS, _SIZES, _SUBFILE = 256, 257, 324, 325, 254
+_SHORT, _LONG, _LONG8 = 3, 4, 16
+_OF_IMAGE = (270, 305, 306, 33550, 33922, 34264, 34735, 34736, 34737, 42112)
+"""Tags that an overview does not repeat: descriptions, the place in the world, GDAL's metadata."""
+_GHOST = b"LAYOUT=IFDS_BEFORE_DATA\nKNOWN_INCOMPATIBLE_EDITION=NO\n "
+"""The text that GDAL writes between header and IFDs. It makes YES of NO as it changes the file."""
 _HALVED = (1, 2, 2)
 _AT_ONCE = (1, 4 * TILE, 4 * TILE)
 """The part of a block that is halved at a time."""
@@ -47,12 +68,9 @@ class RasterTiles:
     def __post_init__(self) -> None:
         self._codecs, self._is_float = require("imagecodecs", "scenes"), self.dtype.kind == "f"
 
-    def levels(self, count: int | str | None = None) -> int:
+    def levels(self, count: int | None = None) -> int:
         """The number of levels in all, if ``count`` are asked for; as `levels_below` counts."""
-        if count == "none":
-            return 1
-        asked = None if count is None else int(count)
-        return 1 + len(levels_below((1, 1, *self.shape), None, asked, axes=(3, 4)))
+        return 1 + len(levels_below((1, 1, *self.shape), None, count, axes=(3, 4)))
 
     def grid(self, level: int) -> Grid:
         """The tiles of a level, the first being 0."""
@@ -162,3 +180,106 @@ class RasterTiles:
         codec = codecs.floatpred_decode if self._is_float else codecs.delta_decode
         values: NDArray[Any] = codec(tile)
         return values
+
+
+def write_cog(
+    path: Path, tiles: RasterTiles, place: Georeference, names: Sequence[str], count: int,
+    progress: Callable[[int], None],
+) -> None:  # fmt: skip
+    """Write a Cloud Optimized GeoTIFF.
+
+    Args:
+        path: The file, which is made.
+        tiles: Its tiles, and those of its overviews.
+        place: Its place in the world.
+        names: The name of each band; may be empty.
+        count: The number of levels in all.
+        progress: Told the number of pixels of each tile that is written.
+    """
+    said = _said_by_gdal(path.with_name("empty.tif"), tiles, place, names)
+    cells = [len(tiles.grid(level)) for level in range(count)]
+    big = sum(cells) * TILE * TILE * tiles.dtype.itemsize > CLASSIC_BYTES
+    offsets, sizes = ([np.zeros(n, "<u8") for n in cells] for _ in range(2))
+
+    def head() -> bytes:
+        levels = range(count)
+        ifds = [_tags(said, tiles, n, offsets[n], sizes[n], big=big) for n in levels]
+        return _head(ifds, big=big)
+
+    with path.open("wb") as file:
+        file.write(head())
+        for level in reversed(range(count)):
+            for number, tile in enumerate(tiles.encoded(level)):
+                offsets[level][number], sizes[level][number] = file.tell(), len(tile)
+                file.write(tile)
+                progress(TILE * TILE)
+        file.seek(0)
+        file.write(head())
+
+
+def _said_by_gdal(
+    path: Path, tiles: RasterTiles, place: Georeference, names: Sequence[str]
+) -> list[Tag]:
+    """The tags of a file of one empty tile in each band."""
+    rasterio, tifffile = require("rasterio", "scenes"), require("tifffile", "scenes")
+    profile = {
+        "driver": "GTiff", "width": TILE, "height": TILE, "count": tiles.shape[0],
+        "dtype": tiles.dtype.name, "crs": place.crs, "transform": rasterio.Affine(*place.transform),
+        "nodata": tiles.nodata, "tiled": True, "blockxsize": TILE, "blockysize": TILE,
+        "interleave": "band", "compress": "deflate",
+        "predictor": 3 if tiles.dtype.kind == "f" else 2, "SPARSE_OK": True, "BIGTIFF": "NO",
+        "ENDIANNESS": "LITTLE",
+    }  # fmt: skip
+    with rasterio.Env(**GDAL_OPTIONS), rasterio.open(path, "w", **profile) as empty:
+        for number, name in enumerate(names, 1):
+            empty.set_band_description(number, name)
+    with tifffile.TiffFile(path) as file, path.open("rb") as stored:
+        tags = []
+        for tag in file.pages.first.tags.values():
+            stored.seek(tag.valueoffset)
+            tags.append((tag.code, int(tag.dtype), tag.count, stored.read(tag.valuebytecount)))
+    path.unlink()
+    return tags
+
+
+def _tags(
+    said: Sequence[Tag], tiles: RasterTiles, level: int, offsets: Any, sizes: Any, *, big: bool
+) -> list[Tag]:
+    """The tags of a level."""
+    height, width = tiles.grid(level).domain.shape[1:]
+    number, kind = len(offsets), _LONG8 if big else _LONG
+    of_level: list[Tag] = [
+        (_WIDTH, _LONG, 1, struct.pack("<I", width)),
+        (_HEIGHT, _LONG, 1, struct.pack("<I", height)),
+        (_OFFSETS, kind, number, offsets.astype("<u8" if big else "<u4").tobytes()),
+        (_SIZES, _LONG, number, sizes.astype("<u4").tobytes()),
+    ]
+    if level:
+        of_level.append((_SUBFILE, _LONG, 1, struct.pack("<I", 1)))
+    left_out = {code for code, *_ in of_level} | set(_OF_IMAGE if level else ())
+    return sorted([*of_level, *(tag for tag in said if tag[0] not in left_out)])
+
+
+def _head(ifds: Sequence[Sequence[Tag]], *, big: bool) -> bytes:
+    """The header of a TIFF file, and its IFDs, each with the values that do not fit into it."""
+    number, word, size = ("<Q", "<Q", 8) if big else ("<H", "<I", 4)
+    ghost = b"GDAL_STRUCTURAL_METADATA_SIZE=%06d bytes\n" % len(_GHOST) + _GHOST
+    ghost += bytes(len(ghost) % 2)
+    start = (16 if big else 8) + len(ghost)
+    if big:
+        head = struct.pack("<2sHHHQ", b"II", 43, 8, 0, start) + ghost
+    else:
+        head = struct.pack("<2sHI", b"II", 42, start) + ghost
+    for tags in ifds:
+        after = len(head) + struct.calcsize(number) + len(tags) * (4 + 2 * size) + size
+        entries, values = b"", b""
+        for code, kind, count, value in tags:
+            entries += struct.pack("<HH", code, kind) + struct.pack(word, count)
+            if len(value) <= size:
+                entries += value.ljust(size, b"\0")
+            else:
+                entries += struct.pack(word, after + len(values))
+                values += value + bytes(len(value) % 2)
+        following = 0 if tags is ifds[-1] else after + len(values)
+        head += struct.pack(number, len(tags)) + entries + struct.pack(word, following) + values
+    return head

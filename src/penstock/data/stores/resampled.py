@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 
 from ..box import Box
 from ..resampling import Resampling
-from .in_memory import HoldsAll
-from .protocols import Source, source_fingerprint
+from .protocols import BoxReader, Source, source_fingerprint
 
 
-class ResampledSource(HoldsAll):
+class ResampledSource(BoxReader):
     """Reads another source on a grid that lies over the same box.
 
     What it does not say here of itself, such as units and channels, is as in the other source.
@@ -71,13 +70,11 @@ class ResampledSource(HoldsAll):
         return made
 
     @property
-    def packed_itemsize(self) -> int:
-        """Bytes of a stored number of the other source where it is no value itself, else 0."""
-        return int(getattr(self.source, "packed_itemsize", 0))
-
-    @property
-    def tells_absent(self) -> bool:  # type: ignore[override]
+    def tells_absent(self) -> bool:
         return False
+
+    def absent(self, cells: Sequence[Box]) -> list[Box]:
+        return []
 
     def with_cache(self, num_bytes: int) -> ResampledSource:
         return ResampledSource(self.source.with_cache(num_bytes), self.resampling, self.within)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import mmap
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import product
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,19 +19,82 @@ from numpy.typing import NDArray
 from ...base import scrub
 from ..box import Box
 from .cf_packing import Packing
-from .frames import Framed, canonical, source_axes, to_five, to_tczyx
-from .in_memory import HoldsAll, give_back, mapped_file
-from .protocols import check_dtype, file_stamp, source_fingerprint
+from .frames import Described, Framed, canonical, source_axes, to_five, to_tczyx
+from .protocols import AXES, BoxReader, check_dtype, readable, source_fingerprint
 
 
-class Sliced(Protocol):
-    """An array of which a library reads a part. It may be sliced by many threads at once."""
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What is asked of a file."""
+
+    path: str
+    """The file, its URL, or the folder or pattern of several files."""
+    where: str
+    """The flag and the path, with which messages begin."""
+    inside: str = ""
+    """The name of an array in the file."""
+    level: int = 0
+    series: int | None = None
+    raw: bool = False
+    """True for the numbers that are stored, whatever the file says of them."""
+    axes: str | None = None
+    """The letters of the stored axes, as the user says."""
+    files: Sequence[Path] = ()
+    """The files of a folder or pattern, in natural order."""
 
     @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def dtype(self) -> Any: ...
-    def __getitem__(self, index: tuple[slice, ...], /) -> Any: ...
+    def file(self) -> Path:
+        """The file on this machine."""
+        return Path(self.path).expanduser()
+
+
+class Readable(ABC):
+    """An array that is read frame by frame into another one. If the file may lack parts, it has a
+    method ``is_absent`` of an index."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    rank: int
+    """The number of leading axes, along which frames are stacked."""
+
+    def read_into(self, index: tuple[slice, ...], out: NDArray[Any]) -> None:
+        """Read a part into an array of its shape."""
+        for to, place in zip(np.ndindex(out.shape[: self.rank]), self.places(index), strict=True):
+            self.read_frame(place, index[self.rank :], out[to])
+
+    def places(self, index: tuple[slice, ...]) -> product[tuple[int, ...]]:
+        """The places of the frames that a part touches."""
+        sides = zip(index[: self.rank], self.shape, strict=False)
+        return product(*(range(*part.indices(side)) for part, side in sides))
+
+    @abstractmethod
+    def read_frame(
+        self, place: tuple[int, ...], inside: tuple[slice, ...], out: NDArray[Any]
+    ) -> None:
+        """Read a part of the frame at a place in the stack."""
+
+
+def read_into(array: Any, index: tuple[slice, ...], out: NDArray[Any]) -> None:
+    """Read a part of an array into another one."""
+    if isinstance(array, Readable):
+        array.read_into(index, out)
+    else:
+        out[...] = array[index]
+        give_back(array)
+
+
+def give_back(array: Any) -> None:
+    """Give back the pages of the mapped file that an array is a view of, if it is one.
+
+    A page counts as memory of this process once it is read. It stays in the system's page cache,
+    and a thread that reads it at that moment just maps it again.
+    """
+    may_change = False
+    while isinstance(array, np.ndarray):
+        may_change, array = array.flags.writeable, array.base
+    # Of a private map, which its owner may change, the changes would be lost.
+    if isinstance(array, mmap.mmap) and not may_change and hasattr(mmap, "MADV_DONTNEED"):
+        array.madvise(mmap.MADV_DONTNEED)
 
 
 _LOCKS = 64
@@ -56,7 +120,7 @@ def decoded_once(decode: Callable[..., Decoded], kept: int) -> Callable[..., Dec
     return once
 
 
-class FrameStack:
+class FrameStack(Readable):
     """Frames that a library reads one at a time, as one array; those last decoded are kept."""
 
     def __init__(
@@ -72,158 +136,111 @@ class FrameStack:
             cache_bytes: The most bytes of frames that are kept.
         """
         self.shape, self.dtype = (*lead, *frame), np.dtype(dtype)
-        self._rank = len(lead)
+        self.rank = len(lead)
         kept = cache_bytes // (math.prod(frame) * self.dtype.itemsize)
         self._read = decoded_once(read, kept)
 
-    def __getitem__(self, index: tuple[slice, ...]) -> NDArray[Any]:
-        chosen = [range(*part.indices(side)) for part, side in zip(index, self.shape, strict=True)]
-        out = np.empty([len(part) for part in chosen], self.dtype)
-        inside = index[self._rank :]
-        for to, place in zip(
-            np.ndindex(out.shape[: self._rank]), product(*chosen[: self._rank]), strict=True
-        ):
-            frame = self._read(place)
-            out[to] = frame[inside]
-            give_back(mapped_file(frame))
-        return out
+    def read_frame(
+        self, place: tuple[int, ...], inside: tuple[slice, ...], out: NDArray[Any]
+    ) -> None:
+        frame = self._read(place)
+        out[...] = frame[inside]
+        give_back(frame)
 
 
-@dataclass(frozen=True, kw_only=True)
-class OpenedArray:
-    """What a format's reader says of an array. Members by axis are in the order of the array's."""
+Sizes = Mapping[str, tuple[float, str | None, float]]
+"""The size of a voxel, its unit, and the position of the first one, by axis."""
 
-    array: Sliced
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class OpenedArray(Described):
+    """What a format's reader says of an array. Members by axis are in the order of the array's;
+    ``omero`` counts only if it has all channels."""
+
+    array: Any
+    """A `Readable`, or what a library slices as numpy does, with ``shape`` and ``dtype``. Many
+    threads read it at once."""
     labels: Sequence[str] | None
     """A letter or a name for each axis; None where the file says nothing."""
     chunks: Sequence[int]
     """The smallest region that is decoded once."""
-    scale: Sequence[float] | None = None
-    units: Sequence[str | None] = ()
-    translation: Sequence[float] = ()
-    omero: tuple[Mapping[str, Any], ...] = ()
-    notes: tuple[str, ...] = ()
+    sizes: Sizes = field(default_factory=dict)
+    """Empty where the file says nothing."""
     packing: Packing | None = None
-    codec: str = ""
-    """See `Framed.codec`."""
-    bands: bool = False
-    georeferenced: bool = False
-    affine: Sequence[Sequence[float]] | None = None
-    """These three as in `Framed`."""
     cache_bytes: int = 0
     """The most decoded bytes that the library keeps."""
-    takes_cache: bool = False
-    """True if it keeps as many as it is asked to."""
+    again: Callable[[int], OpenedArray] | None = None
+    """Opens it with a cache of so many bytes; None where it keeps as many as it does."""
 
 
-Sizes = dict[str, tuple[float, str | None, float]]
-"""The size of a voxel, its unit, and the position of the first one, by axis."""
+class SlicedSource(BoxReader, Framed):
+    """Reads an array that a library slices."""
 
+    def __init__(
+        self, opened: OpenedArray, asked: Asked, address: str, stamps: Sequence[Any]
+    ) -> None:
+        """
+        Args:
+            opened: The array, as a format's reader returns it.
+            asked: What was asked of the file.
+            address: See `Source.address`.
+            stamps: What changes when the file is another one.
 
-def placed(labels: Sequence[str], sizes: Sizes) -> dict[str, Any]:
-    """The members of `OpenedArray` that place voxels in the world.
-
-    Args:
-        labels: The letter of each axis.
-        sizes: What is said of them; empty where nothing is.
-    """
-    if not sizes:
-        return {}
-    each = [sizes.get(label, (1.0, None, 0.0)) for label in labels]
-    scale, units, translation = zip(*each, strict=True)
-    return {"scale": scale, "units": units, "translation": translation}
-
-
-@dataclass(eq=False, repr=False, kw_only=True)
-class SlicedSource(HoldsAll, Framed):
-    """Reads an array that a library slices; made by `open_sliced`."""
-
-    name: str
-    array: Sliced
-    stored_axes: str
-    dtype: np.dtype[Any]
-    chunks: tuple[int, ...]
-    address: str
-    fingerprint: str
-    packing: Packing | None
-    cache_bytes: int
-    reopen: Callable[[int], SlicedSource] | None
-    """Gives this source with a cache of so many bytes; None where it takes none."""
-
-    def __post_init__(self) -> None:
-        self.axes = canonical(self.stored_axes)
-        self.domain = Box((0,) * 5, to_tczyx(self.array.shape, self.stored_axes, 1))
-        self.packed_itemsize = 0 if self.packing is None else self.packing.stored.itemsize
+        Raises:
+            UsageError: It has axes or a dtype that Penstock cannot take.
+        """
+        array, packing, rank = opened.array, opened.packing, len(opened.array.shape)
+        axes, taken = source_axes(asked.axes, opened.labels, rank, asked.where)
+        sized = [opened.sizes.get(axis, (1.0, None, 0.0)) for axis in AXES]
+        scale, units, translation = zip(*sized, strict=True)
+        self.domain = Box((0,) * 5, to_tczyx(array.shape, axes, 1))
+        whole = len(opened.omero) == self.domain.shape[1] and any(opened.omero)
+        said = {key: getattr(opened, key) for key in Described.__dataclass_fields__}
+        said["omero"] = tuple(opened.omero) if whole else ()
+        said["notes"] = (*taken, *opened.notes, *([packing.note] if packing else ()))
+        placed = scale if opened.sizes else None
+        super().__init__(scale=placed, units=units, translation=translation, **said)
+        self._is_absent = getattr(array, "is_absent", None)
+        self._again, self._place = opened.again, (asked, address, stamps)
+        self.name, self.address, self.array = scrub(asked.path), address, array
+        stored = check_dtype(np.dtype(array.dtype).name, asked.where)
+        self.dtype, self.packing = packing.dtype if packing else stored, packing
+        self.packed_itemsize = packing.stored.itemsize if packing else 0
+        self.stored_axes, self.axes = axes, canonical(axes)
+        self.chunks, self.cache_bytes = to_tczyx(opened.chunks, axes, 1), opened.cache_bytes
+        facts = (asked.inside, asked.level, asked.series, axes)
+        self.fingerprint = source_fingerprint(address, *stamps, *facts)
 
     def fill(self, box: Box, out: NDArray[Any]) -> None:
-        places = ["tczyx".index(axis) for axis in self.stored_axes]
-        stored = np.asarray(self.array[tuple(box.slices[place] for place in places)])
-        five = to_five(stored, self.stored_axes)
         if self.packing is None:
-            out[...] = five
+            # Without axes that the array lacks: the others have one voxel each.
+            others = [place for place, axis in enumerate(AXES) if axis not in self.stored_axes]
+            seen = out.transpose(*others, *self._places)[(0,) * len(others)]
+            read_into(self.array, self._index(box), seen)
         else:
+            stored = np.empty([box.shape[place] for place in self._places], self.array.dtype)
+            read_into(self.array, self._index(box), stored)
+            five = to_five(stored, self.stored_axes)
             self.packing.decode(np.ascontiguousarray(five, self.packing.stored), out)
-        give_back(self._mapped)
 
-    @cached_property
-    def _mapped(self) -> mmap.mmap | None:
-        return mapped_file(self.array)
+    @property
+    def _places(self) -> list[int]:
+        """The places of the stored axes among t c z y x."""
+        return [AXES.index(axis) for axis in self.stored_axes]
+
+    def _index(self, box: Box) -> tuple[slice, ...]:
+        return tuple(box.slices[place] for place in self._places)
+
+    @property
+    def tells_absent(self) -> bool | None:
+        return self._is_absent is not None or None
+
+    def absent(self, cells: Sequence[Box]) -> list[Box]:
+        is_absent = self._is_absent
+        return [cell for cell in cells if is_absent(self._index(cell))] if is_absent else []
 
     def with_cache(self, num_bytes: int) -> SlicedSource:
-        return self if self.reopen is None else self.reopen(num_bytes)
-
-
-def open_sliced(
-    read: Callable[[int], OpenedArray], *, path: str, inside: str, axes: str | None,
-    cache_bytes: int, where: str, files: Sequence[Path] = (),
-) -> SlicedSource:  # fmt: skip
-    """A source over what a format's reader opens.
-
-    Args:
-        read: Opens the array with a cache of so many bytes.
-        path: The file that it is in, or its URL.
-        inside: Its name in the file; may be empty.
-        axes: The letters of its axes, as the user says.
-        cache_bytes: The most decoded bytes that are kept.
-        where: What messages begin with.
-        files: The files that it is made of, where ``path`` is a folder or a pattern.
-
-    Raises:
-        UsageError: It has axes or a dtype that Penstock cannot take.
-    """
-    opened = read(cache_bytes)
-
-    def reopen(num_bytes: int) -> SlicedSource:
-        return open_sliced(
-            read, path=path, inside=inside, axes=axes, cache_bytes=num_bytes, where=where,
-            files=files,
-        )  # fmt: skip
-
-    rank = len(opened.array.shape)
-    letters, taken = source_axes(axes, opened.labels, rank, where)
-    dtype = check_dtype(np.dtype(opened.array.dtype).name, where)
-    remote, packing = "://" in path, opened.packing
-    file = Path(path).expanduser()
-    address = path if remote else str((files[0].parent if files else file).resolve())
-    stamp = [] if remote else [fact for each in files or [file] for fact in file_stamp(each)]
-    return SlicedSource(
-        name=scrub(path),
-        array=opened.array,
-        stored_axes=letters,
-        dtype=dtype if packing is None else packing.dtype,
-        chunks=to_tczyx(opened.chunks, letters, 1),
-        address=address,
-        fingerprint=source_fingerprint(address, *stamp, inside, letters),
-        packing=packing,
-        cache_bytes=opened.cache_bytes,
-        reopen=reopen if opened.takes_cache else None,
-        scale=None if opened.scale is None else to_tczyx(opened.scale, letters, 1.0),
-        units=to_tczyx(opened.units or (None,) * rank, letters, None),
-        translation=to_tczyx(opened.translation or (0.0,) * rank, letters, 0.0),
-        omero=opened.omero,
-        bands=opened.bands,
-        georeferenced=opened.georeferenced,
-        affine=opened.affine,
-        codec=opened.codec,
-        notes=(*taken, *opened.notes, *([packing.note] if packing else ())),
-    )
+        if self._again is None:
+            return self
+        with readable("file", self._place[0].where):
+            return SlicedSource(self._again(num_bytes), *self._place)

@@ -1,12 +1,14 @@
 """An open TensorStore as a source or a sink: Zarr, N5, precomputed, casts and views.
 
 Two things are changed: axes are permuted to t c z y x, and messages are cut to one short line,
-without the dump of the spec that TensorStore appends.
+without the dump of the spec that TensorStore appends. What a user's spec says is read here, too:
+its stores, its cache limits, the array that it describes.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -24,16 +26,21 @@ from .cf_packing import Packing
 from .frames import Framed, canonical, to_five
 from .kvstore import (
     DELETING,
+    STORE_MARKERS,
     address,
     explained_errors,
     first_sentence,
+    kvstore_of,
+    settled_spec,
     ts,
 )
-from .protocols import (
-    AXES,
-    source_fingerprint,
+from .protocols import AXES, BoxReader, file_stamp, source_fingerprint
+
+# Members of a spec that do not change which array is meant.
+_TRANSIENT = re.compile(
+    r"context|cache_pool|data_copy_|recheck_|assume_|open$|create$|delete_existing$|"
+    r"(file_io|s3|gcs|http)_|aws_credentials|experimental_"
 )
-from .specs import cache_limits, meaning
 
 _BRIEF = {
     f"{kind}_request_retries": {"max_retries": 4, "initial_delay": "100ms", "max_delay": "1s"}
@@ -48,7 +55,7 @@ EXISTING = {"open": True, "create": False, "delete_existing": False, "read": Tru
 
 
 @dataclass(eq=False, repr=False)
-class TensorStoreSource(Framed):
+class TensorStoreSource(BoxReader, Framed):
     """Reads a TensorStore; made by `open_tensorstore_source`."""
 
     name: str
@@ -70,30 +77,22 @@ class TensorStoreSource(Framed):
         layout = self._view.chunk_layout
         self.chunks = tuple(n or 1 for n in layout.read_chunk.shape or (1,) * 5)
         self.grid_origin = grid_origin(self._view)
+        self.packed_itemsize = 0 if self.packing is None else self.packing.stored.itemsize
+        """Bytes of a stored number, of which `read` holds as many as it gives values; 0 if stored
+        numbers are the values."""
         spec = self.array.spec()
         self.address = address(spec.kvstore)
         self.fingerprint = source_fingerprint(
-            self.address, self.stored_axes, meaning(spec.to_json())
+            self.address, self.stored_axes, _meaning(spec.to_json())
         )
 
-    def read(self, box: Box, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        assert box in self.domain, f"{box} is not in {self.domain}"
+    def fill(self, box: Box, out: NDArray[Any]) -> None:
         view = self._view[box.slices]
         with plainly():
             if self.packing is not None:
-                out = np.empty(box.shape, self.dtype) if out is None else out
                 self.packing.decode(view.read().result(), out)
-            elif out is None:
-                return view.read().result()
             else:
                 ts.array(out).write(view[ts.d[:].translate_to[0]]).result()
-        return out
-
-    @property
-    def packed_itemsize(self) -> int:
-        """Bytes of a stored number, of which `read` holds as many as it gives values; 0 if stored
-        numbers are the values."""
-        return 0 if self.packing is None else self.packing.stored.itemsize
 
     @cached_property
     def tells_absent(self) -> bool:
@@ -229,3 +228,53 @@ def grid_origin(five: Any) -> tuple[int, ...]:
 def box_of(domain: Any) -> Box:
     """The box of a ``ts.IndexDomain``."""
     return Box(tuple(domain.inclusive_min), tuple(domain.exclusive_max))
+
+
+def settled(spec: Any) -> Any:
+    """A user's spec with its key-value stores, at every depth, as `kvstore_of` gives them."""
+    if isinstance(spec, list):
+        return [settled(value) for value in spec]
+    if not isinstance(spec, Mapping):
+        return spec
+    placed = {key: settled(value) for key, value in spec.items()}
+    for key in ("kvstore", "base"):
+        if isinstance(placed.get(key), str):
+            placed[key] = kvstore_of(placed[key])
+    path, store = placed.get("path"), placed.get("kvstore")
+    file = store if isinstance(store, Mapping) and store.get("driver") == "file" else None
+    if spec.get("driver") == "file" and isinstance(path, str):
+        placed["path"] = settled_spec(path)
+    elif isinstance(path, str) and ".." in path.split("/") and file is not None:
+        placed["kvstore"] = {**file, "path": settled_spec(f"{file.get('path', '')}/{path}/")}
+        del placed["path"]
+    return placed
+
+
+def cache_limits(spec: Any) -> list[int]:
+    """The limits in bytes of the cache pools that a user's spec sets, at every depth."""
+    if isinstance(spec, Mapping):
+        here = [v for k, v in spec.items() if k.startswith("cache_pool") and isinstance(v, Mapping)]
+        below = [limit for value in spec.values() for limit in cache_limits(value)]
+        return [pool.get("total_bytes_limit", 0) for pool in here] + below
+    if isinstance(spec, list):
+        return [limit for value in spec for limit in cache_limits(value)]
+    return []
+
+
+def _meaning(spec: Any) -> Any:
+    """A spec's JSON without the members that change no voxels, and with stamps of local files."""
+    if isinstance(spec, list):
+        return [_meaning(value) for value in spec]
+    if not isinstance(spec, Mapping):
+        return spec
+    nested = ("base", "kvstore", "layers")
+    kept = {
+        key: _meaning(value) if key in nested else value
+        for key, value in spec.items()
+        if not _TRANSIENT.match(key)
+    }
+    if spec.get("driver") == "file" and "path" in spec:
+        path = Path(spec["path"]).resolve()
+        files = [path] if path.is_file() else [path / name for name in (*STORE_MARKERS, "info")]
+        kept |= {"path": str(path), "stamps": [file_stamp(f) for f in files if f.is_file()]}
+    return kept

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...base import UsageError, parsed_json, scrub
+from ...base import UsageError, scrub
 from ..box import Box
 from .cf_packing import Packing, packing_of
 from .frames import name_axes, source_axes, to_five, to_tczyx, unit_name
@@ -26,9 +26,7 @@ from .kvstore import (
     half_deleted,
     is_store,
     local_path,
-    object_in,
     open_kvstore,
-    reader_of,
     store_folder,
     ts,
 )
@@ -38,16 +36,17 @@ from .protocols import (
     check_dtype,
     source_fingerprint,
 )
-from .specs import cache_limits, settled
 from .tensorstore import (
     EXISTING,
     TensorStoreSink,
     TensorStoreSource,
     box_of,
+    cache_limits,
     cache_of,
     grid_origin,
+    settled,
 )
-from .zarr_groups import level_of
+from .zarr_groups import Group
 
 
 def open_tensorstore_source(
@@ -151,10 +150,10 @@ def _level_of(array: Any, stored: Mapping[str, Any], where: str) -> tuple[Level 
     for up in range(1, min(_ABOVE, len(parts)) + 1):
         above = {**place, "path": "".join(f"{part}/" for part in parts[:-up])}
         try:
-            read = reader_of(open_kvstore(above, where), where)
-            if (level := level_of(read, "/".join(parts[-up:]), where)) is not None:
+            group = Group.of(open_kvstore(above, where), where)
+            if (level := group.level_called("/".join(parts[-up:]))) is not None:
                 return level, []
-        except (UsageError, KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+        except UsageError as error:
             return None, [f"the metadata of the group above the input is not read: {error}"]
     return None, []
 
@@ -166,10 +165,10 @@ def _attributes(array: Any, stored: Mapping[str, Any]) -> Mapping[str, Any]:
     """The attributes of a Zarr array."""
     attributes: Any = stored.get("metadata", {}).get("attributes", {})
     if stored["driver"] == "zarr":  # which keeps them beside its metadata
-        with suppress(ValueError, TypeError):
-            array_metadata = parsed_json(object_in(array.kvstore, ".zarray") or "{}")
-            mine = {key: array_metadata[key] for key in array_metadata if key[:2] == "_N"}
-            attributes = {**mine, **parsed_json(object_in(array.kvstore, ".zattrs") or "{}")}
+        with suppress(ValueError):
+            here = Group.of(array.kvstore, "")
+            mine = {key: value for key, value in here.json(".zarray").items() if key[:2] == "_N"}
+            attributes = {**mine, **here.json(".zattrs")}
     return attributes if isinstance(attributes, Mapping) else {}
 
 

@@ -14,10 +14,10 @@ from xml.etree import ElementTree
 import numpy as np
 
 from .cf_packing import Packing, packing_of, same_in_all
-from .frames import physical_size, shown_channel, source_axes, to_tczyx, unit_name
-from .georeference import ALPHA_IS_READ, POINTS_STAY
+from .frames import physical_size, shown_channel, unit_name
 from .ome_levels import array_below
-from .protocols import AXES, check_dtype, chosen_of, in_words
+from .protocols import check_dtype, chosen_of, in_words
+from .raster import ALPHA_IS_READ, POINTS_STAY
 
 _REDUCED_OR_MASK = 0b101
 """Bits of NewSubfileType: a page that is a smaller copy of another, or its mask."""
@@ -57,19 +57,18 @@ def chosen_series(file: Any, said: int | None, where: str) -> int:
     return chosen_of((said is None and pictures) or words, said, "series", where)
 
 
-def axes_of(series: Any, said: str | None, where: str) -> tuple[str, list[str]]:
-    """The axes of a series in stored order, and sentences on how they were understood."""
+def axes_of(series: Any, said: str | None) -> tuple[str, list[str]]:
+    """The axes of a series in stored order, and sentences on how they were understood. ``said`` are
+    those that the user gives."""
     letters = series.axes.replace("S", "C")
     unknown = [letter for letter in "QI" if letter in letters and "Z" not in letters]
     for letter in unknown:
         letters = letters.replace(letter, "Z")
-    axes, notes = source_axes(said, list(letters), len(letters), where)
-    if said is None and unknown:
-        notes.append(
-            f"the input does not say what its pages are, and they are taken for z; --axes, such as "
-            f"--axes {axes.replace('z', 't')}, says otherwise"
-        )
-    return axes, notes
+    taken = (
+        "the input does not say what its pages are, and they are taken for z; --axes, such as "
+        f"--axes {letters.lower().replace('z', 't')}, says otherwise"
+    )
+    return letters, [taken] if unknown and said is None else []
 
 
 def pixels_of(file: Any, number: int) -> ElementTree.Element | None:
@@ -114,11 +113,9 @@ def left_out(page: Any, dtype: np.dtype[Any]) -> Any:
         return dtype.type(0)
 
 
-def frame_of(file: Any, number: int, level: int, axes: str) -> dict[str, Any]:
-    """The members of `Framed` for a level of a series whose stored axes have these letters."""
+def frame_of(file: Any, number: int, level: int, labels: str) -> dict[str, Any]:
+    """The members of `OpenedArray` that say what the voxels of a level of a series are."""
     series = file.series[number]
-    whole = to_tczyx(series.shape, axes, 1)
-    shape = to_tczyx(series.levels[level].shape, axes, 1)
     pixels, imagej = pixels_of(file, number), file.imagej_metadata or {}
     if pixels is not None:
         sizes, channels = _ome_sizes(pixels), _ome_channels(pixels)
@@ -128,25 +125,19 @@ def frame_of(file: Any, number: int, level: int, axes: str) -> dict[str, Any]:
         bands, samples = _bands(file), range(series.keyframe.samplesperpixel)
         sizes = _ground_sizes(series.keyframe)
         channels = [shown_channel(bands.get(i, {}).get("description")) for i in samples]
-    scale = [1.0] * len(AXES)
-    units: list[str | None] = [None] * len(AXES)
-    start = [0.0] * len(AXES)
-    for axis, (size, unit, first) in sizes.items():
-        place = AXES.index(axis)
-        # A coarser level of a pyramid spans the same space in fewer voxels.
-        scale[place] = size * whole[place] / shape[place]
-        units[place], start[place] = unit, 0.0 - first * size
+    # A coarser level of a pyramid spans the same space in fewer voxels.
+    sides = zip(labels.lower(), series.shape, series.levels[level].shape, strict=True)
+    times = {axis: whole / side for axis, whole, side in sides}
+    codec = series.keyframe.compression.name
     return {
-        "scale": tuple(scale) if sizes else None,
-        "units": tuple(units),
-        "translation": tuple(start),
-        "omero": tuple(channels) if len(channels) == shape[1] and any(channels) else (),
-        "notes": tuple(_lost(file, series)),
+        "sizes": {
+            axis: (size * times.get(axis, 1.0), unit, 0.0 - first * size)
+            for axis, (size, unit, first) in sizes.items()
+        },
+        "omero": channels,
         "bands": "S" in series.axes,
         "georeferenced": number == 0 and any(tag in series.keyframe.tags for tag in _PLACED),
-        "codec": _CODEC.get(
-            series.keyframe.compression.name, series.keyframe.compression.name.lower()
-        ),
+        "codec": _CODEC.get(codec, codec.lower()),
     }
 
 
@@ -234,7 +225,7 @@ def _bands(file: Any) -> dict[int, dict[str, str]]:
     return bands
 
 
-def _lost(file: Any, series: Any) -> Iterator[str]:
+def lost(file: Any, series: Any) -> Iterator[str]:
     """Sentences on what the file says and no output gets."""
     tags = series.keyframe.tags
     if any(int(each.keyframe.subfiletype) & 0b100 for each in file.series):

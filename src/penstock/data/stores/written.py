@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...base import scrub
 from ..box import Box
 from ..grid import Grid, indices
 from .added import added_store
@@ -45,45 +46,38 @@ def open_written(spec: Spec, name: str) -> Written:
     Raises:
         UsageError: it cannot be opened.
     """
+    from .kvstore import address, kvstore_of, local_path, open_kvstore, store_folder, ts
+
     parsed = parse_spec(spec, name)
-    if isinstance(parsed, str) and ending_of(parsed) is not None:
-        return _open_file(parsed, name)
-    if isinstance(parsed, str) and added_store(parsed) is not None:
+    if not isinstance(parsed, str):
+        from .tensorstore import settled
+
+        array = open_source(parsed, raw=True, name=name)
+        place = ts.Spec(settled(parsed)).kvstore
+        folder = store_folder(parsed, local_path(place))
+        root = open_kvstore(place, name) if place else None
+        return Written(array, folder, address(place), root, array.name)
+    if added_store(parsed) is not None:
         theirs = open_source(parsed, name=name)
         path = None if "://" in parsed else Path(parsed)
         return Written(theirs, path, theirs.address, None, theirs.name)
-    from .kvstore import address, kvstore_of, local_path, open_kvstore, store_folder, ts
-    from .omezarr import open_omezarr_source
-    from .specs import settled
-    from .tensorstore_open import open_tensorstore_source
-
-    source: Source
-    if isinstance(parsed, str):
-        source = open_omezarr_source(parsed, level=0, cache_bytes=0, name=name, raw=True)
-        root = open_kvstore(kvstore_of(parsed), name)
-        place = root.spec()
-        return Written(source, local_path(place), address(place), root, source.name)
-    source = open_tensorstore_source(parsed, cache_bytes=0, name=name)
-    place = ts.Spec(settled(parsed)).kvstore
-    folder = store_folder(parsed, local_path(place))
-    root = open_kvstore(place, name) if place else None
-    return Written(source, folder, address(place), root, source.name)
+    source, is_file = _open_place(parsed, name)
+    root = open_kvstore(kvstore_of(parsed), name)
+    place = root.spec()
+    return Written(source, local_path(place), address(place), root, scrub(parsed), is_file)
 
 
-def _open_file(place: str, name: str) -> Written:
-    """An output that is a file, or that becomes one: then the scratch has its blocks."""
+def _open_place(place: str, name: str) -> tuple[Source, bool]:
+    """An output at a path or URL, and whether it is a file by now: else its scratch has its
+    blocks."""
+    if ending_of(place) is None:
+        return open_source(place, raw=True, name=name), False
     from .file_sink import scratch_of, source_of_tiles
-    from .kvstore import address, kvstore_of, open_kvstore
-    from .omezarr import open_omezarr_source
 
     path = Path(place).expanduser()
-    if (scratch := scratch_of(path)).is_dir():
-        source: Source = open_omezarr_source(str(scratch), level=0, cache_bytes=0, name=name)
-        source = source_of_tiles(path, source, name)
-    else:
-        source = open_source(place, raw=True, name=name)
-    root = open_kvstore(kvstore_of(str(path)), name)
-    return Written(source, path, address(root.spec()), root, place, not scratch.is_dir())
+    if not (scratch := scratch_of(path)).is_dir():
+        return open_source(place, raw=True, name=name), True
+    return source_of_tiles(path, open_source(str(scratch), raw=True, name=name), name), False
 
 
 def is_damage(error: Exception) -> bool:

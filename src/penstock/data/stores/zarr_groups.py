@@ -2,6 +2,10 @@
 
 A group that holds several things is refused with their names, so that never the first of them is
 taken in silence. The user names one by its path; no path of a stranger's metadata is followed.
+
+An output in the folder ``labels`` of an image is one of its labels. ``image.ome.zarr/labels/cells``
+says that it is a label image, and ``image.ome.zarr/labels`` lists its names, by which viewers find
+them.
 """
 
 from __future__ import annotations
@@ -9,111 +13,152 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from ...base import UsageError, parsed_json
+import numpy as np
+
+from ...base import UsageError, parsed_json, scrub
+from .cf_packing import NAMES, number_of, packing_of
 from .ome_levels import Level, array_below, described, image_of
 from .protocols import SeveralArrays, in_words, listed
 
 Read = Callable[[str], bytes | None]
 """The bytes of a key of a store; None where it has no such key."""
 _DEPTH = 4  # of arrays below a group
+_MARKERS = ("zarr.json", ".zarray", "attributes.json")
 
 
-def read_json(read: Read, key: str, where: str) -> dict[str, Any]:
-    """The JSON object of a key; empty where there is none.
+class Group:
+    """The metadata of a group of a Zarr or N5 store. Every method raises `UsageError` for what is
+    malformed."""
 
-    Raises `UsageError` for what is no JSON object.
-    """
+    def __init__(self, read: Read, where: str, root: Any = None) -> None:
+        """``where`` is what messages begin with, ``root`` the open ``ts.KvStore`` if it is one."""
+        self.read, self.where, self.root = read, where, root
+
+    @classmethod
+    def at(cls, path: str, flag: str = "") -> Group:
+        """The group at a path or URL, which ``flag`` takes."""
+        from .kvstore import kvstore_of, open_kvstore
+
+        where = f"{flag} {scrub(path)}".strip()
+        return cls.of(open_kvstore(kvstore_of(path), where), where)
+
+    @classmethod
+    def of(cls, root: Any, where: str) -> Group:
+        """The group at an open ``ts.KvStore``."""
+        from .kvstore import reader_of
+
+        return cls(reader_of(root, where), where, root)
+
+    def json(self, key: str) -> dict[str, Any]:
+        """The JSON object of a key; empty where there is none."""
+        try:
+            parsed = parsed_json(self.read(key) or b"{}")
+        except ValueError as error:
+            raise UsageError(f"{self.where}: {key} is not valid JSON: {error}") from error
+        if not isinstance(parsed, dict):
+            kind = type(parsed).__name__
+            raise UsageError(f"{self.where}: {key} holds a {kind}, not an object of JSON")
+        return parsed
+
+    @cached_property
+    def document(self) -> tuple[str, dict[str, Any], dict[str, Any]]:
+        """The file with the group's attributes: its key, what it holds, and in that the attributes
+        of OME, empty if it has none. They may be changed before `write`."""
+        document = self.json("zarr.json")
+        attributes = document.get("attributes") or {}
+        ome = attributes.get("ome") if isinstance(attributes, dict) else None
+        if isinstance(ome, dict) and ome:
+            return "zarr.json", document, ome
+        document = self.json(".zattrs")
+        return ".zattrs", document, document
+
+    @property
+    def ome(self) -> dict[str, Any]:
+        """The attributes of OME."""
+        return self.document[2]
+
+    @property
+    def driver(self) -> str:
+        """TensorStore's driver for the group's arrays."""
+        return "zarr3" if self.document[0] == "zarr.json" else "zarr"
+
+    def image(self, series: int | None = None) -> Mapping[str, Any]:
+        """The image, as its ``multiscales`` describe it: the only one, or that of ``series``."""
+        with _well_formed(self.where):
+            return image_of(self.ome, series, self.where)
+
+    def level(self, number: int, series: int | None = None) -> Level:
+        """One level of an image."""
+        with _well_formed(self.where):
+            return described(self.ome, number, self.where, series)
+
+    def level_called(self, name: str) -> Level | None:
+        """The level of an image whose array has a name below the group; None if it is none."""
+        with _well_formed(self.where):
+            for series, image in enumerate(self.ome.get("multiscales", ())):
+                for number, dataset in enumerate(image["datasets"]):
+                    if str(dataset["path"]).strip("/") == name:
+                        return self.level(number, series)
+        return None
+
+    def write(self) -> None:
+        """Write the file with the attributes anew. A list of all metadata would be out of date, and
+        readers look without one."""
+        key, document, _ = self.document
+        document.pop("consolidated_metadata", None)
+        self.root.write(key, json.dumps(document, indent=2, allow_nan=False).encode()).result()
+        self.root.write(".zmetadata", None).result()
+
+    def check_array(self, folder: Path | None, place: str) -> None:
+        """Refuse a group that is no array, with a sentence that names what may be taken from it.
+
+        Args:
+            folder: Its folder; None where it is not on this machine.
+            place: Its path or URL.
+
+        Raises:
+            UsageError: It is such a group.
+        """
+        if any(map(_shape, map(self.json, _MARKERS))):
+            return
+        with _well_formed(self.where):
+            said = _choices(self) or _arrays(self, folder)
+        if said is None:
+            return
+        kind, names = said
+        if not names:
+            raise UsageError(
+                f"{self.where}: is {kind}, and none is listed in it; name one by its path"
+            )
+        paths = [array_below(name, self.where).strip("/") for name, _ in names]
+        raise SeveralArrays(
+            f"{self.where}: is {kind} ({listed(names)}); name one, such as "
+            f"{joined(self.where, paths[0])}",
+            [(joined(place, path), more) for path, (_, more) in zip(paths, names, strict=True)],
+        )
+
+
+@contextmanager
+def _well_formed(where: str) -> Iterator[None]:
+    """A context in which metadata that lacks members, or has others, is a `UsageError`."""
     try:
-        parsed = parsed_json(read(key) or b"{}")
-    except ValueError as error:
-        raise UsageError(f"{where}: {key} is not valid JSON: {error}") from error
-    if not isinstance(parsed, dict):
-        raise UsageError(f"{where}: {key} holds a {type(parsed).__name__}, not an object of JSON")
-    return parsed
-
-
-def read_attributes(read: Read, where: str) -> tuple[str, dict[str, Any]]:
-    """TensorStore's driver for a group's arrays, and its OME attributes, empty if it has none."""
-    attributes = read_json(read, "zarr.json", where).get("attributes") or {}
-    ome = attributes.get("ome") if isinstance(attributes, dict) else None
-    if isinstance(ome, dict) and ome:
-        return "zarr3", ome
-    return "zarr", read_json(read, ".zattrs", where)
-
-
-def group_document(read: Read, where: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """The metadata file of a group with images: its key, what it holds, and in that the OME
-    attributes, which may be changed before `write_group`."""
-    for key in ("zarr.json", ".zattrs"):
-        document = read_json(read, key, where)
-        attributes = document.get("attributes", document)
-        ome = attributes.get("ome", attributes)
-        if "multiscales" in ome:
-            return key, document, ome
-    raise UsageError(f"{where}: is no OME-Zarr image; penstock convert IN OUT makes a new one")
-
-
-def write_group(root: Any, key: str, document: dict[str, Any]) -> None:
-    """Write the metadata file of a group anew. A list of all metadata would be out of date, and
-    readers look without one."""
-    document.pop("consolidated_metadata", None)
-    root.write(key, json.dumps(document, indent=2, allow_nan=False).encode()).result()
-    root.write(".zmetadata", None).result()
-
-
-def check_array(
-    read: Read, folder: Path | None, attributes: Mapping[str, Any], place: str, flag: str
-) -> None:
-    """Refuse a group that is no array, with a sentence that names what may be taken from it.
-
-    Args:
-        read: Reads the group's keys.
-        folder: Its folder; None where it is not on this machine.
-        attributes: Its OME attributes.
-        place: Its path or URL.
-        flag: The flag that took it; may be empty.
-
-    Raises:
-        UsageError: It is such a group.
-    """
-    where = f"{flag} {place}".strip()
-    if any(map(_shape, (read_json(read, key, where) for key in _MARKERS))):
-        return
-    try:
-        said = _choices(read, attributes, where) or _arrays(read, folder, where)
-    except (KeyError, TypeError, AttributeError) as error:
+        yield
+    except UsageError:
+        raise
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
         raise UsageError(f"{where}: its metadata is malformed: {error!r}") from error
-    if said is None:
-        return
-    kind, names = said
-    if not names:
-        raise UsageError(f"{where}: is {kind}, and none is listed in it; name one by its path")
-    paths = [array_below(name, where).strip("/") for name, _ in names]
-    raise SeveralArrays(
-        f"{where}: is {kind} ({listed(names)}); name one, such as "
-        f"{flag} {joined(place, paths[0])}".replace("  ", " "),
-        [(joined(place, path), more) for path, (_, more) in zip(paths, names, strict=True)],
-    )
 
 
 def joined(place: str, name: str) -> str:
     """The path or URL of what lies below another. Names come before the query of a URL."""
     head, mark, query = place.partition("?") if "://" in place else (place, "", "")
     return f"{head.rstrip('/')}/{name}{mark}{query}"
-
-
-def level_of(read: Read, name: str, where: str) -> Level | None:
-    """The level of an image whose array is called ``name`` below the group; None if it is none."""
-    attributes = read_attributes(read, where)[1]
-    for series, image in enumerate(attributes.get("multiscales", ())):
-        for number, dataset in enumerate(image["datasets"]):
-            if str(dataset["path"]).strip("/") == name:
-                return described(attributes, number, where, series)
-    return None
 
 
 def first_level_of(place: str) -> str:
@@ -125,17 +170,40 @@ def first_level_of(place: str) -> str:
     folder = Path(place)
     if "://" in place or not folder.is_dir():
         return place
+    group = Group(_reader(folder), place)
+    if "multiscales" in group.ome:
+        return f"{place}/{group.level(0).path}"
+    group.check_array(folder, place)
+    return place
 
-    read = _reader(folder)
-    attributes = read_attributes(read, place)[1]
-    if "multiscales" not in attributes:
-        check_array(read, folder, attributes, place, "")
-        return place
+
+def check_not_packed(place: str) -> None:
+    """Refuse a Zarr array whose numbers stand for others, which a loader does not decode.
+
+    Args:
+        place: The path or URL of the array.
+
+    Raises:
+        UsageError: It is packed; the sentence names what says so.
+    """
+    folder = place.removeprefix("file://")
+    group = Group.at(place) if "://" in folder else Group(_reader(Path(folder)), place)
     try:
-        path = image_of(attributes, None, place)["datasets"][0]["path"]
-        return f"{place}/{array_below(path, place)}"
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise UsageError(f"{place}: its multiscales metadata is malformed: {error!r}") from error
+        if array := group.json("zarr.json"):
+            kind, said = array["data_type"], None
+        else:
+            array = {**group.json(".zarray"), "attributes": group.json(".zattrs")}
+            kind, said = array["dtype"], array["fill_value"]
+        dtype, attributes = np.dtype(kind).newbyteorder("="), array.get("attributes", {})
+        fill = None if said is None else number_of(said, dtype)
+    except (KeyError, TypeError, ValueError):
+        return  # no array, or one whose reader says what is wrong with it
+    if packing_of(attributes, dtype, place, fill) is not None:
+        by = ", ".join(f"{each} {attributes[each]}" for each in NAMES if each in attributes)
+        raise UsageError(
+            f"{place}: its numbers are packed ({by or f'fill value {fill:g}'}), and a loader "
+            "reads them as they are stored: give --raw if that is meant, or store values"
+        )
 
 
 def _reader(folder: Path) -> Read:
@@ -145,58 +213,49 @@ def _reader(folder: Path) -> Read:
     return read
 
 
-_MARKERS = ("zarr.json", ".zarray", "attributes.json")
-
-
 def _shape(metadata: Mapping[str, Any]) -> tuple[int, ...]:
     """The shape of an array by its metadata; empty for what is none."""
     shape = metadata.get("shape", metadata.get("dimensions"))
     return tuple(shape) if isinstance(shape, list) else ()
 
 
-def _choices(
-    read: Read, attributes: Mapping[str, Any], where: str
-) -> tuple[str, list[tuple[str, str]]] | None:
+def _choices(group: Group) -> tuple[str, list[tuple[str, str]]] | None:
     """What a group of OME is, and the paths in it; None for any other group."""
-    if "plate" in attributes:
-        return "a plate of wells", [(well["path"], "") for well in attributes["plate"]["wells"]]
-    if "well" in attributes:
-        fields = attributes["well"]["images"]
-        return "a well of fields", [(image["path"], "") for image in fields]
-    if isinstance(attributes.get("labels"), list):
-        return "a group of label images", [(name, "") for name in attributes["labels"]]
-    if "bioformats2raw.layout" in attributes:
-
-        def below(key: str) -> bytes | None:
-            return read(f"OME/{key}")
-
-        series = read_attributes(below, where)[1].get("series") or takewhile(
-            lambda name: read(f"{name}/.zattrs") or read(f"{name}/zarr.json"), map(str, range(100))
+    ome = group.ome
+    if "plate" in ome:
+        return "a plate of wells", [(well["path"], "") for well in ome["plate"]["wells"]]
+    if "well" in ome:
+        return "a well of fields", [(image["path"], "") for image in ome["well"]["images"]]
+    if isinstance(ome.get("labels"), list):
+        return "a group of label images", [(name, "") for name in ome["labels"]]
+    if "bioformats2raw.layout" in ome:
+        below = Group(lambda key: group.read(f"OME/{key}"), group.where)
+        series = below.ome.get("series") or takewhile(
+            lambda name: group.read(f"{name}/.zattrs") or group.read(f"{name}/zarr.json"),
+            map(str, range(100)),
         )
         return "a group of images", [(name, "") for name in series]
     return None
 
 
-def _arrays(
-    read: Read, folder: Path | None, where: str
-) -> tuple[str, list[tuple[str, str]]] | None:
+def _arrays(group: Group, folder: Path | None) -> tuple[str, list[tuple[str, str]]] | None:
     """The arrays of a group, with their shapes; None for what is no group."""
-    v3 = read_json(read, "zarr.json", where)
-    if v3.get("node_type") != "group" and not any(map(read, (".zgroup", "attributes.json"))):
+    is_v3 = group.json("zarr.json").get("node_type") == "group"
+    if not is_v3 and not any(map(group.read, (".zgroup", "attributes.json"))):
         return None
-    arrays = dict(_listed(read, where)) or dict(_below(folder))
+    arrays = dict(_listed(group)) or dict(_below(folder))
     return "a group of arrays", [
         (path, in_words(shape))
         for path, shape in sorted(arrays.items()) if len(shape) > 1
     ]  # fmt: skip
 
 
-def _listed(read: Read, where: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _listed(group: Group) -> Iterator[tuple[str, tuple[int, ...]]]:
     """The arrays that a group's own list of metadata has, with their shapes."""
-    for key, metadata in (read_json(read, ".zmetadata", where).get("metadata") or {}).items():
+    for key, metadata in (group.json(".zmetadata").get("metadata") or {}).items():
         if key.endswith("/.zarray"):
             yield key.removesuffix("/.zarray"), _shape(metadata)
-    v3 = read_json(read, "zarr.json", where).get("consolidated_metadata") or {}
+    v3 = group.json("zarr.json").get("consolidated_metadata") or {}
     for key, metadata in (v3.get("metadata") or {}).items():
         if metadata.get("node_type") == "array":
             yield key, _shape(metadata)
@@ -207,9 +266,73 @@ def _below(folder: Path | None) -> Iterator[tuple[str, tuple[int, ...]]]:
     for here, folders, files in os.walk(folder) if folder else ():
         place = Path(here).relative_to(folder or "")
         for marker in set(_MARKERS) & set(files):
-            shape = _shape(read_json(_reader(Path(here)), marker, here))
+            shape = _shape(Group(_reader(Path(here)), here).json(marker))
             if shape:
                 yield place.as_posix(), shape
                 folders.clear()
         if len(place.parts) >= _DEPTH:
             folders.clear()
+
+
+def label_place(path: str) -> tuple[str, str, str] | None:
+    """The image that a path is a label of, the folder of its labels, and the name there.
+
+    >>> label_place("brain.ome.zarr/labels/cells")
+    ('brain.ome.zarr', 'brain.ome.zarr/labels', 'cells')
+    """
+    labels, _, name = path.rstrip("/").rpartition("/")
+    image, _, folder = labels.rpartition("/")
+    return (image, labels, name) if image and folder == "labels" else None
+
+
+def is_labels(path: str, name: str) -> bool:
+    """Whether an image is one of labels.
+
+    Args:
+        path: The OME-Zarr group, or an array.
+        name: The flag that messages name.
+
+    Returns:
+        True if its group says so, or if its levels have the most frequent values of those above.
+
+    Raises:
+        UsageError: Its metadata cannot be read.
+    """
+    attributes = Group.at(path, name).ome
+    modes = any(each.get("type") == "mode" for each in attributes.get("multiscales", ()))
+    return modes or "image-label" in attributes
+
+
+def register_label(path: str, name: str) -> bool:
+    """Name a label image in the list of its image, unless it is named there.
+
+    Args:
+        path: The label image, which is there.
+        name: The flag that messages name.
+
+    Returns:
+        False if the path is of no label, or the folder above lies in no image.
+
+    Raises:
+        UsageError: The metadata of the image or of its labels cannot be read.
+    """
+    place = label_place(path)
+    if place is None:
+        return False
+    image, labels, label = place
+    if "multiscales" not in Group.at(image, name).ome:
+        return False
+    group = Group.at(labels, name)
+    if Group.at(path, name).read("zarr.json"):
+        whole = {"zarr_format": 3, "node_type": "group", **group.json("zarr.json")}
+        holds = whole.setdefault("attributes", {}).setdefault("ome", {"version": "0.5"})
+        documents = {"zarr.json": whole}
+    else:
+        holds = group.json(".zattrs")
+        documents = {".zgroup": {"zarr_format": 2}, ".zattrs": holds}
+    names = holds.setdefault("labels", [])
+    if label not in names:
+        names.append(label)
+        for key, document in documents.items():
+            group.root.write(key, json.dumps(document, indent=2).encode()).result()
+    return True

@@ -59,9 +59,11 @@ def maker(
     """
     # torch.__version__ is of a class of torch: a client that unpickled it would import torch.
     versions: dict[str, str | None] = {"torch": str(torch.__version__), "numpy": np.__version__}
-    for store in {type(store).__module__.rpartition(".")[2] for store in stores}:
+    # A source of files is of one class, and its array of one for each format.
+    kinds = {type(getattr(store, "array", store)).__module__ for store in stores}
+    for kind in {kind.rpartition(".")[2] for kind in kinds}:
         for library in {"tensorstore": ["tensorstore"], "ometiff": ["tifffile", "imagecodecs"]}.get(
-            store, []
+            kind, []
         ):
             versions[library] = _version(library)
     gpus = {torch.cuda.get_device_name(device) for device in devices if device.type == "cuda"}

@@ -143,11 +143,12 @@ def _make_files(
     """Make the outputs that become files, with a sentence for each."""
     from ...data import make_file
 
+    count = 1 if config.levels == "none" else config.levels
     for sink, rule in zip(sinks, rules, strict=True):
         began = time.monotonic()
         if getattr(sink, "kind", None) is None:
             continue
         file: Any = sink
-        if make_file(file, rule, config.levels, partial(going_on, f"{sink.name} is not")):
+        if make_file(file, rule, count, partial(going_on, f"{sink.name} is not")):
             took = format_seconds(time.monotonic() - began)
             yield f"File: {sink.name}, made of its blocks in {took}"
