@@ -43,7 +43,7 @@ class World:
 
     def __init__(self, feed: QueueModel, iterations: int) -> None:
         self.now = 0.0
-        self.timeline = simulate(feed, iterations, in_hand=0)
+        self.timeline = simulate(feed, iterations)
         self.seconds = feed.compute_s
         self.said: list[str] = []
         self._iteration = -1
@@ -242,5 +242,5 @@ def test_a_small_benchmark_from_end_to_end(
     assert "iteration" in outcome(next(r for r in records if r.case["compute"] == "sleep"))
     assert out.with_suffix(".png").exists()
     said = capsys.readouterr().out
-    assert "seed s/it" in said and "- With 1 worker " in said
+    assert "- With 1 worker " in said
     assert "While nobody computed a batch came every" in said

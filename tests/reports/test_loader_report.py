@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.cli import main
 from penstock.instruments.record import Record
 from penstock.reports.charts.loader_chart import draw_ladders
-from penstock.reports.ledger_report import ladder_pictures, loader_pictures
+from penstock.reports.ledger_report import loader_pictures
 from penstock.reports.loader import cell as loader_cell
 from penstock.reports.loader import report as loader_report
 from penstock.reports.loader import rungs as loader_ladder
@@ -51,22 +49,6 @@ def test_a_wait_in_which_an_epoch_begins_is_not_among_the_waits() -> None:
     begun = one.model_copy(update={"facts": {**one.facts, "begun": [2]}})
     assert loader_cell.loader_cells([begun])[0].seconds == pytest.approx(0.75)
     assert loader_cell.loader_cells([one])[0].seconds == pytest.approx(1.0)
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_ladders_alone_are_a_page(tmp_path: Path) -> None:
-    """As ``tune loader`` leaves them; beside loaders they are part of theirs."""
-    steps = [*launches(0.2, rung="L1", loader=None), *launches(0.5, rung="L2", loader=None)]
-    ledger = tmp_path / "tuned.jsonl"
-    ledger.write_text("".join(f"{one.line()}\n" for one in steps))
-    assert main(["report", str(ledger)]) == 0
-    page = (tmp_path / "tuned.report" / "report.md").read_text()
-    assert "Cost of a batch, step by step" in page
-    assert "- Bound by decode (batch 4, 2 threads)" in page and "![ladder](ladder.png)" in page
-    ledger.write_text("".join(f"{one.line()}\n" for one in [*steps, *launches(0.6)]))
-    assert main(["report", str(ledger), "--overwrite"]) == 0
-    page = (tmp_path / "tuned.report" / "report.md").read_text()
-    assert page.count("Bound by decode") == 2 and "Cost of a batch, step by step" not in page
 
 
 def test_sections_of_other_machines_name_them_and_nothing_is_compared_across() -> None:
@@ -170,7 +152,7 @@ def test_panels_of_ladders_hold_their_bars_whatever_the_order() -> None:
         "Batches of 4, 2 threads", "Batches of 4, 8 threads",
     ]  # fmt: skip
     late = [r for n in ("L3", "L4") for r in launches(0.5, rung=n, data="s3://b/d")]
-    pictures = ladder_pictures(slow + fast + late)
+    pictures = loader_pictures(slow + fast + late)
     assert [each.name for each in pictures] == ["ladder_1", "ladder_2"]
 
 

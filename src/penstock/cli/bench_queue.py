@@ -1,7 +1,7 @@
 """``penstock bench queue DATA``: how long a queue between a loader and a step keeps the step fed.
 
 workers x queue sizes -> cases, and for each number of workers one that only reads -> sweep
--> CSV, table with the prediction, the seed's table, figure
+-> CSV, table with the prediction, figure
 """
 
 from __future__ import annotations

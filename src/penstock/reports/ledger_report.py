@@ -18,24 +18,18 @@ from .charts.paper import save_under
 from .charts.queue_chart import draw_queue
 from .charts.suite_chart import draw_suite
 from .content import Chapter, Picture, Raw, Report
-from .headlines import (
-    ladder_headlines,
-    loader_headlines,
-    model_headlines,
-    queue_headlines,
-    suite_headlines,
-)
 from .loader.cell import loader_cells
-from .loader.report import loader_sections
-from .loader.rungs import ladder_sections, ladders_of, same_case_but_rung
+from .loader.report import loader_headlines, loader_sections
+from .loader.rungs import ladders_of, same_case_but_rung
 from .model.cell import model_cells
 from .model.report import labelled, model_sections
 from .queue.cell import queue_cells
-from .queue.report import queue_sections
+from .queue.report import queue_headlines, queue_sections
 from .run_settings import cases_of_sides, settings_of_launch
 from .suite.cell import runs_together
-from .suite.report import suite_sections
+from .suite.report import suite_headlines, suite_sections
 from .table import Section
+from .tune.model_advice import model_headlines
 from .words import bracket, hosts_of, listed, machine_words, or_dash, spread
 
 TIMED = ("preprocess", "predict")
@@ -52,20 +46,16 @@ def model_pictures(records: Iterable[Record]) -> list[Picture]:
 
 
 def loader_pictures(records: Iterable[Record]) -> list[Picture]:
-    """The time of a batch by threads, for each group of loaders, and the ladders below them."""
+    """The time of a batch by threads, for each group of loaders; and what a batch costs at each
+    rung, for each group of the ladders below them."""
     records = list(records)
     caption = "Time of a batch; lines and whiskers are 95 % intervals over launches."
     groups = group_by(_measured(loader_cells(records)), lambda cell: cell.group).values()
     draws = [partial(draw_loader, cells, "records") for cells in groups]
-    return [*_pictures("loader", caption, draws), *ladder_pictures(records)]
-
-
-def ladder_pictures(records: Iterable[Record]) -> list[Picture]:
-    """What a batch costs at each rung, for each group of ladders."""
     ladders = [ladder for ladder in ladders_of(records) if ladder.measured]
-    caption = "Cost of a batch, step by step: each step does what the one before does, and more."
-    draws = [partial(draw_ladders, group) for group in same_case_but_rung(ladders)]
-    return _pictures("ladder", caption, draws)
+    steps = "Cost of a batch, step by step: each step does what the one before does, and more."
+    below = [partial(draw_ladders, group) for group in same_case_but_rung(ladders)]
+    return [*_pictures("loader", caption, draws), *_pictures("ladder", steps, below)]
 
 
 def queue_pictures(records: Iterable[Record]) -> list[Picture]:
@@ -143,33 +133,44 @@ def timed_sections(records: Iterable[Record]) -> list[Section]:
 
 
 class Kind(NamedTuple):
-    """The chapter of a report that shows the records of one scenario."""
+    """The chapter of a report that shows the records of some scenarios."""
 
     title: str
+    scenarios: Sequence[str]
     headlines: Callable[[Iterable[Record]], list[str]]
     sections: Callable[[Iterable[Record]], list[Section]]
     pictures: Callable[[Iterable[Record]], list[Picture]]
 
 
-KINDS = {
-    "model": Kind(
-        "Memory and throughput of a model", model_headlines, model_sections, model_pictures
+def _suite_sections(records: Iterable[Record]) -> list[Section]:
+    return suite_sections(records, ())
+
+
+KINDS = (
+    Kind(
+        "Memory and throughput of a model",
+        ("model",),
+        model_headlines,
+        model_sections,
+        model_pictures,
     ),
-    "loader": Kind("Loading of batches", loader_headlines, loader_sections, loader_pictures),
-    "ladder": Kind(
-        "Cost of a batch, step by step",
-        ladder_headlines,
-        ladder_sections,
-        ladder_pictures,
+    Kind(
+        "Loading of batches",
+        ("loader", "ladder"),
+        loader_headlines,
+        loader_sections,
+        loader_pictures,
     ),
-    "queue": Kind(
-        "The queue between reading and computing", queue_headlines, queue_sections, queue_pictures
+    Kind(
+        "The queue between reading and computing",
+        ("queue",),
+        queue_headlines,
+        queue_sections,
+        queue_pictures,
     ),
-    "train": Kind(
-        "Training", suite_headlines, lambda r: suite_sections(r, ()), suite_pictures
-    ),
-    **dict.fromkeys(TIMED, Kind("Times", timed_headlines, timed_sections, lambda records: [])),
-}  # fmt: skip
+    Kind("Training", ("train",), suite_headlines, _suite_sections, suite_pictures),
+    Kind("Times", TIMED, timed_headlines, timed_sections, lambda records: []),
+)
 
 
 def plot_records(
@@ -190,26 +191,10 @@ def plot_records(
         Refused: A file is not to be replaced.
         MissingDependency: matplotlib is not installed.
     """
-    pictures = KINDS[scenario].pictures(records)
+    (kind,) = (kind for kind in KINDS if scenario in kind.scenarios)
+    pictures = kind.pictures(records)
     figures = {picture.name.partition("_")[2]: picture.draw() for picture in pictures}
     return save_under(out_prefix, figures, replace)
-
-
-def kinds_of(records: Sequence[Record], source: str) -> dict[str, Kind]:
-    """The kinds of benchmark among records, by scenario.
-
-    Raises `UsageError` if no record can be shown.
-    """
-    held = {record.scenario for record in records}
-    kinds = {name: kind for name, kind in KINDS.items() if name in held}
-    # One chapter covers both: the loader's chapter includes its ladder.
-    for first, *others in (("loader", "ladder"), [name for name in TIMED if name in kinds] or [""]):
-        for other in others if first in kinds else ():
-            kinds.pop(other, None)
-    if not kinds:
-        scenarios = ", ".join(sorted(held)) or "no records"
-        raise UsageError(f"{source} holds {scenarios}; a report needs {', '.join(KINDS)}")
-    return kinds
 
 
 def report_of_records(
@@ -229,15 +214,33 @@ def report_of_records(
         UsageError: No record can be shown.
     """
     chapters, verdict = [], []
-    for kind in kinds_of(records, source).values():
-        verdict += kind.headlines(records)
-        chapters.append(Chapter(kind.title, kind.sections(records), kind.pictures(records)))
+    for kind in KINDS:
+        shown = [record for record in records if record.scenario in kind.scenarios]
+        if not shown:
+            continue
+        measured = any(record.ok for record in shown)
+        verdict += kind.headlines(shown) if measured else [_nothing(shown)]
+        chapters.append(Chapter(kind.title, kind.sections(shown), kind.pictures(shown)))
+    if not chapters:
+        scenarios = ", ".join(sorted({record.scenario for record in records})) or "no records"
+        scenarios_shown = ", ".join(name for kind in KINDS for name in kind.scenarios)
+        raise UsageError(f"{source} holds {scenarios}; a report needs {scenarios_shown}")
     return Report(
         source,
         verdict or ["Nothing here supports a verdict."],
         of_machines(records),
         chapters,
         [raw_of_ledger(place, records if len(places) == 1 else None) for place in places],
+    )
+
+
+def _nothing(records: Iterable[Record]) -> str:
+    """Say that no launch was ok."""
+    status = [record.status for record in records]
+    counts = ", ".join(f"{status.count(each)} {each}" for each in dict.fromkeys(status))
+    return (
+        f"Nothing was measured: of {plural(len(status), 'launch')} none was ok ({counts}), so "
+        "the speed is not known."
     )
 
 

@@ -107,19 +107,18 @@ def _check_enough(case: Case, samples: int, config: BenchLoaderConfig) -> None:
         )
 
 
-def ladder_cases(cases: Sequence[Case], rungs: Sequence[str] = RUNGS) -> list[Case]:
+def ladder_cases(cases: Sequence[Case]) -> list[Case]:
     """The cases of the ladder: every rung for every batch size and number of threads.
 
     Args:
         cases: cases of scenario ``loader``.
-        rungs: the rungs to measure, ``L1`` to ``L5``.
 
     Returns:
         Cases of scenario ``ladder``.
     """
     points = {(case["batch"], case["threads"]): case for case in cases}.values()
     shared = [{knob: value for knob, value in case.items() if knob != "loader"} for case in points]
-    return [{**case, "rung": rung} for case, rung in itertools.product(shared, rungs)]
+    return [{**case, "rung": rung} for case, rung in itertools.product(shared, RUNGS)]
 
 
 def loader_rules(batches: int, warmup: int) -> dict[str, Any]:

@@ -46,7 +46,6 @@ class QueueScenario:
         self.work: Work = {"samples": case["batch"]}
         self.facts: dict[str, Any] = {
             "compute_s": self._compute.seconds,
-            "in_hand": 0,  # a batch is begun only when there is room for it
             "taken": self._taken,
             "left": self._left,
         }

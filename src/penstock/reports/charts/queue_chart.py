@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ...base import format_seconds, group_by, plural, significant
+from ...base import format_seconds, group_by, plural
 from ..cell import Cell
 from ..queue.cell import QueueCell
 from .chart import Axis, Figure, Panel, Series
@@ -60,10 +60,8 @@ def _seconds_panel(cells: Sequence[QueueCell]) -> Panel:
     measured, low, high = (
         column_of(cells, name) for name in ("seconds_per_iteration", "low_seconds", "high_seconds")
     )
-    seeds = column_of(cells, "seed_seconds")
-    notes = [f"seed {significant(seed, 2)} s" if np.isfinite(seed) else "" for seed in seeds]
     series = [
-        Series("measured", x, measured, "bars", "bar", low=low, high=high, texts=notes),
+        Series("measured", x, measured, "bars", "bar", low=low, high=high),
         Series("simulated", x, column_of(cells, "simulated_seconds"), "points", 1, marker="x"),
     ]
     names = [f"{cell.workers}, {cell.queue}" if cell.workers else "0" for cell in cells]

@@ -27,11 +27,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ...base import format_bytes, format_seconds, group_by, plural
+from ...base import format_bytes, format_seconds, group_by, plural, significant
 from ...instruments import FAILED, Record
-from ..cell import cell_ratio, inverse, machine_namer
+from ..cell import cell_ratio, inverse, machine_namer, speed_up
 from ..table import Section, scaled
-from ..words import or_dash, spread, times_bracket
+from ..words import bracket, or_dash, spread, times_bracket
 from .cell import (
     COLD_MOST,
     COUNTS,
@@ -43,7 +43,7 @@ from .cell import (
     loader_cells,
     read_again_of,
 )
-from .rungs import ladder_sections
+from .rungs import ladder_headlines, ladder_sections
 
 
 def loader_sections(records: Iterable[Record]) -> list[Section]:
@@ -69,6 +69,45 @@ def loader_sections(records: Iterable[Record]) -> list[Section]:
             ),
         ]
     return sections + ladder_sections(records)
+
+
+def loader_headlines(records: Iterable[Record]) -> list[str]:
+    """What limits the loader, how fast batches would come without the limit, and the fastest
+    loader."""
+    records = list(records)
+    cells = [c for c in loader_cells(records) if c.launches and c.seconds]
+    return [*ladder_headlines(records), *_fastest(cells)]
+
+
+def _fastest(cells: Sequence[LoaderCell]) -> list[str]:
+    """The loader with the most samples a second, of each data set and cache."""
+    lines = []
+    for group in group_by(cells, lambda cell: cell.group).values():
+        best = max(group, key=lambda cell: cell.speed("samples") or 0.0)
+        if best.time is None or not best.speed("samples"):
+            continue
+        where = f"batch {best.batch}, {plural(best.threads, 'thread')}"
+        ends = bracket(best.time, plural(best.launches, "launch"))
+        others = [c for c in group if c is not best and c.time is not None]
+        lines.append(
+            f"Most samples a second of {plural(len(group), 'case')}: {best.loader}, {where}: "
+            f"{significant(best.speed('samples') or 0.0)}, {format_seconds(best.time.value)} a "
+            f"batch {ends}{_doubt(best, others)}."
+        )
+    return lines
+
+
+def _doubt(best: LoaderCell, others: Sequence[LoaderCell]) -> str:
+    """Words on the cells that may do as many samples a second as the best; empty if none may."""
+    single = [cell for cell in others if min(cell.launches, best.launches) < 2]
+    gains = (
+        speed_up(cell_ratio(cell, best), cell, best, "samples")
+        for cell in others
+        if cell not in single
+    )
+    alike = sum(gain is None or not gain.excludes(1) for gain in gains)
+    words = f", not distinguishable from {plural(alike, 'other')}" if alike else ""
+    return words + (f", not compared with {plural(len(single), 'other')}" if single else "")
 
 
 def heading(group: Sequence[LoaderCell]) -> str:

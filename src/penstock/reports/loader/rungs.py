@@ -25,6 +25,10 @@ RUNGS = {
 }
 
 
+_NAMED = 3
+"""Most ladders that the verdict names. The chapter has all."""
+
+
 class Ladder:
     """The rungs of one data set, batch size and number of threads.
 
@@ -182,6 +186,17 @@ def ladder_sections(records: Iterable[Record]) -> list[Section]:
     machine = machine_namer(cell for each in ladders for cell in each.rungs.values())
     sections = [(each.section(), next(iter(each.rungs.values()))) for each in ladders]
     return [part._replace(title=part.title + machine(cell)) for part, cell in sections]
+
+
+def ladder_headlines(records: Iterable[Record]) -> list[str]:
+    """The limit at each batch size and number of threads, and how fast batches come without it."""
+    ladders = [ladder for ladder in ladders_of(records) if ladder.measured]
+    ladders.sort(key=lambda ladder: -max(ladder.seconds.values()))
+    lines = [ladder.sentence() for ladder in ladders if ladder.limiting]
+    if len(lines) > _NAMED:
+        more = f"{len(lines) - _NAMED} more combinations of batch and threads are below."
+        return [*lines[:_NAMED], more]
+    return lines
 
 
 def same_case_but_rung(ladders: Iterable[Ladder]) -> list[list[Ladder]]:

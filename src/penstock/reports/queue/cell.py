@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import group_by, plural
-from ...instruments import CONFIDENCE, Interval, Record
-from ..cell import DRAWS, Cell, middle
+from ...instruments import Interval, Record
+from ..cell import Cell, mean_interval, middle
 from ..table import Columns
 from . import simulation as model
-from .simulation import QueueModel, Timeline, seed_row
+from .simulation import QueueModel, Timeline
 
 QUEUE_NEEDS = ("workers", "queue", "seconds_per_iteration")
 QUEUE_COLUMNS = Columns(
@@ -23,9 +23,8 @@ QUEUE_COLUMNS = Columns(
         "timestamp workers queue batch_size compute compute_time compute_s "
         "iterations seconds_per_iteration low_seconds high_seconds steady_s read_s "
         "simulated_seconds cleared simulated_cleared utilisation low_utilisation "
-        "high_utilisation steady_utilisation seed_seconds seed_cleared "
-        "iteration_s depth simulated_depth data shuffle seed launches failed status error cores "
-        "affinity cgroup_cpus machine_key commit key".split()
+        "high_utilisation steady_utilisation iteration_s depth simulated_depth data shuffle seed "
+        "launches failed status error cores affinity cgroup_cpus machine_key commit key".split()
     ),
     ("workers", "queue"),
     tuple("data shuffle seed batch_size compute compute_time iterations machine_key".split()),
@@ -152,32 +151,8 @@ class QueueCell(Cell):
         """
         return mean_interval([seconds[self.queue + 1 :] for seconds in self.times])
 
-    @property
-    def misses(self) -> list[int]:
-        """Iterations between the simulated clearing of the queue and each launch's, least first.
-
-        It is empty without a simulation, and if neither clears the queue within the iterations.
-        """
-        if self.simulated is None or not self.workers:
-            return []
-        last, at = self.iterations, self.simulated.cleared
-        cleared = [last if k is None else k for k in self.cleared]
-        if at is None and all(k == last for k in cleared):
-            return []
-        return sorted(abs(k - (last if at is None else at)) for k in cleared)
-
-    @property
-    def off(self) -> int | None:
-        """The median of the misses."""
-        return self.misses[len(self.misses) // 2] if self.misses else None
-
     def values(self) -> dict[str, Any]:
-        seed = None if self.reads_only else seed_row(self.workers, self.queue)
-        values: dict[str, Any] = {
-            "read_s": self.alone and self.alone.value,
-            "seed_seconds": seed and seed.seconds,
-            "seed_cleared": seed and seed.cleared,
-        }
+        values: dict[str, Any] = {"read_s": self.alone and self.alone.value}
         if self.measured:
             values |= {
                 "compute_s": self.compute_s,
@@ -209,20 +184,6 @@ def _sinks(left: Sequence[int]) -> bool:
     """Whether a queue is half a batch less full in its second half than in its first."""
     half = len(left) // 2
     return float(np.mean(left[:half]) - np.mean(left[half:])) > 0.5
-
-
-def mean_interval(launches: Sequence[NDArray[np.float64]]) -> Interval | None:
-    """The mean over launches of the means of their values, resampled in both; None without any."""
-    launches = [seconds for seconds in launches if len(seconds)]
-    if not launches:
-        return None
-    rng = np.random.default_rng(0)
-    means = np.array([seconds.mean() for seconds in launches])
-    drawn = np.array([rng.choice(each, (DRAWS, len(each))).mean(axis=1) for each in launches])
-    picks = rng.integers(len(launches), size=(DRAWS, len(launches)))
-    draws = drawn[picks, np.arange(DRAWS)[:, None]].mean(axis=1)
-    low, high = np.quantile(draws, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
-    return Interval(float(means.mean()), float(low), float(high), sum(map(len, launches)))
 
 
 def middle_of(cleared: Sequence[int | None]) -> int | None:
@@ -268,17 +229,5 @@ def _simulated(cell: QueueCell, reader: QueueCell | None) -> QueueCell:
     # All threads read one batch after the other. Together they are one reader, whose seconds for a
     # batch were measured.
     feed = QueueModel(min(cell.workers, 1), cell.queue, alone.value, cell.compute_s)
-    timeline = model.simulate(feed, cell.iterations, in_hand=cell.fact("in_hand"))
+    timeline = model.simulate(feed, cell.iterations)
     return replace(cell, alone=alone, simulated=timeline)
-
-
-def none_computes(group: Sequence[QueueCell]) -> bool:
-    return group[0].reads_only
-
-
-def cleared_at(iteration: int | None) -> str:
-    return "never" if iteration is None else str(iteration)
-
-
-def percent_words(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:.1f} %"

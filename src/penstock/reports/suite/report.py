@@ -115,11 +115,13 @@ def sentences(runs: Sequence[SuiteCell]) -> list[str]:
     return lines
 
 
-def best_and_limits(runs: Sequence[SuiteCell]) -> list[str]:
-    """What limits the runs of a preset, and which has the most samples a second; none if no run was
-    measured."""
-    measured = [run for run in runs if run.throughput is not None]
-    return [_of_limits(measured), _of_best(measured)] if measured else []
+def suite_headlines(records: Iterable[Record]) -> list[str]:
+    """What limits the runs of each preset, and the run with the most samples a second."""
+    lines = []
+    for runs in runs_together(records).values():
+        if measured := [run for run in runs if run.throughput is not None]:
+            lines += [_of_limits(measured), _of_best(measured)]
+    return lines
 
 
 def _failure(run: SuiteCell) -> str:

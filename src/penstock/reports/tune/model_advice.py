@@ -31,6 +31,8 @@ from .loader_advice import as_comment
 
 _Goal = Literal["latency", "throughput", "training"]
 
+_GOALS = ("throughput", "training", "latency")
+
 PLATEAU = 0.05
 """A rate that is less than this below the best is as good, and takes less memory."""
 
@@ -92,6 +94,13 @@ def recommend(
             else:
                 choices += _for_inference(left, ceiling)
     return Recommendation(tuple(choices), tuple(notes))
+
+
+def model_headlines(records: Iterable[Record]) -> list[str]:
+    """The settings that a sweep supports, those with the most throughput first."""
+    advice = recommend(records)
+    choices = sorted(advice.choices, key=lambda choice: _GOALS.index(choice.goal))
+    return [*(choice.sentence for choice in choices), *advice.notes]
 
 
 @dataclass(frozen=True)
