@@ -365,12 +365,11 @@ def test_what_fails_tells_no_key(
 
 
 def test_a_record_holds_no_key(tmp_path: Path) -> None:
-    from penstock.bench.launch.supervisor import LaunchRequest as Request
+    from penstock.bench.launch.supervisor import Launch as Asked
     from penstock.bench.launch.supervisor import run_launch as launch
 
     case = {"data": "https://me:hunter2word@host/x?sig=s1gnature", "batch": 1}
-    record = launch(Request("loader", case), launch=0, order=None, timeout_s=60.0,
-                   command=["/no/such/command"])  # fmt: skip
+    record = launch(Asked("loader", case, 60.0), command=["/no/such/command"])
     Ledger(tmp_path).append(record)
     assert record.key == case_key("loader", case) == case_key("loader", record.case)
     assert not leaks(tmp_path, str(record))

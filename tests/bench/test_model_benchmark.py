@@ -16,7 +16,7 @@ from penstock.base.config.knobs import build
 from penstock.bench.cases.model import model_case_namer, model_cases
 from penstock.bench.launch import supervisor
 from penstock.bench.launch.outcome import Ending
-from penstock.bench.launch.supervisor import LaunchRequest
+from penstock.bench.launch.supervisor import Launch
 from penstock.cli import main
 from penstock.instruments.ledger import Ledger
 from penstock.instruments.record import Record
@@ -38,9 +38,9 @@ def rows(path: Path) -> list[dict[str, str]]:
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder to work in, whose launches `answers` answers here. It holds a file of a user."""
 
-    def run(command: Sequence[str], request: LaunchRequest, *_: object) -> Ending:
+    def run(command: Sequence[str], launch: Launch, *_: object) -> Ending:
         said: list[bytes] = []
-        asked = json.loads(json.dumps(asdict(request)))
+        asked = json.loads(json.dumps(asdict(launch)))
         code = answers.answer(asked, lambda message: said.append(answers.line(message)))
         return Ending(code, said=b"".join(said), peak=1, peak_kernel=1)
 

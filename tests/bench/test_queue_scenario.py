@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from penstock.base.config.bench import BenchQueueConfig
 from penstock.base.config.knobs import build
 from penstock.base.errors import StageError, UsageError
-from penstock.bench.cases.queue import queue_case_name, queue_cases, queue_rules
+from penstock.bench.cases.queue import queue_case_name, queue_cases
+from penstock.bench.launch.request import series_rules
 from penstock.bench.measure import Rules, measure_scenario
 from penstock.bench.scenarios import WrongResult
 from penstock.bench.scenarios.queue import FromLoader, InPlace, QueueScenario
@@ -81,7 +82,7 @@ def test_a_launch_is_an_iteration_for_each_sample_from_a_full_queue() -> None:
     feed = QueueModel(1, 4, read_s=2.0, compute_s=1.0)
     world = World(feed, 12)
     scenario = QueueScenario(CASE, world, world)
-    result = measure_scenario(scenario, Rules(**queue_rules(12)), lambda stage: None, world.clock)
+    result = measure_scenario(scenario, Rules(**series_rules(12)), lambda stage: None, world.clock)
     assert result["samples_s"]["step"] == pytest.approx(world.timeline.seconds)
     assert result["samples_s"]["get"] == pytest.approx(world.timeline.waits)
     assert result["samples_s"]["compute"] == pytest.approx([1.0] * 12)

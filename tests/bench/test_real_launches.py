@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.bench.launch.supervisor import LaunchRequest, run_launch
+from penstock.bench.launch.supervisor import Launch, run_launch
 
 from .kit_loader import SAMPLE_BYTES, case
 from .kit_model import CASE
@@ -42,8 +42,7 @@ def test_a_real_launch(
         knobs = {**knobs, "model": knobs["model"].replace("NETS", nets)}
     places = {"data": str(data)}
     knobs |= {name: place for name, place in places.items() if name in knobs}
-    asked = LaunchRequest(scenario, knobs, rules=rules)
-    record = run_launch(asked, launch=0, order=None, timeout_s=300.0)
+    record = run_launch(Launch(scenario, knobs, 300.0, rules=rules))
     assert record.ok, record.error
     assert record.work == work
     assert list(record.samples_s) == samples

@@ -34,6 +34,11 @@ class Animal:
         pass
 
 
+def check(case: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Every case is valid."""
+    return {**case, "checked": True}, {"kind": "Animal"}
+
+
 class Placed(Animal):
     """Tells where it runs, and with which threads."""
 

@@ -19,7 +19,7 @@ from ..bench import (
     launches_of,
     loader_case_name,
     loader_cases,
-    loader_rules,
+    series_rules,
 )
 from ..instruments import Ledger, Record
 from ..reports import LOADER_NEEDS, append_csv, in_text, loader_sections
@@ -72,7 +72,7 @@ def _sweep(
         cases,
         config,
         ledger,
-        rules=loader_rules(config.batches, config.warmup),
+        rules=series_rules(config.batches, config.warmup),
         name=loader_case_name,
         outcome=_outcome,
         launches=launches,

@@ -23,7 +23,7 @@ from ..bench import (
     launches_of,
     queue_case_name,
     queue_cases,
-    queue_rules,
+    series_rules,
 )
 from ..instruments import Record
 from ..reports import (
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
             cases,
             config,
             ledger,
-            rules=queue_rules(config.iterations),
+            rules=series_rules(config.iterations),
             name=queue_case_name,
             outcome=outcome,
             launches=launches,

@@ -25,7 +25,7 @@ from ..base import (
     from_flags,
     usable_cores,
 )
-from ..bench import queue_case_name, queue_rules, reading_alone
+from ..bench import queue_case_name, reading_alone, series_rules
 from ..instruments import Ledger, available_memory
 from ..reports import (
     Advice,
@@ -128,7 +128,7 @@ def _readings(data: str, config: TuneLoaderConfig, deepest: int, ledger: Ledger)
         cases,
         config,
         ledger,
-        rules=queue_rules(iterations),
+        rules=series_rules(iterations),
         name=queue_case_name,
         outcome=outcome,
         launches=config.launches,

@@ -121,19 +121,6 @@ def ladder_cases(cases: Sequence[Case]) -> list[Case]:
     return [{**case, "rung": rung} for case, rung in itertools.product(shared, RUNGS)]
 
 
-def loader_rules(batches: int, warmup: int) -> dict[str, Any]:
-    """The rules of a launch: every wait is a sample, and every loader has the same number.
-
-    Args:
-        batches: the number of samples of a launch.
-        warmup: the batches before the first sample.
-
-    Returns:
-        The fields of `measure.Rules`.
-    """
-    return {"seconds": 0.0, "precision": 0.0, "series": batches, "warmup_samples": warmup}
-
-
 def loader_case_name(case: Mapping[str, Any]) -> str:
     """The name of a case in progress lines and tables."""
     what = case.get("loader") or case["rung"]

@@ -42,7 +42,8 @@ from ...base import (
 from ...data import Chips, Split, channels_of, seen_again, split_folder
 from ...instruments import LEDGER_FILE, Ledger, Record, case_key
 from ...training import TRAIN_LOCK, TRAINS
-from ..launch.launcher import Launch, Launcher, in_turn
+from ..launch.launcher import Launcher, in_turn
+from ..launch.request import Launch, series_rules
 from ..launch.sweep import SweepStep, launches_of, run_sweep
 from .preset import SuitePreset
 
@@ -61,9 +62,6 @@ KEPT = ("world_size", "save_checkpoints", "profile_memory", "profile_gpu")
 ROOTS: dict[str, Split] = {"train_data_root": "train", "val_data_root": "validation"}
 """Knobs of a training, and the splits whose folders they name."""
 _CUTS = "penstock suite preprocess makes train and val in its --output-dir"
-RULES = {"seconds": 0.0, "precision": 0.0, "warmup_samples": 0, "series": 1}
-"""Rules of a launch with one training."""
-
 Case = dict[str, Any]
 
 
@@ -267,31 +265,30 @@ def run_suite(
     of_launch = ("output_dir", *Labels.model_fields)
 
     def placed(launch: Launch) -> Launch:
-        part = launch_folder(launch.request.case, launch.number)
+        part = launch_folder(launch.case, launch.number)
         folder = out / part
         check_alone(folder / TRAIN_LOCK, TRAINS)
         shutil.rmtree(folder, ignore_errors=True)  # of a launch that was interrupted
         name = f"{ledger.labels['name']} {part}"[:MOST_NAME]
         labels = {"name": name, "tag": ledger.labels["tags"]}
-        case = {**launch.request.case, **labels, "output_dir": str(folder)}
-        return replace(launch, request=replace(launch.request, case=case))
+        case = {**launch.case, **labels, "output_dir": str(folder)}
+        return replace(launch, case=case)
 
     def run(launches: Iterable[Launch]) -> Iterator[tuple[Launch, Record]]:
         for launch, record in launcher(map(placed, launches)):
-            case = dict(launch.request.case)
+            case = dict(launch.case)
             folder = Path(case["output_dir"])
             case = {name: value for name, value in case.items() if name not in of_launch}
             if not case["save_checkpoints"]:
                 shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-            bare = replace(launch, request=replace(launch.request, case=case))
-            yield bare, finished(record, case)
+            yield replace(launch, case=case), finished(record, case)
 
     return run_sweep(
         "train",
         cases,
         launches_of(config.effort),
         ledger,
-        rules=RULES,
+        rules=series_rules(1),
         timeout_s=config.timeout,
         memory_limit=None,
         seed=config.seed,
