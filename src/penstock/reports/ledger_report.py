@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from ..base import UsageError, format_bytes, format_seconds, group_by, plural
+from ..base import UsageError, format_seconds, group_by, plural
 from ..instruments import LEDGER_FILE, Record
 from .cell import Cell
 from .cell import Kind as CellKind
@@ -17,7 +17,7 @@ from .charts.model_chart import draw_bench
 from .charts.paper import save_under
 from .charts.queue_chart import draw_queue
 from .charts.suite_chart import draw_suite
-from .content import Chapter, Picture, Raw, Report
+from .content import Chapter, Picture, Report
 from .loader.cell import loader_cells
 from .loader.report import loader_headlines, loader_sections
 from .loader.rungs import ladders_of, same_case_but_rung
@@ -230,7 +230,7 @@ def report_of_records(
         verdict or ["Nothing here supports a verdict."],
         of_machines(records),
         chapters,
-        [raw_of_ledger(place, records if len(places) == 1 else None) for place in places],
+        [place / LEDGER_FILE if place.is_dir() else place for place in places],
     )
 
 
@@ -242,14 +242,6 @@ def _nothing(records: Iterable[Record]) -> str:
         f"Nothing was measured: of {plural(len(status), 'launch')} none was ok ({counts}), so "
         "the speed is not known."
     )
-
-
-def raw_of_ledger(place: Path, records: Sequence[Record] | None = None) -> Raw:
-    """The place of a ledger's records, and their size."""
-    file = place / LEDGER_FILE if place.is_dir() else place
-    size = format_bytes(file.stat().st_size)
-    count = f"{plural(len(records), 'launch')}, " if records is not None else ""
-    return Raw(place.name, str(file), f"{count}{size}")
 
 
 def of_machines(records: Sequence[Record]) -> list[str]:

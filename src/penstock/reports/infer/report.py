@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from ...base import RUN_FILE, format_bytes, plural
-from ..content import Chapter, Raw, Report
+from ...base import RUN_FILE, plural
+from ..content import Chapter, Report
 from ..table import Section
 from ..words import labels_line
 from .job_files import InferenceRun
@@ -22,6 +22,8 @@ from .sentences import (
     worker_table,
 )
 
+_KEPT = (".json", ".jsonl", ".log")
+
 
 def report_of_run(folder: Path) -> Report:
     """The report of an inference run.
@@ -36,7 +38,8 @@ def report_of_run(folder: Path) -> Report:
         UsageError: It is not the folder of such a run, or cannot be read.
     """
     run = InferenceRun.read(folder)
-    return Report(run.name, headlines(run), about(run), [run_chapter(run)], [*_raw(run.folder)])
+    kept = [path for path in sorted(folder.iterdir()) if path.suffix in _KEPT]
+    return Report(run.name, headlines(run), about(run), [run_chapter(run)], kept)
 
 
 def run_chapter(run: InferenceRun) -> Chapter:
@@ -72,13 +75,4 @@ def about(run: InferenceRun) -> list[str]:
         *labels_line(run.content),
         f"{model} over {shape} (t c z y x) voxels, on {devices}, {processes}",
         ", ".join([f"begun {began} UTC", *cores, *gpus, *versions]),
-    ]
-
-
-def _raw(folder: Path) -> list[Raw]:
-    """The files of the run's folder."""
-    return [
-        Raw(path.name, str(path), format_bytes(path.stat().st_size))
-        for path in sorted(folder.iterdir())
-        if path.is_file() and path.suffix in (".json", ".jsonl", ".log")
     ]

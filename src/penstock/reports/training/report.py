@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...base import ARGS, RESULTS, STEPS, format_bytes
-from ..content import Chapter, Raw, Report
+from ...base import ARGS, RESULTS, STEPS
+from ..content import Chapter, Report
 from ..table import Section
 from ..words import labels_line
 from .detections import detection_pictures
@@ -40,7 +40,8 @@ def report_of_training(folder: Path) -> Report:
     chapter = Chapter(
         f"Training: {name}", kept, [*training_pictures(run), *detection_pictures(folder)]
     )
-    return Report(name, headlines(run), _about(run), [chapter], _raw(folder))
+    files = [folder / ARGS, folder / RESULTS, *sorted((folder / STEPS).glob("rank*.csv"))]
+    return Report(name, headlines(run), _about(run), [chapter], files)
 
 
 def _about(run: TrainingFolder) -> list[str]:
@@ -64,12 +65,3 @@ def _settings(args: Mapping[str, Any]) -> list[tuple[str, ...]]:
         if value not in (None, False, "", []) and name not in ("name", "tags")
     ]
     return [("setting", "value"), *lines] if lines else []
-
-
-def _raw(folder: Path) -> list[Raw]:
-    paths = [folder / ARGS, folder / RESULTS, *sorted((folder / STEPS).glob("rank*.csv"))]
-    return [
-        Raw(path.name, str(path), format_bytes(path.stat().st_size))
-        for path in paths
-        if path.is_file()
-    ]
