@@ -34,7 +34,7 @@ def queued(read: float, *, iterations: int = 30) -> list[Record]:
         line
         for number in range(2)
         for line in (
-            kit_queue.record(course, number, 0.0, workers=1, queue=8, **none),
+            kit_queue.record(course, number, workers=1, queue=8, **none),
             kit_queue.record(simulate(beside, iterations), number, queue=8),
         )
     ]

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from penstock.instruments.record import Record
-from penstock.reports.charts.loader_chart import draw_ladders
 from penstock.reports.ledger_report import loader_pictures
 from penstock.reports.loader import cell as loader_cell
 from penstock.reports.loader import report as loader_report
 from penstock.reports.loader import rungs as loader_ladder
+from penstock.reports.loader.report import draw_ladders
 from penstock.reports.table import in_text
 
 from ..bench.kit_loader import record

@@ -5,14 +5,12 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from penstock.cli import main
 from penstock.instruments.record import Failure, Record, case_key
-from penstock.reports.charts.queue_chart import draw_queue
 from penstock.reports.queue import cell as queue_cell
 from penstock.reports.queue import report as queue_report
 from penstock.reports.queue.simulation import QueueModel, simulate
@@ -30,7 +28,7 @@ def run(
         alone = {"compute": "none", "compute_time": 0.0}
         for workers, queue in ((0, 0), (1, 8)):
             course = simulate(QueueModel(workers, queue, read, 0.0), 30)
-            yield record(course, number, 0.0, workers=workers, queue=queue, **alone)
+            yield record(course, number, workers=workers, queue=queue, **alone)
         feed = QueueModel(0, 0, read * slow, 1.0)
         yield record(simulate(feed, 30), number, workers=0, queue=0)
         for queue in queues:
@@ -73,13 +71,6 @@ def test_sentences_follow_the_data() -> None:
     said = queue_report.sentences(fast)
     assert "no more than a step alone, 1.00 s, so the queue would stay full." in said[1]
     assert "the accelerator waited 0% of the time" in said[-1]
-
-
-def test_nobody_reads_beside_a_step_that_reads_for_itself() -> None:
-    reading = stepping(0, 0.2, 0.3)
-    alone = reading.model_copy(update={"case": {**reading.case, "compute": "none"}, "id": "a"})
-    (group,) = queue_cell.queue_cells([reading, alone])
-    assert not any("contention" in line for line in queue_report.sentences(group))
 
 
 def test_a_queue_that_is_not_cleared_yet_shows_no_steady_state() -> None:
@@ -151,43 +142,6 @@ def test_a_failed_case_is_a_row_and_a_sentence() -> None:
     assert any("crash" in line for line in in_text(queue_report.queue_sections([*others, fell])))
 
 
-def stepping(workers: int, alone_s: float, beside_s: float, **case: Any) -> Record:
-    """A launch whose queue stays full; its step was timed at ``alone_s`` and takes ``beside_s``."""
-    one = record(simulate(QueueModel(workers, 2, 0.01, beside_s), 8), 0, alone_s,
-                 workers=workers, queue=2, **case)  # fmt: skip
-    waits = tuple(seconds - beside_s for seconds in one.samples_s["step"])
-    series = {**one.samples_s, "get": waits, "compute": (beside_s,) * 8}
-    return one.model_copy(update={"samples_s": series})
-
-
-def test_how_a_step_was_timed_does_not_rank_workers_and_contention_is_told() -> None:
-    alone = record(simulate(QueueModel(1, 2, 0.01, 0.0), 8), 0, 0.0, queue=2, compute="none")
-    train = {"compute": "train", "compute_time": None}
-    records = [alone, stepping(1, 0.172, 0.30, **train), stepping(2, 0.296, 0.32, **train)]
-    (group,) = queue_cell.queue_cells(records)
-    assert [course.compute_s for course in group] == [pytest.approx(0.234)] * 2
-    one, two = (course.utilisations[0] for course in group)
-    assert one == pytest.approx(0.234 / 0.30) and two == pytest.approx(0.234 / 0.32)
-    said = queue_report.sentences(group)
-    assert "waited 22% of the time [1 launch] at best, with 1 worker" in said[-1]
-    assert (
-        "A step beside 2 workers, queue 2 computes for 320 ms in place of 234 ms alone, and waits "
-        "for batches in 0.0 % of its time: what utilisation lacks beyond that is lost to "
-        "contention and not to reading." in said
-    )
-    (quiet,) = queue_cell.queue_cells([alone, stepping(1, 0.3, 0.3), stepping(2, 0.3, 0.3)])
-    assert not any("contention" in line for line in queue_report.sentences(quiet))
-
-
-def test_a_busy_step_that_missed_what_was_asked_for_says_both() -> None:
-    (group,) = queue_cell.queue_cells(
-        [stepping(1, 0.008, 0.008, compute="busy", compute_time=0.01)]
-    )
-    assert "steps of 8.00 ms (busy, asked for 10.0 ms)" in queue_report.heading(group)
-    (group,) = queue_cell.queue_cells([stepping(1, 0.01, 0.01, compute="busy", compute_time=0.01)])
-    assert "steps of 10.0 ms (busy), 8" in queue_report.heading(group)
-
-
 @pytest.mark.usefixtures("undrawn")
 def test_readings_alone_are_a_page_of_their_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -195,7 +149,7 @@ def test_readings_alone_are_a_page_of_their_own(
     """What ``tune loader`` leaves."""
     ledger = tmp_path / "tuned.jsonl"
     readings = [
-        record(simulate(QueueModel(1, 4, 0.5, 0.0), 12), number, 0.0, workers=workers,
+        record(simulate(QueueModel(1, 4, 0.5, 0.0), 12), number, workers=workers,
                compute="none", compute_time=0.0)
         for number in range(2) for workers in (1, 2)
     ]  # fmt: skip
@@ -236,7 +190,7 @@ def test_steps_of_two_lengths_have_a_figure_each(tmp_path: Path) -> None:
 
 def test_depths_and_seconds_are_measured_and_simulated() -> None:
     (group,) = queue_cell.queue_cells(run(5.0, queues=(1,)))
-    depth, seconds = draw_queue(group, "records").panels
+    depth, seconds = queue_report.draw_queue(group, "records").panels
     assert depth.x.whole and depth.y.whole
     assert [each.label for each in depth.series] == ["queue 1", "queue 1, simulated"]
     assert [each.label for each in seconds.series] == ["measured", "simulated"]

@@ -106,7 +106,7 @@ def test_what_is_quick_enough_and_too_uneven_says_so() -> None:
 def test_readings_leave_out_what_was_read_beforehand() -> None:
     case = {"compute": "none", "workers": 2, "queue": 2, "batch": 4}
     seconds = (0.0, 0.0, 0.1, 1.0, 1.0, 1.0)
-    facts = {"compute_s": 0.0, "left": [1, 0, 0, 0, 0, 0]}
+    facts = {"left": [1, 0, 0, 0, 0, 0]}
     record = made_record("queue", case, samples_s={"step": seconds}, facts=facts)
     other = record.model_copy(update={"case": {**case, "compute": "sleep"}})
     (reading,) = readings_of([record, other])

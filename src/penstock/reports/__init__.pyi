@@ -3,7 +3,6 @@ from .charts.chart import Figure as Figure
 from .charts.chart import Panel as Panel
 from .charts.chart import Series as Series
 from .charts.chart import before_after_figure as before_after_figure
-from .charts.metrics import plot_gpu_metrics as plot_gpu_metrics
 from .charts.metrics import plot_metrics as plot_metrics
 from .charts.model_chart import plot_bench as plot_bench
 from .charts.paper import save_figures as save_figures

@@ -238,6 +238,11 @@ def inverse(ratio: Interval, work: float = 1.0) -> Interval:
     return Interval(work / ratio.value, low, high, ratio.n)
 
 
+def column_of(cells: Sequence[Cell], name: str) -> Any:
+    """The numbers of a column; NaN if a cell has none."""
+    return np.array([cell.number(name) for cell in cells])
+
+
 def mean_interval(launches: Sequence[NDArray[np.float64]]) -> Interval | None:
     """The mean over launches of the means of their values, resampled in both; None without any."""
     launches = [seconds for seconds in launches if len(seconds)]

@@ -12,22 +12,19 @@ from ..instruments import LEDGER_FILE, Record
 from .cell import Cell
 from .cell import Kind as CellKind
 from .charts.chart import Figure
-from .charts.loader_chart import draw_ladders, draw_loader
 from .charts.model_chart import draw_bench
 from .charts.paper import save_under
-from .charts.queue_chart import draw_queue
-from .charts.suite_chart import draw_suite
 from .content import Chapter, Picture, Report
 from .loader.cell import loader_cells
-from .loader.report import loader_headlines, loader_sections
+from .loader.report import draw_ladders, draw_loader, loader_headlines, loader_sections
 from .loader.rungs import ladders_of, same_case_but_rung
 from .model.cell import model_cells
 from .model.report import labelled, model_sections
 from .queue.cell import queue_cells
-from .queue.report import queue_headlines, queue_sections
+from .queue.report import draw_queue, queue_headlines, queue_sections
 from .run_settings import cases_of_sides, settings_of_launch
 from .suite.cell import runs_together
-from .suite.report import suite_headlines, suite_sections
+from .suite.report import draw_suite, suite_headlines, suite_sections
 from .table import Section
 from .tune.model_advice import model_headlines
 from .words import bracket, hosts_of, listed, machine_words, or_dash, spread

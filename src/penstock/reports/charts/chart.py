@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import base64
-import struct
-import zlib
+import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from itertools import pairwise
@@ -14,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ...base import UsageError, for_terminal, format_bytes, significant
+from ...base import UsageError, for_terminal, format_bytes, require, significant
 
 Kind = Literal["line", "dots", "points", "bars", "steps", "area"]
 Colour = int | str
@@ -145,15 +144,9 @@ def clipped_text(text: str) -> str:
 
 def link_of(pixels: NDArray[np.uint8]) -> str:
     """An image as a PNG in a data URL."""
-    height, width = pixels.shape[:2]
-    rows = np.ascontiguousarray(pixels).reshape(height, -1)
-    data = zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows), 9)
-    header = struct.pack(">IIBBBBB", width, height, 8, 2 if pixels.ndim == 3 else 0, 0, 0, 0)
-    png = b"\x89PNG\r\n\x1a\n"
-    for name, chunk in ((b"IHDR", header), (b"IDAT", data), (b"IEND", b"")):
-        png += struct.pack(">I", len(chunk)) + name + chunk
-        png += struct.pack(">I", zlib.crc32(name + chunk))
-    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+    file = io.BytesIO()
+    require("PIL.Image", "plot").fromarray(pixels).save(file, "png", optimize=True)
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def greys(image: ArrayLike, low: float, high: float) -> NDArray[np.uint8]:

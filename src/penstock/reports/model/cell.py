@@ -34,7 +34,7 @@ MODEL_COLUMNS = Columns(
     PLACE,
     tuple(
         "model weights mode device dtype channels amp compile channels_last tf32 checkpointing "
-        "halo threads seed budget_mb structure machine_key".split()
+        "halo threads seed budget_mb machine_key".split()
     ),
     PLACE,
 )

@@ -20,19 +20,16 @@ from .simulation import QueueModel, Timeline
 QUEUE_NEEDS = ("workers", "queue", "seconds_per_iteration")
 QUEUE_COLUMNS = Columns(
     tuple(
-        "timestamp workers queue batch_size compute compute_time compute_s "
-        "iterations seconds_per_iteration low_seconds high_seconds steady_s read_s "
-        "simulated_seconds cleared simulated_cleared utilisation low_utilisation "
-        "high_utilisation steady_utilisation iteration_s depth simulated_depth data shuffle seed "
-        "launches failed status error cores affinity cgroup_cpus machine_key commit key".split()
+        "timestamp workers queue batch_size compute compute_time iterations seconds_per_iteration "
+        "low_seconds high_seconds steady_s read_s simulated_seconds cleared simulated_cleared "
+        "utilisation low_utilisation high_utilisation steady_utilisation iteration_s depth "
+        "simulated_depth data shuffle seed launches failed status error cores affinity "
+        "cgroup_cpus machine_key commit key".split()
     ),
     ("workers", "queue"),
     tuple("data shuffle seed batch_size compute compute_time iterations machine_key".split()),
     QUEUE_NEEDS,
 )
-
-LONGER = 1.05
-"""Ratio of a step's time beside readers to its time alone, above which it contends with them."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +39,6 @@ class QueueCell(Cell):
     It is simulated if reading alone was measured. Lists have an entry for each launch.
     """
 
-    step_s: float | None = None
-    """Seconds of a step that never waits, from all cells of the group; None takes the cell's
-    launches."""
     alone: Interval | None = None
     """Seconds from one batch to the next with as many workers while nothing computes."""
     simulated: Timeline | None = None
@@ -72,12 +66,10 @@ class QueueCell(Cell):
     def iterations(self) -> int:
         return int(self.case["iterations"])
 
-    @cached_property
+    @property
     def compute_s(self) -> float:
         """Seconds of a step that never waits."""
-        if self.step_s is not None:
-            return self.step_s
-        return float(np.median([record.facts["compute_s"] for record in self.measured]))
+        return float(self.case["compute_time"])
 
     @cached_property
     def left(self) -> list[list[int]]:
@@ -98,23 +90,6 @@ class QueueCell(Cell):
     def utilisations(self) -> list[float]:
         """The accelerator's utilisation over all iterations but the first."""
         return [model.utilisation(seconds.tolist(), self.compute_s) for seconds in self.times]
-
-    def share(self, phase: str) -> float | None:
-        """The share of the iterations but the first that a phase took, ``get`` or ``compute``.
-
-        It is the median over launches; None if phases were not timed.
-        """
-        return middle(
-            sum(record.samples_s[phase][1:]) / sum(record.samples_s["step"][1:])
-            for record in self.measured
-            if phase in record.samples_s
-        )
-
-    @property
-    def computing_s(self) -> float | None:
-        """Seconds of computing in a step while workers read."""
-        timed = (r.samples_s["compute"][1:] for r in self.measured if "compute" in r.samples_s)
-        return middle(float(np.mean(seconds)) for seconds in timed)
 
     @cached_property
     def settled(self) -> list[NDArray[np.float64]]:
@@ -155,7 +130,6 @@ class QueueCell(Cell):
         values: dict[str, Any] = {"read_s": self.alone and self.alone.value}
         if self.measured:
             values |= {
-                "compute_s": self.compute_s,
                 "seconds_per_iteration": middle(self.means),
                 "low_seconds": min(self.means),
                 "high_seconds": max(self.means),
@@ -204,16 +178,7 @@ def queue_cells(records: Iterable[Record]) -> list[list[QueueCell]]:
     shown = [cell for cell in cells if not (cell.reads_only and _readers(cell) in beside)]
     shown.sort(key=lambda cell: (cell.workers, cell.queue))
     groups = group_by(shown, lambda cell: cell.group).values()
-    return [
-        [_simulated(cell, alone.get(_readers(cell))) for cell in _same_step(group)]
-        for group in groups
-    ]
-
-
-def _same_step(group: Sequence[QueueCell]) -> list[QueueCell]:
-    """The cells with the median seconds of their step, which is the same in all."""
-    step_s = middle(record.facts["compute_s"] for cell in group for record in cell.measured)
-    return [replace(cell, step_s=step_s) for cell in group]
+    return [[_simulated(cell, alone.get(_readers(cell))) for cell in group] for group in groups]
 
 
 def _readers(cell: QueueCell) -> tuple[Any, ...]:

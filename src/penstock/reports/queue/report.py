@@ -12,15 +12,17 @@ The steady state comes after the queue is empty, or if it never is.
 
 Utilisation is the accelerator's, by the formula of MLPerf Storage, in the steady state. A second
 column has it over all iterations but the first, which includes the batches that a full queue held
-at the start. The formula needs the seconds of a step that never waits. Each launch times them
-before reading begins. The median over all launches of a table is used, because the step is the same
-in all of them.
+at the start.
 
 Readings that no case is simulated from, such as those of `penstock tune loader`, have a table of
 their own.
 
 A value is the median over launches, and its spread is from the least to the most of them. The
 interval (95 %) of a mean within launches is bootstrapped over launches and their iterations.
+
+A figure has the batches in the queue at the end of each iteration, measured and simulated, a panel
+for each number of workers, and the seconds of an iteration; of readings alone the seconds from one
+batch to the next.
 """
 
 from __future__ import annotations
@@ -31,10 +33,11 @@ import numpy as np
 
 from ...base import format_seconds, group_by, plural, significant
 from ...instruments import Interval, Record
-from ..cell import machine_namer, middle
+from ..cell import column_of, machine_namer, middle
+from ..charts.chart import Axis, Figure, Panel, Series
 from ..table import Section
 from ..words import bracket, of_launches, or_dash, spread
-from .cell import LONGER, QueueCell, middle_of, queue_cells
+from .cell import QueueCell, middle_of, queue_cells
 
 
 def queue_sections(records: Iterable[Record]) -> list[Section]:
@@ -49,14 +52,9 @@ def heading(group: Sequence[QueueCell]) -> str:
     where = f"{case['data']}, batches of {group[0].batch}, order {case['shuffle']}"
     if group[0].reads_only:
         return f"{where}; read while nobody computes"
-    step = case["compute"]
-    took = next((cell.compute_s for cell in group if cell.measured), None)
-    asked = case["compute_time"]
-    if took and asked and not 1 / LONGER <= took / asked <= LONGER:
-        step += f", asked for {format_seconds(asked)}"
-    seconds = format_seconds(took) if took is not None else "?"
+    step = f"steps of {format_seconds(group[0].compute_s)}"
     iterations = f"{group[0].iterations} iterations from a full queue"
-    return f"{where}; steps of {seconds} ({step}), {iterations}"
+    return f"{where}; {step}, {iterations}"
 
 
 def table(group: Sequence[QueueCell]) -> list[tuple[str, ...]]:
@@ -158,7 +156,7 @@ def verdict(group: Sequence[QueueCell]) -> list[str]:
 def _of_workers(same: Sequence[QueueCell]) -> list[str]:
     """Say what a step takes with one number of workers, and what the depth of the queue changes."""
     who = plural(same[0].workers, "worker")
-    lines = [*steps_words(same, who), *_of_contention(same)]
+    lines = steps_words(same, who)
     shown = [(cell, cell.steady) for cell in same if cell.steady is not None]
     if len(shown) < 2:
         return lines
@@ -207,30 +205,6 @@ def steps_words(same: Sequence[QueueCell], who: str) -> list[str]:
     return [f"{took}. While nobody computed a batch came every {spread_words(first.alone)}, {why}."]
 
 
-def _of_contention(same: Sequence[QueueCell]) -> list[str]:
-    """Say that a step takes longer beside workers. Its utilisation is then low without waiting."""
-    longer = [
-        (cell, seconds)
-        for cell in same
-        if cell.workers
-        and (seconds := cell.computing_s) is not None
-        and seconds > LONGER * cell.compute_s
-    ]
-    if not longer:
-        return []
-    cell, seconds = max(longer, key=lambda each: each[1])
-    waits = cell.share("get")
-    waited = (
-        "" if waits is None else f", and waits for batches in {percent_words(waits)} of its time"
-    )
-    line = (
-        f"A step beside {cell.name} computes for {format_seconds(seconds)} in place of "
-        f"{format_seconds(cell.compute_s)} alone{waited}: what utilisation lacks beyond that is "
-        "lost to contention and not to reading."
-    )
-    return [line]
-
-
 def spread_words(interval: Interval, what: str = "batch") -> str:
     return f"{format_seconds(interval.value)} {bracket(interval, plural(interval.n, what))}"
 
@@ -241,3 +215,55 @@ def cleared_at(iteration: int | None) -> str:
 
 def percent_words(share: float | None) -> str:
     return "" if share is None else f"{100 * share:.1f} %"
+
+
+def draw_queue(cells: Sequence[QueueCell], source: str) -> Figure:
+    """Depth over time, and seconds per iteration; for readings alone, seconds."""
+    first = cells[0]
+    ordered = sorted(cells, key=lambda cell: (cell.workers, cell.queue))
+    iterations = f", {first.row.get('iterations')} iterations from a full queue"
+    where = f"{first.row['data']}, batches of {first.row['batch_size']}"
+    where += f"{'' if first.reads_only else iterations}; {plural(len(cells), 'case')} of {source}"
+    if first.reads_only:
+        places, seconds = np.arange(len(ordered)), column_of(ordered, "read_s")
+        bars = Series("", places, seconds, "bars", texts=_words(seconds))
+        x = Axis("Workers", ticks=[str(cell.workers) for cell in ordered])
+        panel = Panel("", x, Axis("Time of a batch", "s"), [bars])
+        return Figure("Batches read while nobody computes", where, [panel])
+    queued = [cell for cell in ordered if cell.workers > 0]
+    by_workers = group_by(queued, lambda cell: cell.workers).items()
+    compute = format_seconds(first.number("compute_time"))
+    panels = [_depth_panel(workers, same) for workers, same in by_workers]
+    title = f"A queue beside steps of {compute}"
+    return Figure(title, where, [*panels, _seconds_panel(ordered)], 2)
+
+
+def _depth_panel(workers: int, cells: Sequence[QueueCell]) -> Panel:
+    series = []
+    for place, cell in enumerate(cells):
+        for name, label, dashes in (("depth", "", 0), ("simulated_depth", ", simulated", 2)):
+            depth = [float(word) for word in cell.row.get(name, "").split()]
+            if depth:
+                x = np.arange(1, len(depth) + 1)
+                label = f"queue {cell.queue}{label}"
+                series.append(Series(label, x, depth, "steps", place, dashes))
+    y = Axis("Batches in the queue", whole=True)
+    return Panel(plural(workers, "worker"), Axis("Iteration", whole=True), y, series)
+
+
+def _seconds_panel(cells: Sequence[QueueCell]) -> Panel:
+    x = np.arange(len(cells))
+    measured, low, high = (
+        column_of(cells, name) for name in ("seconds_per_iteration", "low_seconds", "high_seconds")
+    )
+    series = [
+        Series("measured", x, measured, "bars", "bar", low=low, high=high),
+        Series("simulated", x, column_of(cells, "simulated_seconds"), "points", 1, marker="x"),
+    ]
+    names = [f"{cell.workers}, {cell.queue}" if cell.workers else "0" for cell in cells]
+    axis = Axis("Workers, queue", ticks=names)
+    return Panel("From a full queue on", axis, Axis("Time of an iteration", "s"), series)
+
+
+def _words(seconds: Sequence[float]) -> list[str]:
+    return [format_seconds(value) if np.isfinite(value) else "" for value in seconds]
