@@ -43,8 +43,6 @@ from .suite.execute import check_resumed_suite as check_resumed_suite
 from .suite.execute import check_suite_output as check_suite_output
 from .suite.execute import doubts_of_data as doubts_of_data
 from .suite.execute import launch_folder as launch_folder
-from .suite.execute import peak_of_ranks as peak_of_ranks
-from .suite.execute import phases_of as phases_of
 from .suite.execute import prepare_suite as prepare_suite
 from .suite.execute import roots_of as roots_of
 from .suite.execute import run_suite as run_suite

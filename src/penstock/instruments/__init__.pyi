@@ -25,6 +25,8 @@ from .phases import PHASES as PHASES
 from .phases import DevicePhaseTimer as DevicePhaseTimer
 from .phases import PhaseTimer as PhaseTimer
 from .phases import Seconds as Seconds
+from .phases import peak_of_ranks as peak_of_ranks
+from .phases import phases_of_ranks as phases_of_ranks
 from .record import FAILED as FAILED
 from .record import Failure as Failure
 from .record import Record as Record

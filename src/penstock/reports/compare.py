@@ -159,10 +159,10 @@ def compare_records(
         NotComparable: The sides share no case, no shared case ran, or all were left out.
         UsageError: No launch measured ``metric``.
     """
-    pairs = pair_cases(a, b, metric)
-    reasons = {pair.key: differences(pair) for pair in pairs.shared}
-    unlike = reasons_with_labels(pairs.shared, reasons)
-    compared = [pair for pair in pairs.shared if anyway or not reasons[pair.key]]
+    shared, only_a, only_b = pair_cases(a, b, metric)
+    reasons = {pair.key: differences(pair) for pair in shared}
+    unlike = reasons_with_labels(shared, reasons)
+    compared = [pair for pair in shared if anyway or not reasons[pair.key]]
     if not compared:
         more = f" (and {len(unlike) - 1} more)" if len(unlike) > 1 else ""
         raise NotComparable(f"{unlike[0]}{more}; --anyway compares them anyway")
@@ -180,11 +180,11 @@ def compare_records(
         threshold,
         source,
         tuple(rows),
-        pairs.only_a,
-        pairs.only_b,
+        only_a,
+        only_b,
         caveats=unlike if anyway else (),
         left_out=() if anyway else unlike,
-        unlike=len(pairs.shared) - len(compared),
+        unlike=len(shared) - len(compared),
         hosts=_other_hosts(compared),
         details=_details(zip(compared, rows, strict=True), metric, judge, rng) if detailed else (),
     )
@@ -214,17 +214,17 @@ def _other_hosts(pairs: Sequence[Pair]) -> str:
     )
 
 
-@dataclass(frozen=True)
-class PairedCases:
-    """The cases of both sides, and the labels of those that one side has alone."""
+def pair_cases(
+    a: Sequence[Record], b: Sequence[Record], metric: str
+) -> tuple[list[Pair], tuple[str, ...], tuple[str, ...]]:
+    """Pair the cases of two sides.
 
-    shared: list[Pair]
-    only_a: tuple[str, ...]
-    only_b: tuple[str, ...]
+    Returns:
+        The cases of both sides, and the labels of those that A and that B has alone.
 
-
-def pair_cases(a: Sequence[Record], b: Sequence[Record], metric: str) -> PairedCases:
-    """Pair the cases of two sides. Raises `NotComparable` if they have none in common."""
+    Raises:
+        NotComparable: They have none in common.
+    """
     a_cases, b_cases = (
         group_by(sorted(side, key=lambda record: record.time), lambda record: record.key)
         for side in (a, b)
@@ -241,7 +241,7 @@ def pair_cases(a: Sequence[Record], b: Sequence[Record], metric: str) -> PairedC
             scenarios = {launches[0].scenario for launches in cases.values()}
             sides.append(f"{name} holds {plural(len(cases), 'case')} of {_listed(scenarios)}")
         raise NotComparable(f"A and B have no case in common: {', '.join(sides)}")
-    return PairedCases(
+    return (
         shared,
         tuple(labels[key] for key in a_cases if key not in b_cases),
         tuple(labels[key] for key in b_cases if key not in a_cases),

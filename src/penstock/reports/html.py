@@ -12,34 +12,18 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any
 
 from .. import __version__
 from ..base import require
 from .charts.chart import document_of
 from .charts.figure_words import words_of
 from .content import Chapter, Report, clipped, sentence, shown
-from .table import Section
 
 MOST_FIGURES = 40
 """The most figures on a page. A chapter whose figures are left out says how many there are."""
 
 _SCRIPTS = ("charts.js", "runs.js", "tables.js")
-
-
-class _PageFigure(NamedTuple):
-    number: int
-    caption: str
-    alt: str
-    data: Any
-    wide: bool
-
-
-class _Shown(NamedTuple):
-    title: str
-    lead: Sequence[str]
-    figures: Sequence[_PageFigure]
-    sections: Sequence[Section]
 
 
 def html_page(report: Report, runs: Mapping[str, Any] | None = None) -> str:
@@ -86,7 +70,7 @@ def _in_script(value: Any) -> str:
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def _chapters(chapters: Sequence[Chapter], markup: Any) -> list[_Shown]:
+def _chapters(chapters: Sequence[Chapter], markup: Any) -> list[dict[str, Any]]:
     """The chapters with their figures drawn, as many as a page holds."""
     drawn, pages = 0, []
     for chapter in chapters:
@@ -97,7 +81,13 @@ def _chapters(chapters: Sequence[Chapter], markup: Any) -> list[_Shown]:
             figure = picture.draw()
             data = markup(_in_script(document_of(figure)))
             figures.append(
-                _PageFigure(drawn, picture.caption, words_of(figure), data, figure.across > 1)
+                {
+                    "number": drawn,
+                    "caption": picture.caption,
+                    "alt": words_of(figure),
+                    "data": data,
+                    "wide": figure.across > 1,
+                }
             )
         lead = list(chapter.lead)
         if left_out := len(chapter.pictures) - len(pictures):
@@ -105,5 +95,8 @@ def _chapters(chapters: Sequence[Chapter], markup: Any) -> list[_Shown]:
                 f"{left_out} of {len(chapter.pictures)} figures are left out: a page holds "
                 f"{MOST_FIGURES}; the tables have all of their numbers."
             )
-        pages.append(_Shown(chapter.title, lead, figures, list(map(clipped, chapter.sections))))
+        sections = list(map(clipped, chapter.sections))
+        pages.append(
+            {"title": chapter.title, "lead": lead, "figures": figures, "sections": sections}
+        )
     return pages

@@ -158,6 +158,17 @@ def without_empty(table: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
     return list(zip(*kept, strict=True))
 
 
+def settings_table(settings: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """A line for each setting, by the name of its flag; without those that are not set, and those
+    that are no settings but labels. It is empty if none is set."""
+    lines = [
+        (name.replace("_", "-"), " ".join(map(str, v)) if isinstance(v, list) else str(v))
+        for name, v in settings.items()
+        if v not in (None, False, "", []) and name not in ("name", "tags")
+    ]
+    return [("setting", "value"), *lines] if lines else []
+
+
 def in_text(sections: Iterable[Section]) -> list[str]:
     """Sections as lines for a terminal."""
     lines: list[str] = []

@@ -40,7 +40,14 @@ from ...base import (
     writing_output,
 )
 from ...data import Chips, Split, channels_of, seen_again, split_folder
-from ...instruments import LEDGER_FILE, Ledger, Record, case_key
+from ...instruments import (
+    LEDGER_FILE,
+    Ledger,
+    Record,
+    case_key,
+    peak_of_ranks,
+    phases_of_ranks,
+)
 from ...training import TRAIN_LOCK, TRAINS
 from ..launch.launcher import Launcher, in_turn
 from ..launch.request import Launch, series_rules
@@ -325,32 +332,8 @@ def finished(record: Record, case: Mapping[str, Any]) -> Record:
     training = record.facts.get("training")
     if training is not None:
         seconds = {"training": training["training_s"], "validation": training["validation_s"]}
-        seconds |= phases_of(training)
+        seconds |= phases_of_ranks(training)
         fields["samples_s"] = {**record.samples_s, **{name: (s,) for name, s in seconds.items()}}
         peaks = {name: peak_of_ranks(training, name) for name in ("device_peak", "device_reserved")}
         fields["memory"] = record.memory.model_copy(update=peaks)
     return record.model_copy(update=fields)
-
-
-def peak_of_ranks(training: Mapping[str, Any], name: str) -> int | None:
-    """The highest peak of any rank.
-
-    Args:
-        training: the results of a training.
-        name: the peak, such as ``device_peak``.
-
-    Returns:
-        Bytes; None if no rank has it.
-    """
-    peaks = (rank["memory"][name] for rank in training["ranks"])
-    return max((peak for peak in peaks if peak is not None), default=None)
-
-
-def phases_of(training: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds of each phase over all steps, mean over ranks; without phases that no rank had."""
-    phases: dict[str, list[float]] = {}
-    for rank in training["ranks"]:
-        for name, times in rank["phases"].items():
-            if times is not None and name != "step":
-                phases.setdefault(name, []).append(times["total_s"])
-    return {name: sum(seconds) / len(seconds) for name, seconds in phases.items()}

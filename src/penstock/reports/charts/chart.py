@@ -132,7 +132,10 @@ def document_of(value: Any) -> Any:
     if isinstance(value, np.ndarray | Sequence):
         return [document_of(each) for each in value]
     if isinstance(value, float):
-        return float(f"{value:.5g}") if np.isfinite(value) else None
+        if not np.isfinite(value):
+            return None
+        short = float(f"{value:.5g}")
+        return int(short) if short.is_integer() and abs(short) < 1e9 else short
     return value
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ...base import RUN_FILE, format_bytes, format_count, format_seconds, plural, significant
 from ...instruments import Interval, StageTotals, bottleneck, median_interval
 from ..content import Chapter, Report
-from ..table import Section
+from ..table import Section, settings_table
 from ..words import labels_line, listed
 from .job_files import InferenceRun, Telemetry
 from .pictures import output_pictures, seam_pictures, stage_pictures, telemetry_pictures
@@ -46,7 +45,7 @@ def run_chapter(run: InferenceRun) -> Chapter:
     sections.append(Section("Faults and values", (), trouble_lines(run)))
     if table := worker_table(run):
         sections.append(Section("Processes", table))
-    sections.append(Section("Settings", settings_table(run)))
+    sections.append(Section("Settings", settings_table(run.settings)))
     pictures = [*output_pictures(run), *stage_pictures(run), *seam_pictures(run)]
     pictures += telemetry_pictures(run)
     return Chapter(f"Inference: {run.name}", sections, pictures)
@@ -313,20 +312,6 @@ def stage_table(run: InferenceRun) -> list[tuple[str, ...]]:
 
 def _share(stage: StageTotals, worked: float) -> float:
     return stage.busy / max(stage.threads, 1) / worked if worked else 0.0
-
-
-def settings_table(run: InferenceRun) -> list[tuple[str, ...]]:
-    """The settings of the user."""
-    return [
-        ("setting", "value"),
-        *((name.replace("_", "-"), _value(value)) for name, value in run.settings.items()),
-    ]
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, list):
-        return ", ".join(map(_value, value))
-    return str(value)
 
 
 def memory_table(run: InferenceRun) -> list[tuple[str, ...]]:

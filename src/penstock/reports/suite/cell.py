@@ -7,8 +7,8 @@ from functools import cached_property
 from typing import Any
 
 from ...base import group_by, plural
-from ...bench import launch_folder, peak_of_ranks, phases_of
-from ...instruments import Interval, Record
+from ...bench import launch_folder
+from ...instruments import Interval, Record, peak_of_ranks, phases_of_ranks
 from ..cell import Cell, bootstrap_ratio, machine_namer, middle
 
 LIMITS = {
@@ -52,11 +52,6 @@ class SuiteCell(Cell):
             return None
         return bootstrap_ratio([[1.0]] * len(self.rates), [[rate] for rate in self.rates])
 
-    @property
-    def rates_median(self) -> float:
-        """Samples a second; 0 if nothing was measured."""
-        return self.throughput.value if self.throughput else 0.0
-
     def median(self, value: Callable[[Mapping[str, Any]], float | None]) -> float | None:
         """The median of a value of each training, over those that have it."""
         return middle(map(value, self.trainings))
@@ -69,7 +64,7 @@ class SuiteCell(Cell):
         """
         shares = []
         for training in self.trainings:
-            phases = phases_of(training)
+            phases = phases_of_ranks(training)
             seconds = [phases[name] for name in LIMITS[limit] if name in phases]
             shares += [sum(seconds) / training["training_s"]] * bool(seconds)
         return shares

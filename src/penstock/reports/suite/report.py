@@ -136,7 +136,7 @@ def _failure(run: SuiteCell) -> str:
 
 
 def _of_best(measured: Sequence[SuiteCell]) -> str:
-    ranked = sorted(measured, key=lambda run: -run.rates_median)
+    ranked = sorted(measured, key=_rate, reverse=True)
     best, *others = ranked
     line = f"Most samples a second: {best.name}, {_spread(best)}"
     if not others:
@@ -164,6 +164,10 @@ def _of_limits(measured: Sequence[SuiteCell]) -> str:
         f"{counts[:1].upper()}{counts[1:]}; {most.name} waits longest for data, "
         f"{most.shares['data']:.0%} of its epochs [{spread}]."
     )
+
+
+def _rate(run: SuiteCell) -> float:
+    return run.throughput.value if run.throughput else 0.0
 
 
 def _spread(run: SuiteCell) -> str:
@@ -201,7 +205,7 @@ def write_suite_report(
     """
     sections, runs = suite_sections(records, notes), suite_cells(records)
     measured = [run for run in runs if run.throughput is not None]
-    best = max(measured, key=lambda run: run.rates_median, default=None)
+    best = max(measured, key=_rate, default=None)
     document = {
         "format": FORMAT,
         "version": VERSION,

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from ...base import ARGS, RESULTS, STEPS, format_bytes, format_seconds, plural, significant
 from ...instruments import median_interval
 from ..content import Chapter, Report
-from ..table import Section
+from ..table import Section, settings_table
 from ..words import bracket, labels_line
 from .fit_files import Steps, TrainingFolder
 from .pictures import training_pictures
@@ -36,7 +35,7 @@ def report_of_training(folder: Path) -> Report:
     sections = [
         Section("Epochs", epoch_table(run)),
         Section("Phases of a step", phase_table(run)),
-        Section("Settings", _settings(run.args)),
+        Section("Settings", settings_table(run.args)),
     ]
     kept = [section for section in sections if section.table or section.sentences]
     chapter = Chapter(f"Training: {name}", kept, training_pictures(run))
@@ -55,16 +54,6 @@ def _about(run: TrainingFolder) -> list[str]:
         words.append(f"batches of {results['global_batch_size']} in all")
     versions = [f"{name} {run.args[name]}" for name in ("penstock", "torch") if run.args.get(name)]
     return [*labels_line(run.args), ", ".join([*words, *versions])]
-
-
-def _settings(args: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """The settings that are not None, False or empty."""
-    lines = [
-        (name.replace("_", "-"), str(value))
-        for name, value in args.items()
-        if value not in (None, False, "", []) and name not in ("name", "tags")
-    ]
-    return [("setting", "value"), *lines] if lines else []
 
 
 _LIMITS = {
@@ -165,14 +154,12 @@ def score_lines(run: TrainingFolder) -> list[str]:
 
 def memory_lines(run: TrainingFolder) -> list[str]:
     """The peaks of memory."""
-    lines = []
-    memories = [rank.get("memory") or {} for rank in run.results.get("ranks") or ()]
-    for name, where in (("device_peak", "the device"), ("host_peak", "the host")):
-        peaks = [memory[name] for memory in memories if memory.get(name)]
-        if peaks:
-            ranks = plural(len(peaks), "rank")
-            lines.append(f"Peak memory of {where}: {format_bytes(max(peaks))} [most of {ranks}].")
-    return lines
+    ranks = plural(len(run.results.get("ranks") or ()), "rank")
+    return [
+        f"Peak memory of {where}: {format_bytes(run.peaks[name])} [most of {ranks}]."
+        for name, where in (("device_peak", "the device"), ("host_peak", "the host"))
+        if name in run.peaks
+    ]
 
 
 def rank_lines(run: TrainingFolder) -> list[str]:
