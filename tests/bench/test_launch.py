@@ -340,15 +340,6 @@ def test_an_exception_has_a_status(error: Exception, limited: bool, status: str)
     assert status_of(error, limited=limited) == status
 
 
-@pytest.mark.slow
-def test_torch_under_a_memory_limit() -> None:
-    pytest.importorskip("torch")
-    record = run("TorchOom", limit=4096 * MIB)
-    assert record.error is not None
-    assert (record.status, record.error.stage) == ("oom_host", "measure")
-    assert "DefaultCPUAllocator" in record.error.message
-
-
 @pytest.mark.usefixtures("zoo_here")
 def test_a_check_fills_the_case_in_and_measures_nothing() -> None:
     launch = Launch("zoo:Animal", {"batch": 1}, 30.0, task="check")

@@ -211,4 +211,7 @@ def test_from_a_file_to_a_row(nets: str, tmp_path: Path, monkeypatch: pytest.Mon
         assert 0 < sum(within) <= step
     assert record.warmup.first_s and record.warmup.setup_s
     assert record.memory.host_baseline and record.memory.host_peak_kernel
+    assert record.memory.host_baseline <= record.memory.host_peak_kernel
+    assert record.environment["torch"]["threads"] >= 1
+    assert record.work == {"samples": 1, "pixels": 256, "useful_pixels": 256}
     assert record.case["channels"] == 3

@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 
 from ..base import NotComparable, UsageError, group_by, plural
-from ..instruments import Record
+from ..instruments import CONFIDENCE, Record
 from .quantities import Quantity, quantities_of
 from .run_settings import differing_knobs, settings_that_differ
 from .verdicts import (
@@ -65,7 +65,6 @@ class Comparison:
     """How B compares with A."""
 
     metric: str
-    confidence: float
     threshold: float
     threshold_source: str
     rows: tuple[ComparedCase, ...]
@@ -124,7 +123,7 @@ class Comparison:
         launches += " launch" if sizes == {1} else " launches"
         return (
             f"{plural(len(self.rows), 'case')}, B against A: {', '.join(parts)}; "
-            f"{launches} a case and side, intervals of {100 * self.confidence:g} %, "
+            f"{launches} a case and side, intervals of {100 * CONFIDENCE:g} %, "
             f"threshold {percent_words(self.threshold)} ({self.threshold_source})."
         )
 
@@ -134,10 +133,8 @@ def compare_records(
     b: Sequence[Record],
     *,
     threshold: float | None,
-    confidence: float,
     anyway: bool,
     metric: str,
-    seed: int,
     detailed: bool = False,
 ) -> Comparison:
     """Give a verdict on every case that both sides have. Less time is better.
@@ -146,10 +143,8 @@ def compare_records(
         a: The launches of one side, in any order.
         b: The launches of the other side. Its times are divided by those of ``a``.
         threshold: The relative change that one acts on. None measures it by A/A.
-        confidence: The confidence of intervals and verdicts, from 0.5 to below 1.
         anyway: Compare cases, too, whose machine, schema, work or model differ.
         metric: The name in ``Record.samples_s`` of the seconds that are compared.
-        seed: The seed of the bootstrap and of the permutation test.
         detailed: Compare the settings and every quantity of each case, too.
 
     Returns:
@@ -168,15 +163,14 @@ def compare_records(
         raise NotComparable(f"{unlike[0]}{more}; --anyway compares them anyway")
     check_measured(compared, metric)
 
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)  # the same comparison of the same records, to the digit
     source = "as given"
     if threshold is None:
         threshold, source = noise_threshold(compared, rng)
-    judge, chance = Judge(threshold, confidence), chances(compared, confidence, rng)
-    rows = [judge.case(p, p.ratio(confidence, rng), chance.get(p.key)) for p in compared]
+    judge, chance = Judge(threshold), chances(compared, rng)
+    rows = [judge.case(p, p.ratio(rng), chance.get(p.key)) for p in compared]
     return Comparison(
         metric,
-        confidence,
         threshold,
         source,
         tuple(rows),

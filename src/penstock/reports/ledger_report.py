@@ -17,7 +17,7 @@ from .charts.paper import save_under
 from .content import Chapter, Picture, Report
 from .loader.cell import loader_cells
 from .loader.report import draw_ladders, draw_loader, loader_headlines, loader_sections
-from .loader.rungs import ladders_of, same_case_but_rung
+from .loader.rungs import ladders_of
 from .model.cell import model_cells
 from .model.report import labelled, model_sections
 from .queue.cell import queue_cells
@@ -51,7 +51,8 @@ def loader_pictures(records: Iterable[Record]) -> list[Picture]:
     draws = [partial(draw_loader, cells, "records") for cells in groups]
     ladders = [ladder for ladder in ladders_of(records) if ladder.measured]
     steps = "Cost of a batch, step by step: each step does what the one before does, and more."
-    below = [partial(draw_ladders, group) for group in same_case_but_rung(ladders)]
+    alike = group_by(ladders, lambda each: next(iter(each.rungs.values())).group).values()
+    below = [partial(draw_ladders, group) for group in alike]
     return [*_pictures("loader", caption, draws), *_pictures("ladder", steps, below)]
 
 

@@ -127,23 +127,16 @@ def heading(group: Sequence[LoaderCell]) -> str:
 def _seed_table(group: Sequence[LoaderCell]) -> list[tuple[str, ...]]:
     """A line for each batch size and number of threads, a column for each loader."""
     names = list(dict.fromkeys(cell.loader for cell in group))
-    at = {(cell.batch, cell.threads, cell.loader): _seconds_or_status(cell) for cell in group}
-    lines = [("batch", "threads", *map(_named, names))]
+    at = {
+        (cell.batch, cell.threads, cell.loader): cell.status
+        if cell.seconds is None
+        else significant(cell.seconds)
+        for cell in group
+    }
+    lines = [("batch", "threads", *(SEED_NAMES.get(name, name) for name in names))]
     for place in dict.fromkeys((cell.batch, cell.threads) for cell in group):
         lines.append((*map(str, place), *(at.get((*place, name), "-") for name in names)))
     return lines
-
-
-def _named(loader: str) -> str:
-    return f"{loader} ({SEED_NAMES[loader]})" if loader in SEED_NAMES else loader
-
-
-def _seconds_or_status(cell: LoaderCell) -> str:
-    return _seconds(cell) if cell.seconds is not None else cell.status
-
-
-def _seconds(cell: LoaderCell) -> str:
-    return or_dash(cell.seconds)
 
 
 _SPEED = (
@@ -157,7 +150,7 @@ def _speed_line(cell: LoaderCell) -> tuple[str, ...]:
         str(cell.batch),
         str(cell.threads),
         cell.loader,
-        _seconds(cell),
+        or_dash(cell.seconds),
         spread(cell.time),
         or_dash(scaled(cell.speed("bytes"), 1 / MB)),
         or_dash(scaled(cell.stored_speed, 1 / MB)),

@@ -168,11 +168,6 @@ class ModelCell(Cell):
     # NaN is a missing number.
 
     @property
-    def has_result(self) -> bool:
-        """Whether it was measured or has failed. A launch that only tried its memory is neither."""
-        return any(self.row.get(n) for n in ("error", "avg_time_ms", "median_time_ms"))
-
-    @property
     def failed_word(self) -> str:
         """The failure in a word; empty if the case was measured."""
         status = self.row.get("status", "")

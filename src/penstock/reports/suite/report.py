@@ -111,21 +111,18 @@ def _line(run: SuiteCell) -> tuple[str, ...]:
 
 def sentences(runs: Sequence[SuiteCell]) -> list[str]:
     """Sentences on the runs of a preset, each with a count and an interval."""
-    lines = [_failure(run) for run in runs if run.status != "ok"]
-    measured = [run for run in runs if run.throughput is not None]
-    if not measured:
-        return lines
-    lines += [_of_best(measured), _of_limits(measured)]
-    return lines
+    return [_failure(run) for run in runs if run.status != "ok"] + verdict(runs)
 
 
 def suite_headlines(records: Iterable[Record]) -> list[str]:
     """What limits the runs of each preset, and the run with the most samples a second."""
-    lines = []
-    for runs in runs_together(records).values():
-        if measured := [run for run in runs if run.throughput is not None]:
-            lines += [_of_limits(measured), _of_best(measured)]
-    return lines
+    return [line for runs in runs_together(records).values() for line in verdict(runs)]
+
+
+def verdict(runs: Sequence[SuiteCell]) -> list[str]:
+    """What limits the runs of a preset, and which is the fastest; empty if none was measured."""
+    measured = [run for run in runs if run.throughput is not None]
+    return [_of_limits(measured), _of_best(measured)] if measured else []
 
 
 def _failure(run: SuiteCell) -> str:
@@ -219,7 +216,7 @@ def write_suite_report(
     page = [
         "# Benchmark report",
         "",
-        f"- {for_markdown(machine_line(system))}",
+        f"- {for_markdown(machine_words(system, *(system['devices'] or ['no GPU'])))}",
         *(f"- {for_markdown(note)}." for note in notes),
     ]
     page += ["", *(f"![{figure.stem}]({figure.name})" for figure in figures)]
@@ -230,11 +227,6 @@ def write_suite_report(
     with writing_output(files[1], replace=replace) as draft:
         draft.write_text("\n".join(page), encoding="utf-8")
     return list(files)
-
-
-def machine_line(system: Mapping[str, Any]) -> str:
-    """The machine of a suite in a line."""
-    return machine_words(system, *(system["devices"] or ["no GPU"]))
 
 
 _METHOD = """\
