@@ -16,7 +16,7 @@ from PIL import Image
 from penstock.base import UsageError
 from penstock.cli import main
 from penstock.instruments import Ledger
-from penstock.reports.charts.figure_words import words_of
+from penstock.reports.charts.chart import words_of
 from penstock.reports.content import Chapter, Report
 from penstock.reports.html import html_page
 from penstock.reports.training.pictures import detection_pictures, draw_curves

@@ -178,18 +178,14 @@ def test_infer_accepts_the_yaml(tmp_path: Path) -> None:
     assert (config.model_type, config.devices) == ("prithvi-refiner-tiny", ("cuda:0",))
 
 
-def test_the_latency_choice_stands_below_as_comments(tmp_path: Path) -> None:
-    advice = recommend(sized(TIMES))
+def test_all_reasons_stand_in_the_file(tmp_path: Path) -> None:
+    records = sized(TIMES) + sized({(512, 1): 90.0}, case={"model": "my.package:net"})
+    advice = recommend([*records, launch(64, case={"model": "bad"}, status="crash")])
     (path,) = write_model_yaml(advice, tmp_path / "bench.yaml")
-    assert read_yaml(path) == by_goal(advice, "throughput").settings
-    settings, comment = path.read_text().split("\n\n")
-    assert all(line.startswith("# ") for line in comment.splitlines())
-    freed = tmp_path / "freed.yaml"
-    lines = [line.removeprefix("# ") for line in comment.splitlines()]
-    freed.write_text("\n".join(lines[next(i for i, x in enumerate(lines) if x[:6] == "model_") :]))
-    assert read_yaml(freed) == by_goal(advice, "latency").settings
-    for part, choice in ((settings, advice.choices[1]), (comment, advice.choices[0])):
-        assert choice.sentence in " ".join(line.removeprefix("# ") for line in part.splitlines())
+    assert read_yaml(path) == advice.choices[1].settings, "those for throughput of the first model"
+    comments = " ".join(line.removeprefix("# ") for line in path.read_text().splitlines())
+    assert all(line in comments for line in advice.lines)
+    assert "bad, inference, cpu: Left out, a launch failed: 64, batch 1." in advice.notes
 
 
 @pytest.mark.parametrize(
@@ -234,15 +230,6 @@ def test_settings_for_training(tmp_path: Path) -> None:
         "device": "cpu", "dtype": "float32", "amp": False, "compile": True,
         "channels_last": False, "checkpointing": True,
     }  # fmt: skip
-
-
-def test_the_settings_of_other_models_are_comments(tmp_path: Path) -> None:
-    records = sized(TIMES) + sized({(512, 1): 90.0}, case={"model": "my.package:net"})
-    advice = recommend([*records, launch(64, case={"model": "bad"}, status="crash")])
-    (path,) = write_model_yaml(advice, tmp_path / "bench.yaml")
-    assert read_yaml(path)["model_type"] == "prithvi-refiner-tiny"
-    assert "# model_type: my.package:net" in path.read_text()
-    assert "bad, inference, cpu: Left out, a launch failed: 64, batch 1." in advice.notes
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:

@@ -116,13 +116,15 @@ def test_readings_leave_out_what_was_read_beforehand() -> None:
 
 def test_the_file_is_one_that_a_loader_takes(tmp_path: Path) -> None:
     advice = recommend_loader([steady(2, 0.1)], GOAL, (1, 2), 2**20)
-    write_settings_yaml(advice, tmp_path / "deep" / "loader.yaml")
-    text = (tmp_path / "deep" / "loader.yaml").read_text()
+    file = tmp_path / "deep" / "loader.yaml"
+    assert advice.settings is not None
+    write_settings_yaml("--output", advice.settings, advice.sentences, file, False)
+    text = file.read_text()
     assert text.startswith("# 2 workers and a queue of 1 keep steps of 200 ms fed")
     settings = yaml.safe_load(text)
     assert build(LoaderConfig, settings).workers == 2
     with pytest.raises(UsageError, match="it is a folder"):
-        write_settings_yaml(advice, tmp_path)
+        write_settings_yaml("--output", advice.settings, (), tmp_path, False)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,6 @@ from ..base import (
 from ..bench import queue_case_name, reading_alone, series_rules
 from ..instruments import Ledger, available_memory
 from ..reports import (
-    Advice,
     Goal,
     ReadAlone,
     flags_of,
@@ -98,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     build(LoaderConfig, settings)  # check that a loader takes these settings
     memory = format_bytes(fit.memory[settings["queue"]])
     sentences = (*advice.sentences, f"In all the loader takes {memory} of memory.")
-    write_settings_yaml(Advice(settings, sentences), config.output, config.overwrite)
+    write_settings_yaml("--output", settings, sentences, config.output, config.overwrite)
     flags = flags_of(settings, goal.step_s, args.data)
     print("", *sentences, "", "As flags:", *(f"  {line}" for line in flags), sep="\n")
     print_written([config.output, ledger.path])

@@ -38,7 +38,6 @@ from ..bench import (
 from ..instruments import Ledger, Record
 from ..models import check_model_name
 from ..reports import (
-    Advice,
     TriedSettings,
     best_trial,
     prediction,
@@ -76,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     sentence = prediction(best)
     settings = job_settings(config) | best.case["settings"]
     places = {name: settings.pop(name) for name in ("in_spec", "out_spec")}
-    write_settings_yaml(Advice(settings, (sentence,)), config.output, config.overwrite)
+    write_settings_yaml("--output", settings, (sentence,), config.output, config.overwrite)
     print("", f"{sentence}.", "", "To run it:", sep="\n")
     print(f"  {_command(places, config.output)}")
     print_written([config.output, ledger.path])

@@ -113,6 +113,14 @@ def phases_of_ranks(results: Mapping[str, Any]) -> dict[str, float]:
 
 
 def peak_of_ranks(results: Mapping[str, Any], name: str) -> int | None:
-    """The highest peak of memory of any rank, such as ``device_peak``; None if no rank has it."""
+    """The highest peak of memory of any rank.
+
+    Args:
+        results: The results of a training, which may be unfinished.
+        name: The peak, such as ``device_peak``.
+
+    Returns:
+        Bytes; None if no rank has it.
+    """
     memories = (rank.get("memory") or {} for rank in results.get("ranks") or ())
     return max((memory[name] for memory in memories if memory.get(name)), default=None)

@@ -69,7 +69,6 @@ from .tune.infer_advice import TriedSettings as TriedSettings
 from .tune.infer_advice import best_trial as best_trial
 from .tune.infer_advice import prediction as prediction
 from .tune.infer_advice import whole_seconds as whole_seconds
-from .tune.loader_advice import Advice as Advice
 from .tune.loader_advice import Goal as Goal
 from .tune.loader_advice import ReadAlone as ReadAlone
 from .tune.loader_advice import flags_of as flags_of

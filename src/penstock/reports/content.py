@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base import for_markdown, for_terminal, format_bytes, scrub
-from .charts.chart import Figure
-from .charts.figure_words import words_of
+from .charts.chart import Figure, words_of
 from .table import Section, in_markdown
 
 LONGEST = 400

@@ -16,8 +16,7 @@ from typing import Any
 
 from .. import __version__
 from ..base import require
-from .charts.chart import document_of
-from .charts.figure_words import words_of
+from .charts.chart import document_of, words_of
 from .content import Chapter, Report, clipped, sentence, shown
 
 MOST_FIGURES = 40

@@ -10,7 +10,6 @@ from typing import NamedTuple
 from ..base import UsageError, format_seconds, group_by, plural
 from ..instruments import LEDGER_FILE, Record
 from .cell import Cell
-from .cell import Kind as CellKind
 from .charts.chart import Figure
 from .charts.model_chart import draw_bench
 from .charts.paper import save_under
@@ -35,52 +34,52 @@ TIMED = ("preprocess", "predict")
 
 def model_pictures(records: Iterable[Record]) -> list[Picture]:
     """Memory, throughput, times and the frontier, for each group of cells."""
-    caption = "Memory, throughput and time by tile and batch; whiskers are 95 % intervals, crosses "
-    caption += "failed; the dashed line joins the cases that none beats in memory and throughput."
     groups = labelled(model_cells(records))
-    draws = [partial(draw_bench, label, cells, "records") for label, cells in groups]
-    return _pictures("model", caption, draws)
+    return _pictures("model", [partial(draw_bench, *group, "records") for group in groups])
 
 
 def loader_pictures(records: Iterable[Record]) -> list[Picture]:
     """The time of a batch by threads, for each group of loaders; and what a batch costs at each
     rung, for each group of the ladders below them."""
     records = list(records)
-    caption = "Time of a batch; lines and whiskers are 95 % intervals over launches."
-    groups = group_by(_measured(loader_cells(records)), lambda cell: cell.group).values()
-    draws = [partial(draw_loader, cells, "records") for cells in groups]
+    cells = [cell for cell in loader_cells(records) if cell.launches]
+    groups = group_by(cells, lambda cell: cell.group).values()
     ladders = [ladder for ladder in ladders_of(records) if ladder.measured]
-    steps = "Cost of a batch, step by step: each step does what the one before does, and more."
     alike = group_by(ladders, lambda each: next(iter(each.rungs.values())).group).values()
-    below = [partial(draw_ladders, group) for group in alike]
-    return [*_pictures("loader", caption, draws), *_pictures("ladder", steps, below)]
+    return [
+        *_pictures("loader", [partial(draw_loader, group, "records") for group in groups]),
+        *_pictures("ladder", [partial(draw_ladders, group) for group in alike]),
+    ]
 
 
 def queue_pictures(records: Iterable[Record]) -> list[Picture]:
     """The depth of the queue over time, measured and simulated, and seconds per iteration."""
-    caption = "Depth of the queue at the end of each iteration, measured (solid) and simulated "
-    caption += "(dotted), and the time of an iteration."
-    groups = filter(None, map(_measured, queue_cells(records)))
-    return _pictures("queue", caption, [partial(draw_queue, each, "records") for each in groups])
+    groups = ([cell for cell in group if cell.launches] for group in queue_cells(records))
+    return _pictures("queue", [partial(draw_queue, g, "records") for g in groups if g])
 
 
 def suite_pictures(records: Iterable[Record]) -> list[Picture]:
     """Throughput, peak memory and waiting over the batch size, for each preset."""
-    caption = "Throughput, peak memory and waiting for data over the batch size; crosses failed."
     presets = runs_together(records).values()
-    draws = [partial(draw_suite, runs) for runs in presets if any(run.measured for run in runs)]
-    return _pictures("train", caption, draws)
+    measured = [runs for runs in presets if any(run.measured for run in runs)]
+    return _pictures("train", [partial(draw_suite, runs) for runs in measured])
 
 
-def _pictures(name: str, caption: str, draws: Sequence[Callable[[], Figure]]) -> list[Picture]:
+_CAPTIONS = {
+    "model": "Memory, throughput and time by tile and batch; whiskers are 95 % intervals, crosses "
+    "failed; the dashed line joins the cases that none beats in memory and throughput.",
+    "loader": "Time of a batch; lines and whiskers are 95 % intervals over launches.",
+    "ladder": "Cost of a batch, step by step: each step does what the one before does, and more.",
+    "queue": "Depth of the queue at the end of each iteration, measured (solid) and simulated "
+    "(dotted), and the time of an iteration.",
+    "train": "Throughput, peak memory and waiting for data over the batch size; crosses failed.",
+}
+
+
+def _pictures(name: str, draws: Sequence[Callable[[], Figure]]) -> list[Picture]:
     """The pictures of one kind, numbered if there are several."""
     names = [f"{name}_{n}" for n in range(1, len(draws) + 1)] if len(draws) > 1 else [name]
-    return [Picture(each, caption, draw) for each, draw in zip(names, draws, strict=False)]
-
-
-def _measured(cells: Sequence[CellKind]) -> list[CellKind]:
-    """The cells with a launch that was ok."""
-    return [cell for cell in cells if cell.launches]
+    return [Picture(n, _CAPTIONS[name], draw) for n, draw in zip(names, draws, strict=False)]
 
 
 def timed_cells(records: Iterable[Record]) -> list[tuple[str, Cell]]:

@@ -49,11 +49,9 @@ class Columns:
     names: tuple[str, ...]
     """All columns, in the order of a new file."""
     place: tuple[str, ...]
-    """The columns in which cases of one table or figure differ."""
+    """The columns in which cases of one table or figure differ; a file of this kind has them."""
     apart: tuple[str, ...]
     """Columns of which no two cases in one comparison or figure may differ."""
-    needs: tuple[str, ...]
-    """Columns that a file of this kind must have."""
 
     def row(self, values: Mapping[str, Any]) -> Row:
         return {name: csv_field(values.get(name)) for name in self.names}
@@ -119,7 +117,7 @@ def append_rows(rows: Sequence[Row], path: Path, columns: Columns) -> None:
     path = path.resolve()  # a link stays: the file behind it is replaced
     with system_errors(f"{path} cannot be written"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        old = read_csv(path, columns.needs) if path.exists() and path.stat().st_size else None
+        old = read_csv(path, columns.place) if path.exists() and path.stat().st_size else None
         if old is None:
             _replace(path, columns.names, rows)
         elif old.torn or not set(columns.names) <= set(old.header):

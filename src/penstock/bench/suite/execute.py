@@ -203,7 +203,7 @@ def check_resumed_suite(config: SuiteConfig, cases: Iterable[Case], here: str) -
         UsageError: the ledger holds other runs, or runs of another machine.
     """
     ours = {case_key("train", case) for case in cases}
-    for record in _ledger(config.output_dir).records():
+    for record in Ledger(config.output_dir / SUITE_LEDGER).records():
         if record.key not in ours:
             raise UsageError(
                 f"--resume: --output-dir {config.output_dir} holds another suite, with a run of "
@@ -215,10 +215,6 @@ def check_resumed_suite(config: SuiteConfig, cases: Iterable[Case], here: str) -
                 f"--resume: --output-dir {config.output_dir} was measured on another machine "
                 f"({machine}, not {here}); give another folder"
             )
-
-
-def _ledger(out: Path) -> Ledger:
-    return Ledger(out / SUITE_LEDGER)
 
 
 def _parts(out: Path) -> list[Path]:

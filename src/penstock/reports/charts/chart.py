@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ...base import UsageError, for_terminal, format_bytes, require, significant
+from ...base import UsageError, for_terminal, format_bytes, plural, require, significant
 
 Kind = Literal["line", "dots", "points", "bars", "steps", "area"]
 Colour = int | str
@@ -21,6 +21,10 @@ Colour = int | str
 Numbers = Sequence[Any] | NDArray[Any]
 MOST_LETTERS = 160
 """Most characters of one text in a figure, because names may be of any length."""
+
+
+_MOST_NAMED = 24
+"""Values that are named one by one; of more there are the least, the median and the greatest."""
 
 
 @dataclass(frozen=True)
@@ -260,3 +264,40 @@ def with_unit(value: float, unit: str) -> str:
     scaled = value / factor
     number = f"{scaled:,.0f}" if scaled == round(scaled) else significant(scaled)
     return f"{number} {name}".rstrip()
+
+
+def words_of(figure: Figure) -> str:
+    """A figure in words, for readers who cannot see it: all panels, each series with its values."""
+    return " ".join(f"{line}." for panel in figure.panels for line in _lines(panel))
+
+
+def _lines(panel: Panel) -> Iterator[str]:
+    title = f"{panel.title}: " if panel.title else ""
+    if panel.image is not None:
+        boxes = [plural(len(each.places), f"{each.label} box") for each in panel.image.boxes]
+        size = " x ".join(map(str, panel.image.pixels.shape[:2]))
+        yield f"{title}{', '.join([f'image of {size} pixels', *boxes])}"
+    for series in panel.series:
+        if not series.silent:
+            name = f"{title}{series.label} " if series.label else title
+            yield f"{name}{_values(panel, series)}"
+    for value, name in panel.limits:
+        yield f"{title}{name} {with_unit(value, panel.y.unit)}"
+
+
+def _values(panel: Panel, series: Series) -> str:
+    y = np.array([np.nan if value is None else value for value in series.y], np.float64)
+    heights = y - np.asarray(series.base, np.float64) if len(series.base) else y
+    unit, finite = panel.y.unit, heights[np.isfinite(heights)]
+    if not finite.size:
+        return "not recorded"
+    if panel.x.ticks and len(heights) <= _MOST_NAMED:
+        texts = series.texts or [""] * len(heights)
+        return ", ".join(
+            " ".join(filter(None, [panel.x.ticks[round(at)], with_unit(float(value), unit), text]))
+            for at, value, text in zip(series.x, heights, texts, strict=True)
+            if np.isfinite(value)
+        )
+    ends = (finite.min(), finite.max(), np.median(finite))
+    low, high, middle = (with_unit(float(value), unit) for value in ends)
+    return f"from {low} to {high}, {middle} in the median of {plural(finite.size, 'value')}"

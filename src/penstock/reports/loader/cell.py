@@ -35,7 +35,6 @@ LOADER_COLUMNS = Columns(
     ),
     LOADER_NEEDS,
     tuple("data dataset shuffle window cache seed batches machine_key".split()),
-    LOADER_NEEDS,
 )
 
 COUNTS = ("duplicates", "missing", "wrong")

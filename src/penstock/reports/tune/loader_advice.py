@@ -176,24 +176,26 @@ def _share(reached: Sequence[float]) -> str:
     return f"{median:.1f} % [{ends}{plural(len(reached), 'launch')}]"
 
 
-def write_settings_yaml(advice: Advice, path: Path, replace: bool = False) -> None:
-    """Write settings as YAML, with the reasons above them as comments.
+def write_settings_yaml(
+    flag: str, settings: Mapping[str, Any], sentences: Sequence[str], path: Path, replace: bool
+) -> None:
+    """Write settings as YAML, with sentences above them as comments.
 
     Args:
-        advice: Settings and their reasons.
-        path: The file, which ``penstock train`` and `penstock.Loader` take.
+        flag: The flag that names the file.
+        settings: The settings of a verb's ``--config``, or of a `penstock.Loader`.
+        sentences: Their reasons.
+        path: The file.
         replace: Replace a file that Penstock did not write.
 
     Raises:
         UsageError: The file cannot be written.
     """
-    settings = yaml.safe_dump(advice.settings, sort_keys=False)
-    text = "\n".join([*map(as_comment, advice.sentences), settings])
-    write_output("--output", path, text, replace=replace)
-
-
-def as_comment(text: str) -> str:
-    return textwrap.fill(text, 98, initial_indent="# ", subsequent_indent="# ")
+    comments = (
+        textwrap.fill(text, 98, initial_indent="# ", subsequent_indent="# ") for text in sentences
+    )
+    text = "\n".join([*comments, yaml.safe_dump(dict(settings), sort_keys=False)])
+    write_output(flag, path, text, replace=replace)
 
 
 def flags_of(settings: Mapping[str, Any], step_s: float, data: str) -> list[str]:
