@@ -82,9 +82,7 @@ def draw_stages(run: InferenceRun) -> Figure:
 
 def telemetry_pictures(run: InferenceRun) -> list[Picture]:
     """Queues, processor, memory against the plan, disks, network and GPUs over time."""
-    planned = (run.summary or {}).get("planned_peak") or sum(
-        (run.plan.get("memory") or {}).values()
-    )
+    planned = run.summary.get("planned_peak") or sum((run.plan.get("memory") or {}).values())
     pictures = []
     for number, each in enumerate(run.telemetry[:_MOST_PROCESSES]):
         gauges = row_gauges(each.header, each.rows)
@@ -130,7 +128,7 @@ def output_pictures(run: InferenceRun) -> list[Picture]:
         cannot be read.
     """
     heads = run.fingerprint.get("heads") or []
-    if run.summary is None or not heads:
+    if not run.summary or not heads:
         return []
     try:
         return list(_plane(run, _opened(_places(run, "outputs")[0]), heads[0][1]))

@@ -5,9 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
 from ...base import RUN_FILE, format_bytes, format_count, format_seconds, plural, significant
-from ...instruments import Interval, StageTotals, bottleneck, median_interval
+from ...data import ChunkCount
+from ...inference import Clipped
+from ...instruments import bottleneck, median_interval
 from ..content import Chapter, Report
 from ..table import Section, settings_table
 from ..words import labels_line, listed
@@ -90,7 +93,7 @@ _CURES = {
 
 def headlines(run: InferenceRun) -> list[str]:
     """The verdict on a run, the sentence on its bound first."""
-    if run.summary is None or not run.stages or not run.seconds:
+    if not run.stages or not run.seconds:
         state = run.status.line()
         return [
             f"Not done: {state}.",
@@ -102,40 +105,19 @@ def headlines(run: InferenceRun) -> list[str]:
 
 def bound(run: InferenceRun) -> str:
     """What limited the run, from the times of its stages."""
-    assert run.summary is not None and run.seconds is not None
-    worked = worked_seconds(run)
-    return bottleneck(run.stages, worked, run.summary.get("cpu_seconds") or 0.0, run.cores or 1)
-
-
-def worked_seconds(run: InferenceRun) -> float:
-    """Seconds of the run, added up over the processes that shared it."""
-    assert run.summary is not None and run.seconds is not None
-    workers = run.summary.get("workers") or ()
-    return sum(worker["seconds"] for worker in workers) or run.seconds
-
-
-def busy_shares(run: InferenceRun) -> dict[str, float]:
-    """The share of the time in which each stage's threads worked, the busiest first."""
-    worked = worked_seconds(run)
-    shares = {
-        name: stage.busy / max(stage.threads, 1) / worked
-        for name, stage in run.stages.items()
-        if stage.busy
-    }
-    return dict(sorted(shares.items(), key=lambda each: -each[1]))
+    return bottleneck(run.stages, run.worked, run.summary.get("cpu_seconds") or 0.0, run.cores or 1)
 
 
 def gain(run: InferenceRun) -> str:
     """How much faster the run could be at most without its limit, and what would remove it."""
-    assert run.summary is not None
-    shares, cores = busy_shares(run), run.cores or 1
+    shares = {name: run.share(stage) for name, stage in run.stages.items() if stage.busy}
     if not shares:
         return ""
-    used = (run.summary.get("cpu_seconds") or 0.0) / worked_seconds(run)
+    used, cores = (run.summary.get("cpu_seconds") or 0.0) / run.worked, run.cores or 1
     if used >= _FULL * cores:
         most = (cores + 2) / cores
         return f"Two more cores would give at most {most:.1f}x ({_ONE_RUN})."
-    (fullest, share), *others = shares.items()
+    (fullest, share), *others = sorted(shares.items(), key=lambda each: -each[1])
     if (had := processor_had(run, fullest)) is not None:
         return (
             f"But it had a processor for at most {had:.0%} of that time: others used the cores, or "
@@ -157,7 +139,6 @@ def gain(run: InferenceRun) -> str:
 def processor_had(run: InferenceRun, stage: str) -> float | None:
     """The largest share of a computing stage's time in which it can have had a processor. None if
     other processes cannot be the reason."""
-    assert run.summary is not None
     cpu, busy = run.summary.get("cpu_seconds"), run.stages[stage].busy
     if stage not in ("forward", "normalise", "stitch", "statistics") or run.on_gpu or not cpu:
         return None
@@ -177,17 +158,15 @@ def waited(run: InferenceRun) -> str:
     stage = run.stages.get("forward")
     if stage is None or not stage.threads:
         return "How long the network waited is not known: no forward was timed."
-    worked, lanes = worked_seconds(run), plural(stage.threads, "lane")
-    share = max(0.0, 1 - stage.busy / stage.threads / worked)
-    device = "accelerator" if run.on_gpu else "network"
-    line = f"The {device} waited {share:.0%} of the time [{lanes}, {plural(stage.count, 'batch')}]"
-    return f"{line}."
+    share, device = max(0.0, 1 - run.share(stage)), "accelerator" if run.on_gpu else "network"
+    lanes = f"{plural(stage.threads, 'lane')}, {plural(stage.count, 'batch')}"
+    return f"The {device} waited {share:.0%} of the time [{lanes}]."
 
 
 def speed_lines(run: InferenceRun) -> list[str]:
     """The work of the run, its speed, and how often voxels were computed and read."""
     summary, seconds = run.summary, run.seconds
-    if summary is None or not seconds:
+    if not seconds:
         return []
     written, planned = summary["blocks_written"], summary["blocks_planned"]
     line = (
@@ -207,8 +186,7 @@ def speed_lines(run: InferenceRun) -> list[str]:
 
 def memory_lines(run: InferenceRun) -> list[str]:
     """The peak of memory against the ceiling of the plan."""
-    summary = run.summary or {}
-    peak, planned = summary.get("peak_rss"), summary.get("planned_peak")
+    peak, planned = run.summary.get("peak_rss"), run.summary.get("planned_peak")
     if peak is None:
         return ["The peak of memory is not known: it was not sampled."]
     readings = sum(len(each.readings("rss_bytes")) for each in run.telemetry)
@@ -224,16 +202,15 @@ def memory_lines(run: InferenceRun) -> list[str]:
 
 def use_lines(run: InferenceRun) -> list[str]:
     """How much of processor, disk and GPU the run used, each a median of its readings."""
-    lines = []
+    lines, cores = [], f"of {plural(run.cores, 'core')}" if run.cores else "cores"
     for each in run.telemetry:
         who = f"{each.name}: " if each.name else ""
         parts = []
-        if (cpu := _median(each.readings("cpu_percent"))) is not None:
-            of = f"of {plural(run.cores, 'core')}" if run.cores else "cores"
-            parts.append(f"{_spread(cpu, 0.01)} {of} busy")
+        if cpu := _middle([percent / 100 for percent in each.readings("cpu_percent")]):
+            parts.append(f"{cpu} {cores} busy")
         for key, what in (("read_bytes_per_s", "read"), ("write_bytes_per_s", "written")):
-            if (rate := _median(each.readings(key))) is not None and rate.value > 0:
-                parts.append(f"{format_bytes(rate.value)}/s {what} from a disk")
+            if (rate := median(each.readings(key) or [0.0])) > 0:
+                parts.append(f"{format_bytes(rate)}/s {what} from a disk")
         parts += _gpu_parts(each)
         if parts:
             rows = plural(len(each.rows), "reading")
@@ -247,40 +224,26 @@ def _gpu_parts(each: Telemetry) -> list[str]:
         for gpu in row.get("gpus") or ():
             if gpu.get("util_percent") is not None:
                 gpus.setdefault(f"GPU {gpu.get('index')}", []).append(gpu["util_percent"])
-    medians = ((name, _median(values)) for name, values in gpus.items())
-    return [f"{name} {_spread(use, 1)} % busy" for name, use in medians if use is not None]
+    return [f"{name} {_middle(values)} % busy" for name, values in gpus.items()]
 
 
-def _median(values: Sequence[float]) -> Interval | None:
-    return median_interval(values) if values else None
-
-
-def _spread(interval: Interval, scale: float) -> str:
-    value = f"{interval.value * scale:.2g}"
-    if interval.low is None or interval.high is None:
-        return value
-    return f"{value} [{interval.low * scale:.2g}-{interval.high * scale:.2g}]"
+def _middle(values: Sequence[float]) -> str:
+    """The median and its interval; empty without a value."""
+    if not values:
+        return ""
+    interval = median_interval(values)
+    ends = "" if interval.low is None else f" [{interval.low:.2g}-{interval.high:.2g}]"
+    return f"{interval.value:.2g}{ends}"
 
 
 def trouble_lines(run: InferenceRun) -> list[str]:
     """Warnings: values that were filled in or clipped, faults that were tried again, smaller
     batches."""
-    summary = run.summary or {}
-    lines = []
-    for head in summary.get("clipped") or ():
-        if head.get("clipped") and head.get("values"):
-            share = head["clipped"] / head["values"]
-            lines.append(
-                f"{head.get('output')}: {format_count(head['clipped'])} of "
-                f"{format_count(head['values'])} values ({share:.2%}) were clipped to "
-                f"{head.get('dtype')}."
-            )
-    chunks = summary.get("chunks") or {}
-    if chunks.get("absent"):
-        lines.append(
-            f"{chunks['absent']:,} of {plural(chunks['read'], 'chunk')} of the input were missing "
-            "and read as the fill value."
-        )
+    summary = run.summary
+    clipped = [Clipped(**head) for head in summary.get("clipped") or ()]
+    lines = [head.line() for head in clipped if head.clipped]
+    if (chunks := summary.get("chunks")) and chunks["absent"]:
+        lines.append(ChunkCount(**chunks).line())
     if summary.get("retries"):
         lines.append(
             f"Reads and writes failed {plural(summary['retries'], 'time')} and were tried again, "
@@ -292,7 +255,6 @@ def trouble_lines(run: InferenceRun) -> list[str]:
 
 def stage_table(run: InferenceRun) -> list[tuple[str, ...]]:
     """A line for each stage: threads, work, waiting, and the share of the time."""
-    worked = worked_seconds(run) if run.summary else 0.0
     head = ("stage", "threads", "pieces", "busy", "waited", "busy share", "a piece")
     lines: list[tuple[str, ...]] = [head]
     for name, stage in run.stages.items():
@@ -303,15 +265,11 @@ def stage_table(run: InferenceRun) -> list[tuple[str, ...]]:
                 f"{stage.count:,}",
                 format_seconds(stage.busy),
                 format_seconds(stage.waited),
-                f"{_share(stage, worked):.1%}",
+                f"{run.share(stage):.1%}",
                 format_seconds(stage.busy / stage.count) if stage.count else "-",
             )
         )
     return lines
-
-
-def _share(stage: StageTotals, worked: float) -> float:
-    return stage.busy / max(stage.threads, 1) / worked if worked else 0.0
 
 
 def memory_table(run: InferenceRun) -> list[tuple[str, ...]]:
@@ -326,7 +284,7 @@ def memory_table(run: InferenceRun) -> list[tuple[str, ...]]:
 
 def worker_table(run: InferenceRun) -> list[tuple[str, ...]]:
     """A line for each of several processes; empty for a run of one."""
-    workers = (run.summary or {}).get("workers") or []
+    workers = run.summary.get("workers") or []
     lines = [
         (
             str(worker["name"]),

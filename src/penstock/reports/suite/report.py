@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from ...base import (
-    for_markdown,
     format_bytes,
     format_seconds,
     plural,
@@ -35,7 +34,8 @@ from ...bench import SUITE_REPORT
 from ...instruments import FAILED, Record
 from ..cell import bootstrap_ratio
 from ..charts.chart import Axis, Figure, Panel, Series
-from ..table import Section, in_markdown, scaled, without_empty
+from ..content import Chapter, Report, markdown_page
+from ..table import Section, scaled, without_empty
 from ..words import bracket, machine_words, of_launches, or_dash, spread, times_bracket
 from .cell import SuiteCell, runs_together, suite_cells
 
@@ -213,30 +213,26 @@ def write_suite_report(
         "best": best and best.values(),
         "sentences": [line for section in sections for line in section.sentences],
     }
-    page = [
-        "# Benchmark report",
-        "",
-        f"- {for_markdown(machine_words(system, *(system['devices'] or ['no GPU'])))}",
-        *(f"- {for_markdown(note)}." for note in notes),
-    ]
-    page += ["", *(f"![{figure.stem}]({figure.name})" for figure in figures)]
-    page += ["", in_markdown(sections), _METHOD]
+    about = [machine_words(system, *(system["devices"] or ["no GPU"])), *(f"{n}." for n in notes)]
+    chapter = Chapter("Runs", [*sections, Section("How it was measured", (), [_METHOD])])
+    report = Report("Benchmark report", suite_headlines(records), about, [chapter])
+    page = markdown_page(report, [[figure.name for figure in figures]])
     files = out / f"{SUITE_REPORT}.json", out / f"{SUITE_REPORT}.md"
     with writing_output(files[0], replace=replace) as draft:
         write_json(draft, document)
     with writing_output(files[1], replace=replace) as draft:
-        draft.write_text("\n".join(page), encoding="utf-8")
+        draft.write_text(page, encoding="utf-8")
     return list(files)
 
 
-_METHOD = """\
-Each run is a training in a fresh process. Time is of the whole run; samples/s are the samples that
-it counted over the seconds of its epochs, validation apart. GPU peak is what the training process
-itself held in tensors; host peak is of its process tree, with the workers that load data. GPU and
-CPU are means over the run; 100 % of CPU is one core. Waits is the share of the epochs' seconds in
-which a step waits for its batch. What limits is the largest share of these: data, transfer, compute
-(forward, backward, optimizer), communication.
-"""
+_METHOD = (
+    "Each run is a training in a fresh process. Time is of the whole run; samples/s are the "
+    "samples that it counted over the seconds of its epochs, validation apart. GPU peak is what "
+    "the training process itself held in tensors; host peak is of its process tree, with the "
+    "workers that load data. GPU and CPU are means over the run; 100 % of CPU is one core. Waits "
+    "is the share of the epochs' seconds in which a step waits for its batch. What limits is the "
+    "largest share of these: data, transfer, compute (forward, backward, optimizer), communication."
+)
 
 
 def draw_suite(runs: Sequence[SuiteCell]) -> Figure:

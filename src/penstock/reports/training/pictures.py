@@ -16,7 +16,7 @@ from ...base import PICTURES, UsageError, plural
 from ...instruments import PHASES
 from ..charts.chart import Axis, Boxes, Figure, Image, Panel, Series, greys, rolling_mean, thinned
 from ..content import Picture
-from .fit_files import TrainingFolder
+from .fit_files import Steps, TrainingFolder
 
 _MOST_POINTS = 1000
 _MOST_RANKS = 6
@@ -32,7 +32,10 @@ def training_pictures(run: TrainingFolder) -> list[Picture]:
         if curves:
             pictures.append(Picture(name, f"{what} by epoch.", partial(draw_curves, what, curves)))
     if run.steps:
-        pictures += [_phases_picture(run), _steps_picture(run)]
+        caption = f"The phases of the steps of each epoch, rank {run.steps[0].rank}."
+        pictures.append(Picture("phases", caption, partial(draw_phases, run.steps[0])))
+        caption = "Time of each step; the line is a rolling mean."
+        pictures.append(Picture("steps", caption, partial(draw_steps, run.steps)))
     return [*pictures, *detection_pictures(run.folder)]
 
 
@@ -47,15 +50,9 @@ def draw_curves(title: str, curves: dict[str, list[tuple[int, float]]]) -> Figur
     return Figure(title, "one value for each epoch; one run", [panel])
 
 
-def _phases_picture(run: TrainingFolder) -> Picture:
-    steps = run.steps[0]
-    phases = {name: shares for name in PHASES if (shares := steps.shares(name))}
-    caption = f"The phases of the steps of each epoch, rank {steps.rank}."
-    return Picture("phases", caption, partial(draw_phases, phases, steps.rank))
-
-
-def draw_phases(phases: dict[str, list[float]], rank: int) -> Figure:
+def draw_phases(steps: Steps) -> Figure:
     """The shares of phases, a bar for each epoch."""
+    phases = {name: shares for name in PHASES if (shares := steps.shares(name))}
     count = max(map(len, phases.values()), default=0)
     base, series = np.zeros(count), []
     for name, shares in phases.items():
@@ -66,19 +63,14 @@ def draw_phases(phases: dict[str, list[float]], rank: int) -> Figure:
         epochs = np.arange(1.0, count + 1)
         series.append(Series(name.replace("_", " "), epochs, base, "bars", **look))
     panel = Panel("", Axis("Epoch", whole=True), Axis("Share of the time", "%"), series)
-    return Figure("What a step does", f"share of the steps of an epoch, rank {rank}", [panel])
+    return Figure("What a step does", f"share of the steps of an epoch, rank {steps.rank}", [panel])
 
 
-def _steps_picture(run: TrainingFolder) -> Picture:
-    seconds, ranks = [each.seconds["step"] for each in run.steps], [r.rank for r in run.steps]
-    caption = "Time of each step; the line is a rolling mean."
-    return Picture("steps", caption, partial(draw_steps, seconds, ranks))
-
-
-def draw_steps(seconds: Sequence[np.ndarray], ranks: Sequence[int]) -> Figure:
+def draw_steps(ranks: Sequence[Steps]) -> Figure:
     """The time of steps, a colour for each of the first ranks."""
     series = []
-    for place, (rank, values) in enumerate(zip(ranks[:_MOST_RANKS], seconds, strict=False)):
+    for place, each in enumerate(ranks[:_MOST_RANKS]):
+        values = each.seconds["step"]
         x = np.arange(1.0, len(values) + 1)
         smooth = rolling_mean(values, max(1, len(values) // 50))
         if len(ranks) == 1:
@@ -86,8 +78,9 @@ def draw_steps(seconds: Sequence[np.ndarray], ranks: Sequence[int]) -> Figure:
             raw: dict[str, Any] = {"colour": place, "faint": True, "silent": True}
             series.append(Series("", x[at], values[at], "line", **raw))
         at = thinned(x, smooth, _MOST_POINTS)
-        series.append(Series(f"rank {rank}", x[at], smooth[at], "line", place))
-    finite = np.concatenate([values[np.isfinite(values)] for values in seconds])
+        series.append(Series(f"rank {each.rank}", x[at], smooth[at], "line", place))
+    finite = np.concatenate([each.seconds["step"] for each in ranks])
+    finite = finite[np.isfinite(finite)]
     # A first step may take a thousand times as long.
     most = 1.5 * float(np.quantile(finite, 0.99)) if finite.size else None
     y = Axis("Time of a step", "s", high=most or None)
