@@ -13,7 +13,7 @@ import pytest
 
 from penstock.base.config.bench import BenchModelConfig
 from penstock.base.config.knobs import build
-from penstock.bench.cases.model import model_case_namer, model_cases
+from penstock.bench.cases.model import case_namer, model_cases
 from penstock.bench.launch import supervisor
 from penstock.bench.launch.outcome import Ending
 from penstock.bench.launch.supervisor import Launch
@@ -64,7 +64,7 @@ def test_the_defaults_are_the_seeds() -> None:
 
 def test_axes_are_multiplied_and_named_where_they_differ() -> None:
     cases = model_cases(config(amp=("off", "on"), tile_sizes=("8", "8", "16"), batch_sizes=(1,)))
-    name = model_case_namer(cases)
+    name = case_namer(cases, "tile", "batch")
     assert [name(case) for case in cases] == [
         "tile 8, batch 1, no amp",
         "tile 8, batch 1, amp",

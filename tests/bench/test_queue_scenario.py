@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from penstock.base.config.bench import BenchQueueConfig
 from penstock.base.config.knobs import build
 from penstock.base.errors import StageError, UsageError
-from penstock.bench.cases.queue import queue_case_name, queue_cases
+from penstock.bench.cases.model import case_namer
+from penstock.bench.cases.queue import queue_cases
 from penstock.bench.launch.request import series_rules
 from penstock.bench.measure import Rules, measure_scenario
 from penstock.bench.scenarios import WrongResult
@@ -162,12 +163,12 @@ def config(**knobs: Any) -> BenchQueueConfig:
 
 def test_for_each_number_of_workers_one_case_only_reads(tmp_path: Path) -> None:
     cases = queue_cases(str(tmp_path), config(workers=(0, 2), queue_sizes=(1, 8, 1)))
-    assert [queue_case_name(case) for case in cases] == [
-        "workers 0, reading alone",
-        "workers 0, beside sleep",
-        "workers 2, queue 8, reading alone",
-        "workers 2, queue 1, beside sleep",
-        "workers 2, queue 8, beside sleep",
+    assert list(map(case_namer(cases, "workers", "queue"), cases)) == [
+        "workers 0, queue 0, compute none, compute_time 0.0",
+        "workers 0, queue 0, compute sleep, compute_time 1.0",
+        "workers 2, queue 8, compute none, compute_time 0.0",
+        "workers 2, queue 1, compute sleep, compute_time 1.0",
+        "workers 2, queue 8, compute sleep, compute_time 1.0",
     ]
     assert len({frozenset(case) for case in cases}) == 1  # the same knobs in each
 

@@ -6,15 +6,13 @@ from .cases.infer_cases import other_cases as other_cases
 from .cases.infer_cases import patch_cases as patch_cases
 from .cases.loader_cases import checked_loader_cases as checked_loader_cases
 from .cases.loader_cases import ladder_cases as ladder_cases
-from .cases.loader_cases import loader_case_name as loader_case_name
 from .cases.loader_cases import loader_cases as loader_cases
+from .cases.model import case_namer as case_namer
 from .cases.model import check_budget as check_budget
 from .cases.model import check_same_work as check_same_work
 from .cases.model import checked_model_cases as checked_model_cases
-from .cases.model import model_case_namer as model_case_namer
 from .cases.model import model_cases as model_cases
 from .cases.queue import lacks_package as lacks_package
-from .cases.queue import queue_case_name as queue_case_name
 from .cases.queue import queue_cases as queue_cases
 from .cases.queue import reading_alone as reading_alone
 from .launch.halving import halved as halved

@@ -14,10 +14,10 @@ from typing import Any
 from ..base import BenchLoaderConfig, add_flags, format_seconds, from_flags, plural
 from ..bench import (
     Launcher,
+    case_namer,
     checked_loader_cases,
     ladder_cases,
     launches_of,
-    loader_case_name,
     loader_cases,
     series_rules,
 )
@@ -73,7 +73,7 @@ def _sweep(
         config,
         ledger,
         rules=series_rules(config.batches, config.warmup),
-        name=loader_case_name,
+        name=case_namer(cases, "batch", "threads"),
         outcome=_outcome,
         launches=launches,
         launcher=launcher,

@@ -19,9 +19,9 @@ from ..base import (
 )
 from ..bench import (
     ask_worker,
+    case_namer,
     lacks_package,
     launches_of,
-    queue_case_name,
     queue_cases,
     series_rules,
 )
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
             config,
             ledger,
             rules=series_rules(config.iterations),
-            name=queue_case_name,
+            name=case_namer(cases, "workers", "queue"),
             outcome=outcome,
             launches=launches,
             launcher=launcher,

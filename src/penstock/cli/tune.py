@@ -25,7 +25,7 @@ from ..base import (
     from_flags,
     usable_cores,
 )
-from ..bench import queue_case_name, reading_alone, series_rules
+from ..bench import case_namer, reading_alone, series_rules
 from ..instruments import Ledger, available_memory
 from ..reports import (
     Goal,
@@ -128,7 +128,7 @@ def _readings(data: str, config: TuneLoaderConfig, deepest: int, ledger: Ledger)
         config,
         ledger,
         rules=series_rules(iterations),
-        name=queue_case_name,
+        name=case_namer(cases, "workers"),
         outcome=outcome,
         launches=config.launches,
     )

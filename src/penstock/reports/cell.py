@@ -57,7 +57,7 @@ class Cell:
     @classmethod
     def of_csv(cls: type[Kind], path: Path) -> list[Kind]:
         """The rows of a CSV. Raises `UsageError` if the file is no such CSV."""
-        return [cls(line=row) for row in read_csv(path, cls.columns.place).rows]
+        return [cls(line=row) for row in read_csv(path, cls.columns.place)[1]]
 
     @cached_property
     def row(self) -> Row:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,9 +119,3 @@ def ladder_cases(cases: Sequence[Case]) -> list[Case]:
     points = {(case["batch"], case["threads"]): case for case in cases}.values()
     shared = [{knob: value for knob, value in case.items() if knob != "loader"} for case in points]
     return [{**case, "rung": rung} for case, rung in itertools.product(shared, RUNGS)]
-
-
-def loader_case_name(case: Mapping[str, Any]) -> str:
-    """The name of a case in progress lines and tables."""
-    what = case.get("loader") or case["rung"]
-    return f"{what}, batch {case['batch']}, {case['threads']} threads"

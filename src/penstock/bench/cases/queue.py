@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,13 +92,6 @@ def reading_alone(
         "workers": workers,
         "queue": queue if workers else 0,
     }
-
-
-def queue_case_name(case: Mapping[str, Any]) -> str:
-    """The name of a case in progress lines and tables."""
-    doing = "reading alone" if case["compute"] == "none" else f"beside {case['compute']}"
-    queue = f", queue {case['queue']}" if case["workers"] else ""
-    return f"workers {case['workers']}{queue}, {doing}"
 
 
 def lacks_package(record: Record) -> bool:

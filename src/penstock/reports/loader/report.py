@@ -62,13 +62,17 @@ def loader_sections(records: Iterable[Record]) -> list[Section]:
     machine = machine_namer(cells)
     for group in group_by(cells, lambda cell: cell.group).values():
         where = heading(group) + machine(group[0])
-        waits = [_WAITS, *(_waits_line(cell) for cell in group)]
+        shares = "p50", "p95", "p99", "max", "batches"
+        waits = [
+            ("batch", "threads", "loader", "first batch", *shares, *COUNTS),
+            *map(_waits_line, group),
+        ]
         sections += [
             Section(where),
             Section("Seconds for a batch", _seed_table(group)),
             Section(
                 "Speed, and what it costs; MB is 10^6 bytes",
-                [_SPEED, *(_speed_line(cell) for cell in group)],
+                _speed_table(group),
             ),
             Section(
                 "Waits for single batches, and whether they were the right ones",
@@ -139,33 +143,30 @@ def _seed_table(group: Sequence[LoaderCell]) -> list[tuple[str, ...]]:
     return lines
 
 
-_SPEED = (
-    "batch", "threads", "loader", "s/batch", "95 %", "MB/s decoded", "stored", "samples/s",
-    "read x", "CPU s/GB", "memory", "launches", "status",
-)  # fmt: skip
-
-
-def _speed_line(cell: LoaderCell) -> tuple[str, ...]:
-    return (
-        str(cell.batch),
-        str(cell.threads),
-        cell.loader,
-        or_dash(cell.seconds),
-        spread(cell.time),
-        or_dash(scaled(cell.speed("bytes"), 1 / MB)),
-        or_dash(scaled(cell.stored_speed, 1 / MB)),
-        or_dash(cell.speed("samples")),
-        or_dash(cell.per_launch("read_amplification")),
-        or_dash(cell.per_launch("cpu_s_per_gb")),
-        or_dash(cell.host_peak, format_bytes),
-        str(cell.launches),
-        cell.status,
-    )
-
-
-_WAITS = (
-    "batch", "threads", "loader", "first batch", "p50", "p95", "p99", "max", "batches", *COUNTS,
-)  # fmt: skip
+def _speed_table(group: Sequence[LoaderCell]) -> list[tuple[str, ...]]:
+    head = "batch", "threads", "loader", "s/batch", "95 %", "MB/s decoded", "stored", "samples/s"
+    lines: list[tuple[str, ...]] = [
+        (*head, "read x", "CPU s/GB", "memory", "launches", "status"),
+    ]
+    lines += [
+        (
+            str(cell.batch),
+            str(cell.threads),
+            cell.loader,
+            or_dash(cell.seconds),
+            spread(cell.time),
+            or_dash(scaled(cell.speed("bytes"), 1 / MB)),
+            or_dash(scaled(cell.stored_speed, 1 / MB)),
+            or_dash(cell.speed("samples")),
+            or_dash(cell.per_launch("read_amplification")),
+            or_dash(cell.per_launch("cpu_s_per_gb")),
+            or_dash(cell.host_peak, format_bytes),
+            str(cell.launches),
+            cell.status,
+        )
+        for cell in group
+    ]
+    return lines
 
 
 def _waits_line(cell: LoaderCell) -> tuple[str, ...]:

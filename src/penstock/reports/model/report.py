@@ -179,19 +179,19 @@ def _table(group: Sequence[ModelCell]) -> list[tuple[str, ...]]:
     device = "" if group[0].case["device"] == "cpu" else "device "
     head = ("tile", "batch", "step", "95 %", "samples/s", "px/s", "useful px/s")
     lines: list[tuple[str, ...]] = [(*head, f"{device or 'host '}peak", "launches", "status")]
-    return without_empty([*lines, *map(_table_line, group)])
-
-
-def _table_line(cell: ModelCell) -> tuple[str, ...]:
-    return (
-        cell.tile,
-        str(cell.batch),
-        or_dash(cell.time.value if cell.time else None, format_seconds),
-        spread(cell.time, format_seconds),
-        or_dash(cell.rate("samples")),
-        or_dash(cell.rate("pixels"), format_count),
-        or_dash(cell.rate("useful_pixels") if cell.case.get("halo") else None, format_count),
-        or_dash(cell.memory, format_bytes),
-        str(cell.launches),
-        cell.status,
-    )
+    lines += [
+        (
+            cell.tile,
+            str(cell.batch),
+            or_dash(cell.time.value if cell.time else None, format_seconds),
+            spread(cell.time, format_seconds),
+            or_dash(cell.rate("samples")),
+            or_dash(cell.rate("pixels"), format_count),
+            or_dash(cell.rate("useful_pixels") if cell.case.get("halo") else None, format_count),
+            or_dash(cell.memory, format_bytes),
+            str(cell.launches),
+            cell.status,
+        )
+        for cell in group
+    ]
+    return without_empty(lines)

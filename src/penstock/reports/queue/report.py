@@ -61,15 +61,10 @@ def table(group: Sequence[QueueCell]) -> list[tuple[str, ...]]:
     """A line for each cell: seconds per iteration, clearing and utilisation, measured and
     simulated."""
     if group[0].reads_only:
-        return [_READING, *map(_reading_line, group)]
-    return [_STEPS, *map(_line, group)]
-
-
-_STEPS = (
-    "workers", "queue", "s/it", "simulated", "steady", "cleared", "simulated", "AU steady",
-    "AU of all",
-)  # fmt: skip
-_READING = ("workers", "queue", "s/batch", "95 %", "samples/s", "batches", "launches", "status")
+        head = "workers", "queue", "s/batch", "95 %", "samples/s", "batches", "launches", "status"
+        return [head, *map(_reading_line, group)]
+    heads = "workers queue s/it simulated steady cleared simulated".split()
+    return [(*heads, "AU steady", "AU of all"), *map(_line, group)]
 
 
 def _line(cell: QueueCell) -> tuple[str, ...]:

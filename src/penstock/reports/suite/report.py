@@ -77,15 +77,11 @@ def heading(runs: Sequence[SuiteCell]) -> str:
     return ", ".join([what, *(word.replace("_", " ") for word in switched), epochs])
 
 
-HEAD = (
-    "batch", "workers", "time", "samples/s", "95 %", "GPU peak", "host peak", "GPU", "CPU",
-    "mAP", "loc. F1", "waits", "limited by", "launches", "status",
-)  # fmt: skip
-
-
 def table(runs: Sequence[SuiteCell]) -> list[tuple[str, ...]]:
     """Header and lines."""
-    return without_empty([HEAD, *map(_line, runs)])
+    head = "batch", "workers", "time", "samples/s", "95 %", "GPU peak", "host peak", "GPU", "CPU"
+    more = "mAP", "loc. F1", "waits", "limited by", "launches", "status"
+    return without_empty([(*head, *more), *map(_line, runs)])
 
 
 def _line(run: SuiteCell) -> tuple[str, ...]:
