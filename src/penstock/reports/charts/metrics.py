@@ -233,7 +233,8 @@ _EMPTY_ROW: TelemetryRow = {
 
 def _gauge(name: str, most: int | None, line: Series) -> Figure | None:
     if most is None:
-        return gauge(name, Axis(name), [line])
+        words = name.replace("_", " ").capitalize()
+        return gauge(words, Axis(words), [line])
     limits = [(float(most), "capacity")] if most else []
     return gauge(f"Queue {name}", Axis("Items in queue", whole=True), [line], limits=limits)
 

@@ -208,9 +208,9 @@ def use_lines(run: InferenceRun) -> list[str]:
         parts = []
         if cpu := _middle([percent / 100 for percent in each.readings("cpu_percent")]):
             parts.append(f"{cpu} {cores} busy")
-        for key, what in (("read_bytes_per_s", "read"), ("write_bytes_per_s", "written")):
+        for key, what in (("read_bytes_per_s", "read from"), ("write_bytes_per_s", "written to")):
             if (rate := median(each.readings(key) or [0.0])) > 0:
-                parts.append(f"{format_bytes(rate)}/s {what} from a disk")
+                parts.append(f"{format_bytes(rate)}/s {what} a disk")
         parts += _gpu_parts(each)
         if parts:
             rows = plural(len(each.rows), "reading")
